@@ -58,14 +58,10 @@ class IncarnationRow(NamedTuple):
 
 _TABLES = {kind: table for table in projections() for kind in kinds_of(table)}
 TABLES = (*dict.fromkeys(_TABLES.values()), event_traces)
-_SOURCES = {
-    kind: tuple(column.source for column in table.info["row"].columns) for kind, table in _TABLES.items()
-}
+_SOURCES = {kind: tuple(column.source for column in table.info["row"].columns) for kind, table in _TABLES.items()}
 _IN_UTC = {  # columns of moments that a leaf has on its incarnation's clock alone
     kind: [
-        (name, boot)
-        for name in sources
-        if (boot := boot_key(name)) in LEAF_KEYS[kind] and name not in LEAF_KEYS[kind]
+        (name, boot) for name in sources if (boot := boot_key(name)) in LEAF_KEYS[kind] and name not in LEAF_KEYS[kind]
     ]
     for kind, sources in _SOURCES.items()
 }
@@ -139,9 +135,7 @@ def _life_values(group: LeafGroup, number: int) -> dict[str, Any]:
     return {"ended_us": at_us, "end": group.kind.removeprefix("worker-")}
 
 
-def _lives(
-    batch: LeafBatch, group: LeafGroup, life_of: Callable[[str], IncarnationRow]
-) -> list[IncarnationRow]:
+def _lives(batch: LeafBatch, group: LeafGroup, life_of: Callable[[str], IncarnationRow]) -> list[IncarnationRow]:
     """The process that each leaf of a group is about: another's, or the one that recorded it."""
     recorders = [batch.incarnations[place] for place in group.places]
     named = group.columns.get("of_incarnation", recorders)
@@ -150,9 +144,7 @@ def _lives(
     return [lives[uuid] for uuid in about]
 
 
-def _of_group(
-    batch: LeafBatch, group: LeafGroup, life_of: Callable[[str], IncarnationRow]
-) -> Iterator[_Rows]:
+def _of_group(batch: LeafBatch, group: LeafGroup, life_of: Callable[[str], IncarnationRow]) -> Iterator[_Rows]:
     table = _TABLES.get(group.kind)
     if table is not None:
         yield _of_kind(table, group, _lives(batch, group, life_of), batch.at_us)
@@ -162,9 +154,7 @@ def _of_group(
         yield event_traces, kept[0], kept[1:]
 
 
-def _of_kind(
-    table: Table, group: LeafGroup, lives: Sequence[IncarnationRow], leaves_us: Sequence[int]
-) -> _Rows:
+def _of_kind(table: Table, group: LeafGroup, lives: Sequence[IncarnationRow], leaves_us: Sequence[int]) -> _Rows:
     columns: Columns = {**group.columns, "_incarnation": [life.id for life in lives]}
     if "_leaf_us" in _SOURCES[group.kind]:
         columns["_leaf_us"] = list(map(leaves_us.__getitem__, group.places))
@@ -192,8 +182,7 @@ def _opened(columns: Columns, group: LeafGroup) -> None:
     elif any(written.blocks):
         both = list(zip(*attached, *written, strict=True))
         columns["_low"] = [
-            min(low, other) if blocks and more else low if blocks else other
-            for blocks, low, _, more, other, _ in both
+            min(low, other) if blocks and more else low if blocks else other for blocks, low, _, more, other, _ in both
         ]
         columns["_high"] = list(map(max, attached.high, written.high))
 
@@ -218,8 +207,7 @@ def _receipt(columns: Columns, group: LeafGroup) -> None:
     sizes = zip(columns["bytes"], columns["_blocks"], columns["blocks"], strict=True)
     columns["_bytes"] = [total * here // all_blocks if all_blocks else 0 for total, here, all_blocks in sizes]
     columns["_verified"] = [
-        verified if part == 1 else 0
-        for verified, part in zip(columns["verified"], columns["part"], strict=True)
+        verified if part == 1 else 0 for verified, part in zip(columns["verified"], columns["part"], strict=True)
     ]
 
 
@@ -233,9 +221,7 @@ def _copies(columns: Columns, group: LeafGroup) -> None:
     columns["_cause"] = columns.get("cause", [""] * count)
     columns["_erasure"] = columns.get("erasure", [""] * count)
     columns["_copies"], columns["_numbers"] = list(map(len, numbers)), list(map(sum, numbers))
-    columns["_blocks"], columns["_bytes"] = (
-        list(map(sum, columns[name])) for name in ("blocks_each", "bytes_each")
-    )
+    columns["_blocks"], columns["_bytes"] = (list(map(sum, columns[name])) for name in ("blocks_each", "bytes_each"))
     columns["_low"], columns["_high"] = ([of(some, default=0) for some in numbers] for of in (min, max))
 
 

@@ -113,9 +113,7 @@ def clocked(call: Callable[[list[int]], Any], tokens: list[int], timing: Timings
     return answer
 
 
-def split(
-    peer: Peer, phases: str, whole: Callable[[list[int]], Any], tokens: list[int], timing: Timings
-) -> None:
+def split(peer: Peer, phases: str, whole: Callable[[list[int]], Any], tokens: list[int], timing: Timings) -> None:
     """The same work for every peer; those that can, time its parts apart."""
     if hasattr(peer, phases):
         timing.add_phases(getattr(peer, phases)(tokens))
@@ -236,8 +234,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             "collector": options.gc,
         },
         "requests": [point._asdict() | line(timings[point], GOALS[point.tokens]) for point in points],
-        "decode": {"sequences": DECODE_SEQUENCES, "prompt_tokens": DECODE_PROMPT_TOKENS}
-        | line(decode, DECODE_GOAL)
+        "decode": {"sequences": DECODE_SEQUENCES, "prompt_tokens": DECODE_PROMPT_TOKENS} | line(decode, DECODE_GOAL)
         if with_decode
         else None,
     }
@@ -270,9 +267,7 @@ def main() -> int:
     result = run(options)
     print(markdown(bench.keep(result)))
     records = [*result["requests"], *filter(None, [result["decode"]])]
-    return bench.status(
-        all(verdict["met"] is not False for record in records for verdict in record["ratios"].values())
-    )
+    return bench.status(all(verdict["met"] is not False for record in records for verdict in record["ratios"].values()))
 
 
 if __name__ == "__main__":

@@ -58,9 +58,7 @@ def sized(rules: int, tenants: int) -> Policy:
     lines.append("segments:\n")
     for i, name in enumerate(names):
         lines.append(f"  - {{id: s{i}, owner: {name}, tenants: [{name}, {names[(i + 1) % tenants]}],")
-        lines.append(
-            f" digest: 'hmac:{'0' * 64}', tokens: 512, classification: public, expires: 2027-03-31}}\n"
-        )
+        lines.append(f" digest: 'hmac:{'0' * 64}', tokens: 512, classification: public, expires: 2027-03-31}}\n")
     lines.append("rules:\n  - {id: own, effect: permit, action: reuse, when: {reader: owner}}\n")
     for i in range(rules - 1):
         reader = names[i % tenants]
@@ -120,17 +118,11 @@ def requests(kind: str, tenants: int, count: int) -> list[AccessRequest]:
             made.append(AccessRequest(Action.REUSE, name, name, 3 if off else 1, Scope.SUBJECT, Via.OWN))
         elif kind == "unlisted":
             who = f"key-{rng.randrange(1_000)}"
-            made.append(
-                AccessRequest(Action.REUSE, who, who, 1, Scope.TENANT if off else Scope.SUBJECT, Via.OWN)
-            )
+            made.append(AccessRequest(Action.REUSE, who, who, 1, Scope.TENANT if off else Scope.SUBJECT, Via.OWN))
         elif kind == "grant":
-            made.append(
-                AccessRequest(Action.REUSE, following, name, 3 if off else 1, Scope.TENANT, Via.GRANT)
-            )
+            made.append(AccessRequest(Action.REUSE, following, name, 3 if off else 1, Scope.TENANT, Via.GRANT))
         else:
-            made.append(
-                AccessRequest(Action.REUSE, following, name, 1 if off else 0, Scope.TENANT, Via.SEGMENT)
-            )
+            made.append(AccessRequest(Action.REUSE, following, name, 1 if off else 0, Scope.TENANT, Via.SEGMENT))
     return made
 
 

@@ -78,9 +78,7 @@ def measure_again(stream: Stream, name: str, pools: list[dict[str, Any]]) -> Non
         rows = pool["policies"]
         lru_found = figures(stream, replay(stream, pool["capacity"], POLICIES["lru"]))["blocks"]
         if lru_found != rows["lru"]["blocks"]:
-            raise RuntimeError(
-                f"{stream.name}: LRU finds {lru_found} blocks, not {rows['lru']['blocks']} as kept"
-            )
+            raise RuntimeError(f"{stream.name}: LRU finds {lru_found} blocks, not {rows['lru']['blocks']} as kept")
         row = figures(stream, replay(stream, pool["capacity"], POLICIES[name]))
         base, best = rows["lru"]["blocks"], rows[OPTIMUM]["blocks"]
         row["closed"] = (row["blocks"] - base) / (best - base) if best > base else None
@@ -229,9 +227,7 @@ def main() -> None:
     bench.add("--quick", action="store_true", help="small generated workloads alone")
     bench.add("--page", type=Path, help="rewrite the measured part of this page, and the plots beside it")
     bench.add("--kinds", action="store_true", help="declared kinds of content alone, on generated agents")
-    bench.add(
-        "--again", choices=sorted(POLICIES), help="measure this policy of ours alone, beside what is kept"
-    )
+    bench.add("--again", choices=sorted(POLICIES), help="measure this policy of ours alone, beside what is kept")
     bench.add("--from", dest="kept", type=Path, help="with --again: what was kept before")
     options = bench.parse()
     if options.kinds:
@@ -241,25 +237,16 @@ def main() -> None:
         print("no recorded traces here: generated workloads alone", file=sys.stderr)
     if options.again:
         kept = json.loads(options.kept.read_text())
-        results = run_again(
-            options.traces, options.again, kept, options.only, lambda text: print(text, flush=True)
-        )
+        results = run_again(options.traces, options.again, kept, options.only, lambda text: print(text, flush=True))
     else:
         results = run(options.traces, options.only, options.quick, lambda text: print(text, flush=True))
     summary = goals(results)
     rows = [
         [name, f"{of['least_against_lru']:+.1%}"]
-        + [
-            f"{of[key]:+.0%}" if of[key] is not None else ""
-            for key in ("closed_agentic_mean", "closed_agentic_least")
-        ]
+        + [f"{of[key]:+.0%}" if of[key] is not None else "" for key in ("closed_agentic_mean", "closed_agentic_least")]
         for name, of in summary.items()
     ]
-    print(
-        table(
-            ["policy", "least against LRU, anywhere", "closed, agents, mean", "closed, agents, least"], rows
-        )
-    )
+    print(table(["policy", "least against LRU, anywhere", "closed, agents, mean", "closed, agents, least"], rows))
     found: dict[str, Any] = {"benchmark": "eviction", "results": results, "summary": summary}
     if options.again:
         found["again"] = {"policy": options.again, "others_measured_at": kept["facts"]["commit"]}

@@ -242,9 +242,7 @@ def missing(uri: str, acknowledged: dict[str, int]) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def two_planes(
-    folder: Path, url: str, workers: Sequence[str], settings: dict[str, str]
-) -> Iterator[list[Plane]]:
+def two_planes(folder: Path, url: str, workers: Sequence[str], settings: dict[str, str]) -> Iterator[list[Plane]]:
     """Two control planes of one ledger; the first has everybody's keys."""
     planes = [Plane(folder, url, "plane-1", settings, [*workers, "operator", "auditor"])]
     try:
@@ -306,9 +304,7 @@ def of_side(stretches: Sequence[Stretch]) -> dict[str, Any]:
         "evidence_p50_ms": percentile(waits, 0.5),
         "evidence_p99_ms": percentile(waits, 0.99),
         "retries": stretches[-1].retries,
-        "each": [
-            [one.leaves, round(one.leaves / one.seconds), round(one.leaf_cpu_us, 1)] for one in stretches
-        ],
+        "each": [[one.leaves, round(one.leaves / one.seconds), round(one.leaf_cpu_us, 1)] for one in stretches],
     }
 
 
@@ -332,16 +328,11 @@ def main() -> int:
         server = stack.enter_context(postgres_server(**SERVER))
         uri = fresh_store(server.get_uri(), folder, "fleet").url.render_as_string(False)
         plain = uri.replace("postgresql+psycopg:", "postgresql:")
-        planes = stack.enter_context(
-            two_planes(folder, uri, workers, dict(one.split("=", 1) for one in options.set))
-        )
+        planes = stack.enter_context(two_planes(folder, uri, workers, dict(one.split("=", 1) for one in options.set)))
         keys = planes[0].keys
         with psycopg.connect(plain) as connection:
             postmaster = int(
-                Path("/proc", str(connection.info.backend_pid), "stat")
-                .read_text()
-                .rpartition(")")[2]
-                .split()[1]
+                Path("/proc", str(connection.info.backend_pid), "stat").read_text().rpartition(")")[2].split()[1]
             )
         roots = ([plane.pid for plane in planes], [postmaster])
         fleet = Fleet(workers, tenants, options.processes)

@@ -267,9 +267,7 @@ def main() -> int:
     chosen = bench.parse()
     os.environ.pop("KVCUSTODY_SERVICE_CONFIG", None)
     rows: dict[str, Any] = {}
-    print(
-        "| flood | valid requests | not 200 | p50 ms | p99 ms | no-op p99 ms | ratio | peak MiB | no-op MiB |"
-    )
+    print("| flood | valid requests | not 200 | p50 ms | p99 ms | no-op p99 ms | ratio | peak MiB | no-op MiB |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name, attack in ATTACKS.items():
         ours = measured(governed, attack, chosen.rate, chosen.seconds)

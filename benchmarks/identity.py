@@ -59,9 +59,7 @@ def least_us(call: Callable[[], object], rounds: int, batch: int = BATCH) -> flo
 
 def verification(principal: Principal, salt: str | None, rounds: int) -> float:
     """Microseconds to verify a fresh token."""
-    tokens = ScopeTokens(
-        KeyBuffer.random(), SystemClock(), remembered_max=1 << 20, remembered_per_tenant_max=1 << 20
-    )
+    tokens = ScopeTokens(KeyBuffer.random(), SystemClock(), remembered_max=1 << 20, remembered_per_tenant_max=1 << 20)
     fresh = iter([tokens.carry(tokens.issue(principal, client_salt=salt)) for _ in range(rounds * BATCH)])
 
     def verify() -> None:
@@ -80,9 +78,7 @@ def make_gate(directory: Path) -> tuple[RequestGate, dict[str, str]]:
     for name, key in SIGNERS.items():
         pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         (directory / f"{name}.pem").write_bytes(pem)
-        lines.append(
-            f"- {{issuer: {name}, keys: {name}.pem, audience: a, claims: {{tenant: org, subject: sub}}}}"
-        )
+        lines.append(f"- {{issuer: {name}, keys: {name}.pem, audience: a, claims: {{tenant: org, subject: sub}}}}")
         claims = {"iss": name, "aud": "a", "exp": expiry, "org": "acme", "sub": "alice"}
         credentials[name] = jwt.encode(claims, key, name)
     (directory / "identity.yaml").write_text("\n".join(lines) + "\n")
@@ -101,9 +97,7 @@ def main() -> None:
         print(f"{what}: {cost:.1f} us", flush=True)
 
     short = Principal("idp", TenantId("acme"), SubjectId("alice"), route="/v1/completions")
-    long = Principal(
-        "idp", TenantId("acme"), SubjectId("s" * 90), SessionId("t" * 36), route="/v1/completions"
-    )
+    long = Principal("idp", TenantId("acme"), SubjectId("s" * 90), SessionId("t" * 36), route="/v1/completions")
     for name, principal in (("in the salt", short), ("beside the salt", long)):
         for salt in (None, "mine"):
             shown(f"verify, {name}, client salt {salt}", verification(principal, salt, rounds))
@@ -114,9 +108,7 @@ def main() -> None:
             shown(
                 f"enter, {kind}",
                 least_us(
-                    lambda headers=headers: gate.authenticate(
-                        "POST", "/v1/completions", RequestHeaders(headers)
-                    ),
+                    lambda headers=headers: gate.authenticate("POST", "/v1/completions", RequestHeaders(headers)),
                     rounds,
                 ),
             )

@@ -122,9 +122,7 @@ def _report(result: Mapping[str, Any]) -> Figures:
 
 def _startup(result: Mapping[str, Any]) -> Figures:
     return {
-        f"{command}, CPU s": seconds
-        for command, seconds in result["cpu_seconds"].items()
-        if command != "python alone"
+        f"{command}, CPU s": seconds for command, seconds in result["cpu_seconds"].items() if command != "python alone"
     }
 
 
@@ -217,15 +215,9 @@ def git(*words: str) -> bytes:
 def resolve(commit: str) -> str:
     """The full id of a commit; raises `RunError` for one that this repository does not have."""
     try:
-        return (
-            git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}")
-            .decode()
-            .strip()
-        )
+        return git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}").decode().strip()
     except RunError as error:
-        raise RunError(
-            f"no commit `{commit}` in this repository: name a commit, a branch or a tag"
-        ) from error
+        raise RunError(f"no commit `{commit}` in this repository: name a commit, a branch or a tag") from error
 
 
 def unpack(commit: str, folder: Path) -> None:
@@ -237,9 +229,7 @@ def unpack(commit: str, folder: Path) -> None:
 
 def snapshot(folder: Path) -> None:
     """The files of this tree as they are now, without those that git ignores."""
-    for name in filter(
-        None, git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split(b"\0")
-    ):
+    for name in filter(None, git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split(b"\0")):
         source, copy = ROOT / os.fsdecode(name), folder / os.fsdecode(name)
         if source.is_symlink() or source.is_file():  # one that was deleted may still be in the index
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -302,9 +292,7 @@ class Side(NamedTuple):
         try:
             return BENCHMARKS[name].figures(json.loads(self._result().read_text(encoding="utf-8")))
         except (KeyError, TypeError) as error:
-            raise RunError(
-                f"the result of `{name}` on {self.name} has another form: {error!r} fails"
-            ) from error
+            raise RunError(f"the result of `{name}` on {self.name} has another form: {error!r} fails") from error
 
     def last_line(self) -> str:
         """What its process said last."""
@@ -320,15 +308,11 @@ class Side(NamedTuple):
 
 # -- turns ------------------------------------------------------------------------------------------------------
 
-Pair = Callable[
-    [str, int, list[str]], Mapping[str, Figures]
-]  # of a benchmark, a number, and the order of the sides
+Pair = Callable[[str, int, list[str]], Mapping[str, Figures]]  # of a benchmark, a number, and the order of the sides
 Turns = dict[str, dict[str, dict[str, list[float]]]]  # by benchmark, figure and side
 
 
-def run_in_slices(
-    processes: Sequence[subprocess.Popen[bytes]], rest: Callable[[float], None] = time.sleep
-) -> None:
+def run_in_slices(processes: Sequence[subprocess.Popen[bytes]], rest: Callable[[float], None] = time.sleep) -> None:
     """Let process groups run in turns until all have ended. No two run at once, and none is left behind.
 
     A machine whose speed changes from second to second is as fast for one as for the other.
@@ -414,9 +398,7 @@ def markdown(lines: Sequence[Line], commit: str, within: float | None) -> str:
     return table([*header, *([f"at most {within:g} % worse"] if within is not None else [])], rows)
 
 
-def compare(
-    commit: str, names: Sequence[str], pairs: int, *, own_scripts: bool, show: Callable[[str], None]
-) -> Turns:
+def compare(commit: str, names: Sequence[str], pairs: int, *, own_scripts: bool, show: Callable[[str], None]) -> Turns:
     """Copy both sides into a temporary folder, and let them take turns."""
     with tempfile.TemporaryDirectory(prefix="kvcustody-turns-") as temporary:
         folder = Path(temporary).resolve()
@@ -435,9 +417,7 @@ def compare(
         def run_pair(name: str, pair: int, order: list[str]) -> dict[str, Figures]:
             processes = {side: sides[side].begin(name, pair) for side in order}
             run_in_slices(list(processes.values()))
-            return {
-                side: sides[side].figures(name, process.returncode) for side, process in processes.items()
-            }
+            return {side: sides[side].figures(name, process.returncode) for side, process in processes.items()}
 
         return take_turns(names, run_pair, pairs, show)
 
@@ -445,9 +425,7 @@ def compare(
 def main() -> int:
     """Compare, print the table, and write the result file where asked."""
     listed = "\n".join(f"  {name:16}{benchmark.measures}" for name, benchmark in BENCHMARKS.items())
-    bench = Bench(
-        f"{__doc__}\nbenchmarks (those of vLLM need {_VLLM}, which benchmarks/vllm_env.sh makes):\n{listed}"
-    )
+    bench = Bench(f"{__doc__}\nbenchmarks (those of vLLM need {_VLLM}, which benchmarks/vllm_env.sh makes):\n{listed}")
     bench.add("commit", metavar="COMMIT", help="what this tree is compared with")
     bench.add("benchmarks", metavar="benchmark", nargs="*", help="which (default: all that need no engine)")
     bench.add(
@@ -456,9 +434,7 @@ def main() -> int:
         default=PAIRS,
         help=f"turns of each side, {PAIRS_MIN} or more (default: %(default)s)",
     )
-    bench.add(
-        "--within", type=float, metavar="PERCENT", help="exit 1 unless each figure is at most so much worse"
-    )
+    bench.add("--within", type=float, metavar="PERCENT", help="exit 1 unless each figure is at most so much worse")
     bench.add("--own-scripts", action="store_true", help="measure each side by its own scripts")
     options = bench.parse()
     names = options.benchmarks or WITHOUT_ENGINE

@@ -86,9 +86,7 @@ def enqueue_microseconds(events: list[Event]) -> float:
         )
         seconds = 0.0
         for first in range(0, len(events), BATCH):
-            batches = [
-                events[start : start + 16] for start in range(first, min(first + BATCH, len(events)), 16)
-            ]
+            batches = [events[start : start + 16] for start in range(first, min(first + BATCH, len(events)), 16)]
             start = time.thread_time()
             for batch in batches:
                 writer.submit(batch)

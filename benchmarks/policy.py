@@ -79,14 +79,10 @@ def of_one_pair(grants: int, days: int) -> Policy:
     """The library's policy with two tenants and so many grants between them, one begun each day, of so many days."""
     base = library.load("regulated-saas")
     made = tuple(
-        Grant(
-            f"g{i}", "tenant-a", "tenant-b", i % 3, (20_400 + i) * DAY_US, (20_400 + i + days) * DAY_US, "x"
-        )
+        Grant(f"g{i}", "tenant-a", "tenant-b", i % 3, (20_400 + i) * DAY_US, (20_400 + i + days) * DAY_US, "x")
         for i in range(grants)
     )
-    entries = tuple(
-        replace(base.tenants[0], id=name, scope=Scope.TENANT) for name in ("tenant-a", "tenant-b")
-    )
+    entries = tuple(replace(base.tenants[0], id=name, scope=Scope.TENANT) for name in ("tenant-a", "tenant-b"))
     return replace(base, tenants=entries, grants=made, segments=(), classify=base.classify[:1])
 
 
@@ -99,9 +95,7 @@ def shared(tenants: int, grants: int) -> Policy:
     for i in range(grants):
         owner, reader = rng.sample(names, 2)
         start = rng.randint(20_400, 20_700)
-        made.append(
-            Grant(f"g{i}", owner, reader, rng.randint(0, 3), start * DAY_US, (start + 90) * DAY_US, "x")
-        )
+        made.append(Grant(f"g{i}", owner, reader, rng.randint(0, 3), start * DAY_US, (start + 90) * DAY_US, "x"))
     entries = tuple(replace(base.tenants[0], id=name) for name in names)
     return replace(base, tenants=entries, grants=tuple(made), segments=(), classify=base.classify[:1])
 
@@ -178,9 +172,7 @@ def main() -> None:
     for name, value in costs.items():
         print(f"{name:>12} {value:.3f}" if name.endswith("_s") else f"{name:>12} {value:,}")
     for kind, row in asked.items():
-        print(
-            f"{kind:>12} {row['few_ns']:.0f} ns under 10 rules, {row['many_ns']:.0f} under 1,000: {row['ratio']:.3f}"
-        )
+        print(f"{kind:>12} {row['few_ns']:.0f} ns under 10 rules, {row['many_ns']:.0f} under 1,000: {row['ratio']:.3f}")
     settings = {"rules": RULES, "tenants": TENANTS, "turns": TURNS, "calls": CALLS}
     bench.keep({"benchmark": "policy", "settings": settings, "workbench": costs, "decisions": asked})
 

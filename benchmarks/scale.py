@@ -235,8 +235,7 @@ def by_file(snapshot: tracemalloc.Snapshot, blocks: int) -> dict[str, float]:
     """Bytes a block by the source line that allocated them, the largest ten."""
     lines = snapshot.statistics("lineno")[:10]
     return {
-        "/".join(Path(line.traceback[0].filename).parts[-2:]) + f":{line.traceback[0].lineno}": line.size
-        / blocks
+        "/".join(Path(line.traceback[0].filename).parts[-2:]) + f":{line.traceback[0].lineno}": line.size / blocks
         for line in lines
     }
 
@@ -258,10 +257,7 @@ def lapses(residencies: int, blocks: int) -> dict[str, Any]:
     clock = VirtualClock()
     governor = overdue(residencies + CALIBRATION, residencies, blocks, clock, 256)
     manager = governor.managers[0]
-    tried = {
-        count: max(sweep(manager, clock.now_us(), count, CALIBRATION // (2 * len(SLICES))))
-        for count in SLICES
-    }
+    tried = {count: max(sweep(manager, clock.now_us(), count, CALIBRATION // (2 * len(SLICES)))) for count in SLICES}
     fitting = [count for count, worst in tried.items() if worst <= 0.8e6]
     count = max(fitting, default=min(SLICES))
     slices = sweep(manager, clock.now_us(), count, residencies)
@@ -413,9 +409,7 @@ def worst(one: dict[str, Any]) -> str:
         ]
         for call, spread in large["filling"].items()
     ]
-    rows.append(
-        [f"largest stripe of the index: {large['largest_stripe']} of {large['index_entries']:,}", "", "", ""]
-    )
+    rows.append([f"largest stripe of the index: {large['largest_stripe']} of {large['index_entries']:,}", "", "", ""])
     return table([title, "median µs", "p99.9 µs", "max µs"], rows)
 
 

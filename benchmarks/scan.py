@@ -138,9 +138,7 @@ def measure(residencies: int, live: int, steps: int, folder: Path) -> dict[str, 
     """Fill, scan, and take slices."""
     engine = open_store(folder / "ledger.db", timeout_seconds=60)
     upgrade(engine)
-    writer = EventWriter(
-        engine, worker="scan", clock=SystemClock(), spill_directory=folder / "spill", clear_names=True
-    )
+    writer = EventWriter(engine, worker="scan", clock=SystemClock(), spill_directory=folder / "spill", clear_names=True)
     governor = govern(residencies * BLOCKS_EACH + 16 * live + 8192, BLOCK_TOKENS, writer, tenants=TENANTS)
     fill(governor, writer, residencies)
     fence = run_some(governor, live)

@@ -223,9 +223,7 @@ async def query(service: Service, who: str, count: int, seconds: float) -> dict[
         used, mine = service.cpu_seconds() - used, time.process_time() - mine
         seconds = time.perf_counter() - begun
     ordered = sorted(latencies)
-    wrong = sum(
-        answer.status != 200 or len(orjson.loads(answer.body)["items"]) != LIMIT for answer in answers
-    )
+    wrong = sum(answer.status != 200 or len(orjson.loads(answer.body)["items"]) != LIMIT for answer in answers)
     return {
         "requests": len(ordered),
         "rate_per_second": round(len(ordered) / seconds, 1),
@@ -444,9 +442,7 @@ def restarts(workers: int, count: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    bench = Bench(
-        __doc__, "uvicorn", "uvloop", "httptools", "fastapi", "orjson", "SQLAlchemy", facts="hardware"
-    )
+    bench = Bench(__doc__, "uvicorn", "uvloop", "httptools", "fastapi", "orjson", "SQLAlchemy", facts="hardware")
     bench.add("--events", type=int, default=10_000_000)
     bench.add("--seconds", type=float, default=10.0)
     bench.add("--workers", type=int, default=24)

@@ -53,9 +53,7 @@ def main() -> int:
             for figure in row.get("figures", ()):
                 print(f"{row['test']}: {figure}")
         if arguments.json and rows:
-            counts = {
-                kind: sum(row["outcome"] == kind for row in rows) for kind in ("passed", "failed", "skipped")
-            }
+            counts = {kind: sum(row["outcome"] == kind for row in rows) for kind in ("passed", "failed", "skipped")}
             bench.keep(counts | {"tests": rows})
     return done
 

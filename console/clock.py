@@ -43,9 +43,7 @@ def show(*, file: File = None, as_json: Json = False) -> None:
     _print(_open(file).state(), as_json)
 
 
-@app.command(
-    name="confirm", epilog="Example: `kvcustody clock confirm --reason 'the RTC battery was replaced'`"
-)
+@app.command(name="confirm", epilog="Example: `kvcustody clock confirm --reason 'the RTC battery was replaced'`")
 def confirm(
     *,
     reason: Annotated[str, typer.Option(help="Why it is right; it is put on record.")],

@@ -67,9 +67,7 @@ def confirm(what: str, word: str, *, yes: bool) -> None:
     if yes:
         return
     if not _terminal():
-        raise ConfigError(
-            f"{what} is ended, which cannot be taken back: give --yes where nobody can be asked"
-        )
+        raise ConfigError(f"{what} is ended, which cannot be taken back: give --yes where nobody can be asked")
     asked = f"This ends {what}, and cannot be taken back. Type {word} to go on"
     typed: str = typer.prompt(asked, default="", show_default=False, err=True)
     if typed.strip() != word:
@@ -156,9 +154,7 @@ def _written_one_way(param: Any) -> Callable[[Any, Any], Any]:
     def processing(ctx: Any, value: Any) -> Any:
         for each in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(each, str) and WHOLE_NUMBER.fullmatch(each) is None:
-                raise UsageError(
-                    f"`{param.name}`: {each[:24]!r} is no whole number in decimal digits", ctx=ctx
-                )
+                raise UsageError(f"`{param.name}`: {each[:24]!r} is no whole number in decimal digits", ctx=ctx)
         return process(ctx, value)
 
     return processing

@@ -58,9 +58,7 @@ ShredKeysFile = Annotated[
 ]
 
 
-@app.command(
-    epilog="Examples:\n\n    kvcustody keys init\n\n    kvcustody keys init /etc/kvcustody/root.key --json"
-)
+@app.command(epilog="Examples:\n\n    kvcustody keys init\n\n    kvcustody keys init /etc/kvcustody/root.key --json")
 def init(file: _File = DEFAULT, *, as_json: Json = False) -> None:
     """Create a root key: 32 random bytes in a new file of mode 0600. An existing file is never touched.
 
@@ -74,9 +72,7 @@ def init(file: _File = DEFAULT, *, as_json: Json = False) -> None:
     _show(file, as_json, "created")
 
 
-@app.command(
-    epilog="Examples:\n\n    kvcustody keys check\n\n    kvcustody keys check /etc/kvcustody/root.key --json"
-)
+@app.command(epilog="Examples:\n\n    kvcustody keys check\n\n    kvcustody keys check /etc/kvcustody/root.key --json")
 def check(file: _File = DEFAULT, *, as_json: Json = False) -> None:
     """Check a root key file as a worker would: regular file, owner, mode, size. The key is never shown."""
     _show(file, as_json, "usable")
@@ -92,9 +88,7 @@ def rewrap(
     store: Annotated[
         Path, typer.Argument(help="The store of wrapped epoch secrets (`keyring_path`).", metavar="STORE")
     ],
-    old: Annotated[
-        Path, typer.Option("--from", help="The root key file, or wrapped root key, that wraps them now.")
-    ],
+    old: Annotated[Path, typer.Option("--from", help="The root key file, or wrapped root key, that wraps them now.")],
     new: Annotated[
         Path,
         typer.Option(
@@ -108,15 +102,11 @@ def rewrap(
     ] = None,
     old_service: Annotated[
         Path | None,
-        typer.Option(
-            "--from-service", help="Where a key service wraps them now: the document that names it."
-        ),
+        typer.Option("--from-service", help="Where a key service wraps them now: the document that names it."),
     ] = None,
     new_service: Annotated[
         Path | None,
-        typer.Option(
-            "--to-service", help="Where a key service wraps them from now on: the document that names it."
-        ),
+        typer.Option("--to-service", help="Where a key service wraps them from now on: the document that names it."),
     ] = None,
     end_old: Annotated[
         bool,
@@ -170,9 +160,7 @@ def rewrap(
             }
         )
         return
-    what = f"{several(moved, 'epoch')} of {store}" + (
-        f" and {several(shreds, 'key')} of {shred}" if shred else ""
-    )
+    what = f"{several(moved, 'epoch')} of {store}" + (f" and {several(shreds, 'key')} of {shred}" if shred else "")
     say(f"rewrapped: {what} are under {new}; {old} opens none of them")
     if end_old:
         say(f"the old keys are {f'destroyed by their service at {pending}' if pending else 'destroyed'}")
@@ -200,9 +188,7 @@ def _end_old(keyring: Keyring, port: WrappingPort) -> int:
     "    kvcustody keys backup --days 30 --to /backup/kvcustody-2026-12-01"
 )
 def backup(
-    days: Annotated[
-        int, typer.Option("--days", min=1, max=3650, help="For how many days the backup is kept at most.")
-    ],
+    days: Annotated[int, typer.Option("--days", min=1, max=3650, help="For how many days the backup is kept at most.")],
     to: Annotated[
         Path | None,
         typer.Option(
@@ -303,9 +289,7 @@ def _show_tree(found: KeyHierarchy, last: int) -> None:
     out.print(table)
     _show_destroyed(found, last)
     if found.overdue:
-        say(
-            f"over, with the key still there: {several(len(found.overdue), 'bucket')}: start a worker with these tiers"
-        )
+        say(f"over, with the key still there: {several(len(found.overdue), 'bucket')}: start a worker with these tiers")
 
 
 def _show_destroyed(found: KeyHierarchy, last: int) -> None:

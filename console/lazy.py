@@ -154,9 +154,7 @@ class ExtendedGroup(TableGroup):
 
     def absent(self) -> dict[str, str]:
         """Commands that do not run here, and the extra that each lacks."""
-        return {
-            name: needs.extra for name, needs in self.needs.items() if needs.missing and name in self.names()
-        }
+        return {name: needs.extra for name, needs in self.needs.items() if needs.missing and name in self.names()}
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """As for any group; a command that is not installed says how to install it."""

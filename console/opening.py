@@ -43,9 +43,7 @@ def reading(ledger: str) -> Iterator[Engine]:
     Orders count as the settings of workers say (`policy_trust`): what is printed is what workers follow.
     """
     engine = open_store(ledger, read_only=True)
-    if not _TRUST_VARIABLES.isdisjoint(
-        map(str.upper, os.environ)
-    ):  # else nothing names a trust: no settings to read
+    if not _TRUST_VARIABLES.isdisjoint(map(str.upper, os.environ)):  # else nothing names a trust: no settings to read
         authenticate(engine, _signed_orders(may_sign=False))
     try:
         check_store(engine)
@@ -142,9 +140,7 @@ def one_ledger(ctx: typer.Context) -> None:
     """Raises `ConfigError` where a command that asks a control plane was given a ledger's own files too."""
     source = ctx.get_parameter_source("ledger")
     if source is not None and source.name == "COMMANDLINE":
-        raise ConfigError(
-            "--server and --ledger name two ledgers: give one of them (KVCUSTODY_SERVER counts as well)"
-        )
+        raise ConfigError("--server and --ledger name two ledgers: give one of them (KVCUSTODY_SERVER counts as well)")
 
 
 def state_of(connection: Connection, checkpoint: int | None) -> AsOf | None:
@@ -185,9 +181,7 @@ def service_settings(config: Path | None, ledger: str | None, **explicit: str | 
     from kvcustody.governance.service.settings import load_service_settings
 
     given = {"database_url": None if ledger is None else url_of(ledger), **explicit}
-    return load_service_settings(
-        config, **{name: value for name, value in given.items() if value is not None}
-    )
+    return load_service_settings(config, **{name: value for name, value in given.items() if value is not None})
 
 
 def connect(

@@ -107,24 +107,18 @@ Since = Annotated[str | None, typer.Option(help="Custody due from this UTC date 
 Until = Annotated[str | None, typer.Option(help="Custody due before this UTC date or time.")]
 PeriodEnd = Annotated[str | None, typer.Option("--until", help="Up to this one, not included; now.")]
 OldestFirst = Annotated[bool, typer.Option("--oldest-first", help="The oldest first, not the newest.")]
-ActKey = Annotated[
-    str | None, typer.Option("--idempotency-key", help="The act's own key; default: a new one.")
-]
+ActKey = Annotated[str | None, typer.Option("--idempotency-key", help="The act's own key; default: a new one.")]
 SigningKeyFile = Annotated[
     Path | None, typer.Option("--signing-key", help="The file of the key that signs.", metavar="FILE")
 ]
 Tenant = Annotated[str | None, typer.Option(help="Only this tenant's custody.")]
 Class = Annotated[str | None, typer.Option(help="Only this classification.")]
-Model = Annotated[
-    str | None, typer.Option(help="Only this model, as leaves name it (16 hexadecimal digits).")
-]
+Model = Annotated[str | None, typer.Option(help="Only this model, as leaves name it (16 hexadecimal digits).")]
 Tier = Annotated[
     str | None,
     typer.Option(help="Only this tier: `device` (blocks), or copies in `host`, `nvme` or `remote`."),
 ]
-At = Annotated[
-    int | None, typer.Option("--as-of", help="The ledger as this checkpoint left it (its root log size).")
-]
+At = Annotated[int | None, typer.Option("--as-of", help="The ledger as this checkpoint left it (its root log size).")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +182,5 @@ def period_us(since: str | None, until: str | None, *, span_us: int = 0) -> tupl
             raise ConfigError("--since is needed: the beginning of the period")
         since_us = until_us - span_us
     if until_us <= since_us:
-        raise ConfigError(
-            f"--until `{times.readable(until_us)}` is not after --since `{times.readable(since_us)}`"
-        )
+        raise ConfigError(f"--until `{times.readable(until_us)}` is not after --since `{times.readable(since_us)}`")
     return since_us, until_us

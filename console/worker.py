@@ -44,9 +44,7 @@ def list_open(*, oldest_first: OldestFirst = False, ledger: Ledger = DEFAULT, as
     now_us = SystemClock().utc_us()
     with reading(ledger) as engine, engine.connect() as connection:
         runs = {run.incarnation: run for run in open_runs(engine)}
-        rows = [
-            _row(connection, one, now_us) | _of_run(runs.get(one.uuid)) for one in open_processes(connection)
-        ]
+        rows = [_row(connection, one, now_us) | _of_run(runs.get(one.uuid)) for one in open_processes(connection)]
     rows.sort(key=lambda row: row["started_us"], reverse=not oldest_first)
     if as_json:
         print_dated({"processes": rows})
@@ -72,9 +70,7 @@ def list_open(*, oldest_first: OldestFirst = False, ledger: Ledger = DEFAULT, as
     epilog="Example: `kvcustody worker close gpu-7 --spill-lost --actor ops --approver dpo --reason 'host destroyed'`"
 )
 def close(
-    target: Annotated[
-        str, typer.Argument(help="A worker's name, or one process.", metavar="NAME|INCARNATION")
-    ],
+    target: Annotated[str, typer.Argument(help="A worker's name, or one process.", metavar="NAME|INCARNATION")],
     *,
     spill_lost: Annotated[
         bool, typer.Option("--spill-lost", help="Nothing that it spilled will come any more.")
@@ -92,9 +88,7 @@ def close(
     `worker_silence_days`.
     """
     if not spill_lost:
-        raise ConfigError(
-            "--spill-lost is needed: what a process spilled, and what it closes, cannot both be counted"
-        )
+        raise ConfigError("--spill-lost is needed: what a process spilled, and what it closes, cannot both be counted")
     if not approver or actor == approver:
         raise ConfigError("a process is declared dead by two people: --approver is not the --actor")
     clock = SystemClock()
@@ -103,17 +97,13 @@ def close(
         with engine.connect() as connection:
             found = _named(connection, target)
             now_us = clock.utc_us()
-            silent = {
-                one.uuid: (now_us - last_heard_us(connection, one, now_us)) // SECOND_US for one in found
-            }
+            silent = {one.uuid: (now_us - last_heard_us(connection, one, now_us)) // SECOND_US for one in found}
         for uuid, seconds in silent.items():
             if seconds < LIVE_US // SECOND_US:
                 raise ConfigError(f"process `{uuid}` was heard {seconds} s ago: it is at work")
         with closing_committer(engine, clock) as committer:
             for one in found:
-                asked = partial(
-                    WorkerClosingAsked, worker=one.worker, incarnation=one.uuid, actor=actor, reason=reason
-                )
+                asked = partial(WorkerClosingAsked, worker=one.worker, incarnation=one.uuid, actor=actor, reason=reason)
                 record_operator_act(engine, asked, clock=clock)
                 why = Closing(DECLARED, silent[one.uuid], 0, actor, approver, reason, spill_lost=True)
                 done = close_process(committer, engine, clock, one.uuid, why, _RECORDER)

@@ -78,13 +78,9 @@ def keep(drawn: Path) -> None:
 
 def main() -> None:
     """Visit, print what is broken, and keep pictures."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("link", metavar="LINK")
-    parser.add_argument(
-        "--out", type=Path, help="a folder for pictures of every page; none is kept for docs then"
-    )
+    parser.add_argument("--out", type=Path, help="a folder for pictures of every page; none is kept for docs then")
     given = parser.parse_args()
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:

@@ -71,9 +71,7 @@ def _framed(name: str) -> str:
     text = table(name).strip("\n")
     lines = text.count("\n") + 1
     if lines > LINES_MAX:
-        raise ConfigError(
-            f"table `{name}` has `{lines}` lines, more than `{LINES_MAX}`: give it a page of its own"
-        )
+        raise ConfigError(f"table `{name}` has `{lines}` lines, more than `{LINES_MAX}`: give it a page of its own")
     return f"{_BEGIN}{name} -->\n\n{text}\n\n{END}"
 
 
@@ -218,9 +216,7 @@ def _router_placement() -> str:
 
 
 def _router_habits() -> str:
-    rows = [
-        "| router | presentations after a 503 | workers asked to render | copies of a prompt in its memory |"
-    ]
+    rows = ["| router | presentations after a 503 | workers asked to render | copies of a prompt in its memory |"]
     rows.append("|---|---|---|---|")
     for name in ("smg", "vllm-router"):
         found = _probed(name)
@@ -252,9 +248,7 @@ def _dynamo_overlaps() -> str:
 def _door_latency() -> str:
     found = _kept("door-cpu")["sizes"]
     ways = ("envoy and door", "door as proxy")
-    rows = [
-        f"| body | requests a second | Envoy alone, ms | {' | '.join(f'{way} adds, ms' for way in ways)} |"
-    ]
+    rows = [f"| body | requests a second | Envoy alone, ms | {' | '.join(f'{way} adds, ms' for way in ways)} |"]
     rows.append("|---|---|---|---|---|")
     for name, row in found.items():
         alone = f"{row['envoy']['p50_ms']} / {row['envoy']['p99_ms']}"
@@ -278,9 +272,7 @@ def _two_worlds() -> str:
 
 
 def _placement_groups() -> str:
-    rows = [
-        "| router | workers a group has, of 4 | own prompt | segment across subjects | tenants that meet |"
-    ]
+    rows = ["| router | workers a group has, of 4 | own prompt | segment across subjects | tenants that meet |"]
     rows.append("|---|---|---|---|---|")
     for name in ("smg", "vllm-router"):
         for one in _kept(f"placement-groups-{name}")["rows"]:
@@ -318,16 +310,12 @@ def _wrong_route() -> str:
         for one in _kept(f"wrong-route-{name}")["rows"]:
             refused = one["requests"] - one["statuses"].get("200", 0)
             reasons = (
-                f"`{reason}` {count:,}"
-                for reason, count in one["refusals_on_record"].items()
-                if reason != "missing"
+                f"`{reason}` {count:,}" for reason, count in one["refusals_on_record"].items() if reason != "missing"
             )
             cells = (one["requests_opened"], one["blocks_handed_out"])
             told = " | ".join(f"{cell:,}" for cell in cells)
             recorded = ", ".join(reasons) or "none"
-            rows.append(
-                f"| {name} | {one['defence']} | {one['requests']:,} | {refused:,} | {recorded} | {told} |"
-            )
+            rows.append(f"| {name} | {one['defence']} | {one['requests']:,} | {refused:,} | {recorded} | {told} |")
     return "\n".join(rows) + "\n"
 
 
@@ -355,9 +343,7 @@ def _dynamo_groups() -> str:
     rows = [f"| filter, of {found['asked']:,} requests each | chosen workers, of 6 |", "|---|---|"]
     for name, counts in found["chosen"].items():
         workers = ", ".join(worker for worker in counts if not worker.startswith("refused"))
-        rows.append(
-            f"| {f'`{name}`' if ':' in name else name} | {workers or 'none: every request is refused'} |"
-        )
+        rows.append(f"| {f'`{name}`' if ':' in name else name} | {workers or 'none: every request is refused'} |")
     return "\n".join(rows) + "\n"
 
 
@@ -379,18 +365,14 @@ def _isolation_cost() -> str:
             row = f"{one['part']}: {one['name']}"
             wait = f"{one['ttft_p50_ms'] / 1000:.2f} / {one['ttft_p99_ms'] / 1000:.1f} s"
             share = f"{100 * one['found_share']:.1f} %"
-            rows.append(
-                f"| {trace} | {row} | {share} | {one['to_oracle']:.3f} | {wait} | {one['imbalance']:.2f} |"
-            )
+            rows.append(f"| {trace} | {row} | {share} | {one['to_oracle']:.3f} | {wait} | {one['imbalance']:.2f} |")
     return "\n".join(rows) + "\n"
 
 
 def _fleet_routers() -> str:
     rows = ["| row | router | tokens found | of the oracle's | first token, p50 / p99 | imbalance |"]
     rows.append("|---|---|---|---|---|---|")
-    kept = {
-        name: next(iter(_kept(f"fleet-{name}")["traces"].values())) for name in ("model", "smg", "dynamo")
-    }
+    kept = {name: next(iter(_kept(f"fleet-{name}")["traces"].values())) for name in ("model", "smg", "dynamo")}
     for together in zip(*kept.values(), strict=True):
         for router, one in zip(kept, together, strict=True):
             wait = f"{one['ttft_p50_ms'] / 1000:.2f} / {one['ttft_p99_ms'] / 1000:.1f} s"
@@ -400,9 +382,7 @@ def _fleet_routers() -> str:
 
 
 def _windowed_affinity() -> str:
-    every = [
-        _kept(f"windowed-affinity-{name}") for name in ("mooncake_conv_dev40", "mooncake_synthetic_upstream")
-    ]
+    every = [_kept(f"windowed-affinity-{name}") for name in ("mooncake_conv_dev40", "mooncake_synthetic_upstream")]
     windows = list(every[0]["by window in minutes"])
     rows = [
         f"| trace | {' | '.join(f'{window} min' for window in windows)} |",
@@ -441,9 +421,7 @@ def _remote_stores() -> str:
 
 
 def _idle_workers() -> str:
-    rows = [
-        "| workers | cores, PostgreSQL's included | `/health/live`, p99 | all registered at once, in | refused |"
-    ]
+    rows = ["| workers | cores, PostgreSQL's included | `/health/live`, p99 | all registered at once, in | refused |"]
     rows.append("|---|---|---|---|---|")
     for workers, measured in _kept("idle-workers-cpu")["workers"].items():
         idle, herd = measured["idle"], measured["herd_again"]
@@ -501,9 +479,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def main() -> int:
     """Write or check the tables of the documentation."""
-    parser = ArgumentParser(
-        description="Write the tables that are made from the code into the pages of docs/."
-    )
+    parser = ArgumentParser(description="Write the tables that are made from the code into the pages of docs/.")
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit 1 and name the pages whose tables are stale"
     )
@@ -517,9 +493,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for path in stale:
-        print(
-            f"{path}: {'its tables are stale; write them with `make tables`' if options.check else 'written'}"
-        )
+        print(f"{path}: {'its tables are stale; write them with `make tables`' if options.check else 'written'}")
     return int(options.check and bool(stale))
 
 

@@ -34,9 +34,7 @@ class AdmissionRefused(NamedTuple):
     @classmethod
     def too_large(cls, request_id: Hashable, needed: int, most: int) -> AdmissionRefused:
         """Of a request that could not run even alone: it needs so many blocks, and its tenant may have so many."""
-        return cls(
-            request_id, f"{_TOO_LARGE} `{needed}` blocks, the tenant may have `{most}`; ask for fewer tokens"
-        )
+        return cls(request_id, f"{_TOO_LARGE} `{needed}` blocks, the tenant may have `{most}`; ask for fewer tokens")
 
     @property
     def is_too_large(self) -> bool:

@@ -53,9 +53,7 @@ class FoundHere(NamedTuple):
     agrees: bool
 
 
-def route_found(
-    receipt: RouteReceipt, facts: AdmissionFacts, found: FoundHere, at_us: int, trace: str
-) -> list[Event]:
+def route_found(receipt: RouteReceipt, facts: AdmissionFacts, found: FoundHere, at_us: int, trace: str) -> list[Event]:
     """The worker's half of a route receipt: where the door asks, and always where it found another tenant's blocks."""
     if not (receipt.is_asked or found.crosses):
         return []
@@ -100,9 +98,7 @@ def residency_opened(
 def blocks_assigned(at_us: int, residency: Residency, domain: Domain, runs: FlatRuns) -> BlocksAssigned:
     """Blocks that the residency was handed in the domain of another tenant, who is charged for them."""
     label = label_of(domain)
-    return BlocksAssigned(
-        at_us, residency.id, residency.account.name, label.tenant, label.classification, runs
-    )
+    return BlocksAssigned(at_us, residency.id, residency.account.name, label.tenant, label.classification, runs)
 
 
 def blocks_passed(gone: ReleasedBlocks, pool: int) -> Iterator[Event]:
@@ -119,9 +115,7 @@ def blocks_passed(gone: ReleasedBlocks, pool: int) -> Iterator[Event]:
 def residency_released(residency: Residency, written: Runs, cause: str, now_us: int) -> ResidencyReleased:
     """The residency as it left: what it wrote, and until when it holds."""
     hold_us = residency.deadline_us if residency.is_held else NO_TIME_US
-    return ResidencyReleased(
-        now_us, residency.id, residency.account.name, cause, written, hold_us, "", residency.trace
-    )
+    return ResidencyReleased(now_us, residency.id, residency.account.name, cause, written, hold_us, "", residency.trace)
 
 
 def custody_ended(custody: EndedRun, pool: int, now_us: int) -> CustodyEnded:
@@ -150,9 +144,7 @@ def integrity_mismatch(found: MismatchedBlocks, pool: int) -> IntegrityMismatch:
     return IntegrityMismatch(found.at_us, label.tenant, label.classification, runs, found.requests)
 
 
-def scrub_receipts(
-    scrubbed: Scrubbed, launch: int, pool: int, bytes_per_block: int, now_us: int
-) -> Iterator[Event]:
+def scrub_receipts(scrubbed: Scrubbed, launch: int, pool: int, bytes_per_block: int, now_us: int) -> Iterator[Event]:
     """One receipt per owner of the launch, and one more for what failed to verify."""
     result = scrubbed.result
     failed = result.failed

@@ -93,9 +93,7 @@ def _are_positive(data: bytes, count: int) -> bool:
     return bool(np.minimum.reduce(np.frombuffer(data, dtype=np.int32)) >= 0)
 
 
-def read_prompt(
-    tokens: Tokens, block_tokens: int, extras: Mapping[int, bytes] | None, *, keep_last: bool
-) -> Prompt:
+def read_prompt(tokens: Tokens, block_tokens: int, extras: Mapping[int, bytes] | None, *, keep_last: bool) -> Prompt:
     """The prompt as int32-LE bytes, made once. With `keep_last` the last token is always computed, never attached.
 
     Raises `ConfigError` for ids that are not integers of 31 bits (a negative word frames extra content), and for extra
@@ -134,9 +132,7 @@ def pack_tokens(tokens: Tokens) -> bytes:
         if type(tokens) is not list:
             tokens = _listed(tokens)
         count = len(tokens)
-        if count and isinstance(
-            tokens[0], (bool, np.bool_)
-        ):  # within a list, True packs as the 1 that it equals
+        if count and isinstance(tokens[0], (bool, np.bool_)):  # within a list, True packs as the 1 that it equals
             raise _not_tokens("found a truth value")
         try:
             data = _packed(tokens, count)
@@ -208,17 +204,13 @@ def _not_tokens(found: str) -> ConfigError:
 def _read_extras(extras: Mapping[int, bytes], blocks: int) -> Extras:
     """Extra content as a copy of the caller's, whose every frame is at a block of the prompt."""
     if not isinstance(extras, Mapping):
-        raise ConfigError(
-            f"extras: a mapping of framed bytes by block is needed, not `{type(extras).__name__}`"
-        )
+        raise ConfigError(f"extras: a mapping of framed bytes by block is needed, not `{type(extras).__name__}`")
     framed: dict[int, bytes] = {}
     for block, frame in extras.items():
         at = read_count("extras: block", block)
         if at >= blocks:
             raise ConfigError(f"extras: block `{at}` is not in the prompt, which has {blocks}")
         if not isinstance(frame, bytes) or not is_framed(frame):
-            raise ConfigError(
-                f"extras: block `{at}` has no framed bytes; make them with `extra_content.frame`"
-            )
+            raise ConfigError(f"extras: block `{at}` has no framed bytes; make them with `extra_content.frame`")
         framed[at] = frame
     return framed

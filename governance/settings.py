@@ -89,9 +89,7 @@ class Settings(LayeredSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, validate_default=True)
 
-    worker_name: str = Field(
-        "worker-0", description="Name of this worker in the ledger; one per running process."
-    )
+    worker_name: str = Field("worker-0", description="Name of this worker in the ledger; one per running process.")
     profile: Literal["shared", "strict", "dedicated"] = Field(
         "shared",
         description="Isolation that the deployment promises; a policy with another profile is refused.",
@@ -150,9 +148,7 @@ class Settings(LayeredSettings):
         description="How far the wall clock may step ahead of the boot clock, in all of one boot, before no grant is "
         "opened anew until `kvcustody clock confirm`.",
     )
-    clock_away_days_max: int = Field(
-        30, ge=1, le=3650, description="The same for the time that this machine was off."
-    )
+    clock_away_days_max: int = Field(30, ge=1, le=3650, description="The same for the time that this machine was off.")
     database_url: str = Field(
         "sqlite:///kvcustody.db",
         repr=False,
@@ -320,15 +316,11 @@ class Settings(LayeredSettings):
         description="PEM of this worker's certificate for hand-overs, which are made over TLS then; empty: names, "
         "sizes and tickets go in clear.",
     )
-    handover_certificate_key_path: Path | None = Field(
-        None, description="PEM of that certificate's key, mode 0600."
-    )
+    handover_certificate_key_path: Path | None = Field(None, description="PEM of that certificate's key, mode 0600.")
     handover_ca_path: Path | None = Field(
         None, description="PEM of the authority that signed every such worker's certificate."
     )
-    handover_lease_seconds: int = Field(
-        30, ge=1, le=600, description="How long what is handed over may be fetched."
-    )
+    handover_lease_seconds: int = Field(30, ge=1, le=600, description="How long what is handed over may be fetched.")
     windowed_token_seconds: int = Field(
         0,
         ge=0,
@@ -509,15 +501,11 @@ class Settings(LayeredSettings):
         Path("kvcustody-nats.creds"),
         description="The credentials that are shown there; read again for each connection.",
     )
-    nats_ca_path: Path | None = Field(
-        None, description="PEM of the authority of its certificate; empty: the system's."
-    )
+    nats_ca_path: Path | None = Field(None, description="PEM of the authority of its certificate; empty: the system's.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe level that is written."
     )
-    log_format: Literal["json", "console"] = Field(
-        "console", description="One JSON object a line, or text for people."
-    )
+    log_format: Literal["json", "console"] = Field("console", description="One JSON object a line, or text for people.")
 
     @field_validator("handover_address")
     @classmethod
@@ -553,9 +541,7 @@ class Settings(LayeredSettings):
     @model_validator(mode="after")
     def _strict(self) -> Settings:
         if self.profile == "strict" and self.root_key_source == "environment":
-            raise ValueError(
-                "root_key_source: `environment` is refused in the strict profile; use a 0600 file"
-            )
+            raise ValueError("root_key_source: `environment` is refused in the strict profile; use a 0600 file")
         if self.monitoring == "allowed" and self.profile != "shared":
             raise ValueError(f"monitoring: `allowed` is refused in the {self.profile} profile")
         return self
@@ -611,9 +597,7 @@ class Settings(LayeredSettings):
                 "signing_key_path: is the file of another key; checkpoints are signed by a key of their own"
             )
         if self.scope_token_key_path == self.root_key_path:
-            raise ValueError(
-                "scope_token_key_path: is the root key's file; the API server must not hold the root key"
-            )
+            raise ValueError("scope_token_key_path: is the root key's file; the API server must not hold the root key")
         return self
 
     @property
@@ -676,11 +660,7 @@ def load_settings(path: Path | None = None, **explicit: Any) -> Settings:
 def is_ledger_of(settings: Settings, path: Path) -> bool:
     """Whether this SQLite file is the ledger that the settings name."""
     place = database_place(settings.database_url)
-    return (
-        not settings.control_plane
-        and isinstance(place, SqliteFile)
-        and place.path.resolve() == path.resolve()
-    )
+    return not settings.control_plane and isinstance(place, SqliteFile) and place.path.resolve() == path.resolve()
 
 
 def unknown_variables(environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
@@ -689,9 +669,7 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> tuple[str
     known = _variables(Settings.model_fields, PREFIX) | _READ_ELSEWHERE
     ours = (name for name in environment if name.upper().startswith(PREFIX))
     return tuple(
-        sorted(
-            name for name in ours if name.upper() not in known and not name.upper().startswith(SERVICE_PREFIX)
-        )
+        sorted(name for name in ours if name.upper() not in known and not name.upper().startswith(SERVICE_PREFIX))
     )
 
 
@@ -705,9 +683,7 @@ def refuse_misspelt(variables: Iterable[str], environment: Mapping[str, str] | N
             continue
         close = get_close_matches(variable.removeprefix(PREFIX), known, n=1, cutoff=_CLOSE)
         if close:
-            raise ConfigError(
-                f"environment: `{name}` is no setting; did you mean `{known[close[0]]}`?", variable=name
-            )
+            raise ConfigError(f"environment: `{name}` is no setting; did you mean `{known[close[0]]}`?", variable=name)
 
 
 def _variables(fields: Iterable[str], prefix: str) -> set[str]:

@@ -71,9 +71,7 @@ def checksum(table: SegmentTable, keys: ChecksumKeys, blocks: BlockIndices) -> t
     return sums
 
 
-def checksum_reference(
-    table: SegmentTable, keys: ChecksumKeys, blocks: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def checksum_reference(table: SegmentTable, keys: ChecksumKeys, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
     """Without Triton: one segment after another, some blocks at a time.
 
     In numpy: torch multiplies int64 at a third of its speed.

@@ -112,9 +112,7 @@ def exchange(table: SegmentTable, index: torch.Tensor, rows: torch.Tensor, *, ou
     rows: uint8 [listed, bytes_per_block], each block segment by segment; both where the table's device reaches them.
     """
     if uses_triton(table):
-        launch(
-            exchange_kernel, table, (index,), constants=(table.tiles.offset,), rows=rows, choice={"OUT": out}
-        )
+        launch(exchange_kernel, table, (index,), constants=(table.tiles.offset,), rows=rows, choice={"OUT": out})
         return
     listed, at = index.tolist(), 0
     for words in table.words:  # row by row: a gather would leave a copy behind
@@ -135,9 +133,7 @@ def _is_direct(table: SegmentTable, rows: torch.Tensor) -> bool:
     return table.device.type == "cpu" or rows.is_pinned()
 
 
-def _exchange_directly(
-    table: SegmentTable, listed: NDArray[np.int64], rows: torch.Tensor, *, out: bool
-) -> None:
+def _exchange_directly(table: SegmentTable, listed: NDArray[np.int64], rows: torch.Tensor, *, out: bool) -> None:
     """The kernel reads the list and moves the rows where the host has them; waits for the current stream's work."""
     index = reached(listed, table.device)
     exchange(table, index, rows, out=out)
@@ -155,9 +151,7 @@ def _between(table: SegmentTable, rows: torch.Tensor) -> Iterator[torch.Tensor]:
         held.zero_()
 
 
-def _checked(
-    table: SegmentTable, blocks: BlockIndices, memory: memoryview
-) -> tuple[NDArray[np.int64], torch.Tensor]:
+def _checked(table: SegmentTable, blocks: BlockIndices, memory: memoryview) -> tuple[NDArray[np.int64], torch.Tensor]:
     """The checked list, and the host's memory as uint8 [listed, bytes_per_block]."""
     listed = block_list(table, blocks)
     if len(memory) != len(listed) * table.bytes_per_block:

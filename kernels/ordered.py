@@ -167,9 +167,7 @@ class OrderedScrub:
                 entries = entries_of(part, strategy.group, read_back=mark)
                 if faults is not None and len(faults):
                     entries = _with_faults(entries, faults)
-                self._send(
-                    launch, entries, first, 0 if mark is False else len(part), strategy, faults is not None
-                )
+                self._send(launch, entries, first, 0 if mark is False else len(part), strategy, faults is not None)
         except RuntimeError as error:
             raise _failed(self.table, error) from error
         self._numbers, self._last = launch.number, launch
@@ -278,9 +276,7 @@ def _marks(
     return read_back if ordered is given else read_back[np.argsort(given)]
 
 
-def _zero(
-    table: SegmentTable, slot: Slot, strategy: Strategy, flagged: int, faulty: bool, stream: int | None
-) -> None:
+def _zero(table: SegmentTable, slot: Slot, strategy: Strategy, flagged: int, faulty: bool, stream: int | None) -> None:
     """The work itself, when the stream comes to it: the list is read from the slot then, not before."""
     if uses_triton(table):
         flags = slot.flags if flagged else None

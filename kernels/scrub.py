@@ -25,9 +25,7 @@ from kvcustody.kernels.launch import HAS_TRITON, PAIRS_MAX, Variant, on_device, 
 from kvcustody.kernels.segment import BlockIndices, SegmentTable, ascending, block_list
 from kvcustody.kernels.strategy import Strategy, strategy_of
 
-RUN_BYTES_MIN = (
-    1 << 20
-)  # from here a run of adjacent blocks is one slice; shorter ones share one indexed fill
+RUN_BYTES_MIN = 1 << 20  # from here a run of adjacent blocks is one slice; shorter ones share one indexed fill
 
 
 def scrub(table: SegmentTable, blocks: BlockIndices, *, strategy: Strategy | None = None) -> int:
@@ -90,9 +88,7 @@ def launch_scrub(
             )
 
 
-def scrub_variant(
-    table: SegmentTable, strategy: Strategy, *, read_back: bool, faulty: bool = False
-) -> Variant:
+def scrub_variant(table: SegmentTable, strategy: Strategy, *, read_back: bool, faulty: bool = False) -> Variant:
     """The compiled kernel for this table and strategy; compiled once, at the first call."""
     key = ("scrub", strategy, read_back, faulty)
     found = table.variants.get(key)
@@ -117,9 +113,7 @@ def scrub_reference(table: SegmentTable, ordered: NDArray[np.int64]) -> None:
         table.counter += scrub_torch(table, ordered)
 
 
-def scrub_host(
-    table: SegmentTable, blocks: NDArray[np.int64], checked: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+def scrub_host(table: SegmentTable, blocks: NDArray[np.int64], checked: NDArray[np.int64]) -> NDArray[np.bool_]:
     """A small scrub of host memory, and its read-back; a flag a block of `checked`.
 
     Raises `DeviceError` on an index outside the pool.
@@ -146,9 +140,7 @@ def scrub_torch(table: SegmentTable, ordered: NDArray[np.int64]) -> int:
     return written
 
 
-def _split(
-    ordered: NDArray[np.int64], run_blocks_min: int
-) -> tuple[list[tuple[int, int]], NDArray[np.int64]]:
+def _split(ordered: NDArray[np.int64], run_blocks_min: int) -> tuple[list[tuple[int, int]], NDArray[np.int64]]:
     """(first, count) of the long runs of adjacent blocks, and the blocks outside them."""
     if len(ordered) < run_blocks_min:
         return [], ordered
@@ -209,9 +201,7 @@ if HAS_TRITON:
             )  # fmt: skip
         tl.atomic_add(tally, stored, sem="relaxed")
         tl.debug_barrier()
-        if (
-            tl.atomic_add(tally + 1, 1, sem="acq_rel") == tl.num_programs(0) - 1
-        ):  # the last one tells the count
+        if tl.atomic_add(tally + 1, 1, sem="acq_rel") == tl.num_programs(0) - 1:  # the last one tells the count
             tl.store(published, tl.atomic_add(tally, 0, sem="acq_rel"))
             tl.store(tally + 1, tl.zeros([], tl.int64))
 

@@ -93,9 +93,7 @@ class SegmentTable:
     kernel's own count of programs that have ended; `variants` are the kernels compiled for this table.
     """
 
-    def __init__(
-        self, tensors: Sequence[torch.Tensor], segments: Sequence[MemorySegment], blocks: int
-    ) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], segments: Sequence[MemorySegment], blocks: int) -> None:
         self.tensors = tuple(tensors)
         self.segments = tuple(segments)
         self.blocks = blocks
@@ -133,9 +131,7 @@ class SegmentTable:
             counts.append(by_block.shape[0])
             segments += _decompose(by_block, index)
         if len(set(counts)) != 1:
-            raise ConfigError(
-                f"tensors disagree on the number of blocks: `{sorted(set(counts))}`", counts=counts
-            )
+            raise ConfigError(f"tensors disagree on the number of blocks: `{sorted(set(counts))}`", counts=counts)
         merged = _merge(segments)
         _check_disjoint(merged, counts[0])
         return cls(tensors, merged, counts[0])
@@ -252,8 +248,7 @@ def _check_tensors(tensors: Sequence[torch.Tensor]) -> None:
     for index, tensor in enumerate(tensors):
         if tensor.device != device or tensor.device.type == "meta":
             raise ConfigError(
-                f"tensor `{index}` is on `{tensor.device}`, the others on `{device}`; "
-                "build one table per device",
+                f"tensor `{index}` is on `{tensor.device}`, the others on `{device}`; build one table per device",
                 index=index,
                 device=str(tensor.device),
             )
@@ -276,16 +271,13 @@ def _by_block(tensor: torch.Tensor, layout: Layout, block_tokens: int | None, in
         return tensor
     if layout is Layout.KV_BLOCKS:
         if tensor.dim() < 2 or tensor.shape[0] != 2:
-            raise ConfigError(
-                f"tensor `{index}` of shape `{tuple(tensor.shape)}` is not [2, blocks, ...]", index=index
-            )
+            raise ConfigError(f"tensor `{index}` of shape `{tuple(tensor.shape)}` is not [2, blocks, ...]", index=index)
         return tensor.transpose(0, 1)
     if block_tokens is None or block_tokens < 1:
         raise ConfigError("layout `tokens` needs `block_tokens` >= 1", block_tokens=block_tokens)
     if tensor.shape[0] % block_tokens:
         raise ConfigError(
-            f"tensor `{index}` holds `{tensor.shape[0]}` tokens, not a multiple of "
-            f"block_tokens `{block_tokens}`",
+            f"tensor `{index}` holds `{tensor.shape[0]}` tokens, not a multiple of block_tokens `{block_tokens}`",
             index=index,
             tokens=tensor.shape[0],
             block_tokens=block_tokens,
@@ -298,9 +290,7 @@ def _decompose(by_block: torch.Tensor, index: int) -> list[MemorySegment]:
     """Split a block into contiguous pieces: dense inner dimensions form a piece, outer ones enumerate."""
     item = by_block.element_size()
     inner = sorted(
-        (stride, size)
-        for stride, size in zip(by_block.stride()[1:], by_block.shape[1:], strict=True)
-        if size > 1
+        (stride, size) for stride, size in zip(by_block.stride()[1:], by_block.shape[1:], strict=True) if size > 1
     )
     piece = 1
     while inner and inner[0][0] == piece:

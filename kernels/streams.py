@@ -79,9 +79,7 @@ class CudaStreams:
         """A stream of the lowest priority, the default too: an engine that asks for a higher one goes first."""
         handle = _own_stream(self._device)
         if handle is None:
-            warnings.warn(
-                f"no stream of our own on {self._device}: one of torch's pool is shared", stacklevel=2
-            )
+            warnings.warn(f"no stream of our own on {self._device}: one of torch's pool is shared", stacklevel=2)
             return torch.cuda.Stream(self._device, priority=0)  # type: ignore[no-untyped-call]
         return torch.cuda.ExternalStream(handle, device=self._device)  # type: ignore[no-untyped-call]
 

@@ -72,9 +72,7 @@ def measure(table: SegmentTable, strategies: Sequence[Strategy], timer: Timer) -
     """
     generator = np.random.default_rng(1)
     half = max(1, min(table.blocks // 2, MEASURED_BYTES // table.bytes_per_block))
-    listed = np.unique(
-        np.concatenate([generator.integers(0, table.blocks, half // 2), np.arange(max(1, half // 2))])
-    )
+    listed = np.unique(np.concatenate([generator.integers(0, table.blocks, half // 2), np.arange(max(1, half // 2))]))
     lists = {
         group: torch.from_numpy(entries_of(listed, group)).to(table.device)
         for group in {one.group for one in strategies}

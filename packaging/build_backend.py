@@ -55,9 +55,7 @@ def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
     return build_meta.build_sdist(sdist_directory, config_settings)
 
 
-def build_wheel(
-    wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
-) -> str:
+def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
     """Build a wheel."""
     _make_files()
     return build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)

@@ -43,26 +43,20 @@ def hashes(name: str, version: str) -> list[str]:
     answer = httpx.get(INDEX.format(name), headers={"Accept": ACCEPT}, timeout=60, follow_redirects=True)
     files = answer.raise_for_status().json()["files"]
     spelled = version.split("+", maxsplit=1)[0]
-    ours = re.compile(
-        rf"{name.replace('-', '[-_.]+')}-{re.escape(spelled)}(-.*\.whl|\.tar\.gz|\.zip)", re.IGNORECASE
-    )
+    ours = re.compile(rf"{name.replace('-', '[-_.]+')}-{re.escape(spelled)}(-.*\.whl|\.tar\.gz|\.zip)", re.IGNORECASE)
     return sorted(each["hashes"]["sha256"] for each in files if ours.fullmatch(each["filename"]))
 
 
 def locked() -> dict[str, str]:
     """Name and version of what the lock has."""
     lines = LOCK.read_text(encoding="utf-8").splitlines()
-    pins = (
-        line.split(" ")[0].split(";")[0] for line in lines if "==" in line and not line.startswith(("#", " "))
-    )
+    pins = (line.split(" ")[0].split(";")[0] for line in lines if "==" in line and not line.startswith(("#", " ")))
     return dict(pin.split("==") for pin in pins)
 
 
 def main() -> int:
     """Write the lock, or check it; 1 where it is behind."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare with what is installed; write nothing")
     here = installed()
     if parser.parse_args().check:

@@ -27,9 +27,7 @@ def cheapest_cover(branches: dict[str, set[str]], seconds: dict[str, float]) -> 
     """Suites that together enter every branch: at each step the one that adds most a second."""
     missing, chosen = set().union(*branches.values()), list[str]()
     while missing:
-        best = max(
-            sorted(branches), key=lambda suite: len(branches[suite] & missing) / (0.1 + seconds[suite])
-        )
+        best = max(sorted(branches), key=lambda suite: len(branches[suite] & missing) / (0.1 + seconds[suite]))
         chosen.append(best)
         missing -= branches[best]
     return sorted(chosen)
@@ -37,9 +35,7 @@ def cheapest_cover(branches: dict[str, set[str]], seconds: dict[str, float]) -> 
 
 def main() -> int:
     """Run the suites and write the table; the exit status of pytest where a test failed."""
-    argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args()
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     suites = [str(file) for file in sorted(TESTS.rglob("test_*.py")) if "any_store" in file.read_text()]
     with tempfile.TemporaryDirectory() as folder:
         command = [

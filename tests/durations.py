@@ -61,11 +61,7 @@ def named_faults() -> Iterator[tuple[str, str]]:
             else:
                 continue
             for mark in marks:
-                if (
-                    isinstance(mark, ast.Call)
-                    and ast.unparse(mark.func) == "pytest.mark.system"
-                    and mark.args
-                ):
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.system" and mark.args:
                     yield f"{file.relative_to(TESTS)}{name}", ast.literal_eval(mark.args[0])
 
 
@@ -97,9 +93,7 @@ def page(items: list[Item]) -> str:
 
 def main() -> int:
     """Write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("report", type=Path, help="a JUnit report of pytest")
     report = parser.parse_args().report
     if not report.is_file():

@@ -61,9 +61,7 @@ def run(seed: int, arguments: list[str]) -> int:
 
 def main() -> int:
     """0 if every order passed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="orders to try (default: %(default)s)")
     parser.add_argument("--first", type=int, default=1, help="the first seed (default: %(default)s)")
     parser.add_argument("arguments", nargs="*", help="for pytest, after --")

@@ -25,9 +25,9 @@ ROOMS = (
     *("allocator", "audit", "benchmarks", "console", "docs", "examples", "governance", "integrations", "lab"),
     *("kernels", "migrations", "packaging", "policies", "testkit", "tests", ".ci"),
 )
-FILES = frozenset(
-    path.relative_to(ROOT).as_posix() for room in ROOMS for path in (ROOT / room).rglob("*")
-) | frozenset(ROOMS)
+FILES = frozenset(path.relative_to(ROOT).as_posix() for room in ROOMS for path in (ROOT / room).rglob("*")) | frozenset(
+    ROOMS
+)
 NOT_OURS = re.compile(
     r"verify_kvcustody\.py$"  # in an export
     r"|^_custom_ops\.py$|^tests/v1/core/"  # of vLLM
@@ -196,9 +196,7 @@ def test_the_page_of_sglang_says_what_was_measured() -> None:
     rows = {"16": "page16", "1": "page1", "1, a model of six million weights": "page1-wide"}
     for row, name in rows.items():
         result = kept(f"sglang-cpu-{name}")
-        measures = (
-            result[each] for each in ("scheduler_cpu", "scheduler_cpu_without_scrubs", "tokens_per_second")
-        )
+        measures = (result[each] for each in ("scheduler_cpu", "scheduler_cpu_without_scrubs", "tokens_per_second"))
         assert f"| {row} | {' | '.join(map(interval, measures))} |" in page("sglang")
     assert f"({kept('sglang-cpu-page1')['scheduler_cpu']['value']:.3f})" in page("sglang")
 
@@ -218,8 +216,7 @@ def test_the_page_of_vllm_says_what_was_measured() -> None:
 def test_the_page_of_lmcache_says_what_was_measured() -> None:
     tuned = kept("lmcache-serde-cpu")["allocators"]["tuned"]
     sealing, opening = (
-        [f"{tuned[size][way]:.1f}" for size in ("262144", "1048576", "4194304")]
-        for way in ("seal_ratio", "open_ratio")
+        [f"{tuned[size][way]:.1f}" for size in ("262144", "1048576", "4194304")] for way in ("seal_ratio", "open_ratio")
     )
     told = f"sealing {sealing[0]}, {sealing[1]} and {sealing[2]} times as fast at 256 KiB, 1 and 4 MiB"
     assert f"{told}, opening {opening[0]}, {opening[1]} and {opening[2]}." in page("lmcache")

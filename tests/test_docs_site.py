@@ -33,9 +33,7 @@ tables = _tables()
 def test_every_table_is_fresh_and_stands_on_one_page() -> None:
     assert tables.write(DOCS, check=True) == [], "run `make tables`"
     pages = "".join(path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md"))
-    assert {name: pages.count(f"<!-- table: {name} -->") for name in tables.TABLES} == dict.fromkeys(
-        tables.TABLES, 1
-    )
+    assert {name: pages.count(f"<!-- table: {name} -->") for name in tables.TABLES} == dict.fromkeys(tables.TABLES, 1)
     committed = {name: make().count("\n") for name, make in tables.TABLES.items()}
     assert min(committed.values()) > 3 and max(committed.values()) <= tables.LINES_MAX
     assert sum(committed.values()) <= COMMITTED_LINES_MAX

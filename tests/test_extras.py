@@ -27,9 +27,7 @@ class Place:
     def __init__(self, folder: Path, wheel: Path, extra: str) -> None:
         self.folder, self.bin = folder, folder / "venv" / "bin"
         venv.create(folder / "venv")
-        self.env = {
-            key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "KVCUSTODY_"))
-        }
+        self.env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "KVCUSTODY_"))}
         what = f"{wheel}[{extra}]" if extra else str(wheel)
         pip = (
             sys.executable,
@@ -82,9 +80,7 @@ def base(place: Place) -> None:
     assert "policy.yaml" in place.do("policy", "validate", "policy.yaml")
     ledger = place.ledger()
     assert "sound" in place.do("audit", "fsck", "--ledger", ledger)
-    place.do(
-        "report", "make", "--framework", "soc2", "--ledger", ledger, "--format", "html,json", "--out", "r"
-    )
+    place.do("report", "make", "--framework", "soc2", "--ledger", ledger, "--format", "html,json", "--out", "r")
     assert (place.folder / "r" / "report.html").stat().st_size > 10_000
 
 
@@ -115,9 +111,7 @@ def parquet(place: Place) -> None:
 
 
 def events(place: Place) -> None:
-    with place.running(
-        "observe", "--policy", "regulated-saas", "--endpoint", "tcp://127.0.0.1:9", ends=130
-    ) as process:
+    with place.running("observe", "--policy", "regulated-saas", "--endpoint", "tcp://127.0.0.1:9", ends=130) as process:
         time.sleep(6)
         assert process.poll() is None, process.stdout.read() if process.stdout else ""
 

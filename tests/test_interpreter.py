@@ -25,9 +25,7 @@ def choice(tmp_path: Path):
         for name, answer in {"this": this, **others}.items():
             build = tmp_path / name / "python3"
             build.parent.mkdir()
-            build.write_text(
-                f"#!/bin/sh\n{answer if answer.startswith('exit') else f'echo {answer} {name}'}\n"
-            )
+            build.write_text(f"#!/bin/sh\n{answer if answer.startswith('exit') else f'echo {answer} {name}'}\n")
             build.chmod(0o755)
         folders = [tmp_path / name for name in ("nowhere", "this", *others)]
         return interpreter.fastest(tmp_path / "this/python3", "3.11", folders)

@@ -79,9 +79,7 @@ def test_vllm_is_compared_as_the_kept_file_says() -> None:
         said = rf"{_span(alone)} at {name}.*: .*{_span(with_leaves)} at {name}"
         assert re.search(said, figure), (said, figure)
     leaves = [
-        one["peers"]["governed"]["leaves"]["us_per_request"]
-        for one in result["requests"]
-        if one["tokens"] == 1024
+        one["peers"]["governed"]["leaves"]["us_per_request"] for one in result["requests"] if one["tokens"] == 1024
     ]
     assert f"{min(leaves):.0f}–{max(leaves):.0f} µs a request at 1K" in figure
     step = result["decode"]["ratios"]["governed"]["cpu"]["value"]
@@ -114,9 +112,7 @@ def test_the_goals_stand_where_the_page_says() -> None:
 
 
 def test_a_decision_takes_what_the_kept_file_says() -> None:
-    assert row("A policy decision")[1].startswith(
-        f"{kept('scale-cpu')['results']['decision']['own_ns'] / 1000:.2f} "
-    )
+    assert row("A policy decision")[1].startswith(f"{kept('scale-cpu')['results']['decision']['own_ns'] / 1000:.2f} ")
 
 
 def test_no_call_was_refused_under_any_flood() -> None:
@@ -142,9 +138,7 @@ def test_its_program_runs_as_it_stands(tmp_path: Path) -> None:
     console = Path(sys.executable).parent / "kvcustody"
     made = ["policy", "init", "policy.yaml", "--from", "regulated-saas", "--name", "mine"]
     subprocess.run([console, *made], cwd=tmp_path, check=True, capture_output=True)
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, check=False, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = [line for line in done.stdout.splitlines() if line.endswith("tokens found")]
     assert found == said.splitlines()

@@ -21,9 +21,7 @@ RESULT = {
 
 def benchmark() -> ModuleType:
     """The benchmark, whose engines nobody starts."""
-    spec = importlib.util.spec_from_file_location(
-        "sglang_cost", ROOT / "benchmarks" / "engines" / "sglang_cost.py"
-    )
+    spec = importlib.util.spec_from_file_location("sglang_cost", ROOT / "benchmarks" / "engines" / "sglang_cost.py")
     assert spec is not None and spec.loader is not None
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)

@@ -293,9 +293,7 @@ class BlockRanking:
             self._policy(node.domain.owner).evicted(node)
 
     def _in_order(self, blocks: Blocks, level: NDArray[np.int64], age: NDArray[np.int64]) -> Blocks:
-        ordered: Blocks = blocks[
-            np.lexsort((-self.depth[blocks], self._pool.used[blocks], age[blocks], level[blocks]))
-        ]
+        ordered: Blocks = blocks[np.lexsort((-self.depth[blocks], self._pool.used[blocks], age[blocks], level[blocks]))]
         return ordered
 
     def _demote(self, candidates: Blocks, now_us: int) -> None:

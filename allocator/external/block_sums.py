@@ -81,9 +81,7 @@ class _Open:
 
     __slots__ = ("asked", "blocks", "differing", "generations", "waiting")
 
-    def __init__(
-        self, asked: list[Comparison], blocks: Blocks, generations: NDArray[np.int64], shards: int
-    ) -> None:
+    def __init__(self, asked: list[Comparison], blocks: Blocks, generations: NDArray[np.int64], shards: int) -> None:
         self.asked = asked
         self.blocks = blocks
         self.generations = generations
@@ -119,9 +117,7 @@ class ExternalSums(SumBooks):
             self._settled += self._fresh
             self._fresh = []
 
-    def ask(
-        self, blocks: Blocks, owed: NDArray[np.bool_], shares: NDArray[np.float64], now_us: int
-    ) -> Comparison:
+    def ask(self, blocks: Blocks, owed: NDArray[np.bool_], shares: NDArray[np.float64], now_us: int) -> Comparison:
         """A look-up would read `blocks`: draw those to be compared. `owed`: their own domains ask for checksums."""
         generations = self._generation[blocks]
         summed = self._summed[blocks] == generations
@@ -153,9 +149,7 @@ class ExternalSums(SumBooks):
         """One shard's answer. With the last one's: the blocks that are live still and had changed."""
         order = self._orders.get(number)
         if order is None or shard not in order.waiting:
-            raise HandleError(
-                f"shard `{shard}` has no comparison `{number}` to answer", order=number, shard=shard
-            )
+            raise HandleError(f"shard `{shard}` has no comparison `{number}` to answer", order=number, shard=shard)
         order.waiting.discard(shard)
         order.differing.append(differing)
         if order.waiting:

@@ -107,9 +107,7 @@ class ExternalPool:
         self.hold_until_us: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
         self.born_us: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
         self.released_us: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)  # when last CACHED
-        self.used: NDArray[np.int64] = np.zeros(
-            blocks, dtype=np.int64
-        )  # when last CACHED: the order of eviction
+        self.used: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)  # when last CACHED: the order of eviction
         self.parent: NDArray[np.int64] = np.full(blocks, NO_BLOCK, dtype=np.int64)
         self.children: NDArray[np.int32] = np.zeros(blocks, dtype=np.int32)
         self.next_generation = 1
@@ -117,9 +115,7 @@ class ExternalPool:
         self.fence_bound_us = fence_bound_us
         self._ending_fence: int | None = None  # of what ends now; None: the newest open one
         self._cached_fence = 0  # the newest fence under which anything became CACHED
-        self.only_steps = (
-            False  # no device work uses a CACHED block that no request has: fences are of steps alone
-        )
+        self.only_steps = False  # no device work uses a CACHED block that no request has: fences are of steps alone
         size = blocks - len(self.reserved)
         self.partition = PoolPartition(0, size, 0, 0)
         self.accounts: dict[str, Account] = {}
@@ -214,9 +210,7 @@ class ExternalPool:
         now_us: int,
     ) -> ExternalResidency:
         """A new residency without blocks."""
-        residency = ExternalResidency(
-            self._next_residency, account, domain, principal, facts, request_id, now_us
-        )
+        residency = ExternalResidency(self._next_residency, account, domain, principal, facts, request_id, now_us)
         self._next_residency += 1
         return residency
 
@@ -466,9 +460,7 @@ class ExternalPool:
         residency.drop(generations)
         return self.decref(blocks, "passed", now_us)
 
-    def release(
-        self, residency: ExternalResidency, cause: str, now_us: int, fence: int | None = None
-    ) -> list[int]:
+    def release(self, residency: ExternalResidency, cause: str, now_us: int, fence: int | None = None) -> list[int]:
         """The residency's request ended; holds what policy allows. Returns what the engine must forget.
 
         fence: the newest that was open when it ended (0: none), where that is not now.
@@ -573,8 +565,7 @@ class ExternalPool:
         fine = {
             tag
             for tag in set(tags.tolist())
-            if (domain := self.domains.get(tag)) is not None
-            and (domain.owner is account or domain.is_segment)
+            if (domain := self.domains.get(tag)) is not None and (domain.owner is account or domain.is_segment)
         }
         return np.isin(tags, list(fine))
 
@@ -585,9 +576,7 @@ class ExternalPool:
         """
         if not len(residency.attached):
             return
-        older = self._holds_by_last_block.get(
-            (int(residency.attached[-1]), int(residency.attached_generations[-1]))
-        )
+        older = self._holds_by_last_block.get((int(residency.attached[-1]), int(residency.attached_generations[-1])))
         if older is None or not older.is_held or older.principal != residency.principal:
             return
         if older.domain is not residency.domain:
@@ -611,9 +600,7 @@ class ExternalPool:
         """
         self._remove_hold(hold)
         states = self.state[hold.held]
-        valid = (self.generation[hold.held] == hold.held_generations) & (
-            (states == ACTIVE) | (states == CACHED)
-        )
+        valid = (self.generation[hold.held] == hold.held_generations) & ((states == ACTIVE) | (states == CACHED))
         held = hold.held if valid.all() else hold.held[valid]
         left = self.holds[held] - 1
         self.holds[held] = left
@@ -727,9 +714,7 @@ class ExternalPool:
         engine must forget; with `engine_knows`, `blocks` excepted.
         """
         known = self.indexed[blocks]
-        if (
-            not engine_knows and not known.any()
-        ):  # it was never in the index: nothing continues it, nobody forgets it
+        if not engine_knows and not known.any():  # it was never in the index: nothing continues it, nobody forgets it
             self._end_runs(blocks, cause, dues, now_us)
             return []
         forget: list[int] = [] if engine_knows else blocks[known].tolist()

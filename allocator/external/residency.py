@@ -100,9 +100,7 @@ class ExternalResidency(Residency):
         self.is_reserved = False
         self.began_us = opened_us  # when it got its first block
         self.computes_us = opened_us  # when a tier had filled what it was to fill
-        self.active_since_us = (
-            -1
-        )  # the same of the request's first residency: it may have been preempted since
+        self.active_since_us = -1  # the same of the request's first residency: it may have been preempted since
         self.asked_us = opened_us  # when the request came, before it waited for anything
         self.queue = 0  # requests that were here when it came
         self.receipt: tuple[str, bool] | None = None  # of its way here, until its opening is on record
@@ -118,9 +116,7 @@ class ExternalResidency(Residency):
         self.reasons: tuple[str, ...] = ()
         self.segment_blocks = 0
         self.segment_domain: Domain | None = None
-        self.granted_blocks = (
-            0  # leading blocks whose keys are another owner's: attached, or nothing is published
-        )
+        self.granted_blocks = 0  # leading blocks whose keys are another owner's: attached, or nothing is published
 
     @property
     def reads_own_alone(self) -> bool:

@@ -69,12 +69,8 @@ class ScrubQueue:
         self.ended: list[EndedRun] = []  # evidence of ends, for governance to write
         self.device_blocks = [0] * shards  # as each shard's device counted them, last told
         self.repeats = 0  # custodies that share a block of one order: zeroed once for both
-        self.may_repeat = (
-            False  # a block that was not CLEAN yet was handed out: it may end again before the order
-        )
-        self.sums: SumBooks | None = (
-            None  # where blocks are compared: what was found changed is read back in full
-        )
+        self.may_repeat = False  # a block that was not CLEAN yet was handed out: it may end again before the order
+        self.sums: SumBooks | None = None  # where blocks are compared: what was found changed is read back in full
         self._fenced: deque[EndedRun] = deque()
         self._dirty: list[EndedRun] = []
         self._orders: dict[int, _Open] = {}
@@ -83,9 +79,7 @@ class ScrubQueue:
 
     def add_boot(self, blocks: Blocks) -> None:
         """Memory that was never in custody: the first order zeroes all of it, read back in full."""
-        self._dirty.append(
-            EndedRun(blocks, np.zeros(len(blocks), dtype=np.int64), None, None, "boot", 0, 0, 0)
-        )
+        self._dirty.append(EndedRun(blocks, np.zeros(len(blocks), dtype=np.int64), None, None, "boot", 0, 0, 0))
 
     def add(self, custody: EndedRun) -> None:
         """A custody that ended; it waits for its fence, if it has one."""
@@ -164,9 +158,7 @@ class ScrubQueue:
         """
         order = self._orders.get(number)
         if order is None or shard not in order.waiting:
-            raise HandleError(
-                f"shard `{shard}` has no scrub order `{number}` to answer", order=number, shard=shard
-            )
+            raise HandleError(f"shard `{shard}` has no scrub order `{number}` to answer", order=number, shard=shard)
         if len(results) != len(order.custodies):
             raise HandleError(
                 f"order `{number}` has `{len(order.custodies)}` batches, shard `{shard}` answers `{len(results)}`",
@@ -218,9 +210,7 @@ class ScrubQueue:
         """Blocks whose custody ended on record and that are not CLEAN yet."""
         waiting = [custody for custody in self._dirty if custody.domain is not None]
         for order in self._orders.values():
-            waiting += [
-                custody for batch in order.custodies for custody in batch if custody.domain is not None
-            ]
+            waiting += [custody for batch in order.custodies for custody in batch if custody.domain is not None]
         return sum(len(custody.blocks) for custody in waiting)
 
     def fenced(self) -> list[tuple[Blocks, NDArray[np.int64]]]:
@@ -233,9 +223,7 @@ class ScrubQueue:
 
     def custodies(self) -> list[EndedRun]:
         """Everything that is not CLEAN yet, for scans."""
-        ordered = [
-            custody for order in self._orders.values() for batch in order.custodies for custody in batch
-        ]
+        ordered = [custody for order in self._orders.values() for batch in order.custodies for custody in batch]
         return [*self._fenced, *self._dirty, *ordered]
 
 

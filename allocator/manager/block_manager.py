@@ -316,9 +316,7 @@ class BlockManager:
         if found.pending_key is not None:
             keys = found.pending_key
             first += 1
-        span.keys = keys + keys_of(
-            span.state, prompt.data, first, prompt.whole, prompt.block_bytes, prompt.extras
-        )
+        span.keys = keys + keys_of(span.state, prompt.data, first, prompt.whole, prompt.block_bytes, prompt.extras)
 
     def _hand_out(self, account: Account, count: int) -> Blocks:
         blocks = self.pool.hand_out(account.partition, count, account)
@@ -423,9 +421,7 @@ class BlockManager:
             else:
                 span.state = None
 
-    def fork(
-        self, parent: RunningSequence, id_: Hashable, residency: PathResidency, now_us: int
-    ) -> RunningSequence:
+    def fork(self, parent: RunningSequence, id_: Hashable, residency: PathResidency, now_us: int) -> RunningSequence:
         """A child on the same blocks; the first divergent write copies the partial tail."""
         if self.options.windows:
             raise CapacityError(f"request `{parent.id}`: a pool with sliding-window groups does not fork")
@@ -560,9 +556,7 @@ class BlockManager:
 
     # -- limits ------------------------------------------------------------------------------------------------
 
-    def set_limits(
-        self, changed: Mapping[Domain, DomainLimits], now_us: int
-    ) -> dict[Account, HoldList[PathResidency]]:
+    def set_limits(self, changed: Mapping[Domain, DomainLimits], now_us: int) -> dict[Account, HoldList[PathResidency]]:
         """Give domains their new limits and bring what they hold under them. Walks every node and hold once.
 
         Returns the accounts of which a hold now ends earlier, with all their holds.

@@ -40,9 +40,7 @@ def _check_counts(manager: BlockManager, problems: list[str]) -> None:
             problems.append(f"L2: {wrong} blocks in the clean ring are not CLEAN")
         ranged = pool.state[partition.first : partition.first + partition.size]
         if int(np.count_nonzero(ranged == BlockState.CLEAN)) != partition.clean_count:
-            problems.append(
-                f"L2: the clean ring has {partition.clean_count} blocks, the state array more or fewer"
-            )
+            problems.append(f"L2: the clean ring has {partition.clean_count} blocks, the state array more or fewer")
         dirty = sum(len(custody.blocks) for custody in partition.dirty)
         if dirty != partition.dirty_blocks:
             problems.append(f"L1: dirty queue has {dirty} blocks, counted {partition.dirty_blocks}")
@@ -66,9 +64,7 @@ def _check_nodes(manager: BlockManager, problems: list[str]) -> list[Node]:
             if child.refs > node.refs:
                 problems.append(f"L7: child refs {child.refs} exceed parent refs {node.refs}")
             if child.ceiling_us > node.ceiling_us:
-                problems.append(
-                    f"L8: child ceiling {child.ceiling_us} exceeds parent ceiling {node.ceiling_us}"
-                )
+                problems.append(f"L8: child ceiling {child.ceiling_us} exceeds parent ceiling {node.ceiling_us}")
             if child.depth != node.depth + node.length:
                 problems.append(f"L7: child depth {child.depth}, parent ends at {node.depth + node.length}")
             stack.append(child)
@@ -128,9 +124,7 @@ def _check_holders(manager: BlockManager, nodes: list[Node], problems: list[str]
     if owners.max(initial=0) > 1:
         problems.append(f"L5: {int(np.count_nonzero(owners > 1))} blocks have more than one holder")
     placed = (pool.state != BlockState.CLEAN) & (pool.state != BlockState.QUARANTINED)
-    placed[sum(partition.size for partition in pool.partitions) :] = (
-        False  # in no partition yet: never handed out
-    )
+    placed[sum(partition.size for partition in pool.partitions) :] = False  # in no partition yet: never handed out
     lost = int(np.count_nonzero(placed & (owners == 0)))
     if lost:
         problems.append(f"{lost} blocks are held by nobody")
@@ -194,9 +188,7 @@ def _check_holds(manager: BlockManager, nodes: list[Node], problems: list[str]) 
         for residency in manager.hold_table.of(account):
             node = residency.leaf
             if node is not None and residency.deadline_us > node.ceiling_us:
-                problems.append(
-                    f"a hold until {residency.deadline_us}, its leaf's ceiling is {node.ceiling_us}"
-                )
+                problems.append(f"a hold until {residency.deadline_us}, its leaf's ceiling is {node.ceiling_us}")
             while node is not None:
                 if node.domain.owner is account or node.domain.is_segment:
                     counted[id(node)] = counted.get(id(node), 0) + 1

@@ -58,9 +58,7 @@ class Reclaimer:
                 return POOL_FULL
         return None
 
-    def ensure_all(
-        self, wanted: list[tuple[Account, int]], groups: int, now_us: int, can_preempt: bool
-    ) -> str | None:
+    def ensure_all(self, wanted: list[tuple[Account, int]], groups: int, now_us: int, can_preempt: bool) -> str | None:
         """`ensure` for the spans of one request together: nothing is handed out unless all of it fits."""
         needed: dict[Account, int] = {}
         for account, count in wanted:
@@ -80,9 +78,7 @@ class Reclaimer:
             if partition.clean_count < clean[partition]:
                 self._make_clean(account, partition, clean[partition], now_us)
             lacks = partition.clean_count < clean[partition]
-            if lacks or (
-                not can_preempt and partition.over_blocks < over[partition] > partition.common_blocks
-            ):
+            if lacks or (not can_preempt and partition.over_blocks < over[partition] > partition.common_blocks):
                 return POOL_FULL
         return None
 
@@ -96,9 +92,7 @@ class Reclaimer:
             self._scrub_ended(partition, now_us)
             excess = _common_excess(account, partition, count)
         if excess > 0:
-            ahead = min(
-                self.evict_ahead, partition.size // COMMON_AHEAD
-            )  # else a launch, and evidence, a block
+            ahead = min(self.evict_ahead, partition.size // COMMON_AHEAD)  # else a launch, and evidence, a block
             self._evict_from(account, partition, max(excess, ahead), now_us)
             self._scrub_ended(partition, now_us)
         if self.pool.flight and _common_excess(account, partition, count) > 0:
@@ -126,9 +120,7 @@ class Reclaimer:
         needed = max(needed, min(self.evict_ahead, partition.size // 8))
         self._evict_from(account, partition, needed, now_us)
         self._scrub_ended(partition, now_us)
-        if (
-            self.pool.flight and partition.clean_count < count
-        ):  # nothing else is left but to wait for read-backs
+        if self.pool.flight and partition.clean_count < count:  # nothing else is left but to wait for read-backs
             self.pool.synchronize()
 
     def _evict_from(self, account: Account | None, partition: PoolPartition, count: int, now_us: int) -> None:
@@ -138,9 +130,7 @@ class Reclaimer:
             if victim is None:
                 return
             surplus = _over(victim)
-            share = (
-                count if victim is account or len(partition.accounts) == 1 else min(count, max(1, surplus))
-            )
+            share = count if victim is account or len(partition.accounts) == 1 else min(count, max(1, surplus))
             given = self.tree.evict(victim, share, now_us, "pressure")
             if not given:
                 return

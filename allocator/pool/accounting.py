@@ -175,16 +175,12 @@ class Domain:
         realm: int | None = None,
     ) -> None:
         self.tag = tag
-        self.realm = (
-            tag if realm is None else realm
-        )  # domains of one realm have keys in common, and serve each other
+        self.realm = tag if realm is None else realm  # domains of one realm have keys in common, and serve each other
         self.owner = owner
         self.label = label  # what the governor calls this domain; opaque here
         self.set_limits(DomainLimits(idle_us, absolute_us, scrub_within_us, verify_share, integrity_share))
         self.is_segment = is_segment
-        self.reach = (
-            reach  # who may reuse it: 0 a session, 1 a subject, 2 a tenant, 3 whoever a declaration names
-        )
+        self.reach = reach  # who may reuse it: 0 a session, 1 a subject, 2 a tenant, 3 whoever a declaration names
         self.windows = windows  # blocks a sliding-window group needs, per group
         self.is_open = True
         self.is_withheld = False  # what it holds stays, and nothing attaches or copies it until that is over

@@ -67,9 +67,7 @@ class UnbackedMemory:
     Its results say so: method `none`, level `unread`, zero bytes, nothing verified.
     """
 
-    def __init__(
-        self, blocks: int, bytes_per_block: int, *, shards: int = 1, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, blocks: int, bytes_per_block: int, *, shards: int = 1, clock: Clock | None = None) -> None:
         self.blocks = blocks
         self.bytes_per_block = bytes_per_block
         self.shards = shards

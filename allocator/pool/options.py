@@ -52,6 +52,4 @@ def cut(blocks: int, options: PoolOptions, partitions: dict[str, int] | None) ->
 
 def reserve_of(size: int, blocks: int, options: PoolOptions) -> tuple[int, int]:
     """A partition's share of the clean reserve: low and high marks."""
-    return min(options.reserve_low * size // blocks, size // 2), min(
-        options.reserve_high * size // blocks, size // 2
-    )
+    return min(options.reserve_low * size // blocks, size // 2), min(options.reserve_high * size // blocks, size // 2)

@@ -43,9 +43,7 @@ from kvcustody.errors import HandleError, IsolationError
 
 _ALLOWED = frozenset((int(source), int(target)) for source, target in TRANSITIONS)
 _SMALL_MOVE = 4096
-_ALL_IN = tuple(
-    bytes([state]) * _SMALL_MOVE for state in BlockState
-)  # what a correct move's states look like
+_ALL_IN = tuple(bytes([state]) * _SMALL_MOVE for state in BlockState)  # what a correct move's states look like
 
 
 class Pool:
@@ -134,9 +132,7 @@ class Pool:
         count, last = len(blocks), self.next_generation - 1
         found = self.state[blocks]
         if int(self.generation[blocks[-1]]) != last or np.count_nonzero(found != ACTIVE):
-            raise IsolationError(
-                "a hand-out cannot be taken back: it is not the newest, or has moved on", blocks=count
-            )
+            raise IsolationError("a hand-out cannot be taken back: it is not the newest, or has moved on", blocks=count)
         self.state[blocks] = CLEAN
         self.counts[ACTIVE] -= count
         self.counts[CLEAN] += count
@@ -160,9 +156,7 @@ class Pool:
         for run, domain, cause, due_us, fence, ceiling_us in ending:
             account = domain.owner
             to = at + len(run)
-            custody = EndedRun(
-                run, generations[at:to], account, domain, cause, due_us, now_us, fence, ceiling_us
-            )
+            custody = EndedRun(run, generations[at:to], account, domain, cause, due_us, now_us, fence, ceiling_us)
             account.partition.fenced.append(custody)
             at = to
 
@@ -322,9 +316,7 @@ class Pool:
         self.move(blocks, DIRTY, CLEAN)
         self.push_clean(partition, np.sort(blocks))  # neighbours are handed out together, and listed shorter
 
-    def _record_receipt(
-        self, shard: int, result: ScrubResult, share: float, custodies: tuple[EndedRun, ...]
-    ) -> None:
+    def _record_receipt(self, shard: int, result: ScrubResult, share: float, custodies: tuple[EndedRun, ...]) -> None:
         """One shard's memory has been overwritten: evidence for governance to write."""
         self.receipts.append(Scrubbed(shard, result, share, custodies))
 

@@ -92,9 +92,7 @@ class ScrubsInFlight:
         """Launch on every shard; returns which of `blocks` will be read back. The others are zero for every reader."""
         launches = [self._memory.launch(shard, blocks, share) for shard in range(self._memory.shards)]
         read_back: NDArray[np.bool_] = np.logical_or.reduce([launched.read_back for launched in launches])
-        scrub = ScrubInFlight(
-            partition, share, tuple(batch), blocks[read_back], [one.number for one in launches]
-        )
+        scrub = ScrubInFlight(partition, share, tuple(batch), blocks[read_back], [one.number for one in launches])
         self._open.append(scrub)
         self._by_launch.update(dict.fromkeys(scrub.answers, scrub))
         return read_back

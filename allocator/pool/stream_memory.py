@@ -38,9 +38,7 @@ class StreamTensorMemory(TensorMemory):
     ) -> None:
         super().__init__(tables, clock=clock)
         given: Sequence[Streams | None] = streams or [None] * len(tables)
-        self.ordered = [
-            OrderedScrub(table, streams=one) for table, one in zip(self.tables, given, strict=True)
-        ]
+        self.ordered = [OrderedScrub(table, streams=one) for table, one in zip(self.tables, given, strict=True)]
         self._numbers = 0
         self._pending: dict[tuple[int, int], tuple[int, tuple[ScrubResult, ...]]] = {}
 
@@ -72,25 +70,17 @@ class StreamTensorMemory(TensorMemory):
 
     def launch_order(self, shard: int, batches: Sequence[tuple[float, NDArray[np.int64]]]) -> int:
         """Zero every batch of (share to read back, blocks) in one launch; its number. Raises as `launch`."""
-        return self._launch(
-            shard, [(share, blocks, self._draw(len(blocks), share)) for share, blocks in batches]
-        )
+        return self._launch(shard, [(share, blocks, self._draw(len(blocks), share)) for share, blocks in batches])
 
-    def _launch(
-        self, shard: int, batches: Sequence[tuple[float, NDArray[np.int64], NDArray[np.bool_] | bool]]
-    ) -> int:
+    def _launch(self, shard: int, batches: Sequence[tuple[float, NDArray[np.int64], NDArray[np.bool_] | bool]]) -> int:
         ordered, table = self.ordered[shard], self.tables[shard]
-        number = ordered.launch(
-            [(blocks, read_back) for _, blocks, read_back in batches], faults=self._faults(shard)
-        )
+        number = ordered.launch([(blocks, read_back) for _, blocks, read_back in batches], faults=self._faults(shard))
         self._numbers += 1
         method = "triton-stream" if uses_triton(table) else "torch-stream"
         now, device, results = self._clock.now_us(), str(table.device), []
         for share, blocks, read_back in batches:
             level = "retired" if share <= 0 else "full" if share >= 1 else "sampled"
-            verified = (
-                len(blocks) * read_back if isinstance(read_back, bool) else int(np.count_nonzero(read_back))
-            )
+            verified = len(blocks) * read_back if isinstance(read_back, bool) else int(np.count_nonzero(read_back))
             size = len(blocks) * table.bytes_per_block
             results.append(ScrubResult(method, device, size, now, now, level, verified, NO_BLOCKS))
         self._pending[shard, number] = (self._numbers, tuple(results))

@@ -95,17 +95,11 @@ class TensorMemory:
     ) -> TensorMemory:
         """Allocate every shard, uninitialised, on `device` (`cuda` alone means one device for each shard)."""
         if blocks < 1 or shards < 1:
-            raise ConfigError(
-                f"cannot allocate `{blocks}` blocks on `{shards}` shards", blocks=blocks, shards=shards
-            )
+            raise ConfigError(f"cannot allocate `{blocks}` blocks on `{shards}` shards", blocks=blocks, shards=shards)
         layout = Layout.BLOCKS if spec.latent else Layout.KV_BLOCKS
         tables = []
         for shard in range(shards):
-            place = (
-                torch.device(f"cuda:{shard}")
-                if str(device) == "cuda" and shards > 1
-                else torch.device(device)
-            )
+            place = torch.device(f"cuda:{shard}") if str(device) == "cuda" and shards > 1 else torch.device(device)
             try:
                 make = _on_host if place.type == "cpu" else partial(torch.empty, device=place)
                 tensors = [make(spec.shape(blocks), dtype=spec.dtype) for _ in range(spec.layers)]
@@ -177,9 +171,7 @@ class TensorMemory:
             return [self.scrub(shard, listed, share) for share, listed in batches]
         started = self._clock.now_us()
         shares = [share for share, _ in batches]
-        each = (
-            np.repeat(shares, [len(listed) for _, listed in batches]) if len(set(shares)) > 1 else shares[0]
-        )
+        each = np.repeat(shares, [len(listed) for _, listed in batches]) if len(set(shares)) > 1 else shares[0]
         drawn = self._random.random(len(blocks)) < each  # in [0, 1): none of a share of 0, all of 1
         checked = blocks[drawn]
         if is_small:
@@ -302,6 +294,4 @@ def _device_faults(what: str, device: torch.device) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise DeviceError(
-            f"{what} failed on `{device}`: {str(error).splitlines()[0]}", device=str(device)
-        ) from error
+        raise DeviceError(f"{what} failed on `{device}`: {str(error).splitlines()[0]}", device=str(device)) from error

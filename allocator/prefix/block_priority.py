@@ -25,9 +25,7 @@ class BlockPriority(NamedTuple):
     duration_us: int
 
 
-def disjoint(
-    ranges: Iterable[tuple[int, int, int, int]], base: int = DEFAULT_PRIORITY
-) -> tuple[BlockPriority, ...]:
+def disjoint(ranges: Iterable[tuple[int, int, int, int]], base: int = DEFAULT_PRIORITY) -> tuple[BlockPriority, ...]:
     """Ranges that may share blocks as ranges that do not, the gaps at `base` (rules 1 and 2)."""
     plan: list[BlockPriority] = []
     taken = 0

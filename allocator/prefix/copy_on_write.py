@@ -28,9 +28,7 @@ class Forks:
         self.tree = tree
         self.decode = decode
 
-    def fork(
-        self, parent: RunningSequence, id_: Hashable, residency: PathResidency, now_us: int
-    ) -> RunningSequence:
+    def fork(self, parent: RunningSequence, id_: Hashable, residency: PathResidency, now_us: int) -> RunningSequence:
         """A child that shares all of `parent`'s blocks, which have been published as far as they can be."""
         self._share_rest(parent, now_us)
         child = RunningSequence(id_, residency, parent.pool)
@@ -55,9 +53,7 @@ class Forks:
             return
         size = self.decode.block_tokens
         whole = int(self.decode.length[parent.slot]) // size
-        if (
-            whole > parent.published
-        ):  # not computed yet: these blocks, and what follows them, are never published
+        if whole > parent.published:  # not computed yet: these blocks, and what follows them, are never published
             for span in parent.spans:
                 span.keys = b""
                 span.state = None

@@ -391,9 +391,7 @@ class EvictionQueue:
         """Send what overflows the protected share back on probation. Called before victims are chosen."""
         most = protected_blocks_max(self.policy, cached_blocks)
         while most is not None and self._protected > most:
-            lowest = min(
-                wanted for wanted, level in self._levels.items() if wanted > 0 and level.newer is not level
-            )
+            lowest = min(wanted for wanted, level in self._levels.items() if wanted > 0 and level.newer is not level)
             oldest = self._levels[lowest].newer
             assert isinstance(oldest, Node)
             self._relevel(oldest, 0)

@@ -114,9 +114,7 @@ def _match(
     fresh: HashState,
 ) -> Match:
     """The longest valid match of one chain. `fresh` is the chain's state at block `first`, for a shorter hit."""
-    match = search(
-        tree.index, domain, state, prompt.data, first, prompt.limit, prompt.block_bytes, prompt.extras
-    )
+    match = search(tree.index, domain, state, prompt.data, first, prompt.limit, prompt.block_bytes, prompt.extras)
     node = match.node
     if node is None or (tree.attachable(node, domain, now_us) and not node.windows):
         return match
@@ -149,9 +147,7 @@ def _find_from_segment(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us:
     made = match.blocks + len(keys) // KEY_BYTES
     keys += keys_of(match.state, prompt.data, made, blocks, prompt.block_bytes, prompt.extras)
     if keys:
-        found = PrefixMatch(
-            match.node, match.position, match.blocks, domain if match.node is not None else None
-        )
+        found = PrefixMatch(match.node, match.position, match.blocks, domain if match.node is not None else None)
         found.stale_blocks = match.stale
         found.spans.append(Span(domain, match.blocks, blocks, match.blocks, keys, None))
         own_state = plan.own.state.copy()

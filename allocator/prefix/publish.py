@@ -34,9 +34,7 @@ class Publication:
         self.tree = tree
         self._unsummed: list[Blocks] = []
 
-    def publish(
-        self, sequence: RunningSequence, computed_blocks: int, now_us: int, born_us: int | None = None
-    ) -> None:
+    def publish(self, sequence: RunningSequence, computed_blocks: int, now_us: int, born_us: int | None = None) -> None:
         """Publish what is whole, computed and keyed, span by span, in token order.
 
         `born_us`: when it was first written, where it came from a tier.
@@ -48,9 +46,7 @@ class Publication:
             if sums is not None:
                 sums.record(np.concatenate(unsummed))
 
-    def _publish_spans(
-        self, sequence: RunningSequence, computed_blocks: int, now_us: int, born_us: int | None
-    ) -> None:
+    def _publish_spans(self, sequence: RunningSequence, computed_blocks: int, now_us: int, born_us: int | None) -> None:
         spans = sequence.spans
         while spans:
             span = spans[0]
@@ -64,18 +60,14 @@ class Publication:
                 return
             del spans[0]
 
-    def _publish_run(
-        self, sequence: RunningSequence, span: Span, count: int, now_us: int, born_us: int | None
-    ) -> bool:
+    def _publish_run(self, sequence: RunningSequence, span: Span, count: int, now_us: int, born_us: int | None) -> bool:
         tree = self.tree
         keys = span.keys[: KEY_BYTES * count]
         blocks = sequence.table[span.first : span.first + count]
         joined, whole = 0, True
         canonical = tree.index.get(keys[:KEY_BYTES])
         while canonical is not None:
-            shared = self._attach_canonical(
-                sequence, span.domain, canonical, keys[KEY_BYTES * joined :], now_us
-            )
+            shared = self._attach_canonical(sequence, span.domain, canonical, keys[KEY_BYTES * joined :], now_us)
             if shared < 0:
                 whole, count = False, joined
                 break
@@ -115,9 +107,7 @@ class Publication:
         sequence.published += count
         return whole
 
-    def _attach_canonical(
-        self, sequence: RunningSequence, domain: Domain, node: Node, keys: bytes, now_us: int
-    ) -> int:
+    def _attach_canonical(self, sequence: RunningSequence, domain: Domain, node: Node, keys: bytes, now_us: int) -> int:
         """Refer to the canonical node of these keys; returns how many blocks of it the sequence shares.
 
         0: the node was past its time and has ended, so the keys are free. -1: it cannot be attached nor ended now.
@@ -134,17 +124,13 @@ class Publication:
         span = min(node.length, len(keys) // KEY_BYTES)
         shared = span if node.keys.startswith(keys[: KEY_BYTES * span]) else 0
         if not shared:
-            while node.keys.startswith(
-                keys[KEY_BYTES * shared : KEY_BYTES * (shared + 1)], KEY_BYTES * shared
-            ):
+            while node.keys.startswith(keys[KEY_BYTES * shared : KEY_BYTES * (shared + 1)], KEY_BYTES * shared):
                 shared += 1
         if shared < node.length:
             node = tree.split(node, shared)
         tree.incref(node, now_us)
         blocks = np.concatenate((node.blocks, *node.windows)) if node.windows else node.blocks
-        self.pool.attached.append(
-            AttachedBlocks(sequence.residency, blocks, self.pool.generation[blocks], now_us)
-        )
+        self.pool.attached.append(AttachedBlocks(sequence.residency, blocks, self.pool.generation[blocks], now_us))
         sequence.leaf = node
         return shared
 

@@ -23,9 +23,7 @@ class Span:
 
     __slots__ = ("domain", "first", "keys", "last", "start", "state")
 
-    def __init__(
-        self, domain: Domain, first: int, last: int, start: int, keys: bytes, state: HashState | None
-    ) -> None:
+    def __init__(self, domain: Domain, first: int, last: int, start: int, keys: bytes, state: HashState | None) -> None:
         self.domain = domain
         self.first = first  # prompt depth of keys[0]
         self.last = last
@@ -87,9 +85,7 @@ class RunningSequence:
         self.block_count = 0
         self.hit_blocks = 0
         self.earlier_blocks = 0  # of them, its own work before it was preempted, or its parent's
-        self.ceiling_us = (
-            NEVER_US  # of what it publishes, where a tier filled blocks of it: none of that lives longer
-        )
+        self.ceiling_us = NEVER_US  # of what it publishes, where a tier filled blocks of it: none of that lives longer
         self.restored_blocks = 0  # behind the hit, filled from a tier
         self.tail_tokens = 0  # behind those, of the block that is not full
         self.asked_us = 0  # when it was first asked for: before its blocks were there

@@ -218,9 +218,7 @@ class PrefixTree:
 
     # -- release -----------------------------------------------------------------------------------------------
 
-    def release(
-        self, leaf: Node | None, hold: PathResidency | None, now_us: int, cause: str, fence: int = 0
-    ) -> None:
+    def release(self, leaf: Node | None, hold: PathResidency | None, now_us: int, cause: str, fence: int = 0) -> None:
         """Give back one reference on the path of `leaf`; `hold` keeps what policy allows, until its deadline.
 
         `fence` is the newest fence whose device work may still touch the path (0: none).
@@ -268,9 +266,7 @@ class PrefixTree:
     def _cache(self, node: Node, child: Node | None, now_us: int) -> None:
         account = node.domain.owner
         node.released_us = now_us
-        self.queues[account].add(
-            node, child if child is not None and child.older is not None else None, now_us
-        )
+        self.queues[account].add(node, child if child is not None and child.older is not None else None, now_us)
         account.cached_blocks += node.block_count
         self._cached.append(node.blocks)
         self._cached.extend(node.windows)
@@ -393,9 +389,7 @@ class PrefixTree:
                 self.changes.append(IndexChange(node.domain, node.keys[KEY_BYTES * keep :], b"", 0, reason))
             node.keys = node.keys[: KEY_BYTES * keep]
         due_us = _due(node, now_us)
-        self._ending.append(
-            EndingRun(node.blocks[keep:], node.domain, reason, due_us, node.fence, node.ceiling_us)
-        )
+        self._ending.append(EndingRun(node.blocks[keep:], node.domain, reason, due_us, node.fence, node.ceiling_us))
         node.blocks = node.blocks[:keep]
         node.length = node.block_count = keep
         self.queues[node.domain.owner].trimmed(node, count)
@@ -424,12 +418,7 @@ class PrefixTree:
         self._gather_end(node, self._ending, cause, _due(node, due_us))
         parent = node.parent
         self._detach(node)
-        if (
-            queue.policy.by_priority
-            and parent is not None
-            and parent.first_child is None
-            and parent.older is not None
-        ):
+        if queue.policy.by_priority and parent is not None and parent.first_child is None and parent.older is not None:
             self.queues[parent.domain.owner].lower(parent)
 
     def _end_released(self, node: Node, cause: str, due_us: int, now_us: int) -> None:
@@ -552,13 +541,7 @@ class Roots:
 
 def _can_hold(leaf: Node, hold: PathResidency, now_us: int) -> bool:
     domain = leaf.domain
-    return (
-        domain.is_open
-        and domain.cacheable
-        and now_us < leaf.ceiling_us
-        and hold.can_hold(leaf)
-        and bool(leaf.keys)
-    )
+    return domain.is_open and domain.cacheable and now_us < leaf.ceiling_us and hold.can_hold(leaf) and bool(leaf.keys)
 
 
 def _due(node: Node, due_us: int) -> int:

@@ -55,13 +55,9 @@ class _Module:
         self.standard: dict[str, str] = {}  # name: its import statement
         for number, node in enumerate(self.body):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == _PACKAGE:
-                self.imported |= {
-                    alias.asname or alias.name: (str(node.module), alias.name) for alias in node.names
-                }
+                self.imported |= {alias.asname or alias.name: (str(node.module), alias.name) for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
-                self.standard |= {
-                    alias.name: f"from {node.module} import {alias.name}" for alias in node.names
-                }
+                self.standard |= {alias.name: f"from {node.module} import {alias.name}" for alias in node.names}
             elif isinstance(node, ast.Import):
                 self.standard |= {alias.name.split(".")[0]: f"import {alias.name}" for alias in node.names}
             else:
@@ -169,17 +165,13 @@ def _defined(node: ast.stmt) -> set[str]:
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return {node.name}
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    return {
-        leaf.id for target in targets if target for leaf in ast.walk(target) if isinstance(leaf, ast.Name)
-    }
+    return {leaf.id for target in targets if target for leaf in ast.walk(target) if isinstance(leaf, ast.Name)}
 
 
 def _spaced(module: _Module, number: int, numbers: list[int]) -> str:
     """A statement with the empty lines that belong before it."""
     before = [each for each in numbers if each < number][-1:]
-    blocks = any(
-        isinstance(module.body[each], ast.FunctionDef | ast.ClassDef | ast.If) for each in (number, *before)
-    )
+    blocks = any(isinstance(module.body[each], ast.FunctionDef | ast.ClassDef | ast.If) for each in (number, *before))
     return ("\n\n" if blocks else "" if before else "\n") + module.text(number)
 
 
@@ -193,9 +185,7 @@ def _check_inner_import(node: ast.AST, module: str) -> None:
 def _check_standard(statement: str, module: str) -> None:
     root = statement.split()[1].split(".", maxsplit=1)[0]
     if root not in sys.stdlib_module_names:
-        raise AmalgamationError(
-            f"`{module}` needs `{root}` for verifying; only `tlog.backend` may take packages"
-        )
+        raise AmalgamationError(f"`{module}` needs `{root}` for verifying; only `tlog.backend` may take packages")
 
 
 def _is_code(node: ast.stmt) -> bool:

@@ -52,9 +52,7 @@ class Enclosed:
     def to_json(self) -> dict[str, Any]:
         """As the manifest has it."""
         path = [base64.b64encode(node).decode() for node in self.path]
-        return {"place": self.place, "consistency": path} | (
-            {"authority": self.authority} if self.authority else {}
-        )
+        return {"place": self.place, "consistency": path} | ({"authority": self.authority} if self.authority else {})
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Enclosed:
@@ -80,8 +78,7 @@ def handover_files(handovers: Sequence[HandoverProof]) -> tuple[tuple[Enclosed, 
 def stamp_files(stamps: Sequence[Stamp]) -> tuple[tuple[Enclosed, ...], dict[str, bytes]]:
     """The manifest's entries for timestamps, and their files by path."""
     entries = tuple(
-        Enclosed(f"{TIMESTAMPS}/{number:06d}", each.path, each.authority)
-        for number, each in enumerate(stamps, 1)
+        Enclosed(f"{TIMESTAMPS}/{number:06d}", each.path, each.authority) for number, each in enumerate(stamps, 1)
     )
     files: dict[str, bytes] = {}
     for entry, each in zip(entries, stamps, strict=True):

@@ -243,9 +243,7 @@ class _Export:
             self._progress(log.name, at - first, end - first)
         self._check(log, proof, frontier)
         self._put(self._partial / folder / HEAD_PROOF, log.proof.to_bytes())
-        return ExportedLog(
-            log.name, folder, log.head, proof, log.purged_below, digest.hexdigest(), tuple(files)
-        )
+        return ExportedLog(log.name, folder, log.head, proof, log.purged_below, digest.hexdigest(), tuple(files))
 
     def _range(self, log: SubLog) -> tuple[int, int]:
         if self._ranges:
@@ -285,9 +283,7 @@ def _write_lines(path: Path, root_leaves: Iterator[RootLeaf]) -> None:
     """The root log: each leaf, and what opens it, in hexadecimal."""
     with fresh_file(path, mode=evidence_mode()) as file:
         while some := list(islice(root_leaves, _ROOT_LINES)):
-            lines = (
-                root_line(leaf.commitment, leaf.opening.to_bytes() if leaf.opening else None) for leaf in some
-            )
+            lines = (root_line(leaf.commitment, leaf.opening.to_bytes() if leaf.opening else None) for leaf in some)
             file.writelines(lines)
 
 

@@ -97,9 +97,7 @@ def _parquet(rows: Iterator[dict[str, Any]]) -> bytes:
             columns[name].append(row[name])
     types = {name: pyarrow.int64() if name in _NUMBERS else pyarrow.string() for name in COLUMNS}
     types["leaf"] = pyarrow.binary()
-    arrays = [
-        pyarrow.array([_whole(name, value) for value in columns[name]], type=types[name]) for name in COLUMNS
-    ]
+    arrays = [pyarrow.array([_whole(name, value) for value in columns[name]], type=types[name]) for name in COLUMNS]
     out = io.BytesIO()
     parquet.write_table(pyarrow.Table.from_arrays(arrays, names=list(COLUMNS)), out, compression="zstd")
     return out.getvalue()

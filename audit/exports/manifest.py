@@ -182,9 +182,7 @@ def _parse_log(value: Mapping[str, Any]) -> ExportedLog:
 def _parse_marked(value: Mapping[str, Any]) -> MarkedProcess:
     life, worker, origin = (str(value[name]) for name in ("incarnation", "worker", "origin"))
     ended = value["ended_us"]
-    return MarkedProcess(
-        life, worker, origin, int(value["started_us"]), None if ended is None else int(ended)
-    )
+    return MarkedProcess(life, worker, origin, int(value["started_us"]), None if ended is None else int(ended))
 
 
 def _head(head: TreeHead) -> dict[str, Any]:

@@ -57,9 +57,7 @@ class CheckpointContents:
 class RangeSource:
     """An `ExportSource` of some runs of leaves."""
 
-    def __init__(
-        self, connection: Connection, contents: CheckpointContents, ranges: Sequence[LeafRange]
-    ) -> None:
+    def __init__(self, connection: Connection, contents: CheckpointContents, ranges: Sequence[LeafRange]) -> None:
         self._connection = connection
         self._contents = contents
         self._ranges = sorted(ranges)

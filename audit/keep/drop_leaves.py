@@ -72,9 +72,7 @@ def tiles_to_thin(connection: Connection) -> list[tuple[str, ExpiredLeaves]]:
     """The leaves of each log's tiles that are gone, with its name, where hashes inside them are left (rule 3)."""
     found = []
     for log, name, end, kept, half in fetch_all(connection, _TO_THIN, ()):
-        starts = [
-            idx << height for idx, (_, height) in zip((kept, half), _INSIDE, strict=True) if idx is not None
-        ]
+        starts = [idx << height for idx, (_, height) in zip((kept, half), _INSIDE, strict=True) if idx is not None]
         if starts:
             found.append((name, ExpiredLeaves(log, min(starts) // TILE_WIDTH * TILE_WIDTH, end)))
     return found

@@ -101,9 +101,7 @@ def active_holds(connection: Connection) -> tuple[Hold, ...]:
     found: dict[str, Hold] = {}
     query = select(legal_holds).where(has_leaf(legal_holds)).order_by(column.at_us, column.log, column.idx)
     if signed is not None:
-        query = (
-            query.add_columns(events.c.leaf).select_from(legal_holds).join(events, is_leaf_of(legal_holds))
-        )
+        query = query.add_columns(events.c.leaf).select_from(legal_holds).join(events, is_leaf_of(legal_holds))
     for row in connection.execute(query):
         if signed is not None and row.action != PLACED:
             body = signed.accepted(bytes(row.leaf), "legal-hold")
@@ -180,9 +178,7 @@ def lift_hold(engine: Engine, hold: str, *, actor: str, reason: str, clock: Cloc
     if found is None:
         raise RetentionError(f"no legal hold `{hold}` is active", hold=hold)
     tenant = found.tenant
-    record_operator_act(
-        engine, lambda at_us: LegalHoldChanged(at_us, hold, tenant, LIFTED, reason, actor), clock=clock
-    )
+    record_operator_act(engine, lambda at_us: LegalHoldChanged(at_us, hold, tenant, LIFTED, reason, actor), clock=clock)
 
 
 def plan_purge(connection: Connection, before_us: int) -> tuple[LogPlan, ...]:
@@ -199,9 +195,7 @@ def plan_purge(connection: Connection, before_us: int) -> tuple[LogPlan, ...]:
         first = connection.scalar(of_log.order_by(events.c.idx).limit(1))
         if first is None:
             continue
-        holding = next(
-            (each for each in holds if each.tenant is None or log_of(each.tenant) == log.name), None
-        )
+        holding = next((each for each in holds if each.tenant is None or log_of(each.tenant) == log.name), None)
         below, kept_by = _oldest_kept(connection, times, ends, log.id, before_us, sizes.get(log.name, 0))
         if holding is not None:
             below, kept_by = first, f"legal hold {holding.hold}"
@@ -292,9 +286,7 @@ def read_back(
     return verdict, PurgeFacts(verdict.root.size, digest, *people)
 
 
-def record_purges(
-    engine: Engine, plans: Sequence[LogPlan], facts: PurgeFacts, clock: Clock | None = None
-) -> None:
+def record_purges(engine: Engine, plans: Sequence[LogPlan], facts: PurgeFacts, clock: Clock | None = None) -> None:
     """Commit one `RetentionPurged` for each log before anything of it goes, many in a transaction."""
     record_operator_acts(
         engine,
@@ -410,9 +402,7 @@ def _oldest_kept(
     """The first leaf of a log that has to stay, and why."""
     of_log, row = times.of(log), events.c
     older = of_log.older_than(before_us)  # these came before the instant, whatever they state
-    younger = select(row.idx).where(
-        row.log == log, row.idx >= older, row.at_us >= before_us, has_leaf(events)
-    )
+    younger = select(row.idx).where(row.log == log, row.idx >= older, row.at_us >= before_us, has_leaf(events))
     younger = younger.order_by(row.idx).limit(1)
     limits = [(signed, "the signed checkpoint"), (connection.scalar(younger), "the limit")]
     end = min(idx for idx, _ in limits if idx is not None)

@@ -73,9 +73,7 @@ def move_ledger(source: Engine, target: Engine, *, progress: Progress | None = N
                 head = _head(writing)
                 with source.connect() as later:  # past the snapshot (rule 4)
                     if head != _head(later):
-                        raise LedgerError(
-                            "the source went on during the move; stop its workers and move again"
-                        )
+                        raise LedgerError("the source went on during the move; stop its workers and move again")
     except SQLAlchemyError as problem:
         raise ledger_error(target, problem) from problem
     return MoveResult(rows, rows[events.name], head)
@@ -95,9 +93,7 @@ def _refuse(what: str, report: FsckReport) -> None:
 def _refuse_filled(connection: Connection) -> None:
     for table in every_table():
         if table.name != root_log.name and connection.execute(select(table).limit(1)).first() is not None:
-            raise LedgerError(
-                f"the target holds rows in `{table.name}`; move into an empty ledger", table=table.name
-            )
+            raise LedgerError(f"the target holds rows in `{table.name}`; move into an empty ledger", table=table.name)
 
 
 def _in_order() -> list[Table]:
@@ -158,9 +154,7 @@ def _emptied(rows: list[tuple[Any, ...]], firsts: dict[int, int]) -> list[tuple[
 
 
 def _rows(reading: Connection, table: Table) -> Iterator[list[tuple[Any, ...]]]:
-    result = reading.execution_options(yield_per=_AT_ONCE).execute(
-        select(table).order_by(*table.primary_key.columns)
-    )
+    result = reading.execution_options(yield_per=_AT_ONCE).execute(select(table).order_by(*table.primary_key.columns))
     for part in result.partitions(_AT_ONCE):
         yield [tuple(row) for row in part]
 
@@ -168,9 +162,7 @@ def _rows(reading: Connection, table: Table) -> Iterator[list[tuple[Any, ...]]]:
 def _continue_ids(writing: Connection, table: Table) -> None:
     """Ids that the database gives go on after the ones that were copied."""
     column = table.autoincrement_column
-    given = (
-        column is not None and isinstance(column.type, (Integer, BigInteger)) and column.autoincrement is True
-    )
+    given = column is not None and isinstance(column.type, (Integer, BigInteger)) and column.autoincrement is True
     if given and not dialect_of(writing).in_file:
         assert column is not None
         sequence = func.pg_get_serial_sequence(table.name, column.name)

@@ -158,15 +158,11 @@ def _parts_there(folder: Path) -> list[int]:
     names = sorted(path.name for path in folder.iterdir())
     for name in names:
         if not (_PART.fullmatch(name) or _PARTIAL.fullmatch(name)):
-            raise RetentionError(
-                f"`{folder}` holds `{name}`: a purge is exported to a folder of its own", path=folder
-            )
+            raise RetentionError(f"`{folder}` holds `{name}`: a purge is exported to a folder of its own", path=folder)
     return sorted(int(name.removeprefix("part-")) for name in names if _PART.fullmatch(name))
 
 
-def _plan_parts(
-    folder: Path, numbers: Sequence[int], plans: Sequence[LogPlan], leaves_max: int
-) -> list[_Part]:
+def _plan_parts(folder: Path, numbers: Sequence[int], plans: Sequence[LogPlan], leaves_max: int) -> list[_Part]:
     """What is left of the parts that are there, and new ones for the rest, in the order in which they begin."""
     rest = {plan.log: [LeafRange(plan.log, plan.first, plan.below)] for plan in plans}
     parts = []
@@ -184,9 +180,7 @@ def _plan_parts(
             rest[log.name] = [run for run in left if run.first < run.end]
         parts += [part] if part.runs else []
     number = max(numbers, default=0)
-    for runs in _packed(
-        [run for some in rest.values() for run in some], leaves_max // TILE_WIDTH * TILE_WIDTH
-    ):
+    for runs in _packed([run for some in rest.values() for run in some], leaves_max // TILE_WIDTH * TILE_WIDTH):
         number += 1
         parts.append(_Part(folder / f"part-{number:06d}", {run.log: run for run in runs}, False))
     _order(parts)
@@ -271,9 +265,7 @@ class _Purge:
             except BaseException:
                 self._stop.set()
                 pool.shutdown(cancel_futures=True)
-                failed = [
-                    future.exception() for future in futures if future.done() and not future.cancelled()
-                ]
+                failed = [future.exception() for future in futures if future.done() and not future.cancelled()]
                 cause = next((each for each in failed if each and not isinstance(each, _StoppedError)), None)
                 if cause is not None:
                     raise cause from None
@@ -341,15 +333,11 @@ class _Purge:
         column = retention_purges.c
         known: dict[str, int] = {}
         if part.is_there:
-            query = select(column.of_log, column.below).where(
-                column.digest == facts.digest, has_leaf(retention_purges)
-            )
+            query = select(column.of_log, column.below).where(column.digest == facts.digest, has_leaf(retention_purges))
             with self._engine.connect() as connection:
                 known = {row.of_log: row.below for row in connection.execute(query.order_by(column.idx))}
         plans = [
-            LogPlan(run.log, run.first, run.end, "")
-            for run in part.runs.values()
-            if known.get(run.log, -1) < run.end
+            LogPlan(run.log, run.first, run.end, "") for run in part.runs.values() if known.get(run.log, -1) < run.end
         ]
         if plans:
             record_purges(self._engine, plans, facts, self._clock)

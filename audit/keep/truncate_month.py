@@ -48,9 +48,7 @@ def old_months(engine: Engine, before_us: int) -> tuple[MonthPartition, ...]:
         return months if months and owns_tables(connection) else ()
 
 
-def counted_months(
-    engine: Engine, before_us: int, going: Mapping[str, ExpiredLeaves], folder: Path
-) -> CountedMonths:
+def counted_months(engine: Engine, before_us: int, going: Mapping[str, ExpiredLeaves], folder: Path) -> CountedMonths:
     """A count by month of what is read of `going`, none of it yet; its files stand in the folder."""
     with engine.connect() as connection:
         uneven = frozenset(life.uuid for life in uneven_lives(connection))

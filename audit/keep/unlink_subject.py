@@ -60,9 +60,7 @@ def unlink_subject(
         count = len(names)
     clock = clock or SystemClock()
     if put is None:
-        record_operator_act(
-            engine, lambda at_us: SubjectUnlinked(at_us, tenant, count, actor, reason), clock=clock
-        )
+        record_operator_act(engine, lambda at_us: SubjectUnlinked(at_us, tenant, count, actor, reason), clock=clock)
     else:
         put(SubjectUnlinked(clock.now_us(), tenant, count, actor, reason))
     with engine.connect().execution_options(**WRITE) as connection, connection.begin():

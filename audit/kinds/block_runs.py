@@ -105,9 +105,7 @@ def encoded_blocks(item: Sequence[Any]) -> int:
 
 def is_plain(items: Sequence[Sequence[Any]]) -> bool:
     """Whether every run is of the first form."""
-    return all(
-        len(item) > 1 and item[1].__class__ is list and item[0].__class__ is not list for item in items
-    )
+    return all(len(item) > 1 and item[1].__class__ is list and item[0].__class__ is not list for item in items)
 
 
 def decode(item: Sequence[Any]) -> Run:

@@ -26,9 +26,7 @@ class EpochRaised(LifecycleEvent, frozen=True, tag="epoch-raised"):
     scope: Annotated[str, OneOf(frozenset(SCOPES))]
     number: int
 
-    row = in_table(
-        "epoch_raises", "erasure", "tenant", "scope", "number", "at_us", indexes={"erasure": ("erasure",)}
-    )
+    row = in_table("epoch_raises", "erasure", "tenant", "scope", "number", "at_us", indexes={"erasure": ("erasure",)})
 
 
 class EpochsTaken(DoorsLifecycleEvent, frozen=True, tag="epochs-taken"):

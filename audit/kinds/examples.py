@@ -36,12 +36,8 @@ _FIELDS: dict[str, Any] = {
     **dict.fromkeys(("from_us", "retired_us", "started_us", "at_us", "ordered_utc"), _BEGUN_US),
     **dict.fromkeys(("last_batch", "last_sequence"), 20),
     **dict.fromkeys(("owner", "reader", "tenant", "of_tenant"), "acme"),
-    **dict.fromkeys(
-        ("previous", "pool", "duplicates", "late", "nonzero", "changed", "remaining", "shard"), 0
-    ),
-    **dict.fromkeys(
-        ("absolute_us", "ceiling_us", "deadline_us", "due_us", "ends_utc"), _BEGUN_US + 60 * _MINUTE_US
-    ),
+    **dict.fromkeys(("previous", "pool", "duplicates", "late", "nonzero", "changed", "remaining", "shard"), 0),
+    **dict.fromkeys(("absolute_us", "ceiling_us", "deadline_us", "due_us", "ends_utc"), _BEGUN_US + 60 * _MINUTE_US),
     **dict.fromkeys(("actual_us", "recompute_us", "transfer_us"), 900),
     **dict.fromkeys(("runs", "written"), (_RUN,)),
     **dict.fromkeys(("scrub_within_us", "within_us"), _MINUTE_US),
@@ -292,9 +288,7 @@ def example_of(kind: type[_Kind]) -> _Kind:
     if issubclass(kind, CustodyChanged):
         own = {"released": _held(ResidencyReleased), "passed": _held(BlocksReleased)}
         own |= {"ended": _held(CustodyEnded), "scrubbed": _held(ReceiptRecorded)}
-    values: dict[str, Any] = {
-        name: own[name] if name in own else _FIELDS[name] for name in kind.__struct_fields__
-    }
+    values: dict[str, Any] = {name: own[name] if name in own else _FIELDS[name] for name in kind.__struct_fields__}
     return kind(**values)
 
 

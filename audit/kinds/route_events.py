@@ -21,9 +21,7 @@ from kvcustody.audit.kinds.event import (
 from kvcustody.audit.kinds.row import INCARNATION, Kept, RowColumn, in_table
 
 NAMED_SCOPES = ("subject", "session", "tenant", "request")
-ANSWER_US_MAX = (
-    3_600_000_000  # that a door waits for the first word of an answer, before it writes that none came
-)
+ANSWER_US_MAX = 3_600_000_000  # that a door waits for the first word of an answer, before it writes that none came
 UNSAID = -1  # of a count that nobody said
 
 

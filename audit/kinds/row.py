@@ -73,9 +73,7 @@ class LeafFigures(NamedTuple):
     """What leaves of a kind add up to, beside how many they are."""
 
     by: str = ""  # the key whose values have figures of their own; empty: none
-    sums: Mapping[str, str] = MappingProxyType(
-        {}
-    )  # by measure: a run list, for the blocks of the part, or another key
+    sums: Mapping[str, str] = MappingProxyType({})  # by measure: a run list, for the blocks of the part, or another key
 
 
 ITEM = RowColumn("item", kept=Kept.SMALL, default="0")  # which one of its leaf; 0: the leaf is no list

@@ -41,9 +41,7 @@ from kvcustody.errors import LedgerError
 Columns = Mapping[str, Sequence[Any]]
 
 # What these say is in the columns of the whole batch, in extents, or in the leaf alone.
-UNREAD = frozenset(
-    {"schema", "kind", "outage", "incarnation", "sequence", "parts", "domains", *TOTALS, *FOLDED}
-)
+UNREAD = frozenset({"schema", "kind", "outage", "incarnation", "sequence", "parts", "domains", *TOTALS, *FOLDED})
 _CHUNK = 128
 _encode = msgspec.json.Encoder().encode
 
@@ -170,15 +168,11 @@ class _Reading:
             by_kind.setdefault(kind, []).append(place)
         for kind, places in by_kind.items():
             if kind in SCHEMA_OF_NAME:
-                self._take_kind(
-                    kind, [first + place for place in places], [leaves[place] for place in places]
-                )
+                self._take_kind(kind, [first + place for place in places], [leaves[place] for place in places])
 
     def _take_kind(self, kind: str, places: list[int], leaves: list[Any]) -> None:
         schema = SCHEMA_OF_NAME[kind]
-        said: dict[str, Sequence[Any]] = dict(
-            zip(schema.order, zip(*map(astuple, leaves), strict=True), strict=True)
-        )
+        said: dict[str, Sequence[Any]] = dict(zip(schema.order, zip(*map(astuple, leaves), strict=True), strict=True))
         for key, default in schema.absent.items():
             if msgspec.UnsetType in set(map(type, said[key])):
                 said[key] = tuple(default if value is UNSET else value for value in said[key])
@@ -202,24 +196,18 @@ class _Reading:
             if not items:
                 continue
             owners = [place for place, width in enumerate(widths) for _ in range(width)]
-            said: dict[str, Sequence[Any]] = dict(
-                zip(item.keys, zip(*map(astuple, items), strict=True), strict=True)
-            )
+            said: dict[str, Sequence[Any]] = dict(zip(item.keys, zip(*map(astuple, items), strict=True), strict=True))
             said["boot_us"] = _moments([moments[owner] for owner in owners], said["boot_us"])
             for name in item.moments - {"boot_us"} if self._keys is None else ():
                 said[name] = _moments(said["boot_us"], said[name])
-            said["at_us"] = [
-                moment + offsets[owner] for owner, moment in zip(owners, said["boot_us"], strict=True)
-            ]
+            said["at_us"] = [moment + offsets[owner] for owner, moment in zip(owners, said["boot_us"], strict=True)]
             said["of_incarnation"] = [leaf["incarnation"][owner] for owner in owners]
             for name in ("log", "tenant"):
                 said[name] = [leaf[name][owner] for owner in owners]
             if TRACE in SCHEMA_OF_NAME[item.name].order:
                 said[TRACE] = [None] * len(items)
             said["part"] = [1] * len(items)
-            said["item"] = [
-                numbers[place] + at for place, width in enumerate(widths) for at in range(1, width + 1)
-            ]
+            said["item"] = [numbers[place] + at for place, width in enumerate(widths) for at in range(1, width + 1)]
             numbers = list(map(add, numbers, widths))
             self._add(SCHEMA_OF_NAME[item.name], [places[owner] for owner in owners], said)
 
@@ -265,9 +253,7 @@ def merge_batches(batches: Sequence[LeafBatch]) -> LeafBatch:
     """The batches in order, as one; needs at least one."""
     if len(batches) == 1:
         return batches[0]
-    rows = [
-        list(chain.from_iterable(column)) for column in zip(*[batch[:9] for batch in batches], strict=True)
-    ]
+    rows = [list(chain.from_iterable(column)) for column in zip(*[batch[:9] for batch in batches], strict=True)]
     pieces: dict[str, list[LeafGroup]] = {}
     start = 0
     for batch in batches:
@@ -291,10 +277,7 @@ def _joined(groups: list[LeafGroup]) -> LeafGroup:
         columns[key] = list(chain.from_iterable(parts))
     extents = {
         name: Extents(
-            *(
-                list(chain.from_iterable(parts))
-                for parts in zip(*[g.extents[name] for g in groups], strict=True)
-            )
+            *(list(chain.from_iterable(parts)) for parts in zip(*[g.extents[name] for g in groups], strict=True))
         )
         for name in groups[0].extents
     }

@@ -208,9 +208,7 @@ class BatchEncoder:
 
     def _without_wrong(self, sequence: int, event: Event) -> tuple[CustodyChanged | None, list[RefusedEvent]]:
         """What of a shared leaf can be written, if any of it is wrong, and what is wrong."""
-        if not isinstance(event, CustodyChanged) or not all(
-            isinstance(getattr(event, key), tuple) for key in FOLDED
-        ):
+        if not isinstance(event, CustodyChanged) or not all(isinstance(getattr(event, key), tuple) for key in FOLDED):
             return None, []
         found: list[RefusedEvent] = []
         kept: dict[str, list[Event]] = {}
@@ -322,9 +320,7 @@ def written(schema: LeafSchema, items: Sequence[Item], context: Context) -> Writ
     columns, data = made.columns, list(map(_encode, rows))
     if context.sign is not None and SIGNATURE in columns:
         columns[SIGNATURE] = list(map(context.sign, data))
-        rows = [
-            replace(row, signature=text or UNSET) for row, text in zip(rows, columns[SIGNATURE], strict=True)
-        ]
+        rows = [replace(row, signature=text or UNSET) for row, text in zip(rows, columns[SIGNATURE], strict=True)]
         data = list(map(_encode, rows))
     return Written(columns["log"], columns["at_us"], rows, data, columns, made.extents, held)
 
@@ -358,9 +354,7 @@ def _hold(made: _Columns, events: Sequence[Event], context: Context) -> list[Ite
         ]
         encoded = zip(*values, strict=True)
         made.said[key] = [list(islice(encoded, width)) or UNSET for width in widths]
-        own.columns["item"] = [
-            numbers[place] + at for place, width in enumerate(widths) for at in range(1, width + 1)
-        ]
+        own.columns["item"] = [numbers[place] + at for place, width in enumerate(widths) for at in range(1, width + 1)]
         numbers = list(map(add, numbers, widths))
         held.append(ItemColumns(schema.name, owners, own.columns, own.extents))
     return held
@@ -425,8 +419,7 @@ def _pseudonymise(columns: dict[str, Column], name: PseudonymSource) -> None:
     tenants = [tenant or "" for tenant in columns["tenant"]]
     subjects, sessions = columns["subject"], columns.get("session")
     columns["subject"] = [
-        None if subject is None else name(tenant, subject)
-        for tenant, subject in zip(tenants, subjects, strict=True)
+        None if subject is None else name(tenant, subject) for tenant, subject in zip(tenants, subjects, strict=True)
     ]
     if sessions is None:  # of a kind that is about whole subjects alone
         return
@@ -452,21 +445,14 @@ def leaves_of(event: Event, row: msgspec.Struct) -> list[bytes]:
 def _fitting(event: Event, row: msgspec.Struct) -> list[bytes]:
     """A leaf, or the same event over several leaves, each filled close to the limit."""
     whole = _encode(row)
-    limit = (
-        HANDOVER_BYTES_MAX if isinstance(event, (ReportKeyRecorded, SigningKeyRecorded)) else LEAF_BYTES_MAX
-    )
+    limit = HANDOVER_BYTES_MAX if isinstance(event, (ReportKeyRecorded, SigningKeyRecorded)) else LEAF_BYTES_MAX
     if len(whole) <= limit:
         return [whole]
     schema = SCHEMAS[type(event)]
     lists = dict.fromkeys(schema.held or (ROWS if ROWS[0] in schema.keys else schema.lists))
     room = limit - len(_encode(replace(row, **dict.fromkeys(lists, Raw(b"[]"))))) - _PARTS_DIGITS
     if schema.held:
-        pieces = [
-            {key: _encode(item)}
-            for key in lists
-            if getattr(row, key) is not UNSET
-            for item in getattr(row, key)
-        ]
+        pieces = [{key: _encode(item)} for key in lists if getattr(row, key) is not UNSET for item in getattr(row, key)]
     elif ROWS[0] in lists:
         pieces = [
             {key: b"%d" % number for key, number in zip(ROWS, numbers, strict=True)}
@@ -478,9 +464,7 @@ def _fitting(event: Event, row: msgspec.Struct) -> list[bytes]:
     parts = _filled(pieces, room)
     made = []
     for number, items in enumerate(parts, 1):
-        texts: dict[str, Raw | UnsetType] = {
-            key: Raw(b"[%b]" % b",".join(items.get(key, ()))) for key in lists
-        }
+        texts: dict[str, Raw | UnsetType] = {key: Raw(b"[%b]" % b",".join(items.get(key, ()))) for key in lists}
         if schema.held:
             texts |= {key: UNSET for key in lists if key not in items}
         made.append(_encode(replace(row, part=number, parts=len(parts), **texts)))

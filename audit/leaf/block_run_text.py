@@ -77,9 +77,7 @@ def short_texts(lists: Sequence[Runs], *, placed: bool) -> tuple[list[bytes], Ex
         made[whose].append([named, *next(coded)] if coded is not None else named)
     texts = [orjson.dumps(each, option=orjson.OPT_SERIALIZE_NUMPY) for each in made]
     extents = _flat_extents(len(lists), owner, generations)
-    has_none = (
-        (generations < 1) | (generations >= EXACT) | (pools < 0) | (blocks < 0) | (~begins & (steps < 1))
-    )
+    has_none = (generations < 1) | (generations >= EXACT) | (pools < 0) | (blocks < 0) | (~begins & (steps < 1))
     for each in np.unique(owner[has_none]).tolist() if has_none.any() else ():
         (texts[each],), found = run_texts([lists[each]])
         for column, (value,) in zip(extents, found, strict=True):

@@ -52,6 +52,4 @@ def canonical(body: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(body, option=_CANONICAL)
     except (TypeError, ValueError) as problem:
-        raise LedgerError(
-            f"`{body.get('kind')}` cannot be written as a canonical leaf: {problem}"
-        ) from problem
+        raise LedgerError(f"`{body.get('kind')}` cannot be written as a canonical leaf: {problem}") from problem

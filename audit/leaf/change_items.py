@@ -52,7 +52,5 @@ def runs_of_items(body: Mapping[str, Any], kinds: Collection[str]) -> dict[int, 
 def _values(schema: ItemSchema, item: Sequence[Any], moment: int) -> dict[str, Any]:
     made = dict(zip(schema.keys, item, strict=True))
     for key in ("boot_us", *(schema.moments - {"boot_us"})):
-        made[key] = (
-            0 if made[key] is None else (moment if key == "boot_us" else made["boot_us"]) - int(made[key])
-        )
+        made[key] = 0 if made[key] is None else (moment if key == "boot_us" else made["boot_us"]) - int(made[key])
     return made

@@ -49,9 +49,7 @@ Column = Sequence[Any]
 
 _HEX = frozenset("0123456789abcdef")
 _Exact = Annotated[int, Meta(gt=-EXACT, lt=EXACT)]
-_Number = (
-    _Exact | str
-)  # a decimal string from 2^53 on, as `numbers_of` checks: no pattern, whose types crash at exit
+_Number = _Exact | str  # a decimal string from 2^53 on, as `numbers_of` checks: no pattern, whose types crash at exit
 _Runs = list[list[_Number | list[_Exact]]]
 
 
@@ -250,16 +248,12 @@ FOLDED: dict[str, type[Event]] = {  # kinds of which one leaf may have several, 
     "ended": CustodyEnded,
     "scrubbed": ReceiptRecorded,
 }
-_OF_LEAF = frozenset(
-    {"tenant", "of_incarnation", TRACE}
-)  # the leaf's own say them; what has a trace is no item
+_OF_LEAF = frozenset({"tenant", "of_incarnation", TRACE})  # the leaf's own say them; what has a trace is no item
 
 
 def _item_of(kind: type[Event]) -> ItemSchema:
     fields = msgspec.structs.fields(kind)
-    every = [
-        (_key(field.name, kind.__struct_fields__), VALUES[plain_type(field.type)].said) for field in fields
-    ]
+    every = [(_key(field.name, kind.__struct_fields__), VALUES[plain_type(field.type)].said) for field in fields]
     kept = [(key, said) for key, said in every if key not in _OF_LEAF]
     moments = frozenset(key for key, _ in kept if key.endswith("boot_us"))
     typed = [(key, said | None if key in moments else said) for key, said in kept]
@@ -288,14 +282,10 @@ def schema_of(kind: type[Event]) -> LeafSchema:
     said |= {"schema": Literal[SCHEMA], "kind": Literal[name], "outage": Literal[kind.outage]}
     said |= dict(zip(keys, (value.said for value in values), strict=True))
     said |= {TOTALS[key]: _Number for key in lists}
-    absent: dict[str, Any] = {
-        key: field.default for key, field in zip(keys, fields, strict=True) if not field.required
-    }
+    absent: dict[str, Any] = {key: field.default for key, field in zip(keys, fields, strict=True) if not field.required}
     absent |= {TOTALS[key]: 0 for key in lists if key in absent}
     order = tuple(sorted(said))
-    optional = [
-        (key, said[key] | msgspec.UnsetType, UNSET) if key in absent else (key, said[key]) for key in order
-    ]
+    optional = [(key, said[key] | msgspec.UnsetType, UNSET) if key in absent else (key, said[key]) for key in order]
     read = msgspec.defstruct(kind.__name__, optional, kw_only=True, gc=False)
     return LeafSchema(
         name,
@@ -305,9 +295,7 @@ def schema_of(kind: type[Event]) -> LeafSchema:
         lists,
         tuple(FOLDED) if kind is CustodyChanged else (),
         frozenset(key for key in order if said[key] is _Number),
-        frozenset(
-            {"at_us", *(key for key, value in zip(keys, values, strict=True) if value.said is _Number)}
-        ),
+        frozenset({"at_us", *(key for key, value in zip(keys, values, strict=True) if value.said is _Number)}),
         frozenset(key for key in order if said[key] in (str, str | None)),
         order,
         absent | ({TRACE: None} if TRACE in absent else {}),
@@ -324,9 +312,7 @@ DOORS_KINDS = frozenset(SCHEMAS[kind].name for kind in KINDS if kind.by_door)
 ORDERS = frozenset(SCHEMAS[kind].name for kind in KINDS if kind.is_order)
 SIGNED_ORDERS = frozenset(schema.name for schema in SCHEMAS.values() if SIGNATURE in schema.keys)
 LEAF_KEYS = {schema.name: frozenset(schema.order) for schema in SCHEMAS.values()}
-SERVING_KINDS = frozenset(
-    schema.name for schema in SCHEMAS.values() if FieldMeaning.SERVED in schema.meanings.values()
-)
+SERVING_KINDS = frozenset(schema.name for schema in SCHEMAS.values() if FieldMeaning.SERVED in schema.meanings.values())
 """Kinds that say whom a worker served: only these show that it held something of a tenant."""
 CLAIMING_KINDS = frozenset(
     schema.name

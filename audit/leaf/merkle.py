@@ -64,9 +64,7 @@ class Grown(NamedTuple):
 
 def placed_nodes(tree: int, grown: Iterable[Grown]) -> list[tuple[int, int, int, bytes]]:
     """The hashes that a tree completed, each with its tree, level and place."""
-    return [
-        (tree, level, idx, node) for level, first, hashes in grown for idx, node in enumerate(hashes, first)
-    ]
+    return [(tree, level, idx, node) for level, first, hashes in grown for idx, node in enumerate(hashes, first)]
 
 
 class Extended(NamedTuple):

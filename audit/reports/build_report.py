@@ -31,9 +31,7 @@ def newest_checkpoint(connection: Connection) -> int:
     return LedgerProofs(connection).signed().size
 
 
-def period(
-    connection: Connection, checkpoint: int, since_us: int | None, until_us: int | None
-) -> tuple[int, int]:
+def period(connection: Connection, checkpoint: int, since_us: int | None, until_us: int | None) -> tuple[int, int]:
     """A period's bounds: by default from the first leaf to the last under the checkpoint, whole seconds outwards."""
     state = as_of_sizes(connection, LedgerProofs(connection).sizes(checkpoint))
     if since_us is None:

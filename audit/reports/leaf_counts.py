@@ -81,9 +81,7 @@ def _counted(
         own = connection.scalar(select(logs.c.id).where(logs.c.name == log_of(tenant)))
         foreign = or_(foreign, column.log != (own or -1))
     every = select(column.incarnation, column.kind, func.count()).group_by(column.kind, column.incarnation)
-    of_kind = func.coalesce(column.kind, literal_column("''")).label(
-        "of_kind"
-    )  # a name that is not the index's
+    of_kind = func.coalesce(column.kind, literal_column("''")).label("of_kind")  # a name that is not the index's
     off = (later, foreign, or_(later, column.part > 1), and_(not_(later), column.parts > 1))
     few = (
         select(column.incarnation, of_kind, *(func.sum(case((each, 1), else_=0)) for each in off))

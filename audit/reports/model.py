@@ -47,11 +47,7 @@ class Report:
 
     def replace(self, **changes: Any) -> Report:
         """A report with other facts, by the names of fields, or with another signature, question or framework."""
-        own = {
-            name: changes.pop(name)
-            for name in ("version", "asked", "framework", "signature")
-            if name in changes
-        }
+        own = {name: changes.pop(name) for name in ("version", "asked", "framework", "signature") if name in changes}
         if unknown := changes.keys() - self.facts.keys():
             raise KeyError(min(unknown))
         return replace(self, **own, facts={**self.facts, **changes})

@@ -254,9 +254,7 @@ class ReportReading:
     @cached_property
     def counts(self) -> LeafCounts:
         """Leaves by process and kind."""
-        return read_leaf_counts(
-            self.connection, self.state, self.since_us, self.until_us, tenant=self.asked.tenant
-        )
+        return read_leaf_counts(self.connection, self.state, self.since_us, self.until_us, tenant=self.asked.tenant)
 
     @cached_property
     def periods(self) -> dict[str, WorkPeriod]:
@@ -287,9 +285,7 @@ class ReportReading:
         first_us = first_leaf_us(self.connection, self.state) or self.since_us
         start_us = trend_start_us(self.since_us, self.until_us, first_us)
         wider = self.selection._replace(since_us=start_us)
-        lives = list(
-            read_units(self.connection, wider, now_us=self.now_us, as_of=self.state, with_rules=True)
-        )
+        lives = list(read_units(self.connection, wider, now_us=self.now_us, as_of=self.state, with_rules=True))
         trend = trend_of(lives, start_us, self.since_us, self.until_us)
         return [within_period(each, self.since_us, self.until_us) for each in lives], trend
 
@@ -311,9 +307,7 @@ class ReportReading:
     @cached_property
     def _copies(self) -> tuple[CopyCoverage, list[JudgedCopies]]:
         listed: list[JudgedCopies] = []
-        found = copy_coverage(
-            self.connection, self.selection, as_of=self.state, as_of_us=self.now_us, keep=listed
-        )
+        found = copy_coverage(self.connection, self.selection, as_of=self.state, as_of_us=self.now_us, keep=listed)
         return found, listed
 
     @property
@@ -325,6 +319,4 @@ class ReportReading:
     def population(self) -> CustodyPopulation:
         """Every custody and copy that was due in the period."""
         lives, copies = self.lives, self._copies[1]
-        return CustodyPopulation(
-            lives, copies, {life.uuid: life.offset_us for life in lives_of(self.connection)}
-        )
+        return CustodyPopulation(lives, copies, {life.uuid: life.offset_us for life in lives_of(self.connection)})

@@ -172,9 +172,7 @@ def subject_page(
     )
 
 
-def _openings(
-    connection: Connection, life: IncarnationLife, tenant: str, pseudonyms: Sequence[str]
-) -> list[Any]:
+def _openings(connection: Connection, life: IncarnationLife, tenant: str, pseudonyms: Sequence[str]) -> list[Any]:
     column = residencies.c
     who = or_(column.subject.in_(pseudonyms), column.session.in_(pseudonyms))
     query = (

@@ -88,9 +88,7 @@ def _continues(connection: Connection, position: Position) -> bool:
     """Whether the ledger holds the root leaf that the position was read up to (rule 4)."""
     read = position.seal if position.idx else position.seal - 1
     seal = connection.execute(select(root_leaves).where(root_leaves.c.idx == read)).first()
-    return position.digest == ("" if seal is None else _digest(seal)) and (
-        seal is not None or position == START
-    )
+    return position.digest == ("" if seal is None else _digest(seal)) and (seal is not None or position == START)
 
 
 def _digest(seal: Row[Any]) -> str:

@@ -48,15 +48,11 @@ class SinkLosses(NamedTuple):
 
     def since(self, before: SinkLosses) -> SinkLosses:
         """What came after `before`."""
-        return SinkLosses(
-            *(dict(Counter(now) - Counter(then)) for now, then in zip(self, before, strict=True))
-        )
+        return SinkLosses(*(dict(Counter(now) - Counter(then)) for now, then in zip(self, before, strict=True)))
 
     def to_bytes(self) -> bytes:
         """As a file."""
-        return json.dumps(
-            {name: dict(counts) for name, counts in self._asdict().items()}, sort_keys=True
-        ).encode()
+        return json.dumps({name: dict(counts) for name, counts in self._asdict().items()}, sort_keys=True).encode()
 
 
 class SinkPositions(NamedTuple):
@@ -180,9 +176,7 @@ def _counts(value: dict[str, Any]) -> dict[str, int]:
     return {str(name): int(count) for name, count in value.items()}
 
 
-def _foreign(
-    connection: Connection, heads: Mapping[str, Any], places: Mapping[str, LogPlace]
-) -> Sequence[str]:
+def _foreign(connection: Connection, heads: Mapping[str, Any], places: Mapping[str, LogPlace]) -> Sequence[str]:
     """The logs whose places belong to another state of the ledger (rule 4).
 
     NOTE: logs that have nothing new are compared only when no log has: then there is time for it.

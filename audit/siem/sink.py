@@ -98,9 +98,7 @@ class WebhookSink:
         except OSError as problem:
             raise SinkError(f"sink `{self.name}`: {problem}", name=self.name) from None
         if status in _ABOUT_THE_BATCH:
-            raise RejectedError(
-                f"sink `{self.name}` refused the batch ({status})", name=self.name, status=status
-            )
+            raise RejectedError(f"sink `{self.name}` refused the batch ({status})", name=self.name, status=status)
         if not 200 <= status < 300:
             raise SinkError(f"sink `{self.name}` answered {status}", name=self.name, status=status)
 

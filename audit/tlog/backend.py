@@ -24,9 +24,7 @@ def ml_dsa_44_verifies(public: bytes, signature: bytes, message: bytes, context:
 
         MLDSA44PublicKey.from_public_bytes(public).verify(signature, message, context)
     except (ImportError, UnsupportedAlgorithm):
-        raise CannotCheckError(
-            "ML-DSA-44 is not offered by the installed `cryptography`; upgrade it"
-        ) from None
+        raise CannotCheckError("ML-DSA-44 is not offered by the installed `cryptography`; upgrade it") from None
     except (InvalidSignature, ValueError):
         return False
     return True

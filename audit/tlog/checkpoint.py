@@ -127,9 +127,7 @@ def check_witness_time(signed: SignedCheckpoint, *, now_seconds: int, age_second
     times = [line.at_seconds for line in signed.witnesses]
     if not times or max(times) > now_seconds or now_seconds - max(times) > age_seconds_max:
         origin = signed.checkpoint.origin
-        raise NoteError(
-            f"no witness saw `{origin}` within {age_seconds_max} seconds", origin=origin, times=times
-        )
+        raise NoteError(f"no witness saw `{origin}` within {age_seconds_max} seconds", origin=origin, times=times)
 
 
 def verify(key: VerifierKey, text: str, signature: NoteSignature) -> VerifiedSignature:
@@ -144,9 +142,7 @@ def verify(key: VerifierKey, text: str, signature: NoteSignature) -> VerifiedSig
     return VerifiedSignature(key, at_seconds)
 
 
-def signature_verifies(
-    key: VerifierKey, signature: bytes, message: bytes, context: bytes | None = None
-) -> bool:
+def signature_verifies(key: VerifierKey, signature: bytes, message: bytes, context: bytes | None = None) -> bool:
     """Whether a bare signature is the key's, by the algorithm of its kind; `context` is for ML-DSA-44 alone."""
     if key.kind is KeyKind.ML_DSA_44:
         return ml_dsa_44_verifies(key.public, signature, message, context)

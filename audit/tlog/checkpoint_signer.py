@@ -183,9 +183,7 @@ class CheckpointSigner:
         try:
             descriptor = _running(self._memory, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise SigningKeyError(
-                "a process signs with this key; stop it first", memory=self._memory
-            ) from None
+            raise SigningKeyError("a process signs with this key; stop it first", memory=self._memory) from None
         try:
             yield
         finally:
@@ -258,9 +256,7 @@ def _running(memory: Path, operation: int) -> int:
 @contextmanager
 def _locked(memory: Path) -> Iterator[None]:
     """One signer at a time for one memory, across processes."""
-    descriptor = os.open(
-        memory.with_name(memory.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600
-    )
+    descriptor = os.open(memory.with_name(memory.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

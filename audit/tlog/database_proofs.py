@@ -195,9 +195,7 @@ class LedgerProofs:
             wanted = {tile for idx in some for tile in inclusion_tiles(idx, size, HALF_HEIGHT)}
             read_ahead(tiles.path(sorted(wanted)))
             kept = _KeptTiles({tile: tiles.tile(*tile) for tile in wanted})
-            made += [
-                LeafProof(idx, tuple(inclusion_proof(kept, idx, size, HALF_HEIGHT)), head) for idx in some
-            ]
+            made += [LeafProof(idx, tuple(inclusion_proof(kept, idx, size, HALF_HEIGHT)), head) for idx in some]
         return made
 
     def openings(self, first: int, last: int) -> list[RootLeafOpening]:
@@ -239,9 +237,7 @@ class LedgerProofs:
             self.signed(as_of)
         size, note, at_us, of_log, *opened = rows[0]
         if as_of is not None and size != as_of:
-            problem = (
-                f"the checkpoint of `{as_of}` was never signed: ask for the next signed one, of `{size}`"
-            )
+            problem = f"the checkpoint of `{as_of}` was never signed: ask for the next signed one, of `{size}`"
             raise ProofError(problem, as_of=as_of, next=size)
         if opened[0] is None:
             self._id(log)
@@ -289,9 +285,7 @@ _LEAF = "SELECT leaf FROM events WHERE log = ? AND idx = ?"
 _NOTES = "SELECT size, note, at_us FROM signed_checkpoints "
 _NEWEST_NOTE = _NOTES + "ORDER BY size DESC LIMIT 1"
 _FIRST_NOTE = _NOTES + "WHERE size >= ? ORDER BY size LIMIT 1"
-_OPENINGS = (
-    "SELECT r.idx, l.name, r.size, r.root, r.salt FROM root_leaves AS r JOIN logs AS l ON l.id = r.log "
-)
+_OPENINGS = "SELECT r.idx, l.name, r.size, r.root, r.salt FROM root_leaves AS r JOIN logs AS l ON l.id = r.log "
 _NEWEST_OF_EACH = "(SELECT max(b.idx) FROM root_leaves AS b WHERE b.idx < ? GROUP BY b.log)"
 _NEWEST_OPENINGS = _OPENINGS + "WHERE r.idx IN " + _NEWEST_OF_EACH
 _NOTED = """

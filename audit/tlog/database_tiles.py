@@ -39,9 +39,7 @@ _NODES = "SELECT log, level, idx, hash FROM tree_nodes WHERE log = ? AND level =
 _IN_RANGE, _LISTED = "{0} >= ? AND {0} < ?", "{0} = ANY(?)"
 _LEAVES = "SELECT idx, leaf FROM events WHERE log = ? AND "
 _STORED = "SELECT idx, hash FROM tree_nodes WHERE level = 0 AND log = ? AND "
-_OPENED = (
-    "SELECT r.idx, l.name, r.size, r.root, r.salt FROM root_leaves AS r JOIN logs AS l ON l.id = r.log WHERE "
-)
+_OPENED = "SELECT r.idx, l.name, r.size, r.root, r.salt FROM root_leaves AS r JOIN logs AS l ON l.id = r.log WHERE "
 _PURGED = """
 SELECT l.name, l.size, (SELECT max(p.below) FROM retention_purges AS p WHERE p.of_log = l.name)
 FROM logs AS l WHERE l.id = ?"""
@@ -69,9 +67,7 @@ class DroppedTileError(ProofError):
 
 def read_ahead(*paths: tuple[StoredTiles, Sequence[_Range]]) -> None:
     """Have the hashes of these ranges at hand for `StoredTiles.stored` (rule 2)."""
-    nodes = [
-        (tiles.log, level, start, end) for tiles, ranges in paths for level, start, end in ranges if level
-    ]
+    nodes = [(tiles.log, level, start, end) for tiles, ranges in paths for level, start, end in ranges if level]
     leaves = [[(start, end) for level, start, end in ranges if not level] for _, ranges in paths]
     questions = [tiles.question(some) for (tiles, _), some in zip(paths, leaves, strict=True) if some]
     if nodes:
@@ -109,9 +105,7 @@ class StoredTiles(ABC):
             read_ahead((self, [place]))
         return self._ahead.pop(place)
 
-    def keep(
-        self, ranges: Sequence[_Range], nodes: Mapping[_Place, bytes], leaves: Mapping[int, bytes]
-    ) -> None:
+    def keep(self, ranges: Sequence[_Range], nodes: Mapping[_Place, bytes], leaves: Mapping[int, bytes]) -> None:
         """Put these ranges at hand: hashes of nodes by their place, of leaves by their idx."""
         for level, start, end in ranges:
             places = range(start, end)
@@ -148,9 +142,7 @@ class HalfTiles:
     def path(self, tiles: Sequence[tuple[int, int, int]]) -> tuple[StoredTiles, list[_Range]]:
         """What `read_ahead` is given for these tiles (level, index, width)."""
         places = ((*divmod(level, 2), index << HALF_HEIGHT, width) for level, index, width in tiles)
-        return self._tiles, [
-            (whole + HALF * half, start, start + width) for whole, half, start, width in places
-        ]
+        return self._tiles, [(whole + HALF * half, start, start + width) for whole, half, start, width in places]
 
     def tile(self, level: int, index: int, width: int) -> bytes:
         """The first `width` hashes of a tile; what no half level holds is hashed from the level below."""

@@ -108,9 +108,7 @@ def check_period(signed: SignedCheckpoint, periods: Sequence[KeyPeriod]) -> None
     size = signed.checkpoint.size
     for line in signed.log:
         if not any(_within(period, line.key, size) for period in periods):
-            problem = (
-                f"key `{line.key.name}` ({line.key.key_id.hex()}) may not sign a tree of `{size}` leaves"
-            )
+            problem = f"key `{line.key.name}` ({line.key.key_id.hex()}) may not sign a tree of `{size}` leaves"
             raise NoteError(problem, name=line.key.name, size=size)
 
 
@@ -118,11 +116,7 @@ def handover_note(leaf: bytes) -> bytes | None:
     """The note of two keys in a leaf; None for any other leaf, a first key's among them. Raises `NoteError`."""
     try:
         body = parse_json(leaf)
-        return (
-            base64.b64decode(body["record"], validate=True) or None
-            if body["kind"] == SIGNING_KEY_KIND
-            else None
-        )
+        return base64.b64decode(body["record"], validate=True) or None if body["kind"] == SIGNING_KEY_KIND else None
     except (binascii.Error, KeyError, TypeError, ValueError):
         raise NoteError("the leaf of a signing key is malformed") from None
 
@@ -176,10 +170,6 @@ def _check_rotation(rotation: KeyRotation) -> None:
     if len(rotation.head.root) != HASH_BYTES:
         raise NoteError(f"a rotation of `{old.name}` names no root", name=old.name)
     if old.name != new.name or old == new:
-        raise NoteError(
-            f"key `{old.name}` cannot hand over to `{new.name}`: one log, two keys", name=old.name
-        )
+        raise NoteError(f"key `{old.name}` cannot hand over to `{new.name}`: one log, two keys", name=old.name)
     if KeyKind.COSIGNATURE in (old.kind, new.kind):
-        raise NoteError(
-            f"`{old.name}` is a witness's key; only a log's own keys are rotated here", name=old.name
-        )
+        raise NoteError(f"`{old.name}` is a witness's key; only a log's own keys are rotated here", name=old.name)

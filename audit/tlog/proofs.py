@@ -76,9 +76,7 @@ def inclusion_tiles(index: int, size: int, height: int = TILE_HEIGHT) -> list[tu
 def consistency_proof(tiles: TileSource, old_size: int, size: int, height: int = TILE_HEIGHT) -> list[bytes]:
     """The path that shows that the tree of `size` leaves extends the one of `old_size`."""
     if not 0 <= old_size <= size:
-        raise ProofError(
-            f"a tree of `{size}` leaves extends none of `{old_size}`", old_size=old_size, size=size
-        )
+        raise ProofError(f"a tree of `{size}` leaves extends none of `{old_size}`", old_size=old_size, size=size)
     if old_size in (0, size):
         return []
     ranges: list[tuple[int, int]] = []
@@ -136,9 +134,7 @@ def root_of_inclusion(leaf_hash: bytes, index: int, size: int, path: Sequence[by
 def check_inclusion(leaf_hash: bytes, index: int, head: TreeHead, path: Sequence[bytes]) -> None:
     """Raise `ProofError` unless the path shows the leaf hash at `index` of the tree with this head."""
     if root_of_inclusion(leaf_hash, index, head.size, path) != head.root:
-        raise ProofError(
-            f"leaf `{index}` is not the one in the tree of `{head.size}`", index=index, size=head.size
-        )
+        raise ProofError(f"leaf `{index}` is not the one in the tree of `{head.size}`", index=index, size=head.size)
 
 
 def check_consistency(old: TreeHead, new: TreeHead, path: Sequence[bytes]) -> None:

@@ -163,9 +163,7 @@ def check_leaf(
     signed: SignedCheckpoint | None = None,
 ) -> SealedHead:
     """The sealed head under which `leaf` is at the proof's index; raises `NoteError` or `ProofError` (rule 3)."""
-    sealed = check_head(
-        proof.head, keys, witnesses=witnesses, witness_threshold=witness_threshold, signed=signed
-    )
+    sealed = check_head(proof.head, keys, witnesses=witnesses, witness_threshold=witness_threshold, signed=signed)
     check_inclusion(leaf_hash(leaf), proof.index, sealed.head, proof.path)
     return sealed
 

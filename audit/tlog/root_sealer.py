@@ -251,9 +251,7 @@ def _seal(connection: Connection, before: Frontier) -> tuple[int, list[str]]:
         (idx, ids[opening.name], opening.head.size, opening.head.root, opening.salt)
         for idx, opening in enumerate(openings, before.size)
     ]
-    _store(
-        connection, leaves, placed_nodes(ROOT, grown), (after.size, root, max(times)), after.to_bytes(root)
-    )
+    _store(connection, leaves, placed_nodes(ROOT, grown), (after.size, root, max(times)), after.to_bytes(root))
     return len(heads), damaged
 
 

@@ -19,9 +19,7 @@ from typing import Literal, NamedTuple
 
 from kvcustody.errors import LedgerError
 
-NOTE_BYTES_MAX = (
-    256 << 10
-)  # sixteen post-quantum signatures, which every reader must accept, are about 110 KiB
+NOTE_BYTES_MAX = 256 << 10  # sixteen post-quantum signatures, which every reader must accept, are about 110 KiB
 SIGNATURES_MAX = 64
 NAME_BYTES_MAX = 255  # the length field of an ML-DSA-44 cosigned message
 VKEY_CHARS_MAX = 4096
@@ -73,9 +71,7 @@ class VerifierKey:
     def __post_init__(self) -> None:
         check_name(self.name)
         if len(self.public) != PUBLIC_BYTES[self.kind]:
-            raise NoteError(
-                f"key `{self.name}` has `{len(self.public)}` bytes, not {PUBLIC_BYTES[self.kind]}"
-            )
+            raise NoteError(f"key `{self.name}` has `{len(self.public)}` bytes, not {PUBLIC_BYTES[self.kind]}")
 
     @property
     def key_id(self) -> bytes:
@@ -119,9 +115,7 @@ def check_name(name: str) -> None:
     """Raise `NoteError` unless this is a key name: not empty, no space or plus, at most 255 bytes of UTF-8."""
     plain = name and "+" not in name and not any(char.isspace() or char < " " for char in name)
     if not plain or not _encodable(name) or len(name.encode()) > NAME_BYTES_MAX:
-        raise NoteError(
-            f"key name `{name[:64]!r}` is empty, too long, or has a space, plus or control character"
-        )
+        raise NoteError(f"key name `{name[:64]!r}` is empty, too long, or has a space, plus or control character")
 
 
 def parse_vkey(text: str) -> VerifierKey:
@@ -154,9 +148,7 @@ def parse_note(data: bytes) -> Note:
         raise NoteError("a note has no signature lines under an empty line")
     each = lines[:-1].split("\n")
     if len(each) > SIGNATURES_MAX:
-        raise NoteError(
-            f"a note has `{len(each)}` signature lines, more than {SIGNATURES_MAX}", lines=len(each)
-        )
+        raise NoteError(f"a note has `{len(each)}` signature lines, more than {SIGNATURES_MAX}", lines=len(each))
     return Note(text + "\n", tuple(_parse_line(line) for line in each))
 
 

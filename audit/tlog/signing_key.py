@@ -160,9 +160,7 @@ def _check_file(path: Path, status: os.stat_result) -> None:
         raise _refused(path, "is not a regular file", "give the path of a key file")
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
-        raise _refused(
-            path, f"has mode `{mode:04o}`, open to others", "chmod 600 it; rotate the key if it was seen"
-        )
+        raise _refused(path, f"has mode `{mode:04o}`, open to others", "chmod 600 it; rotate the key if it was seen")
     if status.st_uid != os.geteuid():
         raise _refused(path, f"belongs to user `{status.st_uid}`", f"chown it to user {os.geteuid()}")
 

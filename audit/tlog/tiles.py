@@ -126,9 +126,7 @@ class TileFolder:
     def _either(self, level: int, index: int, width: int, bytes_max: int) -> bytes:
         path = tile_path(level, index, width)
         if width != TILE_WIDTH and not os.path.lexists(self.folder / path):
-            path = tile_path(
-                level, index
-            )  # the log has grown: C2SP lets a full tile stand for its partial ones
+            path = tile_path(level, index)  # the log has grown: C2SP lets a full tile stand for its partial ones
         return read_plain_file(self.folder, path, bytes_max)
 
 
@@ -152,9 +150,7 @@ def write_export(
         try:
             found = _write_tiles(fresh, leaves)
             if found != head:
-                problem = (
-                    f"the leaves give `{found.size}` leaves and another root than the head of `{head.size}`"
-                )
+                problem = f"the leaves give `{found.size}` leaves and another root than the head of `{head.size}`"
                 raise ExportError(problem, size=found.size, expected=head.size)
             for name, data in files.items():
                 _write(fresh / name, data)
@@ -184,9 +180,7 @@ def _write_tiles(folder: Path, leaves: Iterable[bytes]) -> TreeHead:
     return frontier.head()
 
 
-def _grow(
-    folder: Path, frontier: Frontier, hashes: list[bytes], upper: list[list[bytes]], done: list[int]
-) -> Frontier:
+def _grow(folder: Path, frontier: Frontier, hashes: list[bytes], upper: list[list[bytes]], done: list[int]) -> Frontier:
     frontier, grown = frontier.extend(hashes)
     for level, _, made in grown:
         if level > len(upper):

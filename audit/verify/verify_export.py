@@ -174,9 +174,7 @@ class ExportVerdict:
         made = [] if self.signed is not None and self.signed.witnesses else [NO_WITNESS]
         made += [NOT_RECORDED, NOT_TRUE]
         if not self.is_marked_shown:
-            made.append(
-                "which processes replayed or generated what they recorded: not all of the system log is here"
-            )
+            made.append("which processes replayed or generated what they recorded: not all of the system log is here")
         if not self.stamps:
             along = f"{self.unchecked_stamps} timestamps came along, and none was checked"
             made.append(f"when this existed: {along if self.unchecked_stamps else 'no timestamp came along'}")
@@ -185,9 +183,7 @@ class ExportVerdict:
         if self.closed:
             made.append(f"what leaves of the root log stand for whose salts were destroyed: {self.closed}")
         bare = [log for log in self.logs if self.whole and log.first]
-        made += [
-            f"what leaves 0 to {log.first} of `{log.name}` said: only their hashes are there" for log in bare
-        ]
+        made += [f"what leaves 0 to {log.first} of `{log.name}` said: only their hashes are there" for log in bare]
         unchecked = sum(log.unchecked_heads for log in self.logs)
         if unchecked:
             made.append(f"{unchecked} earlier heads whose leaves are not in this export")
@@ -350,9 +346,7 @@ class _Check:
             if stamped.origin != verdict.origin:
                 raise ExportError(f"`{entry.place}` is a timestamp of `{stamped.origin}`")
             check_consistency(stamped.head, verdict.root, entry.path)
-            for (
-                authority
-            ) in authorities:  # another's token is none of its; each of the reader's has to have one
+            for authority in authorities:  # another's token is none of its; each of the reader's has to have one
                 at_us = authority.stamped_at_us(token, text)
                 if at_us is not None:
                     verdict.stamps.append(StampVerdict(authority.name, stamped.size, at_us))
@@ -412,13 +406,8 @@ class _Check:
         opening = RootLeafOpening.from_bytes(opened)
         if opening.commitment() != leaf:
             raise ExportError(f"a leaf of the root log is not what its opening (`{opening.name}`) says")
-        if (
-            heads.setdefault(opening.name, {}).setdefault(opening.head.size, opening.head.root)
-            != opening.head.root
-        ):
-            raise ExportError(
-                f"`{opening.name}` has two histories: two heads at `{opening.head.size}` leaves"
-            )
+        if heads.setdefault(opening.name, {}).setdefault(opening.head.size, opening.head.root) != opening.head.root:
+            raise ExportError(f"`{opening.name}` has two histories: two heads at `{opening.head.size}` leaves")
         return leaf
 
     def _log(self, log: ExportedLog, form: LeafFormat) -> None:
@@ -435,9 +424,7 @@ class _Check:
         frontier = log.range.before
         for file in log.files:
             if file.first != frontier.size:
-                raise ExportError(
-                    f"`{file.path}` begins at leaf `{file.first}`; `{frontier.size}` was expected"
-                )
+                raise ExportError(f"`{file.path}` begins at leaf `{file.first}`; `{frontier.size}` was expected")
             if (self._folder / file.path).stat().st_size != file.bytes:
                 raise ExportError(f"`{file.path}` does not have the size that the manifest states")
             for leaves in self._leaves(file, form):
@@ -453,9 +440,7 @@ class _Check:
                 raise ExportError(f"`{file.path}` does not have the leaves that the manifest states")
         due.check(frontier, [])
         if self._verdict.whole and log.range.end != log.head.size:
-            raise ExportError(
-                f"`{log.name}` ends at leaf `{log.range.end}` of {log.head.size} in a whole export"
-            )
+            raise ExportError(f"`{log.name}` ends at leaf `{log.range.end}` of {log.head.size} in a whole export")
         log.range.check(frontier, log.head)
         if digest.hexdigest() != log.digest:
             raise ExportError(f"the leaves of `{log.name}` do not have the digest that the manifest states")
@@ -476,9 +461,7 @@ class _Check:
 class DueHeads:
     """Heads of one log that its leaves must give on the way: those of the root log, and those that were kept."""
 
-    def __init__(
-        self, name: str, heads: dict[str, dict[int, bytes]] | None, kept: Sequence[KeptHead]
-    ) -> None:
+    def __init__(self, name: str, heads: dict[str, dict[int, bytes]] | None, kept: Sequence[KeptHead]) -> None:
         self._name = name
         due = [TreeHead(*head) for head in (heads or {}).get(name, {}).items()]
         due += [item.head for item in kept if item.log == name]

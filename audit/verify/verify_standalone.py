@@ -75,9 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise CannotCheckError("--head and --witness are for exports; this is a document")
             return _check_document(asked.export, keys)
         witness_count = len(witnesses)
-        found = verify_export(
-            asked.export, keys, witnesses=witnesses, witness_threshold=witness_count, kept=kept
-        )
+        found = verify_export(asked.export, keys, witnesses=witnesses, witness_threshold=witness_count, kept=kept)
     except (LedgerError, OSError) as problem:
         print(f"CANNOT BE CHECKED: {problem.message if isinstance(problem, LedgerError) else problem}")
         return 2
@@ -98,9 +96,7 @@ def _check_mailed(path: Path, keys: Sequence[str], witnesses: Sequence[str]) -> 
         return 1
     root = sealed.signed.checkpoint
     size = several(sealed.head.size, "leaf")
-    print(
-        f"SOUND: leaf {idx} of `{sealed.name}` ({size}), under a checkpoint of {root.size} of `{root.origin}`"
-    )
+    print(f"SOUND: leaf {idx} of `{sealed.name}` ({size}), under a checkpoint of {root.size} of `{root.origin}`")
     _print_end(sealed.signed, _OF_ONE_LEAF)
     return 0
 
@@ -136,9 +132,7 @@ def _print_sound(found: ExportVerdict) -> None:
         print(f"{log.name}: leaves {log.first} to {log.end} of {log.size} are as signed ({kinds})")
     print(f"SOUND: {several(found.leaves, 'leaf')} of `{found.origin}`, checkpoint of {found.root.size}")
     for one in found.marked:
-        print(
-            f"NOT AN ENGINE AT WORK: all that process {one.incarnation} of {one.worker!a} recorded is {one.origin}"
-        )
+        print(f"NOT AN ENGINE AT WORK: all that process {one.incarnation} of {one.worker!a} recorded is {one.origin}")
     if found.handovers:
         print(f"{several(found.handovers, 'handover')} of the signing key on record")
     _print_end(found.signed, [*found.limits, *([_TIMESTAMPS] if found.unchecked_stamps else [])])

@@ -108,9 +108,7 @@ def verify_export(
         named = CHECKPOINT if os.path.lexists(folder / CHECKPOINT) else HEAD_PROOF
         if named == CHECKPOINT:
             note = read_plain_file(folder, CHECKPOINT, NOTE_BYTES_MAX)
-            report.signed = open_checkpoint(
-                note, keys, witnesses=cosigners, witness_threshold=witness_threshold
-            )
+            report.signed = open_checkpoint(note, keys, witnesses=cosigners, witness_threshold=witness_threshold)
             report.name, head = report.signed.checkpoint.origin, report.signed.checkpoint.head
         else:
             proof = parse_head_proof(read_plain_file(folder, HEAD_PROOF, 2 * NOTE_BYTES_MAX))
@@ -205,9 +203,7 @@ class _Check:
         while self._known and (last or self._known[0].size <= end):
             before = self._known.pop(0)
             if before.size > end:
-                self._report.add(
-                    f"the log was cut: it has `{end}` leaves, and had {before.size} before", end, None
-                )
+                self._report.add(f"the log was cut: it has `{end}` leaves, and had {before.size} before", end, None)
             elif frontier.extend(hashes[: before.size - frontier.size]).frontier.root() != before.root:
                 self._report.add(f"the log is not the one whose head at `{before.size}` leaves was kept")
 

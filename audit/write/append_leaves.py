@@ -103,9 +103,7 @@ class Appender:
         """Insert the leaves in order, with contiguous idx per log, and their projections; how many were added."""
         return self.append_all(connection, [batch], skip_known=skip_known)
 
-    def append_all(
-        self, connection: Connection, batches: Sequence[LeafBatch], *, skip_known: bool = False
-    ) -> int:
+    def append_all(self, connection: Connection, batches: Sequence[LeafBatch], *, skip_known: bool = False) -> int:
         """Append batches together; how many leaves were added. No leaf may be in two of them."""
         if skip_known:
             batches = [self._unknown(connection, batch) for batch in batches]
@@ -138,9 +136,7 @@ class Appender:
             self._append(connection, [*back, *([merge_batches(parts)] if parts else ())], logs)
         return found
 
-    def _append(
-        self, connection: Connection, batches: Sequence[LeafBatch], locked: Sequence[LockedLog] | None
-    ) -> None:
+    def _append(self, connection: Connection, batches: Sequence[LeafBatch], locked: Sequence[LockedLog] | None) -> None:
         """Append batches whose leaves are new; `locked` are their logs, and perhaps others, where they are already."""
         if locked is None:
             logs = self._locked(connection, batches, None)
@@ -164,9 +160,7 @@ class Appender:
         for some in placed:
             self._insert(connection, some, inserts)
             count_events(some.batch, some.logs, figures)
-        self.deltas = write_deltas(
-            inserts, figures, {log.id: log.size + len(hashes[log.name]) for log in logs}
-        )
+        self.deltas = write_deltas(inserts, figures, {log.id: log.size + len(hashes[log.name]) for log in logs})
         inserts.finish()
         store(connection, trees, newest_us, self._clock.utc_us())
 
@@ -239,9 +233,7 @@ class Appender:
         known = self._incarnations.get(uuid)
         if known is None:
             table = schema.incarnations
-            row = connection.execute(
-                select(table.c.id, table.c.offset_us).where(table.c.uuid == uuid)
-            ).first()
+            row = connection.execute(select(table.c.id, table.c.offset_us).where(table.c.uuid == uuid)).first()
             founder = batch.founders.get(uuid)
             if row is not None:
                 known = IncarnationRow(row.id, row.offset_us)
@@ -299,9 +291,7 @@ def _as_written(figures: Mapping[HourFigure, int]) -> str:
     return orjson.dumps([(*figure, value) for figure, value in figures.items()]).decode()
 
 
-def register(
-    connection: Connection, uuid: str, worker: str, offset_us: int, started_us: int
-) -> IncarnationRow:
+def register(connection: Connection, uuid: str, worker: str, offset_us: int, started_us: int) -> IncarnationRow:
     """Insert an incarnation (and its worker, when new)."""
     incarnations = schema.incarnations
     values = {
@@ -337,9 +327,7 @@ def worker_id(connection: Connection, name: str) -> int:
     return int(known)
 
 
-def record_apart(
-    connection: Connection, name: str, clock: Clock, events: Sequence[Event], now_us: int
-) -> LeafBatch:
+def record_apart(connection: Connection, name: str, clock: Clock, events: Sequence[Event], now_us: int) -> LeafBatch:
     """Events as the leaves of a process that begins and ends with them: whatever happens, it is never left open.
 
     Nobody is named in them but tenants. `now_us` is the boot-time moment of the last one.
@@ -361,8 +349,7 @@ def _nobody(tenant: str | None, subject: str | None, session: str | None = None)
 RETURNS = "ledger:returns"  # no name of a worker has a colon
 _DIED = "died"
 _LIVES = (
-    'SELECT i.uuid, i."end", w.name FROM incarnations AS i JOIN workers AS w ON w.id = i.worker'
-    " WHERE i.uuid IN ({})"
+    'SELECT i.uuid, i."end", w.name FROM incarnations AS i JOIN workers AS w ON w.id = i.worker WHERE i.uuid IN ({})'
 )
 _LOGS_AT_ONCE = 256
 _MAKING = (  # a lock for many names: a transaction has room for so many alone
@@ -371,14 +358,10 @@ _MAKING = (  # a lock for many names: a transaction has room for so many alone
 )
 _NO_TREE = merkle.EMPTY.to_bytes()
 _NEW_LOG = "INSERT INTO logs (name, size, frontier) VALUES (?, 0, ?) ON CONFLICT (name) DO NOTHING"
-_NEW_TENANT = (
-    "INSERT INTO tenants (tenant, log, first_seen_us) VALUES (?, ?, ?) ON CONFLICT (tenant) DO NOTHING"
-)
+_NEW_TENANT = "INSERT INTO tenants (tenant, log, first_seen_us) VALUES (?, ?, ?) ON CONFLICT (tenant) DO NOTHING"
 
 
-def _log_ids(
-    connection: Connection, names: Sequence[str], at_us: int, *, free: bool = False
-) -> dict[str, int]:
+def _log_ids(connection: Connection, names: Sequence[str], at_us: int, *, free: bool = False) -> dict[str, int]:
     """The ids of logs; those that are not there yet are made, in the order of the names.
 
     `free`: but for those that another transaction is making, which would have to be waited for.
@@ -538,6 +521,5 @@ INSERT INTO unsealed_heads (log, size, newest_us, grown_us)
 SELECT * FROM unnest(%b::int[], %b::bigint[], %b::bigint[], %b::bigint[])
 """
 _UPDATE = (
-    "UPDATE logs SET size = new.column2, frontier = new.column3"
-    " FROM (VALUES {}) AS new WHERE logs.id = new.column1"
+    "UPDATE logs SET size = new.column2, frontier = new.column3 FROM (VALUES {}) AS new WHERE logs.id = new.column1"
 )

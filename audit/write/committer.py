@@ -254,9 +254,7 @@ class DatabaseSink:
                 if connection.scalar(select(row.id).where(row.uuid == life.incarnation)) is None:
                     register(connection, life.incarnation, life.worker, life.offset_us, self._clock.utc_us())
             recorder = f"{life.worker}:closing"
-            close_predecessors(
-                self._committer, self.engine, self._clock, life.worker, life.incarnation, recorder
-            )
+            close_predecessors(self._committer, self.engine, self._clock, life.worker, life.incarnation, recorder)
 
     def prepare(self, events: Sequence[Event], *, reachable: bool, spilled: bool) -> None:
         """Read the pseudonyms of people whom events name; what cannot be read is invented where it is needed."""

@@ -87,9 +87,7 @@ def close_predecessors(
     mine = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
     with engine.connect() as connection:
         dead = open_processes(connection, (workers.c.name == worker) & (incarnations.c.id < mine))
-    every = (
-        close_process(committer, engine, clock, one.uuid, BY_SUCCESSOR, recorder, stop=stop) for one in dead
-    )
+    every = (close_process(committer, engine, clock, one.uuid, BY_SUCCESSOR, recorder, stop=stop) for one in dead)
     return all(every)
 
 
@@ -135,9 +133,7 @@ def close_process(
 class _Step:
     """The transactions of one closing: what is open behind `after` is read again under the lock, and written."""
 
-    def __init__(
-        self, clock: Clock, dead: OpenProcess, heard: int | None, why: Closing, recorder: str
-    ) -> None:
+    def __init__(self, clock: Clock, dead: OpenProcess, heard: int | None, why: Closing, recorder: str) -> None:
         self.after = -1
         self.following: int | None = -1
         self._clock = clock
@@ -300,9 +296,7 @@ def _open_custody(
         return
     column, generations = custody_ends.c, written.pairs.generations
     among = column.high >= int(generations.min()), column.low <= int(generations.max())
-    ended = read(
-        connection, custody_ends, (column.tenant,), (column.incarnation == incarnation) & among[0] & among[1]
-    )
+    ended = read(connection, custody_ends, (column.tenant,), (column.incarnation == incarnation) & among[0] & among[1])
     keys = unit_keys(written.pairs.pools, generations)
     still = ~np.isin(keys, unit_keys(ended.pairs.pools, ended.pairs.generations))
     codes: dict[tuple[str, str], int] = {}

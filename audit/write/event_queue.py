@@ -90,9 +90,7 @@ _MAY_SHARE: dict[type[Event], Callable[[Event], bool]] = {
 def _is_plain(event: Event, check: Callable[[Event], bool]) -> bool:
     """Whether it may share a leaf; one with values of another type is by itself, for the encoder to refuse."""
     try:
-        return (
-            event.at_us.__class__ is int and isinstance(getattr(event, "tenant", None), str) and check(event)
-        )
+        return event.at_us.__class__ is int and isinstance(getattr(event, "tenant", None), str) and check(event)
     except (TypeError, AttributeError):
         return False
 
@@ -494,9 +492,7 @@ class DurableWatermark:
         if not finished:
             return
         mark = self.sequence
-        if min(finished) == mark + 1 and max(finished) == mark + len(
-            finished
-        ):  # the rule: a batch without holes
+        if min(finished) == mark + 1 and max(finished) == mark + len(finished):  # the rule: a batch without holes
             mark += len(finished)
         else:
             self._beyond.update(finished)

@@ -577,9 +577,7 @@ class EventWriter(LedgerWriter):
     def close_predecessors(self, worker: str, incarnation: str) -> None:
         """Close a worker's processes before this one that neither stopped nor were closed; beside what is written."""
         with closing_committer(self.engine, self._clock) as committer:
-            close_predecessors(
-                committer, self.engine, self._clock, worker, incarnation, f"{self._worker}:closing"
-            )
+            close_predecessors(committer, self.engine, self._clock, worker, incarnation, f"{self._worker}:closing")
 
 
 class _SideThread:

@@ -39,9 +39,7 @@ def fold_some(connection: Connection, *, deltas_max: int = DELTAS_MAX) -> int:
     key = tuple(column[name] for name in counter_deltas.primary_key.columns.keys())  # noqa: SIM118 - no mapping
     oldest = select(*key).where(is_of_leaves(counter_deltas)).order_by(*key).limit(deltas_max)
     taking = delete(counter_deltas).where(tuple_(*key).in_(oldest))
-    taken = connection.execute(
-        taking.returning(column.scraped, column.hour_us, column.log, column.figures)
-    ).all()
+    taken = connection.execute(taking.returning(column.scraped, column.hour_us, column.log, column.figures)).all()
     by_hour: dict[_Place, _Sum] = {}
     for scraped, hour_us, log, packed in taken:
         _add(by_hour, (scraped, hour_us, log), unpack_hour(hour_us, packed).items())

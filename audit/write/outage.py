@@ -290,9 +290,7 @@ class Outage:
 
     def rewind(self, why: str) -> None:
         """What the sink kept is to be handed in once more (rule 6); what had gone before it, and why, is on record."""
-        _log.error(
-            "the ledger lost what it had acknowledged; all that was kept is handed in again", reason=why
-        )
+        _log.error("the ledger lost what it had acknowledged; all that was kept is handed in again", reason=why)
         self._stop_replay(why)  # from here on nobody asks the sink for anything
         try:
             self._sink.rewind()
@@ -350,9 +348,7 @@ class Outage:
     def _is_own(self, segment: SpillSegment) -> bool:
         return segment.path.name.startswith(self._life.incarnation)
 
-    def _hand_in(
-        self, segment: SpillSegment, names: Sequence[Row], data: Sequence[bytes], counts: _Counts
-    ) -> None:
+    def _hand_in(self, segment: SpillSegment, names: Sequence[Row], data: Sequence[bytes], counts: _Counts) -> None:
         """Hand in spilled leaves; one that is refused becomes a gap (rule 3)."""
         try:
             added = self._sink.replay(names, data)

@@ -70,9 +70,7 @@ def rebuild_ledger(connection: Connection, every: Iterable[LogLeaves]) -> None:
     """Fill an empty database from leaves (rule 2): leaves, their rows, processes and figures; trees stay empty."""
     lives = _Lives(connection)
     for log in sorted(every, key=lambda log: log.name != SYSTEM):  # who wrote is known by the system log
-        made = connection.execute(
-            insert(logs).values(name=log.name, size=log.size, frontier=EMPTY.to_bytes())
-        )
+        made = connection.execute(insert(logs).values(name=log.name, size=log.size, frontier=EMPTY.to_bytes()))
         assert made.inserted_primary_key is not None
         number, place, seen_us = int(made.inserted_primary_key[0]), log.first, 0
         figures = Figures()

@@ -43,9 +43,7 @@ class SinkAwayError(NotAcknowledgedError):
     `wait_seconds`: how long the sink asks to be left alone.
     """
 
-    def __init__(
-        self, cause: str, error: CustodyError, *, wait_seconds: float = 0.0, passing: bool = False
-    ) -> None:
+    def __init__(self, cause: str, error: CustodyError, *, wait_seconds: float = 0.0, passing: bool = False) -> None:
         super().__init__(cause)
         self.error = error
         self.wait_seconds = wait_seconds

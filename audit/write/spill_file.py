@@ -122,9 +122,7 @@ class SpillFile:
         self._suffix = suffix
         self._durable = durable
         self._unsynced = False
-        self._written: tuple[
-            tuple[int, int], ...
-        ] = ()  # bytes by the second, of the last minute; read on any thread
+        self._written: tuple[tuple[int, int], ...] = ()  # bytes by the second, of the last minute; read on any thread
         self.limit_bytes = limit_bytes
         self._number = 0
         self._descriptor = -1
@@ -134,27 +132,21 @@ class SpillFile:
         try:
             private_folder(directory)
         except OSError as problem:
-            raise LedgerError(
-                f"spill directory `{directory}`: {problem.strerror}", path=directory
-            ) from problem
+            raise LedgerError(f"spill directory `{directory}`: {problem.strerror}", path=directory) from problem
 
     def append(self, records: list[bytes]) -> int:
         """Write all records and fsync; the bytes that they take. Raises `SpillFullError` having written none."""
         data = b"".join(map(_framed, _packed(records)))
         self._restore()
         if self.bytes() + len(data) > self.limit_bytes:
-            raise SpillFullError(
-                f"the spill holds its limit of `{self.limit_bytes}` bytes", limit=self.limit_bytes
-            )
+            raise SpillFullError(f"the spill holds its limit of `{self.limit_bytes}` bytes", limit=self.limit_bytes)
         try:
             self._open()
             self._unsynced = not self._durable
             _write(self._descriptor, data, durable=self._durable)
         except OSError as problem:
             self._undo()
-            raise SpillFullError(
-                f"spill `{self._directory}`: {problem.strerror}", path=self._directory
-            ) from problem
+            raise SpillFullError(f"spill `{self._directory}`: {problem.strerror}", path=self._directory) from problem
         self._size += len(data)
         now, (last, size) = int(time.monotonic()), self._written[-1] if self._written else (-1, 0)
         before = self._written[:-1] if last == now else self._written
@@ -165,9 +157,7 @@ class SpillFile:
 
     def bytes(self) -> int:
         """What all segments of the directory take together."""
-        return sum(
-            size for size in map(_size, self._directory.glob("*" + self._suffix)) if size > len(_MAGIC)
-        )
+        return sum(size for size in map(_size, self._directory.glob("*" + self._suffix)) if size > len(_MAGIC))
 
     def bytes_per_second(self) -> float:
         """At what rate it grew in the last minute; 0.0 where it did not."""
@@ -184,9 +174,7 @@ class SpillFile:
         try:
             os.fsync(self._descriptor)
         except OSError as problem:
-            raise SpillFullError(
-                f"spill `{self._directory}`: {problem.strerror}", path=self._directory
-            ) from problem
+            raise SpillFullError(f"spill `{self._directory}`: {problem.strerror}", path=self._directory) from problem
         self._unsynced = False
 
     def rotate(self) -> Path | None:
@@ -210,9 +198,7 @@ class SpillFile:
         if rotate:
             self.rotate()
         found = []
-        for path in sorted(
-            self._directory.glob("*" + self._suffix), key=lambda path: (_changed_ns(path), path.name)
-        ):
+        for path in sorted(self._directory.glob("*" + self._suffix), key=lambda path: (_changed_ns(path), path.name)):
             if path in self._held:
                 found.append(SpillSegment(path, os.dup(self._held[path]), self._held))
                 continue

@@ -204,9 +204,7 @@ def requests(rounds: int, length: int) -> dict[str, Any]:
 def main() -> int:
     bench = Bench(__doc__, "kvcustody", "torch", "numpy", rounds=9, strict=True)
     bench.add("--flips", type=int, default=10_000, help="at each level (default: %(default)s)")
-    bench.add(
-        "--clean", type=int, default=10_000, help="look-ups of what nobody changed (default: %(default)s)"
-    )
+    bench.add("--clean", type=int, default=10_000, help="look-ups of what nobody changed (default: %(default)s)")
     bench.add("--mib", type=int, default=64, help="bytes of each point of `speed`, MiB")
     options = bench.parse()
     found = [detection(level, options.flips, options.clean) for level in LEVELS]

@@ -66,8 +66,7 @@ def main() -> None:
     bench.add("--mib", type=int, default=512)
     options = bench.parse()
     rows = {
-        name: measure(options.device, options.mib, scrubbed=name == "scrubbed")
-        for name in ("as it is", "scrubbed")
+        name: measure(options.device, options.mib, scrubbed=name == "scrubbed") for name in ("as it is", "scrubbed")
     }
     print("| pool freed | same allocator | after its memory went back | another process |\n|---|---|---|---|")
     for name, row in rows.items():

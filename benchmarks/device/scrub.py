@@ -98,9 +98,7 @@ def measure(
     layers = layers or options.layers
     segments = 2 * layers
     listed = count or max(8, (options.mib << 20) // (piece * segments))
-    tensors = [
-        torch.zeros((2, 2 * listed, piece // 2), dtype=torch.bfloat16, device=device) for _ in range(layers)
-    ]
+    tensors = [torch.zeros((2, 2 * listed, piece // 2), dtype=torch.bfloat16, device=device) for _ in range(layers)]
     table = SegmentTable.from_tensors(tensors, layout="kv_blocks")
     flat = torch.zeros(listed * table.bytes_per_block, dtype=torch.uint8, device=device)
     generator = np.random.default_rng(1)
@@ -168,9 +166,7 @@ def full(options: argparse.Namespace) -> list[Point]:
 def small(options: argparse.Namespace) -> float:
     """Microseconds to scrub one block, its list's way to the device included: the median of 200."""
     device = torch.device(options.device)
-    tensors = [
-        torch.zeros(2, 64, 16, 8, 128, dtype=torch.bfloat16, device=device) for _ in range(options.layers)
-    ]
+    tensors = [torch.zeros(2, 64, 16, 8, 128, dtype=torch.bfloat16, device=device) for _ in range(options.layers)]
     table = SegmentTable.from_tensors(tensors, layout="kv_blocks")
     block = np.array([7])
     times = [seconds(lambda: scrub(table, block), device) for _ in range(220)][20:]
@@ -194,8 +190,7 @@ def main() -> None:
     path = "triton" if uses_triton(probe) else "torch"
     print(f"{options.device}, {path} path, {options.mib} MiB a point, {options.layers} layers")
     columns = "".join(
-        f"{name:>8}"
-        for name in ("zero_", "scrub", "ratio", "paired", "naive", "verify", "copy", "peer", "memset")
+        f"{name:>8}" for name in ("zero_", "scrub", "ratio", "paired", "naive", "verify", "copy", "peer", "memset")
     )
     print(f"{'piece':>9}{'lay':>4}{'blocks':>8}  {'order':9}{columns} read back   (GB/s)")
     points = []

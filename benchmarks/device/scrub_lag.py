@@ -53,9 +53,7 @@ def main() -> None:
     bench.add("--limit", type=int, help="only the first requests of each")
     options = bench.parse()
     rows = {}
-    print(
-        f"whole traces: {'no, the first ' + str(options.limit) + ' requests of each' if options.limit else 'yes'}"
-    )
+    print(f"whole traces: {'no, the first ' + str(options.limit) + ' requests of each' if options.limit else 'yes'}")
     print("| trace | requests | blocks | p50 ms | p99 ms | max ms | due | in time | late | read back |")
     print(f"{'|---' * 10}|")
     for kind, name in TRACES.items():

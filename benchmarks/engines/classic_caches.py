@@ -118,9 +118,7 @@ class Sides:
     def _open(self, side: str, kind: str) -> Any:
         if side == "plain":
             return plain(kind, self.config, self.tokens)
-        return governed_cache(
-            self.custodian, PERSON, IDENTITY, config=self.config, kind=kind, max_tokens=self.tokens
-        )
+        return governed_cache(self.custodian, PERSON, IDENTITY, config=self.config, kind=kind, max_tokens=self.tokens)
 
 
 def generating(llama: Any, prompt: torch.Tensor, new: int) -> Work:

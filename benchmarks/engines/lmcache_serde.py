@@ -45,11 +45,7 @@ def measure(rounds: int) -> dict[str, Any]:
     torch.set_num_threads(1)
 
     def memory(size: int, *, filled: bool = False) -> TensorMemoryObj:
-        raw = (
-            torch.randint(0, 256, (size,), dtype=torch.uint8)
-            if filled
-            else torch.zeros(size, dtype=torch.uint8)
-        )
+        raw = torch.randint(0, 256, (size,), dtype=torch.uint8) if filled else torch.zeros(size, dtype=torch.uint8)
         facts = MemoryObjMetadata(raw.shape, torch.uint8, 0, size, 1, fmt=MemoryFormat.BINARY)
         return TensorMemoryObj(raw, facts, None)
 
@@ -74,9 +70,7 @@ def measure(rounds: int) -> dict[str, Any]:
             for name, (seal, open_) in sides.items():
                 frames = [memory(seal.estimate_serialized_size(layout)) for _ in range(count)]
 
-                def sealing(
-                    seal: Any = seal, frames: list[Any] = frames, sources: list[Any] = sources
-                ) -> float:
+                def sealing(seal: Any = seal, frames: list[Any] = frames, sources: list[Any] = sources) -> float:
                     began_ns = time.perf_counter_ns()
                     for source, frame in zip(sources, frames, strict=True):
                         seal.serialize(source, frame, named)

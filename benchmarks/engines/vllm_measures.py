@@ -137,13 +137,10 @@ def figures(stretches: list[tuple[str, dict[str, list[int]]]], per: int) -> dict
         mine = [spent for on, spent in stretches if on == side]
         of[side] = {name: np.concatenate([spent[name] for spent in mine]) for name in mine[0]}
     random = np.random.default_rng(0)
-    found = np.array(
-        [_compared(of, random if resample else None) for resample in (False, *[True] * RESAMPLES)]
-    )
+    found = np.array([_compared(of, random if resample else None) for resample in (False, *[True] * RESAMPLES)])
     low, high = np.percentile(found[1:], (2.5, 97.5), axis=0)
     ratio, of_plain = (
-        {"value": round(found[0, at], 4), "low": round(low[at], 4), "high": round(high[at], 4)}
-        for at in (0, 1)
+        {"value": round(found[0, at], 4), "low": round(low[at], 4), "high": round(high[at], 4)} for at in (0, 1)
     )
     plain = np.concatenate([of[side]["plain"] for side in GOVERNED])
     return {
@@ -177,12 +174,8 @@ def main() -> int:
     options = bench.parse()
     from standins.engines.vllm.tiny_model import save_model
 
-    result: dict[str, Any] = {
-        "settings": {"units": options.units, "seed": options.seed, "twin": options.twin}
-    }
-    with tempfile.TemporaryDirectory(
-        ignore_cleanup_errors=True
-    ) as temporary:  # the engines live until we exit
+    result: dict[str, Any] = {"settings": {"units": options.units, "seed": options.seed, "twin": options.twin}}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:  # the engines live until we exit
         folder = Path(temporary)
         model = save_model(folder / "model", context_tokens=8192)
         sides = Sides(str(model), folder, options.seed)

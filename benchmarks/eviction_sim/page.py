@@ -40,15 +40,10 @@ def write_page(page: Path, found: Mapping[str, Any]) -> None:
 def _summary(summary: Mapping[str, Any]) -> str:
     rows = [
         [name, f"{of['least_against_lru']:+.1%}"]
-        + [
-            f"{of[key]:+.1%}" if of[key] is not None else ""
-            for key in ("closed_agentic_mean", "closed_agentic_least")
-        ]
+        + [f"{of[key]:+.1%}" if of[key] is not None else "" for key in ("closed_agentic_mean", "closed_agentic_least")]
         for name, of in summary.items()
     ]
-    return table(
-        ["policy", "least against LRU, anywhere", "closed on agents, mean", "closed on agents, least"], rows
-    )
+    return table(["policy", "least against LRU, anywhere", "closed on agents, mean", "closed on agents, least"], rows)
 
 
 def _facts(result: Mapping[str, Any]) -> str:
@@ -70,9 +65,7 @@ def _rows(result: Mapping[str, Any]) -> str:
             closed = "" if row["closed"] is None or policy == "lru" else f" ({row['closed']:+.0%})"
             cells.append(f"{row['hit_share']:.3f} / {row['seconds_share']:.3f}{closed}")
         fair = pools[1]["policies"][policy]
-        rows.append(
-            [policy, *cells, f"{fair['tenant_min']:.2f} / {fair['tenant_median']:.2f} / {fair['jain']:.3f}"]
-        )
+        rows.append([policy, *cells, f"{fair['tenant_min']:.2f} / {fair['tenant_median']:.2f} / {fair['jain']:.3f}"])
     bound = [
         f"≤ {pool['seconds_bound'] * row['seconds_share'] / row['seconds']:.3f}" if row["seconds"] else ""
         for pool in pools
@@ -102,9 +95,7 @@ def _plot(name: str, result: Mapping[str, Any]) -> str:
         lines.append(f'<text x="{WIDTH - LEGEND + 20}" y="{y + 4}" fill="{DRAWN[policy]}">{policy}</text>')
     for at, pool in enumerate(pools):
         x = LEFT + at * step
-        lines.append(
-            f'<text x="{x:.1f}" y="{BASE + 18}" text-anchor="middle" fill="#888">{pool["capacity"]:,}</text>'
-        )
+        lines.append(f'<text x="{x:.1f}" y="{BASE + 18}" text-anchor="middle" fill="#888">{pool["capacity"]:,}</text>')
     for value in (low, low + span / 2, high):
         y = BASE - (value - low) / span * (BASE - TOP)
         lines.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="#888">{value:.2f}</text>')

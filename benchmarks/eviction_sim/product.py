@@ -34,9 +34,7 @@ def replay(
     priorities: Sequence[tuple[BlockPriority, ...]] = (),
 ) -> list[int]:
     """The blocks that each request finds; `priorities` are those of each request's blocks."""
-    manager = BlockManager(
-        UnbackedMemory(capacity, 0, clock=VirtualClock()), capacity, OPTIONS, policy=policy
-    )
+    manager = BlockManager(UnbackedMemory(capacity, 0, clock=VirtualClock()), capacity, OPTIONS, policy=policy)
     manager.boot()
     account = manager.account("all")
     domain = manager.domain(account)

@@ -39,9 +39,7 @@ class Stream:
     parent: list[int]
     sessions: list[object] = field(default_factory=list)
     system_blocks: list[int] = field(default_factory=list)  # of each request, where the generator says it
-    failed_from: list[int | None] = field(
-        default_factory=list
-    )  # block at which what a failed call gave begins
+    failed_from: list[int | None] = field(default_factory=list)  # block at which what a failed call gave begins
 
     @property
     def unique_blocks(self) -> int:
@@ -54,9 +52,7 @@ class Stream:
         return max(map(len, self.chains))
 
 
-def make_stream(
-    name: str, requests: Sequence[TraceRequest], block_tokens: int, tenants: Sequence[int]
-) -> Stream:
+def make_stream(name: str, requests: Sequence[TraceRequest], block_tokens: int, tenants: Sequence[int]) -> Stream:
     """The forest and the paths; ids are renumbered so that they fit a token."""
     kept = [(r, t) for r, t in zip(requests, tenants, strict=True) if len(r.blocks)]
     ids, flat = np.unique(np.concatenate([r.blocks for r, _ in kept]), return_inverse=True)

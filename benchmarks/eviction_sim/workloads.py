@@ -43,9 +43,7 @@ def workloads(folder: Path | None, *, quick: bool = False) -> Iterator[Workload]
     labeller = Labeller(weights, tenants=TENANTS, seed=1, unit="lineage")
     scale = 8 if quick else 1
     for name, seed, role in (("agents, seed 1", 1, "dev"), ("agents, seed 2", 2, "report")):
-        yield Workload(
-            name, role, (0.05, 0.1, 0.25, 0.5), lambda s=seed, n=name: _agents(n, s, 64 // scale, labeller)
-        )
+        yield Workload(name, role, (0.05, 0.1, 0.25, 0.5), lambda s=seed, n=name: _agents(n, s, 64 // scale, labeller))
     yield Workload("chat", "report", (0.05, 0.1, 0.25, 0.5), lambda: _chat(2400 // scale, labeller))
     if folder is None or quick:
         return

@@ -49,9 +49,7 @@ def events(leaves: int, tenants: int) -> Iterator[Event]:
         tenant, at = f"tenant-{number % tenants:02d}", number * step + 1
         if number % 50 == 0:
             yield HitCounters(at, tenant, "tenant-00", "reuse", "deny", "no-restricted", 1, at, 1, 1, 16)
-        yield ResidencyOpened(
-            at, number + 1, tenant, None, None, False, "internal", (), (), ("own",), 1, at + 10**9
-        )
+        yield ResidencyOpened(at, number + 1, tenant, None, None, False, "internal", (), (), ("own",), 1, at + 10**9)
         yield ResidencyReleased(at + 5, number + 1, tenant, "finish", (), 0)
 
 

@@ -43,9 +43,7 @@ def measure(leaves: int, folder: Path) -> dict[str, Any]:
 
 def fill(engine: Any, leaves: int, folder: Path) -> None:
     clock = SystemClock()
-    writer = EventWriter(
-        engine, worker="benchmark", clock=clock, spill_directory=folder / "spill", clear_names=True
-    )
+    writer = EventWriter(engine, worker="benchmark", clock=clock, spill_directory=folder / "spill", clear_names=True)
     for first in range(0, leaves, 1000):
         now = clock.now_us()
         some = range(first, min(leaves, first + 1000))

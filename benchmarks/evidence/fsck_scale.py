@@ -32,9 +32,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
-JANUARY, FEBRUARY, MARCH = (
-    int(datetime(2026, month, 1, tzinfo=UTC).timestamp()) * 1_000_000 for month in (1, 2, 3)
-)
+JANUARY, FEBRUARY, MARCH = (int(datetime(2026, month, 1, tzinfo=UTC).timestamp()) * 1_000_000 for month in (1, 2, 3))
 BLOCKS, TENANTS = 4, 20
 KEY_SEED = bytes(range(32))
 
@@ -69,9 +67,7 @@ def fill(target: str, folder: Path, leaves: int, lives: int, purged: int) -> dic
         module("audit.store.database.postgres_roles").set_up_roles(engine)
     old = max(1, lives * purged // 100) if purged else 0
     for number in range(lives):
-        share = (
-            leaves * purged // 100 // old if number < old else leaves * (100 - purged) // 100 // (lives - old)
-        )
+        share = leaves * purged // 100 // old if number < old else leaves * (100 - purged) // 100 // (lives - old)
         _live(engine, folder, number, JANUARY if number < old else MARCH, share)
     clock = module("clock").SystemClock()
     signer = module("audit.tlog.checkpoint_signer").CheckpointSigner(

@@ -130,9 +130,7 @@ def main() -> None:
     figures: dict[str, Any] = {
         "requests": len(trace),
         "requests_a_step": REQUESTS_A_STEP,
-        "steps_of_ms": {
-            f"{step_ms:g}": compared(trace, step_ms, options.pairs) for step_ms in options.steps_ms
-        },
+        "steps_of_ms": {f"{step_ms:g}": compared(trace, step_ms, options.pairs) for step_ms in options.steps_ms},
     }
     bench.keep(figures, show=True)
 

@@ -159,9 +159,7 @@ def days(engine: Engine, leaves: int) -> dict[str, Any]:
         def whole(tenant: str) -> None:
             sizes.add(len(find_events(connection, last_day(tenant), limit=1_000_000).rows))
 
-        find_events(
-            connection, EventFilter(tenant="nobody")
-        )  # the statements' compilation is not the question
+        find_events(connection, EventFilter(tenant="nobody"))  # the statements' compilation is not the question
         page(TENANTS[0])
         found["first_page_of_100"] = milliseconds(asked[:15], page)
         found["whole_day"] = milliseconds(asked[15:], whole)

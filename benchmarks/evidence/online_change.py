@@ -118,9 +118,7 @@ def hand_in(end: Any, answer: Any, url: str, folder: Path) -> None:
     """Batches of a worker; what waited for the spill is counted as spilled."""
     engine, taken, spilled, number = open_store(url), [], 0, 0
     made = workload(20_000, BLOCKS, scattered=False, tenants=TENANTS)
-    with EventWriter(
-        engine, worker="bench", clock=SystemClock(), spill_directory=folder, clear_names=True
-    ) as writer:
+    with EventWriter(engine, worker="bench", clock=SystemClock(), spill_directory=folder, clear_names=True) as writer:
         while not end.is_set():
             begun = time.perf_counter()
             writer.submit(made[number : number + 20])

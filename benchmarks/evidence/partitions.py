@@ -69,8 +69,7 @@ def made_ready(uri: str, name: str, variant: str) -> Engine:
     upgrade(engine)
     with engine.connect().execution_options(**WRITE) as opened, opened.begin():
         rows = [
-            {"id": number, "name": f"tenant/{number}", "size": 0, "frontier": b""}
-            for number in range(1, TENANTS + 1)
+            {"id": number, "name": f"tenant/{number}", "size": 0, "frontier": b""} for number in range(1, TENANTS + 1)
         ]
         opened.execute(insert(logs), rows)
         if variant == "one_table":
@@ -87,9 +86,7 @@ class Server:
     """Wall time, and processor time of the server's process behind a connection."""
 
     def __init__(self, connection: Connection) -> None:
-        self._stat = Path(
-            f"/proc/{connection.exec_driver_sql('SELECT pg_backend_pid()').scalar_one()}/schedstat"
-        )
+        self._stat = Path(f"/proc/{connection.exec_driver_sql('SELECT pg_backend_pid()').scalar_one()}/schedstat")
 
     def took(self, act: Callable[[], object]) -> tuple[float, float]:
         """Seconds: by the clock, and of the server."""
@@ -126,12 +123,8 @@ def questions(leaves: int) -> dict[str, Callable[[int], str]]:
             f"SELECT at_us, idx, kind, leaf FROM events WHERE log = {log} AND at_us >= {middle + log * DAY_US}"
             f" AND at_us < {middle + (log + 1) * DAY_US} ORDER BY at_us, idx LIMIT 1000"
         ),
-        "first_leaf_since": lambda log: (
-            f"SELECT min(idx) FROM events WHERE log = {log} AND at_us >= {middle}"
-        ),
-        "one_leaf_by_place": lambda log: (
-            f"SELECT leaf FROM events WHERE log = {log} AND idx = {places // 2 + log}"
-        ),
+        "first_leaf_since": lambda log: f"SELECT min(idx) FROM events WHERE log = {log} AND at_us >= {middle}",
+        "one_leaf_by_place": lambda log: f"SELECT leaf FROM events WHERE log = {log} AND idx = {places // 2 + log}",
         "512_leaves_by_place": lambda log: (
             f"SELECT idx, leaf FROM events WHERE log = {log} AND idx >= {places // 2}"
             f" AND idx < {places // 2 + 512} ORDER BY idx"
@@ -146,10 +139,7 @@ def asked(engine: Engine, leaves: int) -> dict[str, dict[str, float]]:
         connection.exec_driver_sql("ANALYZE events")
         behind = Server(connection)
         for name, statement in questions(leaves).items():
-            taken = [
-                behind.took(partial(_all, connection, statement(number % TENANTS + 1)))
-                for number in range(ASKED)
-            ]
+            taken = [behind.took(partial(_all, connection, statement(number % TENANTS + 1))) for number in range(ASKED)]
             walls, busy = zip(*taken[1:], strict=True)  # the first one plans and loads the catalogue
             found[name] = {
                 "ms": round(statistics.median(walls) * 1e3, 2),

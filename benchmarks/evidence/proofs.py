@@ -62,9 +62,7 @@ def hashing() -> dict[str, float]:
         "batch_1000_extend_us": round(best(100, lambda: start.extend(batch)) * 1e6),
         "batch_10_extend_us": round(best(1000, lambda: start.extend(few)) * 1e6, 1),
         "root_us": round(best(1000, start.root) * 1e6, 1),
-        "frontier_to_and_from_bytes_us": round(
-            best(1000, lambda: Frontier.from_bytes(start.to_bytes())) * 1e6, 1
-        ),
+        "frontier_to_and_from_bytes_us": round(best(1000, lambda: Frontier.from_bytes(start.to_bytes())) * 1e6, 1),
     }
 
 
@@ -72,8 +70,7 @@ def committing(logs: int) -> dict[str, float]:
     """All that trees add to a batch of 1,000 leaves over so many sub-logs, short of storing and signing."""
     leaves = [os.urandom(LEAF_BYTES) for _ in range(1000)]
     frontiers = {
-        f"tenant/{number}": EMPTY.extend(leaf_hashes(leaves[: 777 + number])).frontier
-        for number in range(logs)
+        f"tenant/{number}": EMPTY.extend(leaf_hashes(leaves[: 777 + number])).frontier for number in range(logs)
     }
     root = EMPTY.extend(leaf_hashes(leaves[:500])).frontier
 
@@ -112,9 +109,7 @@ class SqliteTiles:
         )
 
     def tile(self, level: int, index: int, width: int) -> bytes:
-        row = self.database.execute(
-            "SELECT hashes FROM tiles WHERE level = ? AND idx = ?", (level, index)
-        ).fetchone()
+        row = self.database.execute("SELECT hashes FROM tiles WHERE level = ? AND idx = ?", (level, index)).fetchone()
         return bytes(row[0])[: 32 * width]
 
     def fill(self, size: int) -> bytes:
@@ -176,8 +171,7 @@ def exporting(folder: Path, size: int) -> dict[str, float]:
 
     def leaves() -> Iterator[bytes]:
         return (
-            (b'{"at_us":%d,"filler":"' % number + filler.encode())[: LEAF_BYTES - 2] + b'"}'
-            for number in range(size)
+            (b'{"at_us":%d,"filler":"' % number + filler.encode())[: LEAF_BYTES - 2] + b'"}' for number in range(size)
         )
 
     frontier = EMPTY

@@ -51,9 +51,7 @@ from ledger_stores import fresh_store, postgres
 from ledger_workload import BATCH, workload
 
 KEY = SigningKey.generate("ledger.example/purge")
-JANUARY, FEBRUARY, MARCH = (
-    int(datetime(2026, month, 1, tzinfo=UTC).timestamp()) * 1_000_000 for month in (1, 2, 3)
-)
+JANUARY, FEBRUARY, MARCH = (int(datetime(2026, month, 1, tzinfo=UTC).timestamp()) * 1_000_000 for month in (1, 2, 3))
 BLOCKS = 4
 LOGS_MAX = 100  # whose first and last leaf is proved
 
@@ -163,18 +161,14 @@ def bytes_a_row(connection: Connection, folder: Path) -> float:
     if connection.dialect.name == "postgresql":
         run = connection.exec_driver_sql
         run("CREATE TABLE measured (LIKE tree_nodes INCLUDING ALL)")
-        run(
-            "INSERT INTO measured SELECT 1, 0, n, sha256(n::text::bytea) FROM generate_series(1, 100000) AS n"
-        )
+        run("INSERT INTO measured SELECT 1, 0, n, sha256(n::text::bytea) FROM generate_series(1, 100000) AS n")
         size = int(run("SELECT pg_total_relation_size('measured')").scalar() or 0)
         connection.rollback()
         return size / 100_000
     made = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE name = 'tree_nodes'").scalar_one()
     with sqlite3.connect(folder / "measured.db") as other:
         other.execute(made)
-        other.executemany(
-            "INSERT INTO tree_nodes VALUES (1, 0, ?, randomblob(32))", ((n,) for n in range(100_000))
-        )
+        other.executemany("INSERT INTO tree_nodes VALUES (1, 0, ?, randomblob(32))", ((n,) for n in range(100_000)))
     return (folder / "measured.db").stat().st_size / 100_000
 
 
@@ -191,9 +185,7 @@ def left(engine: Engine, folder: Path, purged_leaves: int) -> dict[str, Any]:
                 tiles = below // TILE_WIDTH * TILE_WIDTH // over
                 query = select(func.count()).select_from(tree_nodes).where(*there)
                 bare += connection.scalar(query.where(column.idx < tiles)) or 0
-                standing += (
-                    connection.scalar(query.where(column.idx >= tiles, column.idx < below // over)) or 0
-                )
+                standing += connection.scalar(query.where(column.idx >= tiles, column.idx < below // over)) or 0
         each = bytes_a_row(connection, folder)
     return {
         "bytes_a_row": round(each, 1),

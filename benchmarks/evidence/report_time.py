@@ -129,9 +129,7 @@ def measure(path: Path, recount: bool, quarter: bool = False, sample: int = 25) 
         since, until = period(connection, checkpoint, None, None)
         since = until - (until - since) // 4 if quarter else since
         asked = ReportParameters("nist-800-53", checkpoint, since, until, recount=recount, sample=sample)
-        made = build_report(
-            connection, asked, progress=lambda part: parts.append((part, time.process_time()))
-        )
+        made = build_report(connection, asked, progress=lambda part: parts.append((part, time.process_time())))
     built = time.process_time()
     json = made.to_bytes()
     in_json = time.process_time()

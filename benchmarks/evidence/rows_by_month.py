@@ -71,8 +71,7 @@ def filling(requests: int) -> list[str]:
         ),
         insert(
             releases,
-            "log, idx + 1, 0, life, n, 1, true, true, 't' || log, 'finish', at + 1, at + 1, at + 2,"
-            f" {blocks}, at + 1",
+            f"log, idx + 1, 0, life, n, 1, true, true, 't' || log, 'finish', at + 1, at + 1, at + 2, {blocks}, at + 1",
         ),
         insert(
             custody_ends,
@@ -162,10 +161,7 @@ def main() -> None:
     options = bench.parse()
     figures: dict[str, Any] = {"requests": options.requests, "months": MONTHS}
     with postgres() as uri:
-        stores = {
-            name: filled(uri, name, options.requests, count)
-            for name, count in (("one", 0), ("months", MONTHS))
-        }
+        stores = {name: filled(uri, name, options.requests, count) for name, count in (("one", 0), ("months", MONTHS))}
         for name, ask in questions(options.requests).items():
             figures[name] = {
                 f"{store}_ms": milliseconds(engine, ask, options.rounds) for store, engine in stores.items()

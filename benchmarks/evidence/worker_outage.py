@@ -128,9 +128,7 @@ def serving(folder: str, told: Any) -> None:
     with open_service(settings) as service:
         service.principals.enrol("gpu-0", [Role.WORKER], tenant=None, by="bench")
         key = service.principals.issue_key("gpu-0", days=1, by="bench").key
-        server = uvicorn.Server(
-            uvicorn.Config(create_app(service), port=0, log_config=None, lifespan="off", ws="none")
-        )
+        server = uvicorn.Server(uvicorn.Config(create_app(service), port=0, log_config=None, lifespan="off", ws="none"))
         threading.Thread(target=server.run, daemon=True).start()
         while not server.started:
             time.sleep(0.01)

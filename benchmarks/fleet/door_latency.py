@@ -40,9 +40,7 @@ from bench import Bench
 ROOT = Path(__file__).resolve().parents[2]
 BODY_MAX = 4 << 20
 CONNECTIONS = 64
-TOKENS_RATE = (
-    20.0  # a MiB of token ids takes a core some 15 ms to read: 200 a second are more than one door's
-)
+TOKENS_RATE = 20.0  # a MiB of token ids takes a core some 15 ms to read: 200 a second are more than one door's
 UPSTREAM = """
 async def app(scope, receive, send):
     if scope["type"] != "http":
@@ -70,9 +68,7 @@ def bodies() -> dict[str, bytes]:
 @contextlib.contextmanager
 def ways() -> Iterator[tuple[dict[str, int], str]]:
     """Ports by way, and a client's key; every process ends with the block."""
-    made = subprocess.run(
-        [ROOT / "benchmarks/routers_env.sh", "envoy"], stdout=subprocess.PIPE, cwd=ROOT, check=False
-    )
+    made = subprocess.run([ROOT / "benchmarks/routers_env.sh", "envoy"], stdout=subprocess.PIPE, cwd=ROOT, check=False)
     if made.returncode:
         raise SystemExit(made.returncode)
     envoy = ROOT / made.stdout.decode().strip() / "bin/envoy"
@@ -97,9 +93,7 @@ def ways() -> Iterator[tuple[dict[str, int], str]]:
             stack.callback(process.wait, 30)
             stack.callback(process.terminate)
 
-        with_door = envoy_configuration(
-            place(governed), place(door), place(upstream), body_bytes_max=BODY_MAX
-        )
+        with_door = envoy_configuration(place(governed), place(door), place(upstream), body_bytes_max=BODY_MAX)
         (folder / "governed.yaml").write_text(with_door)
         without = envoy_configuration(place(plain), place(door), place(upstream), body_bytes_max=BODY_MAX)
         (folder / "plain.yaml").write_text(_without_door(without))
@@ -221,9 +215,7 @@ async def ask_at_rate(port: int, key: str, body: bytes, rate: float, seconds: fl
 
 def main() -> None:
     """Print one JSON object."""
-    bench = Bench(
-        __doc__, "grpcio", "uvicorn", "httptools", rounds=5, only="one of: 2k, 64k, 1m-text, 1m-tokens"
-    )
+    bench = Bench(__doc__, "grpcio", "uvicorn", "httptools", rounds=5, only="one of: 2k, 64k, 1m-text, 1m-tokens")
     bench.add("--rate", type=float, default=200.0, help="requests a second (default: %(default)s)")
     bench.add("--seconds", type=float, default=5.0, help="a round of one way (default: %(default)s)")
     options = bench.parse()
@@ -243,9 +235,7 @@ def main() -> None:
                     if number:  # the first round warms
                         rounds[way].append((times[len(times) // 2], times[int(len(times) * 0.99)]))
             after = resource.getrusage(resource.RUSAGE_SELF)
-            cores = (after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime) / (
-                time.perf_counter() - wall
-            )
+            cores = (after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime) / (time.perf_counter() - wall)
             plain = [median(each[place] for each in rounds["envoy"]) for place in (0, 1)]
             row: dict[str, Any] = {"bytes": len(body), "rate": rate, "generator_cores": round(cores, 2)}
             for way, each in rounds.items():

@@ -119,9 +119,7 @@ class Program:
         self.start()
 
     def start(self) -> None:
-        self._process = subprocess.Popen(
-            self._command, env=self._environment, stdout=self._log, stderr=self._log
-        )
+        self._process = subprocess.Popen(self._command, env=self._environment, stdout=self._log, stderr=self._log)
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
@@ -207,9 +205,7 @@ class DoorPlane(ControlPlane):
 class FaultWorld:
     """Everything, and a client that asks all the time. Leave its block to end it."""
 
-    def __init__(
-        self, folder: Path, server: Any, router: str, lease: int, stack: contextlib.ExitStack
-    ) -> None:
+    def __init__(self, folder: Path, server: Any, router: str, lease: int, stack: contextlib.ExitStack) -> None:
         self.folder, self.lease, self._stack = folder, lease, stack
         self.log = stack.enter_context((folder / "log").open("ab"))
         self.postgres = Postgres(server)
@@ -274,8 +270,7 @@ class FaultWorld:
         folder = self.folder
         self.client_key = add_key(folder / "keys.yaml", {"name": "client", "tenant": TENANT})
         (folder / "identity.yaml").write_text(
-            "schema: kvcustody/identity@1\n"
-            "api_keys: {path: keys.yaml, asserted: {subject: X-KVCustody-Subject}}\n"
+            "schema: kvcustody/identity@1\napi_keys: {path: keys.yaml, asserted: {subject: X-KVCustody-Subject}}\n"
         )
         (folder / "worker.yaml").write_text("schema: kvcustody/identity@1\ndoors: {keys: doors.vkeys}\n")
         made = [
@@ -458,26 +453,18 @@ async def one_fault(world: FaultWorld, part: str, fault: str, seconds: float) ->
             healed = time.monotonic()
         recovered = await until_reused(bystander, healed)
         asked, acknowledged = await erasing
-        await asyncio.sleep(
-            min(SPREAD * world.lease + 1.0, 30.0)
-        )  # past the lease, however late it was acknowledged
+        await asyncio.sleep(min(SPREAD * world.lease + 1.0, 30.0))  # past the lease, however late it was acknowledged
         over.set()
         await asyncio.gather(asking, later)
         watching.cancel()
     of_fault = [one for one in world.answers if one.subject == bystander and one.asked >= began]
     good = sorted(one.answered for one in of_fault if one.status == 200)
-    gap = (
-        max((b - a for a, b in zip([began, *good], [*good, good[-1]], strict=True)), default=0.0)
-        if good
-        else None
-    )
+    gap = max((b - a for a, b in zip([began, *good], [*good, good[-1]], strict=True)), default=0.0) if good else None
     if os.environ.get("FAULTS_VERBOSE"):
         slow = [one for one in of_fault if one.status != 200 or one.answered - one.asked > _SLOW_SECONDS]
         for one in slow:
             said = one.how or one.status
-            print(
-                f"asked at {one.asked - began:.1f}: {said} after {one.answered - one.asked:.2f}", flush=True
-            )
+            print(f"asked at {one.asked - began:.1f}: {said} after {one.answered - one.asked:.2f}", flush=True)
     found = _reuses(world, subject, acknowledged)
     bound = SPREAD * world.lease
     return {
@@ -531,9 +518,7 @@ def lost_leaves(world: FaultWorld) -> dict[str, Any]:
                 last[life] = max(last.get(life, 0), int(sequence))
             for life, sequence in last.items():
                 there = set(
-                    connection.scalars(
-                        select(events.c.sequence).where(events.c.incarnation == known.get(life, -1))
-                    )
+                    connection.scalars(select(events.c.sequence).where(events.c.incarnation == known.get(life, -1)))
                 )
                 durable += sequence
                 lacking += sum(number not in there for number in range(1, sequence + 1))

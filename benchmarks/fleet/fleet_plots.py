@@ -19,9 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROUTERS: Final = ("model", "smg", "dynamo")
 COLOURS: Final = {"model": "#8a8a8a", "smg": "#2f7ed8", "dynamo": "#d9822b"}
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 720, 300, 64, 44, 44
-STYLE: Final = (
-    "text{fill:#222}.grid{stroke:#bbb}@media (prefers-color-scheme:dark){text{fill:#ddd}.grid{stroke:#555}}"
-)
+STYLE: Final = "text{fill:#222}.grid{stroke:#bbb}@media (prefers-color-scheme:dark){text{fill:#ddd}.grid{stroke:#555}}"
 
 
 class Plot(NamedTuple):
@@ -87,10 +85,7 @@ def drawn(plot: Plot, rows: dict[str, Sequence[dict[str, Any]]]) -> str:
 
 def main() -> None:
     """Write every plot, and say where."""
-    kept = {
-        router: json.loads((ROOT / f"benchmarks/results/fleet-{router}.json").read_text())
-        for router in ROUTERS
-    }
+    kept = {router: json.loads((ROOT / f"benchmarks/results/fleet-{router}.json").read_text()) for router in ROUTERS}
     rows = {router: next(iter(found["traces"].values())) for router, found in kept.items()}
     for plot in PLOTS:
         path = ROOT / f"docs/images/{plot.file}.svg"

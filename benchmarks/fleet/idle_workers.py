@@ -182,9 +182,7 @@ class Workers:
     async def idle(self, seconds: float) -> None:
         """Everybody asks what an agent asks, for so long; nobody begins in the same moment."""
         ends = time.monotonic() + seconds
-        tasks = [
-            asyncio.create_task(self._ask(name, path, ends)) for name in self._keys for path in _QUESTIONS
-        ]
+        tasks = [asyncio.create_task(self._ask(name, path, ends)) for name in self._keys for path in _QUESTIONS]
         await asyncio.gather(*tasks)
 
     async def _ask(self, name: str, path: str, ends: float) -> None:
@@ -264,8 +262,7 @@ def measured(folder: Path, server: Any, count: int, ended: int, seconds: float) 
         live = asyncio.run(_live(plane.address, seconds))
         passed = time.perf_counter() - began
         spent = [
-            now - had
-            for now, had in zip([cpu_seconds([plane.pid]), cpu_seconds([postmaster])], before, strict=True)
+            now - had for now, had in zip([cpu_seconds([plane.pid]), cpu_seconds([postmaster])], before, strict=True)
         ]
         _, statuses, _, late = ours.recv()
         found["idle"] = {

@@ -69,9 +69,7 @@ def events_per_second(folder: Path, uri: str, writers: int, residencies: int) ->
         process.join()
         assert process.exitcode == 0
     with engine.connect() as connection:
-        for log, size in connection.execute(
-            select(logs.c.id, logs.c.size)
-        ):  # gapless, or nothing is measured
+        for log, size in connection.execute(select(logs.c.id, logs.c.size)):  # gapless, or nothing is measured
             query = select(func.count(), func.min(events_table.c.idx), func.max(events_table.c.idx))
             found = tuple(connection.execute(query.where(events_table.c.log == log)).one())
             assert found == (size, 0, size - 1)

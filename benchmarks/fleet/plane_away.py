@@ -58,9 +58,7 @@ def run(away: float, policy_lease: int, custody_lease: int, before: float) -> li
         plane.release(READS)
         plane.end()
         plane.start_process()
-        worker = plane.worker(
-            policy_lease_seconds=policy_lease, custody_lease_seconds=custody_lease, log_level="error"
-        )
+        worker = plane.worker(policy_lease_seconds=policy_lease, custody_lease_seconds=custody_lease, log_level="error")
         phases = [
             Phase("control plane there", 0),
             Phase("away, within both leases", before),
@@ -105,10 +103,7 @@ def run(away: float, policy_lease: int, custody_lease: int, before: float) -> li
             tally.served += 1
             tally.asked[tenant] += 1
             tally.reused[tenant] += answer.hit_tokens >= len(PREFIX)
-        lengths = [
-            later.begins - one.begins
-            for one, later in zip(phases, [*phases[1:], Phase("", ends)], strict=True)
-        ]
+        lengths = [later.begins - one.begins for one, later in zip(phases, [*phases[1:], Phase("", ends)], strict=True)]
         worker.close()
         plane.end()
         return [
@@ -136,9 +131,7 @@ def main() -> None:
         help="how long it is away, under leases of 60 and 300 s; 0: 12 s, 2 and 6 s",
     )
     arguments = bench.parse()
-    away, policy_lease, custody_lease = (
-        (60 * arguments.minutes, 60, 300) if arguments.minutes else (12.0, 2, 6)
-    )
+    away, policy_lease, custody_lease = (60 * arguments.minutes, 60, 300) if arguments.minutes else (12.0, 2, 6)
     rows = run(away, policy_lease, custody_lease, before=max(5.0, away / 10))
     for row in rows:
         print("  ".join(f"{name}={value}" for name, value in row.items()), flush=True)

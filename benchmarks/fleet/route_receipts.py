@@ -46,10 +46,7 @@ def run(folder: Path, requests: int, workers: int, lost: int) -> dict[str, Any]:
     fleet.run(requests)
     whole = truth_of(fleet.seen)
     muted = {
-        mute: [
-            fleet.ask(fleet.edge.clients.acme, f"lost-{mute}", "acme", at, mute=mute)
-            for at in range(1, lost + 1)
-        ]
+        mute: [fleet.ask(fleet.edge.clients.acme, f"lost-{mute}", "acme", at, mute=mute) for at in range(1, lost + 1)]
         for mute in ("door", "worker")
     }
     fleet.close()
@@ -89,9 +86,7 @@ def main() -> None:
     bench = Bench(__doc__)
     bench.add("--requests", type=int, default=10_000)
     bench.add("--workers", type=int, default=4)
-    bench.add(
-        "--lost", type=int, default=50, help="halves of each kind that are left out (default: %(default)s)"
-    )
+    bench.add("--lost", type=int, default=50, help="halves of each kind that are left out (default: %(default)s)")
     options = bench.parse()
     with tempfile.TemporaryDirectory() as folder:
         made = run(Path(folder), options.requests, options.workers, options.lost)

@@ -142,9 +142,7 @@ class SimulatedWorker:
                 some = ready[done:below]
                 names = [name for group in some for name in group.names]
                 body = compress(write_batch(names, [leaf for group in some for leaf in group.leaves]))
-                put = partial(
-                    connection.put_bytes, f"{path}/batches/{some[0].first}", body, _MEDIA, encoding=ENCODING
-                )
+                put = partial(connection.put_bytes, f"{path}/batches/{some[0].first}", body, _MEDIA, encoding=ENCODING)
                 self.retries += until_taken(put)
                 now = time.perf_counter()
                 self.waits_ms += [1e3 * (now - each) for each in came[done:below]]
@@ -171,9 +169,7 @@ def _serve_workers(told: Connection, names: list[str], tenants: Sequence[str], s
         addresses, keys, rate = told.recv()
         before, began = [worker.acknowledged for worker in workers], time.process_time()
         threads = [
-            threading.Thread(
-                target=worker.send, args=(addresses[number % len(addresses)], keys[worker.name], rate)
-            )
+            threading.Thread(target=worker.send, args=(addresses[number % len(addresses)], keys[worker.name], rate))
             for number, worker in enumerate(workers)
         ]
         for thread in threads:
@@ -202,9 +198,7 @@ class Fleet:
         for number in range(processes):
             ours, theirs = spawn.Pipe()
             mine = names[number::processes]
-            process = spawn.Process(
-                target=_serve_workers, args=(theirs, mine, tenants, 1000 * number), daemon=True
-            )
+            process = spawn.Process(target=_serve_workers, args=(theirs, mine, tenants, 1000 * number), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
@@ -216,9 +210,7 @@ class Fleet:
         for pipe in self._pipes:
             assert pipe.recv() == "ready"
 
-    def send(
-        self, addresses: Sequence[str], keys: dict[str, str], leaves_a_second: float
-    ) -> tuple[float, list[Sent]]:
+    def send(self, addresses: Sequence[str], keys: dict[str, str], leaves_a_second: float) -> tuple[float, list[Sent]]:
         """Every worker sends what it made, as it comes at its share of the rate; the seconds, and what each did."""
         rate = leaves_a_second / self._workers
         began = time.perf_counter()
@@ -259,13 +251,7 @@ def _serve_plane(
     with open_service(settings) as service:
         keys = {}
         for worker in enrol:
-            role = (
-                Role.OPERATOR
-                if worker == "operator"
-                else Role.AUDITOR
-                if worker == "auditor"
-                else Role.WORKER
-            )
+            role = Role.OPERATOR if worker == "operator" else Role.AUDITOR if worker == "auditor" else Role.WORKER
             service.principals.enrol(worker, [role], tenant=None, by="bench")
             keys[worker] = service.principals.issue_key(worker, days=1, by="bench").key
         address = f"http://127.0.0.1:{port}"
@@ -281,9 +267,7 @@ def _end_when_told(told: Connection) -> None:
 class Plane:
     """A control plane in a process of its own; `enrol` makes principals there, and their keys."""
 
-    def __init__(
-        self, folder: Path, url: str, name: str, settings: dict[str, str], enrol: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, folder: Path, url: str, name: str, settings: dict[str, str], enrol: Sequence[str] = ()) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]

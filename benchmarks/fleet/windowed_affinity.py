@@ -89,8 +89,7 @@ def measure(path: Path, workers: int, idle_minutes: int, phases: int) -> dict[st
     for minutes in WINDOWS_MINUTES:
         window_us = minutes * MINUTE_US
         shares = [
-            found_tokens(trace, block_tokens, workers, idle_us, window_us, window_us * phase // phases)
-            / whole
+            found_tokens(trace, block_tokens, workers, idle_us, window_us, window_us * phase // phases) / whole
             for phase in range(phases)
         ]
         kept[str(minutes)] = {"kept": round(mean(shares), 4), "least": round(min(shares), 4)}

@@ -62,9 +62,7 @@ def main() -> int:
     """Run what is left to run; the exit status."""
     parser = argparse.ArgumentParser(prog="benchmarks/gpu.sh", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="result file; a run that was cut off goes on from it")
-    parser.add_argument(
-        "--only", help="stages, with commas between; they are run again if they were finished"
-    )
+    parser.add_argument("--only", help="stages, with commas between; they are run again if they were finished")
     parser.add_argument("--list", action="store_true", help="name the stages and their limits")
     parser.add_argument("--fresh", action="store_true", help="begin again, whatever OUT holds")
     parser.add_argument("--rehearse", action="store_true", help="without a device, at small sizes")
@@ -110,9 +108,7 @@ def run(options: argparse.Namespace, chosen: list[str]) -> int:
         limit = STAGES[name] * (SLOWER if options.rehearse else 1)
         left = options.seconds - (time.monotonic() - began)
         if left < limit:
-            print(
-                f"== {name}: not reached, {left:.0f} s are left and it may take {limit}; run again to go on"
-            )
+            print(f"== {name}: not reached, {left:.0f} s are left and it may take {limit}; run again to go on")
             continue
         print(f"== {name}", flush=True)
         stages[name] = in_a_process(name, limit, rehearse=options.rehearse)
@@ -147,9 +143,7 @@ def in_a_process(name: str, seconds: float, *, rehearse: bool) -> dict[str, Any]
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             os.close(ours)
-        lines: list[Line] = (
-            [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-        )
+        lines: list[Line] = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     if ended:
         lines.append({"status": FAIL, "check": "the stage came to its end", "detail": ended})
         print(told(lines[-1]))

@@ -214,9 +214,7 @@ class Rehearsal(Lab):
     def by_torch(self) -> Iterator[None]:
         """Tables of the host are served by torch meanwhile, as where there is no device."""
         users = [
-            one
-            for name, one in sys.modules.items()
-            if name.startswith("kvcustody.") and hasattr(one, "uses_triton")
+            one for name, one in sys.modules.items() if name.startswith("kvcustody.") and hasattr(one, "uses_triton")
         ]
         users += [one for one in sys.modules.values() if getattr(one, "__name__", "") == "device.scrub"]
         before = [one.uses_triton for one in users]

@@ -90,10 +90,6 @@ def is_explained(line: Line) -> bool:
 def verdict(lines: list[Line]) -> str:
     """Of a stage: FAIL where a line failed, a skip is unexplained, or nothing was said; SKIP where all was skipped."""
     statuses = {line["status"] for line in lines}
-    if (
-        FAIL in statuses
-        or not lines
-        or any(line["status"] == SKIP and not is_explained(line) for line in lines)
-    ):
+    if FAIL in statuses or not lines or any(line["status"] == SKIP and not is_explained(line) for line in lines):
         return FAIL
     return PASS if PASS in statuses else SKIP

@@ -63,9 +63,7 @@ CASES = {
     "sliding window, V2, graphs": Case(model="windowed", options=GRAPHS, environment=V2, device_only=NO_V2),
     "n-gram speculation": Case(options={"speculative_config": NGRAM}, environment=V1),
     **{
-        f"layout {name}": Case(
-            environment=V1 | {"VLLM_KV_CACHE_LAYOUT": name}, device_only=ONE_LAYOUT, like=BASE
-        )
+        f"layout {name}": Case(environment=V1 | {"VLLM_KV_CACHE_LAYOUT": name}, device_only=ONE_LAYOUT, like=BASE)
         for name in LAYOUTS
     },
 }
@@ -117,9 +115,7 @@ def work(engine: Any) -> Found:
     engine.write_report()
     answers, own, foreign = [], 0, 0
     for number in range(3):
-        prompt = [
-            at % 24 + 20 + 40 * number for at in range(100 + 200 * (number == 2))
-        ]  # says the same again
+        prompt = [at % 24 + 20 + 40 * number for at in range(100 + 200 * (number == 2))]  # says the same again
         for tenant in ("alpha", "alpha", "beta"):
             answer = engine.ask(prompt, tenant=tenant, max_tokens=16)
             answers.append(answer.tokens)

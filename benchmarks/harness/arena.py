@@ -23,9 +23,7 @@ Factory = Callable[[int, int], Peer]
 class Arena:
     """One set of peers over equal pools, given equal work."""
 
-    def __init__(
-        self, factories: dict[str, Factory], point: Point, pool_blocks: int, prompts: Prompts
-    ) -> None:
+    def __init__(self, factories: dict[str, Factory], point: Point, pool_blocks: int, prompts: Prompts) -> None:
         self._factories = factories
         self.point = point
         self._pool_blocks = pool_blocks
@@ -51,9 +49,7 @@ class Arena:
         for name, peer in self.peers.items():
             cached = peer.cached_blocks()
             if self.point.pool == "fresh" and cached != self._used:
-                raise RuntimeError(
-                    f"{name} evicted in a fresh pool: {cached} blocks cached, {self._used} published"
-                )
+                raise RuntimeError(f"{name} evicted in a fresh pool: {cached} blocks cached, {self._used} published")
             if self.point.pool == "evicting" and cached < self._pool_blocks * FULL:
                 raise RuntimeError(
                     f"{name} had room in an evicting pool: {cached} of {self._pool_blocks} blocks cached"

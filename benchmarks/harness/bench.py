@@ -40,13 +40,9 @@ class Bench:
         facts: str = "facts",
     ) -> None:
         self._versions, self._facts = versions, facts
-        self._parser = argparse.ArgumentParser(
-            description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
+        self._parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
         self.add = self._parser.add_argument
-        self.add(
-            "--json", "--out", type=Path, help="also write the figures here, with what they were measured on"
-        )
+        self.add("--json", "--out", type=Path, help="also write the figures here, with what they were measured on")
         if rounds is not None:
             self.add("--rounds", type=int, default=rounds, help="of everything (default: %(default)s)")
         if only is not None:
@@ -111,9 +107,7 @@ def turned(names: list[str], turn: int) -> list[str]:
     return names[cut:] + names[:cut]
 
 
-def alternate(
-    sides: Mapping[str, Callable[[], Result]], rounds: int, *, warm: int = 0
-) -> dict[str, list[Result]]:
+def alternate(sides: Mapping[str, Callable[[], Result]], rounds: int, *, warm: int = 0) -> dict[str, list[Result]]:
     """What each side answers, once a round, in turns; the first `warm` rounds count for nothing."""
     found: dict[str, list[Result]] = {name: [] for name in sides}
     for number in range(-warm, rounds):

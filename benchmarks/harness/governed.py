@@ -163,9 +163,7 @@ class GovernedPeer:
         governor.release(admission.request_id)
         released = thread_time_ns()
         governor.step()
-        return RequestPhases(
-            admitted - start, committed - admitted, released - committed, thread_time_ns() - released
-        )
+        return RequestPhases(admitted - start, committed - admitted, released - committed, thread_time_ns() - released)
 
     def warm(self, tokens: list[int]) -> None:
         """Leave `tokens` cached and unreferenced."""
@@ -232,9 +230,7 @@ def govern(
     """A Governor under the benchmark's policy, with keys of its own and no memory behind its blocks."""
     clock = clock or SystemClock()
     folder = Path(tempfile.mkdtemp(dir=key_folder().name))
-    keyring = Keyring(
-        FileKeyStore(folder / "keys.json"), open_wrapping("generated", folder / "root.key"), clock
-    )
+    keyring = Keyring(FileKeyStore(folder / "keys.json"), open_wrapping("generated", folder / "root.key"), clock)
     options = PoolOptions(
         block_tokens=block_tokens,
         reserve_low=RESERVE_LOW,

@@ -79,12 +79,8 @@ def commit() -> str | None:
     git = shutil.which("git")
     if git is None:
         return None
-    head = subprocess.run(
-        [git, "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
+    head = subprocess.run([git, "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if head.returncode:
         return None
-    changed = subprocess.run(
-        [git, "diff", "--quiet", "HEAD"], cwd=REPOSITORY, capture_output=True, check=False
-    )
+    changed = subprocess.run([git, "diff", "--quiet", "HEAD"], cwd=REPOSITORY, capture_output=True, check=False)
     return head.stdout.strip() + ("+" if changed.returncode else "")

@@ -17,9 +17,7 @@ from kvcustody.audit.kinds.block_runs import Run
 BATCH = 1000
 
 
-def workload(
-    residencies: int, blocks: int, *, scattered: bool, tenants: int = 32, of: str = ""
-) -> list[Event]:
+def workload(residencies: int, blocks: int, *, scattered: bool, tenants: int = 32, of: str = "") -> list[Event]:
     """Residencies that open, release, end and are scrubbed, each with its own run of blocks.
 
     Every residency is a session of its own, of one of 31 subjects a tenant. `of` ends the tenants' names: writers with

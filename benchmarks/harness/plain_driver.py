@@ -72,9 +72,7 @@ def plain_insert(connection: Any, table: Table, rows: list[Any]) -> None:
 def plain_copy(connection: Any, table: Table, rows: list[Any]) -> None:
     wire = {BigInteger: "int8", Integer: "int4", Boolean: "bool", LargeBinary: "bytea"}
     types = [next((wire[kind] for kind in wire if isinstance(c.type, kind)), "text") for c in table.columns]
-    with connection.cursor().copy(
-        f"COPY {table.name} ({names_of(table)}) FROM STDIN (FORMAT BINARY)"
-    ) as copy:
+    with connection.cursor().copy(f"COPY {table.name} ({names_of(table)}) FROM STDIN (FORMAT BINARY)") as copy:
         copy.set_types(types)
         for row in rows:
             copy.write_row(row)

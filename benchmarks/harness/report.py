@@ -80,11 +80,7 @@ def claim(records: list[dict[str, Any]]) -> str:
     by_size: dict[int, list[dict[str, Any]]] = {}
     for record in records:
         by_size.setdefault(record["tokens"], []).append(record)
-    leaves = [
-        record["peers"]["governed"]["leaves"]["us_per_request"]
-        for record in records
-        if record["tokens"] == 1024
-    ]
+    leaves = [record["peers"]["governed"]["leaves"]["us_per_request"] for record in records if record["tokens"] == 1024]
     alone = ", ".join(
         f"{span([record['ratios']['governed']['cpu']['value'] for record in some])} at {names[tokens]}"
         for tokens, some in by_size.items()
@@ -128,9 +124,7 @@ def decode(record: dict[str, Any]) -> str:
         split = ", ".join(f"{phase} {part['median_us']:.0f}" for phase, part in peer["phases"].items())
         rows.append([name, both(peer), split, *cells])
     title = f"decode step, {record['sequences']} sequences"
-    return table(
-        [title, "µs a step (wall)", "of which", "ratio [95 %]", "with leaves", "wall ratio", "goal"], rows
-    )
+    return table([title, "µs a step (wall)", "of which", "ratio [95 %]", "with leaves", "wall ratio", "goal"], rows)
 
 
 def both(peer: dict[str, Any]) -> str:
@@ -145,11 +139,7 @@ def phases_header(peer: dict[str, Any]) -> list[str]:
 
 def phases_cell(peer: dict[str, Any]) -> list[str]:
     """The split's medians."""
-    return (
-        [" + ".join(f"{part['median_us']:,.0f}" for part in peer["phases"].values())]
-        if peer["phases"]
-        else []
-    )
+    return [" + ".join(f"{part['median_us']:,.0f}" for part in peer["phases"].values())] if peer["phases"] else []
 
 
 def leaves_header(peer: dict[str, Any]) -> list[str]:

@@ -43,9 +43,7 @@ class _Sender(threading.Thread):
             self.retries += until_taken(lambda: connection.put(path, {"offset_us": self._offset_us}))
             for first, body in self._batches:
                 place = f"{path}/batches/{first}"
-                self.retries += until_taken(
-                    lambda place=place, body=body: connection.put_bytes(place, body, _MEDIA)
-                )
+                self.retries += until_taken(lambda place=place, body=body: connection.put_bytes(place, body, _MEDIA))
                 self.acknowledged += range(first, first + _BATCH_LEAVES)
 
 
@@ -91,9 +89,7 @@ def measure(
     engine = open_store(database_url, read_only=True)
     with engine.connect() as connection:
         for sender in senders:
-            life = (
-                select(incarnations.c.id).where(incarnations.c.uuid == sender.incarnation).scalar_subquery()
-            )
+            life = select(incarnations.c.id).where(incarnations.c.uuid == sender.incarnation).scalar_subquery()
             rows = connection.scalars(select(events.c.sequence).where(events.c.incarnation == life)).all()
             lost += len(set(sender.acknowledged) - set(rows))
             twice += len(rows) - len(set(rows))

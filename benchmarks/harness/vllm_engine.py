@@ -35,9 +35,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 BLOCK_TOKENS = 16
-SCRUBBED_BYTES_PER_BLOCK = (
-    64  # of the stand-in worker: more would push the engine's data out of the core's caches
-)
+SCRUBBED_BYTES_PER_BLOCK = 64  # of the stand-in worker: more would push the engine's data out of the core's caches
 
 
 class Step(NamedTuple):

@@ -71,10 +71,7 @@ class Point(NamedTuple):
 
 
 POINTS = tuple(
-    Point(tokens, hit, pool)
-    for pool in ("fresh", "evicting")
-    for tokens in (1024, 8192, 32768)
-    for hit in (0, 50, 90)
+    Point(tokens, hit, pool) for pool in ("fresh", "evicting") for tokens in (1024, 8192, 32768) for hit in (0, 50, 90)
 )
 
 

@@ -167,9 +167,7 @@ async def turn(service: Service, kind: str | None, options: argparse.Namespace) 
         author = None if kind is None else Author(client, kind, options.tenants)
         await steady(query, rate, 1.0)  # connections and threads are begun
         work = None if author is None else asyncio.create_task(author.run())
-        others, healthy = await asyncio.gather(
-            steady(query, rate, seconds), steady(health, HEALTH_RATE, seconds)
-        )
+        others, healthy = await asyncio.gather(steady(query, rate, seconds), steady(health, HEALTH_RATE, seconds))
         if work is not None:
             work.cancel()
             with suppress(asyncio.CancelledError):

@@ -139,17 +139,12 @@ def round_of(copies: Copies) -> dict[str, float]:
 
 def point(ours: Copies, peer: Peer, what: str, rounds: int) -> dict[str, Any]:
     with frozen():
-        found = alternate(
-            {"ours": lambda: round_of(ours), "theirs": lambda: peer.round(what)}, rounds, warm=2
-        )
+        found = alternate({"ours": lambda: round_of(ours), "theirs": lambda: peer.round(what)}, rounds, warm=2)
     took = {
-        side: {step: median(one[step] for one in each) for step in ("store", "load")}
-        for side, each in found.items()
+        side: {step: median(one[step] for one in each) for step in ("store", "load")} for side, each in found.items()
     }
     ratios = {
-        step: median(
-            mine[step] / their[step] for mine, their in zip(found["ours"], found["theirs"], strict=True)
-        )
+        step: median(mine[step] / their[step] for mine, their in zip(found["ours"], found["theirs"], strict=True))
         for step in ("store", "load")
     }
     return {"gbps": took, **ratios}

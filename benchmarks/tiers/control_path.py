@@ -182,8 +182,7 @@ def main() -> int:
     for name in ("host", "nvme"):
         pairs = list(zip(found[name], found["without"], strict=True))
         figures[name] = {
-            what: median(with_[what] / without[what] for with_, without in pairs)
-            for what in ("control", "all", "wall")
+            what: median(with_[what] / without[what] for with_, without in pairs) for what in ("control", "all", "wall")
         } | {"transfers_a_request": median(one["transfers"] for one in found[name])}
         shown = "  ".join(f"{what} {value:.3f}" for what, value in figures[name].items())
         print(f"{name}: with ÷ without: {shown}")

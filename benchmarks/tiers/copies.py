@@ -71,9 +71,7 @@ class Copies:
         )
         keyring.ensure([spec.owner])
         self.label = DomainLabel("t", "internal", 1, "tenant", None, None, spec)
-        terms = TierTerms(
-            bytes(32), BLOCK, 16, lambda *_: CopyLimit(DAY_US, DAY_US // 16), object_blocks=BLOCKS
-        )
+        terms = TierTerms(bytes(32), BLOCK, 16, lambda *_: CopyLimit(DAY_US, DAY_US // 16), object_blocks=BLOCKS)
         self.tier = SealedTier(store, SealKeys(keyring, shred), shred, Staging(1, OBJECT), clock, terms)
         self.clock = clock
         self.content = memoryview(bytearray(os.urandom(RUNS * RUN)))
@@ -108,10 +106,7 @@ class Copies:
                 self.put(at + first * BLOCK, data)
 
             found = self.tier.lookup(self.label, keys, 0)
-            assert (
-                sum(one.blocks for one in self.tier.load(self.label, keys, 0, found, write))
-                == BLOCKS * OBJECTS
-            )
+            assert sum(one.blocks for one in self.tier.load(self.label, keys, 0, found, write)) == BLOCKS * OBJECTS
 
 
 def rate(run: Callable[[], object], before: Callable[[], object] = lambda: None) -> Callable[[], float]:
@@ -153,9 +148,7 @@ def point(
     return {
         "gbps": took,
         **{
-            side: median(
-                ours / plain for ours, plain in zip(found[side], found[f"plain {side}"], strict=True)
-            )
+            side: median(ours / plain for ours, plain in zip(found[side], found[f"plain {side}"], strict=True))
             for side in ("store", "load")
         },
     }
@@ -230,9 +223,7 @@ def main() -> int:
         finally:
             shutil.rmtree(folder)
         rates = "  ".join(f"{side} {each:.2f}" for side, each in found[name]["gbps"].items())
-        print(
-            f"{name}: GB/s {rates}; ours ÷ plain: store {found[name]['store']:.3f}, load {found[name]['load']:.3f}"
-        )
+        print(f"{name}: GB/s {rates}; ours ÷ plain: store {found[name]['store']:.3f}, load {found[name]['load']:.3f}")
     sizes = [index(objects) for objects in (10_000, 100_000, 1_000_000)]
     for one in sizes:
         print(

@@ -101,10 +101,7 @@ def experiment(times: Times, decisions: int, seed: int) -> InSum:
         restored, restore_us = 0, 0.0
         if choice.moves and drawn.random() < COMES_BACK:
             is_control = drawn.random() < CONTROL_SHARE
-            if (
-                link.choose_restore(size, recompute_us, number * 1_000_000, looks=True).moves
-                and not is_control
-            ):
+            if link.choose_restore(size, recompute_us, number * 1_000_000, looks=True).moves and not is_control:
                 restored, restore_us = tokens, times.restore_us(tokens)
                 link.restored(size, blocks, int(restore_us), asked=blocks)
             elif is_control:

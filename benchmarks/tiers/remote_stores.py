@@ -104,9 +104,7 @@ class RunInTier:
         keyring.ensure([spec.owner])
         self.label = DomainLabel("t", "internal", 1, "tenant", None, None, spec)
         self.block, self.objects, self.clock = size // BLOCKS, max(4, ROUND // size), clock
-        terms = TierTerms(
-            bytes(32), self.block, 16, lambda *_: CopyLimit(DAY_US, DAY_US // 16), object_blocks=BLOCKS
-        )
+        terms = TierTerms(bytes(32), self.block, 16, lambda *_: CopyLimit(DAY_US, DAY_US // 16), object_blocks=BLOCKS)
         self.tier = SealedTier(store, SealKeys(keyring, shred), shred, Staging(1, size), clock, terms)
         self.content = memoryview(bytearray(os.urandom(self.objects * size)))
         self.back = memoryview(bytearray(self.objects * size))
@@ -153,9 +151,7 @@ class Alone:
             if isinstance(self._client, MooncakeClient):
                 assert self._client._store.put(self._client._key(self._names[at]), memoryview(memory)) == 0
             elif isinstance(self._client, ValkeyClient):
-                assert self._client._client.set(
-                    self._client._key(self._names[at]), memoryview(memory), nx=True
-                )
+                assert self._client._client.set(self._client._key(self._names[at]), memoryview(memory), nx=True)
             else:
                 assert self._client.put(self._names[at], memoryview(memory), 0)
             self._memory.append(memory)
@@ -215,9 +211,7 @@ def seal_us(folder: Path, size: int) -> dict[str, float]:
 def point(folder: Path, clients: Callable[[], ObjectClient], mib: int, in_flight: int, rounds: int) -> Any:
     size = mib * MIB
     largest = object_bytes(size, enclosed=True, checked=False)
-    store = RemoteStore(
-        clients(), worker="w", capacity_bytes=1 << 40, object_bytes_max=largest, in_flight=in_flight
-    )
+    store = RemoteStore(clients(), worker="w", capacity_bytes=1 << 40, object_bytes_max=largest, in_flight=in_flight)
     run = RunInTier(folder, GuardedStore(store, seconds=60, clock=SystemClock()), size)
     alone = Alone(clients(), run, size, in_flight)
     whole = run.objects * size
@@ -242,9 +236,7 @@ def point(folder: Path, clients: Callable[[], ObjectClient], mib: int, in_flight
     alone.close()
     run.tier.close()
     pairs = {
-        side: median(
-            ours / library for ours, library in zip(found[side], found[f"library {side}"], strict=True)
-        )
+        side: median(ours / library for ours, library in zip(found[side], found[f"library {side}"], strict=True))
         for side in ("store", "load")
     }
     return {"mib": mib, "objects": run.objects, "mbps": {k: median(v) for k, v in found.items()}, **pairs}
@@ -260,12 +252,8 @@ def goal(kind: str, made: Any) -> dict[str, float]:
 
 
 def main() -> int:
-    bench = Bench(
-        __doc__, "obstore", "valkey", "cryptography", rounds=7, only="one kind of store", strict=True
-    )
-    bench.add(
-        "--in-flight", type=int, default=4, help="objects on their way at a time (default: %(default)s)"
-    )
+    bench = Bench(__doc__, "obstore", "valkey", "cryptography", rounds=7, only="one kind of store", strict=True)
+    bench.add("--in-flight", type=int, default=4, help="objects on their way at a time (default: %(default)s)")
     options = bench.parse()
     found: dict[str, Any] = {}
     for kind in (*KINDS, "mooncake") if options.only is None else (options.only,):
@@ -300,9 +288,7 @@ def main() -> int:
     bench.keep({"in_flight": options.in_flight, **found})
     points = [one for each in found.values() for one in each]
     sides = ("store", "load")
-    return bench.status(
-        bool(points) and all(one[side] >= one["goal"][side] for one in points for side in sides)
-    )
+    return bench.status(bool(points) and all(one[side] >= one["goal"][side] for one in points for side in sides))
 
 
 if __name__ == "__main__":

@@ -105,9 +105,7 @@ def main() -> int:
     points = [point(size, options.rounds) for size in SIZES]
     for one in points:
         ratios = "  ".join(f"{name} {one[name]:.3f}" for name in ("seal", "open", "enclosed", "checked"))
-        print(
-            f"{int(one['bytes']) >> 10:>5} KiB  library {one['library_gbps']:.1f} GB/s  library ÷ ours: {ratios}"
-        )
+        print(f"{int(one['bytes']) >> 10:>5} KiB  library {one['library_gbps']:.1f} GB/s  library ÷ ours: {ratios}")
     bench.keep({"goal": GOAL, "from_bytes": FROM, "points": points})
     met = all(min(one["seal"], one["open"]) >= GOAL for one in points if one["bytes"] >= FROM)
     return bench.status(met)

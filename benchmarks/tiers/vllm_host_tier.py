@@ -203,9 +203,7 @@ def main() -> None:
     kept = bench.keep({"rounds": rounds, "goals": GOALS, **done})
     for case in cases:
         for what, one in kept[case]["ratio"].items():
-            print(
-                f"{case:9} {what:12} governed / vllm {one['value']:.3f} ({one['low']:.3f}–{one['high']:.3f})"
-            )
+            print(f"{case:9} {what:12} governed / vllm {one['value']:.3f} ({one['low']:.3f}–{one['high']:.3f})")
         print(f"{case:9} medians      {kept[case]['median']}")
 
 

@@ -35,9 +35,7 @@ _BY_TIME = {"newest", "oldest"}
 _TYPES: dict[str, type] = {"integer": int, "number": float, "boolean": bool, "string": str}
 All = Annotated[bool, typer.Option("--all", help="Follow the pages to the last one.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Follow the job to its end.")]
-Out = Annotated[
-    Path | None, typer.Option("--out", help="Where content goes: a file; the files of a job: a folder.")
-]
+Out = Annotated[Path | None, typer.Option("--out", help="Where content goes: a file; the files of a job: a folder.")]
 Body = Annotated[Path | None, typer.Option("--body", help="File with the whole body.", metavar="FILE")]
 
 

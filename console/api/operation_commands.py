@@ -37,7 +37,5 @@ def commands_of(group: str) -> dict[str, Command]:
     """Those of one group, by their last word, in the order of the alphabet."""
     words = [(*command.name.rpartition(" ")[::2], command) for command in read_commands()]
     return dict(
-        sorted(
-            (name, command) for place, name, command in words if place == group or place.endswith(f" {group}")
-        )
+        sorted((name, command) for place, name, command in words if place == group or place.endswith(f" {group}"))
     )

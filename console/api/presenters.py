@@ -43,15 +43,11 @@ PRESENTERS = {
     "explainTransfers": Presenter(
         "tier.print_tiers:print_request", ("tier explain 17 --worker gpu-0",), ("residency",)
     ),
-    "listPrincipals": Presenter(
-        "principal.print_principals:print_principals", ("principal list --all --json",)
-    ),
+    "listPrincipals": Presenter("principal.print_principals:print_principals", ("principal list --all --json",)),
     "listKeys": Presenter("principal.print_principals:print_keys", ("apikey list alice --json",)),
     "listCases": Presenter("case.print_cases:print_cases", ("case list --tenant acme --json",)),
     "getCase": Presenter("case.print_cases:print_case", ("case show 4f1c… --json",)),
-    "listErasures": Presenter(
-        "erasure.print_erasures:print_erasures", ("erasure list --tenant acme --json",)
-    ),
+    "listErasures": Presenter("erasure.print_erasures:print_erasures", ("erasure list --tenant acme --json",)),
     "listEvents": Presenter(
         "audit.query:print_events", ("audit query --tenant acme --outcome deny --since 2026-11-20 --json",)
     ),

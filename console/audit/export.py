@@ -60,9 +60,7 @@ def export(
 
     The export is of one signed checkpoint. One that was interrupted goes on where it was when it is asked for again.
     """
-    selection = ExportSelection(
-        tuple(sorted(log or ())), moment_us(since, "--since"), moment_us(until, "--until")
-    )
+    selection = ExportSelection(tuple(sorted(log or ())), moment_us(since, "--since"), moment_us(until, "--until"))
     record_taken(ledger, "audit export", unrecorded=unrecorded)
     with reading(ledger) as engine, progress_bar() as bar:
         size = as_of if as_of is not None else pinned_size(folder)
@@ -82,9 +80,7 @@ def export(
     if as_json:
         logs = {each.name: {"first": each.range.first, "end": each.range.end} for each in made.logs}
         facts: dict[str, Any] = {"folder": str(folder), "origin": made.origin, "checkpoint": made.root.size}
-        print_json(
-            facts | {"leaves": made.leaves, "whole": made.openings, "logs": logs, "witnesses": made.witnesses}
-        )
+        print_json(facts | {"leaves": made.leaves, "whole": made.openings, "logs": logs, "witnesses": made.witnesses})
         return
     table = make_table(
         f"{several(made.leaves, 'leaf')} of {made.origin}, checkpoint {made.root.size}",
@@ -273,9 +269,7 @@ def check_leaf_proof(
     if as_json:
         print_json(facts)
     elif facts["sound"]:
-        say(
-            f"sound: leaf {idx} of {sealed.name} ({several(sealed.head.size, 'leaf')}), as `{head.origin}` signed it"
-        )
+        say(f"sound: leaf {idx} of {sealed.name} ({several(sealed.head.size, 'leaf')}), as `{head.origin}` signed it")
         for line in _NOT_SHOWN:
             say(f"not shown: {line}")
     else:

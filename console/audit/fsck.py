@@ -33,9 +33,7 @@ def check(
     ] = None,
     witness: Annotated[
         list[str] | None,
-        typer.Option(
-            "--witness", help="A public key of a witness, or a file: its stored lines are verified."
-        ),
+        typer.Option("--witness", help="A public key of a witness, or a file: its stored lines are verified."),
     ] = None,
     *,
     as_json: Json = False,
@@ -96,17 +94,13 @@ def check(
         say(f"{verdict}: {several(found.leaves, 'leaf')} of {several(found.logs, 'log')}{by_hash}")
         say(f"{found.checkpoints} checkpoints, {found.signed} signed, {found.verified} verified by your keys")
         if found.unsealed:
-            say(
-                f"under no checkpoint yet: {several(found.unsealed, 'leaf')}, as their logs' frontiers have them"
-            )
+            say(f"under no checkpoint yet: {several(found.unsealed, 'leaf')}, as their logs' frontiers have them")
         for what in found.unproved:
             say(f"not proved: {what}")
         for what in found.remarks:
             say(f"note: {what}")
         if found.ok and not note:
-            say(
-                "not shown: whether the end was cut off. Give --note with a checkpoint that was kept elsewhere."
-            )
+            say("not shown: whether the end was cut off. Give --note with a checkpoint that was kept elsewhere.")
     if not found.ok:
         raise typer.Exit(EXIT_NOT_SOUND)
 

@@ -38,10 +38,7 @@ def print_prefixes(answer: dict[str, Any]) -> None:
             row.tenant,
             row.classification,
             seconds_text(row.saved_seconds),
-            *(
-                f"{number:,}"
-                for number in (row.requests, row.foreign_requests, row.blocks, row.attached_blocks)
-            ),
+            *(f"{number:,}" for number in (row.requests, row.foreign_requests, row.blocks, row.attached_blocks)),
             readable(row.last_us),
         )
     stdout().print(table, markup=False)

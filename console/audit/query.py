@@ -47,9 +47,7 @@ from kvcustody.times import readable
 _Tenant = Annotated[str | None, typer.Option(help="Only this tenant's log.")]
 _Kind = Annotated[
     list[str] | None,
-    typer.Option(
-        help="Only this kind of event; may be given again.", autocompletion=lambda: sorted(LEAF_KEYS)
-    ),
+    typer.Option(help="Only this kind of event; may be given again.", autocompletion=lambda: sorted(LEAF_KEYS)),
 ]
 
 
@@ -58,9 +56,7 @@ def tail(
     tenant: _Tenant = None,
     kind: _Kind = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many.")] = 20,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on showing new leaves until Ctrl-C.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing new leaves until Ctrl-C.")] = False,
     *,
     as_json: Json = False,
 ) -> None:
@@ -141,9 +137,7 @@ def status(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
     for log in logs:
         table.add_row(log.name, str(log.head.size), log.head.root.hex()[:16] + "…")
     stdout().print(table)
-    say(
-        f"root log: {several(found.size, 'leaf')}, {found.signed_size} signed, {found.witnessed_size} witnessed"
-    )
+    say(f"root log: {several(found.size, 'leaf')}, {found.signed_size} signed, {found.witnessed_size} witnessed")
     age = f", the oldest for {waiting.age_us / 1e6:.0f} s" if waiting.leaves else ""
     say(f"under no checkpoint yet: {several(waiting.leaves, 'leaf')} of {several(waiting.logs, 'log')}{age}")
     if overdue:

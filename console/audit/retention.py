@@ -60,9 +60,7 @@ def drop(
     exported: Annotated[
         Path | None, typer.Option("--export", help="A sound export of what is to go, made before.")
     ] = None,
-    key: Annotated[
-        list[str] | None, typer.Option("--key", help="Public key by which the export is verified.")
-    ] = None,
+    key: Annotated[list[str] | None, typer.Option("--key", help="Public key by which the export is verified.")] = None,
     who: AccountOptions,
     jobs: Annotated[int, typer.Option(min=1, help="Parts of --to beside each other, on PostgreSQL.")] = JOBS,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and drop nothing.")] = False,
@@ -121,9 +119,7 @@ def drop(
         found = {"dropped": dropping, "logs": [plan._asdict() for plan in plans]}
         print_json(found | ({"parts": [part._asdict() for part in parts]} if to is not None else {}))
         return
-    table = make_table(
-        "dropped" if dropping else "would be dropped", "log", "stops at", "from", "below", left=2
-    )
+    table = make_table("dropped" if dropping else "would be dropped", "log", "stops at", "from", "below", left=2)
     for plan in plans:
         table.add_row(plan.log, plan.kept_by, str(plan.first), str(plan.below))
     stdout().print(table)
@@ -134,17 +130,13 @@ def drop(
 hold = typer.Typer(no_args_is_help=True, help="Place, lift and list legal holds on ledger content.")
 
 
-@hold.command(
-    epilog="Example: `kvcustody audit hold place case-9 --tenant acme --actor counsel --reason 'case 9'`"
-)
+@hold.command(epilog="Example: `kvcustody audit hold place case-9 --tenant acme --actor counsel --reason 'case 9'`")
 def place(
     name: Annotated[str, typer.Argument(help="The hold's name.")],
     actor: _Actor,
     reason: _Reason,
     tenant: Annotated[str | None, typer.Option(help="On this tenant (default: on everything).")] = None,
-    subject: Annotated[
-        str | None, typer.Option(help="On what is held of this subject of the tenant alone.")
-    ] = None,
+    subject: Annotated[str | None, typer.Option(help="On what is held of this subject of the tenant alone.")] = None,
     ledger: Ledger = DEFAULT,
     subject_keys: SubjectStore = None,
     subject_names: NamesOfSubjects = SubjectNames.SEALED,

@@ -48,9 +48,7 @@ _Shape = Annotated[
         autocompletion=_shapes,
     ),
 ]
-_Folder = Annotated[
-    Path, typer.Argument(help="The sink's own folder: its position, and batches that were given up.")
-]
+_Folder = Annotated[Path, typer.Argument(help="The sink's own folder: its position, and batches that were given up.")]
 _Key = Annotated[
     Path,
     typer.Option("--signing-key", help="The file of the HMAC key that signs batches: at least 24 bytes."),
@@ -63,9 +61,7 @@ def ship(
     positions: Annotated[Path, typer.Argument(help="The file that remembers where you were.")],
     ledger: Ledger = DEFAULT,
     shape: _Shape = SiemFormat.OCSF.value,
-    batch: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Leaves between two notes of the position.")
-    ] = 1000,
+    batch: Annotated[int, typer.Option(min=1, max=10_000, help="Leaves between two notes of the position.")] = 1000,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     unrecorded: Unrecorded = False,
 ) -> None:
@@ -144,9 +140,7 @@ def push(
     if as_json:
         print_json(found._asdict())
     else:
-        say(
-            f"{found.name}: {several(found.delivered, 'leaf')} delivered, {several(found.dead, 'batch')} given up"
-        )
+        say(f"{found.name}: {several(found.delivered, 'leaf')} delivered, {several(found.dead, 'batch')} given up")
         for line in found.losses:
             say(line)
     if found.dead or pump.positions.losses != before:
@@ -205,9 +199,7 @@ def status(folder: _Folder, *, as_json: Json = False) -> None:
         raise typer.Exit(EXIT_NO)
 
 
-@sink.command(
-    epilog="Example: `kvcustody audit sink detach ./webhook --actor ops --reason 'collector is down'`"
-)
+@sink.command(epilog="Example: `kvcustody audit sink detach ./webhook --actor ops --reason 'collector is down'`")
 def detach(
     folder: _Folder, actor: _Actor, reason: _Reason = "", ledger: Ledger = DEFAULT, *, as_json: Json = False
 ) -> None:
@@ -223,9 +215,7 @@ def attach(
     _change(folder, ledger, "attached", actor, reason, SinkFolder.attach, as_json)
 
 
-@sink.command(
-    epilog="Example: `kvcustody audit sink acknowledge ./webhook --actor ops --reason 'restored on 3 May'`"
-)
+@sink.command(epilog="Example: `kvcustody audit sink acknowledge ./webhook --actor ops --reason 'restored on 3 May'`")
 def acknowledge(
     folder: _Folder, actor: _Actor, reason: _Reason = "", ledger: Ledger = DEFAULT, *, as_json: Json = False
 ) -> None:

@@ -84,9 +84,7 @@ def rotate(
     with writing(ledger) as engine:
         periods = recorded_keys(engine)
         if not periods:
-            raise ConfigError(
-                "no signing key is on record in this ledger; the service makes one at its start"
-            )
+            raise ConfigError("no signing key is on record in this ledger; the service makes one at its start")
         with recorder(engine, clock) as writer:
             old = open_signing_key(signing_key, periods[-1].key.name, engine, writer, clock)
             if old is None:
@@ -137,9 +135,7 @@ def confirm(
         print_json(sizes | {"replayed": what.replayed})
         return
     say(f"lost: a signed checkpoint of {what.lost.size} root leaves; the ledger had {what.found.size}")
-    say(
-        f"signs on from {several(what.base.size, 'root leaf')}; {several(what.replayed, 'leaf')} replayed since"
-    )
+    say(f"signs on from {several(what.base.size, 'root leaf')}; {several(what.replayed, 'leaf')} replayed since")
 
 
 def keys(
@@ -161,9 +157,7 @@ def keys(
             raise ConfigError(f"no handover of this ledger begins at key `{trusted}`")
         periods = periods[places[0] :]
     if as_json:
-        rows = [
-            {"key": str(signer), "first_size": first, "last_size": last} for signer, first, last in periods
-        ]
+        rows = [{"key": str(signer), "first_size": first, "last_size": last} for signer, first, last in periods]
         print_json({"keys": rows})
         return
     table = make_table(f"{len(periods)} signing keys", "key", "from size", "to size", left=1)

@@ -19,9 +19,7 @@ from kvcustody.plurals import several
 
 def tiles(
     folder: Annotated[Path, typer.Argument(help="The folder to make; it must not exist.")],
-    log: Annotated[
-        str | None, typer.Option(help="This log (`system`, `tenant/NAME`); default: the root log.")
-    ] = None,
+    log: Annotated[str | None, typer.Option(help="This log (`system`, `tenant/NAME`); default: the root log.")] = None,
     ledger: Ledger = DEFAULT,
     as_of: Annotated[int | None, typer.Option(help="A signed checkpoint, by its root leaves.")] = None,
     *,
@@ -60,6 +58,4 @@ def show_tiles(found: ExportReport, *, as_json: bool) -> None:
         say(f"not sound: {text}")
     if found.ok:
         say(f"sound: {several(found.leaves, 'leaf')} of {found.name} are what the ledger's key signed")
-    say(
-        "not shown: other logs, and whether this one is longer now; give a witness's key for its word on that"
-    )
+    say("not shown: other logs, and whether this one is longer now; give a witness's key for its word on that")

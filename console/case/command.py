@@ -88,9 +88,7 @@ def step(
     case_id: _Case,
     kind: Annotated[StepKind, typer.Argument(help="What was done.", metavar="STEP")],
     *,
-    outcome: Annotated[
-        str, typer.Option(help="What it came to; a wrong one is answered with the list.")
-    ] = "",
+    outcome: Annotated[str, typer.Option(help="What it came to; a wrong one is answered with the list.")] = "",
     ground: Annotated[str, typer.Option(help="The ground in the GDPR, as `17(3)(e)`.")] = "",
     about: Annotated[
         str, typer.Option(help="An erasure's id, a recipient, a third party, or how an answer was sent.")
@@ -134,9 +132,7 @@ def step(
 def letter(
     case_id: _Case,
     *,
-    to: Annotated[
-        str, typer.Option("--to", help="Name and address; they are in the letter, and kept nowhere.")
-    ],
+    to: Annotated[str, typer.Option("--to", help="Name and address; they are in the letter, and kept nowhere.")],
     sender: Annotated[str, typer.Option("--from", help="Who writes: name and address.")] = "",
     kind: Annotated[str, typer.Option(help=f"One of: {', '.join(LETTER_KINDS)}.")] = "answer",
     date: Annotated[str | None, typer.Option(help="The letter's date; default: today (UTC).")] = None,

@@ -78,9 +78,7 @@ def write_letter(case: dict[str, Any], details: LetterDetails) -> Letter:
 
 
 def _lines(details: LetterDetails) -> list[str]:
-    return [
-        ", ".join(text.split("\n")) for text in (details.sender.strip(), details.addressee.strip()) if text
-    ]
+    return [", ".join(text.split("\n")) for text in (details.sender.strip(), details.addressee.strip()) if text]
 
 
 def _rendered(case: dict[str, Any], details: LetterDetails) -> str:
@@ -120,6 +118,4 @@ def _sections(text: str) -> tuple[LetterSection, ...]:
             found[-1][1][-1] = f"{found[-1][1][-1]} {line.strip()}".strip()
         elif found[-1][1][-1]:
             found[-1][1].append("")
-    return tuple(
-        LetterSection(title, tuple(text for text in paragraphs if text)) for title, paragraphs in found
-    )
+    return tuple(LetterSection(title, tuple(text for text in paragraphs if text)) for title, paragraphs in found)

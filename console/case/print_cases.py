@@ -44,9 +44,7 @@ def print_case(found: dict[str, Any]) -> None:
     say(f"{found['state']}: {found['subject_right']} for {found['tenant']}, due {found['due_day']}{extended}")
     if found["unread"]:
         say(unread_text(found["unread"]))
-    say(
-        f"received {found['received_day']} ({found['channel']}, {found['zone']}), decided: {found['outcome'] or 'no'}"
-    )
+    say(f"received {found['received_day']} ({found['channel']}, {found['zone']}), decided: {found['outcome'] or 'no'}")
     table = make_table("", "when (UTC)", "step", "outcome", "ground", "about", "by", "why", left=7)
     for one in found["steps"]:
         why = f"void: {one['void']}" if one["void"] else one["reason"]

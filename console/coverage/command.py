@@ -213,23 +213,17 @@ def print_recount(again: RecountResult, compared: tuple[Difference, ...] | None)
             f"recomputed from {several(again.leaves, 'leaf')}: every figure of every row agrees with the tables"
         )
     else:
-        table = make_table(
-            "tables and leaves differ", "tenant", "classification", "figure", "tables", "leaves", left=3
-        )
+        table = make_table("tables and leaves differ", "tenant", "classification", "figure", "tables", "leaves", left=3)
         for item in compared:
             table.add_row(*item[:3], f"{item.tables:,}", f"{item.leaves:,}")
         console.print(table)
 
 
 def _units_and_bytes(found: CoverageSummary) -> None:
-    table = make_table(
-        "units: (block, generation, shard)", "tenant", "classification", *_COLUMNS, "share", left=2
-    )
+    table = make_table("units: (block, generation, shard)", "tenant", "classification", *_COLUMNS, "share", left=2)
     for row in (*found.rows, found.total._replace(tenant="all", classification="")):
         share = percent(row.covered, row.due)
-        table.add_row(
-            row.tenant, row.classification, *(f"{getattr(row, name):,}" for name in _COLUMNS), share
-        )
+        table.add_row(row.tenant, row.classification, *(f"{getattr(row, name):,}" for name in _COLUMNS), share)
     stdout().print(table)
     table = make_table("bytes destroyed, by the weakest verification of their shards", "level", "bytes")
     for level in _LEVELS:

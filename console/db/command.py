@@ -71,9 +71,7 @@ def roles(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
         say(f"a reader sees one tenant's rows of {len(made.by_tenant)} tables")
 
 
-@app.command(
-    epilog="Example, once a month: `kvcustody db partitions --ledger postgresql://ledger@db/kvcustody`"
-)
+@app.command(epilog="Example, once a month: `kvcustody db partitions --ledger postgresql://ledger@db/kvcustody`")
 def partitions(
     ledger: Ledger = DEFAULT,
     months: Annotated[

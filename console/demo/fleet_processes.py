@@ -141,9 +141,7 @@ class LocalFleet:
         model = make_model(python, self._fleet)
         variables = vllm_variables(self._fleet, processor_build(python))
         command = [*vllm_command(python, model, port=port, name=MODEL), "--enable-prompt-tokens-details"]
-        self.processes.start(
-            name, command, environment={**environment, **variables}, folder=self._fleet / name
-        )
+        self.processes.start(name, command, environment={**environment, **variables}, folder=self._fleet / name)
 
     def _told_by(self, name: str) -> dict[str, Any]:
         """The settings by which a worker tells its blocks, none where nobody listens."""
@@ -203,9 +201,7 @@ class LocalFleet:
                 f"  {name}: {{router: '{self._placed(self.workers[name])}', workers: [{name}]}}\n"
                 for name in plan.worker_names
             )
-            write_file(
-                self._fleet / "placement.yaml", f"schema: kvcustody/placement@1\ngroups:\n{groups}".encode()
-            )
+            write_file(self._fleet / "placement.yaml", f"schema: kvcustody/placement@1\ngroups:\n{groups}".encode())
             return
         assert plan.router_program is not None
         port, metrics = free_ports(2)

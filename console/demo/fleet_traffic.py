@@ -36,9 +36,7 @@ AT_ONCE: Final = 8
 TRY_SECONDS: Final = 10.0
 ANSWER_TOKENS: Final = 16
 PROMPT_TOKENS_MAX: Final = 2500
-VLLM_PROMPT_TOKENS_MAX: Final = (
-    POOL_BLOCKS * BLOCK_TOKENS // 14
-)  # its pool is smaller, and quotas are shares of it
+VLLM_PROMPT_TOKENS_MAX: Final = POOL_BLOCKS * BLOCK_TOKENS // 14  # its pool is smaller, and quotas are shares of it
 _ANSWER_SECONDS, _ANSWER_BYTES_MAX = 60.0, 1 << 20
 _CHAT = "/v1/chat/completions"
 _CLASSIFICATION = "X-KVCustody-Classification"
@@ -77,24 +75,18 @@ class TrafficFigures:
 class FleetTraffic:
     """Asks on threads of its own until it is told to stop."""
 
-    def __init__(
-        self, fleet: LocalFleet, spec: WorkloadSpec, policy: Policy, *, rolls_after: float = 10.0
-    ) -> None:
+    def __init__(self, fleet: LocalFleet, spec: WorkloadSpec, policy: Policy, *, rolls_after: float = 10.0) -> None:
         """`rolls_after`: seconds after which the first door gets a new key."""
         self._fleet, self._spec = fleet, spec
         self._population = LabelledPrincipals(policy, spec.tenants)
-        self._prompts = (
-            ModellessPrompts() if fleet.plan.engine_python is None else VllmPrompts(spec.block_tokens)
-        )
+        self._prompts = ModellessPrompts() if fleet.plan.engine_python is None else VllmPrompts(spec.block_tokens)
         self._rolls_after = rolls_after
         self.figures = TrafficFigures()
         self._lock = threading.Lock()
         self._doors = itertools.cycle(fleet.doors.items())
         self._stop = threading.Event()
         targets = (self._serve, self._try_all, self._roll)
-        self._threads = [
-            threading.Thread(target=each, name="kvcustody-traffic", daemon=True) for each in targets
-        ]
+        self._threads = [threading.Thread(target=each, name="kvcustody-traffic", daemon=True) for each in targets]
         self._client = httpx.Client(timeout=_ANSWER_SECONDS)
 
     def start(self) -> None:
@@ -158,16 +150,12 @@ class FleetTraffic:
             figures.found_tokens += found
             return found
 
-    def _post(
-        self, url: str, headers: dict[str, str], prompt: str, more: dict[str, Any]
-    ) -> tuple[int, dict[str, Any]]:
+    def _post(self, url: str, headers: dict[str, str], prompt: str, more: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         message = {"role": "user", "content": prompt}
         body = {"model": MODEL, "messages": [message], "max_tokens": ANSWER_TOKENS, **more}
         try:
             request = self._client.build_request("POST", url + _CHAT, json=body, headers=headers)
-            answer = read_bounded(
-                self._client, request, deadline_seconds=_ANSWER_SECONDS, bytes_max=_ANSWER_BYTES_MAX
-            )
+            answer = read_bounded(self._client, request, deadline_seconds=_ANSWER_SECONDS, bytes_max=_ANSWER_BYTES_MAX)
             return answer.status_code, answer.json() if answer.status_code == 200 else {}
         except (httpx.HTTPError, OSError, ValueError):  # no answer, or none that is one
             return 0, {}

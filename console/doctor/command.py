@@ -74,9 +74,7 @@ def _show(findings: list[Diagnosis], *, as_json: bool) -> None:
         )
         return
     title = f"{several(counts[State.PROBLEM], 'problem')}, {several(counts[State.WARNING], 'warning')}, "
-    table = make_table(
-        title + f"{counts[State.OK]} checks passed", "check", "", "what is so", "what to do", left=4
-    )
+    table = make_table(title + f"{counts[State.OK]} checks passed", "check", "", "what is so", "what to do", left=4)
     for each in findings:
         if each.state is not State.SKIPPED:
             table.add_row(each.check, each.state.value, each.text, each.remedy)

@@ -31,9 +31,7 @@ from kvcustody.plurals import several
 from kvcustody.times import DAY_US, MINUTE_US, SECOND_US
 
 _FREE_BYTES, _FREE_SHARE = 1 << 30, 0.05
-_LOCAL = frozenset(
-    {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "overlay", "apfs", "ufs"}
-)
+_LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "overlay", "apfs", "ufs"})
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 _RENEW_US = 14 * DAY_US
 _UNSIGNED_US, _UNWITNESSED_US = 5 * MINUTE_US, DAY_US
@@ -82,9 +80,7 @@ def _folder(name: str, path: Path) -> Iterator[Diagnosis]:
         yield problem(f"{name} (`{path}`): {free}", "make room: a full disk stops admission")
     kind = filesystem_of(path)
     if kind in _IN_MEMORY:
-        yield problem(
-            f"{name} (`{path}`) is in memory (`{kind}`) and ends with the machine", "move it to a disk"
-        )
+        yield problem(f"{name} (`{path}`) is in memory (`{kind}`) and ends with the machine", "move it to a disk")
     elif kind and kind not in _LOCAL:
         yield warning(
             f"{name} (`{path}`) is on `{kind}`, which is no known local file system: locks and fsync may not hold",
@@ -117,9 +113,7 @@ def database_role(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
         name, is_superuser = connection.execute(
             text("SELECT current_user, rolsuper FROM pg_roles WHERE rolname = current_user")
         ).one()
-        database_us = connection.scalar(
-            text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
-        )
+        database_us = connection.scalar(text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"))
     if is_superuser:
         yield warning(
             f"role `{name}` is a superuser: it may change evidence, and sees the rows of every tenant",
@@ -149,15 +143,11 @@ def signatures(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
         leaves, age = several(waiting.leaves, "leaf"), several(minutes, "minute")
         yield problem(f"not sealed for {age}: {leaves}", remedy)
     if since_us is not None and now_us - since_us > _UNSIGNED_US:
-        yield problem(
-            f"no checkpoint was signed for {several((now_us - since_us) // MINUTE_US, 'minute')}", remedy
-        )
+        yield problem(f"no checkpoint was signed for {several((now_us - since_us) // MINUTE_US, 'minute')}", remedy)
     periods = recorded_keys(engine)
     for path in subject.signing_keys if periods else ():
         if not path.exists():
-            yield problem(
-                f"`{path}` does not exist, and the ledger has a key", "restore the key from its backup"
-            )
+            yield problem(f"`{path}` does not exist, and the ledger has a key", "restore the key from its backup")
         elif read_signing_key(path).verifier != periods[-1].key:
             yield problem(
                 f"`{path}` is not the key of this ledger, which is `{periods[-1].key}`",
@@ -204,8 +194,6 @@ def credentials(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
     for name, expires_us, used_us in rows:
         remedy = "issue a new one: `kvcustody apikey issue`"
         if expires_us > now_us:
-            yield warning(
-                f"the last key of `{name}` ends in {several((expires_us - now_us) // DAY_US, 'day')}", remedy
-            )
+            yield warning(f"the last key of `{name}` ends in {several((expires_us - now_us) // DAY_US, 'day')}", remedy)
         elif used_us is not None and now_us - used_us < 30 * DAY_US:
             yield problem(f"the last key of `{name}` has ended, and it was used this month", remedy)

@@ -108,9 +108,7 @@ def packages(subject: Examined) -> Iterator[Diagnosis]:
     if (worker := subject.worker) is not None:
         scheme = worker.remote_tier_url.partition(":")[0]
         used += [_EXTRA_OF[scheme]] if scheme in _EXTRA_OF else []
-        used += [
-            extra for extra, given in (("nats", worker.nats), ("events", worker.kv_events_endpoint)) if given
-        ]
+        used += [extra for extra, given in (("nats", worker.nats), ("events", worker.kv_events_endpoint)) if given]
     for name, extra, _ in _optional():
         if extra in used and _version(name) is None:
             yield problem(f"`{name}` is not installed", f"pip install 'kvcustody[{extra}]'")

@@ -85,16 +85,12 @@ def _certificate(path: Path, key: Path | None, now_us: int) -> Iterator[Diagnosi
         if days < 0:
             yield problem(f"`{path}`: {name} ended {several(round(-days), 'day')} ago", "renew it")
         elif days < _RENEW_DAYS:
-            yield warning(
-                f"`{path}`: {name} ends in {several(round(days), 'day')}", "renew it; no restart is needed"
-            )
+            yield warning(f"`{path}`: {name} ends in {several(round(days), 'day')}", "renew it; no restart is needed")
     if key is None:
         return
     yield from open_to_others(key, "chmod 600 it, and replace the key")
     if b"ENCRYPTED" in key.read_bytes():  # OpenSSL would ask for it at the terminal, and wait
-        yield problem(
-            f"`{key}` is protected by a password, for which no start asks", "write it there without one"
-        )
+        yield problem(f"`{key}` is protected by a password, for which no start asks", "write it there without one")
         return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(path, key)
@@ -136,9 +132,7 @@ def destination_keys(_subject: Examined, service: ServiceSettings) -> Iterator[D
             continue
         yield from open_to_others(path)
         if name.startswith("webhook") and len(path.read_bytes().strip()) < _KEY_BYTES:
-            yield problem(
-                f"{name}: the key in `{path}` is shorter than {_KEY_BYTES} bytes", "make a longer one"
-            )
+            yield problem(f"{name}: the key in `{path}` is shorter than {_KEY_BYTES} bytes", "make a longer one")
 
 
 def _key_files(service: ServiceSettings) -> Iterator[tuple[str, Path]]:

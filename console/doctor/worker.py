@@ -32,19 +32,13 @@ _ANSWER_SECONDS = 5.0  # for a part of an answer
 def keys(_subject: Examined, worker: Settings) -> Iterator[Diagnosis]:
     """The root key, the keyring, the key of scope tokens, the shred keys."""
     if worker.root_key_source == "file" and not worker.root_key_path.exists():
-        yield problem(
-            f"root key `{worker.root_key_path}` does not exist", "create it with `kvcustody keys init`"
-        )
+        yield problem(f"root key `{worker.root_key_path}` does not exist", "create it with `kvcustody keys init`")
     for key_path in (worker.root_key_path, worker.scope_token_key_path):
         read_private(key_path)
     for path in (worker.keyring_path, worker.shred_keys_path, worker.remote_tier_secret_path):
         if path is not None and path.exists():
             yield from open_to_others(path)
-    if (
-        worker.keyring_path.exists()
-        and worker.root_key_source == "generated"
-        and not worker.root_key_path.exists()
-    ):
+    if worker.keyring_path.exists() and worker.root_key_source == "generated" and not worker.root_key_path.exists():
         yield problem(
             f"keyring `{worker.keyring_path}` is there, and its root key `{worker.root_key_path}` is not",
             "restore the root key: a new one opens nothing of this keyring",
@@ -75,9 +69,7 @@ def policy(subject: Examined, worker: Settings) -> Iterator[Diagnosis]:
     if worker.policy_release:
         yield skipped(f"it comes from `{worker.policy_release}`")
     elif not worker.policy_path.exists():
-        yield problem(
-            f"policy `{worker.policy_path}` does not exist", "write one with `kvcustody policy init`"
-        )
+        yield problem(f"policy `{worker.policy_path}` does not exist", "write one with `kvcustody policy init`")
     else:
         startup_policy_of_file(worker, subject.clock)
 
@@ -96,9 +88,7 @@ def _of_floor(path: Path, floor: TimeFloor, subject: Examined) -> Iterator[Diagn
     since_us = subject.clock.now_us() - floor.boot_us if floor.boot == subject.clock.boot else 0
     if floor.utc_us + since_us - now_us > SECOND_US:
         behind = (floor.utc_us + since_us - now_us) // SECOND_US
-        yield problem(
-            f"the wall clock is {behind} s behind the time that deadlines know (`{path}`)", "set it right"
-        )
+        yield problem(f"the wall clock is {behind} s behind the time that deadlines know (`{path}`)", "set it right")
     elif floor.boot == subject.clock.boot and now_us > floor.limit_us + since_us:
         yield problem(
             f"the wall clock is in doubt: it stepped ahead by more than is allowed (`{path}`)",
@@ -111,13 +101,9 @@ def tiers(_subject: Examined, worker: Settings) -> Iterator[Diagnosis]:
     """A tier's folder is the worker's own."""
     path = worker.nvme_tier_path
     if path is None and worker.nvme_tier_bytes:
-        yield problem(
-            "`nvme_tier_bytes` is set, and `nvme_tier_path` is not: there is no such tier", "set both"
-        )
+        yield problem("`nvme_tier_bytes` is set, and `nvme_tier_path` is not: there is no such tier", "set both")
     if worker.remote_tier_bytes and not worker.remote_tier_url:
-        yield problem(
-            "`remote_tier_bytes` is set, and `remote_tier_url` is not: there is no such tier", "set both"
-        )
+        yield problem("`remote_tier_bytes` is set, and `remote_tier_url` is not: there is no such tier", "set both")
     if path is not None and path.exists():
         yield from open_to_others(path, "chmod 700 it")
         held = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

@@ -120,9 +120,7 @@ def request(
     if as_json:
         print_json(made)
     else:
-        say(
-            f"requested: {made['erasure']} ({made['selector']}); see `kvcustody erasure status {made['erasure']}`"
-        )
+        say(f"requested: {made['erasure']} ({made['selector']}); see `kvcustody erasure status {made['erasure']}`")
 
 
 def _labels(given: list[str]) -> tuple[tuple[str, str], ...]:
@@ -208,13 +206,9 @@ def certificate(
         _write(opening, json.dumps(opens._asdict()).encode())
     body = document.facts
     if as_json:
-        print_json(
-            {"erasure": erasure, "outcome": body["outcome"], "figures": body["figures"], "path": str(out)}
-        )
+        print_json({"erasure": erasure, "outcome": body["outcome"], "figures": body["figures"], "path": str(out)})
     else:
-        say(
-            f"{body['outcome']}: {out}, {body['figures']['destroyed']} of {body['figures']['units']} blocks destroyed"
-        )
+        say(f"{body['outcome']}: {out}, {body['figures']['destroyed']} of {body['figures']['units']} blocks destroyed")
 
 
 def _issued(ledger: str, erasure: str, key: SigningKey, path: Path, opens: SelectorOpening) -> Document:
@@ -247,15 +241,11 @@ def verify(
     opening: Annotated[Path | None, typer.Option(help="The opening that the requester has.")] = None,
     export: Annotated[
         Path | None,
-        typer.Option(
-            help="An export of the certificate's checkpoint: all of it is made again from the leaves."
-        ),
+        typer.Option(help="An export of the certificate's checkpoint: all of it is made again from the leaves."),
     ] = None,
     trust: Annotated[
         Path | None,
-        typer.Option(
-            help="A trust configuration: one of its keys with the role `orders` signed the request."
-        ),
+        typer.Option(help="A trust configuration: one of its keys with the role `orders` signed the request."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -275,9 +265,7 @@ def verify(
     orders = read_signed_orders(trust, parse_vkey(vkeys[0]).name, None)
     check = verify_document(data, vkeys, [CertificateRules(opens)], source=export, orders=orders)
     if check.source_rejected and not check.problems:
-        raise LedgerError(
-            f"the certificate cannot be checked against export `{export}`: {check.source_rejected}"
-        )
+        raise LedgerError(f"the certificate cannot be checked against export `{export}`: {check.source_rejected}")
     shown = check.shown
     figures = shown.get("figures")
     if shown.get("marked"):

@@ -41,9 +41,7 @@ class TraceOptions(ParameterGroup):
     trace_format: Annotated[
         str | None, typer.Option(help="What the trace is, as `replay` has it; `generated` reads no file.")
     ] = None
-    policy: Annotated[str, typer.Option(help="Of a trace: a library policy or a YAML file.")] = (
-        "regulated-saas"
-    )
+    policy: Annotated[str, typer.Option(help="Of a trace: a library policy or a YAML file.")] = "regulated-saas"
     tenants: Annotated[int, typer.Option(min=1, help="Of a trace: how many tenants share it.")] = 8
     unit: Annotated[str, typer.Option(help="Of a trace: what belongs to one tenant.")] = "session"
     limit: Annotated[int | None, typer.Option(min=1, help="Replay only the first requests.")] = None
@@ -100,9 +98,7 @@ def advise(
     _show(seen, found, of, as_json)
 
 
-def _show(
-    seen: list[SeenWorker], found: list[questions.Advice], of: dict[str, str] | None, as_json: bool
-) -> None:
+def _show(seen: list[SeenWorker], found: list[questions.Advice], of: dict[str, str] | None, as_json: bool) -> None:
     """`of`: what was replayed, and how."""
     if as_json:
         answers = [one._asdict() | {"evidence": [row._asdict() for row in one.evidence]} for one in found]
@@ -111,9 +107,7 @@ def _show(
         return
     console = stdout()
     if of is not None:
-        console.print(
-            Text(f"{of['title']}: {of['origin']} traffic, {of['pool']}; no engine served it", "bold")
-        )
+        console.print(Text(f"{of['title']}: {of['origin']} traffic, {of['pool']}; no engine served it", "bold"))
         console.print()
     for number, one in enumerate(found, 1):
         console.print(Text(f"{number}. {one.question}", "bold"))

@@ -43,9 +43,7 @@ def top(
     source: ServiceSource,
     interval: Annotated[float, typer.Option(min=0.5, max=600, help="Seconds between two looks.")] = 5.0,
     once: Annotated[bool, typer.Option("--once", help="One look, and end.")] = False,
-    tenants: Annotated[
-        int, typer.Option(min=0, max=1000, help="How many tenants to show, the busiest.")
-    ] = 10,
+    tenants: Annotated[int, typer.Option(min=0, max=1000, help="How many tenants to show, the busiest.")] = 10,
     as_json: Json = False,
 ) -> None:
     """Watch workers and tenants: hits, time to first token, prefill time avoided, evictions, thrash, waste.
@@ -94,9 +92,7 @@ def _tenants(seen: list[SeenWorker]) -> list[dict[str, Any]]:
         for name, sums in measures.items():
             sums.update({tenant: int(value) for tenant, value in one.tenants.get(name, {}).items()})
         thrashing |= {tenant for tenant, value in one.tenants.get("thrashing", {}).items() if value}
-    names = (
-        charged.keys() | thrashing | measures["active_tokens"].keys() | measures["recomputed_blocks"].keys()
-    )
+    names = charged.keys() | thrashing | measures["active_tokens"].keys() | measures["recomputed_blocks"].keys()
     rows = [
         {
             "tenant": name,
@@ -112,9 +108,7 @@ def _tenants(seen: list[SeenWorker]) -> list[dict[str, Any]]:
 
 def _shown(seen: list[SeenWorker], before: Mapping[str, Status], tenants: int) -> Group:
     if not seen:
-        return Group(
-            "no worker has said anything of itself yet; docs/operate/service.md shows how one is enrolled"
-        )
+        return Group("no worker has said anything of itself yet; docs/operate/service.md shows how one is enrolled")
     workers = make_table(
         "workers, " + ("since the last look" if before else "since each began"),
         *(
@@ -175,10 +169,7 @@ def _tiers(seen: list[SeenWorker], before: Mapping[str, Status]) -> list[Table |
                 size(tier.used_bytes),
                 "–" if tier.capacity_bytes is None else size(tier.capacity_bytes),
                 *(f"{number:,}" for number in (tier.copies, tier.stored_blocks, tier.restored_blocks)),
-                *(
-                    time_text(int(seconds * SECOND_US))
-                    for seconds in (tier.store_seconds, tier.restore_seconds)
-                ),
+                *(time_text(int(seconds * SECOND_US)) for seconds in (tier.store_seconds, tier.restore_seconds)),
                 Text(f"{tier.refused:,}", "red" if tier.refused else ""),
                 f"{tier.left_alone:,}",
                 share_text(tier.prediction_error),

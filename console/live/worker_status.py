@@ -29,9 +29,7 @@ def worker_statuses(source: ServiceSource) -> Iterator[Callable[[], list[SeenWor
         def look() -> list[SeenWorker]:
             wanted = {"limit": _PAGE}
             every = every_page(asker, "listWorkers", wanted, call(asker, "listWorkers", wanted))
-            found = {
-                row["worker"]: row for row in orjson.loads(every.body)["items"] if row["ended_us"] is None
-            }
+            found = {row["worker"]: row for row in orjson.loads(every.body)["items"] if row["ended_us"] is None}
             return [_seen(found[name], clock.utc_us()) for name in sorted(found) if found[name]["status"]]
 
         yield look

@@ -63,9 +63,7 @@ Source = Annotated[str | None, typer.Option("--source", help="One grant or segme
 
 TierOption = Annotated[
     str | None,
-    typer.Option(
-        "--tier", help="With --action offload: whether copies may be in this tier: host, nvme or remote."
-    ),
+    typer.Option("--tier", help="With --action offload: whether copies may be in this tier: host, nvme or remote."),
 ]
 Evict = Annotated[
     bool, typer.Option("--evict", help="Say how a prompt's blocks are kept when the pool is full, and why.")
@@ -76,15 +74,11 @@ PromptSegment = Annotated[
 ]
 PromptMarks = Annotated[
     list[str] | None,
-    typer.Option(
-        "--marked", help="With --evict: a span as the door marks it by a message's role: 0:96=system."
-    ),
+    typer.Option("--marked", help="With --evict: a span as the door marks it by a message's role: 0:96=system."),
 ]
 PromptKinds = Annotated[
     list[str] | None,
-    typer.Option(
-        "--kind", help="With --evict: a span of a kind of content, as the caller says it: 0:512=pasted_log."
-    ),
+    typer.Option("--kind", help="With --evict: a span of a kind of content, as the caller says it: 0:512=pasted_log."),
 ]
 
 
@@ -215,21 +209,11 @@ def _request(table: DecisionTable, access: AccessOptions) -> Request:
     reader, owner = access.reader, access.owner or access.reader
     reader, owner = table.policy.named(reader), table.policy.named(owner)
     level = _level(table, access.classification)
-    way = (
-        _choice(Via, access.via, "--via")
-        if access.via is not None
-        else Via.OWN
-        if reader == owner
-        else Via.GRANT
-    )
+    way = _choice(Via, access.via, "--via") if access.via is not None else Via.OWN if reader == owner else Via.GRANT
     entry = table.tenant(reader)
     own = Scope.TENANT if entry is None else entry.scope
     wide = (
-        _choice(Scope, access.scope, "--scope")
-        if access.scope is not None
-        else own
-        if way is Via.OWN
-        else Scope.TENANT
+        _choice(Scope, access.scope, "--scope") if access.scope is not None else own if way is Via.OWN else Scope.TENANT
     )
     return Request(
         _choice(Action, access.action, "--action"),
@@ -262,9 +246,7 @@ def _span(text: str, option: str) -> KindRange:
 def _print_eviction(found: EvictionExplanation) -> None:
     say(f"line {found.line}: eviction `{found.policy}`: {found.order}; children before parents")
     idle, absolute = duration(found.idle_us), duration(found.absolute_us)
-    say(
-        f"kept at most {idle} after the last use and {absolute} in all ({found.tenant}, {found.classification})"
-    )
+    say(f"kept at most {idle} after the last use and {absolute} in all ({found.tenant}, {found.classification})")
     for signal in found.signals:
         say(f"  signal {signal.signal}: {signal.says}")
     if found.learned is not None:
@@ -313,12 +295,8 @@ _TEST = (
     "    kvcustody policy test policy.yaml cases.yaml --min-named 100 --format junit"
 )
 CasesFile = Annotated[Path, typer.Argument(help="A cases file (docs/policy/language.md).", metavar="CASES")]
-MinNamed = Annotated[
-    int, typer.Option("--min-named", min=0, max=100, help="Percent of rules and grants to cover.")
-]
-MinCells = Annotated[
-    int, typer.Option("--min-cells", min=0, max=100, help="Percent of table cells to cover.")
-]
+MinNamed = Annotated[int, typer.Option("--min-named", min=0, max=100, help="Percent of rules and grants to cover.")]
+MinCells = Annotated[int, typer.Option("--min-cells", min=0, max=100, help="Percent of table cells to cover.")]
 
 
 class CasesFormat(StrEnum):

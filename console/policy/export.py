@@ -17,9 +17,7 @@ from kvcustody.policies.workbench.validate import load_file
 
 _EPILOG = "Example:\n\n    kvcustody policy export policy.yaml --cedar --out policy.cedar"
 Cedar = Annotated[bool, typer.Option("--cedar", help="As Cedar statements.")]
-Out = Annotated[
-    Path | None, typer.Option("--out", help="Write the statements here instead of printing them.")
-]
+Out = Annotated[Path | None, typer.Option("--out", help="Write the statements here instead of printing them.")]
 
 
 def add_to(app: typer.Typer) -> None:

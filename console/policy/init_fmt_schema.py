@@ -39,9 +39,7 @@ From = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if there is one.")]
 Name = Annotated[str | None, typer.Option("--name", help="What the policy is called.")]
-Tenant = Annotated[
-    list[str] | None, typer.Option("--tenant", help="A tenant in place of the examples; repeatable.")
-]
+Tenant = Annotated[list[str] | None, typer.Option("--tenant", help="A tenant in place of the examples; repeatable.")]
 Target = Annotated[Path, typer.Argument(help="The new file.", metavar="FILE")]
 
 
@@ -64,10 +62,7 @@ def init_command(
     template = template or _choose(asking)
     if asking:
         name = name or typer.prompt("name of the policy", default=template)
-        tenant = (
-            tenant
-            or typer.prompt("tenants, separated by spaces (empty: keep the examples)", default="").split()
-        )
+        tenant = tenant or typer.prompt("tenants, separated by spaces (empty: keep the examples)", default="").split()
     text = start(template, name=name, tenants=tenant or ())
     try:
         write_file(file, text.encode(), mode=READABLE, exclusive=not force)
@@ -75,9 +70,7 @@ def init_command(
         reason = (error.strerror or type(error).__name__).lower()
         raise PolicyError(f"file `{file}` cannot be written: {reason}", path=file) from error
     if as_json:
-        print_json(
-            {"path": str(file), "template": template, "name": name or template, "tenants": tenant or []}
-        )
+        print_json({"path": str(file), "template": template, "name": name or template, "tenants": tenant or []})
     else:
         say(f"written: {file}, from {template}; next: kvcustody policy validate {file}")
 
@@ -116,9 +109,7 @@ def fmt_command(files: Files, *, write: Write = False, check: Check = False, as_
         if write and done.changed:
             replace_file(path, done.text)
         elif not as_json and not check and done.changed:
-            lines = difflib.unified_diff(
-                text.splitlines(True), done.text.splitlines(True), str(path), str(path)
-            )
+            lines = difflib.unified_diff(text.splitlines(True), done.text.splitlines(True), str(path), str(path))
             sys.stdout.write("".join(lines))
         if not as_json and (write or check):
             verb = "formatted" if write else "would change"
@@ -134,9 +125,7 @@ def policy_text(path: Path) -> str:
     try:
         return read_source(path).decode()
     except UnicodeDecodeError:
-        raise PolicyError(
-            f"policy `{path}` is not UTF-8; see `kvcustody policy validate`", path=path
-        ) from None
+        raise PolicyError(f"policy `{path}` is not UTF-8; see `kvcustody policy validate`", path=path) from None
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -152,9 +141,7 @@ _SCHEMA = (
     "Examples:\n\n    kvcustody policy schema --out policy.schema.json\n\n"
     "then, as the first line of a policy:  # yaml-language-server: $schema=policy.schema.json"
 )
-SchemaOut = Annotated[
-    Path | None, typer.Option("--out", help="Write the schema here instead of printing it.")
-]
+SchemaOut = Annotated[Path | None, typer.Option("--out", help="Write the schema here instead of printing it.")]
 
 
 def schema_command(*, out: SchemaOut = None, as_json: Json = False) -> None:

@@ -42,18 +42,10 @@ _EPILOG = (
     "    kvcustody policy lint policy.yaml --ledger kvcustody.db\n\n"
     "    kvcustody policy lint policy.yaml --scrub-rate benchmarks/results/scrub-cpu.json --pool 64GiB"
 )
-Soon = Annotated[
-    int, typer.Option("--soon-days", min=0, help="Tell of grants that end within this many days.")
-]
-At = Annotated[
-    str | None, typer.Option("--at", help="The day to lint for, as 2027-03-31; today if left out.")
-]
-Tenants = Annotated[
-    Path | None, typer.Option("--tenants", help="A file with the tenants that exist, one a line.")
-]
-Used = Annotated[
-    Path | None, typer.Option("--used", help="A file with the grants and segments in use, one a line.")
-]
+Soon = Annotated[int, typer.Option("--soon-days", min=0, help="Tell of grants that end within this many days.")]
+At = Annotated[str | None, typer.Option("--at", help="The day to lint for, as 2027-03-31; today if left out.")]
+Tenants = Annotated[Path | None, typer.Option("--tenants", help="A file with the tenants that exist, one a line.")]
+Used = Annotated[Path | None, typer.Option("--used", help="A file with the grants and segments in use, one a line.")]
 Rate = Annotated[
     Path | None,
     typer.Option("--scrub-rate", help="What `benchmarks/device/scrub.py --json` measured on the device."),

@@ -92,9 +92,7 @@ def sign_orders_command(
         list[str] | None,
         typer.Option(help="Choose this order, as `LOG/NUMBER`; may be given again.", metavar="LOG/NUMBER"),
     ] = None,
-    kind: Annotated[
-        list[str] | None, typer.Option(help="Choose orders of this kind; may be given again.")
-    ] = None,
+    kind: Annotated[list[str] | None, typer.Option(help="Choose orders of this kind; may be given again.")] = None,
     author: Annotated[
         list[str] | None,
         typer.Option(help="Choose orders that this actor gave, by their leaves; may be given again."),
@@ -124,9 +122,7 @@ def sign_orders_command(
                     f"{several(len(listed), 'order')} of {_authors(listed)}: nothing is signed. Choose with `--order`, "
                     "`--kind` or `--author`, or give `--all`"
                 )
-            record_operator_acts(
-                engine, lambda at_us: [order_signature(one, at_us, actor, reason) for one in listed]
-            )
+            record_operator_acts(engine, lambda at_us: [order_signature(one, at_us, actor, reason) for one in listed])
         with engine.connect() as connection:
             left = [str(refused) for refused in unsigned_orders(connection)]
     if as_json:

@@ -52,9 +52,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="history", epilog=_HISTORY)(history)
 
 
-_PROPOSE = (
-    'Example:\n\n    kvcustody policy propose policy.yaml --signing-key ada.key --note "labs may read acme"'
-)
+_PROPOSE = 'Example:\n\n    kvcustody policy propose policy.yaml --signing-key ada.key --note "labs may read acme"'
 
 
 @grouped
@@ -128,9 +126,7 @@ def consent(
     at: At,
 ) -> None:
     """The owner's consent to what a revision opens of its blocks, and to nothing else."""
-    if (
-        at.remote.server is not None
-    ):  # an owner sees what waits for the own tenant's consent, and nothing else
+    if at.remote.server is not None:  # an owner sees what waits for the own tenant's consent, and nothing else
         with at.owner_consents() as consents:
             made = consents.consent(revision, source, signer_of(signing_key))
     else:
@@ -158,9 +154,7 @@ def activate(
     *,
     signing_key: SigningKey,
     tenants: Annotated[str, typer.Option("--tenants", help="Stage it: for these tenants, by commas.")] = "",
-    percent: Annotated[
-        str, typer.Option("--percent", help="Stage it: for this share of tenants, as 10 or 2.5.")
-    ] = "",
+    percent: Annotated[str, typer.Option("--percent", help="Stage it: for this share of tenants, as 10 or 2.5.")] = "",
     at: At,
 ) -> None:
     """Put an approved revision into effect once isolation is proved: for everybody, or for a stage.
@@ -211,9 +205,7 @@ def revoke(
 ) -> None:
     """Take grants, segments or groups back for good: by an approver, their owner, or in an emergency."""
     signer = signer_of(signing_key)
-    if at.remote.server is not None and acts_as_owner(
-        at.trust, signer
-    ):  # who sees its own part of a release alone
+    if at.remote.server is not None and acts_as_owner(at.trust, signer):  # who sees its own part of a release alone
         with at.owner_consents() as owner:
             revoked = owner.withdraw(ids, signer, reason=reason)
     else:

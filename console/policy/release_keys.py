@@ -49,9 +49,7 @@ _KEY = "Example:\n\n    kvcustody policy key ada.key --name ada"
 def key_command(
     file: Annotated[Path, typer.Argument(help="The private key's new file.", metavar="FILE")],
     *,
-    name: Annotated[
-        str, typer.Option("--name", help="Whose key it is, as the trust configuration will say.")
-    ],
+    name: Annotated[str, typer.Option("--name", help="Whose key it is, as the trust configuration will say.")],
     as_json: Json = False,
 ) -> None:
     """Make a key to sign policies with: FILE, of mode 0600, and FILE.pub to hand out. No file is overwritten."""
@@ -96,9 +94,7 @@ def trust_command(
     file: Annotated[Path, typer.Argument(help="The trust configuration's new file.", metavar="FILE")],
     audience: Annotated[str, typer.Option("--audience", help="The name of this deployment.")],
     public: TrustedKeys,
-    hours: Annotated[
-        int, typer.Option("--break-glass-hours", help="The longest that breaking the glass lasts.")
-    ] = 4,
+    hours: Annotated[int, typer.Option("--break-glass-hours", help="The longest that breaking the glass lasts.")] = 4,
     folder: Annotated[
         Path | None, typer.Option("--folder", help="Make this release folder too, if it is not there.")
     ] = None,

@@ -81,9 +81,7 @@ class At(ParameterGroup):
         if "://" not in self.store:
             return None
         with reading(self.store) as engine, engine.connect() as connection:
-            return policies_in_effect(
-                read_running_policies(connection), state, worker_enforcement(connection)
-            ).data()
+            return policies_in_effect(read_running_policies(connection), state, worker_enforcement(connection)).data()
 
     def owner_consents(self) -> AbstractContextManager[OwnerConsents]:
         """An owner's part in it, at a control plane."""
@@ -127,18 +125,14 @@ def open_workflow(store: str, trust: Path, remote: ControlPlane = _NOWHERE) -> I
         is_folder = "://" not in store
         folder = Path(store) if is_folder else Path("kvcustody.spill")
         if is_folder and not folder.is_dir():
-            raise ConfigError(
-                f"release folder `{folder}`: no such folder; make one with `kvcustody policy trust`"
-            )
+            raise ConfigError(f"release folder `{folder}`: no such folder; make one with `kvcustody policy trust`")
         engine = open_store(folder / "ledger.db" if is_folder else store)
         stack.callback(engine.dispose)
         _bring_up(engine)
         spill = folder / "spill" if is_folder else folder
         private_folder(spill)
         clock = DeadlineClock(SystemClock(), spill / "clock.json")
-        writer = stack.enter_context(
-            EventWriter(engine, worker="policy-release", clock=clock, spill_directory=spill)
-        )
+        writer = stack.enter_context(EventWriter(engine, worker="policy-release", clock=clock, spill_directory=spill))
         kept: ReleaseStore = FolderStore(folder) if is_folder else SqlStore(engine)
         yield ReleaseWorkflow(kept, trusted, clock=clock, ledger=writer)
 
@@ -171,8 +165,6 @@ def read_public(path: Path) -> str:
     try:
         text = read_words(path).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"public key `{path}`: {getattr(error, 'strerror', 'is not text')}", path=path
-        ) from None
+        raise ConfigError(f"public key `{path}`: {getattr(error, 'strerror', 'is not text')}", path=path) from None
     parse_vkey(text)
     return text

@@ -54,9 +54,7 @@ def diff_command(old: Old, new: New, *, revoked: Revoked = None, as_json: Json =
         print_diff(found)
 
 
-_CHECK = (
-    "Example:\n\n    kvcustody policy check-no-new-access active.yaml policy.yaml || echo 'needs an approver'"
-)
+_CHECK = "Example:\n\n    kvcustody policy check-no-new-access active.yaml policy.yaml || echo 'needs an approver'"
 
 
 def check_command(old: Old, new: New, *, revoked: Revoked = None, as_json: Json = False) -> None:
@@ -195,9 +193,7 @@ def _never(text: str, table: DecisionTable) -> Never:
         raise PolicyError(f"`--never` {quote(text)} is not READER:OWNER; write `globex:acme`, or `*:acme`")
     known = [tenant.id for tenant in table.policy.tenants]
     policy = table.policy
-    never = Never(
-        None if reader == "*" else policy.named(reader), None if owner == "*" else policy.named(owner)
-    )
+    never = Never(None if reader == "*" else policy.named(reader), None if owner == "*" else policy.named(owner))
     for name in (never.reader, never.owner):
         if name is not None and name not in known:
             hint = did_you_mean(name, known) or f"it has {', '.join(map(quote, known[:8])) or 'none'}"
@@ -215,13 +211,9 @@ def _write(out: Path, proof: Proof) -> None:
 
 
 def _print_proof(proof: Proof, out: Path | None) -> None:
-    table = make_table(
-        f"{proof.policy} {proof.digest}", "property", "says", "holds", "cells", "permits", left=3
-    )
+    table = make_table(f"{proof.policy} {proof.digest}", "property", "says", "holds", "cells", "permits", left=3)
     for found in proof.properties:
-        table.add_row(
-            found.id, found.title, "yes" if found.holds else "NO", f"{found.cells:,}", f"{found.permits:,}"
-        )
+        table.add_row(found.id, found.title, "yes" if found.holds else "NO", f"{found.cells:,}", f"{found.permits:,}")
     stdout().print(table)
     for found in proof.broken:
         assert found.counterexample is not None

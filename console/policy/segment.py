@@ -47,29 +47,17 @@ _EPILOG = (
     "    kvcustody policy segment add policy.yaml --id house --owner acme -c public --issuer apikey"
     " --tokens ids.json --model 5f0c… --block-tokens 16"
 )
-Id = Annotated[
-    str, typer.Option("--id", help="The segment's id: decisions, revocations and reports name it.")
-]
-Owner = Annotated[
-    str, typer.Option(help="The tenant whose blocks they are, and under whose key the digest is.")
-]
-To = Annotated[
-    list[str] | None, typer.Option("--to", help="A tenant that may match it besides the owner; repeatable.")
-]
+Id = Annotated[str, typer.Option("--id", help="The segment's id: decisions, revocations and reports name it.")]
+Owner = Annotated[str, typer.Option(help="The tenant whose blocks they are, and under whose key the digest is.")]
+To = Annotated[list[str] | None, typer.Option("--to", help="A tenant that may match it besides the owner; repeatable.")]
 All = Annotated[bool, typer.Option("--to-all", help="Every admitted tenant may match it.")]
 Level = Annotated[str, typer.Option("--classification", "-c", help="The segment's own classification.")]
-Until = Annotated[
-    str | None, typer.Option(help="Its end, as 2027-03-31; needed where it reaches beyond its owner.")
-]
+Until = Annotated[str | None, typer.Option(help="Its end, as 2027-03-31; needed where it reaches beyond its owner.")]
 Issuer = Annotated[
     str,
-    typer.Option(
-        help="Who vouches for the owner's name, as the identity document says (docs/operate/identity.md)."
-    ),
+    typer.Option(help="Who vouches for the owner's name, as the identity document says (docs/operate/identity.md)."),
 ]
-Text = Annotated[
-    Path | None, typer.Option("--text", help="The text as prompts begin with it, template applied.")
-]
+Text = Annotated[Path | None, typer.Option("--text", help="The text as prompts begin with it, template applied.")]
 Tokenizer = Annotated[Path | None, typer.Option(help="The model's `tokenizer.json`; goes with --text.")]
 Special = Annotated[
     bool,
@@ -81,9 +69,7 @@ Ids = Annotated[
 ]
 Model = Annotated[
     str,
-    typer.Option(
-        help="The model identity: 64 hex digits, or a JSON file with its fields (docs/operate/keys.md)."
-    ),
+    typer.Option(help="The model identity: 64 hex digits, or a JSON file with its fields (docs/operate/keys.md)."),
 ]
 BlockTokens = Annotated[
     int | None,
@@ -147,13 +133,9 @@ def add_command(
     policy_tenants = {tenant.id for tenant in policy.tenants}
     id_of_owner, _, said = segment.owner.partition(SEPARATOR)
     if said not in ("", segment.issuer):
-        raise ConfigError(
-            f"`--issuer {segment.issuer}` is not that of owner `{segment.owner}`", owner=segment.owner
-        )
+        raise ConfigError(f"`--issuer {segment.issuer}` is not that of owner `{segment.owner}`", owner=segment.owner)
     if policy.named(segment.owner) not in policy_tenants:
-        raise ConfigError(
-            f"tenant `{segment.owner}` is not in policy `{file}`; name one that is", owner=segment.owner
-        )
+        raise ConfigError(f"tenant `{segment.owner}` is not in policy `{file}`; name one that is", owner=segment.owner)
     if segment.to_all and segment.to:
         raise ConfigError("give `--to` or `--to-all`, not both")
     ids = _token_ids(prefix.text, prefix.tokenizer, prefix.tokens, special=prefix.special_tokens)
@@ -174,9 +156,7 @@ def add_command(
     _show(file, entry, declared, size, write=write, as_json=as_json)
 
 
-def _declare(
-    issuer: str, owner: str, ids: NDArray[np.int64], model: bytes, block_tokens: int
-) -> DeclaredSegment:
+def _declare(issuer: str, owner: str, ids: NDArray[np.int64], model: bytes, block_tokens: int) -> DeclaredSegment:
     """The digest under the owner's current key epoch; a tenant without one gets its first."""
     settings = load_settings()
     if settings.root_key_source == "generated":
@@ -188,17 +168,13 @@ def _declare(
         return declare(keyring, key_owner, ids, model=model, block_tokens=block_tokens)
 
 
-def _token_ids(
-    text: Path | None, tokenizer: Path | None, tokens: Path | None, *, special: bool
-) -> NDArray[np.int64]:
+def _token_ids(text: Path | None, tokenizer: Path | None, tokens: Path | None, *, special: bool) -> NDArray[np.int64]:
     """Token ids from a text and its tokenizer, or from a list of them. Raises `ConfigError`, without the content."""
     if (text is None) == (tokens is None) or (text is None) != (tokenizer is None):
         raise ConfigError("give `--text` with `--tokenizer`, or `--tokens`")
     ids: Any = json_of(tokens) if tokens is not None else _tokenized(text, tokenizer, special)
     if not isinstance(ids, list) or not all(type(id_) is int and 0 <= id_ < 1 << 31 for id_ in ids):
-        raise ConfigError(
-            f"file `{tokens}` is not a JSON list of token ids; write it as [1, 2, 3]", path=tokens
-        )
+        raise ConfigError(f"file `{tokens}` is not a JSON list of token ids; write it as [1, 2, 3]", path=tokens)
     return np.array(ids, dtype=np.int64)
 
 
@@ -247,9 +223,7 @@ def _model(model: str, block_tokens: int | None) -> tuple[bytes, int]:
     except (TypeError, IdentityError) as error:
         raise ConfigError(f"file `{model}` is not a model identity: {error}", path=model) from error
     if block_tokens not in (None, identity.block_tokens):
-        message = (
-            f"`--block-tokens` is `{block_tokens}`, but the model's blocks have `{identity.block_tokens}`"
-        )
+        message = f"`--block-tokens` is `{block_tokens}`, but the model's blocks have `{identity.block_tokens}`"
         raise ConfigError(message, block_tokens=block_tokens)
     return identity.digest, identity.block_tokens
 
@@ -266,9 +240,5 @@ def _show(
         readers = entry["tenants"] if isinstance(entry["tenants"], list) else '"*"'
         shown = entry | {"tenants": f"[{', '.join(readers)}]" if isinstance(readers, list) else readers}
         say("\n".join(f"{'  - ' if key == 'id' else '    '}{key}: {value}" for key, value in shown.items()))
-    say(
-        f"covers {covered} of {declared.tokens} tokens, {declared.blocks} blocks, under key epoch {declared.epoch}"
-    )
-    say(
-        f"{'written: ' + str(file) if write else 'not written: add --write'}; next: kvcustody policy validate {file}"
-    )
+    say(f"covers {covered} of {declared.tokens} tokens, {declared.blocks} blocks, under key epoch {declared.epoch}")
+    say(f"{'written: ' + str(file) if write else 'not written: add --write'}; next: kvcustody policy validate {file}")

@@ -35,17 +35,11 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="simulate", epilog=_EPILOG)(simulate_command)
 
 
-Revision = Annotated[
-    int | None, typer.Option("--revision", help="Only requests recorded under this revision.")
-]
+Revision = Annotated[int | None, typer.Option("--revision", help="Only requests recorded under this revision.")]
 BlockTokens = Annotated[int, typer.Option("--block-tokens", min=1, help="Tokens in a block of the ledger.")]
 Trace = Annotated[Path | None, typer.Option("--trace", help="Replay this trace under both policies instead.")]
-TraceFormat = Annotated[
-    str | None, typer.Option("--trace-format", help="As `kvcustody replay --trace-format`.")
-]
-Generated = Annotated[
-    bool, typer.Option("--generated", help="Replay a generated workload under both policies.")
-]
+TraceFormat = Annotated[str | None, typer.Option("--trace-format", help="As `kvcustody replay --trace-format`.")]
+Generated = Annotated[bool, typer.Option("--generated", help="Replay a generated workload under both policies.")]
 Tenants = Annotated[int, typer.Option("--tenants", min=1, help="Tenants in the replay.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Replay only the first requests.")]
 
@@ -119,9 +113,7 @@ def _print(found: Simulation, block_tokens: int) -> None:
     for change in found.tenants:
         row = change.data(block_tokens)
         share = _lost_share(change)
-        was, is_now = (
-            span(row[name] // 1_000 * 1_000) for name in ("mean_idle_before_us", "mean_idle_after_us")
-        )
+        was, is_now = (span(row[name] // 1_000 * 1_000) for name in ("mean_idle_before_us", "mean_idle_after_us"))
         table.add_row(
             change.tenant, f"{change.requests:,}", f"{change.refused:,}", f"{row['hit_tokens']:,}",
             f"{row['lost_tokens']:,}", share, f"{change.denied_requests:,}", was, is_now,
@@ -141,9 +133,7 @@ def _print(found: Simulation, block_tokens: int) -> None:
             "not say how long a block was idle before a hit, so all may be lost. --trace or --generated measures it."
         )
     if found.unknown_levels:
-        say(
-            f"{several(found.unknown_levels, 'request')} with a classification that the new policy does not know"
-        )
+        say(f"{several(found.unknown_levels, 'request')} with a classification that the new policy does not know")
 
 
 def _lost_share(change: TenantChange) -> str:
@@ -158,9 +148,7 @@ def _lost_share(change: TenantChange) -> str:
 
 def _print_tiers(found: Simulation) -> None:
     """Only what changes: copies of whose requests may be where, and for how long."""
-    table = make_table(
-        "copies off the device", "tenant", "tier", "requests: was", "is", "at most: was", "is", left=2
-    )
+    table = make_table("copies off the device", "tenant", "tier", "requests: was", "is", "at most: was", "is", left=2)
     for change in found.tenants:
         for tier, counted in change.tiers.items():
             row = counted.data()
@@ -182,9 +170,7 @@ def _replay(policy: Path, choice: Choice) -> ReplayReport:
     name = load_table(policy).policy.name
     size = block_tokens_of(choice, None)
     with tempfile.TemporaryDirectory(prefix="kvcustody-") as folder, progress_bar() as bar:
-        options = EnvironmentOptions(
-            policy=str(policy), block_tokens=size, database=Path(folder) / "ledger.db"
-        )
+        options = EnvironmentOptions(policy=str(policy), block_tokens=size, database=Path(folder) / "ledger.db")
         workload = load_workload(choice, size, name)
         task = bar.add_task(f"under {name}", total=workload.requests)
         report = run_job(workload, options, RunnerOptions(), progress=lambda: bar.advance(task))

@@ -48,9 +48,7 @@ _EPILOG = (
 )
 
 
-def validate_command(
-    files: Files, *, style: FormatOption = ProblemFormat.TEXT, as_json: Json = False
-) -> None:
+def validate_command(files: Files, *, style: FormatOption = ProblemFormat.TEXT, as_json: Json = False) -> None:
     """Check policies as activation would: each problem with file, line, column, code and what to do.
 
     Every file is reported on, whatever is wrong with others. Nothing is guessed or repaired. Exit 0: all are sound; 1:
@@ -108,9 +106,7 @@ def shown_at(lines: Sequence[str], problem: Problem) -> list[str]:
     """
     if not 0 < problem.line <= len(lines) or not lines[problem.line - 1].strip():
         return []
-    text = "".join(
-        char if char.isprintable() else " " if char == "\t" else "?" for char in lines[problem.line - 1]
-    )
+    text = "".join(char if char.isprintable() else " " if char == "\t" else "?" for char in lines[problem.line - 1])
     text = text.rstrip("?") if text.endswith("?") and lines[problem.line - 1].endswith("\r") else text
     column = min(max(0, problem.column - 1), len(text))
     cut = max(0, column - _SHOWN_CHARACTERS // 2) if len(text) > _SHOWN_CHARACTERS else 0

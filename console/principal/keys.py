@@ -116,9 +116,7 @@ def revoke(
         str | None,
         typer.Option(help="Whose key it is; without it, whoever has the PREFIX.", metavar="NAME"),
     ] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="Every key of the principal, and its sessions.")
-    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every key of the principal, and its sessions.")] = False,
     allow_last: AllowLast = False,
     *,
     source: ActSource,

@@ -22,13 +22,10 @@ def print_principals(answer: dict[str, Any]) -> None:
 def print_keys(answer: dict[str, Any]) -> None:
     """The keys of a principal: when each was issued, last used, ends or was revoked. Never the keys."""
     found = answer["items"]
-    table = make_table(
-        "", "prefix", "issued", "ends", "last used", "revoked", "bound to", "ends with", left=7
-    )
+    table = make_table("", "prefix", "issued", "ends", "last used", "revoked", "bound to", "ends with", left=7)
     for key in found:
         days = [
-            readable(key[at], TO_THE_MINUTE, none="")
-            for at in ("issued_us", "expires_us", "used_us", "revoked_us")
+            readable(key[at], TO_THE_MINUTE, none="") for at in ("issued_us", "expires_us", "used_us", "revoked_us")
         ]
         ends_with = ", ".join(filter(None, (key["made_with"], "a session" if key["in_session"] else "")))
         table.add_row(key["prefix"], *days, key["certificate"] or "", ends_with)

@@ -79,9 +79,7 @@ def columns(
                 y -= height
                 gap = min(2.0, step / 6)
                 bars.append(
-                    ChartRectangle(
-                        x + gap, y, step - 2 * gap, height, series, f"{labels[place]}, {name}: {value:,}"
-                    )
+                    ChartRectangle(x + gap, y, step - 2 * gap, height, series, f"{labels[place]}, {name}: {value:,}")
                 )
         if place % every == 0:
             texts.append(_label(x + step / 2, base + 16, labels[place]))

@@ -64,9 +64,7 @@ def _of_report(report: Report) -> Mapping[str, Any]:
             if each.name == point.origin
         ],
         "adverse_below_ppm": ADVERSE_BELOW_PPM,
-        "verdict": threshold_verdict(
-            report.asked.threshold_ppm, opinion.low_ppm, opinion.high_ppm, total.due
-        ),
+        "verdict": threshold_verdict(report.asked.threshold_ppm, opinion.low_ppm, opinion.high_ppm, total.due),
         "default_threshold_ppm": THRESHOLD_PPM,
         "meanings": MEANINGS,
         "watermark": WATERMARK,

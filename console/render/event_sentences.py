@@ -62,9 +62,7 @@ def _for_erasure(body: Body) -> str:
 
 def _clipped(body: Body) -> str:
     rows = zip(body["hints"], body["asked"], body["passed"], body["requests_each"], strict=True)
-    said = [
-        f"{name} from {asked} to {passed}, {_many(number, 'time')}" for name, asked, passed, number in rows
-    ]
+    said = [f"{name} from {asked} to {passed}, {_many(number, 'time')}" for name, asked, passed, number in rows]
     return "; ".join([*said, *([f"{_many(body['others'], 'other')}"] if body["others"] else [])])
 
 
@@ -204,17 +202,13 @@ def _transfer(body: Body) -> str:
     if body["choice"] != "transfer":
         return f"{what} not copied {way} tier {body['tier']}{_why(body)}"
     outcome = {"done": "copied", "partial": f"of which {_number(body.get('part_blocks', 0))} were copied"}
-    return (
-        f"{what} {outcome.get(body['outcome'], 'failed to be copied')} {way} tier {body['tier']}{_why(body)}"
-    )
+    return f"{what} {outcome.get(body['outcome'], 'failed to be copied')} {way} tier {body['tier']}{_why(body)}"
 
 
 def _requested(body: Body) -> str:
     whose = body.get("tenant") or "every tenant"
     due_us = int(body["at_us"]) - int(body["boot_us"]) + int(body["deadline_boot_us"])
-    return (
-        f"{body['actor']} asked to erase the custody of a {body['selector']} of {whose} by {moment(due_us)}"
-    )
+    return f"{body['actor']} asked to erase the custody of a {body['selector']} of {whose} by {moment(due_us)}"
 
 
 def _applied(body: Body) -> str:
@@ -307,12 +301,8 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
         f"{_many(body['attempts'], 'attempt')} to identify refused ({body['reason']}), from {body['source']}"
     ),
     "release-step": lambda body: f"{body['actor']} {_done(body)} revision {body['revision']} of the policy",
-    "policy-staged": lambda body: (
-        f"revision {body['revision']} of the policy took effect for {body['stage']}"
-    ),
-    "policy-activated": lambda body: (
-        f"revision {body['revision']} of the policy took effect for every tenant"
-    ),
+    "policy-staged": lambda body: f"revision {body['revision']} of the policy took effect for {body['stage']}",
+    "policy-activated": lambda body: f"revision {body['revision']} of the policy took effect for every tenant",
     "policy-text": lambda body: f"piece {body['number']} of {body['of']} of a policy's text was recorded",
     "enforcement-ordered": _order,
     "enforcement-changed": _enforced,
@@ -337,8 +327,7 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
     ),
     "sink-changed": lambda body: f"{body['actor']} {_done(body)} the sink {body['sink']}{_why(body)}",
     "report-schedule-changed": lambda body: (
-        f"{body['actor']} {_done(body)} the schedule {body['schedule']} ({body['framework']}, "
-        f"every {body['every']})"
+        f"{body['actor']} {_done(body)} the schedule {body['schedule']} ({body['framework']}, every {body['every']})"
     ),
     "scheduled-report-made": lambda body: (
         f"the schedule {body['schedule']} made the report {body['report']} ({body['framework']}, {body['opinion']})"
@@ -368,9 +357,7 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
     "worker-closing-asked": lambda body: (
         f"{body['actor']} asked that a process of {body['worker']} be declared dead{_why(body)}"
     ),
-    "issuer-assigned": lambda body: (
-        f"tenants of the issuer {body['issuer']} are named as {body['tenants']} ids"
-    ),
+    "issuer-assigned": lambda body: f"tenants of the issuer {body['issuer']} are named as {body['tenants']} ids",
     "key-event": _key_event,
     "keys-dropped": lambda body: (
         f"a worker holds no secret any more that an order on keys ended ({_many(body['epochs'], 'epoch')} by itself)"
@@ -391,9 +378,7 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
         f"{body['tenant']}: a running request went on with {_blocks(body)} that another had published"
     ),
     "residency-released": _released,
-    "blocks-released": lambda body: (
-        f"{body['tenant']}: a running request gave back {_blocks(body)} ({body['cause']})"
-    ),
+    "blocks-released": lambda body: f"{body['tenant']}: a running request gave back {_blocks(body)} ({body['cause']})",
     "holds-narrowed": lambda body: (
         f"revision {body['revision']} ended holds of {body['tenant']} earlier; "
         f"{_many(len(body['holds']), 'hold')} are left"
@@ -429,9 +414,7 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
     "epoch-raised": lambda body: (
         f"routers' names of {_epoch_scope(body)} end with epoch {_number(body['number'])}{_for_erasure(body)}"
     ),
-    "epochs-taken": lambda body: (
-        f"door {body['door']} gives routers names of epoch {_number(body['version'])}"
-    ),
+    "epochs-taken": lambda body: f"door {body['door']} gives routers names of epoch {_number(body['version'])}",
     "hints-clipped": lambda body: f"door {body['door']} clipped hints of clients: {_clipped(body)}",
     "route-sent": _sent,
     "route-found": lambda body: (
@@ -462,9 +445,7 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
         f"worker {body['worker']} began to observe the engine at {body['endpoint']}, which it does not govern"
     ),
     "observed-stored": _observed("stored"),
-    "observed-removed": lambda body: (
-        f"{_observed('removed')(body)} ({body['cause']}), {_number(body['late'])} late"
-    ),
+    "observed-removed": lambda body: f"{_observed('removed')(body)} ({body['cause']}), {_number(body['late'])} late",
     "observed-overdue": _observed("still holds, past their deadline,"),
     "observation-gap": lambda body: (
         f"batches {_number(body['first_batch'])} to {_number(body['last_batch'])} of engine {body['engine']} were not "

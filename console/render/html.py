@@ -97,12 +97,7 @@ def _when(context: Context, at_us: int, form: str = "second") -> Markup:
 @pass_context
 def _period(context: Context, since_us: int, until_us: int) -> Markup:
     """A period's bounds and its length."""
-    return (
-        _when(context, since_us)
-        + " to "
-        + _when(context, until_us)
-        + f", {_length(context, since_us, until_us)}"
-    )
+    return _when(context, since_us) + " to " + _when(context, until_us) + f", {_length(context, since_us, until_us)}"
 
 
 @pass_context

@@ -92,9 +92,7 @@ def local(at_us: int, zone: str) -> str:
 def period_length(since_us: int, until_us: int, zone: str = "UTC") -> str:
     """How long a period is: in whole months or days of the calendar (UTC, else the zone's), or as `duration`."""
     for name in dict.fromkeys(("UTC", zone)):
-        first, last = (
-            utc(at_us).astimezone(ZoneInfo(name)).replace(tzinfo=None) for at_us in (since_us, until_us)
-        )
+        first, last = (utc(at_us).astimezone(ZoneInfo(name)).replace(tzinfo=None) for at_us in (since_us, until_us))
         months = 12 * (last.year - first.year) + last.month - first.month
         if months > 0 and (first.day, first.time()) == (last.day, last.time()):
             return several(months, "month")

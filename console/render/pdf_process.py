@@ -37,9 +37,7 @@ def unprintable(words: Iterator[str]) -> tuple[str, int] | None:
         for character in word:
             if unicodedata.category(character) != "Cf" and character not in VARIATIONS:
                 left.setdefault(character, word)
-    for name in sorted(
-        (each.name for each in FONTS.glob("*.ttf")), key=lambda name: (name not in FIRST, name)
-    ):
+    for name in sorted((each.name for each in FONTS.glob("*.ttf")), key=lambda name: (name not in FIRST, name)):
         if not left:
             break
         for code in TTFont(FONTS / name, lazy=True).getBestCmap():
@@ -77,9 +75,7 @@ def main() -> None:
         from weasyprint.urls import URLFetcher
     except OSError as problem:
         refuse(library=str(problem).split("\n", 1)[0])
-    fonts.harfbuzz_subset = (
-        None  # fontTools cuts fonts down everywhere, so bytes do not depend on a further library
-    )
+    fonts.harfbuzz_subset = None  # fontTools cuts fonts down everywhere, so bytes do not depend on a further library
     refused: list[str] = []
 
     class Nothing(URLFetcher):  # type: ignore[misc]

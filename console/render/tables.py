@@ -49,8 +49,7 @@ def table(
     if not lines:
         lines = [f'<tr><td colspan="{len(headings)}">{escape(none)}</td></tr>'] if none else []
     heads = "".join(
-        f'<th scope="col"{"" if place < left else _N}>{escape(text)}</th>'
-        for place, text in enumerate(headings)
+        f'<th scope="col"{"" if place < left else _N}>{escape(text)}</th>' for place, text in enumerate(headings)
     )
     width, widths, is_dense = column_widths(headings, lines[:shown], left)
     columns = "".join(f'<col style="width: {width:.1f}%"/>' for width in widths)
@@ -72,19 +71,13 @@ _NARROWEST, _LOOSE = 45.0, 1.4  # percent of the page; how much wider a table is
 _DENSER = 0.85  # of the letters of a dense table
 
 
-def column_widths(
-    headings: Sequence[str], lines: Sequence[str], left: int
-) -> tuple[float, list[float], bool]:
+def column_widths(headings: Sequence[str], lines: Sequence[str], left: int) -> tuple[float, list[float], bool]:
     """The table's width in percent of the page, those of its columns in percent of the table, and whether it is dense.
 
     No word is divided where all columns have room for their longest; long texts get what is left. A dense table has
     smaller letters. One with little in it is narrow, so that a row is read across without a gap.
     """
-    rows = [
-        [unescape(_TAG.sub("", cell)) for cell in _CELL.findall(line)]
-        for line in lines
-        if "colspan" not in line
-    ]
+    rows = [[unescape(_TAG.sub("", cell)) for cell in _CELL.findall(line)] for line in lines if "colspan" not in line]
     least, whole = [], []
     for place, heading in enumerate(headings):
         texts = [row[place] for row in rows if place < len(row)]
@@ -122,18 +115,14 @@ def _classed(line: str, left: int) -> str:
         place += 1
         text = found[1]
         kind = "n" if place >= left else ""
-        if len(text) > _WIDEST_WORD and any(
-            len(word) > _WIDEST_WORD for word in unescape(_TAG.sub(" ", text)).split()
-        ):
+        if len(text) > _WIDEST_WORD and any(len(word) > _WIDEST_WORD for word in unescape(_TAG.sub(" ", text)).split()):
             kind = f"{kind} long".strip()
         return f'<td class="{kind}">{text}</td>' if kind else f"<td>{text}</td>"
 
     return line if "colspan" in line else _TIME.sub(_WHOLE, _CELL.sub(cell, line))
 
 
-def _rest(
-    context: Context, count: int, shown: int, file: str, headings: Sequence[str], lines: Sequence[str]
-) -> str:
+def _rest(context: Context, count: int, shown: int, file: str, headings: Sequence[str], lines: Sequence[str]) -> str:
     """What says where the other rows are."""
     if not file:
         return f'<p class="quiet">{count - shown:,} more are in the JSON.</p>'

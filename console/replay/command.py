@@ -74,9 +74,7 @@ class WorkloadOptions(ParameterGroup):
     ] = "regulated-saas"
     tenants: Annotated[int, typer.Option(help="How many tenants share the requests.")] = 8
     seed: Annotated[int, typer.Option(help="Draws the workload, or the labels of a trace.")] = 1
-    unit: Annotated[str, typer.Option(help="What belongs to one tenant: session, lineage or project.")] = (
-        "session"
-    )
+    unit: Annotated[str, typer.Option(help="What belongs to one tenant: session, lineage or project.")] = "session"
     skew: Annotated[
         Path | None, typer.Option(help="Client weights (a ServeGen summary); without it Zipf, exponent 1.1.")
     ] = None
@@ -120,9 +118,7 @@ class ReplayRecord(ParameterGroup):
     html: Annotated[Path, typer.Option(help="The summary page to write.")] = Path("kvcustody-summary.html")
     signing_key: Annotated[
         Path | None,
-        typer.Option(
-            help="The key that signs the ledger; without it that of the settings, or one beside --ledger."
-        ),
+        typer.Option(help="The key that signs the ledger; without it that of the settings, or one beside --ledger."),
     ] = None
 
 
@@ -216,9 +212,7 @@ def _compare(
         ("a host tier, nobody isolated", "single-org", tier, True),
     ):
         with replayed_aside(choice, under, blocks, block_tokens, size, as_one=as_one) as (report, _):
-            restored = sum(use.restored_blocks for use in report.tiers) * block_tokens_of(
-                choice, block_tokens
-            )
+            restored = sum(use.restored_blocks for use in report.tiers) * block_tokens_of(choice, block_tokens)
             totals = report.totals
             rows.append(TierRow(setup, totals.input_tokens, totals.hit_tokens - restored, restored))
     if as_json:
@@ -255,9 +249,7 @@ def replayed_aside(
     size = block_tokens_of(choice, block_tokens)
     workload = load_workload(choice, size, read_policy(policy).name)
     if as_one:
-        jobs = (
-            (request, label._replace(tenant=0, classification="internal")) for request, label in workload.jobs
-        )
+        jobs = ((request, label._replace(tenant=0, classification="internal")) for request, label in workload.jobs)
         workload = replace(workload, jobs=jobs, tenants=1, house_prompt=None)
     with tempfile.TemporaryDirectory(prefix="kvcustody-replay-") as folder:
         options = EnvironmentOptions(
@@ -303,9 +295,7 @@ def _golden(as_json: bool, policy: str) -> None:
     """Every reference figure of both recorded traces; exit code 1 where one differs."""
     folder = golden.find_traces()
     if folder is None:
-        raise ConfigError(
-            "no recorded traces here; set KVCUSTODY_TRACES to the folder of golden_metrics.json"
-        )
+        raise ConfigError("no recorded traces here; set KVCUSTODY_TRACES to the folder of golden_metrics.json")
     with replay_progress() as progress:
         rows = [
             row

@@ -65,9 +65,7 @@ def print_report(report: ReplayReport, console: Console) -> None:
     if report.tiers:
         _print_tiers(report.tiers, console)
     _print_proofs(report, console)
-    console.print(
-        f"This was a replay of {report.origin} traffic: the ledger says so of all that it recorded."
-    )
+    console.print(f"This was a replay of {report.origin} traffic: the ledger says so of all that it recorded.")
 
 
 def _print_custody(report: ReplayReport, console: Console) -> None:
@@ -80,9 +78,7 @@ def _print_custody(report: ReplayReport, console: Console) -> None:
         table.add_row(f"blocks evicted, {reason}", f"{blocks:,}")
     for name, value in pressure_rows(report):
         table.add_row(name, value)
-    table.add_row(
-        "non-zero bytes at hand-out", f"{report.residue_bytes:,} in {report.residue_checked_blocks:,} blocks"
-    )
+    table.add_row("non-zero bytes at hand-out", f"{report.residue_bytes:,} in {report.residue_checked_blocks:,} blocks")
     table.add_row("wrong tokens found", f"{report.wrong_tokens:,} in {report.read_tokens:,} read back")
     table.add_row("memory drift", f"{report.drift_blocks:,} blocks")
     console.print(table)

@@ -47,9 +47,7 @@ def compare_files(folder: Path, document: Document) -> ComparedFiles:
     given = {name: read_file(folder / name) for name in made if name not in absent}
     wrong = [name for name, data in given.items() if data != made[name]]
     others = tuple(
-        Unchecked(
-            name, f"`{theirs}` made it and this is `{makers_of(made[name])}`: bytes differ between them"
-        )
+        Unchecked(name, f"`{theirs}` made it and this is `{makers_of(made[name])}`: bytes differ between them")
         for name in wrong
         if name.endswith(".pdf") and (theirs := makers_of(given[name])) not in ("", makers_of(made[name]))
     )

@@ -82,9 +82,9 @@ class ReportOptions(ParameterGroup):
     ledger: Ledger = DEFAULT
     period: DuePeriod
     as_of: At = None
-    tenant: Annotated[
-        str | None, typer.Option(help="One tenant's own report: nothing of other tenants is in it.")
-    ] = None
+    tenant: Annotated[str | None, typer.Option(help="One tenant's own report: nothing of other tenants is in it.")] = (
+        None
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,16 +97,12 @@ class SampleOptions(ParameterGroup):
     sample: Annotated[int, typer.Option(min=0, max=10_000, help="How many custodies are drawn.")] = 25
     risk: Annotated[
         float,
-        typer.Option(
-            min=0, max=50, help="Risk in percent that the sample misleads; with --tolerable, its size."
-        ),
+        typer.Option(min=0, max=50, help="Risk in percent that the sample misleads; with --tolerable, its size."),
     ] = 0
     tolerable: Annotated[
         float, typer.Option(min=0, max=50, help="The rate of custodies not covered that may be, in percent.")
     ] = 0
-    expected: Annotated[
-        int, typer.Option(min=0, max=100, help="How many not covered are expected in the sample.")
-    ] = 0
+    expected: Annotated[int, typer.Option(min=0, max=100, help="How many not covered are expected in the sample.")] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,18 +117,16 @@ class EvidenceOptions(ParameterGroup):
         Path | None,
         typer.Option(help="What people answered to exceptions (TOML: id, owner, date, response, ...)."),
     ] = None
-    recount: Annotated[
-        bool, typer.Option(help="Compute coverage a second time, from leaves alone, and compare.")
-    ] = True
+    recount: Annotated[bool, typer.Option(help="Compute coverage a second time, from leaves alone, and compare.")] = (
+        True
+    )
     threshold: Annotated[
         float,
         typer.Option(min=0, max=100, help="Percent of units in time that its reader asks for (first page)."),
     ] = 99.9
     prepared_by: Annotated[str, typer.Option(help="Who answers for the report: a name and a role.")] = ""
     organisation: Annotated[str, typer.Option(help="The organisation that the report is of.")] = ""
-    zone: Annotated[
-        str, typer.Option(help="Time zone (IANA name) whose times the pages show beside UTC.")
-    ] = "UTC"
+    zone: Annotated[str, typer.Option(help="Time zone (IANA name) whose times the pages show beside UTC.")] = "UTC"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,12 +136,10 @@ class ReportFiles(ParameterGroup):
     format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(FORMATS)}.")] = ",".join(FORMATS)
     signing_key: Annotated[
         Path | None,
-        typer.Option(
-            help="The file of the key that signs reports (`report enrol-key`); without it, unsigned."
-        ),
+        typer.Option(help="The file of the key that signs reports (`report enrol-key`); without it, unsigned."),
     ] = None
-    out: Annotated[Path, typer.Option(help="The folder to write to; it is made where it is not there.")] = (
-        Path("kvcustody-report")
+    out: Annotated[Path, typer.Option(help="The folder to write to; it is made where it is not there.")] = Path(
+        "kvcustody-report"
     )
 
 
@@ -174,9 +166,7 @@ def make(
     if unknown or not formats:
         raise ConfigError(f"format `{files.format}` names none of: {', '.join(FORMATS)}", format=files.format)
     if bool(drawn.risk) != bool(drawn.tolerable) or (drawn.expected and not drawn.risk):
-        raise ConfigError(
-            "--risk, --tolerable and --expected belong together: a size follows from all of them"
-        )
+        raise ConfigError("--risk, --tolerable and --expected belong together: a size follows from all of them")
     check_zone(beside.zone)
     chosen = asked_framework(wanted.framework)
     proof = None if beside.policy is None else prove_policy(beside.policy)
@@ -188,9 +178,7 @@ def make(
             if wanted.as_of is None
             else LedgerProofs(connection).checkpoint(wanted.as_of).size
         )
-        bounds = period(
-            connection, checkpoint, moment_us(wanted.period.since), moment_us(wanted.period.until)
-        )
+        bounds = period(connection, checkpoint, moment_us(wanted.period.since), moment_us(wanted.period.until))
         asked = ReportParameters(
             chosen.id, checkpoint, *bounds, drawn.seed, drawn.sample, tenant, beside.extends, beside.recount
         )
@@ -203,9 +191,7 @@ def make(
             organisation=beside.organisation,
             zone=beside.zone,
         )
-        report = build_report(
-            connection, asked, proof=proof, progress=tell, responses=answers, framework=chosen
-        )
+        report = build_report(connection, asked, proof=proof, progress=tell, responses=answers, framework=chosen)
         if files.signing_key is not None:
             key = read_report_key(files.signing_key, recorded_report_keys(connection.engine))
             report = signed_report(connection, report, key)
@@ -233,9 +219,7 @@ def verify(
     key: Keys,
     export: Annotated[
         Path | None,
-        typer.Option(
-            help="An export of the report's checkpoint: every figure is made again from its leaves."
-        ),
+        typer.Option(help="An export of the report's checkpoint: every figure is made again from its leaves."),
     ] = None,
     ledger: GivenLedger = None,
     policy: Annotated[
@@ -269,9 +253,7 @@ def verify(
         try:
             source = stack.enter_context(_source(export, ledger))
         except (LedgerError, ConfigError) as problem:
-            raise LedgerError(
-                f"the document cannot be checked against the ledger: {problem.message}"
-            ) from None
+            raise LedgerError(f"the document cannot be checked against the ledger: {problem.message}") from None
         found = verify_document(data, vkeys, rules, expected_digest=digest, source=source, orders=orders)
     if found.source_rejected and not found.problems:
         against = f"export `{export}`" if export is not None else "the ledger"
@@ -298,9 +280,7 @@ def _source(export: Path | None, ledger: str | None) -> Iterator[Connection | Pa
 
 def _tell(found: DocumentCheck, compared: tuple[str, ...], as_json: bool) -> None:
     if as_json:
-        said = {
-            field.name: getattr(found, field.name) for field in fields(found) if field.name not in _UNSAID
-        }
+        said = {field.name: getattr(found, field.name) for field in fields(found) if field.name not in _UNSAID}
         unchecked = [{"path": each.path, "why": each.why} for each in found.unchecked]
         print_json({**said, "unchecked": unchecked, "formats": list(compared), "ok": found.ok})
         return

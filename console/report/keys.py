@@ -30,9 +30,7 @@ def enrol_key(
     signing_key: _SigningKey,
     actor: _Actor,
     ledger: Ledger = DEFAULT,
-    kind: Annotated[
-        SigningKind, typer.Option(help="What kind is made where the file is not there.")
-    ] = "ed25519",
+    kind: Annotated[SigningKind, typer.Option(help="What kind is made where the file is not there.")] = "ed25519",
     as_json: Json = False,
 ) -> None:
     """Put the key that signs reports on record in the ledger; it is made where the file is not there.
@@ -59,9 +57,7 @@ def rotate_key(
     signing_key: _SigningKey,
     actor: _Actor,
     ledger: Ledger = DEFAULT,
-    kind: Annotated[
-        SigningKind | None, typer.Option(help="The new key's kind. Without it, the old key's.")
-    ] = None,
+    kind: Annotated[SigningKind | None, typer.Option(help="The new key's kind. Without it, the old key's.")] = None,
     as_json: Json = False,
 ) -> None:
     """Hand over to a new key that signs reports: both sign the handover, the ledger records it, then the file changes.

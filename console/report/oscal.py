@@ -73,9 +73,7 @@ def assessment_results(report: Report, *, plan: str = "") -> bytes:
                 + " ".join(report[LIMITATIONS]),
                 "start": iso(asked.since_us),
                 "end": iso(asked.until_us),
-                "reviewed-controls": {
-                    "control-selections": [{"include-controls": chosen} if chosen else everything]
-                },
+                "reviewed-controls": {"control-selections": [{"include-controls": chosen} if chosen else everything]},
                 **({"observations": observations} if observations else {}),
             }
         ],
@@ -130,9 +128,7 @@ def control_id(text: str) -> str:
     return token if token[0].isalpha() else f"c-{token}"
 
 
-def _observation(
-    report: Report, control: Control, name: str, collected: str, resource: str
-) -> dict[str, Any]:
+def _observation(report: Report, control: Control, name: str, collected: str, resource: str) -> dict[str, Any]:
     total, sections = report[COVERAGE].total, report.sections_of(control.id)
     figures = (
         _prop("units-due", str(total.due)),
@@ -153,8 +149,7 @@ def _observation(
         ],
         "types": ["control-objective"],
         "relevant-evidence": [
-            {"href": f"#{resource}", "description": f"Section: {citations()[section].title}"}
-            for section in sections
+            {"href": f"#{resource}", "description": f"Section: {citations()[section].title}"} for section in sections
         ],
         "collected": collected,
         "remarks": f"What it does not show: {control.limit}",

@@ -34,9 +34,7 @@ def print_schedules(answer: dict[str, Any]) -> None:
         due = readable(item["next_us"], TO_THE_MINUTE)
         whose, to = item["tenant"] or "all tenants", ", ".join(item["destinations"]) or "nobody"
         every = f"{item['every']}, {item['zone']}"
-        table.add_row(
-            item["schedule"], item["framework"], whose, every, to, item["state"], due, item["principal"]
-        )
+        table.add_row(item["schedule"], item["framework"], whose, every, to, item["state"], due, item["principal"])
     stdout().print(table)
     for item in items:
         if item["unread"]:
@@ -55,8 +53,7 @@ def print_reports(answer: dict[str, Any]) -> None:
         period = f"{readable(item['since_us'], '%Y-%m-%d')} to {readable(item['until_us'], '%Y-%m-%d')}"
         why = item["error"] or "; ".join(each["cause"] for each in item["reasons"])
         handed = Text(", ").join(
-            Text(printable(f"{each['destination']}: ")) + _marked(each["state"])
-            for each in item["deliveries"]
+            Text(printable(f"{each['destination']}: ")) + _marked(each["state"]) for each in item["deliveries"]
         )
         verdict = (item["opinion"] or "not shown") if item["state"] == "made" else item["state"]
         digest = (item["digest"] or "")[:12]

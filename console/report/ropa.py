@@ -56,13 +56,11 @@ class RecordOptions(ParameterGroup):
 
     policy: Annotated[
         Path | None,
-        typer.Option(
-            help="A policy (YAML) to put beside those in effect, whoever runs it; needed where none was."
-        ),
+        typer.Option(help="A policy (YAML) to put beside those in effect, whoever runs it; needed where none was."),
     ] = None
-    role: Annotated[
-        str, typer.Option(help=f"Whose record: of a {CONTROLLER} (30(1)) or of a {PROCESSOR} (30(2)).")
-    ] = CONTROLLER
+    role: Annotated[str, typer.Option(help=f"Whose record: of a {CONTROLLER} (30(1)) or of a {PROCESSOR} (30(2)).")] = (
+        CONTROLLER
+    )
     ledger: Ledger = DEFAULT
     period: DuePeriod
     as_of: At = None
@@ -77,9 +75,7 @@ class StatementOptions(ParameterGroup):
     ] = ""
     controller_of: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Of a processor: TENANT=NAME of a controller that it acts for; may be given again."
-        ),
+        typer.Option(help="Of a processor: TENANT=NAME of a controller that it acts for; may be given again."),
     ] = None
     contact: Annotated[str, typer.Option(help="Contact details.")] = ""
     officer: Annotated[str, typer.Option(help="The data-protection officer.")] = ""
@@ -96,9 +92,7 @@ class RecordFiles(ParameterGroup):
     format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(FORMATS)}.")] = "html,json"
     signing_key: Annotated[
         Path | None,
-        typer.Option(
-            help="The file of the key that signs reports; without it, unsigned. A server signs itself."
-        ),
+        typer.Option(help="The file of the key that signs reports; without it, unsigned. A server signs itself."),
     ] = None
     out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("kvcustody-ropa")
 
@@ -142,20 +136,14 @@ def ropa(
             }
             document = _document_of(asked.post("/v1/reports:processing", body | more))
     else:
-        given = (
-            None if source is None or wanted.policy is None else load_policy(source, name=wanted.policy.name)
-        )
+        given = None if source is None or wanted.policy is None else load_policy(source, name=wanted.policy.name)
         with snapshot(wanted.ledger) as connection:
-            named = tuple(
-                one._replace(tenant=known_tenant(connection, one.tenant) or one.tenant) for one in named
-            )
+            named = tuple(one._replace(tenant=known_tenant(connection, one.tenant) or one.tenant) for one in named)
             request = _request(connection, wanted.role, chosen, wanted.as_of, stated, named)
             try:
                 record = build_record(connection, request, given=given)
             except ConfigError as problem:
-                raise (
-                    ConfigError(f"--policy is needed: {problem.message}") if given is None else problem
-                ) from None
+                raise (ConfigError(f"--policy is needed: {problem.message}") if given is None else problem) from None
             if to.signing_key is not None:
                 key = read_report_key(to.signing_key, recorded_report_keys(connection.engine))
                 document = signed_record(connection, record, key)
@@ -186,11 +174,7 @@ def _request(
 ) -> RecordRequest:
     """What is asked of a ledger: as its newest signed checkpoint left it, or, where none is signed, as it is."""
     try:
-        size = (
-            newest_checkpoint(connection)
-            if as_of is None
-            else LedgerProofs(connection).checkpoint(as_of).size
-        )
+        size = newest_checkpoint(connection) if as_of is None else LedgerProofs(connection).checkpoint(as_of).size
     except ProofError:
         if as_of is not None:
             raise

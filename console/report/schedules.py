@@ -50,9 +50,7 @@ def add(
     zone: Annotated[
         str | None, typer.Option(help="Time zone (IANA name); default: the tenant's, or the service's.")
     ] = None,
-    hour: Annotated[
-        int, typer.Option(min=0, max=23, help="Full hour at which a report is due, in that zone.")
-    ] = 6,
+    hour: Annotated[int, typer.Option(min=0, max=23, help="Full hour at which a report is due, in that zone.")] = 6,
     source: ActSource,
     as_json: Json = False,
 ) -> None:
@@ -102,9 +100,7 @@ def resume(
     _change(source, schedule, "resume", reason, as_json)
 
 
-@app.command(
-    epilog="Example: `kvcustody report schedules delete 1f0c2a9d5e6b7788 --reason 'the audit is over'`"
-)
+@app.command(epilog="Example: `kvcustody report schedules delete 1f0c2a9d5e6b7788 --reason 'the audit is over'`")
 @grouped
 def delete(
     schedule: _Id,

@@ -48,9 +48,7 @@ def print_routes(answer: dict[str, Any]) -> None:
             by.add_row(row[what], *figures)
         stdout().print(by, markup=False)
     wrong = {name: number for name, number in answer["findings"].items() if number}
-    say(
-        "; ".join(f"{number:,} {name}" for name, number in wrong.items()) or "nothing is wrong with a receipt"
-    )
+    say("; ".join(f"{number:,} {name}" for name, number in wrong.items()) or "nothing is wrong with a receipt")
 
 
 def print_receipts(answer: dict[str, Any]) -> None:

@@ -43,15 +43,11 @@ def ledger(*, ledger: Ledger = DEFAULT, as_json: Json = False) -> None:
             {"orphan": "dead incarnation", "owner": one.worker, "cause": f"process {one.incarnation}"}
             for one in dead_incarnations(connection)
         ]
-        rows += [
-            {"orphan": "ledger gap", "owner": "", "cause": gap_cause(gap)} for gap in new_gaps(connection)
-        ]
+        rows += [{"orphan": "ledger gap", "owner": "", "cause": gap_cause(gap)} for gap in new_gaps(connection)]
     _show(rows, ("orphan", "owner", "cause"), as_json)
 
 
-@app.command(
-    name="close-dead", epilog="Example: `kvcustody scan close-dead worker-0 --spill kvcustody.spill`"
-)
+@app.command(name="close-dead", epilog="Example: `kvcustody scan close-dead worker-0 --spill kvcustody.spill`")
 def close_dead(
     worker: Annotated[str, typer.Argument(help="The worker's name.", metavar="WORKER")],
     *,
@@ -97,9 +93,7 @@ def ask_worker(
     deadline_seconds: Annotated[
         int, typer.Option(min=1, max=7 * 86_400, help="By when, else the worker is `unreachable`.")
     ] = 3600,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for the outcome; exit 1 unless it is a scan.")
-    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the outcome; exit 1 unless it is a scan.")] = False,
     as_json: Json = False,
 ) -> None:
     """Ask a worker of a control plane to scan all of its memory, and to repair and record what it finds.

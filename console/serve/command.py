@@ -19,8 +19,7 @@ from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.access.local_administration import make_bootstrap, open_administration
 
 INIT_EPILOG = (
-    "Examples:\n\n    kvcustody init\n\n"
-    "    kvcustody init --config /etc/kvcustody/service.yaml --hours 2 --json"
+    "Examples:\n\n    kvcustody init\n\n    kvcustody init --config /etc/kvcustody/service.yaml --hours 2 --json"
 )
 SERVE_EPILOG = (
     "Examples:\n\n    kvcustody serve\n\n    kvcustody serve --listen 127.0.0.1:8443\n\n"

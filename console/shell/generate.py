@@ -63,9 +63,7 @@ def _command(name: str, command: Any) -> Iterator[str]:
     yield f".SS {_text('kvcustody ' + name)}"
     yield _text((command.help or "").partition("\n\n")[0])
     for parameter in command.params:
-        flags = (
-            ", ".join(parameter.opts) if str(parameter.opts[0]).startswith("-") else parameter.name.upper()
-        )
+        flags = ", ".join(parameter.opts) if str(parameter.opts[0]).startswith("-") else parameter.name.upper()
         yield ".TP"
         yield f".B {_text(flags)}"
         yield _text(parameter.help or "")

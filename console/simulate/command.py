@@ -111,9 +111,7 @@ def fleet(
 def _workload(trace: Path | None, trace_format: str | None, limit: int | None, seed: int) -> FleetWorkload:
     if trace is None:
         if trace_format is not None:
-            raise ConfigError(
-                f"--trace-format `{trace_format}` reads a file: name the trace, or leave it out"
-            )
+            raise ConfigError(f"--trace-format `{trace_format}` reads a file: name the trace, or leave it out")
         spec = WorkloadSpec(seed=seed, conversations=1500)
         return FleetWorkload("Generated workload", generate(spec).requests[:limit], spec.block_tokens)
     if trace_format is None:
@@ -127,9 +125,7 @@ def _workload(trace: Path | None, trace_format: str | None, limit: int | None, s
 
 def _print(workload: FleetWorkload, rows: list[StudyRow], problems: list[str]) -> None:
     console = stdout()
-    console.print(
-        f"{workload.name}: {len(workload.requests):,} requests, blocks of {workload.block_tokens} tokens"
-    )
+    console.print(f"{workload.name}: {len(workload.requests):,} requests, blocks of {workload.block_tokens} tokens")
     part = ""
     for row in rows:
         if row.part != part:

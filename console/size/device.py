@@ -37,9 +37,9 @@ class DeviceMemory(ParameterGroup):
 
     gpu_memory: Annotated[str, typer.Option(help="Memory of one device: 80GiB, 80GB, 24576MiB.")]
     utilisation: Annotated[float, typer.Option(help="Share of it that may be used.")] = 0.9
-    weights: Annotated[
-        str | None, typer.Option(help="Size of the weights on one device; without it, an estimate.")
-    ] = None
+    weights: Annotated[str | None, typer.Option(help="Size of the weights on one device; without it, an estimate.")] = (
+        None
+    )
     workspace: Annotated[str, typer.Option(help="Activations and graphs on one device.")] = "0"
     headroom: Annotated[str, typer.Option(help="Memory to leave free.")] = "0"
 
@@ -191,14 +191,10 @@ def _print(path: Path, report: SizingReport) -> None:
         console.print(f"note: {note}", style="dim")
 
 
-def _print_tenants(
-    report: SizingReport, tenants: list[dict[str, Any]] | None, fit: dict[str, Any] | None
-) -> None:
+def _print_tenants(report: SizingReport, tenants: list[dict[str, Any]] | None, fit: dict[str, Any] | None) -> None:
     console = stdout()
     if tenants is not None:
-        rows = make_table(
-            "by tenant", "tenant", "guaranteed blocks", "tokens", "blocks at most", "tokens at most"
-        )
+        rows = make_table("by tenant", "tenant", "guaranteed blocks", "tokens", "blocks at most", "tokens at most")
         for row in tenants:
             name = row["tenant"] if row["tenants"] == 1 else f"{row['tenant']} (each of {row['tenants']})"
             columns = ("guaranteed_blocks", "guaranteed_tokens", "cap_blocks", "cap_tokens")

@@ -38,8 +38,7 @@ class TenantProfile(NamedTuple):
         """Bytes of K/V of one such tenant, in whole blocks."""
         size = report.block_tokens
         session = sum(
-            group.blocks_for(self.tokens, size) * group.bytes_per_block(size)
-            for group in report.layout.groups
+            group.blocks_for(self.tokens, size) * group.bytes_per_block(size) for group in report.layout.groups
         )
         return self.sessions * session
 

@@ -60,15 +60,11 @@ def _print(found: SubjectPage) -> None:
     if not found.holdings:
         console.print("nothing is on record for this subject")
     else:
-        table = make_table(
-            "what is held", "state", "class", "why", "since", "until", "blocks", "in custody", left=5
-        )
+        table = make_table("what is held", "state", "class", "why", "since", "until", "blocks", "in custody", left=5)
         for item in found.holdings:
             why = f"{', '.join(item.reasons)} (revision {item.revision})"
             times = (moment(item.opened_us)[:19], moment(item.until_us)[:19])
-            table.add_row(
-                item.state, item.classification, why, *times, count(item.blocks), count(item.in_custody)
-            )
+            table.add_row(item.state, item.classification, why, *times, count(item.blocks), count(item.in_custody))
         console.print(table)
     evidence = found.evidence
     console.print(
@@ -76,6 +72,4 @@ def _print(found: SubjectPage) -> None:
         f"{percent(evidence.covered, evidence.due)} are covered"
     )
     for each in found.erasures:
-        console.print(
-            f"erasure {each.erasure} ({each.selector}), {moment(each.at_us)[:19]}: {each.standing.text}"
-        )
+        console.print(f"erasure {each.erasure} ({each.selector}), {moment(each.at_us)[:19]}: {each.standing.text}")

@@ -67,8 +67,7 @@ def _print_sizes(summed: list[dict[str, Any]]) -> None:
         for one in row["sizes"]:
             count = one["predicted"]
             predicted, took = (
-                time_text(one[name] // count) if count else "–"
-                for name in ("predicted_us", "predicted_actual_us")
+                time_text(one[name] // count) if count else "–" for name in ("predicted_us", "predicted_actual_us")
             )
             table.add_row(
                 row["tier"],

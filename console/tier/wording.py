@@ -96,15 +96,11 @@ def _judged(one: dict[str, Any]) -> str:
     stored = one["action"] == "store"
     parts = [_OUTCOME[one["action"]].get(one["outcome"], one["outcome"])]
     if one["part_blocks"]:
-        parts[0] = (
-            f"{several(one['part_blocks'], 'block')} came; what is missing was looked for again, or computed"
-        )
+        parts[0] = f"{several(one['part_blocks'], 'block')} came; what is missing was looked for again, or computed"
     share = error_share(one)
     if share is not None:
         over = one["actual_us"] - one["transfer_us"]
-        parts.append(
-            f"{time_text(abs(over))} {'more' if over > 0 else 'less'} than predicted ({share:.0%} of it)"
-        )
+        parts.append(f"{time_text(abs(over))} {'more' if over > 0 else 'less'} than predicted ({share:.0%} of it)")
     if not stored and one["outcome"] == "done" and one["recompute_us"]:
         saved = one["recompute_us"] - one["actual_us"]
         parts.append(f"{time_text(abs(saved))} {'saved' if saved >= 0 else 'lost'} against computing")

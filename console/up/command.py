@@ -73,9 +73,7 @@ def up(
     ] = ServingEngine.SIMULATED,
     engine_python: Annotated[
         str,
-        typer.Option(
-            help="With --engine vllm: the Python that has vLLM beside kvcustody[vllm]; else this one."
-        ),
+        typer.Option(help="With --engine vllm: the Python that has vLLM beside kvcustody[vllm]; else this one."),
     ] = "",
     seconds: Annotated[
         float | None, typer.Option(min=0.0, help="End by itself after so long, for scripts and tests.")
@@ -148,9 +146,7 @@ def _start(
         worker: SimulatedWorker | VllmWorker
         if engine is ServingEngine.VLLM:
             home = plane.folder / "worker"
-            worker = VllmWorker(
-                of_worker, home, spec, plane.policy, port=free_port(HOST), python=engine_python
-            )
+            worker = VllmWorker(of_worker, home, spec, plane.policy, port=free_port(HOST), python=engine_python)
             said("starting vLLM with a model of random weights; it takes a minute")
         else:
             worker = SimulatedWorker(of_worker, spec, stalls=office.stalls)
@@ -180,7 +176,5 @@ def _tell(made: _Up, as_json: bool) -> None:
         return
     made.plane.tell()
     say(f"ledger    {made.plane.ledger}")
-    say(
-        f"keys      {made.plane.folder / 'keys'}   (you, author, owner: who signs what is in docs/start/up.md)"
-    )
+    say(f"keys      {made.plane.folder / 'keys'}   (you, author, owner: who signs what is in docs/start/up.md)")
     say("Ctrl-C ends it.", flush=True)

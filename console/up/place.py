@@ -83,9 +83,7 @@ def claimed(folder: Path) -> Iterator[bool]:
     try:
         fresh = not folder.exists() or not any(folder.iterdir())
         if not fresh and not (folder / MARK).exists():
-            raise ConfigError(
-                f"folder `{folder}`: holds something that `kvcustody up` did not make; name another"
-            )
+            raise ConfigError(f"folder `{folder}`: holds something that `kvcustody up` did not make; name another")
         had = folder.exists()
         private_folder(folder)
         folder.chmod(0o700)
@@ -162,9 +160,7 @@ def signing_file(folder: Path, name: str) -> Path:
     return folder / "keys" / f"{name}.signing.key"
 
 
-def enrol_people(
-    service: Service, folder: Path, machines: Mapping[str, frozenset[Role]] | None = None
-) -> None:
+def enrol_people(service: Service, folder: Path, machines: Mapping[str, frozenset[Role]] | None = None) -> None:
     """Everybody, and `machines` by their roles, with a fresh key each (rule 3)."""
     others = {name: (roles, None) for name, roles in (machines or {}).items()}
     for name, (roles, tenant) in (PEOPLE | others).items():
@@ -176,9 +172,7 @@ def enrol_people(
 
 def release_policy(service: Service, folder: Path, spec: WorkloadSpec) -> None:
     """Put the policy into effect where none is, and propose one that waits for an approval and a consent."""
-    desk = ReleaseWorkflow(
-        SqlStore(service.engine), service.policies.trust, clock=service.clock, ledger=service.writer
-    )
+    desk = ReleaseWorkflow(SqlStore(service.engine), service.policies.trust, clock=service.clock, ledger=service.writer)
     if desk.state().active is not None:
         return
     author, approver, owner = (open_signer(signing_file(folder, name)) for name in ("author", YOU, "owner"))

@@ -124,6 +124,4 @@ def open_plane(
     ledger = read_signing_key(settings.signing_key_path).verifier
     opened.enter_context(witnessed(service, place / "witness", ledger))
     policy = service.policies_in_effect().the_table(None).policy
-    return RunningPlane(
-        service, place, settings.listen, database_place(str(settings.database_url)).masked(), policy
-    )
+    return RunningPlane(service, place, settings.listen, database_place(str(settings.database_url)).masked(), policy)

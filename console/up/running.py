@@ -59,9 +59,7 @@ def served(service: Service, stop: threading.Event) -> Iterator[None]:
         thread.join(30.0)
 
 
-def wait_for(
-    event: threading.Event, stop: threading.Event, what: str, seconds: float = READY_SECONDS
-) -> None:
+def wait_for(event: threading.Event, stop: threading.Event, what: str, seconds: float = READY_SECONDS) -> None:
     """Return when it is set.
 
     Raises `KeyboardInterrupt` where it is told to end, `ConfigError` where it takes too long.

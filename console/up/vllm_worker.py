@@ -216,9 +216,7 @@ class VllmWorker:
         }
         try:
             headers = self._headers(principal)
-            answer = _answer(
-                client, client.build_request("POST", "/v1/completions", json=body, headers=headers)
-            )
+            answer = _answer(client, client.build_request("POST", "/v1/completions", json=body, headers=headers))
         except httpx.TransportError:
             if self._stop.is_set():
                 return

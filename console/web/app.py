@@ -144,9 +144,7 @@ class Console:
         for path, methods in (("/login", ["GET", "POST"]), ("/logout", ["POST"])):
             routes.append(Route(PREFIX + path, self._sign_in, methods=methods))
         routes.append(Route(LINK + "{token}", self._link, methods=["GET"]))
-        routes += [
-            Route(PREFIX + path, self._endpoint(page), methods=[method]) for method, path, page in _PAGES
-        ]
+        routes += [Route(PREFIX + path, self._endpoint(page), methods=[method]) for method, path, page in _PAGES]
         routes.append(Route("/{rest:path}", self._endpoint(_nothing), methods=["GET", "POST"]))
         self._app = Starlette(routes=routes, exception_handlers={HTTPException: _refused})
         self._app.router.redirect_slashes = False
@@ -198,9 +196,7 @@ def _answered(page: Page, visit: PageRequest) -> Response:
         _log.error("page failed", path=visit.path, exc_info=True)
         problem = ProblemError("internal")
     shown = problem.type
-    response = visit.page(
-        "problem.html", shown.title, status=shown.status, problem=shown, detail=problem.detail
-    )
+    response = visit.page("problem.html", shown.title, status=shown.status, problem=shown, detail=problem.detail)
     response.headers.update(problem.headers)
     return response
 

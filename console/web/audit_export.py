@@ -68,15 +68,10 @@ def _parts(
 
 
 def _ndjson(rows: tuple[EventRow, ...], first: bool) -> bytes:
-    return b"".join(
-        b'{"log":%b,"idx":%d,"leaf":%b}\n' % (orjson.dumps(row.log), row.idx, row.leaf) for row in rows
-    )
+    return b"".join(b'{"log":%b,"idx":%d,"leaf":%b}\n' % (orjson.dumps(row.log), row.idx, row.leaf) for row in rows)
 
 
 def _csv(rows: tuple[EventRow, ...], first: bool) -> bytes:
     head = (_COLUMNS,) if first else ()
-    cells = (
-        (moment(row.at_us), row.log, row.idx, row.kind, sentence_of(row.body), row.leaf.decode())
-        for row in rows
-    )
+    cells = ((moment(row.at_us), row.log, row.idx, row.kind, sentence_of(row.body), row.leaf.decode()) for row in rows)
     return csv_text((*head, *cells)).encode()

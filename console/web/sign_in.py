@@ -37,9 +37,7 @@ def answer(service: Service, request: Request, form: dict[str, str]) -> Response
     """The sign-in page, a try to sign in, or signing out."""
     if request.url.path != _LOGIN:
         response = redirect("/login")
-        response.headers["Set-Cookie"] = log_out(
-            service, request.headers.get("cookie"), tls=is_tls(request.scope)
-        )
+        response.headers["Set-Cookie"] = log_out(service, request.headers.get("cookie"), tls=is_tls(request.scope))
         return response
     after = _inside(form.get("next") or request.query_params.get("next", ""))
     if request.method != "POST":
@@ -59,9 +57,7 @@ def by_link(service: Service, request: Request) -> Response:
     forwarded = any(name in request.headers for name in ("forwarded", "x-forwarded-for"))
     direct = is_direct(peer, request.headers.get("host", ""), forwarded=forwarded)
     try:
-        begun = log_in_by_link(
-            service, request.path_params["token"], direct=direct, tls=is_tls(request.scope)
-        )
+        begun = log_in_by_link(service, request.path_params["token"], direct=direct, tls=is_tls(request.scope))
     except ProblemError as problem:
         return _form(PREFIX + "/", problem, link=True)
     response = RedirectResponse(PREFIX + "/", 303)
@@ -81,9 +77,5 @@ def _form(after: str, problem: ProblemError | None = None, *, link: bool = False
 def _inside(after: str) -> str:
     """A path of the console, or its first page (rule 2): never another host, never back to the sign-in."""
     plain = after.startswith(PREFIX + "/") and after.isascii() and after.isprintable() and "\\" not in after
-    inner = (
-        plain
-        and "//" not in after.partition("?")[0]
-        and not after.startswith((_LOGIN, LINK, PREFIX + "/logout"))
-    )
+    inner = plain and "//" not in after.partition("?")[0] and not after.startswith((_LOGIN, LINK, PREFIX + "/logout"))
     return after if inner else PREFIX + "/"

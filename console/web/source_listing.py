@@ -18,9 +18,7 @@ class Line(NamedTuple):
     says: tuple[str, ...]
 
 
-def lines_of(
-    document: str, problems: Iterable[Problem] = (), mark: str = "wrong", target: int = 0
-) -> list[Line]:
+def lines_of(document: str, problems: Iterable[Problem] = (), mark: str = "wrong", target: int = 0) -> list[Line]:
     """The lines of a document; problems stand under theirs, those of no line under the first."""
     texts = document.split("\n")
     said: dict[int, list[str]] = {}

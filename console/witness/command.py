@@ -19,9 +19,7 @@ from kvcustody.plurals import several
 
 KEY, MEMORY, SOCKET = "witness.key", "witness.db", "witness.sock"
 _Folder = Annotated[Path, typer.Argument(help="The witness's own folder: its key, and what it has seen.")]
-_Logs = Annotated[
-    list[str], typer.Option("--log", help="A log's public key (`name+id+base64`); may be given again.")
-]
+_Logs = Annotated[list[str], typer.Option("--log", help="A log's public key (`name+id+base64`); may be given again.")]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -78,9 +76,7 @@ def serve(
     ] = None,
 ) -> None:
     """Answer `POST /add-checkpoint` until Ctrl-C. Put TLS in front of it where it is reached over a network."""
-    witness = Witness(
-        read_signing_key(folder / KEY), WitnessMemory(folder / MEMORY), lambda: int(time.time())
-    )
+    witness = Witness(read_signing_key(folder / KEY), WitnessMemory(folder / MEMORY), lambda: int(time.time()))
     server = WitnessServer(witness, listen or f"unix:{folder.resolve() / SOCKET}")
     say(f"witness {witness.key.name} at {server.address}", flush=True)
     try:

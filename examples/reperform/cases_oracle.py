@@ -20,9 +20,7 @@ OUTCOMES = {
     "third-party": ("concerned", "consulted", "told"),
     "recipient": ("told", "impossible", "disproportionate"),
     "decide": ("erased", "partly", "refused", "not-found", "given", "restricted"),
-    **dict.fromkeys(
-        ("extend", "exempt", "restrict", "lift-restriction", "erasure", "export", "answer"), ("",)
-    ),
+    **dict.fromkeys(("extend", "exempt", "restrict", "lift-restriction", "erasure", "export", "answer"), ("",)),
 }
 GROUNDS = {
     "extend": ("complexity", "number"),
@@ -45,9 +43,7 @@ def deadline_us(opened: Body, months: int) -> int:
     """The first moment that is too late: the end of the last day, moved past weekends and listed holidays."""
     zone = UTC if opened["zone"] == "UTC" else ZoneInfo(opened["zone"])
     day = (
-        (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(opened["received_utc"])))
-        .astimezone(zone)
-        .date()
+        (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(opened["received_utc"]))).astimezone(zone).date()
     )
     year, month = divmod(day.year * 12 + day.month - 1 + months, 12)
     day = date(year, month + 1, min(day.day, monthrange(year, month + 1)[1]))
@@ -160,9 +156,7 @@ def cases(bodies: list[Body], since_us: int, until_us: int, last_us: int) -> lis
         steps = [
             body
             for body in bodies
-            if body["kind"] == "case-step"
-            and body["case_id"] == opened["case_id"]
-            and int(body["at_us"]) < until_us
+            if body["kind"] == "case-step" and body["case_id"] == opened["case_id"] and int(body["at_us"]) < until_us
         ]
         steps.sort(key=lambda body: int(body["at_us"]))
         case, received_us = Case(opened, steps), int(opened["received_utc"])

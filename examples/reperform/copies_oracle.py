@@ -75,9 +75,7 @@ def judge_copies(
     """Every copy that was due in a period, by incarnation, tier and number."""
     steps: dict[tuple[str, str], list[Body]] = defaultdict(list)
     found: dict[str, list[Found]] = defaultdict(list)
-    opened: dict[tuple[str, str, str], set[str]] = defaultdict(
-        set
-    )  # by whom, whose tier: names that it found
+    opened: dict[tuple[str, str, str], set[str]] = defaultdict(set)  # by whom, whose tier: names that it found
     for body in leaves:
         if body["kind"] == "copies-destroyed" and not any(body["numbers"]):
             by = processes.get(body["incarnation"], Process(0, ""))
@@ -102,9 +100,7 @@ def judge_copies(
     return made
 
 
-def _is_heir(
-    opened: dict[tuple[str, str, str], set[str]], one: Found, uuid: str, tier: str, passed: set[str]
-) -> bool:
+def _is_heir(opened: dict[tuple[str, str, str], set[str]], one: Found, uuid: str, tier: str, passed: set[str]) -> bool:
     """Whether who found a name says that it opened the tier of this process, or of one that did, and found it there."""
     for (by, before, of), names in opened.items():
         if before != uuid or of != tier or one.name not in names or by in passed:
@@ -132,9 +128,7 @@ class _Tier:
 
     def _listed(self, steps: list[Body], kind: str, moment: str) -> dict[int, Listed]:
         leaves = [body for body in steps if body["kind"] == kind]
-        leaves.sort(
-            key=lambda body: (body["incarnation"] != self.uuid, int(body["sequence"]), int(body["part"]))
-        )
+        leaves.sort(key=lambda body: (body["incarnation"] != self.uuid, int(body["sequence"]), int(body["part"])))
         made: dict[int, Listed] = {}
         for body in leaves:
             dues = body.get("due_boot_us", [0] * len(body["numbers"]))
@@ -209,9 +203,7 @@ class _Tier:
         made = self._copy(number, begun, "", verdict, begun.due, own or later)
         return made._replace(is_ended=bool(later))
 
-    def _copy(
-        self, number: int, listed: Listed, cause: str, verdict: str, due: int, evidence: dict[str, int]
-    ) -> Copy:
+    def _copy(self, number: int, listed: Listed, cause: str, verdict: str, due: int, evidence: dict[str, int]) -> Copy:
         lag = max(0, min(evidence.values()) - due) if evidence else 0
         who = listed.leaf["tenant"], listed.leaf["classification"]
         return Copy(

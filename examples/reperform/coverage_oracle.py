@@ -102,11 +102,7 @@ def short(run: list[Any]) -> Iterator[tuple[Key, int]]:
     blocks = [NOWHERE] * len(generations)
     if placed:
         deltas, counts = placed
-        steps = [
-            delta
-            for delta, count in zip(deltas, counts or [1] * len(deltas), strict=True)
-            for _ in range(count)
-        ]
+        steps = [delta for delta, count in zip(deltas, counts or [1] * len(deltas), strict=True) for _ in range(count)]
         blocks = list(accumulate(steps))
     yield from zip(((pool, each) for each in generations), blocks, strict=True)
 
@@ -125,9 +121,7 @@ class Life:
 
     def at(self, body: Body) -> int:
         """When a leaf was written; a successor's by way of UTC."""
-        return (
-            int(body["boot_us"]) if body["incarnation"] == self.uuid else int(body["at_us"]) - self.offset_us
-        )
+        return int(body["boot_us"]) if body["incarnation"] == self.uuid else int(body["at_us"]) - self.offset_us
 
     def named(self, kind: str, key: str = "runs") -> Iterator[tuple[Key, int, Body]]:
         for body in self.leaves[kind]:
@@ -190,9 +184,7 @@ class Life:
         narrowed, erased = self.narrowed(), self.erased(erasures)
         over: dict[int, tuple[int, int]] = {}
         said = {
-            int(body["residency"])
-            for body in self.leaves["residency-released"]
-            if body["incarnation"] == self.uuid
+            int(body["residency"]) for body in self.leaves["residency-released"] if body["incarnation"] == self.uuid
         }
         for body in self.leaves["residency-released"]:
             # What a successor said of a process that lives all the same does not count beside its own word.
@@ -210,17 +202,13 @@ class Life:
 
         def use(key: Key, block: int, body: Body, written: bool, ends: bool) -> None:
             residency, begun = int(body["residency"]), 0 if ends else self.at(body)
-            released, hold = (
-                (self.at(body), int(body["hold_boot_us"])) if ends else over.get(residency, (OPEN, 0))
-            )
+            released, hold = (self.at(body), int(body["hold_boot_us"])) if ends else over.get(residency, (OPEN, 0))
             after = [times for times in gone.get((key, residency), ()) if times[0] >= begun]
             if after:  # what it let go of it used until then, whatever else ended it
                 released, hold = max(at for at, _ in after), max(held for _, held in after)
             hold = min(hold, narrowed.get(residency, OPEN))
             asked = min(hold, erased.get(residency, OPEN))
-            made[key].append(
-                Use(block, residency, written, released, max(released, asked), max(released, hold))
-            )
+            made[key].append(Use(block, residency, written, released, max(released, asked), max(released, hold)))
 
         for kind, key_name, written, ends in (
             ("residency-opened", "runs", False, False), ("residency-opened", "written", True, False),
@@ -323,9 +311,7 @@ class _Judge:
 
     def run(self, now_us: int) -> Iterator[Custody]:
         firsts: dict[Key, tuple[int, Body]] = {}
-        for key, block, body in sorted(
-            self.life.named("custody-ended"), key=lambda found: self._rank(found[2])
-        ):
+        for key, block, body in sorted(self.life.named("custody-ended"), key=lambda found: self._rank(found[2])):
             if self._selects(body["tenant"], body["classification"]):
                 firsts.setdefault(key, (block, body))
         made = [self._ended(key, *firsts[key]) for key in sorted(firsts)]
@@ -379,9 +365,7 @@ class _Judge:
         size = sum(size for _, _, size in proofs.values())
         return made._replace(lag=max(0, over - since), level=level, size=size)
 
-    def _proofs(
-        self, key: Key, block: int, last_use: int
-    ) -> tuple[dict[int, tuple[int, int, int]], set[int]]:
+    def _proofs(self, key: Key, block: int, last_use: int) -> tuple[dict[int, tuple[int, int, int]], set[int]]:
         """Of each shard the first receipt that counts, (ended, level, bytes); and the shards that have any."""
         proofs: dict[int, tuple[int, int, int]] = {}
         named = set()
@@ -484,8 +468,7 @@ def unaccounted(history: History) -> tuple[int, int, int]:
         about |= {int(body["residency"]) for body in life.leaves["residency-released"] if body["part"] == 1}
         strange += len(about - life.people().keys())
         ended, wiped, covered = (
-            {key for key, _, _ in life.named(kind)}
-            for kind in ("custody-ended", "receipt", "erasure-applied")
+            {key for key, _, _ in life.named(kind)} for kind in ("custody-ended", "receipt", "erasure-applied")
         )
         stray += len(wiped - ended)
         handed_out = {key for key, each in uses.items() if any(use.written for use in each)}

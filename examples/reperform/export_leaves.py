@@ -100,9 +100,7 @@ class Export:
         turns = keys_in_turn(first, [record for record in records if record])
         hashes = self.root_hashes()
         for until in (turn.until for turn in turns if turn.until is not None):
-            need(
-                tree_root(hashes[: until.size]) == until.root, "a handover is of another tree than this log's"
-            )
+            need(tree_root(hashes[: until.size]) == until.root, "a handover is of another tree than this log's")
         return turns
 
     def check_signature(self, first: Key) -> None:

@@ -81,9 +81,7 @@ def work_periods(told: list[Body]) -> dict[str, AtWork]:
             ended[uuid] = max(at_us, ended.get(uuid, at_us))
         else:
             ended.pop(uuid, None)
-    return {
-        uuid: AtWork(body["worker"], int(body["at_us"]), ended.get(uuid)) for uuid, body in starts.items()
-    }
+    return {uuid: AtWork(body["worker"], int(body["at_us"]), ended.get(uuid)) for uuid, body in starts.items()}
 
 
 def reported_workers(told: list[Body]) -> list[Body]:
@@ -267,9 +265,7 @@ def short(uuid: str, uuids: Iterable[str]) -> str:
 
 def unscanned(bodies: Iterable[Body], periods: dict[str, AtWork], period: Period) -> list[str]:
     """Workers that were at work in a period and whose pools no scan for orphans looked at."""
-    scanned = {
-        body["incarnation"] for body in bodies if body["kind"] == "orphan-scanned" and period.has(body)
-    }
+    scanned = {body["incarnation"] for body in bodies if body["kind"] == "orphan-scanned" and period.has(body)}
     return sorted(
         f"{one.worker} {short(uuid, periods)}"
         for uuid, one in periods.items()
@@ -342,9 +338,7 @@ def is_on_time(erasure: Body) -> bool:
 def findings(bodies: Iterable[Body], period: Period) -> list[Body]:
     """Orphan findings of a period by class and outcome."""
     found = Counter(
-        (body["orphan"], body["outcome"])
-        for body in bodies
-        if body["kind"] == "orphan-found" and period.has(body)
+        (body["orphan"], body["outcome"]) for body in bodies if body["kind"] == "orphan-found" and period.has(body)
     )
     return [
         {"orphan": orphan, "outcome": outcome, "findings": number}

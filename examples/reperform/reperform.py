@@ -170,9 +170,7 @@ class Again:
         self.names = names = {
             body["incarnation"]: body["worker"] for body in self.bodies if body["kind"] == "worker-started"
         }
-        processes = {
-            uuid: Process(life.offset_us, names.get(uuid, "")) for uuid, life in self.history.lives.items()
-        }
+        processes = {uuid: Process(life.offset_us, names.get(uuid, "")) for uuid, life in self.history.lives.items()}
         self.copies = judge_copies(self.bodies, processes, self.history.last_us, *self.period)
 
     def _judged(self, period: Period) -> list[Custody]:
@@ -215,9 +213,7 @@ class Again:
         same = note.rpartition("\n\n")[0] == self.export.note.rpartition("\n\n")[0]
         made.append(("checkpoint of the export", "" if same else "the report is of another checkpoint"))
         if self.key is not None:
-            made.append(
-                ("checkpoint: signature", self._problem(partial(self.export.check_signature, self.key)))
-            )
+            made.append(("checkpoint: signature", self._problem(partial(self.export.check_signature, self.key))))
             if self.stated.get("signature") is not None:
                 made.append(("report: signature", self._problem(self._signature)))
         return made
@@ -329,9 +325,7 @@ class Again:
         members = [sections.member(self.facts, one) for one in self.custodies]
         members += [_copy_member(copy) for copy in self.copies]
         drawn = [
-            (number, place, stratum.members[place])
-            for number, stratum in enumerate(strata)
-            for place in stratum.places
+            (number, place, stratum.members[place]) for number, stratum in enumerate(strata) for place in stratum.places
         ]
         people = [members[number] for _, _, number in drawn]
         finder = _LeavesOf(self, people)
@@ -496,9 +490,7 @@ def lines_of(found: Comparison, *, is_signed: bool) -> Iterator[str]:
 
 def main(arguments: list[str]) -> int:
     """Compare, and say what differs."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("export", type=Path)
     parser.add_argument("report", type=Path)
     parser.add_argument("--key", help="the log's public key")

@@ -16,9 +16,7 @@ HALVES_MAX = 1_000_000  # of either kind that a report counts: the newest
 SUMS = ("requests", "prompt_tokens", "found_tokens", "promises", "stale_misses")
 
 
-def routes(
-    leaves: Iterable[Body], names: Mapping[str, str], now_us: int, since_us: int, until_us: int
-) -> Body:
+def routes(leaves: Iterable[Body], names: Mapping[str, str], now_us: int, since_us: int, until_us: int) -> Body:
     """The chapter; `names`: of workers, by incarnation. `now_us`: when the newest leaf was written."""
     mine = [body for body in leaves if body["kind"] in KINDS]
     since_us = max(_newest_since(mine, kind, since_us, until_us) for kind in KINDS)

@@ -144,9 +144,7 @@ def _conserved(facts: Facts) -> Iterator[Body]:
         for body in life.leaves["receipt"]:
             wiped[int(body["shard"])] += size_of(body["runs"])
         for shard, counter in enumerate(worker["scrubbed"]):
-            yield _balance(
-                f"{who}: blocks zeroized on shard {shard} = blocks in its receipts", counter, wiped[shard]
-            )
+            yield _balance(f"{who}: blocks zeroized on shard {shard} = blocks in its receipts", counter, wiped[shard])
 
 
 def _balance(name: str, left: int, right: int) -> Body:
@@ -185,8 +183,7 @@ def timeliness(custodies: Sequence[Custody]) -> Body:
     """The time from due to the last receipt."""
     lags = [one.lag for one in custodies if one.lag >= 0]
     made: Body = {
-        name: lag_us(custodies, percent)
-        for name, percent in (("p50_us", 50), ("p99_us", 99), ("max_us", 100))
+        name: lag_us(custodies, percent) for name, percent in (("p50_us", 50), ("p99_us", 99), ("max_us", 100))
     }
     bounds = [*zip((-1, *LAGS_US), LAGS_US, strict=False), (LAGS_US[-1], OPEN)]
     made["lags"] = [
@@ -316,9 +313,7 @@ def decided(facts: Facts) -> Body:
             opened[rules][0] += 1
             opened[rules][1] += any(True for _ in listed(body["runs"]))
         leaf = body["incarnation"], body["sequence"]
-        if (
-            kind == "hit-counters" and since <= at_us < until and leaf not in met
-        ):  # it is in both parties' logs
+        if kind == "hit-counters" and since <= at_us < until and leaf not in met:  # it is in both parties' logs
             met.add(leaf)
             if body["effect"] == "permit" and body["blocks"]:
                 row = crossed[body["tenant"], body["owner"], body["rule"]]
@@ -327,8 +322,7 @@ def decided(facts: Facts) -> Body:
     openings = sum(body["kind"] == "residency-opened" and body["part"] == 1 for body in facts.inside)
     return {
         "counts": [
-            dict(zip(("action", "effect", "rule"), key, strict=True))
-            | {"requests": whole, "straddling": straddling}
+            dict(zip(("action", "effect", "rule"), key, strict=True)) | {"requests": whole, "straddling": straddling}
             for key, (whole, straddling) in sorted(counts.items())
         ],
         "residencies": [
@@ -390,15 +384,12 @@ def size_of(runs: list[Any]) -> int:
 def board(facts: Facts, made: Body, logs: Sequence[str], judged: Callable[[Period], list[Custody]]) -> Body:
     """Workers scanned, tenants with units due, erasures on time and not due yet, and the trend of four periods."""
     since, until = facts.period
-    at_work = [
-        worker for worker in facts.workers if facts.periods[worker["incarnation"]].within(facts.period)
-    ]
+    at_work = [worker for worker in facts.workers if facts.periods[worker["incarnation"]].within(facts.period)]
     seen = [
         worker
         for worker in at_work
         if not worker["end"].startswith("died")
-        and f"{worker['name']} {lives_oracle.short(worker['incarnation'], facts.periods)}"
-        not in facts.unscanned
+        and f"{worker['name']} {lives_oracle.short(worker['incarnation'], facts.periods)}" not in facts.unscanned
     ]
     due = {row["tenant"] for row in made["coverage"] if row["due"]}
     known = {name.removeprefix(PREFIX) for name in logs if name.startswith(PREFIX)}
@@ -433,9 +424,7 @@ def opinion(made: Body, framework: Body) -> Body:
     low = whole["covered"] * PPM // all_of_it if all_of_it else 0
     high = (whole["covered"] + unknown) * PPM // all_of_it if all_of_it else 0
     found = [*_qualifying(made, framework, is_adverse=bool(whole["due"]) and high < ADVERSE_BELOW_PPM)]
-    kind = (
-        "unqualified" if not found else "adverse" if any(one["is_adverse"] for one in found) else "qualified"
-    )
+    kind = "unqualified" if not found else "adverse" if any(one["is_adverse"] for one in found) else "qualified"
     return {"kind": kind, "low_ppm": low, "high_ppm": high, "unknown": unknown, "exceptions": found}
 
 
@@ -512,8 +501,7 @@ def _is_rare(found: int, size: int, rate_ppm: int, risk_ppm: int) -> bool:
     if found >= size:
         return risk_ppm >= PPM
     ways = sum(
-        comb(size, number) * rate_ppm**number * (PPM - rate_ppm) ** (size - number)
-        for number in range(found + 1)
+        comb(size, number) * rate_ppm**number * (PPM - rate_ppm) ** (size - number) for number in range(found + 1)
     )
     return ways * PPM <= risk_ppm * PPM**size
 

@@ -254,9 +254,7 @@ def check_leaf_proof(proof: str, leaf: bytes, keys: Sequence[Key]) -> tuple[str,
     sealed = hmac.digest(opening[:32], _SEALED + opening[32:], "sha256")
     name, head = open_root_leaf(sealed, opening)
     index, path = _index_and_path(leaf_lines)
-    need(
-        root_by_path(leaf_hash(leaf), index, head.size, path) == head.root, "a leaf is not in its log's tree"
-    )
+    need(root_by_path(leaf_hash(leaf), index, head.size, path) == head.root, "a leaf is not in its log's tree")
     _, root = open_checkpoint(note, keys)
     at, above = _index_and_path(head_lines)
     need(root_by_path(leaf_hash(sealed), at, root.size, above) == root.root, "a head is not in the root log")

@@ -87,9 +87,7 @@ class Declarations:
 
 def _reads(function: Endpoint) -> bool:
     """Whether a function takes a desk, so a ledger itself can answer."""
-    return any(
-        one.annotation in ("DeskDep", DeskDep) for one in inspect.signature(function).parameters.values()
-    )
+    return any(one.annotation in ("DeskDep", DeskDep) for one in inspect.signature(function).parameters.values())
 
 
 @cache

@@ -210,9 +210,7 @@ def share(document: dict[str, Any]) -> None:
     used = Counter(_text(one) for each in _operations(document) for one in each.get("parameters", ()))
     for operation in _operations(document):
         given = operation.get("parameters", ())
-        operation["parameters"] = [
-            parameters.named(one["name"], one) if used[_text(one)] > 1 else one for one in given
-        ]
+        operation["parameters"] = [parameters.named(one["name"], one) if used[_text(one)] > 1 else one for one in given]
         if not given:
             del operation["parameters"]
         for status, answer in operation["responses"].items():

@@ -76,9 +76,7 @@ class OperationFunction:
             errors = [{"at": "query", "what": "a parameter that this operation does not have"}]
             raise ProblemError("invalid", errors=errors)
 
-    async def call(
-        self, service: Service, caller: Caller | None, wire: Wire, work: Work
-    ) -> Answer | FileContent:
+    async def call(self, service: Service, caller: Caller | None, wire: Wire, work: Work) -> Answer | FileContent:
         """What the function answers.
 
         Args:
@@ -160,11 +158,7 @@ def parameters_of(endpoint: Endpoint, path: str) -> list[Parameter]:
         default = ... if parameter.default is parameter.empty else parameter.default
         annotation = parameter.annotation
         said = next(
-            (
-                item
-                for item in getattr(annotation, "__metadata__", ())
-                if isinstance(item, Given | RequestPart)
-            ),
+            (item for item in getattr(annotation, "__metadata__", ()) if isinstance(item, Given | RequestPart)),
             None,
         )
         if said is not None:
@@ -180,9 +174,7 @@ def parameters_of(endpoint: Endpoint, path: str) -> list[Parameter]:
 
 def _model_of(place: str, asked: list[Parameter]) -> type[BaseModel]:
     """One model of all parameters of a place, each under its alias."""
-    made: dict[str, Any] = {
-        item.name: (item.annotation, item.default) for item in asked if item.place == place
-    }
+    made: dict[str, Any] = {item.name: (item.annotation, item.default) for item in asked if item.place == place}
     config = ConfigDict(alias_generator=_header_name) if place == "header" else ConfigDict()
     return create_model(place.title(), __config__=config, **made)
 

@@ -50,9 +50,7 @@ class GrantedRecipient(NamedTuple):
     first_use_us: int
 
 
-def known_policies(
-    periods: Iterable[PeriodPolicy], state: ReleaseState | None = None
-) -> tuple[KnownPolicy, ...]:
+def known_policies(periods: Iterable[PeriodPolicy], state: ReleaseState | None = None) -> tuple[KnownPolicy, ...]:
     """Each with its document: as a worker recorded it, or as a revision of the release (rule 1)."""
     made = []
     for one in periods:

@@ -150,9 +150,7 @@ def view_case(
         followed, waiting = followed_by(connection, restriction, known)
     told = {step.about: step.outcome for step in case.of_kind(StepKind.RECIPIENT)}
     shown = tuple(
-        CaseRecipient(
-            one.reader, one.by, one.at_most, one.policy_digest, one.first_use_us, told.get(one.reader, "")
-        )
+        CaseRecipient(one.reader, one.by, one.at_most, one.policy_digest, one.first_use_us, told.get(one.reader, ""))
         for one in recipients
     )
     return CaseView(

@@ -34,9 +34,7 @@ from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.identity.principal import check_identifier
 
 CHANNEL_CHARACTERS_MAX = 64
-_ABOUT_OF_LEDGER = frozenset(
-    {StepKind.ERASURE, StepKind.RECIPIENT}
-)  # `about` is an id or a name that the ledger has
+_ABOUT_OF_LEDGER = frozenset({StepKind.ERASURE, StepKind.RECIPIENT})  # `about` is an id or a name that the ledger has
 _ANSWERED = frozenset({"complete", "late"})
 
 
@@ -160,11 +158,7 @@ def _against_ledger(
     periods: Mapping[str, WorkPeriod] | None,
 ) -> Iterator[str]:
     name = None if case.opened.subject is None else subject_behind(connection, case.opened.subject, keys)
-    texts = (
-        {"reason": step.reason}
-        if step.step in _ABOUT_OF_LEDGER
-        else {"about": step.about, "reason": step.reason}
-    )
+    texts = {"reason": step.reason} if step.step in _ABOUT_OF_LEDGER else {"about": step.about, "reason": step.reason}
     for field, text in texts.items():
         if name is not None and _names_person(text, name):
             yield f"`{field}` names the person as `{name}`: leaves hold pseudonyms alone, so write it without"
@@ -238,10 +232,7 @@ def _status(
 
 def _residencies(connection: Connection, case: SubjectCase, names: list[str]) -> int:
     where = of_subjects(connection, case.opened.tenant, names)
-    return (
-        connection.scalar(select(func.count()).select_from(residencies).where(*where, has_leaf(residencies)))
-        or 0
-    )
+    return connection.scalar(select(func.count()).select_from(residencies).where(*where, has_leaf(residencies))) or 0
 
 
 def first_residency_us(connection: Connection, case: SubjectCase, names: list[str]) -> int | None:

@@ -131,9 +131,7 @@ class Agent:
             report["charged"] = _most(counted.stats.charged)
             by_tenant = {
                 "active_tokens": counted.stats.tenant_tokens,
-                "recomputed_blocks": {
-                    name: tally.recomputed_blocks for name, tally in counted.stats.tenants.items()
-                },
+                "recomputed_blocks": {name: tally.recomputed_blocks for name, tally in counted.stats.tenants.items()},
                 "thrashing": counted.stats.thrashing,
             }
             report["tenants"] = {measure: _most(values) for measure, values in by_tenant.items()}
@@ -203,9 +201,7 @@ class Agent:
 
 def _most(values: Mapping[str, int]) -> dict[str, int]:
     """Of tenants for which there is anything, as many as a report may hold, the greatest first."""
-    most = sorted(
-        ((name, int(value)) for name, value in values.items() if value), key=lambda item: (-item[1], item[0])
-    )
+    most = sorted(((name, int(value)) for name, value in values.items() if value), key=lambda item: (-item[1], item[0]))
     return dict(most[:CHARGED_MAX])
 
 

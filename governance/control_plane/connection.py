@@ -102,9 +102,7 @@ class ControlPlaneConnection:
         """An idempotent DELETE."""
         self.request("DELETE", path)
 
-    def request(
-        self, method: str, path: str, *, within_seconds: float | None = None, **how: Any
-    ) -> httpx.Response:
+    def request(self, method: str, path: str, *, within_seconds: float | None = None, **how: Any) -> httpx.Response:
         """Any request; raises `ServiceError` for whatever is not a success (rule 4).
 
         `within_seconds`: in place of the connection's own bounds, where an engine's thread waits.
@@ -211,18 +209,11 @@ def _client(server: str, verify: ssl.SSLContext | Literal[False], timeout_second
         transport = deadline_transport(verify=False, uds=server.removeprefix("unix:"), limits=limits)
         return httpx.Client(transport=transport, base_url="http://kvcustody", **settings)
     parts = urlsplit(server)
-    if (
-        parts.scheme not in ("http", "https")
-        or not parts.hostname
-        or parts.path not in ("", "/")
-        or parts.query
-    ):
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/") or parts.query:
         raise ConfigError(f"server `{server}`: must be https://HOST:PORT, http://127.0.0.1:PORT or unix:PATH")
     if parts.scheme == "http" and not is_loopback(parts.hostname):
         raise ConfigError(f"server `{server}`: without TLS only this machine is talked to")
-    return httpx.Client(
-        base_url=server, transport=deadline_transport(verify=verify, limits=limits), **settings
-    )
+    return httpx.Client(base_url=server, transport=deadline_transport(verify=verify, limits=limits), **settings)
 
 
 def _tls(authority: Path | None, certificate: Path | None, certificate_key: Path | None) -> ssl.SSLContext:

@@ -39,20 +39,14 @@ class OwnerConsents:
                 break
         for item in found:
             if item["opening"] != gates.opening_id(item["manifest"], item["what"]):
-                raise ReleaseError(
-                    f"the control plane names another opening than it shows of `{item['what']['id']}`"
-                )
+                raise ReleaseError(f"the control plane names another opening than it shows of `{item['what']['id']}`")
         return found
 
     def consent(self, revision: int, source: str, signer: Signer) -> list[dict[str, Any]]:
         """Consent to what a revision opens through the grant or segment `source`; returns what that is, in words."""
-        openings = [
-            item for item in self.waiting() if (item["revision"], item["what"]["id"]) == (revision, source)
-        ]
+        openings = [item for item in self.waiting() if (item["revision"], item["what"]["id"]) == (revision, source)]
         if not openings:
-            raise ReleaseError(
-                f"nothing that revision `{revision}` opens through `{source}` waits for a consent"
-            )
+            raise ReleaseError(f"nothing that revision `{revision}` opens through `{source}` waits for a consent")
         for item in openings:
             body = consent_body(revision, item["manifest"], item["what"])
             self._send(ReleaseAction.CONSENTED, "consent", body, signer)
@@ -66,9 +60,7 @@ class OwnerConsents:
     def _send(self, step: ReleaseAction, verb: str, body: dict[str, Any], signer: Signer) -> Any:
         stands = self._get("/v1/policies/release")
         if stands["audience"] != self._audience:
-            raise ReleaseError(
-                f"the control plane releases for `{stands['audience']}`, not `{self._audience}`"
-            )
+            raise ReleaseError(f"the control plane releases for `{stands['audience']}`, not `{self._audience}`")
         record = make_record(
             signer,
             step,

@@ -94,9 +94,7 @@ class EpochFeed:
         self.hinted_questions = 0
         self._stop = threading.Event()
         self._thread = GuardingThread(self._run, name="kvcustody-epochs", pause=self._stop.wait)
-        self._hint_thread = GuardingThread(
-            self._follow_hints, name="kvcustody-epoch-hints", pause=self._stop.wait
-        )
+        self._hint_thread = GuardingThread(self._follow_hints, name="kvcustody-epoch-hints", pause=self._stop.wait)
 
     def start(self) -> None:
         """Ask once and then from now on: where the control plane answers, something is known when this returns."""

@@ -166,9 +166,7 @@ class KeptBatches:
         return self._file
 
     def _make(self, incarnation: str) -> SpillFile:
-        return SpillFile(
-            self._directory, incarnation, limit_bytes=self._bytes_max, suffix=KEPT, durable=False
-        )
+        return SpillFile(self._directory, incarnation, limit_bytes=self._bytes_max, suffix=KEPT, durable=False)
 
     def _read(self, segment: SpillSegment) -> tuple[KeptRun, ...]:
         """The runs of a closed file."""

@@ -44,9 +44,7 @@ def connect(settings: Settings, stack: ExitStack) -> ControlPlaneConnection:
     return connection
 
 
-def remote_startup_policy(
-    settings: Settings, connection: ControlPlaneConnection, clock: Clock
-) -> StartupPolicy:
+def remote_startup_policy(settings: Settings, connection: ControlPlaneConnection, clock: Clock) -> StartupPolicy:
     """The policy to start with; from the control plane's release where the settings say so (rule 2)."""
     if settings.policy_release == CONTROL_PLANE:
         mark = settings.policy_mark_path
@@ -55,9 +53,7 @@ def remote_startup_policy(
         store = WorkerReleaseStore(connection, kept_path=kept, wait_seconds=wait)
         return released_startup_policy(store, settings)._replace(heard=store.heard, waits=wait > 0)
     return (
-        released_startup_policy(None, settings)
-        if settings.policy_release
-        else startup_policy_of_file(settings, clock)
+        released_startup_policy(None, settings) if settings.policy_release else startup_policy_of_file(settings, clock)
     )
 
 
@@ -83,9 +79,7 @@ def open_remote_ledger(
             ),
             may_be_away=signed,
             kept_bytes=int(settings.kept_bytes_max),
-            trusted=()
-            if settings.ledger_keys_path is None
-            else read_verifier_keys(settings.ledger_keys_path),
+            trusted=() if settings.ledger_keys_path is None else read_verifier_keys(settings.ledger_keys_path),
         )
     except ServiceError as error:
         raise ConfigError(_unopened(settings, error, signed)) from None

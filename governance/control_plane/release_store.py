@@ -59,9 +59,7 @@ class WorkerReleaseStore:
     def _take_in(self) -> None:
         while True:
             wait = self._wait_seconds if self.heard else 0
-            found = self._connection.get(
-                "/v1/worker/policy/records", after=len(self._records), wait=wait or None
-            )
+            found = self._connection.get("/v1/worker/policy/records", after=len(self._records), wait=wait or None)
             self.heard = True
             if found["total"] < len(self._records):
                 self._records.clear()

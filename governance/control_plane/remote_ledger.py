@@ -178,9 +178,7 @@ class ControlPlaneSink:
                 open_checkpoint(str(answer["note"]).encode(), self._trusted)
             except NoteError as problem:
                 self.unverified = problem.message
-                _log.warning(
-                    "a checkpoint is not signed by a trusted key; all is kept", reason=problem.message
-                )
+                _log.warning("a checkpoint is not signed by a trusted key; all is kept", reason=problem.message)
                 return ""
         size = int(answer["size"])
         seen = self.kept.pin_signed(size)
@@ -198,9 +196,7 @@ class ControlPlaneSink:
         life = self._life
         assert life is not None  # a writer that is not on record is away
         bound = ENGINE_DURABLE_SECONDS
-        return self._put_on_record(
-            life.incarnation, life.offset_us, within_seconds=bound, utc_us=self._clock.utc_us()
-        )
+        return self._put_on_record(life.incarnation, life.offset_us, within_seconds=bound, utc_us=self._clock.utc_us())
 
     def assign_issuer(self, issuer: str, tenants: str) -> None:
         """Have an issuer put on record, as soon as `issuers`; on any thread."""
@@ -277,9 +273,7 @@ class ControlPlaneSink:
             if error.operands.get("problem") == "refused-leaf":
                 raise BatchRefusedError("refused by the control plane", error.message) from error
             wait_seconds = float(error.operands.get("wait_seconds") or 0.0)
-            raise SinkAwayError(
-                error.message, error, wait_seconds=wait_seconds, passing=is_away(error)
-            ) from error
+            raise SinkAwayError(error.message, error, wait_seconds=wait_seconds, passing=is_away(error)) from error
 
 
 class RemoteLedger(LedgerWriter):

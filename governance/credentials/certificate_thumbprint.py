@@ -39,6 +39,4 @@ def thumbprint_in(path: Path) -> str:
 
 def certificate_matches(bound: str | None, certificate: str | None) -> bool:
     """Whether a connection with this certificate may use what is bound so; constant time where it is bound."""
-    return bound is None or (
-        certificate is not None and hmac.compare_digest(bound.encode(), certificate.encode())
-    )
+    return bound is None or (certificate is not None and hmac.compare_digest(bound.encode(), certificate.encode()))

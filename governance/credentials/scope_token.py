@@ -185,11 +185,7 @@ class ScopeTokens:
             return Rejected("malformed")
         if data[:1] == _REFERENCE:
             whole = decoded(transfer)
-            if (
-                whole is None
-                or not hmac.compare_digest(data[3:], whole[-_TAG_BYTES:])
-                or data[1:3] != whole[1:3]
-            ):
+            if whole is None or not hmac.compare_digest(data[3:], whole[-_TAG_BYTES:]) or data[1:3] != whole[1:3]:
                 return Rejected("incomplete")
             data = whole
         elif transfer is not None:

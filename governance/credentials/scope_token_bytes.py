@@ -27,9 +27,7 @@ SALT_DIGEST_BYTES: Final = 12
 SALTED: Final = 1 << 7
 
 _SUBJECT_ASSERTED, _SESSION_ASSERTED = 1 << 5, 1 << 6
-_FLAGS = {
-    name: 1 << bit for bit, name in enumerate(("subject", "session", "classification", "route", "hint"))
-}
+_FLAGS = {name: 1 << bit for bit, name in enumerate(("subject", "session", "classification", "route", "hint"))}
 _CHARACTERS_MAX = 8_192  # seven texts of 128 characters of four bytes each stay below
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ALL = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
@@ -99,9 +97,7 @@ def read_identity(flags: int, record: bytes) -> tuple[Principal, Hints]:
 def write_epochs(epochs: Epochs) -> bytes:
     """Epochs with the size of each before it."""
     sizes = ((number.bit_length() + 7) // 8 for number in epochs)
-    return b"".join(
-        bytes((size,)) + number.to_bytes(size, "big") for size, number in zip(sizes, epochs, strict=True)
-    )
+    return b"".join(bytes((size,)) + number.to_bytes(size, "big") for size, number in zip(sizes, epochs, strict=True))
 
 
 def read_epochs(record: bytes) -> tuple[Epochs, int]:

@@ -72,9 +72,7 @@ def parse_verification_keys(content: bytes, place: str) -> IssuerKeys:
     except (ValueError, KeyError, TypeError, RecursionError, UnsupportedAlgorithm):
         raise ConfigError(f"{place}: is neither a JSON Web Key Set nor a PEM public key") from None
     except _LeftOutError as error:
-        raise ConfigError(
-            f"{place}: {error}; give RSA of {RSA_BITS_MIN} bits or more, P-256 or Ed25519"
-        ) from None
+        raise ConfigError(f"{place}: {error}; give RSA of {RSA_BITS_MIN} bits or more, P-256 or Ed25519") from None
     if not keys:
         reasons = f" ({'; '.join(left_out)})" if left_out else ""
         raise ConfigError(

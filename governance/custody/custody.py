@@ -175,12 +175,8 @@ class Custody(Authority[PoolT_co]):
         previous = self.table.base.revision if isinstance(self.table, StagedTable) else self.table.revision
         policy = table.policy
         if isinstance(table, StagedTable):
-            return PolicyStaged(
-                now_us, table.revision, policy.name, table.digest, table.stage, actor, previous
-            )
-        return PolicyActivated(
-            now_us, table.revision, policy.name, policy.profile.value, table.digest, actor, previous
-        )
+            return PolicyStaged(now_us, table.revision, policy.name, table.digest, table.stage, actor, previous)
+        return PolicyActivated(now_us, table.revision, policy.name, policy.profile.value, table.digest, actor, previous)
 
     def _bind(self, table: DecisionTable, now_us: int, *, only_narrow: bool = False) -> None:
         self._outbox += apply_limits(
@@ -230,9 +226,7 @@ class Custody(Authority[PoolT_co]):
         for one in sorted(ordered.orders ^ before.orders):
             is_new = one in ordered.orders
             self._outbox.append(
-                ProcessingRestricted(
-                    now_us, one.case_id, one.tenant, one.subject, "restricted" if is_new else "lifted"
-                )
+                ProcessingRestricted(now_us, one.case_id, one.tenant, one.subject, "restricted" if is_new else "lifted")
             )
             _log.warning("processing restricted" if is_new else "restriction lifted", case=one.case_id)
 
@@ -261,9 +255,7 @@ class Custody(Authority[PoolT_co]):
         else:
             self._ledger.submit_durable(self._enforcement_event(ordered, target, refused))
             self._enforce(target, until_us, refused)
-        _log.warning(
-            "enforcement changed", mode=target.mode, order=ordered.order, actor=ordered.actor, refused=refused
-        )
+        _log.warning("enforcement changed", mode=target.mode, order=ordered.order, actor=ordered.actor, refused=refused)
 
     def _enforce(self, target: Enforcement, until_us: int, refused: str) -> None:
         before, self.enforcement = self.enforcement, target
@@ -307,9 +299,7 @@ class Custody(Authority[PoolT_co]):
         now_us = self._clock.now_us()
         self._monitor.close(tenants)
         self._forecast.forget(lambda domain: label_of(domain).tenant in tenants, now_us)
-        self._books.close(
-            lambda domain: label_of(domain).is_monitored and label_of(domain).tenant in tenants, now_us
-        )
+        self._books.close(lambda domain: label_of(domain).is_monitored and label_of(domain).tenant in tenants, now_us)
 
     # -- keys ---------------------------------------------------------------------------------------------------------
 
@@ -339,9 +329,7 @@ class Custody(Authority[PoolT_co]):
         last_us = self._dropped.get(order.tenant, self._began_utc - CLOCKS_DIFFER_US)
         if order.action != DESTROY or last_us >= order.before_us:
             return
-        facts = [
-            fact for owner, each in done.items() if self._names.named(owner) == order.tenant for fact in each
-        ]
+        facts = [fact for owner, each in done.items() if self._names.named(owner) == order.tenant for fact in each]
         ended = sum(fact.kind == "destroyed" for fact in facts)
         self._ledger.submit_durable(KeysDropped(self._clock.now_us(), order.before_us, ended))
         self._dropped[order.tenant] = order.before_us
@@ -357,9 +345,7 @@ class Custody(Authority[PoolT_co]):
         if not order.get("on_record"):  # one on record was checked there
             self.restricted.check_erasable(selector.tenant, selector.subject, selector.session)
         result = self.erasures.begin(selector, **order)
-        _log.info(
-            "erased", erasure=result.erasure, blocks=result.ended_blocks, remaining=result.remaining_blocks
-        )
+        _log.info("erased", erasure=result.erasure, blocks=result.ended_blocks, remaining=result.remaining_blocks)
         self._drain(self._clock.now_us())
         self.on_command()
         return result

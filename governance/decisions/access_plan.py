@@ -366,9 +366,7 @@ class PlanCache(Generic[PoolT_co]):
         plan.waits_for_ledger = owed.on_outage_lifecycle is OnOutage.DENY
         plan.hits_need_ledger = owed.on_outage_own_hits is OnOutage.DENY
         owner = tenant_owner(principal.issuer, principal.tenant)
-        self._record_keys(
-            owner, self._keyring.ensure([owner])
-        )  # class A: durable before the epoch keys anything
+        self._record_keys(owner, self._keyring.ensure([owner]))  # class A: durable before the epoch keys anything
         self._key_changes = self._keyring.changes
         self._own(plan, owner, key, owed, entry.scope)
         change = table.next_change_us(now_utc_us)
@@ -399,9 +397,7 @@ class PlanCache(Generic[PoolT_co]):
             tenant_name=plan.tenant,
         )
         if spec is None:  # no subject and no session: nothing is reused across requests
-            domain = self._domain(
-                None, plan.account, plan.manager, plan, owed._replace(idle_us=0, absolute_us=0)
-            )
+            domain = self._domain(None, plan.account, plan.manager, plan, owed._replace(idle_us=0, absolute_us=0))
             plan.own = Chain(domain, None)
         else:
             plan.owner_scope = LEVELS[spec.scope]
@@ -410,9 +406,7 @@ class PlanCache(Generic[PoolT_co]):
             state = self._keyring.domains.state(spec) if owed.cacheable else None
             plan.own = Chain(domain, state)
         plan.own_plan = ReadPlan(plan.own)
-        plan.own_reuse = AccessRequest(
-            Action.REUSE, plan.tenant, plan.tenant, plan.level, plan.owner_scope, Via.OWN
-        )
+        plan.own_reuse = AccessRequest(Action.REUSE, plan.tenant, plan.tenant, plan.level, plan.owner_scope, Via.OWN)
 
     def _domain(
         self,
@@ -504,9 +498,7 @@ class PlanCache(Generic[PoolT_co]):
             return None
         domain = self._domain(spec, account, manager, plan, owed, tenant=grant.owner)
         chain = Chain(domain, self._keyring.domains.state(spec))
-        reuse = AccessRequest(
-            Action.REUSE, plan.tenant, grant.owner, plan.level, Scope.TENANT, Via.GRANT, grant.id
-        )
+        reuse = AccessRequest(Action.REUSE, plan.tenant, grant.owner, plan.level, Scope.TENANT, Via.GRANT, grant.id)
         return OpenedDomain(grant.id, grant.owner, reuse, chain)
 
     def _open_segments(self, plan: AnyPlan, model: bytes, now_utc_us: int) -> None:
@@ -522,9 +514,7 @@ class PlanCache(Generic[PoolT_co]):
                 owner = self._names.owner(rule.owner)
                 candidates.append(Candidate(rule.id, owner, rule.digest.removeprefix("hmac:"), rule.tokens))
         if candidates:
-            plan.matcher = SegmentMatcher(
-                self._keyring, candidates, model=model, block_tokens=self._block_tokens
-            )
+            plan.matcher = SegmentMatcher(self._keyring, candidates, model=model, block_tokens=self._block_tokens)
 
     def _segment(self, plan: AnyPlan, rule: SegmentRule, model: bytes) -> OpenedDomain | None:
         owner = self._names.owner(rule.owner)
@@ -559,7 +549,5 @@ class PlanCache(Generic[PoolT_co]):
             is_segment=True,
         )
         chain = Chain(domain, self._keyring.domains.state(spec))
-        reuse = AccessRequest(
-            Action.REUSE, plan.tenant, rule.owner, rule.level, rule.scope, Via.SEGMENT, rule.id
-        )
+        reuse = AccessRequest(Action.REUSE, plan.tenant, rule.owner, rule.level, rule.scope, Via.SEGMENT, rule.id)
         return OpenedDomain(rule.id, rule.owner, reuse, chain)

@@ -25,9 +25,7 @@ _LATEST_US = (1 << 53) - 1  # the latest instant that a leaf writes as a number
 class LimitedPool(Protocol):
     """A pool whose domains can be given new limits. Domains are interned by its identity."""
 
-    def set_limits(
-        self, changed: Mapping[Domain, DomainLimits], now_us: int
-    ) -> Mapping[Account, Iterable[Residency]]:
+    def set_limits(self, changed: Mapping[Domain, DomainLimits], now_us: int) -> Mapping[Account, Iterable[Residency]]:
         """Give these domains their limits; nothing moves later. Returns the holds of whom it narrows."""
 
 
@@ -65,9 +63,7 @@ def apply_limits(
     ]
 
 
-def remaining_holds(
-    account: Account, holds: Iterable[Residency], revision: int, now_us: int
-) -> HoldsNarrowed:
+def remaining_holds(account: Account, holds: Iterable[Residency], revision: int, now_us: int) -> HoldsNarrowed:
     """Every hold that a tenant has now, for the ledger: what is not among them is over."""
     held = sorted((hold.id, min(hold.deadline_us, _LATEST_US)) for hold in holds)
     return HoldsNarrowed(
@@ -93,6 +89,4 @@ def _limits(spec: DomainSpec, table: DecisionTable) -> DomainLimits | None:
     except PolicyError:
         return None
     owed = owed_by(table, spec.tenant_name, level)
-    return DomainLimits(
-        owed.idle_us, owed.absolute_us, owed.scrub_within_us, owed.verify_share, owed.integrity_share
-    )
+    return DomainLimits(owed.idle_us, owed.absolute_us, owed.scrub_within_us, owed.verify_share, owed.integrity_share)

@@ -114,9 +114,7 @@ class Authority(Generic[PoolT_co]):
         self._first_uses = FirstUseLog(ledger, self._clock)
         self.attempts = Attempts("engine", self._clock)
         self._export_again_us = 0  # until then no permit of an export can be recorded
-        self._authorized: dict[
-            tuple[Action, str, int], Decision
-        ] = {}  # what is on record under this revision
+        self._authorized: dict[tuple[Action, str, int], Decision] = {}  # what is on record under this revision
         self.tenant_counters: dict[str, TenantCounters] = {}
         self._departed = TenantCounters()
         self.measures = ServingMeasures(block_tokens)
@@ -134,17 +132,13 @@ class Authority(Generic[PoolT_co]):
         self.ordered = ENFORCED  # the order that was heard last
         self.enforcement_refused = ""  # why that is not what is in effect
         self._enforcement_until_us = NEVER_US
-        self.placement_group: str | None = (
-            None  # of this worker; None: it is of no fleet, and serves whatever comes
-        )
+        self.placement_group: str | None = None  # of this worker; None: it is of no fleet, and serves whatever comes
         self.custody = CustodyLease()
         self.epochs = WorkerEpochs()
         self._lease_until_us, self._expires_us = NEVER_US, self._boot_time(expires_utc_us)
         self._book = self._new_book(table)
         self._reuse = self._new_reuse(table)
-        self._watched = self._new_reuse(
-            table, monitored=True
-        )  # what is recorded of requests that are monitored
+        self._watched = self._new_reuse(table, monitored=True)  # what is recorded of requests that are monitored
 
     @property
     def tables(self) -> tuple[DecisionTable, DecisionTable | None]:
@@ -160,15 +154,11 @@ class Authority(Generic[PoolT_co]):
         """How long what crosses scopes, and anything, may be reused without further word; below 0: it is over."""
         now_us = self._clock.now_us()
         ends = {"policy": self._lease_until_us, "custody": self.custody.until_us}
-        return {
-            name: (until_us - now_us) / MICROSECONDS for name, until_us in ends.items() if until_us < NEVER_US
-        }
+        return {name: (until_us - now_us) / MICROSECONDS for name, until_us in ends.items() if until_us < NEVER_US}
 
     # -- plans --------------------------------------------------------------------------------------------------------
 
-    def _plan(
-        self, key: PlanKey, request_id: Hashable, moment: Moment
-    ) -> Plan[PoolT_co] | AdmissionRefused | Deferred:
+    def _plan(self, key: PlanKey, request_id: Hashable, moment: Moment) -> Plan[PoolT_co] | AdmissionRefused | Deferred:
         try:
             plan = self._book.known(key, moment.utc_us) or self._new_plan(key, moment)
         except CapacityError as error:  # no room is left for a tenant that is admitted by default

@@ -60,9 +60,7 @@ def sources_in_use(connection: Connection) -> frozenset[str]:
     """The ids of grants and segments through which blocks were reused: a permit alone reuses nothing."""
     counted = hit_counters.c
     query = (
-        select(counted.rule)
-        .where(counted.effect == "permit", counted.blocks > 0, has_leaf(hit_counters))
-        .distinct()
+        select(counted.rule).where(counted.effect == "permit", counted.blocks > 0, has_leaf(hit_counters)).distinct()
     )
     return frozenset(connection.scalars(query))
 

@@ -108,9 +108,7 @@ class ReuseDecider:
             return self._widened(plan, prompt, counters, moment), reasons
         return plan.own_plan, reasons
 
-    def reads_own(
-        self, plan: AnyPlan, counters: TenantCounters, moment: Moment
-    ) -> tuple[bool, tuple[str, ...]]:
+    def reads_own(self, plan: AnyPlan, counters: TenantCounters, moment: Moment) -> tuple[bool, tuple[str, ...]]:
         """Whether the own scope may be searched now, and the rules that say so."""
         over = self._is_over(plan, plan.tenant, counters, moment)
         if over:

@@ -87,9 +87,7 @@ class SegmentMatcher:
     destroyed.
     """
 
-    def __init__(
-        self, keyring: Keyring, candidates: Iterable[Candidate], *, model: bytes, block_tokens: int
-    ) -> None:
+    def __init__(self, keyring: Keyring, candidates: Iterable[Candidate], *, model: bytes, block_tokens: int) -> None:
         listed = tuple(candidates)
         if len(listed) > CANDIDATES_MAX:
             raise ConfigError(
@@ -188,9 +186,7 @@ def _by_first_block(candidates: Iterable[Candidate], block_tokens: int) -> dict[
     return by_first
 
 
-def _primed(
-    keyring: Keyring, owner: KeyOwner, epoch: int, model: bytes, block_tokens: int
-) -> hashlib.blake2b:
+def _primed(keyring: Keyring, owner: KeyOwner, epoch: int, model: bytes, block_tokens: int) -> hashlib.blake2b:
     """A hash state keyed for one owner, epoch, model and block size, with nothing hashed yet."""
     info = tlv.encode("kvcustody/segment-key", 1, {1: model, 2: block_tokens})
     with KeyBuffer() as key:

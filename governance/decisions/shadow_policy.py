@@ -90,9 +90,7 @@ class ShadowPolicy:
         )
 
 
-def _disagreement(
-    key: tuple[str, str, str, Scope, Via, str, bool, tuple[str, ...]], requests: int
-) -> Disagreement:
+def _disagreement(key: tuple[str, str, str, Scope, Via, str, bool, tuple[str, ...]], requests: int) -> Disagreement:
     reader, owner, classification, scope, via, source, permitted, reasons = key
     effects = ("permit", "deny") if permitted else ("deny", "permit")
     return Disagreement(

@@ -118,9 +118,7 @@ class StagedTable(DecisionTable):
         base = self.base.demand(tenant, route, claim, hint)
         return base.together(self.candidate.demand(tenant, route, claim, hint))
 
-    def may_serve(
-        self, group: str, tenant: str, route: str | None, claim: str | None, hint: str | None
-    ) -> bool:
+    def may_serve(self, group: str, tenant: str, route: str | None, claim: str | None, hint: str | None) -> bool:
         """What both revisions allow."""
         asked = group, tenant, route, claim, hint
         return self.base.may_serve(*asked) and self.candidate.may_serve(*asked)

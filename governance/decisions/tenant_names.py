@@ -107,9 +107,7 @@ class TenantNames:
         except LedgerUnavailable as away:
             self._away, self._away_until_us = away.message, self._clock.now_us() + _REST_US
             raise
-        self._on_record = Issuers(
-            found.home or mine.home, tuple(dict.fromkeys((*found.others, *mine.others)))
-        )
+        self._on_record = Issuers(found.home or mine.home, tuple(dict.fromkeys((*found.others, *mine.others))))
 
     def _meet(self, issuer: str) -> bool:
         """Have an issuer on record; whether its tenants are admitted."""
@@ -129,9 +127,7 @@ class TenantNames:
                 try:
                     self._ledger.submit_durable(IssuerAssigned(self._clock.now_us(), one, tenants, GOVERNOR))
                 except UnsignedOrderError as refused:
-                    return self._refuse(
-                        issuer, f"{refused}, or assign `{one}`: kvcustody policy assign-issuer"
-                    )
+                    return self._refuse(issuer, f"{refused}, or assign `{one}`: kvcustody policy assign-issuer")
                 others = (*self._on_record.others, one) if tenants == QUALIFIED else self._on_record.others
                 self._on_record = Issuers(home, others)
                 self._look()  # another worker may have been first

@@ -59,9 +59,7 @@ class AccountLimits(TypedDict):
     residencies: int
 
 
-def account_limits(
-    tenant: TenantPolicy, pool_blocks: int, residencies_max: int, *, isolating: bool
-) -> AccountLimits:
+def account_limits(tenant: TenantPolicy, pool_blocks: int, residencies_max: int, *, isolating: bool) -> AccountLimits:
     """What the policy gives a tenant of a pool; where it is `isolating`, exactly its guarantee."""
     guaranteed = int(tenant.guaranteed * pool_blocks)
     return AccountLimits(

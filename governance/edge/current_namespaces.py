@@ -59,9 +59,7 @@ class CurrentNamespaces:
         age = NamespaceAge(epochs, self._clock.utc_us(), days)
         return self._namespaces.of(issuer, tenant, subject, session, age)
 
-    def block_hash(
-        self, namespace: str, before: bytes, tokens: Sequence[int], lora_name: str | None = None
-    ) -> bytes:
+    def block_hash(self, namespace: str, before: bytes, tokens: Sequence[int], lora_name: str | None = None) -> bytes:
         """As `RouterNamespaces.block_hash`."""
         return self._namespaces.block_hash(namespace, before, tokens, lora_name)
 

@@ -130,9 +130,7 @@ class DoorTokenIssuer:
         self._signer = DoorSigner(key)
         self._clock = clock
 
-    def issue(
-        self, claims: DoorClaims, *, ttl_seconds: int = 30, salt: bytes = b"", nonce: bytes = b""
-    ) -> str:
+    def issue(self, claims: DoorClaims, *, ttl_seconds: int = 30, salt: bytes = b"", nonce: bytes = b"") -> str:
         """A token for these claims; `salt`: the keyed digest of the client's own salt, or nothing.
 
         `nonce`: `NONCE_BYTES` that no other token has; made here where none are given.
@@ -233,9 +231,7 @@ class DoorTokens:
         if group != self._group:
             return RejectedToken("other-group")
         principal, hints = read_identity(flags, record[at:])
-        claims = DoorClaims(
-            principal, hints, namespace, group, request_id, uses, Epochs(*epochs), is_receipted
-        )
+        claims = DoorClaims(principal, hints, namespace, group, request_id, uses, Epochs(*epochs), is_receipted)
         receipt = RouteReceipt.of(request_id, nonce, is_asked=is_receipted)
         return PresentedToken(claims, door, record, 1000 * issued_ms, 1000 * expires_ms, receipt)
 

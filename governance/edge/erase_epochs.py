@@ -89,9 +89,7 @@ class EraseEpochs:
             raise ServiceError(f"erase epochs: a tag must have {TAG_BYTES} bytes")
         self._take(numbers, np.frombuffer(joined, _TAG), version, floor)
 
-    def _take(
-        self, numbers: npt.NDArray[np.int64], tags: npt.NDArray[np.void], version: int, floor: int
-    ) -> None:
+    def _take(self, numbers: npt.NDArray[np.int64], tags: npt.NDArray[np.void], version: int, floor: int) -> None:
         bounded = np.concatenate(([floor], numbers))
         if floor > version or bounded[-1] > version or bool((np.diff(bounded) <= 0).any()):
             raise ServiceError(
@@ -131,9 +129,7 @@ class EraseEpochs:
         """At most `limit` raises with a number above `version`, the lowest first."""
         first = int(self._numbers.searchsorted(version, "right"))
         numbers, tags = self._numbers[first : first + limit], self._tags[first : first + limit]
-        return tuple(
-            RaisedEpoch(int(number), tag.tobytes()) for number, tag in zip(numbers, tags, strict=True)
-        )
+        return tuple(RaisedEpoch(int(number), tag.tobytes()) for number, tag in zip(numbers, tags, strict=True))
 
     def raised_after(self, version: int) -> frozenset[bytes]:
         """The tags of scopes that were raised after `version`, of those that are kept."""

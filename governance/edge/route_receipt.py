@@ -45,9 +45,7 @@ class RouteReceipt(NamedTuple):
 
 def request_digest(request_id: str) -> str:
     """What names of receipts of this request id begin with."""
-    return hashlib.blake2b(
-        request_id.encode(), digest_size=_DIGEST_BYTES, person=b"route-receipt"
-    ).hexdigest()
+    return hashlib.blake2b(request_id.encode(), digest_size=_DIGEST_BYTES, person=b"route-receipt").hexdigest()
 
 
 def is_drawn(nonce: bytes, share: Fraction) -> bool:

@@ -67,13 +67,9 @@ class RouterNamespaces:
             state.update(tlv.encode("epochs", 1, dict(enumerate(age.epochs, 1))))
         return state.hexdigest()
 
-    def block_hash(
-        self, namespace: str, before: bytes, tokens: Sequence[int], lora_name: str | None = None
-    ) -> bytes:
+    def block_hash(self, namespace: str, before: bytes, tokens: Sequence[int], lora_name: str | None = None) -> bytes:
         """What every worker calls a block in a namespace, behind the block that is called `before` (rule 4)."""
         content = struct.pack(f"<{len(tokens)}q", *tokens)
         state = self._blocks.copy()
-        state.update(
-            tlv.encode("kvcustody/told-block", 1, {1: namespace, 2: before, 3: lora_name, 4: content})
-        )
+        state.update(tlv.encode("kvcustody/told-block", 1, {1: namespace, 2: before, 3: lora_name, 4: content}))
         return state.digest()

@@ -68,9 +68,7 @@ class WindowedClaims(NamedTuple):
 def check_window(seconds: int) -> int:
     """The length of a window unchanged; raises `ConfigError` for one out of bounds."""
     if not SECONDS_MIN <= seconds <= SECONDS_MAX:
-        raise ConfigError(
-            f"a window of `{seconds}` s must be {SECONDS_MIN} to {SECONDS_MAX} s", seconds=seconds
-        )
+        raise ConfigError(f"a window of `{seconds}` s must be {SECONDS_MIN} to {SECONDS_MAX} s", seconds=seconds)
     return seconds
 
 
@@ -146,6 +144,4 @@ class WindowedTokens:
             return Rejected("other-group")
         principal, hints = read_identity(flags, record[at:])
         begins_us = number * window_us
-        return VerifiedToken(
-            principal, hints._replace(epochs=Epochs(*epochs)), 1, begins_us, begins_us + 2 * window_us
-        )
+        return VerifiedToken(principal, hints._replace(epochs=Epochs(*epochs)), 1, begins_us, begins_us + 2 * window_us)

@@ -271,9 +271,7 @@ class ErasureInbox:
 def completed_erasures(found: Iterable[Named]) -> list[CompletedErasure]:
     """Those of which somebody can still say who is meant."""
     return [
-        CompletedErasure(
-            one.erasure, selector_of(one.tenant, known.subject, known.session, one.detail), one.at_us
-        )
+        CompletedErasure(one.erasure, selector_of(one.tenant, known.subject, known.session, one.detail), one.at_us)
         for one, known in found
         if known is not None
     ]

@@ -179,9 +179,7 @@ class ErasureRunner:
         self.pending: dict[str, _Run] = {}
         self._known: OrderedDict[str, ErasureResult] = OrderedDict()
 
-    def destroy_returned(
-        self, completed: Callable[[], Iterable[CompletedErasure]], *, at_start: bool = True
-    ) -> int:
+    def destroy_returned(self, completed: Callable[[], Iterable[CompletedErasure]], *, at_start: bool = True) -> int:
         """Destroy keys again that were destroyed and put back with a copy of their file; how many there were.
 
         By the file's own receipts that was done when it was opened; by the erasures that `completed` gives it is done
@@ -201,9 +199,7 @@ class ErasureRunner:
             cause = f"{keys} destroyed keys were in their file again ({ReturnedKeysError.code})"
             _log.error(cause, code=ReturnedKeysError.code, keys=keys)
             now_us = self._clock.now_us()
-            self._emit(
-                [OrphanFound(now_us, 0, 1, "returned key", cause, None, 0, (), "destroyed", "recovered")]
-            )
+            self._emit([OrphanFound(now_us, 0, 1, "returned key", cause, None, 0, (), "destroyed", "recovered")])
 
     def begin(
         self,
@@ -356,9 +352,7 @@ def _requested(order: ErasureOrder, now_us: int) -> ErasureRequested:
     return request_event(order.selector, order.erasure, order.actor, order.deadline_us, now_us)
 
 
-def request_event(
-    selector: Selector, erasure: str, actor: str, deadline_us: int, now_us: int
-) -> ErasureRequested:
+def request_event(selector: Selector, erasure: str, actor: str, deadline_us: int, now_us: int) -> ErasureRequested:
     """The request of an erasure, for the ledger: people in it become pseudonyms there."""
     parts = Selector(**{**selector._asdict(), "tenant": None, "subject": None, "session": None})
     return ErasureRequested(

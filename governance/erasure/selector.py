@@ -65,9 +65,7 @@ def selector_from(text: str) -> Selector:
     try:
         parts = json.loads(text)
         model, labels = parts.pop("model", None), parts.pop("labels", {})
-        made = Selector(
-            **parts, model=bytes.fromhex(model) if model else None, labels=tuple(sorted(labels.items()))
-        )
+        made = Selector(**parts, model=bytes.fromhex(model) if model else None, labels=tuple(sorted(labels.items())))
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise ConfigError("a selector is not one that was written here") from None
     check_selector(made)

@@ -16,9 +16,7 @@ class ActiveDeadlines:
     def push(self, limit_us: int, residency: ExternalResidency) -> None:
         """Enter a residency that has begun."""
         heapq.heappush(self._heap, (limit_us, residency.id, residency))
-        if len(self._heap) > 64 and len(self._heap) > 2 * sum(
-            entry[2].is_running for entry in self._heap[:64]
-        ):
+        if len(self._heap) > 64 and len(self._heap) > 2 * sum(entry[2].is_running for entry in self._heap[:64]):
             self._drop_ended()
 
     def pop_expired(self, now_us: int) -> list[object]:

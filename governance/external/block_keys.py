@@ -114,9 +114,7 @@ class KeyChain(OwnerData):
         "until_utc_us",
     )
 
-    def __init__(
-        self, prompt: Prompt, *, single_group: bool, epoch: int, kinds: tuple[KindRange, ...] = ()
-    ) -> None:
+    def __init__(self, prompt: Prompt, *, single_group: bool, epoch: int, kinds: tuple[KindRange, ...] = ()) -> None:
         self.prompt = prompt
         self.kinds = kinds  # of content, as the caller says
         self.single_group = single_group
@@ -124,9 +122,7 @@ class KeyChain(OwnerData):
         self.until_utc_us = 0  # when a grant or segment begins or ends next, as of the look-up
         self.keys: list[bytes] = []
         self.state: HashState | None = None
-        self.source: Domain | None = (
-            None  # whose chain alone made `keys`; None where several did, or none yet
-        )
+        self.source: Domain | None = None  # whose chain alone made `keys`; None where several did, or none yet
         self.tail = bytearray(prompt.data[prompt.whole * prompt.block_bytes :])
 
     def forget(self) -> None:
@@ -135,12 +131,7 @@ class KeyChain(OwnerData):
 
     def extend(self, tokens: Sequence[int]) -> list[bytes]:
         """The keys of blocks that further accepted tokens complete; `ConfigError` as `request.pack_tokens`."""
-        if (
-            type(tokens) is list
-            and len(tokens) == 1
-            and type(token := tokens[0]) is int
-            and 0 <= token < _TOKEN_LIMIT
-        ):
+        if type(tokens) is list and len(tokens) == 1 and type(token := tokens[0]) is int and 0 <= token < _TOKEN_LIMIT:
             packed = _TOKEN.pack(token)
         else:
             packed = pack_tokens(tokens)
@@ -203,9 +194,7 @@ def look_up(
     return RequestKeys(chain.keys, min(chain.prompt.limit, whole), True, whole)
 
 
-def _several(
-    residency: LookingUp, chain: KeyChain, read: ReadPlan, pool: Attaches, find: Find, now_us: int
-) -> None:
+def _several(residency: LookingUp, chain: KeyChain, read: ReadPlan, pool: Attaches, find: Find, now_us: int) -> None:
     """Segment, own, grants by id: the longest match wins, ties go to the own domain."""
     prompt, own = chain.prompt, read.own
     assert own.state is not None

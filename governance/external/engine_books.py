@@ -153,9 +153,7 @@ class EngineBooks:
         """
         pool, sums = self.pool, self.pool.sums
         assert sums is not None, "answered without an order"
-        running = [
-            (request_id, residency, residency.blocks()) for request_id, residency in self.running.items()
-        ]
+        running = [(request_id, residency, residency.blocks()) for request_id, residency in self.running.items()]
         for tag in np.unique(pool.tag[changed]).tolist():
             blocks = changed[pool.tag[changed] == tag]
             requests = sum(bool(np.isin(held, blocks).any()) for _, _, held in running)
@@ -256,9 +254,7 @@ class EngineBooks:
 class EngineErasure:
     """`ErasureEffect` in an engine's pool: what it covers is ended when it is made. Requests are residencies."""
 
-    def __init__(
-        self, books: EngineBooks, selector: Selector, before_us: int, now_us: int, *, finish: bool
-    ) -> None:
+    def __init__(self, books: EngineBooks, selector: Selector, before_us: int, now_us: int, *, finish: bool) -> None:
         self._books = books
         pool, covered = books.pool, _Covered(books, selector, before_us)
         live_before = _live(pool)
@@ -437,9 +433,7 @@ class EngineScan:
         pool, running = self._books.pool, self._books.running.values()
         return [broken(residency) for residency in running if len(stale_generations(pool, residency))]
 
-    def _request(
-        self, orphan: str, residency: ExternalResidency, cause: str, repair: Repair
-    ) -> RepairableFinding:
+    def _request(self, orphan: str, residency: ExternalResidency, cause: str, repair: Repair) -> RepairableFinding:
         return self._found(
             orphan,
             residency.tenant,
@@ -466,12 +460,8 @@ class EngineScan:
         more = "more references are kept than running requests have"
         fewer = "fewer references are kept than running requests have"
         return [
-            *self._each_owner(
-                "reference without sequence", more, self._custody & (pool.refs > self._refs), repair
-            ),
-            *self._each_owner(
-                "sequence without reference", fewer, self._custody & (pool.refs < self._refs), repair
-            ),
+            *self._each_owner("reference without sequence", more, self._custody & (pool.refs > self._refs), repair),
+            *self._each_owner("sequence without reference", fewer, self._custody & (pool.refs < self._refs), repair),
         ]
 
     def _engine_references(self) -> list[RepairableFinding]:
@@ -507,9 +497,7 @@ class EngineScan:
         withheld = self._books.pool.state == QUARANTINED
         withheld[list(self._books.contained)] = True
         return [
-            *self._each_owner(
-                "reference without sequence", more, (refs > expected) & usable & ~withheld, withhold
-            ),
+            *self._each_owner("reference without sequence", more, (refs > expected) & usable & ~withheld, withhold),
             *self._each_owner("sequence without reference", fewer, (refs < expected) & usable, abort),
         ]
 

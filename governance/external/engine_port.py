@@ -235,9 +235,7 @@ class EnginePort(Custody[ExternalPool]):
             refused = "" if principal is None else NO_TENANT
             if plan is not None:
                 refused = "" if plan.admitted.permitted else plan.admitted.reasons[0]
-            monitored = MonitoredRequest(
-                chain, None, model.digest, hints.salt, reader=account.name, refusal=refused
-            )
+            monitored = MonitoredRequest(chain, None, model.digest, hints.salt, reader=account.name, refusal=refused)
             domain = chain.domain
         subject = plan.subject_key if plan is not None else None
         residency = self.pool.residency(account, domain, subject, plan, request_id, moment.now_us)
@@ -258,9 +256,7 @@ class EnginePort(Custody[ExternalPool]):
         if prompt is not None and (is_keyed or monitored is not None):
             residency.keys = KeyChain(prompt, single_group=groups == 1, epoch=self._epoch, kinds=kinds)
             if monitored is not None and is_keyed:
-                monitored.governed = KeyChain(
-                    prompt, single_group=groups == 1, epoch=self._epoch, kinds=kinds
-                )
+                monitored.governed = KeyChain(prompt, single_group=groups == 1, epoch=self._epoch, kinds=kinds)
         else:
             residency.publishes = False
         if groups > 1:
@@ -332,9 +328,7 @@ class EnginePort(Custody[ExternalPool]):
             self._watched.denied(Action.ADMIT, plan.tenant, rule)
         return plan
 
-    def _forbidden(
-        self, plan: Plan[ExternalPool], request_id: Hashable, decision: Decision
-    ) -> AdmissionRefused:
+    def _forbidden(self, plan: Plan[ExternalPool], request_id: Hashable, decision: Decision) -> AdmissionRefused:
         counters = self._counters(plan.tenant)
         counters.count(counters.refused, decision.reasons[0])
         return AdmissionRefused(request_id, f"policy: {decision.reasons[0]}")
@@ -372,9 +366,7 @@ class EnginePort(Custody[ExternalPool]):
         if monitored is not None:
             own = ReadPlan(monitored.chain)
             keys = look_up(residency, chain, own, self.pool, find, now_us, lazily=lazily)
-            residency.expected = np.empty(
-                0, dtype=np.int32
-            )  # whoever wrote them: found by the blocks themselves
+            residency.expected = np.empty(0, dtype=np.int32)  # whoever wrote them: found by the blocks themselves
             residency.publishes = keys.publishable
             return keys
         if residency.keys is None:
@@ -398,9 +390,7 @@ class EnginePort(Custody[ExternalPool]):
         if residency.keys is None:
             return NO_PATH
         read = self._read(residency, chain, now_us) if monitored is None else ReadPlan(monitored.chain)
-        path = look_up_tree(
-            residency, chain.prompt, read, self.pool, tree, now_us, single_group=chain.single_group
-        )
+        path = look_up_tree(residency, chain.prompt, read, self.pool, tree, now_us, single_group=chain.single_group)
         residency.publishes = path.publishable
         fine = self.attachable(residency, path.blocks)
         return path if fine == len(path.blocks) else path._replace(blocks=path.blocks[:fine])
@@ -413,9 +403,7 @@ class EnginePort(Custody[ExternalPool]):
         self._flush_deferred()  # what has begun or was computed by now may be found
         plan = residency.facts
         moment = Moment(now_us, now_us + self._clock.offset_us, residency.trace)
-        if chain.epoch != self._epoch or (
-            isinstance(plan, Plan) and moment.utc_us >= plan.valid_until_utc_us
-        ):
+        if chain.epoch != self._epoch or (isinstance(plan, Plan) and moment.utc_us >= plan.valid_until_utc_us):
             if not self._stands_again(residency, chain, monitored):
                 return None
             plan = residency.facts
@@ -430,9 +418,7 @@ class EnginePort(Custody[ExternalPool]):
         residency.reasons = (MONITORED, *reasons)
         return monitored
 
-    def _stands_again(
-        self, residency: ExternalResidency, chain: KeyChain, monitored: MonitoredRequest
-    ) -> bool:
+    def _stands_again(self, residency: ExternalResidency, chain: KeyChain, monitored: MonitoredRequest) -> bool:
         """After orders, policy or keys have changed: whether a request that waits is monitored still."""
         chain.forget()
         chain.epoch = self._epoch
@@ -449,9 +435,7 @@ class EnginePort(Custody[ExternalPool]):
             return True
         residency.monitored, residency.domain = None, own
         residency.expected = 0
-        if (
-            known is None or monitored.refusal or known.own.state is None
-        ):  # it runs, reads nothing, leaves nothing
+        if known is None or monitored.refusal or known.own.state is None:  # it runs, reads nothing, leaves nothing
             residency.keys, residency.publishes = None, False
         return False
 
@@ -552,9 +536,7 @@ class EnginePort(Custody[ExternalPool]):
             counters.count(counters.deferred, reason)
         return reason
 
-    def attachable(
-        self, residency: ExternalResidency, blocks: BlockIds, positions: Sequence[int] | None = None
-    ) -> int:
+    def attachable(self, residency: ExternalResidency, blocks: BlockIds, positions: Sequence[int] | None = None) -> int:
         """How many leading blocks may be attached now: domain, deadline and ceiling are compared again.
 
         An adapter that tells late has told every release that may have taken blocks out by now (`keeps_until`).
@@ -575,10 +557,7 @@ class EnginePort(Custody[ExternalPool]):
             fine_tags = [
                 tag
                 for tag, domain in domains.items()
-                if domain is not None
-                and domain.is_open
-                and not domain.is_withheld
-                and label_of(domain).is_monitored
+                if domain is not None and domain.is_open and not domain.is_withheld and label_of(domain).is_monitored
             ]
             return self.pool.attachable(which, np.where(np.isin(tags, fine_tags), tags, -1), now_us)
         if now_us >= self._reuse.expires_us:
@@ -612,9 +591,7 @@ class EnginePort(Custody[ExternalPool]):
             return None
         return asked.may_read(which)
 
-    def first_token(
-        self, residency: ExternalResidency, attached_tokens: int, *, at_us: int | None = None
-    ) -> None:
+    def first_token(self, residency: ExternalResidency, attached_tokens: int, *, at_us: int | None = None) -> None:
         """The request's first token is there; its prompt had `attached_tokens` leading ones in the cache.
 
         Told once, or again without effect; `at_us` as below.
@@ -671,9 +648,7 @@ class EnginePort(Custody[ExternalPool]):
             self._forecast.given(residency.monitored, len(which))
         self._begin(residency, now_us)
 
-    def restored(
-        self, residency: ExternalResidency, blocks: Sequence[int], born_us: int, ceiling_us: int
-    ) -> None:
+    def restored(self, residency: ExternalResidency, blocks: Sequence[int], born_us: int, ceiling_us: int) -> None:
         """A tier filled these blocks, which the request was handed: they are as old as the copies, and end with them.
 
         Told before they are published.
@@ -718,9 +693,7 @@ class EnginePort(Custody[ExternalPool]):
                 if isinstance(residency.monitored, MonitoredRequest):
                     self._forecast.given(residency.monitored, 1)
 
-    def _hand_out_by_domain(
-        self, residency: ExternalResidency, blocks: Blocks, boundary: int, now_us: int
-    ) -> None:
+    def _hand_out_by_domain(self, residency: ExternalResidency, blocks: Blocks, boundary: int, now_us: int) -> None:
         """Blocks of a declared segment belong to its domain, and are charged to its owner."""
         segment = residency.segment_domain
         assert segment is not None
@@ -772,9 +745,7 @@ class EnginePort(Custody[ExternalPool]):
         which = np.array(blocks, dtype=np.int64)
         self.pool.publish(which, before, chained=chained, depths=depths)
         if isinstance(residency.monitored, MonitoredRequest):
-            self._forecast.computed(
-                residency.monitored, _place(residency, int(blocks[-1])), self._clock.now_us()
-            )
+            self._forecast.computed(residency.monitored, _place(residency, int(blocks[-1])), self._clock.now_us())
         if keys:
             again = self.evicted_blocks.published(which, keys)
             if again:
@@ -784,9 +755,7 @@ class EnginePort(Custody[ExternalPool]):
         """Whether what the request computes may enter the index now; an erasure or a lost grant ends that."""
         return residency.publishes and residency.granted_blocks <= len(residency.attached)
 
-    def published_each(
-        self, blocks: Sequence[int], before: Sequence[int], keys: Sequence[bytes] = ()
-    ) -> None:
+    def published_each(self, blocks: Sequence[int], before: Sequence[int], keys: Sequence[bytes] = ()) -> None:
         """`published` of one block each, all of requests that publish: what a decode step filled."""
         if blocks:
             self.pool.publish_each(blocks, before)
@@ -903,9 +872,7 @@ class EnginePort(Custody[ExternalPool]):
         return again
 
     @staticmethod
-    def _monitored_again(
-        residency: ExternalResidency, prompt: Prompt, chain: KeyChain
-    ) -> MonitoredRequest | None:
+    def _monitored_again(residency: ExternalResidency, prompt: Prompt, chain: KeyChain) -> MonitoredRequest | None:
         before = residency.monitored
         if not isinstance(before, MonitoredRequest):
             return None
@@ -979,9 +946,7 @@ class EnginePort(Custody[ExternalPool]):
         changed = sums.answer(number, shard, np.array(differing, dtype=np.int64), now_us)
         if not len(changed):
             return []
-        _log.error(
-            "blocks changed since they were published", blocks=changed.tolist()[:16], count=len(changed)
-        )
+        _log.error("blocks changed since they were published", blocks=changed.tolist()[:16], count=len(changed))
         return self._books.withdraw(changed, now_us)
 
     def fence(self, at_us: int | None = None) -> int:
@@ -1192,16 +1157,12 @@ class EnginePort(Custody[ExternalPool]):
             counters.without_kinds += 1
         hits = len(attached)
         born_us = int(_newest(self.pool.born_us.take(attached))) if hits else residency.began_us
-        self.measures.began(
-            hits - earlier, residency.began_us - born_us, residency.began_us - residency.asked_us
-        )
+        self.measures.began(hits - earlier, residency.began_us - born_us, residency.began_us - residency.asked_us)
         if len(residency.attached) and isinstance(plan, Plan) and (plan.grants or plan.segments):
             new = ~np.isin(residency.attached_generations, residency.earlier)
             counters.granted_hit_blocks += self._count_crossed(plan, residency, self.pool.tag[attached[new]])
 
-    def _count_crossed(
-        self, plan: Plan[ExternalPool], residency: ExternalResidency, tags: NDArray[np.int32]
-    ) -> int:
+    def _count_crossed(self, plan: Plan[ExternalPool], residency: ExternalResidency, tags: NDArray[np.int32]) -> int:
         """Blocks with these tags were reused; how many of them are of another domain than the request's own."""
         found, counts = np.unique(tags[tags != residency.domain.tag], return_counts=True)
         for tag, blocks in zip(found.tolist(), counts.tolist(), strict=True):

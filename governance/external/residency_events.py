@@ -55,9 +55,7 @@ def opened(residency: ExternalResidency, pool: ExternalPool, revision: int) -> R
     )
 
 
-def assigned(
-    residency: ExternalResidency, pool: ExternalPool, among: NDArray[np.int64] | None = None
-) -> list[Event]:
+def assigned(residency: ExternalResidency, pool: ExternalPool, among: NDArray[np.int64] | None = None) -> list[Event]:
     """What it was handed for a segment of another tenant, as leaves list it: once, or only what is `among` these."""
     pending, residency.assigned = residency.assigned, []
     made: list[Event] = []

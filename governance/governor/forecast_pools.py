@@ -155,9 +155,7 @@ class ForecastPools(WaitingForecast[PoolRun]):
                 self._manager.commit(run.sequence, tokens, now_us)
                 self._discard()
 
-    def extend(
-        self, requests: Sequence[OwnerData | None], tokens: NDArray[np.int32] | None, now_us: int
-    ) -> None:
+    def extend(self, requests: Sequence[OwnerData | None], tokens: NDArray[np.int32] | None, now_us: int) -> None:
         """Each that is monitored was given one more token. Who would get no room for it is preempted."""
         at, slots = [], []
         for place, request in enumerate(requests):
@@ -173,9 +171,7 @@ class ForecastPools(WaitingForecast[PoolRun]):
                 run.tokens.append(int(tokens[place]))
         if slots:
             given = None if tokens is None else tokens[at]
-            stalled = {
-                id(one) for one in self._manager.extend_many(np.array(slots, dtype=np.int64), given, now_us)
-            }
+            stalled = {id(one) for one in self._manager.extend_many(np.array(slots, dtype=np.int64), given, now_us)}
             for place in at if stalled else ():
                 run = _run_of(requests[place])
                 if run is not None and id(run.sequence) in stalled:

@@ -238,9 +238,7 @@ class Governor(Custody[BlockManager]):
             if isinstance(begun, str):
                 since_us = now_us if asked_us is None else asked_us
                 most = plan.account.cap_blocks if can_preempt else plan.account.request_blocks
-                return self._without_room(
-                    plan, handle, begun, found, prompt.tokens + lookahead_tokens, most, since_us
-                )
+                return self._without_room(plan, handle, begun, found, prompt.tokens + lookahead_tokens, most, since_us)
             earlier = RESUMED if is_resumed else self._asked.earlier_run(handle)
             begun.earlier_blocks, begun.monitored = min(begun.hit_blocks, earlier.blocks), monitored
             begun.priorities = () if is_monitored else self._book.priorities(plan, read.segment, kinds)
@@ -258,13 +256,9 @@ class Governor(Custody[BlockManager]):
         begun.prompt_tokens = 0 if earlier.has_first_token else prompt.tokens
         self._outbox += opening
         if monitored is not None:
-            self._begin_monitored(
-                begun, monitored, prompt.tokens, kinds, now_us, extra=(lookahead_tokens, can_preempt)
-            )
+            self._begin_monitored(begun, monitored, prompt.tokens, kinds, now_us, extra=(lookahead_tokens, can_preempt))
             return self._arrived(plan, begun, receipt, answer, prompt.tokens, now_us)
-        if self.offload is not None and self._restore(
-            manager, begun, prompt, latency, takes_partial=takes_partial
-        ):
+        if self.offload is not None and self._restore(manager, begun, prompt, latency, takes_partial=takes_partial):
             answer = _admission(begun, self.block_tokens)
         self._measure(
             begun, plan, found, prompt, counters, now_us, says_kinds=bool(kinds), is_new=earlier is NO_EARLIER
@@ -389,9 +383,7 @@ class Governor(Custody[BlockManager]):
             self.release(begun.id, "failed")
             raise
 
-    def _holds_still(
-        self, plan: Plan[BlockManager], found: PrefixMatch, now_us: int, *, is_monitored: bool
-    ) -> bool:
+    def _holds_still(self, plan: Plan[BlockManager], found: PrefixMatch, now_us: int, *, is_monitored: bool) -> bool:
         """Whether what was decided and found before a wait may be attached after it."""
         leaf = found.leaf
         if leaf is None:
@@ -464,18 +456,14 @@ class Governor(Custody[BlockManager]):
         """It waits for room, where it could ever have it."""
         needed = -(-tokens // self.block_tokens)
         if found.via is not plan.own.domain:
-            needed -= (
-                found.hit_blocks
-            )  # they are charged to whose they are, and so is what it writes for others
+            needed -= found.hit_blocks  # they are charged to whose they are, and so is what it writes for others
         account = plan.account
         needed -= sum(span.last - span.first for span in found.spans if span.domain.owner is not account)
         if needed > most:
             return self.too_large(handle[1], plan.tenant, needed, most)
         return self._deferred(self._counters(plan.tenant), handle, reason, since_us)
 
-    def _deferred(
-        self, counters: TenantCounters, handle: tuple[str, Hashable], reason: str, since_us: int
-    ) -> Deferred:
+    def _deferred(self, counters: TenantCounters, handle: tuple[str, Hashable], reason: str, since_us: int) -> Deferred:
         """A request that waits is counted once for each reason, however often it is offered."""
         if self._asked.note(handle, since_us, reason):
             counters.count(counters.deferred, reason)
@@ -553,9 +541,7 @@ class Governor(Custody[BlockManager]):
             stalled += self.extend_slots(slots, ids[places] if ids is not None else None, pool)
         return tuple(stalled)
 
-    def extend_slots(
-        self, slots: NDArray[np.int64], tokens: NDArray[np.int32] | None, pool: int = 0
-    ) -> list[Hashable]:
+    def extend_slots(self, slots: NDArray[np.int64], tokens: NDArray[np.int32] | None, pool: int = 0) -> list[Hashable]:
         """`extend_many` by decode slot of one pool: the form for engines that keep their batch as arrays."""
         if tokens is not None:
             tokens = read_token_array(tokens, len(slots))
@@ -631,18 +617,12 @@ class Governor(Custody[BlockManager]):
         if key in self._live:
             raise HandleError(f"request id `{child_id}` is in use", request_id=child_id)
         ledger = self._ledger
-        if (
-            not ledger.admitting
-            or plan.tenant in self._shares.over
-            or (plan.waits_for_ledger and not ledger.recording)
-        ):
+        if not ledger.admitting or plan.tenant in self._shares.over or (plan.waits_for_ledger and not ledger.recording):
             counters = self._counters(plan.tenant)
             counters.count(counters.deferred, "ledger")
             return Deferred(child_id, "ledger")
         if not self.may_fork(request_id):
-            return AdmissionRefused(
-                child_id, "fork: not all that its parent reads may be read anew; admit it"
-            )
+            return AdmissionRefused(child_id, "fork: not all that its parent reads may be read anew; admit it")
         own = plan.own.domain if parent.monitored is None else parent.domain
         now_us = self._clock.now_us()
         child = manager.fork(

@@ -73,9 +73,7 @@ class Offloading:
         if manager.options.windows:
             raise ConfigError("tiers: a pool with sliding-window groups is not copied; set no `tiers` for it")
         if not (hasattr(memory, "read") and hasattr(memory, "write")):
-            raise ConfigError(
-                f"tiers: blocks of `{type(memory).__name__}` cannot be read; set no `tiers` for it"
-            )
+            raise ConfigError(f"tiers: blocks of `{type(memory).__name__}` cannot be read; set no `tiers` for it")
         for tier in self.tiers:
             tier.staging.pin(memory.pin)
         manager.tree.demote = partial(self._demote, manager)
@@ -149,9 +147,7 @@ class Offloading:
         if len(before) != KEY_BYTES * start:
             return 0
         most = start + wanted
-        keys = (
-            before + span.keys[: KEY_BYTES * (wanted + self._object_blocks)]
-        )  # the last may have more of the prompt
+        keys = before + span.keys[: KEY_BYTES * (wanted + self._object_blocks)]  # the last may have more of the prompt
         come, tried = 0, set[TierWay]()
         while come < wanted:
             way, found = self.transfers.best(label, keys, start + come, most, tried)
@@ -161,9 +157,7 @@ class Offloading:
             tried = {way} if came else tried | {way}  # it has told all that goes on from there
             now_us = self._clock.now_us()  # the load took time
             for one in came:
-                manager.publish_restored(
-                    sequence, span.first + one.blocks, one.born_us, one.ceiling_us, now_us
-                )
+                manager.publish_restored(sequence, span.first + one.blocks, one.born_us, one.ceiling_us, now_us)
                 leaf = sequence.leaf
                 if way is self.transfers.ways[0] and leaf is not None and leaf.start >= start + come:
                     leaf.offered = Offered(leaf.start, 0, way.tier.ended)
@@ -233,9 +227,7 @@ class Offloading:
                 self._demote(manager, leaf, 0)
             leaf = leaf.parent
 
-    def restore_tail(
-        self, manager: BlockManager, sequence: RunningSequence, prompt: Prompt, latency: str = ""
-    ) -> int:
+    def restore_tail(self, manager: BlockManager, sequence: RunningSequence, prompt: Prompt, latency: str = "") -> int:
         """Bring back the block that a preempted request had begun, for all but its last token; how many tokens."""
         size = self._block_tokens
         whole, tokens = divmod(prompt.tokens - 1, size)
@@ -250,9 +242,7 @@ class Offloading:
         if len(keys) != KEY_BYTES * (span.start + 1):
             return 0
         way, found = self.transfers.best(label, keys, span.start, span.start + 1)
-        came = (
-            [] if way is None else self._load(way, manager, sequence, label, keys, span.start, found, latency)
-        )
+        came = [] if way is None else self._load(way, manager, sequence, label, keys, span.start, found, latency)
         if not came:
             return 0
         sequence.ceiling_us = min(sequence.ceiling_us, came[0].ceiling_us)

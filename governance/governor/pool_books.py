@@ -212,10 +212,7 @@ class PoolsCensus:
         managers, running = self._books.pools, self._books.running
         pools = [manager.pool for manager in managers]
         stuck = sum(
-            len(custody.blocks)
-            for pool in pools
-            for partition in pool.partitions
-            for custody in partition.stuck
+            len(custody.blocks) for pool in pools for partition in pool.partitions for custody in partition.stuck
         )
 
         def in_state(*states: BlockState) -> int:
@@ -265,9 +262,7 @@ class PoolsCensus:
 class PoolErasure:
     """`ErasureEffect` in our own pools: what it covers is ended when it is made."""
 
-    def __init__(
-        self, books: PoolBooks, selector: Selector, before_us: int, now_us: int, *, finish: bool
-    ) -> None:
+    def __init__(self, books: PoolBooks, selector: Selector, before_us: int, now_us: int, *, finish: bool) -> None:
         self._books = books
         self.aborted = self.lapsed = self.ended_blocks = 0
         self.finishing: list[Hashable] = []

@@ -252,8 +252,6 @@ class Pools:
     def retire_fence(self, number: int) -> None:
         """Retire it in every pool; idempotent."""
         if not 0 < number <= self._next_fence:
-            raise HandleError(
-                f"fence `{number}` was never opened; the last one is `{self._next_fence}`", fence=number
-            )
+            raise HandleError(f"fence `{number}` was never opened; the last one is `{self._next_fence}`", fence=number)
         for pool, fence in self._fences.pop(number, {}).items():
             self.managers[pool].pool.fences.retire(fence)

@@ -74,9 +74,7 @@ def sequence_assigned(sequence: RunningSequence, manager: BlockManager, now_us: 
         if domain.owner is not account
     ]
     return [
-        blocks_assigned(
-            now_us, sequence.residency, domain, FlatRuns(blocks, generation[blocks], manager.number)
-        )
+        blocks_assigned(now_us, sequence.residency, domain, FlatRuns(blocks, generation[blocks], manager.number))
         for domain, blocks in shared
     ]
 

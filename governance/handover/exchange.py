@@ -145,9 +145,7 @@ class HandoverServer:
         self._slots = threading.BoundedSemaphore(_AT_ONCE_MAX)
         self._answering = ThreadPoolExecutor(_AT_ONCE_MAX, thread_name_prefix="kvcustody-handover")
         self._refused = _RefusedFetches()
-        self._used: OrderedDict[bytes, None] = (
-            OrderedDict()
-        )  # tickets of which it is on record that they came again
+        self._used: OrderedDict[bytes, None] = OrderedDict()  # tickets of which it is on record that they came again
         self._socket = socket.create_server(address)
         self._socket.settimeout(0.2)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
@@ -287,8 +285,7 @@ def fetch_objects(
             if len(sizes) > COPIES_MAX or min(sizes, default=1) < 1 or sum(sizes) > bytes_max:
                 return Fetched(reason="too-large")
             objects = [
-                SealedObject(name, _receive_exactly(connection, size, deadline))
-                for name, size, _ in head.copies
+                SealedObject(name, _receive_exactly(connection, size, deadline)) for name, size, _ in head.copies
             ]
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         return Fetched(reason=f"unreachable: {str(error)[:80] or type(error).__name__}")

@@ -43,11 +43,7 @@ class KeyOwner(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.kind} `{self.issuer}` `{self.name}`"
-            if self.kind == "tenant"
-            else f"{self.kind} `{self.name}`"
-        )
+        return f"{self.kind} `{self.issuer}` `{self.name}`" if self.kind == "tenant" else f"{self.kind} `{self.name}`"
 
 
 PUBLIC_OWNER = KeyOwner("public", "", "public")

@@ -88,9 +88,7 @@ class ModelIdentity:
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise IdentityError(f"model identity: `{name}` must be a positive integer", field=name)
         if type(self.weights_epoch) is not int or self.weights_epoch < 0:
-            raise IdentityError(
-                "model identity: `weights_epoch` must be an integer from 0", field="weights_epoch"
-            )
+            raise IdentityError("model identity: `weights_epoch` must be an integer from 0", field="weights_epoch")
         if (self.adapter_digest is None) != (self.adapter_epoch is None) or self.adapter_digest == "":
             raise IdentityError(
                 "model identity: an adapter needs both a digest and a load epoch", field="adapter_digest"

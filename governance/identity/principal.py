@@ -126,9 +126,7 @@ def check_tenant_name(name: object) -> str:
     return name
 
 
-def _claim(
-    name: str, verified: Mapping[str, object], asserted: Mapping[str, object]
-) -> tuple[str | None, bool]:
+def _claim(name: str, verified: Mapping[str, object], asserted: Mapping[str, object]) -> tuple[str | None, bool]:
     """The claim's value and whether it was only asserted; verified wins and may not be contradicted."""
     of_token, of_tenant = verified.get(name), asserted.get(name)
     stated = None if of_tenant is None else check_identifier(name, of_tenant)
@@ -147,9 +145,7 @@ def _check_unicode(field: str, value: str) -> None:
         plain = character.isascii() and _PLAIN.fullmatch(character) is not None
         category = unicodedata.category(character)
         if not plain and (category not in _LETTER_CATEGORIES or character in _INVISIBLE):
-            raise _refused(
-                field, f"has the character U+{ord(character):04X}, which identifiers may not contain"
-            )
+            raise _refused(field, f"has the character U+{ord(character):04X}, which identifiers may not contain")
     if unicodedata.category(value[0]).startswith("M"):
         raise _refused(field, "begins with a combining mark")
     if not unicodedata.is_normalized("NFC", value):

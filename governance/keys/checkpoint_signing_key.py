@@ -51,9 +51,7 @@ def recorded_keys(engine: Engine) -> tuple[KeyPeriod, ...]:
         bodies = [orjson.loads(bytes(leaf)) for leaf in connection.scalars(query)]
     if not bodies:
         return ()
-    return key_periods(
-        parse_vkey(bodies[0]["vkey"]), [base64.b64decode(body["record"]) for body in bodies[1:]]
-    )
+    return key_periods(parse_vkey(bodies[0]["vkey"]), [base64.b64decode(body["record"]) for body in bodies[1:]])
 
 
 def open_signing_key(
@@ -73,11 +71,7 @@ def open_signing_key(
     if periods:
         return _recorded(path, periods)
     finish_handover(path, periods)
-    key = (
-        read_signing_key(path)
-        if path.exists()
-        else create_signing_key(path, own_origin(engine, origin), kind)
-    )
+    key = read_signing_key(path) if path.exists() else create_signing_key(path, own_origin(engine, origin), kind)
     ledger.submit_durable(SigningKeyRecorded(clock.now_us(), "made", str(key.verifier), "", "governor"))
     return key
 
@@ -164,9 +158,7 @@ def confirm_break(
         seconds = clock.utc_us() // MICROSECONDS
         what = LogBreak(key.name, signer.last_head(), found, base, replayed, seconds)
         record = base64.b64encode(break_record(key, what)).decode()
-        ledger.submit_durable(
-            LogBroken(clock.now_us(), what.lost.size, what.base.size, record, actor, reason)
-        )
+        ledger.submit_durable(LogBroken(clock.now_us(), what.lost.size, what.base.size, record, actor, reason))
         signer.begin_again(None if stored is None else stored.note)
     return what
 
@@ -199,9 +191,7 @@ def _rotate(
     head = signer.last_head()
     record = rotation_record(old, new, head, clock.utc_us() // 1_000_000)
     ledger.submit_durable(
-        SigningKeyRecorded(
-            clock.now_us(), "rotated", str(new.verifier), base64.b64encode(record).decode(), actor
-        )
+        SigningKeyRecorded(clock.now_us(), "rotated", str(new.verifier), base64.b64encode(record).decode(), actor)
     )
     take_over(path, old)
     return new

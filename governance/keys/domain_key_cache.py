@@ -28,9 +28,7 @@ Derive = Callable[[KeyOwner, int, bytes, KeyBuffer], None]
 class DomainKeys:
     """A bounded cache of primed states over a deriving function: (owner, epoch, info, buffer to fill)."""
 
-    def __init__(
-        self, derive: Derive, *, states_max: int = 16_384, states_per_owner_max: int = 1_024
-    ) -> None:
+    def __init__(self, derive: Derive, *, states_max: int = 16_384, states_per_owner_max: int = 1_024) -> None:
         self._derive = derive
         self._states_max = states_max
         self._states_per_owner_max = states_per_owner_max

@@ -95,12 +95,8 @@ class Keyring:
         self._document = store.load()
         self._made_us = {key: stored.created_utc_us for key, stored in self._document.epochs.items()}
         self._left_owed = [key for key, one in self._document.ending.items() if not one.until_us]
-        self.changes = (
-            0  # rises whenever an epoch begins or ends here: what holds states compares it and rebuilds
-        )
-        self.domains = DomainKeys(
-            self.derive, states_max=states_max, states_per_owner_max=states_per_owner_max
-        )
+        self.changes = 0  # rises whenever an epoch begins or ends here: what holds states compares it and rebuilds
+        self.domains = DomainKeys(self.derive, states_max=states_max, states_per_owner_max=states_per_owner_max)
 
     def current(self, owner: KeyOwner) -> int | None:
         """The epoch that keys the owner's new content; `None` if the owner has none (see `ensure`)."""
@@ -109,9 +105,7 @@ class Keyring:
 
     def epochs(self, owner: KeyOwner) -> tuple[int, ...]:
         """The owner's readable epochs, ascending."""
-        return tuple(
-            sorted(key[1] for key in self._document.epochs if key[0] == owner and self._readable(key))
-        )
+        return tuple(sorted(key[1] for key in self._document.epochs if key[0] == owner and self._readable(key)))
 
     def owners(self) -> tuple[KeyOwner, ...]:
         """Every owner with a readable epoch."""
@@ -213,9 +207,7 @@ class Keyring:
         """
         facts = []
         document, began = self._document, time.monotonic()
-        for (owner, epoch), ending in sorted(
-            document.ending.items(), key=lambda one: one[0] in self._not_ended
-        ):
+        for (owner, epoch), ending in sorted(document.ending.items(), key=lambda one: one[0] in self._not_ended):
             if (owner, epoch) in document.epochs:
                 continue
             is_backed_up = ending.under == BACKED_UP
@@ -372,9 +364,7 @@ class Keyring:
         epoch = document.latest.get(owner, 0) + 1
         at = max(self._clock.utc_us(), not_before_us)
         with KeyBuffer.random(KEY_BYTES) as secret:
-            document.epochs[owner, epoch] = WrappedEpoch(
-                self._port.wrap(secret, owner=owner, epoch=epoch), at
-            )
+            document.epochs[owner, epoch] = WrappedEpoch(self._port.wrap(secret, owner=owner, epoch=epoch), at)
         document.latest[owner] = epoch
         return KeyFact(kind, owner, epoch, at)
 

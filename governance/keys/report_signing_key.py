@@ -67,9 +67,7 @@ def open_report_key(
 def read_report_key(path: Path, periods: Sequence[KeyPeriod]) -> SigningKey:
     """The key that the ledger names; raises `ConfigError` where the file is missing or holds another."""
     if not periods:
-        raise ConfigError(
-            "no key signs reports of this ledger; `kvcustody report enrol-key` makes one, on record"
-        )
+        raise ConfigError("no key signs reports of this ledger; `kvcustody report enrol-key` makes one, on record")
     finish_handover(path, periods)
     if not path.exists():
         raise ConfigError(f"`{path}` does not exist; give the file of key `{periods[-1].key}`", path=path)
@@ -99,9 +97,7 @@ def rotate_report_key(
         head = proofs.checkpoint(proofs.signed().size).head
     record = rotation_record(old, new, head, clock.utc_us() // MICROSECONDS)
     ledger.submit_durable(
-        ReportKeyRecorded(
-            clock.now_us(), "rotated", str(new.verifier), base64.b64encode(record).decode(), actor
-        )
+        ReportKeyRecorded(clock.now_us(), "rotated", str(new.verifier), base64.b64encode(record).decode(), actor)
     )
     take_over(path, old)
     return new

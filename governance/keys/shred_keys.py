@@ -115,18 +115,14 @@ class ShredKeys:
     def open(cls, path: Path, port: WrappingPort, clock: Clock) -> Self:
         """Open the file, made where it is absent. Raises `KeyringError` for one that is not ours alone."""
         try:
-            descriptor = os.open(
-                path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600
-            )
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
             try:
                 _prepare(path, descriptor)
             except BaseException:
                 os.close(descriptor)
                 raise
         except OSError as error:
-            raise KeyringError(
-                f"shred keys `{path}`: cannot be opened ({error.strerror})", path=path
-            ) from None
+            raise KeyringError(f"shred keys `{path}`: cannot be opened ({error.strerror})", path=path) from None
         return cls(path, descriptor, port, clock)
 
     # -- whose ----------------------------------------------------------------------------------------------------

@@ -27,9 +27,7 @@ from kvcustody.files import discard_drafts, write_file
 from kvcustody.governance.identity.domain_spec import KeyOwner
 
 SCHEMA = "kvcustody/keyring@1"
-BACKED_UP = (
-    "backups"  # in place of a root: no service wraps epochs, and known backups of the store have this one
-)
+BACKED_UP = "backups"  # in place of a root: no service wraps epochs, and known backups of the store have this one
 
 
 class WrappedEpoch(NamedTuple):
@@ -104,9 +102,7 @@ class FileKeyStore:
         try:
             return _parse(orjson.loads(content))
         except (KeyError, TypeError, ValueError, binascii.Error) as error:
-            raise self._refused(
-                f"is not a {SCHEMA} document ({type(error).__name__}); restore a backup"
-            ) from None
+            raise self._refused(f"is not a {SCHEMA} document ({type(error).__name__}); restore a backup") from None
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:

@@ -110,9 +110,7 @@ class MonitoredRequest(OwnerData):
 
     def forked(self) -> MonitoredRequest:
         """A second request on the same blocks: it stands as this one does."""
-        child = MonitoredRequest(
-            self.chain, None, self.model, self.salt, reader=self.reader, refusal=self.refusal
-        )
+        child = MonitoredRequest(self.chain, None, self.model, self.salt, reader=self.reader, refusal=self.refusal)
         child.read, child.reasons = self.read, self.reasons
         return child
 
@@ -121,9 +119,7 @@ class MonitoredRequest(OwnerData):
         read = self.read
         if read is None or read.own.state is None:
             return [False for _ in domains]
-        opened = [
-            label_of(chain.domain).spec for chain in (read.own, *read.grants) if chain.state is not None
-        ]
+        opened = [label_of(chain.domain).spec for chain in (read.own, *read.grants) if chain.state is not None]
         segment = self.segment_blocks if read.segment is not None else 0
         return [
             at < segment or ((spec := label_of(domain).spec) is not None and spec in opened)

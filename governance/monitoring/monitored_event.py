@@ -58,6 +58,5 @@ def changed_tenants(tenants: Iterable[str], before: Enforcement, after: Enforcem
     return {
         tenant
         for tenant in tenants
-        if (stands := after.whole_tenant(tenant)) != before.whole_tenant(tenant)
-        or (stands is None and not same_share)
+        if (stands := after.whole_tenant(tenant)) != before.whole_tenant(tenant) or (stands is None and not same_share)
     }

@@ -84,6 +84,4 @@ def followed(order: EnforcementOrder) -> Enforcement:
         return Enforcement(order.mode, stage, order.seed, order.until_us, *said)
     except ConfigError as problem:
         _log.error("an order on enforcement cannot be read", order=order.order, reason=problem.message)
-        return Enforcement(
-            ENFORCE, Stage(), "", 0, *said, unread=f"the order cannot be read: {problem.message}"
-        )
+        return Enforcement(ENFORCE, Stage(), "", 0, *said, unread=f"the order cannot be read: {problem.message}")

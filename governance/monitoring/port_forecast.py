@@ -51,9 +51,7 @@ class PortForecast(WaitingForecast[MonitoredRequest]):
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def judge(
-        self, request: MonitoredRequest, read: ReadPlan | None, reasons: tuple[str, ...], now_us: int
-    ) -> None:
+    def judge(self, request: MonitoredRequest, read: ReadPlan | None, reasons: tuple[str, ...], now_us: int) -> None:
         """Find what the policy would have let it read, of what would be cached if it were enforced."""
         self.start_waiting(now_us)
         request.read, request.reasons, request.forecast_blocks = read, reasons, 0
@@ -150,9 +148,7 @@ class PortForecast(WaitingForecast[MonitoredRequest]):
         if mine + need > quota.cap:
             return False
         over = sum(
-            max(0, blocks - quota_of(other).guaranteed)
-            for other, blocks in self._reserved.items()
-            if other != tenant
+            max(0, blocks - quota_of(other).guaranteed) for other, blocks in self._reserved.items() if other != tenant
         )
         return over + max(0, mine + need - quota.guaranteed) <= common
 
@@ -174,14 +170,10 @@ class PortForecast(WaitingForecast[MonitoredRequest]):
         if numbers:
             expected = request.expected
             expected = expected if isinstance(expected, int) else expected[: len(numbers)]
-            request.forecast_blocks = self.cache.attachable(
-                np.array(numbers, dtype=np.int64), expected, now_us
-            )
+            request.forecast_blocks = self.cache.attachable(np.array(numbers, dtype=np.int64), expected, now_us)
 
     def _attach(self, request: MonitoredRequest) -> None:
-        request.entries = self.cache.attach(
-            [self.cache.find(key) for key in request.keys[: request.forecast_blocks]]
-        )
+        request.entries = self.cache.attach([self.cache.find(key) for key in request.keys[: request.forecast_blocks]])
         request.published = len(request.entries)
         request.private = 0
         self._charge(request)

@@ -164,8 +164,7 @@ class AttemptsReporter:
 def events_of(place: str, taken: Iterable[Attempted], now_us: int, *, of_worker: str = "") -> list[Event]:
     """The events of a window that ends now."""
     return [
-        AttemptsRefused(now_us, place, one.reason, one.source, one.attempts, one.from_us, of_worker)
-        for one in taken
+        AttemptsRefused(now_us, place, one.reason, one.source, one.attempts, one.from_us, of_worker) for one in taken
     ]
 
 

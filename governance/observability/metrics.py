@@ -417,9 +417,7 @@ def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> di
             cached = pool.by_state.get("cached", 0)
             ages += mean_us * cached / 1_000_000
             aged += cached
-            found["cached_age_seconds_max"] = max(
-                found.get("cached_age_seconds_max", 0), oldest_us / 1_000_000
-            )
+            found["cached_age_seconds_max"] = max(found.get("cached_age_seconds_max", 0), oldest_us / 1_000_000)
         found["overdue_seconds"] = max(found.get("overdue_seconds", 0), pool.overdue_us / 1_000_000)
     if slots:
         found["fragmentation"] = found["waste_tokens"] / slots

@@ -68,9 +68,7 @@ class ServingMeasures:
         self.cost = PrefillCost()
         self.avoided_seconds = 0.0
         self.look_up_ns = 0
-        self.absent_stores = (
-            0  # classifications whose copies would go to a remote store alone, where there is none
-        )
+        self.absent_stores = 0  # classifications whose copies would go to a remote store alone, where there is none
         self.stalled = 0  # times that a running request got no room for its next token
 
     def began(self, hit_blocks: int, age_us: int, wait_us: int) -> None:
@@ -144,9 +142,7 @@ class ServingMeasures:
         if self.cost.is_known:
             found["prefill_avoided_seconds"] = self.avoided_seconds
             self.cost.solve()
-            for term, seconds in zip(
-                ("start", "token", "pair"), self.cost.coefficients.tolist(), strict=True
-            ):
+            for term, seconds in zip(("start", "token", "pair"), self.cost.coefficients.tolist(), strict=True):
                 found[f"prefill_cost.{term}"] = seconds
         if self.cost.error is not None:
             found["prefill_cost_error"] = self.cost.error

@@ -13,9 +13,7 @@ from kvcustody.allocator.pool.block_state import BlockState
 from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.governance.observability.thrash import advised_blocks
 
-TREE_LOOK_NODES = (
-    4096  # that a snapshot walks, so that it costs no engine step more than a millisecond or two
-)
+TREE_LOOK_NODES = 4096  # that a snapshot walks, so that it costs no engine step more than a millisecond or two
 
 
 class TreeLook(NamedTuple):
@@ -44,9 +42,7 @@ class PoolStats(NamedTuple):
     active_tokens: int | None = None  # of running requests; None where the engine alone knows
     active_slots: int | None = None  # tokens that their blocks have room for
     clean_waits: int = 0  # hand-outs that found too few clean blocks
-    advised_blocks: int = (
-        0  # a pool that would have kept what was evicted and computed again; 0: this one did
-    )
+    advised_blocks: int = 0  # a pool that would have kept what was evicted and computed again; 0: this one did
     tree: TreeLook | None = None  # of our own pools
     cached_age_us: tuple[int, int] | None = None  # of cached blocks: the mean, and the oldest
     checked_blocks: int = 0  # compared with their checksums before they were reused
@@ -69,9 +65,7 @@ class Stats(NamedTuple):
     tiers: Mapping[str, float] = MappingProxyType({})  # `Offloading.figures`
     thrashing: Mapping[str, bool] = MappingProxyType({})  # by tenant, where it was judged
     room: Mapping[str, int] = MappingProxyType({})  # the most blocks that each tenant may have
-    tenant_tokens: Mapping[str, int] = MappingProxyType(
-        {}
-    )  # of running requests, by tenant, where they are known
+    tenant_tokens: Mapping[str, int] = MappingProxyType({})  # of running requests, by tenant, where they are known
     leases: Mapping[str, float] = MappingProxyType({})  # seconds left of each that this process needs
     events: Mapping[str, float] = MappingProxyType({})  # `BlockEventFeed.figures`
 

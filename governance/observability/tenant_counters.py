@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 _TABLES = ("deferred", "refused", "denials", "would_deny")
-SESSIONS_MAX = (
-    4096  # of one tenant that are remembered: one that comes back after as many others is a new one
-)
+SESSIONS_MAX = 4096  # of one tenant that are remembered: one that comes back after as many others is a new one
 
 
 class TenantCounters:
@@ -47,9 +45,7 @@ class TenantCounters:
         self.hit_blocks = 0
         self.recomputed_blocks = 0  # computed again after they had been evicted
         self.verified_blocks = 0  # attached, and checked against their checksum as they were
-        self.stale_blocks = (
-            0  # found under their keys, and not attached: past their time, or no longer in reach
-        )
+        self.stale_blocks = 0  # found under their keys, and not attached: past their time, or no longer in reach
         self.granted_hit_blocks = 0
         self.monitored_requests = (
             0  # of them, those that the policy was not enforced for: no other figure has their hits
@@ -57,9 +53,7 @@ class TenantCounters:
         self.monitored_blocks = 0  # that these attached
         self.would_refuse_blocks = 0  # of those, what the policy would not have let them read
         self.forecast_blocks = 0  # that they would have attached, had it been enforced
-        self.without_kinds = (
-            0  # requests that said no kind of content, while the policy orders eviction by kind
-        )
+        self.without_kinds = 0  # requests that said no kind of content, while the policy orders eviction by kind
         self.first_requests = 0
         self.first_request_hits = 0
         self.sessions: dict[int, None] = {}  # digests of them, the one that asked last at the end

@@ -47,9 +47,7 @@ class WriterJoin:
         if not self._writer.flush():
             raise LedgerUnavailable("the ledger is behind: a scan against it would find what is on its way")
         with self._writer.engine.connect() as connection:
-            found = disagreements(
-                connection, self._writer.incarnation, held.residencies, held.live, held.unlisted
-            )
+            found = disagreements(connection, self._writer.incarnation, held.residencies, held.live, held.unlisted)
             copies = [finding for tier in held.tiers for finding in self._copies(connection, tier, now_us)]
         return [
             *copies,
@@ -146,9 +144,7 @@ def recover(scan: Callable[[LedgerJoin | None], Scanned], writer: object) -> Sca
 class _EndCopy:
     """The end of a copy that the ledger does not know; that it was there goes on record first."""
 
-    def __init__(
-        self, writer: EventWriter, tier: TierCopies, copy: HeldCopy, known: bool, now_us: int
-    ) -> None:
+    def __init__(self, writer: EventWriter, tier: TierCopies, copy: HeldCopy, known: bool, now_us: int) -> None:
         self.writer = writer
         self.tier = tier
         self.copy = copy
@@ -175,9 +171,7 @@ class _End:
         order = lost.generations.argsort()
         runs = FlatRuns(lost.blocks[order], lost.generations[order], lost.pool)
         times = (now_us, now_us, now_us)
-        return [
-            CustodyEnded(now_us, lost.tenant, lost.classification, runs, ENDED_BY_SCAN, *times, _WITHIN_US)
-        ]
+        return [CustodyEnded(now_us, lost.tenant, lost.classification, runs, ENDED_BY_SCAN, *times, _WITHIN_US)]
 
 
 class _Close:

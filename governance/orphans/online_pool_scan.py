@@ -149,9 +149,7 @@ class OnlineScan(Slices):
             self.holds += 1
             for _ in self._count_hold(hold):
                 yield
-                if (
-                    not hold.is_held
-                ):  # it lapsed just now, and with it the place in the list: this count is lost
+                if not hold.is_held:  # it lapsed just now, and with it the place in the list: this count is lost
                     self._holds_counted = False
                     return
             hold = hold.newer

@@ -80,9 +80,7 @@ def read_nodes(roots: Iterable[Node]) -> NodeReading:
                 parent = number
             elif later:
                 node, parent = later.pop(), above.pop()
-    return NodeReading(
-        nodes, blocks, windows, *map(_array, (ids, parents, refs, holds, start, length, tags, keyed))
-    )
+    return NodeReading(nodes, blocks, windows, *map(_array, (ids, parents, refs, holds, start, length, tags, keyed)))
 
 
 def _array(numbers: list[int]) -> Int64s:
@@ -102,9 +100,7 @@ class TreeCensus:
         self._order = np.argsort(self.tree.ids)
         self._sorted = self.tree.ids[self._order]
         self.sequences = [sequence for sequence in manager.decode.sequences if sequence is not None]
-        self.broken: dict[
-            RunningSequence, list[Node]
-        ] = {}  # sequences with path nodes that are not in the tree
+        self.broken: dict[RunningSequence, list[Node]] = {}  # sequences with path nodes that are not in the tree
         self.counted = self._count_references()
         self.blockless: list[PathResidency] = []  # holds whose last block has ended
         self.held = self._count_holds()
@@ -121,9 +117,7 @@ class TreeCensus:
         """How often each node is among the objects: both sides sorted, which costs less than finding each place."""
         among = np.sort(np.fromiter(map(id, objects), np.int64, count))
         often = np.empty(len(self.nodes), dtype=np.int64)
-        often[self._order] = np.searchsorted(among, self._sorted, "right") - np.searchsorted(
-            among, self._sorted
-        )
+        often[self._order] = np.searchsorted(among, self._sorted, "right") - np.searchsorted(among, self._sorted)
         return often
 
     def _count_references(self) -> Int64s:
@@ -144,9 +138,7 @@ class TreeCensus:
         """How many residencies explain each node's holds: (node, account) pairs climb to the roots together."""
         accounts = list(self.manager.accounts.values())
         every = [residency for account in accounts for residency in self.manager.hold_table.of(account)]
-        owners = np.repeat(
-            np.arange(len(accounts)), [len(self.manager.hold_table.of(account)) for account in accounts]
-        )
+        owners = np.repeat(np.arange(len(accounts)), [len(self.manager.hold_table.of(account)) for account in accounts])
         leaves = self.places(map(attrgetter("leaf"), every), len(every))
         self.blockless = [every[at] for at in np.flatnonzero(leaves < 0).tolist()]
         known = leaves >= 0

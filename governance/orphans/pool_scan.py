@@ -94,9 +94,7 @@ class PoolScan:
 
         residency, tenant = sequence.residency, sequence.account.name
         since_us = residency.opened_us
-        return self._found(
-            orphan, tenant, cause, sequence.blocks, end, since_us=since_us, residency=residency.id
-        )
+        return self._found(orphan, tenant, cause, sequence.blocks, end, since_us=since_us, residency=residency.id)
 
     # -- references ---------------------------------------------------------------------------------------------------
 
@@ -125,9 +123,7 @@ class PoolScan:
             made.append(self._node("reference without sequence", node, cause, repair))
         return made
 
-    def _node(
-        self, orphan: str, node: Node, cause: str, repair: Callable[[], tuple[str, str]]
-    ) -> RepairableFinding:
+    def _node(self, orphan: str, node: Node, cause: str, repair: Callable[[], tuple[str, str]]) -> RepairableFinding:
         tenant = node.domain.owner.name
         return self._found(orphan, tenant, cause, node.blocks, repair, since_us=node.used_us)
 
@@ -318,6 +314,4 @@ def _by_account(census: TreeCensus, lost: Blocks) -> list[tuple[Account, Blocks]
 def _nobodys(manager: BlockManager, account: Account) -> Domain:
     """A domain for custody whose own is not known any more: never cached, read back in full."""
     label = DomainLabel(account.name, "unknown", 0, "request", None, None, None)
-    return manager.domain(
-        account, label=label, idle_us=0, absolute_us=0, scrub_within_us=1_000_000, verify_share=1.0
-    )
+    return manager.domain(account, label=label, idle_us=0, absolute_us=0, scrub_within_us=1_000_000, verify_share=1.0)

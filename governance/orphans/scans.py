@@ -110,9 +110,7 @@ class OrphanScans:
     def _held(self, census: Census) -> Held:
         """What the process has, copies in its tiers too; they are counted here, on the owning thread."""
         copies = (
-            TierCopies(tier.name, tier.copies(), tier.destroy)
-            for tier in self._tiers
-            if isinstance(tier, CopyCustody)
+            TierCopies(tier.name, tier.copies(), tier.destroy) for tier in self._tiers if isinstance(tier, CopyCustody)
         )
         return census.held()._replace(tiers=tuple(copies))
 
@@ -153,9 +151,7 @@ class OrphanScans:
         number, now_us = self._number, scanned.ended_us
         count = len(scanned.findings)
         head = scanned.residencies, scanned.blocks, count
-        events: list[Event] = [
-            OrphanScanned(now_us, number, mode, scanned.started_us, scanned.ended_us, *head)
-        ]
+        events: list[Event] = [OrphanScanned(now_us, number, mode, scanned.started_us, scanned.ended_us, *head)]
         generations = self._census().generations
         events += [
             _orphan_found(number, at, finding, generations(finding.pool), now_us)
@@ -165,9 +161,7 @@ class OrphanScans:
         return scanned._replace(number=number)
 
 
-def _orphan_found(
-    number: int, at: int, finding: Finding, generations: NDArray[np.int64], now_us: int
-) -> OrphanFound:
+def _orphan_found(number: int, at: int, finding: Finding, generations: NDArray[np.int64], now_us: int) -> OrphanFound:
     blocks = np.array(finding.blocks, dtype=np.int64)
     return OrphanFound(
         now_us,
@@ -212,9 +206,7 @@ def _differences(tier: CopyStore, now_us: int) -> list[RepairableFinding]:
     return made
 
 
-def _past_ceiling(
-    tier: CopyStore, copies: Iterable[HeldCopy], known_us: int, now_us: int
-) -> list[RepairableFinding]:
+def _past_ceiling(tier: CopyStore, copies: Iterable[HeldCopy], known_us: int, now_us: int) -> list[RepairableFinding]:
     """`known_us`: what had ended by then is known here; later ends may be on their way."""
     made = []
     for copy in copies:

@@ -59,9 +59,7 @@ from kvcustody.policies.document.digest import digest as digest_of
 from kvcustody.policies.document.model import Policy
 
 FRAMEWORK = "gdpr"
-ACTIVITY = (
-    "Caching of attention keys and values of language models, so that prompts need not be computed again"
-)
+ACTIVITY = "Caching of attention keys and values of language models, so that prompts need not be computed again"
 TENSORS = "Tensors computed from prompts and answers of users; no text, but derived from it"
 NO_POLICY = (
     "no policy was in effect in the period: no worker says that it ran one, and none is released; give the policy of "
@@ -121,14 +119,10 @@ def build_record(
         data=stated.data or TENSORS,
         transfers=stated.transfers or OPEN,
         controllers=_controllers(rows, asked.controllers) if asked.role != ROLES[0] else (),
-        categories=tuple(
-            ProcessedCategory(row.tenant, row.classification, row.due, row.covered) for row in rows
-        ),
+        categories=tuple(ProcessedCategory(row.tenant, row.classification, row.due, row.covered) for row in rows),
         policies=tuple(_recorded(one.period, sources[place]) for place, one in enumerate(known)),
         recipients=recipients,
-        time_limits=tuple(
-            limit for digest, document in documents.items() for limit in limits_of(document, digest)
-        ),
+        time_limits=tuple(limit for digest, document in documents.items() for limit in limits_of(document, digest)),
         erasure_within=OPEN if policy is None else length(policy.erasure.within_us),
         measures=() if policy is None else measures_of(policy),
         controls=controls,
@@ -154,9 +148,7 @@ def _known(
 ) -> tuple[list[KnownPolicy], list[str]]:
     """The policies of the record, each with where its document comes from (rules 1 and 2)."""
     known = list(known_policies(ran, release))
-    sources = [
-        UNKNOWN if one.policy is None else OF_LEAVES if one.period.document else OF_RELEASE for one in known
-    ]
+    sources = [UNKNOWN if one.policy is None else OF_LEAVES if one.period.document else OF_RELEASE for one in known]
     if given is not None:
         digest = digest_of(given)
         for place, one in enumerate(known):
@@ -218,9 +210,7 @@ def _evidence(
     if not asked.checkpoint:
         found = coverage(connection, since_us=asked.since_us, until_us=asked.until_us)
         return found.rows, ()
-    parameters = ReportParameters(
-        FRAMEWORK, asked.checkpoint, asked.since_us, asked.until_us, sample=0, recount=False
-    )
+    parameters = ReportParameters(FRAMEWORK, asked.checkpoint, asked.since_us, asked.until_us, sample=0, recount=False)
     report = build_report(connection, parameters, is_proved=False)
     status = {one.control: one for one in report[CONTROLS]}
     controls = tuple(
@@ -231,9 +221,7 @@ def _evidence(
     return report[COVERAGE].coverage, controls
 
 
-def _controllers(
-    rows: Iterable[CoverageRow], named: Sequence[ServedController]
-) -> tuple[ServedController, ...]:
+def _controllers(rows: Iterable[CoverageRow], named: Sequence[ServedController]) -> tuple[ServedController, ...]:
     """Every tenant of the period, and those that were named; the name of one that was not is open."""
     names = {one.tenant: one.name for one in named}
     tenants = sorted({row.tenant for row in rows} | names.keys())

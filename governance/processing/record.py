@@ -196,9 +196,7 @@ def _copies(offload: Offload) -> str:
 def measures_of(policy: Policy) -> tuple[str, ...]:
     """Technical and organisational measures (30(1)(g), 30(2)(d)), in words."""
     crossing = (
-        "no tenant boundary is crossed."
-        if policy.profile.isolating
-        else "grants and segments may cross tenants."
+        "no tenant boundary is crossed." if policy.profile.isolating else "grants and segments may cross tenants."
     )
     return (
         "Reuse is denied unless the policy permits it; across tenants only by a named grant or segment.",

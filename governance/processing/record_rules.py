@@ -88,9 +88,7 @@ class RecordRules(DocumentRules):
         problems = [*record_disagreements(opened.facts)]
         titles = {one.id: one.title for one in load_framework(FRAMEWORK).controls}
         controls = opened.facts["controls"]
-        if any(
-            titles.get(one["control"]) != one["title"] or one["framework"] != FRAMEWORK for one in controls
-        ):
+        if any(titles.get(one["control"]) != one["title"] or one["framework"] != FRAMEWORK for one in controls):
             problems.append("a control is not one of the library")
         return ShownAlone(problems, unchecked=_ALWAYS)
 
@@ -109,9 +107,7 @@ class RecordRules(DocumentRules):
         """The record again, from an export's leaves; raises as `build_record`."""
         return self._again(opened, connection, trust, "the export")
 
-    def _again(
-        self, opened: OpenedDocument, connection: Connection, trust: ReaderTrust, source: str
-    ) -> MadeAgain:
+    def _again(self, opened: OpenedDocument, connection: Connection, trust: ReaderTrust, source: str) -> MadeAgain:
         record: ProcessingRecord = opened.model
         lacking, problems = _lacking(record, self._given), list[str]()
         why = f"of policies whose documents are not in the leaves: {', '.join(sorted(lacking))}"
@@ -141,9 +137,7 @@ def _request(record: ProcessingRecord) -> RecordRequest:
     return RecordRequest(record.role, record.checkpoint, record.since_us, record.until_us, stated, named)
 
 
-def _beside(
-    record: ProcessingRecord, made: ProcessingRecord, lacking: set[str]
-) -> tuple[RecordedPolicy, ...]:
+def _beside(record: ProcessingRecord, made: ProcessingRecord, lacking: set[str]) -> tuple[RecordedPolicy, ...]:
     """The policies that the ledger gives, and in their places those of the record that it lacks."""
     ours = iter([one for one in made.policies if one.digest not in lacking])
     together = [one if one.digest in lacking else next(ours, None) for one in record.policies]

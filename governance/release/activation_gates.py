@@ -84,9 +84,7 @@ Gate = Callable[[ReleaseState, Proposal], Review]
 def review(state: ReleaseState, proposal: Proposal, assess: Assess = assess) -> Review:
     """Prove and compare a revision with what is active; nothing is demanded yet."""
     proof, change = assess(*compared(state, proposal))
-    missing = tuple(
-        opening for opening in change.consents if consent_id(proposal, opening) not in state.consents
-    )
+    missing = tuple(opening for opening in change.consents if consent_id(proposal, opening) not in state.consents)
     return Review(proposal, proof, change, missing)
 
 
@@ -103,9 +101,7 @@ def check(state: ReleaseState, proposal: Proposal, assess: Assess = assess) -> R
     revision, proof = proposal.revision, found.proof
     if not (proof.holds and proof.digest == proposal.manifest.digest == proof.table_digest):
         broken = ", ".join(item.id for item in proof.broken) or "the digest"
-        raise ReleaseError(
-            f"revision `{revision}`: isolation is not proved ({broken}); see `kvcustody policy prove`"
-        )
+        raise ReleaseError(f"revision `{revision}`: isolation is not proved ({broken}); see `kvcustody policy prove`")
     if proposal.is_break_glass:
         if found.change.widens and not proposal.restores:
             raise ReleaseError(

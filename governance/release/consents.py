@@ -25,9 +25,7 @@ class PendingConsent(NamedTuple):
     opening: WidenedAccess
 
 
-def pending_consents(
-    state: ReleaseState, owner: str, assess: gates.Assess = gates.assess
-) -> Iterator[PendingConsent]:
+def pending_consents(state: ReleaseState, owner: str, assess: gates.Assess = gates.assess) -> Iterator[PendingConsent]:
     """What waits for the consent of this tenant, of the newest revision first."""
     for number in sorted(state.proposals, reverse=True):
         found = state.proposals[number]

@@ -64,9 +64,7 @@ def declared_openings(policy: Policy, revoked: frozenset[str], now_us: int) -> t
     return tuple(sorted(found))
 
 
-def _state(
-    ids: set[str], from_us: int | None, until_us: int | None, revoked: frozenset[str], now_us: int
-) -> str:
+def _state(ids: set[str], from_us: int | None, until_us: int | None, revoked: frozenset[str], now_us: int) -> str:
     if ids & revoked:
         return "revoked"
     if until_us is not None and until_us <= now_us:

@@ -174,9 +174,7 @@ def _effective(group: list[RunningPolicy], state: ReleaseState | None) -> Effect
         policy, revoked = proposal.policy, revoked | state.revoked | frozenset(proposal.manifest.revoked)
     else:
         documents = (one.document for one in group if one.document)
-        policy = next(
-            filter(None, (policy_of_document(document, first.digest) for document in documents)), None
-        )
+        policy = next(filter(None, (policy_of_document(document, first.digest) for document in documents)), None)
     return EffectivePolicy(
         first.revision,
         first.name,

@@ -70,9 +70,7 @@ class ReleaseReader:
         known = len(state.records)
         records = self._store.read(max(0, known - 1))
         if known and (not records or digest(records[0]) != state.head):
-            raise ReleaseError(
-                f"the release was cut, or its record `{known}` is not the one that was seen before"
-            )
+            raise ReleaseError(f"the release was cut, or its record `{known}` is not the one that was seen before")
         for data in records[1:] if known else records:
             state.apply(data)
         return state

@@ -98,9 +98,7 @@ def read_record(data: bytes) -> ReleaseRecord:
     except DocumentRejected as error:
         raise ReleaseError(error.message) from None
     if record.to_bytes() != data:
-        raise ReleaseError(
-            f"release record `{record.number}` leaves its schema out, or spells its signature otherwise"
-        )
+        raise ReleaseError(f"release record `{record.number}` leaves its schema out, or spells its signature otherwise")
     return record
 
 

@@ -81,9 +81,7 @@ class ReleaseWorkflow:
         state = self.state()
         old = state.proposal(revision)
         if not old.activated:
-            raise ReleaseError(
-                f"revision `{revision}` was never in effect, so there is nothing to go back to"
-            )
+            raise ReleaseError(f"revision `{revision}` was never in effect, so there is nothing to go back to")
         return self._propose(state, old.document, signer, note=note, seconds=seconds, restores=revision)
 
     def approve(self, revision: int, signer: Signer, *, cells: str = "") -> Review:
@@ -148,9 +146,7 @@ class ReleaseWorkflow:
         state = self.state()
         listed = sorted(set(ids))
         body = {"ids": listed, "reason": reason}
-        self._take(
-            state, signer, ReleaseAction.REVOKED, body, state.active, narrows=True, detail=",".join(listed)
-        )
+        self._take(state, signer, ReleaseAction.REVOKED, body, state.active, narrows=True, detail=",".join(listed))
         return state.revoked
 
     def break_glass(

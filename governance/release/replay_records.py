@@ -116,13 +116,9 @@ class ReleaseState:
         if record.audience != self.trust.audience:
             raise ReleaseError(f"release record is of `{record.audience}`, this is `{self.trust.audience}`")
         if self.records and record.at_us < self.records[-1].at_us:
-            raise ReleaseError(
-                f"release record `{record.number}` is older than the one before it; check the clock"
-            )
+            raise ReleaseError(f"release record `{record.number}` is older than the one before it; check the clock")
         try:
-            key = check_signature(
-                self.trust.keys, record.signature, record.message(), f"step `{record.number}`"
-            )
+            key = check_signature(self.trust.keys, record.signature, record.message(), f"step `{record.number}`")
             _APPLY[record.action](self, record, key)
         except ReleaseError:
             raise
@@ -157,12 +153,8 @@ class ReleaseState:
         policy = check_document(manifest, body["document"])
         restores = int(body["restores"])
         if restores and not self.proposal(restores).activated:
-            raise ReleaseError(
-                f"revision `{restores}` was never in effect, so there is nothing to go back to"
-            )
-        return Proposal(
-            manifest, body["document"], policy, key.name, signature, str(body["note"]), restores=restores
-        )
+            raise ReleaseError(f"revision `{restores}` was never in effect, so there is nothing to go back to")
+        return Proposal(manifest, body["document"], policy, key.name, signature, str(body["note"]), restores=restores)
 
     def _approved(self, record: ReleaseRecord, key: TrustedKey) -> None:
         _need(key, KeyRole.APPROVER)
@@ -173,9 +165,7 @@ class ReleaseState:
         if proposal.is_break_glass or proposal.activated:
             raise ReleaseError(f"revision `{proposal.revision}` is in effect already")
         if body["base"] != self.active_revision or frozenset(body["revoked"]) != self.revoked:
-            raise ReleaseError(
-                f"the approval of revision `{proposal.revision}` is against another active revision"
-            )
+            raise ReleaseError(f"the approval of revision `{proposal.revision}` is against another active revision")
         signature = read_signature(body["signature"])
         message = proposal.manifest.message()
         if check_signature(self.trust.keys, signature, message, "approval").name != key.name:
@@ -247,15 +237,10 @@ class ReleaseState:
             raise ReleaseError("nothing is in effect yet: there is no glass to break")
         longest = record.at_us + self.trust.break_glass_seconds_max * 1_000_000
         if not record.at_us < proposal.manifest.expires_us <= longest:
-            raise ReleaseError(
-                f"breaking the glass is for at most {self.trust.break_glass_seconds_max // 3600} hours"
-            )
+            raise ReleaseError(f"breaking the glass is for at most {self.trust.break_glass_seconds_max // 3600} hours")
         if record.body["base"] != self.active_revision:
             raise ReleaseError("the glass was broken against another active revision")
-        if (
-            proposal.restores
-            and proposal.manifest.document != self.proposal(proposal.restores).manifest.document
-        ):
+        if proposal.restores and proposal.manifest.document != self.proposal(proposal.restores).manifest.document:
             raise ReleaseError(f"this is not the content of revision `{proposal.restores}`")
         proposal.until_us = proposal.manifest.expires_us
         proposal.approval = Approval("", proposal.signature, self.active_revision, self.revoked, "")

@@ -38,7 +38,5 @@ def open_signer(path: Path) -> Signer:
         return cast(Signer, load(SIGNERS, str(path)).make(Signer))
     key = read_signing_key(path)
     if key.kind is not KeyKind.ED25519:
-        raise ConfigError(
-            f"key `{path}` is not an Ed25519 key; make one with `kvcustody policy key`", path=path
-        )
+        raise ConfigError(f"key `{path}` is not an Ed25519 key; make one with `kvcustody policy key`", path=path)
     return FileSigner(key)

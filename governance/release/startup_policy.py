@@ -46,9 +46,7 @@ class StartupPolicy(NamedTuple):
 def open_startup_policy(settings: Settings, engine: Engine, clock: Clock) -> StartupPolicy:
     """What the worker starts with; raises `CustodyError` with the reason where that is nothing."""
     if settings.policy_release:
-        return released_startup_policy(
-            SqlStore(engine) if settings.policy_release == LEDGER else None, settings
-        )
+        return released_startup_policy(SqlStore(engine) if settings.policy_release == LEDGER else None, settings)
     return startup_policy_of_file(settings, clock)
 
 
@@ -96,14 +94,10 @@ def activation_events(table: DecisionTable, at_us: int, actor: str) -> list[Even
     """What puts a starting worker's policy on record: its revision, and what is staged beside it."""
     base = table.base if isinstance(table, StagedTable) else table
     policy = base.policy
-    events: list[Event] = [
-        PolicyActivated(at_us, base.revision, policy.name, policy.profile.value, base.digest, actor)
-    ]
+    events: list[Event] = [PolicyActivated(at_us, base.revision, policy.name, policy.profile.value, base.digest, actor)]
     if isinstance(table, StagedTable):
         name = table.policy.name
-        events.append(
-            PolicyStaged(at_us, table.revision, name, table.digest, table.stage, actor, base.revision)
-        )
+        events.append(PolicyStaged(at_us, table.revision, name, table.digest, table.stage, actor, base.revision))
     return events
 
 

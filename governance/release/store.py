@@ -48,9 +48,7 @@ class FolderStore:
             found = []
             for number, name in enumerate(names, 1):
                 if name != f"{number:06}.json":
-                    raise ReleaseError(
-                        f"release folder `{self.path}`: `{name}` is out of place, or one is missing"
-                    )
+                    raise ReleaseError(f"release folder `{self.path}`: `{name}` is out of place, or one is missing")
                 if number <= after:
                     continue
                 with (self.path / name).open("rb") as file:

@@ -82,9 +82,7 @@ class PolicyFeed:
             return False
         self.problem = ""
         self._until_us = asked_us + self._lease_us
-        if (
-            self._renewal is None or self._renewal.done()
-        ):  # an engine that sleeps has one waiting, for the newest time
+        if self._renewal is None or self._renewal.done():  # an engine that sleeps has one waiting, for the newest time
             self._renewal = self._authority.call(lambda authority: authority.renew_lease(self._until_us))
         return True
 

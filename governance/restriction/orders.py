@@ -35,9 +35,7 @@ def restricted_now(connection: Connection, keys: SubjectKeys | None = None) -> R
 
 def restricted_from(items: Iterable[dict[str, str]]) -> RestrictedSubjects:
     """Those that a control plane told."""
-    return RestrictedSubjects(
-        RestrictedSubject(item["case_id"], item["tenant"], item["subject"]) for item in items
-    )
+    return RestrictedSubjects(RestrictedSubject(item["case_id"], item["tenant"], item["subject"]) for item in items)
 
 
 def check_not_restricted(connection: Connection, selector: Selector, keys: SubjectKeys | None = None) -> None:

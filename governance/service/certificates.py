@@ -47,9 +47,7 @@ def opening(service: Service, erasure: str) -> SelectorOpening:
     salt = keyed_digest(service.secret.key("certificate-salt"), erasure.encode())
     with service.reading() as connection:
         asked = ledger.request(connection, erasure)
-        return SelectorOpening(
-            salt, _selector(asked, ledger.names(connection, asked, service.subject_keys)).text()
-        )
+        return SelectorOpening(salt, _selector(asked, ledger.names(connection, asked, service.subject_keys)).text())
 
 
 def _signing_key(service: Service) -> SigningKey:

@@ -40,9 +40,7 @@ class IdempotencyClaim(NamedTuple):
 class IdempotencyStore:
     """The store of answers; `owner` names this process."""
 
-    def __init__(
-        self, engine: Engine, secret: ServiceSecret, clock: Clock, *, owner: str, hours: int
-    ) -> None:
+    def __init__(self, engine: Engine, secret: ServiceSecret, clock: Clock, *, owner: str, hours: int) -> None:
         self._engine = engine
         self._key = secret.key("answers")
         self._seal_key = secret.key("answers-seal")

@@ -162,9 +162,7 @@ class JobRunner:
         found = self.get(job, principal=principal)
         if found.ended_us is None:
             if not self._is_ours(job):
-                raise ProblemError(
-                    "conflict", "another process works on this job: ask the control plane with --server"
-                )
+                raise ProblemError("conflict", "another process works on this job: ask the control plane with --server")
             self._cancelled.add(job)
             running = self._running.get(job)
             if running is not None:

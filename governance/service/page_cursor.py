@@ -62,7 +62,5 @@ class Cursors:
         return position
 
     def _tag(self, question: CursorBinding, data: bytes) -> bytes:
-        bound = orjson.dumps(
-            [question.operation, question.principal, question.filters], option=orjson.OPT_SORT_KEYS
-        )
+        bound = orjson.dumps([question.operation, question.principal, question.filters], option=orjson.OPT_SORT_KEYS)
         return hmac.new(self._key, len(bound).to_bytes(8, "little") + bound + data, hashlib.sha256).digest()

@@ -120,9 +120,7 @@ TYPES: dict[str, ProblemType] = {row[0]: ProblemType(*row) for row in _TYPES}
 class ProblemError(ServiceError):
     """A refusal: raised anywhere below the API, answered as problem details."""
 
-    def __init__(
-        self, name: str, detail: str = "", *, headers: dict[str, str] | None = None, **extra: Any
-    ) -> None:
+    def __init__(self, name: str, detail: str = "", *, headers: dict[str, str] | None = None, **extra: Any) -> None:
         self.type = TYPES[name]
         super().__init__(detail or self.type.title.lower(), problem=name)
         self.detail = detail

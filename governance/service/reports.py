@@ -85,11 +85,7 @@ def report_parameters(
         service.cover()
     with service.reading() as connection:
         try:
-            size = (
-                newest_checkpoint(connection)
-                if as_of is None
-                else LedgerProofs(connection).checkpoint(as_of).size
-            )
+            size = newest_checkpoint(connection) if as_of is None else LedgerProofs(connection).checkpoint(as_of).size
             bounds = period(connection, size, since_us, until_us)
         except ProofError:
             raise not_found() from None

@@ -189,9 +189,7 @@ class Service(LedgerReads):
         """The store of subject keys; None where names are kept in clear, and for a command where there is none."""
         keys = self._open_subject_keys()
         if self.settings.subject_names == "clear" and keys is None and has_tags(self.reader):
-            _log.warning(
-                "the ledger knows people by tags: with `subject_names: clear` those are not found by name"
-            )
+            _log.warning("the ledger knows people by tags: with `subject_names: clear` those are not found by name")
         return keys
 
     def _open_subject_keys(self) -> SubjectKeys | None:
@@ -325,9 +323,7 @@ class Service(LedgerReads):
     def answers(self) -> IdempotencyStore:
         """Answers that are kept for a repetition. What this process held when it died is free again."""
         settings = self.settings
-        made = IdempotencyStore(
-            self.engine, self.secret, self.clock, owner=settings.name, hours=settings.answers_hours
-        )
+        made = IdempotencyStore(self.engine, self.secret, self.clock, owner=settings.name, hours=settings.answers_hours)
         made.free([settings.name])
         return made
 
@@ -390,9 +386,7 @@ class Service(LedgerReads):
         """The release of policies."""
         from kvcustody.governance.service.fleet.policy_releases import PolicyReleases
 
-        return PolicyReleases(
-            self.engine, self.settings.policy_trust, self.clock, self.writer, self.policy_work.assess
-        )
+        return PolicyReleases(self.engine, self.settings.policy_trust, self.clock, self.writer, self.policy_work.assess)
 
     @cached_property
     def epochs(self) -> EpochBook:
@@ -443,9 +437,7 @@ class Service(LedgerReads):
         """Put an erasure on record, once routers' names of what it narrows have ended; raises as `record`."""
         deadline_us = asked.deadline_us + self.writer.offset_us
         with _recorded():
-            self._record_epochs(
-                self.epochs.raise_for(selector, asked.erasure, deadline_us, self.clock.now_us())
-            )
+            self._record_epochs(self.epochs.raise_for(selector, asked.erasure, deadline_us, self.clock.now_us()))
         self.record(asked)
         self.changed()
         if self._serves:
@@ -531,9 +523,7 @@ class Service(LedgerReads):
 
         signs = (lambda: self.signer is not None) if self._serves else self.settings.signing_key_path.exists
         return SignedVerdicts(
-            ReportsHere(
-                self._folder / "jobs", lambda: [period.key for period in recorded_keys(self.engine)], signs
-            )
+            ReportsHere(self._folder / "jobs", lambda: [period.key for period in recorded_keys(self.engine)], signs)
         )
 
     @cached_property
@@ -621,9 +611,7 @@ class Service(LedgerReads):
         if settings.policy_trust is not None:
             from kvcustody.governance.release.order_signing import read_signed_orders
 
-            orders = read_signed_orders(
-                settings.policy_trust, settings.ledger_origin, settings.order_key_path
-            )
+            orders = read_signed_orders(settings.policy_trust, settings.ledger_origin, settings.order_key_path)
         for store in (self.engine, self.reader):
             authenticate(store, orders)
         if orders is not None:

@@ -114,9 +114,7 @@ class InboxMail(BaseModel):
 
     server: Annotated[str, Field(pattern=r"^[A-Za-z0-9.\[\]:-]+:[0-9]{1,5}$")]  # HOST:PORT
     sender: Annotated[str, Field(pattern=r"^[^\s@]+@[^\s@]+$", max_length=254)]
-    to: Annotated[
-        tuple[Annotated[str, Field(pattern=r"^[^\s@]+@[^\s@]+$", max_length=254)], ...], Field(min_length=1)
-    ]
+    to: Annotated[tuple[Annotated[str, Field(pattern=r"^[^\s@]+@[^\s@]+$", max_length=254)], ...], Field(min_length=1)]
     tls: Literal["starttls", "tls", "none"] = "starttls"  # `none`: to this machine alone
     user: Annotated[str, Field(max_length=254)] = ""
     password_path: Path | None = None  # 0600; with `user`
@@ -229,9 +227,7 @@ class ServiceSettings(LayeredSettings):
         description="Name of the ledger in its checkpoints (C2SP origin); it stays with the key. A key that is made "
         "under the default has the ledger's identity behind it: no two are named alike.",
     )
-    checkpoint_seconds: float = Field(
-        1.0, gt=0.0, le=3600.0, description="Seconds between signatures of checkpoints."
-    )
+    checkpoint_seconds: float = Field(1.0, gt=0.0, le=3600.0, description="Seconds between signatures of checkpoints.")
     root_interval_seconds: float = Field(
         INTERVAL_SECONDS,
         gt=0.0,
@@ -252,9 +248,7 @@ class ServiceSettings(LayeredSettings):
         le=86_400.0,
         description="Longest that one statement of a reader may take on PostgreSQL; the server ends one that runs on.",
     )
-    console: bool = Field(
-        True, description="Serve the operator console at `/console/`; false: the API alone."
-    )
+    console: bool = Field(True, description="Serve the operator console at `/console/`; false: the API alone.")
     policy_trust: Path | None = Field(
         None,
         description="Trust configuration of policies (docs/policy/workflow.md); without one, none is released here.",
@@ -364,12 +358,8 @@ class ServiceSettings(LayeredSettings):
         ByteSize(32 << 10), ge=1024, description="Largest head of a request, path and headers."
     )
     headers_max: int = Field(100, ge=8, description="Most headers of a request.")
-    header_seconds: float = Field(
-        10.0, gt=0, le=3600, description="Seconds in which a request's head must be there."
-    )
-    body_seconds: float = Field(
-        60.0, gt=0, le=3600, description="Seconds in which a request's body must be there."
-    )
+    header_seconds: float = Field(10.0, gt=0, le=3600, description="Seconds in which a request's head must be there.")
+    body_seconds: float = Field(60.0, gt=0, le=3600, description="Seconds in which a request's body must be there.")
     connections_max: int = Field(
         8192,
         ge=1,
@@ -409,19 +399,11 @@ class ServiceSettings(LayeredSettings):
     policy_work_bytes_max: ByteSize = Field(
         ByteSize(2 << 30), ge=256 << 20, description="The same for the memory of that process."
     )
-    key_days: int = Field(
-        90, ge=1, le=366, description="Days until a new key expires, unless it is told otherwise."
-    )
+    key_days: int = Field(90, ge=1, le=366, description="Days until a new key expires, unless it is told otherwise.")
     session_minutes: int = Field(480, ge=1, le=1440, description="Minutes that a person's session lasts.")
-    session_idle_minutes: int = Field(
-        30, ge=1, le=1440, description="Minutes after which an idle session ends."
-    )
-    answers_hours: int = Field(
-        24, ge=1, le=720, description="Hours that answers to idempotency keys are kept."
-    )
-    shutdown_seconds: int = Field(
-        20, ge=1, le=600, description="Seconds that requests in work get at the end."
-    )
+    session_idle_minutes: int = Field(30, ge=1, le=1440, description="Minutes after which an idle session ends.")
+    answers_hours: int = Field(24, ge=1, le=720, description="Hours that answers to idempotency keys are kept.")
+    shutdown_seconds: int = Field(20, ge=1, le=600, description="Seconds that requests in work get at the end.")
     clock_jump_seconds_max: int = Field(
         3600,
         ge=1,
@@ -429,9 +411,7 @@ class ServiceSettings(LayeredSettings):
         description="How far the wall clock may step ahead of the boot clock, in all of one boot, before nothing is "
         "released until an operator confirms it.",
     )
-    clock_away_days_max: int = Field(
-        30, ge=1, le=3650, description="The same for the time that this machine was off."
-    )
+    clock_away_days_max: int = Field(30, ge=1, le=3650, description="The same for the time that this machine was off.")
     case_zone: str = Field(
         "UTC",
         description="The controller's time zone (IANA), by whose days the clock of a person's request runs.",
@@ -500,9 +480,7 @@ class ServiceSettings(LayeredSettings):
     @property
     def certificates(self) -> tuple[Path, ...]:
         """The certificates with which this service speaks and by which it believes."""
-        return tuple(
-            path for path in (self.tls_certificate_path, self.tls_client_ca_path) if path is not None
-        )
+        return tuple(path for path in (self.tls_certificate_path, self.tls_client_ca_path) if path is not None)
 
     def open_clock(self, wall: Clock | None, stack: ExitStack) -> DeadlineClock:
         """The clock by which this process compares deadlines, kept until `stack` ends."""
@@ -571,9 +549,7 @@ class ServiceSettings(LayeredSettings):
             raise ValueError("tls_certificate_path: certificate and key belong together")
         host = address(self.listen)[0]
         if host is not None and not is_loopback(host) and not tls:
-            raise ValueError(
-                f"listen: `{host}` is reached by other machines; give TLS, or use a loopback address"
-            )
+            raise ValueError(f"listen: `{host}` is reached by other machines; give TLS, or use a loopback address")
         if self.workers_listen and (not tls or self.tls_client_ca_path is None):
             raise ValueError("workers_listen: needs TLS and tls_client_ca_path")
         if self.workers_listen and address(self.workers_listen)[0] is None:
@@ -613,9 +589,7 @@ def load_service_settings(path: Path | None = None, **explicit: Any) -> ServiceS
         return ServiceSettings(**{**file.values, **explicit})
     except ValidationError as error:
         found = error.errors(include_input=False, include_url=False)
-        raise settings_error(
-            "service settings", found, ServiceSettings.model_fields, file, explicit
-        ) from None
+        raise settings_error("service settings", found, ServiceSettings.model_fields, file, explicit) from None
 
 
 def service_settings_table() -> str:

@@ -32,9 +32,7 @@ def copy_leaves(
 
     `within_us(tenant, classification)`: how long after it was due a copy may be proved destroyed, by the tier's policy.
     """
-    assert all(event.step in _STEPS for event in events), (
-        "a copy is inherited, stored, ended, destroyed or locked"
-    )
+    assert all(event.step in _STEPS for event in events), "a copy is inherited, stored, ended, destroyed or locked"
     groups: dict[tuple[str | bool, ...], list[CopyEvent]] = {}
     for step in _STEPS:
         for event in events:
@@ -70,14 +68,10 @@ def _leaf(tier: str, group: list[CopyEvent], within_us: Callable[[str, str], int
             sizes,
         )
     if first.step == "locked":
-        return CopiesLocked(
-            now_us, tier, tenant, classification, names, numbers, blocks, sizes, due_us, first.erasure
-        )
+        return CopiesLocked(now_us, tier, tenant, classification, names, numbers, blocks, sizes, due_us, first.erasure)
     if first.step == "stored":
         within = within_us(tenant, classification)
-        return CopiesStored(
-            now_us, tier, tenant, classification, names, numbers, blocks, sizes, due_us, at_us, within
-        )
+        return CopiesStored(now_us, tier, tenant, classification, names, numbers, blocks, sizes, due_us, at_us, within)
     if first.step == "ended":
         return CopiesEnded(
             now_us,
@@ -95,6 +89,4 @@ def _leaf(tier: str, group: list[CopyEvent], within_us: Callable[[str, str], int
             first.erasure,
         )
     whose = tenant or None
-    return CopiesDestroyed(
-        now_us, tier, whose, classification, first.cause, names, numbers, blocks, sizes, at_us
-    )
+    return CopiesDestroyed(now_us, tier, whose, classification, first.cause, names, numbers, blocks, sizes, at_us)

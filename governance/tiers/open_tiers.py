@@ -98,9 +98,7 @@ def remote_plan(settings: Settings) -> RemotePlan:
         )
     heir_of = tuple(name.strip() for name in settings.remote_tier_heir_of.split(",") if name.strip())
     if settings.worker_name in heir_of:
-        raise ConfigError(
-            "setting `remote_tier_heir_of`: names this worker, which finds its own copies without it"
-        )
+        raise ConfigError("setting `remote_tier_heir_of`: names this worker, which finds its own copies without it")
     said = [part.strip().partition("=") for part in settings.remote_tier_labels.split(",") if part.strip()]
     return RemotePlan(
         settings.remote_tier_url,
@@ -168,9 +166,7 @@ def open_tiers(
         staging = Staging(plan.staging_buffers, plan.object_blocks * block_bytes)
     stack.callback(staging.close)
     tiers: list[SealedTier] = []
-    for setting, kept in reversed(
-        stores.items()
-    ):  # the lowest first: it takes what the one above has no room for
+    for setting, kept in reversed(stores.items()):  # the lowest first: it takes what the one above has no room for
         terms = TierTerms(
             shape.layout,
             block_bytes,

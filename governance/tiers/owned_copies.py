@@ -69,9 +69,7 @@ class OwnedTerms(NamedTuple):
 class OwnedCopies:
     """Copies in host memory, in files where the terms name a path, in a remote store where they name its address."""
 
-    def __init__(
-        self, terms: OwnedTerms, layout: bytes, model: bytes, copy_bytes: int, copy_tokens: int
-    ) -> None:
+    def __init__(self, terms: OwnedTerms, layout: bytes, model: bytes, copy_bytes: int, copy_tokens: int) -> None:
         """`layout`, `model`: digests of what conditions the bytes.
 
         Raises a `CustodyError` that says what cannot be opened.
@@ -184,9 +182,7 @@ class OwnedCopies:
     def end_all(self) -> int:
         """End every copy of the owner, its key first, then the bytes; how many."""
         self._cleared += 1
-        erased = self.tier.erase(
-            f"clear {self._cleared}", Selector(self._label.tenant), self.clock.now_us() + 1
-        )
+        erased = self.tier.erase(f"clear {self._cleared}", Selector(self._label.tenant), self.clock.now_us() + 1)
         self.note()
         return erased.objects
 

@@ -193,16 +193,12 @@ class RunTransfers(CopyTiers):
         size = blocks * way.tier.block_bytes
         return way.link.pays_to_look(size, self._recompute_us(blocks, depth), self._clock.now_us())
 
-    def choose_restore(
-        self, way: TierWay, reader: CopyReader, depth: int, found: Sequence[Found]
-    ) -> TransferChoice:
+    def choose_restore(self, way: TierWay, reader: CopyReader, depth: int, found: Sequence[Found]) -> TransferChoice:
         """Whether to bring these back. On record by then, where they are not."""
         blocks, size = _extent(found)
         recompute_us = self._recompute_us(blocks, depth)
         now_us = self._clock.now_us()
-        choice = way.link.choose_restore(
-            size, recompute_us, now_us, is_tried=way.is_tried, latency=reader.latency
-        )
+        choice = way.link.choose_restore(size, recompute_us, now_us, is_tried=way.is_tried, latency=reader.latency)
         if choice.transfer_us:
             choice = choice._replace(transfer_us=choice.transfer_us + way.looked.expected_us)
         if not choice.moves:

@@ -115,14 +115,10 @@ class ScopeDirectory:
             self._file = os.open(path, flags, 0o600)
             status = os.fstat(self._file)
         except OSError as error:
-            raise ConfigError(
-                f"setting `scope_salts_path`: `{path}` cannot be opened ({error.strerror})"
-            ) from None
+            raise ConfigError(f"setting `scope_salts_path`: `{path}` cannot be opened ({error.strerror})") from None
         if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:
             os.close(self._file)
-            raise ConfigError(
-                f"setting `scope_salts_path`: `{path}` must be a file of its owner alone (0600)"
-            )
+            raise ConfigError(f"setting `scope_salts_path`: `{path}` must be a file of its owner alone (0600)")
 
     def label_of(self, salt: str) -> DomainLabel | None:
         """Whose salt this is, as far as a key service lets it be known; what others appended since is read first."""

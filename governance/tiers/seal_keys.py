@@ -162,9 +162,7 @@ class SealKeys:
             return ExtendedNonceKey(sealing)
 
     def _mix(self, secret: KeyBuffer, shred: bytes, use: bytes, into: KeyBuffer) -> None:
-        derive(
-            secret, salt=self._shred.secret(shred).view(), info=use + shred, into=into, scratch=self._scratch
-        )
+        derive(secret, salt=self._shred.secret(shred).view(), info=use + shred, into=into, scratch=self._scratch)
 
     def _drop(self, use: _Use) -> None:
         key = self._keys.pop(use, None)

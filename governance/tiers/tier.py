@@ -275,9 +275,7 @@ class SealedTier:
                         ceiling_us,
                         due_us,
                     )
-                    sealed = self._seal_object(
-                        part, label.spec, limit.bucket_us, partial(read, at, blocks), staged
-                    )
+                    sealed = self._seal_object(part, label.spec, limit.bucket_us, partial(read, at, blocks), staged)
                     if sealed is not None:
                         before.append(sealed)
                     if len(before) > self._index.store.in_flight or (sealed is None and before):
@@ -346,9 +344,7 @@ class SealedTier:
         for one in found:
             self._index.store.abandon_load(one.name)
 
-    def load(
-        self, label: DomainLabel, keys: bytes, depth: int, found: list[Found], write: Write
-    ) -> list[Restored]:
+    def load(self, label: DomainLabel, keys: bytes, depth: int, found: list[Found], write: Write) -> list[Restored]:
         """Bring those objects back: `write(depth, count, skip, data)` puts blocks from that depth on the device.
 
         `data` are the blocks of a whole object, of which the first `skip` are there already, and what is behind the

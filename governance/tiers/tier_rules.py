@@ -55,9 +55,7 @@ class TierRules:
         return all(self._agrees(table, label, labels, place) for table in self._tables() if table is not None)
 
     @staticmethod
-    def _agrees(
-        table: DecisionTable, label: DomainLabel, labels: Labels, place: Mapping[str, Collection[str]]
-    ) -> bool:
+    def _agrees(table: DecisionTable, label: DomainLabel, labels: Labels, place: Mapping[str, Collection[str]]) -> bool:
         levels = table.policy.classifications
         if label.classification not in levels:
             return False

@@ -157,9 +157,7 @@ def open_engine_worker(
             bytes_per_block=plan.bytes_per_block,
             device=plan.device,
         )
-        may_have_store = (
-            bool(plugins.tiers) or settings.scope_salts_path is not None
-        )  # a cache layer may have one
+        may_have_store = bool(plugins.tiers) or settings.scope_salts_path is not None  # a cache layer may have one
         if not may_have_store:
             refuse_absent_store(standing.table.policy, plan.tiers)
         warn_of_idle_fields(standing.table, PoolOwner.ENGINE, plan.tiers)

@@ -202,9 +202,7 @@ def _writer(settings: Settings, engine: Engine, clock: DeadlineClock) -> EventWr
     )
 
 
-def _started(
-    settings: Settings, standing: StartupPolicy, clock: DeadlineClock, memory: _Memory
-) -> WorkerStarted:
+def _started(settings: Settings, standing: StartupPolicy, clock: DeadlineClock, memory: _Memory) -> WorkerStarted:
     now_us = clock.now_us()
     return WorkerStarted(
         now_us,
@@ -219,9 +217,7 @@ def _started(
     )
 
 
-def _signer(
-    settings: Settings, engine: Engine, writer: EventWriter, clock: DeadlineClock
-) -> CheckpointSigner | None:
+def _signer(settings: Settings, engine: Engine, writer: EventWriter, clock: DeadlineClock) -> CheckpointSigner | None:
     """The signer of this ledger's checkpoints, its key on record; None where another process signs."""
     path = settings.signing_key_file
     key = open_signing_key(

@@ -106,9 +106,7 @@ class Worker:
         self.close()
 
 
-def open_worker(
-    settings: Settings, memory: MemoryPlan, *, clock: Clock | None = None, origin: str = ""
-) -> Worker:
+def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None = None, origin: str = "") -> Worker:
     """Open a worker over `memory`; `origin` is what its start says of all that it records (`WorkerStarted`).
 
     Raises a `CustodyError` that names what cannot be opened; what was open by then is closed again.
@@ -163,9 +161,7 @@ def open_worker(
         worker.completed = inbox.completed
         governor.may_monitor = settings.monitoring == "allowed"
         governor.placement_group = settings.placement_group
-        follow_epochs(
-            connection, governor, clock, stack, lease_seconds=custody_lease(settings, standing.table)
-        )
+        follow_epochs(connection, governor, clock, stack, lease_seconds=custody_lease(settings, standing.table))
         governor.erasures.destroy_returned(inbox.completed)
         inbox.recover_pending(governor)
         if settings.scan_online:

@@ -58,9 +58,7 @@ def take_custom(sampling: _Sampling) -> CarriedHints:
     sampling.custom_params = rest or None
     kinds = _spans(said, is_marked=False) + _spans(marked, is_marked=True)
     is_class = isinstance(latency, str) and latency in LATENCY_CLASSES
-    return CarriedHints(
-        kinds, trace if isinstance(trace, str) and is_trace(trace) else "", latency if is_class else ""
-    )
+    return CarriedHints(kinds, trace if isinstance(trace, str) and is_trace(trace) else "", latency if is_class else "")
 
 
 def _spans(flat: Any, *, is_marked: bool) -> tuple[KindRange, ...]:

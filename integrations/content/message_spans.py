@@ -78,9 +78,7 @@ async def _of_roles(
     for contents in (texts, [text.strip() for text in texts]):
         found = _put_back(shown, names, contents)
         if found is not None and found[0] == prompt:
-            return _spans(
-                prompt, found[1], owners, wanted, [str(each.get("role")) for each in messages], kinds
-            )
+            return _spans(prompt, found[1], owners, wanted, [str(each.get("role")) for each in messages], kinds)
     return []
 
 
@@ -159,11 +157,7 @@ def _texts(message: Message) -> list[str] | None:
     if isinstance(content, str):
         return [content]
     if isinstance(content, list) and content:
-        texts = [
-            part.get("text")
-            for part in content
-            if isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS
-        ]
+        texts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS]
         if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
             return [str(text) for text in texts]
     return None

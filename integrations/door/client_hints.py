@@ -74,9 +74,7 @@ def _clip_priority(name: str, asked: object, bounds: HintBounds, clipped_hints: 
     return passed
 
 
-def _clip_nvext(
-    given: dict[str, Any], bounds: HintBounds, clipped_hints: list[ClippedHint]
-) -> dict[str, Any]:
+def _clip_nvext(given: dict[str, Any], bounds: HintBounds, clipped_hints: list[ClippedHint]) -> dict[str, Any]:
     passed: dict[str, Any] = {}
     for name, value in given.items():
         if value is None:
@@ -92,9 +90,7 @@ def _clip_nvext(
     return passed
 
 
-def _clip_agent_hints(
-    given: dict[str, Any], bounds: HintBounds, clipped_hints: list[ClippedHint]
-) -> dict[str, Any]:
+def _clip_agent_hints(given: dict[str, Any], bounds: HintBounds, clipped_hints: list[ClippedHint]) -> dict[str, Any]:
     passed: dict[str, Any] = {}
     for field, value in given.items():
         name = f"nvext.agent_hints.{field}"
@@ -113,9 +109,7 @@ def _clip_agent_hints(
     return passed
 
 
-def _clip_cache_control(
-    given: dict[str, Any], bounds: HintBounds, clipped_hints: list[ClippedHint]
-) -> dict[str, Any]:
+def _clip_cache_control(given: dict[str, Any], bounds: HintBounds, clipped_hints: list[ClippedHint]) -> dict[str, Any]:
     """`{type: ephemeral, ttl: 5m}` with a shorter `ttl`; without one, engines take five minutes."""
     ttl = given.get("ttl", "5m")
     matched = _TTL.fullmatch(ttl) if isinstance(ttl, str) else None
@@ -127,9 +121,7 @@ def _clip_cache_control(
     return {"type": "ephemeral", "ttl": f"{seconds}s"} if seconds else {}
 
 
-def _clip_actions(
-    given: dict[str, Any], bounds: HintBounds, clipped_hints: list[ClippedHint]
-) -> dict[str, Any]:
+def _clip_actions(given: dict[str, Any], bounds: HintBounds, clipped_hints: list[ClippedHint]) -> dict[str, Any]:
     """An envelope with those of its actions that are allowed; nothing where none is left."""
     actions = given.get("actions", [])
     if given.keys() - {"protocol_version", "message_id", "actions"} or not _is_actions(actions):
@@ -140,9 +132,7 @@ def _clip_actions(
         is_allowed = kind in bounds.actions
         clipped_hints.append(ClippedHint("kv_hints.action", kind[:64], kind[:64] if is_allowed else None))
         if is_allowed:
-            passed.append(
-                action | {"payload": _clip_payload(action.get("payload", {}), bounds, clipped_hints)}
-            )
+            passed.append(action | {"payload": _clip_payload(action.get("payload", {}), bounds, clipped_hints)})
     return given | {"actions": passed} if passed else {}
 
 
@@ -160,9 +150,7 @@ def _is_actions(given: object) -> bool:
     )
 
 
-def _clip_payload(
-    payload: dict[str, Any], bounds: HintBounds, clipped_hints: list[ClippedHint]
-) -> dict[str, Any]:
+def _clip_payload(payload: dict[str, Any], bounds: HintBounds, clipped_hints: list[ClippedHint]) -> dict[str, Any]:
     """A payload whose times are at most what is allowed."""
     clipped = dict(payload)
     for fields, scale in ((_SECONDS_FIELDS, 1), (_MS_FIELDS, 1000)):

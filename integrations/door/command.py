@@ -80,9 +80,7 @@ class TokenOptions(ParameterGroup):
     token_seconds: Annotated[
         int, typer.Option(min=1, max=SECONDS_MAX, help="Seconds that a request may take to its engine.")
     ] = 30
-    retries: Annotated[
-        int, typer.Option(min=0, max=16, help="How often the router may present one request again.")
-    ] = 2
+    retries: Annotated[int, typer.Option(min=0, max=16, help="How often the router may present one request again.")] = 2
     group: Annotated[str, typer.Option(help="The group of workers that its tokens are for.")] = GROUP
     placement: _Placement = None
     policy: Annotated[
@@ -100,9 +98,7 @@ class TransportOptions(ParameterGroup):
 
     tls_certificate: Annotated[Path | None, typer.Option(help="PEM; without it, no TLS.")] = None
     tls_key: Annotated[Path | None, typer.Option(help="PEM, of the certificate.")] = None
-    client_ca: Annotated[
-        Path | None, typer.Option(help="PEM: Envoy must show a certificate of this authority.")
-    ] = None
+    client_ca: Annotated[Path | None, typer.Option(help="PEM: Envoy must show a certificate of this authority.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +108,9 @@ class BoundOptions(ParameterGroup):
     under_way_mib: Annotated[
         int, typer.Option(min=1, help="MiB of bodies under way; beyond it a request gets 503.")
     ] = 256
-    drain_seconds: Annotated[
-        float, typer.Option(min=0, help="Seconds in which it ends what runs, after a signal.")
-    ] = 30.0
+    drain_seconds: Annotated[float, typer.Option(min=0, help="Seconds in which it ends what runs, after a signal.")] = (
+        30.0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,13 +127,11 @@ class ClientOptions(ParameterGroup):
     ] = None
     return_header: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A header of answers that goes back besides those that are listed.", metavar="NAME"
-        ),
+        typer.Option(help="A header of answers that goes back besides those that are listed.", metavar="NAME"),
     ] = None
-    hint_priority: Annotated[
-        str, typer.Option(help="The range that `priority` is clipped to.", metavar="MIN:MAX")
-    ] = "0:0"
+    hint_priority: Annotated[str, typer.Option(help="The range that `priority` is clipped to.", metavar="MIN:MAX")] = (
+        "0:0"
+    )
     hint_retain_seconds: Annotated[
         int, typer.Option(min=0, help="Seconds that hints may ask a cache to keep blocks.")
     ] = 0
@@ -158,9 +152,9 @@ class ReceiptOptions(ParameterGroup):
     promised_header: Annotated[
         str, typer.Option(help="The one with the tokens that it expects the worker to have.", metavar="NAME")
     ] = "x-kvcustody-promised-tokens"
-    score_header: Annotated[
-        str, typer.Option(help="The one with the score that it chose by.", metavar="NAME")
-    ] = "x-kvcustody-score"
+    score_header: Annotated[str, typer.Option(help="The one with the score that it chose by.", metavar="NAME")] = (
+        "x-kvcustody-score"
+    )
 
 
 _About = Annotated[str, typer.Option(help="Where `/ready`, `/live` and `/metrics` are.", metavar="HOST:PORT")]
@@ -228,11 +222,7 @@ def proxy(
     for url in routers.values():
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"router `{url}` is no URL; write it as http://127.0.0.1:30000")
-        if (
-            url.startswith("http://")
-            and load_settings().windowed_token_seconds
-            and not is_loopback(_host(url))
-        ):
+        if url.startswith("http://") and load_settings().windowed_token_seconds and not is_loopback(_host(url)):
             raise ConfigError(
                 f"router `{url}`: windowed tokens go to no other machine in clear; write it as https://, or set"
                 " `windowed_token_seconds` to 0"
@@ -314,9 +304,7 @@ def _run(
             receipts=receipts,
             metrics=metrics,
             record_hints=(lambda _: None) if record is None else record.hints,
-            passed=PassedFields(
-                clients.pass_field or (), clients.pass_header or (), clients.return_header or ()
-            ),
+            passed=PassedFields(clients.pass_field or (), clients.pass_header or (), clients.return_header or ()),
             hints=HintBounds(
                 _range(clients.hint_priority),
                 clients.hint_retain_seconds,
@@ -327,9 +315,7 @@ def _run(
     if (certificate is None) != (key_file is None) or (authority and certificate is None):
         raise ConfigError("--tls-certificate, --tls-key and --client-ca: give the first two together")
     tls = server.DoorTls(certificate, key_file, authority) if certificate and key_file else None
-    limits = server.DoorBounds(
-        int(settings.request_bytes_max), bounds.under_way_mib << 20, bounds.drain_seconds
-    )
+    limits = server.DoorBounds(int(settings.request_bytes_max), bounds.under_way_mib << 20, bounds.drain_seconds)
 
     async def run() -> None:
         await make(server, gate, *map(_place, places), limits, tls).run()
@@ -338,9 +324,7 @@ def _run(
         asyncio.run(run())
 
 
-@app.command(
-    epilog="Example: `kvcustody door envoy --listen 0.0.0.0:8443 --router 127.0.0.1:30000 > envoy.yaml`"
-)
+@app.command(epilog="Example: `kvcustody door envoy --listen 0.0.0.0:8443 --router 127.0.0.1:30000 > envoy.yaml`")
 def envoy(
     router: Annotated[
         str,

@@ -14,9 +14,7 @@ class DoorMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._passed = Counter(
-            "kvcustody_door_passed", "Requests that went on to the router.", registry=self.registry
-        )
+        self._passed = Counter("kvcustody_door_passed", "Requests that went on to the router.", registry=self.registry)
         self._refused = Counter(
             "kvcustody_door_refused", "Requests refused, by status.", ("status",), registry=self.registry
         )

@@ -40,9 +40,7 @@ class DoorRecord:
 
     def epochs(self, known: KnownEpochs) -> None:
         """The door acts by these."""
-        self.ledger.submit(
-            [EpochsTaken(self._clock.now_us(), self._door, known.epochs.version, known.epochs.digest)]
-        )
+        self.ledger.submit([EpochsTaken(self._clock.now_us(), self._door, known.epochs.version, known.epochs.digest)])
 
     def hints(self, of_request: Sequence[ClippedHint]) -> None:
         """What became of one request's hints; those that went on as they were asked for are left out."""
@@ -70,9 +68,7 @@ class DoorRecord:
             names, asked, passed = (tuple(row[place] for row in rows) for place in range(3))
             seconds = -(-passed_us // MICROSECONDS)
             requests = tuple(rows.values())
-            self.ledger.submit(
-                [HintsClipped(now_us, self._door, seconds, names, asked, passed, requests, others)]
-            )
+            self.ledger.submit([HintsClipped(now_us, self._door, seconds, names, asked, passed, requests, others)])
 
     def close(self) -> None:
         """The door ended in order."""

@@ -165,9 +165,7 @@ class EdgeGate:
     def lacks(self) -> tuple[str, ...]:
         """What the door does without at this moment; it serves all the same (rule 3)."""
         if self._names.is_past_lease:
-            return (
-                "erase epochs within the lease: until the control plane answers, no request finds anything",
-            )
+            return ("erase epochs within the lease: until the control plane answers, no request finds anything",)
         if self._names.has_scopes:
             return ()
         return ("the scopes of a policy: until it knows them, it names each session apart",)
@@ -214,9 +212,7 @@ class EdgeGate:
         uses = min(requests * (self._presentations if placed.demand.is_retried else 1), USES_MAX)
         nonce = secrets.token_bytes(NONCE_BYTES)
         receipt = self._receipt(admitted, placed, request_id, nonce, requests, uses)
-        headers = self._headers(
-            admitted, placed, request_id, salt, uses, nonce, is_receipted=receipt is not None
-        )
+        headers = self._headers(admitted, placed, request_id, salt, uses, nonce, is_receipted=receipt is not None)
         name = self._salted(admitted, placed, salt)
         passed = {**body, **hints, "cache_salt": name}
         if self._placement is not None:
@@ -229,9 +225,7 @@ class EdgeGate:
         named = placed.named
         if self._windowed is None:
             return named.namespace
-        claims = WindowedClaims(
-            admitted.principal, admitted.hint, named.namespace, placed.group, named.epochs
-        )
+        claims = WindowedClaims(admitted.principal, admitted.hint, named.namespace, placed.group, named.epochs)
         return self._windowed.issue(claims, salt=salt)
 
     def _forwarded(self, group: str, headers: dict[str, str], body: bytes | None) -> Forwarded:
@@ -255,9 +249,7 @@ class EdgeGate:
         if not is_drawn(nonce, placed.demand.receipt_share):
             return None
         name = RouteReceipt.of(request_id, nonce, is_asked=True).name
-        sent = SentRequest(
-            of.issuer, of.tenant, name, placed.named.scope, placed.named.epochs, requests, uses
-        )
+        sent = SentRequest(of.issuer, of.tenant, name, placed.named.scope, placed.named.epochs, requests, uses)
         return self._receipts.open(sent)
 
     def _placed(self, admitted: AdmittedRequest) -> _Placed:

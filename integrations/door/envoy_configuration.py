@@ -20,9 +20,7 @@ _HTTP2: Final = {
         "explicit_http_config": {"http2_protocol_options": {}},
     }
 }
-MESSAGE_OVERHEAD_BYTES: Final = (
-    64 << 10
-)  # of a gRPC message beyond its body: headers, and what Envoy says of them
+MESSAGE_OVERHEAD_BYTES: Final = 64 << 10  # of a gRPC message beyond its body: headers, and what Envoy says of them
 
 
 class ListenPlace(NamedTuple):

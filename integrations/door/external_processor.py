@@ -55,9 +55,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
             for receipt in receipts:
                 receipt.close()
 
-    async def _answers(
-        self, request_iterator: AsyncIterator[Any], receipts: list[OpenReceipt]
-    ) -> AsyncIterator[Any]:
+    async def _answers(self, request_iterator: AsyncIterator[Any], receipts: list[OpenReceipt]) -> AsyncIterator[Any]:
         admitted: AdmittedRequest | None = None
         names: tuple[str, ...] | None = None  # of the request's headers, once they came
         async for message in request_iterator:
@@ -91,9 +89,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
             finally:
                 self._metrics.took(kind or "", time.perf_counter() - began)
 
-    def _of_headers(
-        self, raw: list[tuple[str, bytes]], *, is_whole: bool
-    ) -> tuple[AdmittedRequest | None, Any]:
+    def _of_headers(self, raw: list[tuple[str, bytes]], *, is_whole: bool) -> tuple[AdmittedRequest | None, Any]:
         """The answer to a request's headers. `is_whole`: no body follows."""
         pseudo = {name: value.decode("latin-1") for name, value in raw if name.startswith(":")}
         headers = RequestHeaders((name.encode(), value) for name, value in raw if not name.startswith(":"))
@@ -116,9 +112,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
             header_mutation=messages.HeaderMutation(set_headers=_set(routed | placed.headers)),
             clear_route_cache=True,
         )
-        return admitted, messages.ProcessingResponse(
-            request_headers=messages.HeadersResponse(response=common)
-        )
+        return admitted, messages.ProcessingResponse(request_headers=messages.HeadersResponse(response=common))
 
     def _check_length(self, headers: RequestHeaders) -> None:
         stated = headers.one("content-length") or ""
@@ -146,9 +140,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
         self._metrics.passed()
         if forwarded.receipt is not None:
             receipts.append(forwarded.receipt)
-        return messages.ProcessingResponse(
-            request_body=messages.BodyResponse(response=self._common(forwarded, names))
-        )
+        return messages.ProcessingResponse(request_body=messages.BodyResponse(response=self._common(forwarded, names)))
 
     def _of_response(self, headers: list[tuple[str, bytes]], receipts: list[OpenReceipt]) -> Any:
         """A response without what it says of workers."""

@@ -199,17 +199,13 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 class PassedFields:
     """What goes on: the lists above, and the names that an operator added."""
 
-    def __init__(
-        self, fields: Iterable[str] = (), headers: Iterable[str] = (), returned: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, fields: Iterable[str] = (), headers: Iterable[str] = (), returned: Iterable[str] = ()) -> None:
         """Raises `ConfigError` for a name that may not be added (rule 3)."""
         self._fields = frozenset(fields)
         self._headers = frozenset(_normal(header) for header in headers)
         self._returned = frozenset(_normal(header) for header in returned)
         for field in self._fields & ACTED_ON_FIELDS:
-            raise ConfigError(
-                f"field `{field}`: routers or engines act on it; clients may not set it", field=field
-            )
+            raise ConfigError(f"field `{field}`: routers or engines act on it; clients may not set it", field=field)
         for header in self._headers | self._returned:
             if _is_acted_on(header):
                 raise ConfigError(

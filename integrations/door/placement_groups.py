@@ -50,9 +50,7 @@ class PlacementGroups:
         taints = self._document.groups[group].taints
         if not taints:
             return {}
-        return {
-            "nvext": {**(body.get("nvext") or {}), "routing_constraints": {"required_taints": list(taints)}}
-        }
+        return {"nvext": {**(body.get("nvext") or {}), "routing_constraints": {"required_taints": list(taints)}}}
 
     def _weight(self, *of: str | None) -> bytes:
         state = self._state.copy()

@@ -88,17 +88,13 @@ class ReverseProxy:
 
     async def _pass_on(self, scope: Scope, forwarded: Forwarded, receive: Receive, send: Send) -> None:
         """Send the request to the router, and its answer to the client, until either ends."""
-        kept = [
-            (name, value) for name, value in scope["headers"] if self._gate.passes(name.decode("latin-1"))
-        ]
+        kept = [(name, value) for name, value in scope["headers"] if self._gate.passes(name.decode("latin-1"))]
         own = [(name.encode(), value.encode()) for name, value in forwarded.headers.items()]
         query = scope.get("query_string", b"")
         path = scope.get("raw_path") or scope["path"].encode()
         router = self._routers[forwarded.group] if forwarded.group else self._client.base_url
         url = router.copy_with(raw_path=path + (b"?" + query if query else b""))
-        request = self._client.build_request(
-            scope["method"], url, headers=[*kept, *own], content=forwarded.body
-        )
+        request = self._client.build_request(scope["method"], url, headers=[*kept, *own], content=forwarded.body)
         passing = asyncio.ensure_future(self._answer(request, forwarded.receipt, send))
         leaving = asyncio.ensure_future(_client_left(receive))
         try:
@@ -124,9 +120,7 @@ class ReverseProxy:
             came = [(name.lower().decode("latin-1"), value) for name, value in response.headers.raw]
             if receipt is not None:
                 receipt.answered(response.status_code, came)
-            headers = [
-                (name.encode("latin-1"), value) for name, value in came if self._gate.is_returned(name)
-            ]
+            headers = [(name.encode("latin-1"), value) for name, value in came if self._gate.is_returned(name)]
             status = response.status_code
             await send({"type": "http.response.start", "status": status, "headers": headers})
             async for chunk in response.aiter_raw():

@@ -206,10 +206,7 @@ class DoorReceipts:
     def _submit(self, halves: Sequence[tuple[SentRequest, RouteSent]]) -> None:
         if halves:
             self._ledger.submit(
-                [
-                    event._replace(tenant=self._issuers.name(sent.issuer, sent.tenant))
-                    for sent, event in halves
-                ]
+                [event._replace(tenant=self._issuers.name(sent.issuer, sent.tenant)) for sent, event in halves]
             )
         for _ in halves:
             self._metrics.receipt("written")

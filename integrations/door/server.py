@@ -99,9 +99,7 @@ class DoorProcess(ABC):
             return PlainTextResponse("live")
 
         async def metrics(_: Request) -> Response:
-            return Response(
-                generate_latest(self._gate.metrics.registry), media_type="text/plain; version=0.0.4"
-            )
+            return Response(generate_latest(self._gate.metrics.registry), media_type="text/plain; version=0.0.4")
 
         routes = [Route("/ready", ready), Route("/live", live), Route("/metrics", metrics)]
         return Starlette(routes=routes)

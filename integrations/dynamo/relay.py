@@ -102,9 +102,7 @@ class ScopedRelay:
             return
         screened = screen(arrival.payload)
         if screened.refused and not self._refused:
-            _log.warning(
-                "events that Dynamo would index for every tenant are refused", events=screened.refused
-            )
+            _log.warning("events that Dynamo would index for every tenant are refused", events=screened.refused)
         self._refused += screened.refused
         if screened.events:
             self._passed += len(screened.events)

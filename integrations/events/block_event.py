@@ -88,18 +88,14 @@ class BlockEvent(NamedTuple):
     place: NamedRequester | None = None
 
 
-def scope_of(
-    domain: Domain, revision: int, by_tenant: Callable[[str], bool] = lambda _tenant: False
-) -> EventScope:
+def scope_of(domain: Domain, revision: int, by_tenant: Callable[[str], bool] = lambda _tenant: False) -> EventScope:
     """The scope of a governed domain's events. Raises `IsolationError` for a domain that nobody labelled.
 
     `by_tenant`: whether the policy has all requests of a tenant named as one.
     """
     label = domain.label
     if not isinstance(label, DomainLabel):
-        raise IsolationError(
-            f"domain `{domain.tag}` has no label, so its events have no scope", tag=domain.tag
-        )
+        raise IsolationError(f"domain `{domain.tag}` has no label, so its events have no scope", tag=domain.tag)
     whose = (label.tenant, label.scope, label.classification)
     return EventScope(*whose, domain.tag, revision, *places_of(label.spec, by_tenant=by_tenant(label.tenant)))
 

@@ -81,8 +81,7 @@ def observe(
     ledger: Annotated[
         str | None,
         typer.Option(
-            help="Record here: an SQLite file by its path or URL, or a PostgreSQL server by its URL. "
-            "Default: nowhere.",
+            help="Record here: an SQLite file by its path or URL, or a PostgreSQL server by its URL. Default: nowhere.",
             metavar="PATH|URL",
         ),
     ] = None,
@@ -148,14 +147,8 @@ def read_salts(path: Path) -> dict[str, str]:
         raise ConfigError(f"salts `{path}`: line {line}: {reason} ({code})", path=path) from None
     made: dict[str, str] = {}
     for tenant, found in data.items() if isinstance(data, dict) else [(None, None)]:
-        if not (
-            isinstance(tenant, str)
-            and isinstance(found, list)
-            and all(isinstance(s, str) and s for s in found)
-        ):
-            raise ConfigError(
-                f"salts `{path}`: must map each tenant to a list of its salts, as text", path=path
-            )
+        if not (isinstance(tenant, str) and isinstance(found, list) and all(isinstance(s, str) and s for s in found)):
+            raise ConfigError(f"salts `{path}`: must map each tenant to a list of its salts, as text", path=path)
         for salt in found:
             if made.setdefault(salt, tenant) != tenant:
                 raise ConfigError(f"salts `{path}`: `{tenant}` and `{made[salt]}` share a salt", path=path)
@@ -181,9 +174,7 @@ def render(status: dict[str, Any]) -> Group:
     )
     lines: list[RenderableType] = [head, Text(counts), table]
     if status["unused_residencies"]:
-        lines.append(
-            Text(f"{status['unused_residencies']:,} chains: no use seen within their idle time", style="dim")
-        )
+        lines.append(Text(f"{status['unused_residencies']:,} chains: no use seen within their idle time", style="dim"))
     if status["unsure"]:
         lines.append(Text(f"counts are unsure: {status['unsure']}", style="yellow"))
     if status["recording"] is False:

@@ -86,9 +86,7 @@ class DynamoWire:
     ) -> bytes:
         """Those of the events that a router may be told, as one payload."""
         found = [self.event_of(event, incarnation) for event in events] if tokens_published else []
-        return self._encoder.encode(
-            DynamoBatch(ts_seconds, [event for event in found if event is not None], rank)
-        )
+        return self._encoder.encode(DynamoBatch(ts_seconds, [event for event in found if event is not None], rank))
 
     def replay_frames(self, topic: bytes, sequence: bytes, payload: bytes) -> tuple[bytes, ...]:
         """One replayed batch, as vLLM sends it."""

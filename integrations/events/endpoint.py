@@ -29,9 +29,7 @@ def check_endpoint(endpoint: str) -> str:
     """The endpoint, if it is one that ZeroMQ can use here. Raises `ConfigError`."""
     if endpoint.startswith("tcp://"):
         port = endpoint.rsplit(":", 1)[1]
-        if _host(endpoint) and (
-            port == "*" or (port.isascii() and port.isdigit() and int(port) <= _PORT_MAX)
-        ):
+        if _host(endpoint) and (port == "*" or (port.isascii() and port.isdigit() and int(port) <= _PORT_MAX)):
             return endpoint
     elif endpoint.startswith(("ipc://", "inproc://")) and len(endpoint.split("://", 1)[1]) > 0:
         return endpoint

@@ -72,9 +72,7 @@ class BlockEventFeed(ABC):
         self._named_by: KnownEpochs | None = None
         self._revision = revision
         self._may_export = may_export
-        self._told: set[tuple[str, str]] = (
-            set()
-        )  # tenants and classifications of which something was published
+        self._told: set[tuple[str, str]] = set()  # tenants and classifications of which something was published
         self._close = close
         self._scopes: WeakKeyDictionary[Domain, EventScope] = WeakKeyDictionary()
         self._scopes_revision = revision()
@@ -99,9 +97,7 @@ class BlockEventFeed(ABC):
 
     def _may_leave(self, event: BlockEvent) -> bool:
         scope = event.scope
-        if (
-            scope is None or scope.tenant == EVERY_TENANT
-        ):  # the publisher refuses what has none; the pool is nobody's
+        if scope is None or scope.tenant == EVERY_TENANT:  # the publisher refuses what has none; the pool is nobody's
             return True
         who = (scope.tenant, scope.classification)
         if not self._may_export(*who):

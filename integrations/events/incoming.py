@@ -147,9 +147,7 @@ def read(payload: bytes) -> Payload:
         if any(event.event_type is not None for event in whole.events):
             raise ValueError("events in the standard form, with aliases")
         found = [_plain(event) for event in whole.events]
-        return Payload(
-            _utc_us(whole.ts), tuple(event for event in found if event is not None), found.count(None)
-        )
+        return Payload(_utc_us(whole.ts), tuple(event for event in found if event is not None), found.count(None))
     except _UNREADABLE:
         pass
     try:

@@ -99,9 +99,7 @@ class MooncakeWire:
         for event in events:
             if event.kind == CLEARED:
                 custody = custody_of(event, incarnation)
-                made += [
-                    MooncakeCleared(*self._envelope(stream, ts_ms, rank), custody) for stream in self._next
-                ]
+                made += [MooncakeCleared(*self._envelope(stream, ts_ms, rank), custody) for stream in self._next]
             elif event.namespace and event.lora_name is None:
                 made += self._told(event, ts_ms, rank, incarnation, tokens_published)
         return self._encoder.encode(MooncakeBatch(ts_ms, made, rank))
@@ -141,9 +139,7 @@ class MooncakeWire:
         tokens = [int(token) for token in event.tokens] if tokens_published and event.tokens else None
         parent = _unsigned(event.parent) if event.parent else None
         depth = None if event.parent else 0
-        made.append(
-            MooncakeStored(*self._envelope(stream, ts_ms, rank), hashes, depth, parent, tokens, custody)
-        )
+        made.append(MooncakeStored(*self._envelope(stream, ts_ms, rank), hashes, depth, parent, tokens, custody))
         return made
 
     def _envelope(

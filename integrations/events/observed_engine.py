@@ -160,9 +160,7 @@ class ObservedEngine:
             check_tenant_name(tenant)
         self._scope_trusted = scope_trusted
         levels = table.policy.classifications
-        self._unattributed_level = (
-            len(levels) - 1 if unattributed_as is None else table.level(unattributed_as)
-        )
+        self._unattributed_level = len(levels) - 1 if unattributed_as is None else table.level(unattributed_as)
         self._blocks_max = blocks_max
         self._held: dict[Place, ObservedResidency] = {}  # the first copy of each key
         self._copies: dict[Place, list[ObservedResidency]] = {}  # its further ones (rule 7)
@@ -232,9 +230,7 @@ class ObservedEngine:
                 return
             residency = self._open(event, at_us)
         residency.used_us = max(residency.used_us, at_us)
-        if event.parent is None and all(
-            (event.medium, event.group, one) in self._held for one in event.hashes
-        ):
+        if event.parent is None and all((event.medium, event.group, one) in self._held for one in event.hashes):
             return
         for one in event.hashes:
             place = (event.medium, event.group, one)
@@ -414,9 +410,7 @@ class ObservedEngine:
             residencies=len(self._live),
             overdue_residencies=sum(share.overdue_residencies for share in shares),
             overdue_blocks=sum(share.overdue_blocks for share in shares),
-            unused_residencies=sum(
-                residency.used_us + residency.idle_us < now_us for residency in self._live.values()
-            ),
+            unused_residencies=sum(residency.used_us + residency.idle_us < now_us for residency in self._live.values()),
             unattributed_blocks=sum(share.blocks for share in shares if share.tenant is None),
             batches=self._batches,
             missed_batches=self._missed,

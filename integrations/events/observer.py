@@ -137,16 +137,10 @@ def _open_ledger(watch: WatchOptions, stack: ExitStack, clock: Clock) -> EventWr
     stack.callback(store.dispose)
     upgrade(store)
     private_folder(watch.spill)
-    writer = stack.enter_context(
-        EventWriter(store, worker=watch.name, clock=clock, spill_directory=watch.spill)
-    )
+    writer = stack.enter_context(EventWriter(store, worker=watch.name, clock=clock, spill_directory=watch.spill))
     software = f"kvcustody {__version__}"
     table = watch.table
     writer.submit(
-        [
-            ObservationStarted(
-                clock.now_us(), watch.name, watch.endpoint, table.policy.name, table.digest, software
-            )
-        ]
+        [ObservationStarted(clock.now_us(), watch.name, watch.endpoint, table.policy.name, table.digest, software)]
     )
     return writer

@@ -147,9 +147,7 @@ class EventPublisher:
         try:
             self._pub = self._bind(zmq.PUB, at_rank(endpoint, rank), remote_allowed)
             self._router = (
-                self._bind(zmq.ROUTER, at_rank(replay_endpoint, rank), remote_allowed)
-                if replay_endpoint
-                else None
+                self._bind(zmq.ROUTER, at_rank(replay_endpoint, rank), remote_allowed) if replay_endpoint else None
             )
         except BaseException:
             self._context.destroy(linger=0)

@@ -71,9 +71,7 @@ class _Running:
 
     __slots__ = ("answer", "asked", "begins_us", "found", "id", "produced", "stalls")
 
-    def __init__(
-        self, id_: Hashable, asked: Asked, answer: Future[ServedRequest], found: int, begins_us: int
-    ) -> None:
+    def __init__(self, id_: Hashable, asked: Asked, answer: Future[ServedRequest], found: int, begins_us: int) -> None:
         self.id, self.asked, self.answer, self.found, self.begins_us = id_, asked, answer, found, begins_us
         self.produced = self.stalls = 0
 
@@ -159,9 +157,7 @@ class ModellessEngine:
     def _serve(self) -> None:
         torch.set_num_threads(1)
         size = self.block_tokens
-        cache = PatternCache(
-            self._blocks, ReplayCacheShape(block_tokens=size), device="cpu", clock=self._clock
-        )
+        cache = PatternCache(self._blocks, ReplayCacheShape(block_tokens=size), device="cpu", clock=self._clock)
         plan = MemoryPlan(lambda _: cache.memory, self._blocks, 1, cache.memory.bytes_per_block)
         self._model = replay_model(size)
         with open_worker(self._settings, plan, origin=SIMULATED) as worker, ExitStack() as told:

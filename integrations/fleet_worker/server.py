@@ -68,9 +68,7 @@ def completion(content: str, served: ServedRequest) -> dict[str, Any]:
         "object": "chat.completion",
         "created": 1,
         "model": MODEL,
-        "choices": [
-            {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
-        ],
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}],
         "usage": {
             "prompt_tokens": served.prompt_tokens,
             "completion_tokens": served.answer_tokens,
@@ -154,9 +152,7 @@ def _problem(status: int, reason: str) -> Response:
 class LocalServer(uvicorn.Server):
     """Serves an application; `end` ends it in order, from any thread, before it began too."""
 
-    def __init__(
-        self, application: Callable[..., Awaitable[None]], port: int, *, host: str = LOOPBACK
-    ) -> None:
+    def __init__(self, application: Callable[..., Awaitable[None]], port: int, *, host: str = LOOPBACK) -> None:
         super().__init__(
             uvicorn.Config(
                 application, host=host, port=port, log_level="error", access_log=False,
@@ -176,20 +172,14 @@ class LocalServer(uvicorn.Server):
 
 def main() -> None:
     """Serve until a signal ends it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument(
         "--host", default=LOOPBACK, help="where it listens, in clear: loopback, or a network of routers alone"
     )
     parser.add_argument("--blocks", type=int, default=2048, help="of the pool (default: %(default)s)")
-    parser.add_argument(
-        "--ungoverned", metavar="NAME", default="", help="serve under this name, without custody"
-    )
-    parser.add_argument(
-        "--hangs-every", type=float, default=0.0, help="seconds between hangs of its device; 0: never"
-    )
+    parser.add_argument("--ungoverned", metavar="NAME", default="", help="serve under this name, without custody")
+    parser.add_argument("--hangs-every", type=float, default=0.0, help="seconds between hangs of its device; 0: never")
     given = parser.parse_args()
     if given.ungoverned:
         plain = LocalServer(

@@ -159,9 +159,7 @@ def _principal(proven: Authenticated, route: str | None, headers: RequestHeaders
         if header is not None
     }
     try:
-        return identify(
-            issuer=proven.issuer, tenant=proven.tenant, verified=verified, asserted=asserted, route=route
-        )
+        return identify(issuer=proven.issuer, tenant=proven.tenant, verified=verified, asserted=asserted, route=route)
     except IdentityError as error:
         raise malformed(error.operands["field"], error.operands["reason"]) from None
 

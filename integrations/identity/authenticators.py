@@ -92,9 +92,7 @@ class DoorTokenAuthenticator:
         if isinstance(found, RejectedToken):
             raise refused(f"door token: {found.reason}")
         of = found.claims.principal
-        return Authenticated(
-            of.issuer, of.tenant, of.subject, of.session, of.classification, of.route, token=found
-        )
+        return Authenticated(of.issuer, of.tenant, of.subject, of.session, of.classification, of.route, token=found)
 
 
 def read_door_keys(path: Path) -> tuple[VerifierKey, ...]:

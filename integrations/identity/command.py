@@ -82,18 +82,14 @@ def check(file: _Document = DOCUMENT, *, as_json: _Json = False) -> None:
 class KeyOptions(ParameterGroup):
     """What the key says of its requests."""
 
-    subject: Annotated[str | None, typer.Option(help="Its user; without one, the tenant may assert one.")] = (
-        None
-    )
+    subject: Annotated[str | None, typer.Option(help="Its user; without one, the tenant may assert one.")] = None
     classification: Annotated[str | None, typer.Option(help="Classification of its requests.")] = None
     route: Annotated[str | None, typer.Option(help="Route of its requests, as /v1/hr; else the path.")] = None
-    issuer: Annotated[str | None, typer.Option(help="Keeps equal tenant names apart; else `api-keys`.")] = (
+    issuer: Annotated[str | None, typer.Option(help="Keeps equal tenant names apart; else `api-keys`.")] = None
+    operator: Annotated[bool, typer.Option("--operator", help="May also use administration paths.")] = False
+    until: Annotated[str | None, typer.Option(help="A UTC date, from which on the key is refused.", metavar="DATE")] = (
         None
     )
-    operator: Annotated[bool, typer.Option("--operator", help="May also use administration paths.")] = False
-    until: Annotated[
-        str | None, typer.Option(help="A UTC date, from which on the key is refused.", metavar="DATE")
-    ] = None
 
 
 @engine_keys.command(
@@ -152,9 +148,7 @@ def issue(
         print(shown)
 
 
-@engine_keys.command(
-    epilog="Example: `kvcustody apikey engine revoke acme-ci --file /etc/kvcustody/api-keys.yaml`"
-)
+@engine_keys.command(epilog="Example: `kvcustody apikey engine revoke acme-ci --file /etc/kvcustody/api-keys.yaml`")
 def revoke(
     name: Annotated[str, typer.Argument(help="The key's name, as `list` shows it.")],
     *,
@@ -287,9 +281,7 @@ def _writing(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(
-            f"{file}: cannot be written ({error.strerror}); check its folder's mode", path=file
-        ) from None
+        raise ConfigError(f"{file}: cannot be written ({error.strerror}); check its folder's mode", path=file) from None
 
 
 def _check_names(entry: dict[str, object]) -> None:
@@ -313,9 +305,7 @@ def _check_folder(file: Path) -> None:
 
 def _check_file(file: Path) -> None:
     if not file.exists():
-        raise ConfigError(
-            f"{file}: is not there; name the file with --file, or make it with `issue`", path=file
-        )
+        raise ConfigError(f"{file}: is not there; name the file with --file, or make it with `issue`", path=file)
 
 
 def _print_json(document: dict[str, Any]) -> None:

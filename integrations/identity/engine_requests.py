@@ -47,9 +47,7 @@ def _chat_batch(body: dict[str, Any]) -> int:
 
 def _responses(body: dict[str, Any]) -> int:
     tools = body.get("tools")
-    if not isinstance(tools, list) or all(
-        isinstance(tool, dict) and tool.get("type") == "function" for tool in tools
-    ):
+    if not isinstance(tools, list) or all(isinstance(tool, dict) and tool.get("type") == "function" for tool in tools):
         return 1
     stated = body.get("max_tool_calls")
     return 1 + (min(stated, TOOL_TURNS_MAX) if type(stated) is int and stated >= 0 else TOOL_TURNS_MAX)

@@ -131,9 +131,7 @@ class IdentityDocument(YamlModel):
     @model_validator(mode="after")
     def _usable(self) -> IdentityDocument:
         if self.api_keys is None and not self.issuers and self.doors is None:
-            raise ValueError(
-                "the document names neither `api_keys`, `issuers` nor `doors`: nobody could get in"
-            )
+            raise ValueError("the document names neither `api_keys`, `issuers` nor `doors`: nobody could get in")
         if SCOPED.keys() & {*self.open_paths, *self.served_paths}:
             raise ValueError("`open_paths` and `served_paths` may not name a path to the engine")
         for field in ("issuer", "called"):

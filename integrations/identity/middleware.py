@@ -87,9 +87,7 @@ class IdentityMiddleware:
             client = scope.get("client") or ("",)
             self._refused(reason, network_of(client[0]))
 
-    async def _scoped_body(
-        self, admitted: AdmittedRequest, headers: RequestHeaders, receive: Receive
-    ) -> bytes:
+    async def _scoped_body(self, admitted: AdmittedRequest, headers: RequestHeaders, receive: Receive) -> bytes:
         """The body for the engine, with a scope token in it."""
         return self._gate.scope(admitted, await read_body(headers, receive, self._body_bytes_max))
 

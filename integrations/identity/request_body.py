@@ -120,9 +120,7 @@ def take_kinds(body: dict[str, Any]) -> tuple[KindRange, ...]:
     try:
         return read_kinds([KindRange(each["from"], each["to"], each["kind"]) for each in given])
     except (TypeError, KeyError, ConfigError):
-        raise malformed(
-            OUR_KINDS_FIELD, f"is not a list of up to {KINDS_MAX} spans `{{from, to, kind}}`"
-        ) from None
+        raise malformed(OUR_KINDS_FIELD, f"is not a list of up to {KINDS_MAX} spans `{{from, to, kind}}`") from None
 
 
 def put_kinds(body: dict[str, Any], kinds: tuple[KindRange, ...], scoped: Scoped) -> None:
@@ -203,9 +201,7 @@ def bind_ids(body: dict[str, Any], kind: Body, owner: str, more: Iterable[str] =
     elif given is not None:
         body["request_id"] = f"{owner}-{check_id('request_id', given)}"
     if kind is Body.GENERATE and body.get("features") is not None:
-        raise malformed(
-            "features", "is not accepted from tenants: its media hashes name shared cache entries"
-        )
+        raise malformed("features", "is not accepted from tenants: its media hashes name shared cache entries")
     for holder in (body, *_extra_arguments(body)):
         if _SESSION in holder:
             holder[_SESSION] = bound_session(_SESSION, holder[_SESSION], owner)

@@ -61,9 +61,7 @@ def _read(path: Path) -> NatsKey:
     try:
         text = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
-        raise ConfigError(
-            f"`{path}` cannot be read; `kvcustody events nats-config` makes it", path=path
-        ) from None
+        raise ConfigError(f"`{path}` cannot be read; `kvcustody events nats-config` makes it", path=path) from None
     return NatsKey.from_seed(text)
 
 
@@ -168,9 +166,7 @@ def _account(
 
 def _shared(importing: NatsKey | None = None) -> list[dict[str, Any]]:
     """What the fleet's account exports to readers, or as they import it from that account."""
-    shared = [
-        {"name": f"s{number}", "subject": one, "type": "stream"} for number, one in enumerate(READ_SUBJECTS)
-    ]
+    shared = [{"name": f"s{number}", "subject": one, "type": "stream"} for number, one in enumerate(READ_SUBJECTS)]
     for number, (subject, has_many_answers) in enumerate(ASKED_SUBJECTS.items()):
         one = {"name": f"q{number}", "subject": subject, "type": "service"}
         if importing is None:
@@ -178,9 +174,7 @@ def _shared(importing: NatsKey | None = None) -> list[dict[str, Any]]:
         shared.append(one)
     if importing is None:
         return shared
-    return [
-        {**one, "account": importing.public, "local_subject": for_readers(one["subject"])} for one in shared
-    ]
+    return [{**one, "account": importing.public, "local_subject": for_readers(one["subject"])} for one in shared]
 
 
 def _quoted(text: str) -> str:

@@ -37,9 +37,7 @@ app = typer.Typer(
     help="KV events over NATS JetStream: its server's accounts, credentials, and the keeper of the stream.",
     epilog="docs/operate/events.md says what NATS is for, what it sees, and what happens without it.",
 )
-_Folder = Annotated[
-    Path, typer.Option(file_okay=False, help="The folder of the server's keys.", metavar="FOLDER")
-]
+_Folder = Annotated[Path, typer.Option(file_okay=False, help="The folder of the server's keys.", metavar="FOLDER")]
 _FOLDER = Path("kvcustody-nats")
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 CONFIGURATION = "nats-server.conf"
@@ -140,9 +138,7 @@ def credentials_(
     text = credentials(account, known_as, allowed, now=now, seconds=int(hours * 3600))
     write_file(out, text.encode(), mode=PRIVATE)
     if as_json:
-        _print_json(
-            {"file": str(out), "role": role.value, "name": known_as, "expires": now + int(hours * 3600)}
-        )
+        _print_json({"file": str(out), "role": role.value, "name": known_as, "expires": now + int(hours * 3600)})
     else:
         typer.echo(f"{out}: {role.value} `{known_as}`, for {hours:g} hours")
 
@@ -171,9 +167,7 @@ def keep(
     run_keeper(settings, about, memory_mib << 20, age_seconds)
 
 
-@app.command(
-    epilog="Example: `kvcustody events watch nats://127.0.0.1:4222 --credentials router.creds --seconds 10`"
-)
+@app.command(epilog="Example: `kvcustody events watch nats://127.0.0.1:4222 --credentials router.creds --seconds 10`")
 def watch(
     server: Annotated[str, typer.Argument(help="The NATS server.", metavar="URL")],
     *,

@@ -57,9 +57,7 @@ def run_keeper(settings: Settings, about: str, memory_bytes: int, age_seconds_ma
     with ExitStack() as stack:
         connection = connect(settings, stack)
         lease = lease_seconds(settings.custody_lease_seconds, erased_within_us=0)
-        feed = EpochFeed(
-            connection, SystemClock(), lease_seconds=lease, on_known=keeper.take, acknowledges=False
-        )
+        feed = EpochFeed(connection, SystemClock(), lease_seconds=lease, on_known=keeper.take, acknowledges=False)
         stack.callback(feed.stop)
         feed.start()
         asyncio.run(_run(keeper, place))

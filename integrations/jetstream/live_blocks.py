@@ -29,9 +29,7 @@ class LiveBlocks:
 
     def __init__(self, blocks_max: int = BLOCKS_MAX) -> None:
         self._blocks_max = blocks_max
-        self._told: OrderedDict[_Id, NamedRequester | None] = (
-            OrderedDict()
-        )  # each block's tenant; None: of no name
+        self._told: OrderedDict[_Id, NamedRequester | None] = OrderedDict()  # each block's tenant; None: of no name
         self._of: dict[NamedRequester | None, dict[_Id, BlockEvent]] = {}  # one block each
         self.let_go = 0
 

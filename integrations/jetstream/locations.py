@@ -39,9 +39,7 @@ ASKED_AGAIN_SECONDS: Final = 3.0
 STREAMS_MAX: Final = 1 << 16
 KEPT_MAX: Final = 10_000
 PARTS_MAX: Final = 4096
-KEPT_BYTES_MAX: Final = (
-    128 << 20
-)  # of one worker's tenant; a snapshot of as many blocks as a publisher keeps has less
+KEPT_BYTES_MAX: Final = 128 << 20  # of one worker's tenant; a snapshot of as many blocks as a publisher keeps has less
 ALL_KEPT_BYTES_MAX: Final = 512 << 20
 FOLLOWED_MAX: Final = 8  # processes of one worker's tenant that others have followed
 
@@ -103,9 +101,7 @@ class WorkerStreams:
         self._index, self._now = index, now
         self._streams: OrderedDict[tuple[str, str], _Stream] = OrderedDict()
         self._kept_bytes = 0
-        self.counts = dict.fromkeys(
-            ("messages", "repeated", "malformed", "gaps", "lives", "snapshots", "let_go"), 0
-        )
+        self.counts = dict.fromkeys(("messages", "repeated", "malformed", "gaps", "lives", "snapshots", "let_go"), 0)
 
     def is_usable(self, worker: str, tenant: str) -> bool:
         """Rule 1 and 3."""

@@ -68,9 +68,7 @@ class NatsKey(NamedTuple):
         """The signature, 64 bytes."""
         return self._key().sign(data)
 
-    def claim(
-        self, subject: str, name: str, nats: dict[str, Any], *, issued: int, expires: int | None = None
-    ) -> str:
+    def claim(self, subject: str, name: str, nats: dict[str, Any], *, issued: int, expires: int | None = None) -> str:
         """A JWT by this key about the public key `subject`; times are UTC seconds."""
         claims: dict[str, Any] = {
             "iat": issued,

@@ -184,9 +184,7 @@ class ToldStream:
             self._next[subject.tenant] = max(self._first_number, int(is_late))
         return [self._numbered(subject, subject.tenant, run, at)]
 
-    def _numbered(
-        self, subject: EventSubject | None, tenant: str, events: Sequence[BlockEvent], at: float
-    ) -> Message:
+    def _numbered(self, subject: EventSubject | None, tenant: str, events: Sequence[BlockEvent], at: float) -> Message:
         number = self._next[tenant]
         self._next[tenant] = number + 1
         self._idle[tenant] = 0
@@ -224,11 +222,7 @@ class ToldStream:
         tenant = said if tenant == EVERY else tenant
         whole = self._tenants.get(tenant)
         last = self._asked.get((reader, tenant))
-        if (
-            whole is None
-            or not question.isalnum()
-            or (last is not None and now - last < _ASKED_APART_SECONDS)
-        ):
+        if whole is None or not question.isalnum() or (last is not None and now - last < _ASKED_APART_SECONDS):
             return []
         self._asked[reader, tenant] = now
         self._asked.move_to_end((reader, tenant))
@@ -246,10 +240,7 @@ class ToldStream:
             PARTS: str(len(runs)),
         }
         where = snapshot_subject(reader, self.worker)
-        return [
-            Message(where, self._payload(run, at), {**head, PART: str(place)})
-            for place, run in enumerate(runs)
-        ]
+        return [Message(where, self._payload(run, at), {**head, PART: str(place)}) for place, run in enumerate(runs)]
 
 
 class _Waiting(NamedTuple):
@@ -388,9 +379,7 @@ class StreamPublisher:
                     return
         finally:
             connecting.cancel()
-            await asyncio.wait(
-                {connecting}, timeout=self._limits.close_seconds
-            )  # one that connects may not hear it
+            await asyncio.wait({connecting}, timeout=self._limits.close_seconds)  # one that connects may not hear it
             if self._client is not None:
                 with suppress(Exception):
                     await asyncio.wait_for(self._client.flush(), self._limits.close_seconds)

@@ -41,17 +41,13 @@ class AwsKms:
             read_timeout=place.timeout_ms / 1000,
             retries={"total_max_attempts": 2},
         )
-        self._kms = client or boto3.client(
-            "kms", region_name=place.region, endpoint_url=place.endpoint, config=how
-        )
+        self._kms = client or boto3.client("kms", region_name=place.region, endpoint_url=place.endpoint, config=how)
 
     def make_key(self, name: str) -> None:
         """Make a symmetric key and its alias; one that is there stays as it is."""
         if self._described(name) is None:
             made = self._ask(
-                lambda: self._kms.create_key(
-                    Description="kvcustody: wraps one key epoch", KeyUsage="ENCRYPT_DECRYPT"
-                )
+                lambda: self._kms.create_key(Description="kvcustody: wraps one key epoch", KeyUsage="ENCRYPT_DECRYPT")
             )
             key = made["KeyMetadata"]["KeyId"]
             self._ask(lambda: self._kms.create_alias(AliasName=_alias(name), TargetKeyId=key))
@@ -69,9 +65,7 @@ class AwsKms:
     def unwrap(self, name: str, wrapped: bytes, context: bytes) -> KeyBuffer:
         """The secret behind a wrap of this key and context."""
         opened = self._ask(
-            lambda: self._kms.decrypt(
-                KeyId=_alias(name), CiphertextBlob=wrapped, EncryptionContext=_context(context)
-            )
+            lambda: self._kms.decrypt(KeyId=_alias(name), CiphertextBlob=wrapped, EncryptionContext=_context(context))
         )["Plaintext"]
         if len(opened) != KEY_BYTES:
             raise KeyringError(f"{self.place}: key `{name}` opened no secret of ours")
@@ -87,9 +81,7 @@ class AwsKms:
         when = described.get("DeletionDate")
         if when is None:
             when = self._ask(
-                lambda: self._kms.schedule_key_deletion(
-                    KeyId=described["KeyId"], PendingWindowInDays=self._days
-                )
+                lambda: self._kms.schedule_key_deletion(KeyId=described["KeyId"], PendingWindowInDays=self._days)
             )["DeletionDate"]
         return KeyEnd(int(when.timestamp() * MICROSECONDS))
 

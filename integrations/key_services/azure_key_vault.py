@@ -47,9 +47,7 @@ class AzureKeyVault:
     def make_key(self, name: str) -> None:
         """Make an RSA key of 3,072 bits; one that is there stays as it is."""
         if self._found(name) is None:
-            self._ask(
-                lambda: self._keys.create_rsa_key(name, size=3072, key_operations=["wrapKey", "unwrapKey"])
-            )
+            self._ask(lambda: self._keys.create_rsa_key(name, size=3072, key_operations=["wrapKey", "unwrapKey"]))
 
     def wrap(self, name: str, secret: KeyBuffer, context: bytes) -> bytes:
         """Rule 1."""

@@ -46,9 +46,7 @@ class OpenBaoTransit:
                 raise ConfigError(
                     f"certificate authority `{folder / place.certificate_authority}`: cannot be read ({error})"
                 ) from None
-        self._client = httpx.Client(
-            transport=deadline_transport(verify=verify), timeout=self._seconds, trust_env=False
-        )
+        self._client = httpx.Client(transport=deadline_transport(verify=verify), timeout=self._seconds, trust_env=False)
 
     def make_key(self, name: str) -> None:
         """Make an AES-256-GCM key; one that is there stays as it is."""
@@ -123,9 +121,7 @@ class OpenBaoTransit:
         try:
             token = self._token.read_text("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise KeyServiceUnavailable(
-                f"token of the key service `{self._token}`: cannot be read ({error})"
-            ) from None
+            raise KeyServiceUnavailable(f"token of the key service `{self._token}`: cannot be read ({error})") from None
         request = self._client.build_request(
             method,
             self._base + path,
@@ -133,14 +129,10 @@ class OpenBaoTransit:
             headers={"X-Vault-Token": token, "Content-Type": "application/json", **self._namespace},
         )
         try:
-            answer = read_bounded(
-                self._client, request, deadline_seconds=self._seconds, bytes_max=_ANSWER_BYTES_MAX
-            )
+            answer = read_bounded(self._client, request, deadline_seconds=self._seconds, bytes_max=_ANSWER_BYTES_MAX)
             return answer.status_code, orjson.loads(answer.content) if answer.content else None
         except (httpx.HTTPError, ValueError) as error:
-            raise KeyServiceUnavailable(
-                f"key service {self.place}: {error or type(error).__name__}"
-            ) from None
+            raise KeyServiceUnavailable(f"key service {self.place}: {error or type(error).__name__}") from None
 
 
 def _text(context: bytes) -> str:

@@ -84,9 +84,7 @@ class Pkcs11Token:
                 )
             except (pkcs11.EncryptedDataInvalid, pkcs11.EncryptedDataLenRange):
                 raise self._refused(name, "does not open this wrap") from None
-            except (
-                pkcs11.GeneralError
-            ):  # of SoftHSM for a tag that does not match, of any token that is broken
+            except pkcs11.GeneralError:  # of SoftHSM for a tag that does not match, of any token that is broken
                 session.generate_random(128)
                 raise self._refused(name, "does not open this wrap") from None
             if len(opened) != KEY_BYTES:
@@ -143,9 +141,7 @@ class Pkcs11Token:
             except pkcs11.PKCS11Error as error:
                 self._session = None
                 if is_last:
-                    raise KeyServiceUnavailable(
-                        f"{self.place}: {type(error).__name__} {error}".strip()
-                    ) from None
+                    raise KeyServiceUnavailable(f"{self.place}: {type(error).__name__} {error}".strip()) from None
         raise AssertionError("the second attempt returns or raises")
 
     def _open(self) -> Any:
@@ -161,7 +157,5 @@ class Pkcs11Token:
 
 
 def _keys(session: Any, name: str) -> list[Any]:
-    found = session.get_objects(
-        {pkcs11.Attribute.LABEL: name, pkcs11.Attribute.CLASS: pkcs11.ObjectClass.SECRET_KEY}
-    )
+    found = session.get_objects({pkcs11.Attribute.LABEL: name, pkcs11.Attribute.CLASS: pkcs11.ObjectClass.SECRET_KEY})
     return list(found)

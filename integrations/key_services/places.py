@@ -75,6 +75,4 @@ class AzurePlace(YamlModel):
     timeout_ms: Milliseconds = 5_000
 
 
-Place = Annotated[
-    OpenBaoPlace | Pkcs11Place | AwsPlace | GooglePlace | AzurePlace, Field(discriminator="service")
-]
+Place = Annotated[OpenBaoPlace | Pkcs11Place | AwsPlace | GooglePlace | AzurePlace, Field(discriminator="service")]

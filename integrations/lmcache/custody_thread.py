@@ -123,9 +123,7 @@ class Chunks:
         owed = owed_by(self.governor.table, label.tenant, label.level)
         ceiling_us = now_us + owed.absolute_us
         last = chunk_key(key)
-        run = PublishedRun(
-            label, last, _NO_KEY, 0, now_us, ceiling_us, min(ceiling_us, now_us + owed.idle_us)
-        )
+        run = PublishedRun(label, last, _NO_KEY, 0, now_us, ceiling_us, min(ceiling_us, now_us + owed.idle_us))
 
         def read(first: int, count: int, into: memoryview) -> None:
             into[:] = content
@@ -140,9 +138,7 @@ class Chunks:
     def has(self, key: ObjectKey, *, seeks: bool = True) -> bool:
         """Whether a copy can be found now. `seeks`: whether a shared store is asked for what others stored."""
         label = self.directory.label_of(key.cache_salt)
-        return label is not None and any(
-            tier.lookup(label, chunk_key(key), 0, seeks=seeks) for tier in self.tiers
-        )
+        return label is not None and any(tier.lookup(label, chunk_key(key), 0, seeks=seeks) for tier in self.tiers)
 
     def has_each(self, keys: Sequence[ObjectKey]) -> list[bool]:
         """Which of these can be found; those of one model part are in the order of the prompt (rule 6)."""
@@ -217,9 +213,7 @@ class CustodyThread:
     def __init__(self, settings: Settings) -> None:
         """Raises `ConfigError` that names a setting that is missing."""
         if settings.scope_salts_path is None:
-            raise ConfigError(
-                "setting `scope_salts_path`: name the file in which governed engines tell their salts"
-            )
+            raise ConfigError("setting `scope_salts_path`: name the file in which governed engines tell their salts")
         if not tier_names(settings):
             raise ConfigError(
                 "setting `nvme_tier_path`: LMCache's second tier needs a tier: a folder, `host_tier_bytes` or "
@@ -280,9 +274,7 @@ class CustodyThread:
         future: Future[T] = Future()
         with self._lock:
             if self._thread is None or self._is_closed:
-                future.set_exception(
-                    CustodyError("it is closed" if self._is_closed else "no object was seen yet")
-                )
+                future.set_exception(CustodyError("it is closed" if self._is_closed else "no object was seen yet"))
             else:
                 self._jobs.put((call, future))  # type: ignore[arg-type]  # of one type each
         return future

@@ -191,9 +191,7 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         from lmcache.v1.distributed.api import MemoryResidency, MemorySegment, MemoryTags  # 0.5.6 has none
 
         is_shared = self.custody.is_shared
-        return MemoryTags(
-            MemorySegment.STORAGE, MemoryResidency.REMOTE if is_shared else MemoryResidency.LOCAL
-        )
+        return MemoryTags(MemorySegment.STORAGE, MemoryResidency.REMOTE if is_shared else MemoryResidency.LOCAL)
 
     # -- the rest -------------------------------------------------------------------------------------------------
 

@@ -67,9 +67,7 @@ class SerdeCustody:
     def __init__(self, settings: Settings, tier: str) -> None:
         """Raises a `CustodyError` that names what cannot be opened."""
         if settings.scope_salts_path is None:
-            raise ConfigError(
-                "setting `scope_salts_path`: name the file in which governed engines tell their salts"
-            )
+            raise ConfigError("setting `scope_salts_path`: name the file in which governed engines tell their salts")
         self.tier = tier
         self._settings = settings
         self._path: Path = settings.scope_salts_path
@@ -149,9 +147,7 @@ class SealingThread:
         label, spec = self._whose(key)
         terms, now_us = self._terms(key.cache_salt, label), self._clock.now_us()
         if not terms.lives_us:
-            raise SealError(
-                f"policy keeps `{label.classification}` of `{label.tenant}` out of `{self._custody.tier}`"
-            )
+            raise SealError(f"policy keeps `{label.classification}` of `{label.tenant}` out of `{self._custody.tier}`")
         ceiling_us, due_us = now_us + terms.ceiling_us, now_us + terms.lives_us
         bucket = self._shred.of_bucket(label.classification, due_us, terms.bucket_us).id
         last, layout = chunk_key(key), layout_of(key.model_name, len(content))

@@ -81,9 +81,7 @@ class FirstTierModule(DiscoverableModule):  # type: ignore[misc]
                 [policy] = [one for one in vars(controller).values() if isinstance(one, StorePolicy)]
                 probe: list[ObjectKey] = [object()]
                 if policy.select_l1_deletions(probe) != probe:
-                    raise ConfigError(
-                        "--l2-store-policy: must be `skip_l1`; LMCache's first tier is in clear"
-                    )
+                    raise ConfigError("--l2-store-policy: must be `skip_l1`; LMCache's first tier is in clear")
             prefetch = manager._prefetch_controller
             if any(prefetch._policy.plan_l1_retention([object()], None, None)):
                 raise ConfigError("--l2-prefetch-policy: must be `default`; LMCache's first tier is in clear")

@@ -32,9 +32,7 @@ REFUSED = (
     Refused("dp_size", (1, None), "several schedulers would share one worker's name and policy share"),
     Refused("attn_cp_size", (1, None), "a prompt's pages lie on several ranks"),
     Refused("dcp_size", (1, None), "a prompt's pages lie on several ranks"),
-    Refused(
-        "disable_overlap_schedule", (True,), "a step may still write to pages that the next one hands out"
-    ),
+    Refused("disable_overlap_schedule", (True,), "a step may still write to pages that the next one hands out"),
     Refused("disaggregation_mode", ("null", None), "KV leaves for another engine, or comes from one"),
     Refused("speculative_algorithm", _OFF, "drafts are written into pages that are never published"),
     Refused("enable_lora", _OFF, "an adapter's identity does not reach the scheduler's keys"),
@@ -117,9 +115,7 @@ def check_options(server_args: Any) -> None:
             value = None
         if value not in allowed:
             remedy = "leave it out" if allowed is _OFF else f"set it to `{allowed[0]}`"
-            raise ConfigError(
-                f"sglang's `{option}` is `{value}`: {why}; {remedy}", option=option, value=str(value)
-            )
+            raise ConfigError(f"sglang's `{option}` is `{value}`: {why}; {remedy}", option=option, value=str(value))
     from sglang.srt.environ import envs
 
     if envs.SGLANG_RUST_SERVER.get():

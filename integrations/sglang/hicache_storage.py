@@ -71,17 +71,13 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
         with self._lock:
             if self._copies is None:
                 tokens = int(mem_pool_host.page_size)
-                self._copies = OwnedCopies(
-                    self._terms, layout, digest_of(self._model), self._page_bytes, tokens
-                )
+                self._copies = OwnedCopies(self._terms, layout, digest_of(self._model), self._page_bytes, tokens)
                 self._thread.start()
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         """Raises `ConfigError` for a pool beside that of keys and values (rule 4)."""
         if host_pool_name != PoolName.KV:
-            raise ConfigError(
-                f"hicache storage: pool `{host_pool_name}` is not kept; pages of `kv` alone are"
-            )
+            raise ConfigError(f"hicache storage: pool `{host_pool_name}` is not kept; pages of `kv` alone are")
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
 
     # -- pages ----------------------------------------------------------------------------------------------------

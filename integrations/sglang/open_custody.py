@@ -31,9 +31,7 @@ def build_cache(context: Any) -> GovernedRadixCache:
     """The cache of a scheduler, for SGLang's registry. Raises a `CustodyError` that says what is not governed."""
     check_version()
     check_options(context.server_args)
-    check_kind(
-        is_hybrid_swa=context.is_hybrid_swa, is_hybrid_ssm=context.is_hybrid_ssm, is_dsa=context.is_dsa
-    )
+    check_kind(is_hybrid_swa=context.is_hybrid_swa, is_hybrid_ssm=context.is_hybrid_ssm, is_dsa=context.is_dsa)
     params = context.params
     if params.is_eagle:
         raise ConfigError("speculative drafts share the tree's keys; that is not governed")
@@ -86,9 +84,7 @@ def _open_publisher(cache: GovernedRadixCache, settings: Settings) -> None:
 
     worker = cache.worker
     assert worker is not None
-    publisher = open_publisher(
-        settings, revision=worker.port.table.revision, incarnation=worker.writer.incarnation
-    )
+    publisher = open_publisher(settings, revision=worker.port.table.revision, incarnation=worker.writer.incarnation)
     assert publisher is not None, "somebody is told"
     cache.custody.publish_to(publisher, publisher.close, with_tokens=settings.kv_events_tokens == "published")
 
@@ -110,8 +106,6 @@ def _open_tiers(cache: GovernedRadixCache, settings: Settings, plan: TierPlan) -
     tiers = open_tiers(plan, shape, port.keyring, root, worker.clock, cache.tier_stack, rules, holder)
     for tier in tiers:
         tier.staging.pin(memory.pin)
-    transfers = RunTransfers(
-        tiers, port.measures.cost, worker.clock, shape.block_tokens, always=plan.moves_always
-    )
+    transfers = RunTransfers(tiers, port.measures.cost, worker.clock, shape.block_tokens, always=plan.moves_always)
     cache.custody.tiers = SlotTiers(transfers, port, memory, size)
     port.erasures.destroy_returned(worker.completed)

@@ -84,9 +84,7 @@ def govern_allocator(allocator: Any) -> None:
             allocator=kind.__name__,
         )
     if allocator.need_sort:
-        raise ConfigError(
-            "the KV pool's allocator holds freed pages back and sorts them; that is not governed"
-        )
+        raise ConfigError("the KV pool's allocator holds freed pages back and sorts them; that is not governed")
     allocator.kvcustody_withheld = set()
     allocator.kvcustody_allocated = 0
     allocator.__class__ = _governed_class(kind)

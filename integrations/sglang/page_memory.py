@@ -38,9 +38,7 @@ class PageMemory:
                 pool=name,
             )
         tensors = list(pool.kv_buffer) if name == "MLATokenToKVPool" else [*pool.k_buffer, *pool.v_buffer]
-        if any(
-            getattr(pool, more, None) is not None for more in ("dq_k_buffer", "dq_v_buffer", "index_k_buffer")
-        ):
+        if any(getattr(pool, more, None) is not None for more in ("dq_k_buffer", "dq_v_buffer", "index_k_buffer")):
             raise ConfigError("the KV pool keeps a second form of its slots, which no scrub would reach")
         table = SegmentTable.from_tensors(tensors, layout=Layout.TOKENS, block_tokens=page_tokens)
         if table.blocks < pages:

@@ -36,9 +36,7 @@ class PageNode:
         "used",
     )
 
-    def __init__(
-        self, number: int, parent: PageNode | None, name: str, tokens: array[int], pages: Pages
-    ) -> None:
+    def __init__(self, number: int, parent: PageNode | None, name: str, tokens: array[int], pages: Pages) -> None:
         self.number = number
         self.parent = parent
         self.name = name
@@ -48,9 +46,7 @@ class PageNode:
         self.locks = 0
         self.used = 0
         self.is_cut_off = False  # taken out of the tree (rule 3)
-        self.offered: object = (
-            None  # what somebody who copies pages noted of it; both halves of a split keep it
-        )
+        self.offered: object = None  # what somebody who copies pages noted of it; both halves of a split keep it
 
 
 class PageTree:
@@ -229,9 +225,7 @@ class PageTree:
         Each returned one still knows what it continued.
         """
         heap = [
-            (node.used, -node.number, node)
-            for node in self._nodes.values()
-            if not node.locks and not node.children
+            (node.used, -node.number, node) for node in self._nodes.values() if not node.locks and not node.children
         ]
         heapq.heapify(heap)
         chosen: list[PageNode] = []

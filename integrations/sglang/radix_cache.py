@@ -109,9 +109,7 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
                 principal,
                 self.model.identity,
                 tokens,
-                hints=hints
-                if principal is None
-                else hints._replace(kinds=carried.kinds, latency=carried.latency),
+                hints=hints if principal is None else hints._replace(kinds=carried.kinds, latency=carried.latency),
                 trace=carried.trace,
                 max_tokens=max(0, int(req.sampling_params.max_new_tokens or 0)),
                 keyed=_is_keyed(req),
@@ -162,9 +160,7 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         request = _of(params.req) if params.req is not None else None
         node, pages, beyond = self.tree.root, np.empty(0, dtype=np.int64), 0
         if request is not None and len(params.key):
-            node, pages = self.custody.look_up(
-                request, params.key.token_ids, len(params.key) // self.page_size
-            )
+            node, pages = self.custody.look_up(request, params.key.token_ids, len(params.key) // self.page_size)
             beyond = self.custody.restorable(request)
         return MatchResult(
             device_prefix_len=len(pages) * self.page_size,
@@ -279,9 +275,7 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         return self._slots(pages) if len(pages) else self._nothing
 
     def _slots(self, pages: Pages) -> torch.Tensor:
-        slots = (
-            pages if self.page_size == 1 else (pages[:, None] * self.page_size + self._offsets).reshape(-1)
-        )
+        slots = pages if self.page_size == 1 else (pages[:, None] * self.page_size + self._offsets).reshape(-1)
         return page_ids(slots, self.device)
 
     def evictable_size(self) -> int:

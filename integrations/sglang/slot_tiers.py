@@ -80,9 +80,7 @@ def unit_pages(page_tokens: int) -> int:
 class SlotTiers:
     """The tiers of one scheduler. Called on its thread."""
 
-    def __init__(
-        self, transfers: RunTransfers, port: EnginePort, memory: PageBytes, page_tokens: int
-    ) -> None:
+    def __init__(self, transfers: RunTransfers, port: EnginePort, memory: PageBytes, page_tokens: int) -> None:
         self.transfers = transfers
         self._port = port
         self._memory = memory
@@ -231,9 +229,7 @@ class SlotTiers:
             end = min(place.until, len(tokens) // self._page_tokens)
             request.unit_keys[which] = self._keys(label, place, _packed([tokens]), 0, self._units(place, end))
         keys = request.unit_keys[which]
-        return (
-            None if keys is None else UnitChain(CopyReader(label, residency.id, request.latency), keys, place)
-        )
+        return None if keys is None else UnitChain(CopyReader(label, residency.id, request.latency), keys, place)
 
     def _legs(self, request: SlotRequest, chain: UnitChain, depth: int, whole: int) -> list[PlannedLeg]:
         """What tiers have of units [depth, whole) of a chain, one after the other."""
@@ -284,15 +280,11 @@ class SlotTiers:
             size = (until - first) * memory.bytes_per_page  # the first unit may be there in part
             memory.write(pages[first - hit : until - hit], data[skipped : skipped + size])
 
-        return self.transfers.restore(
-            leg.way, chain.reader, chain.keys, leg.depth, leg.found, leg.choice, write
-        )
+        return self.transfers.restore(leg.way, chain.reader, chain.keys, leg.depth, leg.found, leg.choice, write)
 
     # -- keys (rule 2) ------------------------------------------------------------------------------------------------
 
-    def _keys(
-        self, label: DomainLabel, place: ChainPlace, data: bytes, first: int, last: int
-    ) -> bytes | None:
+    def _keys(self, label: DomainLabel, place: ChainPlace, data: bytes, first: int, last: int) -> bytes | None:
         """The keys of units [first, last) of a place, in a path of these tokens.
 
         None where its name is no namespace of that domain, or its keys are gone.

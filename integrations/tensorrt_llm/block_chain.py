@@ -20,9 +20,7 @@ class BlockChain:
     """The tokens of one sequence, as far as they are known."""
 
     def __init__(self, domain_salt: str, block_tokens: int) -> None:
-        self._state = hashlib.blake2b(
-            digest_size=KEY_BYTES, key=bytes.fromhex(domain_salt), person=b"kvcustody trtllm"
-        )
+        self._state = hashlib.blake2b(digest_size=KEY_BYTES, key=bytes.fromhex(domain_salt), person=b"kvcustody trtllm")
         self._block_bytes = block_tokens * _TOKEN_BYTES
         self._rest = b""
         self.keys = bytearray()

@@ -33,9 +33,7 @@ class CustodyConnectorScheduler(KvCacheConnectorScheduler):  # type: ignore[misc
         self.half = shared_custody(llm_args).scheduler
         super().__init__(llm_args)
 
-    def get_num_new_matched_tokens(
-        self, request: EngineRequest, num_computed_tokens: int
-    ) -> tuple[int, bool]:
+    def get_num_new_matched_tokens(self, request: EngineRequest, num_computed_tokens: int) -> tuple[int, bool]:
         """See the interface; never asynchronous."""
         return self.half.matched(request, num_computed_tokens), False
 

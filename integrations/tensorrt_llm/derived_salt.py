@@ -56,9 +56,7 @@ class DerivedSalts:
         self._reuses = reuses_on_device
         self._secret = secrets.token_bytes(32)
 
-    def derive(
-        self, chunks: Chunks, principal: Principal, model: ModelIdentity, hints: Hints = NO_HINTS
-    ) -> str:
+    def derive(self, chunks: Chunks, principal: Principal, model: ModelIdentity, hints: Hints = NO_HINTS) -> str:
         """The salt of a request that comes now. Raises `IdentityError` where policy admits no such tenant."""
         governor = chunks.governor
         plan = governor.plan_of(principal, model, None, hints)
@@ -126,9 +124,7 @@ def _subject_digits(subject: bytes) -> str:
 def _epoch_digits(governor: Governor, label: DomainLabel) -> str:
     """Of the erase epochs that the domain stands on now: a tenant-wide one on those of fleet and tenant alone."""
     spec = label.spec
-    assert spec is not None and spec.issuer is not None and spec.tenant is not None, (
-        "it is somebody's own domain"
-    )
+    assert spec is not None and spec.issuer is not None and spec.tenant is not None, "it is somebody's own domain"
     epochs = governor.epochs.of(spec.issuer, spec.tenant, spec.subject, spec.session)
     if spec.subject is None and spec.session is None:
         epochs = epochs._replace(private=0)

@@ -270,10 +270,7 @@ class TensorRtLlmWire:
             self._held.update(dict.fromkeys(keys, event.scope))
             tokens = [WrittenToken(int(one)) for one in event.tokens] if self._tokens_published else []
             size = event.block_tokens
-            blocks = [
-                WrittenBlock(short_hash(key), tokens[at * size : (at + 1) * size])
-                for at, key in enumerate(keys)
-            ]
+            blocks = [WrittenBlock(short_hash(key), tokens[at * size : (at + 1) * size]) for at, key in enumerate(keys)]
             parent = short_hash(event.parent) if event.parent else None
             made.append(self._event(WrittenStored(parent, blocks), custody))
         return made

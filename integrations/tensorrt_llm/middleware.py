@@ -55,18 +55,14 @@ class TrtllmScopeMiddleware(IdentityMiddleware):
         gate = open_request_gate(settings, server=SERVER)
         super().__init__(app, gate, body_bytes_max=int(settings.request_bytes_max), refused=attempts.note)
 
-    async def _scoped_body(
-        self, admitted: AdmittedRequest, headers: RequestHeaders, receive: Receive
-    ) -> bytes:
+    async def _scoped_body(self, admitted: AdmittedRequest, headers: RequestHeaders, receive: Receive) -> bytes:
         body = parse_body(await super()._scoped_body(admitted, headers, receive))
         verified = self._verifier.verify(body.pop("cache_salt", None))
         if isinstance(verified, Rejected):
             raise RequestRefused(403, "this request is not served", reason=verified.reason)
         custody = self._custody or shared_custody()
         try:
-            body["cache_salt"] = await asyncio.to_thread(
-                custody.thread.derive, verified.principal, verified.hints
-            )
+            body["cache_salt"] = await asyncio.to_thread(custody.thread.derive, verified.principal, verified.hints)
         except CustodyError as error:
             raise RequestRefused(403, "this request is not served", reason=error.message) from None
         return write_body(body)

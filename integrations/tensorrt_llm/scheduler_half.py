@@ -63,9 +63,7 @@ class SchedulerHalf:
         self._block_tokens = block_tokens
         self._learn = learn
         self._states: dict[int, TransferState] = {}
-        self._had: OrderedDict[str, None] = (
-            OrderedDict()
-        )  # salts under which the engine has computed something
+        self._had: OrderedDict[str, None] = OrderedDict()  # salts under which the engine has computed something
         self._forgot = False
         self._once: dict[int, str] = {}  # salts of one request alone, by its id
         self._runs: dict[int, ComputedRun] = {}
@@ -198,10 +196,7 @@ class SchedulerHalf:
         if state.claim is not None:
             first = state.device_blocks
             blocks = state.blocks[first : first + state.claimed_blocks]
-            if (
-                len(blocks) != state.claimed_blocks
-                or blocks != state.seen_blocks[first : first + len(blocks)]
-            ):
+            if len(blocks) != state.claimed_blocks or blocks != state.seen_blocks[first : first + len(blocks)]:
                 raise IsolationError(
                     f"request `{one.request_id}`: the engine scheduled other blocks than it allocated for what was "
                     "promised",
@@ -229,7 +224,5 @@ class SchedulerHalf:
                 state.ceiling_us,
             )
             self._runs[self._numbered] = run
-            saves.append(
-                SaveOrder(one.request_id, self._numbered, tuple(state.seen_blocks[state.saved : last]))
-            )
+            saves.append(SaveOrder(one.request_id, self._numbered, tuple(state.seen_blocks[state.saved : last])))
         state.saved = max(state.saved, last)

@@ -140,9 +140,7 @@ class TransferThread(CustodyThread):
         """The salt of a request (`derived_salt`). Raises a `CustodyError` where there is none."""
         model = self.model
         assert model is not None, "the model is known before the first request"
-        return self.run(lambda chunks: self.salts.derive(chunks, principal, model, hints)).result(
-            _ANSWER_SECONDS
-        )
+        return self.run(lambda chunks: self.salts.derive(chunks, principal, model, hints)).result(_ANSWER_SECONDS)
 
     def known_epochs(self) -> KnownEpochs | None:
         """The erase epochs that the worker acts by, for events; None before any was heard."""
@@ -158,16 +156,12 @@ class TransferThread(CustodyThread):
 
     def ceiling(self, standing: Standing, before: bytes | None, claimed_us: int | None) -> int:
         """Until when what a request computes may live; 0: it is not kept (rule 3). `before`: the block it builds on."""
-        return self.run(lambda chunks: self._ceiling(chunks, standing, before, claimed_us)).result(
-            _ANSWER_SECONDS
-        )
+        return self.run(lambda chunks: self._ceiling(chunks, standing, before, claimed_us)).result(_ANSWER_SECONDS)
 
     def keep(self, run: ComputedRun, content: bytearray) -> int:
         """Seal blocks that were computed; how many are new. What fails is not kept. `content` is zeros afterwards."""
         try:
-            return self.run(lambda chunks: self._keep(chunks, run, memoryview(content))).result(
-                _ANSWER_SECONDS
-            )
+            return self.run(lambda chunks: self._keep(chunks, run, memoryview(content))).result(_ANSWER_SECONDS)
         except Exception as error:  # whatever it was: it is computed again
             _log.error("blocks are not kept", error=repr(error))
             return 0
@@ -244,16 +238,11 @@ class TransferThread(CustodyThread):
         self.counts["claimed blocks"] += claim.blocks
         return claim
 
-    def _ceiling(
-        self, chunks: Chunks, standing: Standing, before: bytes | None, claimed_us: int | None
-    ) -> int:
+    def _ceiling(self, chunks: Chunks, standing: Standing, before: bytes | None, claimed_us: int | None) -> int:
         label = standing.label
         if label is None or not standing.holds:
             return 0
-        own_us = (
-            chunks.governor.clock.now_us()
-            + owed_by(chunks.governor.table, label.tenant, label.level).absolute_us
-        )
+        own_us = chunks.governor.clock.now_us() + owed_by(chunks.governor.table, label.tenant, label.level).absolute_us
         if before is not None:
             known = self._ceilings.get(before)
             if known is None:
@@ -265,10 +254,7 @@ class TransferThread(CustodyThread):
         label, size = run.standing.label, chunks.chunk_bytes
         if label is None or len(content) != len(run.keys) // KEY_BYTES * size:
             return 0
-        if (
-            chunks.shred.of_subject(shred_name(label.tenant, label.subject), label.tenant).id
-            != run.standing.subject
-        ):
+        if chunks.shred.of_subject(shred_name(label.tenant, label.subject), label.tenant).id != run.standing.subject:
             self.counts["refused: erased"] += 1
             return 0
         now_us = chunks.governor.clock.now_us()

@@ -23,9 +23,7 @@ _NO_ORDERS = StepOrders()
 class WorkerHalf:
     """Called on the engine's thread."""
 
-    def __init__(
-        self, thread: TransferThread, block_tokens: int, take_run: Callable[[int], ComputedRun]
-    ) -> None:
+    def __init__(self, thread: TransferThread, block_tokens: int, take_run: Callable[[int], ComputedRun]) -> None:
         self._thread = thread
         self._block_tokens = block_tokens
         self._take_run = take_run

@@ -101,23 +101,17 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """See the interface."""
         self._scheduler.on_new_request(request)
 
-    def get_num_new_matched_tokens(
-        self, request: Request, num_computed_tokens: int
-    ) -> tuple[int | None, bool]:
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """What a tier would bring; `None` for a request that must wait."""
         if self._scheduler.must_wait(request, num_computed_tokens):
             return None, False
         tokens = self._scheduler.restorable_tokens(request, num_computed_tokens)
         return tokens, tokens > 0
 
-    def update_state_after_alloc(
-        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
-    ) -> None:
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """See the interface."""
         if num_external_tokens and self._scheduler.tiers is None:
-            raise IsolationError(
-                f"`{num_external_tokens}` tokens of another connector reached a governed pool"
-            )
+            raise IsolationError(f"`{num_external_tokens}` tokens of another connector reached a governed pool")
         self._scheduler.after_allocation(request, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepOrder:
@@ -179,9 +173,7 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_transfer_results(self, finished_req_ids: set[str]) -> base.KVConnectorTransferResults:
         """Requests whose load is over; of a model of several layer groups also those that must compute all of it."""
         finished = self._worker.finished_loads()
-        return base.KVConnectorTransferResults(
-            finished_recving=finished, failed_recving=self._worker.failed_requests()
-        )
+        return base.KVConnectorTransferResults(finished_recving=finished, failed_recving=self._worker.failed_requests())
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks that a load could not fill, where they are of one layer group."""
@@ -193,9 +185,7 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def wait_for_layer_load(self, layer_name: str) -> None:
         """No step waits for a load: its request does."""
 
-    def save_kv_layer(
-        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
-    ) -> None:
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
         """Copies are made of published blocks, with the next step's order."""
 
     def wait_for_save(self) -> None:

@@ -52,9 +52,7 @@ class EngineHandle:
         self._step: Callable[[], Any] = core.step_fn
         self._queue: Any = getattr(core, "input_queue", None)
         core.step_fn = self.step
-        core.model_executor.execute_model = _after_call(
-            core.model_executor.execute_model, side.run_deferred_work
-        )
+        core.model_executor.execute_model = _after_call(core.model_executor.execute_model, side.run_deferred_work)
         core.collective_rpc = _before_weights_change(core.collective_rpc, side.reset)
         if self._queue is None:
             self._lock = threading.RLock()

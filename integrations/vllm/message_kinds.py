@@ -28,9 +28,7 @@ from kvcustody.integrations.content.message_spans import (
 from kvcustody.integrations.identity.request_body import OUR_MARKS_FIELD
 from kvcustody.integrations.vllm.versions import check_leading
 
-_RENDERED: ContextVar[list[Any] | None] = ContextVar(
-    "rendered", default=None
-)  # chat parameters of this request
+_RENDERED: ContextVar[list[Any] | None] = ContextVar("rendered", default=None)  # chat parameters of this request
 
 
 _SIGNATURES = {  # of 0.32; earlier releases may render elsewhere, and are refused with `message_kinds`
@@ -105,9 +103,7 @@ async def _mark(
             return
         marks: list[list[Any]] = []
         if isinstance(text, str) and offsets is not None and len(offsets) == len(prompt["prompt_token_ids"]):
-            marks = token_spans(
-                await find_messages(text, messages, kinds, render, has_tools=has_tools), offsets
-            )
+            marks = token_spans(await find_messages(text, messages, kinds, render, has_tools=has_tools), offsets)
     except Exception as error:
         note_unmarked(type(error).__name__)
         return

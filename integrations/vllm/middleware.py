@@ -25,6 +25,4 @@ class ScopeMiddleware(IdentityMiddleware):
         gate = open_request_gate(settings)
         if gate.message_kinds:
             mark_messages(gate.message_kinds)
-        super().__init__(
-            app, gate, body_bytes_max=int(settings.request_bytes_max), refused=counted(attempts.note)
-        )
+        super().__init__(app, gate, body_bytes_max=int(settings.request_bytes_max), refused=counted(attempts.note))

@@ -54,12 +54,8 @@ def _patch() -> None:
         served.run_busy_loop = _before_call(served.run_busy_loop, _govern_engine)
     core.EngineCore.shutdown = _before_call(core.EngineCore.shutdown, _close)
     if hasattr(core.EngineCore, "release_kv_cache_memory"):  # since 0.32
-        core.EngineCore.release_kv_cache_memory = _before_call(
-            core.EngineCore.release_kv_cache_memory, _refuse_release
-        )
-    worker_manager.WorkerLoRAManager._load_adapter = noting_loads(
-        worker_manager.WorkerLoRAManager._load_adapter
-    )
+        core.EngineCore.release_kv_cache_memory = _before_call(core.EngineCore.release_kv_cache_memory, _refuse_release)
+    worker_manager.WorkerLoRAManager._load_adapter = noting_loads(worker_manager.WorkerLoRAManager._load_adapter)
     for utility in UTILITIES:
         setattr(core.EngineCore, utility.__name__, utility)
 

@@ -14,9 +14,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from kvcustody.governance.observability.attempts import REASONS
 
 
-def counted(
-    note: Callable[[str, str], None], registry: CollectorRegistry = REGISTRY
-) -> Callable[[str, str], None]:
+def counted(note: Callable[[str, str], None], registry: CollectorRegistry = REGISTRY) -> Callable[[str, str], None]:
     """`note`, and a counter beside it; every reason is there from the start, at zero."""
     by_reason = {reason: _counter(registry).labels(reason) for reason in sorted(REASONS)}
 

@@ -169,9 +169,7 @@ def _resolve(place: str) -> Callable[..., Any]:
         for name in path.split("."):
             found = getattr(found, name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"vllm has no `{place}`: {error}; install a release in the range", place=place
-        ) from None
+        raise ConfigError(f"vllm has no `{place}`: {error}; install a release in the range", place=place) from None
     return found  # type: ignore[no-any-return]
 
 

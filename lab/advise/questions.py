@@ -47,9 +47,7 @@ class AdviceEvidence(NamedTuple):
 class TraceFindings(NamedTuple):
     """What is known of a trace beside its replay's status, which has no times and no size of tensors."""
 
-    lineages: Sequence[
-        tuple[str, float]
-    ]  # what the trace calls a lineage, and the tokens found of it; best first
+    lineages: Sequence[tuple[str, float]]  # what the trace calls a lineage, and the tokens found of it; best first
     denials: Mapping[str, int]  # requests to which a rule denied reuse
     room: Mapping[str, tuple[int, int]]  # of tenants that thrash: blocks that they may have, and would need
     model: tuple[str, float] | None = None  # a model's name, and bytes of its tokens on a device
@@ -196,9 +194,7 @@ def _budgets(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advice:
     for name, (room, needed) in sorted(trace.room.items() if trace is not None else ()):
         found.derived(f"blocks that `{name}` may have", room, seen[0].worker)
         found.derived(f"blocks that would have kept what `{name}` computed again", needed, seen[0].worker)
-        parts.append(
-            f"`{name}` may have {room:,} blocks, and {needed:,} would have kept what it computed again"
-        )
+        parts.append(f"`{name}` may have {room:,} blocks, and {needed:,} would have kept what it computed again")
     return found.answers("What are the budgets, and do they hold?", _joined(seen, parts))
 
 
@@ -213,9 +209,7 @@ def _prefixes(seen: Sequence[SeenWorker], command: str | None, trace: TraceFindi
             found.also(one, f"hit_blocks.{confidence}")
         ages = one.status.get("hit_age.le.inf")
         if ages and "hit_age.sum" in one.status:
-            found.derived(
-                "kvcustody_prefix_cache_hit_age_seconds, mean", one.status["hit_age.sum"] / ages, one.worker
-            )
+            found.derived("kvcustody_prefix_cache_hit_age_seconds, mean", one.status["hit_age.sum"] / ages, one.worker)
         avoided = found.said(one, "prefill_avoided_seconds", "too few prefills were measured")
         error = one.status.get("prefill_cost_error")
         if avoided is not None:
@@ -270,9 +264,7 @@ def _offload(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advice:
             tokens = again * one.status.get("block_tokens", 0)
             found.also(one, "recomputed")
             found.derived("tokens computed again after their eviction", tokens, one.worker)
-            returned.append(
-                f"`{one.worker}` {tokens:,.0f} tokens, {share_text(tokens / prompts)} of its prompts"
-            )
+            returned.append(f"`{one.worker}` {tokens:,.0f} tokens, {share_text(tokens / prompts)} of its prompts")
         of_token = _bytes_of(one, found, trace)
         token, pair, error = _cost(one, found, trace)
         if of_token is None or token is None or pair is None:
@@ -285,9 +277,7 @@ def _offload(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advice:
                 found.derived(f"break-even GB/s of a shard at position {position:,}", rate, one.worker)
                 rates.append(f"{rate:.3g} GB/s at {position:,}")
         if not rates:
-            found.unknown.append(
-                f"`{one.worker}`: break-even rate: its prefills were too few or alike to cost a token"
-            )
+            found.unknown.append(f"`{one.worker}`: break-even rate: its prefills were too few or alike to cost a token")
             continue
         within = "" if error is None else f", ± {error:.0%}"
         parts.append(f"`{one.worker}` above {', '.join(rates)} tokens{within}")
@@ -295,8 +285,7 @@ def _offload(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advice:
         parts_of = "; ".join(returned)
         returned = [f"; a tier would have had at most what was evicted and computed again: {parts_of}"]
     break_even = (
-        "moving a token beats computing it again where a shard's link is faster: "
-        f"{'; '.join(parts) or 'unknown'}"
+        f"moving a token beats computing it again where a shard's link is faster: {'; '.join(parts) or 'unknown'}"
     )
     return found.answers("When would offload pay?", f"{_tiers(seen, found)}; {break_even}{''.join(returned)}")
 
@@ -338,9 +327,7 @@ def _locations(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advic
     found = _Found()
     if trace is not None:
         stored = [found.also(one, "allocated") for one in seen]
-        removed = [
-            found.also(one, *(key for key in one.status if key.startswith("evicted."))) for one in seen
-        ]
+        removed = [found.also(one, *(key for key in one.status if key.startswith("evicted."))) for one in seen]
         found.unknown.append("where its requests ran: a trace names no workers, and one pool served it here")
         return found.answers(
             "How are locations coordinated?",

@@ -38,14 +38,11 @@ def trace_findings(report: ReplayReport, model: Path | None, prefill_rate: float
     """What the replay and its caller say beside the status; raises `ConfigError` for a model that is not known."""
     return TraceFindings(
         lineages=[
-            (f"`{tenant}`, lineage {name}", tokens)
-            for (tenant, name), tokens in report.lineages.most_common(_LINEAGES)
+            (f"`{tenant}`, lineage {name}", tokens) for (tenant, name), tokens in report.lineages.most_common(_LINEAGES)
         ],
         denials=report.totals.denials,
         room={
-            row.tenant: (row.room_blocks, report.advised_blocks(row))
-            for row in report.tenants
-            if row.thrashing_samples
+            row.tenant: (row.room_blocks, report.advised_blocks(row)) for row in report.tenants if row.thrashing_samples
         },
         model=None if model is None else (str(model), parse_config(read_config(model)).bytes_per_token),
         prefill_tokens_per_second=prefill_rate,

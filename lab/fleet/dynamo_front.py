@@ -113,9 +113,7 @@ async def _begun(work: Callable[[], Awaitable[Any]]) -> Any:
 def forward(url: str, method: str, path: str, body: bytes, headers: dict[str, str]) -> HttpReply:
     """One request to a worker; status 0 where it does not answer."""
     try:
-        return exchange(
-            method, url + path, body, headers, deadline_seconds=_ANSWER_SECONDS, bytes_max=_BODY_BYTES_MAX
-        )
+        return exchange(method, url + path, body, headers, deadline_seconds=_ANSWER_SECONDS, bytes_max=_BODY_BYTES_MAX)
     except (OSError, ValueError):
         return HttpReply(0, "", b"")
 
@@ -174,13 +172,9 @@ def _worker(text: str) -> tuple[str, str, tuple[str, ...]]:
 
 def main() -> None:
     """Serve until a signal ends it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument(
-        "--worker", type=_worker, action="append", required=True, metavar="URL=EVENTS[,TAINT...]"
-    )
+    parser.add_argument("--worker", type=_worker, action="append", required=True, metavar="URL=EVENTS[,TAINT...]")
     given = parser.parse_args()
     os.environ.setdefault("DYN_LOG", "error")
     front = DynamoFront(given.worker)

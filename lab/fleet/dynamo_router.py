@@ -38,9 +38,7 @@ class DynamoRouter(Placing):
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the router
         self._process: subprocess.Popen[bytes] | None = None
         self._selections: list[str] = []
-        self._keys: dict[
-            tuple[Hashable, int], int
-        ] = {}  # hashes of blocks in events, the same at each worker
+        self._keys: dict[tuple[Hashable, int], int] = {}  # hashes of blocks in events, the same at each worker
         self._held: list[set[int]] = [set() for _ in range(workers)]
 
     def __enter__(self) -> DynamoRouter:
@@ -85,9 +83,7 @@ class DynamoRouter(Placing):
         known = next((place for place, key in enumerate(keys) if key not in held), len(keys))
         held.update(keys)
         if known < len(keys):
-            self._say(
-                {"stored": worker, "name": name, "blocks": [*change.blocks], "keys": keys, "known": known}
-            )
+            self._say({"stored": worker, "name": name, "blocks": [*change.blocks], "keys": keys, "known": known})
 
     def first_token(self, number: int) -> None:
         """Its prompt is computed."""

@@ -34,9 +34,7 @@ def worker_record(number: int, url: str, events: str, **more: Any) -> dict[str, 
 def overlap(answer: Mapping[str, Any]) -> int:
     """The most blocks that any worker is said to have."""
     scored = answer.get("scores") or answer.get("workers") or []
-    found = [
-        each.get("overlap_blocks", each.get("device_blocks", 0)) for each in scored if isinstance(each, dict)
-    ]
+    found = [each.get("overlap_blocks", each.get("device_blocks", 0)) for each in scored if isinstance(each, dict)]
     return max([0, *(value or 0 for value in found)])
 
 
@@ -56,9 +54,7 @@ class EventSource:
         """The worker, at an address where nobody listens."""
         return worker_record(self._number, f"http://127.0.0.1:{20_000 + self._number}", self.endpoint)
 
-    def store(
-        self, hashes: Sequence[int], tokens: Sequence[int], salt: str, parent: int | None = None
-    ) -> None:
+    def store(self, hashes: Sequence[int], tokens: Sequence[int], salt: str, parent: int | None = None) -> None:
         """Say that it has the blocks of a prompt, behind a `parent` where that is told already."""
         event = {
             "type": "BlockStored",

@@ -169,9 +169,7 @@ class _Doors:
         self._coming: list[tuple[int, int, RaisedEpoch]] = []
         self._chance = random.Random(seed)  # noqa: S311
         self._raised = 0
-        self._due_us = [
-            0
-        ] * shape.doors  # when each hears of the last one: in order, as a door's feed gives them
+        self._due_us = [0] * shape.doors  # when each hears of the last one: in order, as a door's feed gives them
         self._names: list[dict[tuple[str, str | None], str]] = [{} for _ in range(shape.doors)]
 
     def name(self, at_us: int, number: int, tenant: str, subject: str) -> str:
@@ -273,9 +271,7 @@ def simulate(
     )
 
 
-def _pass(
-    ahead: list[tuple[float, bool, int, int]], until_us: float, loads: list[int], router: Placing
-) -> None:
+def _pass(ahead: list[tuple[float, bool, int, int]], until_us: float, loads: list[int], router: Placing) -> None:
     """First tokens and ends until a moment."""
     while ahead and ahead[0][0] <= until_us:
         _, is_end, worker, number = heapq.heappop(ahead)

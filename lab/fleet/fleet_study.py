@@ -119,9 +119,7 @@ def problems_of(rows: Sequence[StudyRow]) -> list[str]:
     found = []
     of = {row.shape.tenants: row.outcome for row in rows if row.part == "isolation"}
     if of[1].found_tokens < 0.97 * of[0].found_tokens:
-        found.append(
-            f"one tenant finds {of[1].found_tokens / of[0].found_tokens:.3f} of what it finds without doors"
-        )
+        found.append(f"one tenant finds {of[1].found_tokens / of[0].found_tokens:.3f} of what it finds without doors")
     found += [
         f"{tenants} tenants find {of[tenants].to_oracle:.3f} of the oracle's"
         for tenants in (8, 128)
@@ -151,9 +149,7 @@ def write_page(path: Path, workload: FleetWorkload, rows: Sequence[StudyRow]) ->
         )
         for part, heading in _HEADINGS.items()
     ]
-    text = environment.get_template("fleet_study.html").render(
-        workload=workload, parts=parts, cost=ComputeCost()
-    )
+    text = environment.get_template("fleet_study.html").render(workload=workload, parts=parts, cost=ComputeCost())
     try:
         write_file(path, text.encode(), mode=READABLE)
     except OSError as error:
@@ -185,10 +181,6 @@ def _charts(heading: str, rows: Sequence[StudyRow]) -> list[Markup]:
     kinds = (Series("found", "s1"), Series("at another worker", "s2"), Series("computed nowhere yet", "s3"))
     return [
         stacked_bars(f"{heading}: prompt tokens", tokens, kinds),
-        stacked_bars(
-            f"{heading}: time to the first token, ms", times, (Series("p50", "s1"), Series("p99", "s4"))
-        ),
-        stacked_bars(
-            f"{heading}: requests of the busiest worker over the mean", balance, (Series("ratio", "s5"),)
-        ),
+        stacked_bars(f"{heading}: time to the first token, ms", times, (Series("p50", "s1"), Series("p99", "s4"))),
+        stacked_bars(f"{heading}: requests of the busiest worker over the mean", balance, (Series("ratio", "s5"),)),
     ]

@@ -99,17 +99,13 @@ class LocalProcesses:
         while True:
             with contextlib.suppress(httpx.HTTPError), httpx.Client(timeout=_ANSWER_SECONDS) as client:
                 asked = client.build_request("GET", url)
-                if is_ready(
-                    read_bounded(client, asked, deadline_seconds=_ANSWER_SECONDS, bytes_max=_ANSWER_BYTES_MAX)
-                ):
+                if is_ready(read_bounded(client, asked, deadline_seconds=_ANSWER_SECONDS, bytes_max=_ANSWER_BYTES_MAX)):
                     return
             if stop is not None and stop.is_set():
                 raise KeyboardInterrupt
             self.check()
             if time.monotonic() > until:
-                raise ConfigError(
-                    f"`{name}` does not answer at {url} after {seconds:g} s: {self._last_words(name)}"
-                )
+                raise ConfigError(f"`{name}` does not answer at {url} after {seconds:g} s: {self._last_words(name)}")
             time.sleep(0.1)
 
     def end(self, name: str) -> None:

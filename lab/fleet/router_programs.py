@@ -29,9 +29,7 @@ ROUTERS: Final = {
         ("launch",),
         ("--history-backend", "none", "--retry-max-retries", "3", "--eviction-interval-secs", "30"),
     ),
-    "vllm-router": RouterProgram(
-        "vllm-router", "vllm-router==0.1.17", (), ("--eviction-interval-secs", "30")
-    ),
+    "vllm-router": RouterProgram("vllm-router", "vllm-router==0.1.17", (), ("--eviction-interval-secs", "30")),
 }
 DYNAMO: Final = "dynamo"
 DYNAMO_PACKAGES: Final = ("ai-dynamo-runtime==1.6.1", "'kvcustody[events]'")

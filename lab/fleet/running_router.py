@@ -83,13 +83,9 @@ class RunningRouter(Placing):
             self._port, metrics_port, *behind = ports
             self._run(self._serve(behind))
             urls = [f"http://127.0.0.1:{port}" for port in behind]
-            command = router_command(
-                self._name, self._program, urls, port=self._port, metrics_port=metrics_port
-            )
+            command = router_command(self._name, self._program, urls, port=self._port, metrics_port=metrics_port)
             self._process = self._processes.start(self._name, command)
-            self._processes.wait_for(
-                self._name, f"http://127.0.0.1:{self._port}/health", seconds=_START_SECONDS
-            )
+            self._processes.wait_for(self._name, f"http://127.0.0.1:{self._port}/health", seconds=_START_SECONDS)
             self._run(self._wait_until_known())
         except BaseException:
             self.close()
@@ -131,9 +127,7 @@ class RunningRouter(Placing):
     async def _serve(self, ports: Sequence[int]) -> None:
         for worker, port in enumerate(ports):
 
-            async def handle(
-                reader: asyncio.StreamReader, writer: asyncio.StreamWriter, worker: int = worker
-            ) -> None:
+            async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, worker: int = worker) -> None:
                 await self._handle(worker, reader, writer)
 
             self._servers.append(await asyncio.start_server(handle, "127.0.0.1", port))
@@ -194,8 +188,7 @@ class RunningRouter(Placing):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
                 headers = {
-                    name.strip().lower(): value.strip()
-                    for name, _, value in (line.partition(":") for line in head[1:])
+                    name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])
                 }
                 size = int(headers.get("content-length", "0"))
                 if size > _BODY_BYTES_MAX:
@@ -217,9 +210,7 @@ class RunningRouter(Placing):
             return _response(_ANSWER)
         if path == _RENDER:
             text = "".join(str(message["content"]) for message in orjson.loads(body).get("messages", []))
-            return _response(
-                {"request_id": "r", "token_ids": [*text.encode()], "model": "toy", "sampling_params": {}}
-            )
+            return _response({"request_id": "r", "token_ids": [*text.encode()], "model": "toy", "sampling_params": {}})
         return _response(_MODELS if path == "/v1/models" else _INFO)
 
     def _answer(self, worker: int) -> None:

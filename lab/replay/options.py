@@ -58,7 +58,5 @@ def read_policy(name: str) -> Policy:
     except OSError as error:
         known = ", ".join(library.names())
         reason = error.strerror or error
-        raise ConfigError(
-            f"cannot read policy `{name}`: {reason}; the library has {known}", path=name
-        ) from None
+        raise ConfigError(f"cannot read policy `{name}`: {reason}; the library has {known}", path=name) from None
     return load_policy(text, name=path.name)

@@ -301,8 +301,6 @@ class Weighted:
     def histogram(self, edges_us: list[int]) -> list[int]:
         """Blocks in (-inf, e0], (e0, e1], ..., (eN, inf)."""
         counts = [0] * (len(edges_us) + 1)
-        for index, weight in zip(
-            np.searchsorted(edges_us, self._values).tolist(), self._weights, strict=True
-        ):
+        for index, weight in zip(np.searchsorted(edges_us, self._values).tolist(), self._weights, strict=True):
             counts[index] += weight
         return counts

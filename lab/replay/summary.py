@@ -40,9 +40,7 @@ def write_summary(report: ReplayReport, path: Path) -> None:
     try:
         write_file(path, text.encode(), mode=evidence_mode())
     except OSError as error:
-        raise ConfigError(
-            f"cannot write summary `{path}`: {error.strerror or error}", path=str(path)
-        ) from None
+        raise ConfigError(f"cannot write summary `{path}`: {error.strerror or error}", path=str(path)) from None
 
 
 def check_page(path: Path) -> None:
@@ -160,9 +158,7 @@ def _charts(report: ReplayReport) -> list[Markup]:
             ],
             tuple(Series(cause, f"s{index}") for index, cause in enumerate(top, start=1)),
         ),
-        histogram(
-            "Age of blocks when their custody ended", report.age_histogram, AGE_LABELS, "blocks by age, up to"
-        ),
+        histogram("Age of blocks when their custody ended", report.age_histogram, AGE_LABELS, "blocks by age, up to"),
         histogram(
             "Scrub lag: from the end of custody to zeroed",
             report.lag_histogram,

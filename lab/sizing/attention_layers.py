@@ -120,9 +120,7 @@ def sparse_layers(model: ModelConfig) -> int:
     return sum(kind == _SPARSE for kind in model.raw("layer_types") or ())
 
 
-def _by_kind(
-    model: ModelConfig, attention: Attention, window: int | None, *, is_hybrid: bool
-) -> AttentionLayer:
+def _by_kind(model: ModelConfig, attention: Attention, window: int | None, *, is_hybrid: bool) -> AttentionLayer:
     """A layer with the heads of its kind: sliding layers, and global ones beside others, may have their own."""
     heads, key_dim, value_dim = None, None, None
     if attention is Attention.SLIDING:
@@ -146,9 +144,7 @@ def _per_layer(model: ModelConfig) -> dict[int, Mapping[str, Any]]:
     """`per_layer_config` by the layer's number; transformers writes it as text."""
     said = model.raw("per_layer_config") or {}
     try:
-        overrides: dict[int, Mapping[str, Any]] = {
-            int(index): dict(changes) for index, changes in said.items()
-        }
+        overrides: dict[int, Mapping[str, Any]] = {int(index): dict(changes) for index, changes in said.items()}
     except (AttributeError, TypeError, ValueError):
         raise ConfigError(
             "field `per_layer_config` is no mapping of layer numbers to fields: give it as transformers writes it",
@@ -164,9 +160,7 @@ def _per_layer(model: ModelConfig) -> dict[int, Mapping[str, Any]]:
     return overrides
 
 
-def _overridden(
-    index: int, layer: AttentionLayer, changes: Mapping[str, Any], has_value_dim: bool
-) -> AttentionLayer:
+def _overridden(index: int, layer: AttentionLayer, changes: Mapping[str, Any], has_value_dim: bool) -> AttentionLayer:
     """The layer with what `per_layer_config` says of it."""
     fields: dict[str, Any] = {}
     for name, value in changes.items():
@@ -202,8 +196,7 @@ def _kinds(model: ModelConfig) -> list[tuple[Attention, int | None] | None]:
     if declared is not None:
         model.decided_by(*_PATTERN_FIELDS)
         return [
-            None if str(name) in _KEEP_NOTHING else _declared(model, str(name))
-            for name in _of_length(declared, layers)
+            None if str(name) in _KEEP_NOTHING else _declared(model, str(name)) for name in _of_length(declared, layers)
         ]
     if model.raw("attention_chunk_size") is not None and model.model_type.startswith("llama4"):
         rope = model.raw("no_rope_layers") or _every(layers, model.count("no_rope_layer_interval") or 4)
@@ -220,16 +213,12 @@ def _kinds(model: ModelConfig) -> list[tuple[Attention, int | None] | None]:
         ]
     if window is None or model.raw("use_sliding_window") is False:
         return [(Attention.FULL, None)] * layers
-    pattern = model.raw("sliding_window_pattern", "_sliding_window_pattern") or _PATTERNS.get(
-        model.model_type
-    )
+    pattern = model.raw("sliding_window_pattern", "_sliding_window_pattern") or _PATTERNS.get(model.model_type)
     if isinstance(pattern, str):
         return [(Attention.SLIDING, window) if pattern[i % len(pattern)] == "L" else (Attention.FULL, None)
                 for i in range(layers)]  # fmt: skip
     if pattern:
-        return [
-            (Attention.SLIDING, window) if one else (Attention.FULL, None) for one in _every(layers, pattern)
-        ]
+        return [(Attention.SLIDING, window) if one else (Attention.FULL, None) for one in _every(layers, pattern)]
     if model.model_type in _OPT_IN_WINDOW:
         if not model.raw("use_sliding_window"):
             return [(Attention.FULL, None)] * layers

@@ -22,9 +22,7 @@ from kvcustody.lab.sizing.attention_layers import Attention
 from kvcustody.lab.sizing.hf_config import KvLayout, LayerGroup, parse_config
 from kvcustody.lab.sizing.weight_bytes import estimate_weights_bytes, parts_left_out
 
-METADATA_BYTES_PER_BLOCK = (
-    160  # host memory of a block's state, generation, key and index entry: the upper bound
-)
+METADATA_BYTES_PER_BLOCK = 160  # host memory of a block's state, generation, key and index entry: the upper bound
 UTILISATION = 0.9
 
 _UNITS = {"": 1, "B": 1} | {
@@ -155,9 +153,7 @@ def parse_bytes(text: str) -> int:
     if found is None or found[2] not in _UNITS:
         raise ConfigError(f"`{text}` is not a size: write 80GiB, 80GB or 512MiB", value=text)
     if not found[2] and float(found[1]):
-        raise ConfigError(
-            f"`{text}` has no unit: write {found[1]}GiB, {found[1]}GB or {found[1]}B", value=text
-        )
+        raise ConfigError(f"`{text}` has no unit: write {found[1]}GiB, {found[1]}GB or {found[1]}B", value=text)
     return int(Fraction(found[1]) * _UNITS[found[2]])
 
 

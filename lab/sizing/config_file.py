@@ -17,9 +17,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read config `{path}`: {error.strerror or error}", path=str(path)) from None
     except orjson.JSONDecodeError as error:
-        raise ConfigError(
-            f"{path}:{error.lineno}:{error.colno}: not JSON ({error.msg})", path=str(path)
-        ) from None
+        raise ConfigError(f"{path}:{error.lineno}:{error.colno}: not JSON ({error.msg})", path=str(path)) from None
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: expected a JSON object, got `{type(document).__name__}`", path=str(path))
     return document

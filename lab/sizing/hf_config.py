@@ -48,9 +48,7 @@ class KvDtype(StrEnum):
         """Bytes of one head's vector of `dim` elements, with its scales."""
         if self is KvDtype.NVFP4:
             if dim % 16:
-                raise ConfigError(
-                    f"nvfp4 has a scale for every 16 elements: a vector of `{dim}` does not fit"
-                )
+                raise ConfigError(f"nvfp4 has a scale for every 16 elements: a vector of `{dim}` does not fit")
             return dim // 2 + dim // 16
         if self in (KvDtype.FP8_PER_TOKEN_HEAD, KvDtype.INT8_PER_TOKEN_HEAD):
             return dim + 4
@@ -76,11 +74,7 @@ class LayerGroup:
     @property
     def name(self) -> str:
         """`full`, `latent`, `sliding-4096`, ..."""
-        return (
-            self.attention.value
-            if self.window_tokens is None
-            else f"{self.attention.value}-{self.window_tokens}"
-        )
+        return self.attention.value if self.window_tokens is None else f"{self.attention.value}-{self.window_tokens}"
 
     @property
     def bytes_per_token(self) -> int:
@@ -150,18 +144,14 @@ _DTYPES = {
 }
 
 
-def parse_config(
-    config: Mapping[str, Any], *, kv_dtype: str | None = None, tensor_parallel: int = 1
-) -> KvLayout:
+def parse_config(config: Mapping[str, Any], *, kv_dtype: str | None = None, tensor_parallel: int = 1) -> KvLayout:
     """Read a `config.json` as a K/V layout; `kv_dtype` overrides the config's (fp8, bf16, fp16, fp32).
 
     Raises `ConfigError` that names the field and what to do about it.
     """
     model = ModelConfig(config)
     if tensor_parallel < 1:
-        raise ConfigError(
-            f"tensor parallel size `{tensor_parallel}` is not positive", tensor_parallel=tensor_parallel
-        )
+        raise ConfigError(f"tensor parallel size `{tensor_parallel}` is not positive", tensor_parallel=tensor_parallel)
     dtype = _dtype(model, kv_dtype)
     if model.raw("is_encoder_decoder"):
         groups = _encoder_decoder(model, dtype, tensor_parallel)
@@ -220,9 +210,7 @@ def _attention(
 def _recurrent(model: ModelConfig, states: RecurrentLayers | None, dtype: KvDtype) -> tuple[LayerGroup, ...]:
     if states is None:
         return ()
-    model.note(
-        "recurrent states are of the sizes that vLLM keeps; transformers keeps some of them in 32 bits"
-    )
+    model.note("recurrent states are of the sizes that vLLM keeps; transformers keeps some of them in 32 bits")
     return (LayerGroup(Attention.RECURRENT, states.layers, 1, 0, 0, None, dtype, states.state_bytes),)
 
 

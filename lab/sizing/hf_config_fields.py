@@ -52,9 +52,7 @@ class ModelConfig:
         self._inner: Mapping[str, Any] = nested if isinstance(nested, Mapping) else config
         declared = self._inner.get("model_type") or config.get("model_type")
         if declared is None:
-            raise ConfigError(
-                "field `model_type` is missing: give the model's whole config.json", field="model_type"
-            )
+            raise ConfigError("field `model_type` is missing: give the model's whole config.json", field="model_type")
         self.model_type = str(declared)
         if self.model_type == "gemma3" and nested is not None:
             self.model_type = "gemma3_text"
@@ -69,9 +67,7 @@ class ModelConfig:
                 value = source.get(name)
                 if value is not None:
                     if source is not self._inner and source is not self._outer:
-                        self.note(
-                            f"`{name}` = {value} is the default of `{self.model_type}`, not in the config"
-                        )
+                        self.note(f"`{name}` = {value} is the default of `{self.model_type}`, not in the config")
                     return value
         return None
 
@@ -137,9 +133,7 @@ class ModelConfig:
     @property
     def head_dim(self) -> int:
         """Width of one head: as given, else hidden size by heads."""
-        if (
-            self.model_type == "zamba2"
-        ):  # attends over the stream and the embeddings side by side; others' names differ
+        if self.model_type == "zamba2":  # attends over the stream and the embeddings side by side; others' names differ
             return self.count("attention_head_dim") or 2 * self.hidden // self.heads
         given = self.count("head_dim", "kv_channels", "attention_head_dim")
         if given is not None:

@@ -297,9 +297,7 @@ def _element(model: ModelConfig, dtype: str | None = None) -> int:
 
 def _split(count: int, shards: int, field: str) -> int:
     if count % shards:
-        raise ConfigError(
-            f"field `{field}`: a state of `{count}` does not split over `{shards}` shards", field=field
-        )
+        raise ConfigError(f"field `{field}`: a state of `{count}` does not split over `{shards}` shards", field=field)
     return count // shards
 
 

@@ -91,9 +91,7 @@ class Office:
                 if turn == _REPORT_TURN:
                     self._report()
                     self._requests()
-                with ControlPlaneConnection(
-                    f"http://{self._service.settings.listen}", "nobodys-key"
-                ) as wrong:
+                with ControlPlaneConnection(f"http://{self._service.settings.listen}", "nobodys-key") as wrong:
                     wrong.get("/v1/whoami")
             except CustodyError as error:  # the tenant has sent nothing yet, or the service ends
                 _log.info("not asked for", reason=error.message)

@@ -65,10 +65,7 @@ def open_change(connection: Connection, names: Sequence[str], revision: str, bef
         added = " ".join(new_form.add_columns(connection, table))
         row = {"of_table": name, "revision": revision, "before": before, "added": added}
         connection.execute(insert(schema_changes), row)
-        places = [
-            {"of_table": name, "log_id": log, "below": size} | dict.fromkeys(_COUNTS, 0)
-            for log, size in sizes
-        ]
+        places = [{"of_table": name, "log_id": log, "below": size} | dict.fromkeys(_COUNTS, 0) for log, size in sizes]
         if places:
             connection.execute(insert(schema_change_logs), places)
 
@@ -149,9 +146,7 @@ def _swap(connection: Connection, actor: str, clock: Clock, step: Step) -> None:
     connection.execute(delete(schema_changes))
     new_form.swap(connection, tables)
     now_us = clock.now_us()
-    act = SchemaChanged(
-        now_us, change.before, change.revision, change.tables, int(rows), int(leafless), actor
-    )
+    act = SchemaChanged(now_us, change.before, change.revision, change.tables, int(rows), int(leafless), actor)
     Appender(clock).append(connection, record_apart(connection, _RECORDER, clock, [act], now_us))
     step("swapping")
 

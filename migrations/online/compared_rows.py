@@ -71,17 +71,13 @@ def _logs(connection: Connection) -> list[_ComparedLog]:
     column = schema_change_logs.c
     compared = {
         row[0]: row[1]
-        for row in connection.execute(
-            select(column.log_id, func.min(column.compared)).group_by(column.log_id)
-        )
+        for row in connection.execute(select(column.log_id, func.min(column.compared)).group_by(column.log_id))
     }
     query = select(logs.c.id, logs.c.size).order_by(logs.c.id)
     return [_ComparedLog(log, size, compared.get(log, 0)) for log, size in connection.execute(query)]
 
 
-def _compare(
-    connection: Connection, forms: Mapping[Table, Table], log: int, places: range, lives: Lives
-) -> None:
+def _compare(connection: Connection, forms: Mapping[Table, Table], log: int, places: range, lives: Lives) -> None:
     query = select(events.c.idx, events.c.leaf).where(
         events.c.log == log, events.c.idx >= places.start, events.c.idx < places.stop
     )

@@ -131,9 +131,7 @@ def next_window(leaves: int, seconds: float) -> int:
     return int(min(_LEAVES_MAX, max(_LEAVES_MIN, wanted)))
 
 
-def _copy(
-    connection: Connection, log: int, leaves: int, lives: Lives, check: Callable[[], None]
-) -> _CopiedWindow:
+def _copy(connection: Connection, log: int, leaves: int, lives: Lives, check: Callable[[], None]) -> _CopiedWindow:
     forms = forms_of(connection)
     column = schema_change_logs.c
     place = select(func.min(column.copied), func.max(column.below)).where(column.log_id == log)

@@ -10,7 +10,5 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column(
-        "service_epoch_takers", sa.Column("since_us", sa.BigInteger, nullable=False, server_default="0")
-    )
+    op.add_column("service_epoch_takers", sa.Column("since_us", sa.BigInteger, nullable=False, server_default="0"))
     op.execute("UPDATE service_epoch_takers SET since_us = heard_us")

@@ -137,9 +137,7 @@ def check_signatures(bundle: Bundle, trust: Trust) -> tuple[str, ...]:
         all(role in key.roles for role, key in zip(trust.needs, each, strict=True))
         for each in permutations(keys, len(trust.needs))
     ):
-        raise DocumentRejected(
-            f"bundle is not signed by {len(trust.needs)} people, one for each role that is needed"
-        )
+        raise DocumentRejected(f"bundle is not signed by {len(trust.needs)} people, one for each role that is needed")
     return tuple(key.name for key in keys)
 
 
@@ -150,9 +148,7 @@ def check_document(manifest: BundleManifest, document: str) -> Policy:
     except UnicodeEncodeError:
         found = ""
     if found != manifest.document:
-        raise DocumentRejected(
-            f"bundle of revision `{manifest.revision}` holds another document than was signed"
-        )
+        raise DocumentRejected(f"bundle of revision `{manifest.revision}` holds another document than was signed")
     policy, found = _read_document(document, f"{manifest.name}@{manifest.revision}")
     if (policy.name, found) != (manifest.name, manifest.digest):
         raise DocumentRejected(
@@ -184,8 +180,6 @@ def check_current(manifest: BundleManifest, trust: Trust, *, now_utc_us: int, re
             revision_min=revision_min,
         )
     if manifest.issued_us > now_utc_us + SKEW_US:
-        raise DocumentRejected(
-            f"bundle of revision `{manifest.revision}` is issued in the future; check the clock"
-        )
+        raise DocumentRejected(f"bundle of revision `{manifest.revision}` is issued in the future; check the clock")
     if now_utc_us >= manifest.expires_us:
         raise DocumentRejected(f"bundle of revision `{manifest.revision}` has expired; release it anew")

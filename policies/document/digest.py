@@ -99,9 +99,7 @@ def _without_defaults(policy: Policy) -> Policy:
     )
 
 
-def _marked(
-    entry: Offload, absolute_us: int, labels: tuple[str, ...], wide: Offload | None = None
-) -> Offload:
+def _marked(entry: Offload, absolute_us: int, labels: tuple[str, ...], wide: Offload | None = None) -> Offload:
     limits = tuple(default_limit(tier, absolute_us, wide) for tier in entry.tiers)
     bound = entry.match == default_match(entry.tiers, labels, wide)
     return replace(

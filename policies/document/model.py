@@ -421,15 +421,11 @@ class Policy:
     outage: tuple[OutagePolicy, ...]
     eviction: Eviction
     erasure: ErasureDuty = ErasureDuty()
-    integrity: tuple[
-        IntegrityPolicy, ...
-    ] = ()  # none: the policy does not speak of it, and nothing is compared
+    integrity: tuple[IntegrityPolicy, ...] = ()  # none: the policy does not speak of it, and nothing is compared
     placement: tuple[PlacementRule, ...] = ()
     on_worker_death: tuple[OnWorkerDeath, ...] = ()  # none: `UNSAID_DEATH` everywhere
     route_receipts: tuple[Fraction, ...] = ()  # none: `UNSAID_RECEIPTS` everywhere
-    issuers: tuple[
-        str, ...
-    ] = ()  # first the one whose tenants go by their bare ids; none: there is one, unnamed
+    issuers: tuple[str, ...] = ()  # first the one whose tenants go by their bare ids; none: there is one, unnamed
     file: str = field(default="", compare=False)
     source: str = field(default="", compare=False, repr=False)  # its document; empty: it is of none
     mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)

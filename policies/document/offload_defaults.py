@@ -27,9 +27,7 @@ def default_limit(tier: Tier, absolute_us: int, policy: Offload | None = None) -
     return TierLimit(tier, absolute_us, min(wide.within_us, default_within_us(absolute_us)))
 
 
-def default_match(
-    tiers: tuple[Tier, ...], labels: tuple[str, ...], policy: Offload | None = None
-) -> tuple[str, ...]:
+def default_match(tiers: tuple[Tier, ...], labels: tuple[str, ...], policy: Offload | None = None) -> tuple[str, ...]:
     """The labels that bind a remote store: the policy's, else every declared one; none without such a store."""
     if Tier.REMOTE not in tiers:
         return ()

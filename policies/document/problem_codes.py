@@ -20,9 +20,7 @@ CODES: dict[str, Code] = {
     "KVP101": Code("not UTF-8", "save the file as UTF-8"),
     "KVP102": Code("document too large", "a policy is at most 1 MiB; split tenants over several deployments"),
     "KVP103": Code("not well-formed YAML", "correct the YAML at this place"),
-    "KVP104": Code(
-        "forbidden character", "remove it; control and bidirectional characters hide what a reviewer sees"
-    ),
+    "KVP104": Code("forbidden character", "remove it; control and bidirectional characters hide what a reviewer sees"),
     "KVP105": Code("more than one document", "keep one document in a file; remove the `---` line"),
     "KVP106": Code("empty document", "start from a library policy, such as `single-org`"),
     "KVP107": Code("anchor", "write the value out; anchors are not part of the policy language"),
@@ -35,17 +33,13 @@ CODES: dict[str, Code] = {
     "KVP114": Code("key that is not a name", "use a plain or quoted name as the key"),
     "KVP201": Code("implicit boolean", "write `true` or `false`, or quote the word"),
     "KVP202": Code("sexagesimal number", "write a duration such as `30m`, or quote the value"),
-    "KVP203": Code(
-        "floating-point number", "write an integer, a percentage such as `12.5%`, or quote the value"
-    ),
+    "KVP203": Code("floating-point number", "write an integer, a percentage such as `12.5%`, or quote the value"),
     "KVP204": Code(
         "ambiguous integer",
         "write a decimal integer without leading zeros or underscores, or quote the value",
     ),
     "KVP205": Code("wrong type", "use the type that the message names"),
-    "KVP206": Code(
-        "malformed identifier", "use ASCII letters, digits and `._-`, starting with a letter or digit"
-    ),
+    "KVP206": Code("malformed identifier", "use ASCII letters, digits and `._-`, starting with a letter or digit"),
     "KVP207": Code("reserved identifier", "choose another name"),
     "KVP208": Code("not one of the choices", "use one of the listed values"),
     "KVP209": Code("malformed duration", "write an integer and a unit: `0s`, `250ms`, `30m`, `8h`, `7d`"),
@@ -57,9 +51,7 @@ CODES: dict[str, Code] = {
     ),
     "KVP214": Code("integer out of range", "use a value in the range that the message names"),
     "KVP215": Code("malformed text", "write one line of 1 to 500 characters"),
-    "KVP216": Code(
-        "malformed route", "write an absolute path such as `/v1/hr/*`; `*` is one whole path segment"
-    ),
+    "KVP216": Code("malformed route", "write an absolute path such as `/v1/hr/*`; `*` is one whole path segment"),
     "KVP301": Code("unknown field", "remove it"),
     "KVP302": Code("missing field", "add it"),
     "KVP303": Code("unknown schema", "write `schema: kvcustody/policy@1`"),
@@ -74,15 +66,11 @@ CODES: dict[str, Code] = {
     "KVP405": Code("grant to its own owner", "a tenant reads its own domains by a rule; remove the grant"),
     "KVP406": Code("dates out of order", "`until` is exclusive and must be later than `from`"),
     "KVP407": Code("unknown group", "put a tenant into the group, or correct its name"),
-    "KVP408": Code(
-        "permit that a rule cannot give", "only `reuse`, `export` and `administer` are permitted by rules"
-    ),
+    "KVP408": Code("permit that a rule cannot give", "only `reuse`, `export` and `administer` are permitted by rules"),
     "KVP409": Code(
         "permit across a tenant boundary", "write a grant or a segment; a rule permits only within a tenant"
     ),
-    "KVP410": Code(
-        "group on `tenants.default`", "name each member of a group; unlisted tenants cannot share"
-    ),
+    "KVP410": Code("group on `tenants.default`", "name each member of a group; unlisted tenants cannot share"),
     "KVP411": Code("too many segments for a tenant", "a tenant matches at most 16 segments"),
     "KVP412": Code("cross-tenant segment without an end", "add `expires`"),
     "KVP413": Code("unclear tenant", "write `id^issuer`, with an issuer that is listed under `issuers`"),
@@ -91,9 +79,7 @@ CODES: dict[str, Code] = {
     "KVP502": Code("missing scrub", "add `scrub.default`, or an entry for the classification"),
     "KVP503": Code("missing offload", "add `never` or `{tiers, encrypt}` for the classification"),
     "KVP504": Code("missing integrity", "add `integrity.default`, or an entry for the classification"),
-    "KVP505": Code(
-        "idle longer than absolute", "an idle limit beyond the absolute one never takes effect; shorten it"
-    ),
+    "KVP505": Code("idle longer than absolute", "an idle limit beyond the absolute one never takes effect; shorten it"),
     "KVP506": Code("zero where time is needed", "write a duration longer than `0s`"),
     "KVP507": Code("weaker than the floor", "an outage action may only be stricter than the floor"),
     "KVP508": Code(
@@ -110,18 +96,12 @@ CODES: dict[str, Code] = {
     "KVP601": Code("guarantees over 100 %", "lower the guaranteed shares until they fit"),
     "KVP602": Code("guaranteed over cap", "raise the cap or lower the guarantee"),
     "KVP603": Code("guaranteed differs from cap", "write the same percentage for both in this profile"),
-    "KVP604": Code(
-        "cross-tenant grant in an isolating profile", "remove the grant, or use `profile: shared`"
-    ),
-    "KVP605": Code(
-        "cross-tenant segment in an isolating profile", "list the owner alone, or use `profile: shared`"
-    ),
+    "KVP604": Code("cross-tenant grant in an isolating profile", "remove the grant, or use `profile: shared`"),
+    "KVP605": Code("cross-tenant segment in an isolating profile", "list the owner alone, or use `profile: shared`"),
     "KVP606": Code("borrowing in an isolating profile", "remove `borrow: true`, or use `profile: shared`"),
     "KVP607": Code("sharing group in an isolating profile", "remove `share: true`, or use `profile: shared`"),
     "KVP608": Code("unbounded guarantees", "add `tenants_max`, or guarantee `0%`"),
-    "KVP609": Code(
-        "plain copies in an isolating profile", "write `encrypt: required`, or use `profile: shared`"
-    ),
+    "KVP609": Code("plain copies in an isolating profile", "write `encrypt: required`, or use `profile: shared`"),
     "KVP610": Code(
         "think times of everybody in an isolating profile",
         "write `learned: tenant`, or use `profile: shared`",
@@ -133,14 +113,10 @@ LINT_CODES: dict[str, Code] = {
     "KVP702": Code("shadowed rule", "remove it, or narrow the rule that covers it"),
     "KVP703": Code("overridden permit", "remove it, or narrow the forbid: a forbid overrides every permit"),
     "KVP704": Code("redundant permit", "remove it; nothing changes without it"),
-    "KVP705": Code(
-        "nothing is reused", "add a rule such as `{effect: permit, action: reuse, when: {reader: owner}}`"
-    ),
+    "KVP705": Code("nothing is reused", "add a rule such as `{effect: permit, action: reuse, when: {reader: owner}}`"),
     "KVP711": Code("ended grant, group or segment", "remove it, or set a new end after asking its owner"),
     "KVP712": Code("grant, group or segment about to end", "renew it in time, or let it end knowingly"),
-    "KVP713": Code(
-        "grant or segment without effect", "remove it, or the rule or retention that rules it out"
-    ),
+    "KVP713": Code("grant or segment without effect", "remove it, or the rule or retention that rules it out"),
     "KVP714": Code("redundant grant", "remove it; another one covers it"),
     "KVP716": Code(
         "grant or segment that can open nothing",
@@ -148,9 +124,7 @@ LINT_CODES: dict[str, Code] = {
     ),
     "KVP715": Code("unused grant or segment", "revoke it: what nobody uses need not be open"),
     "KVP721": Code("tenant that the identity provider does not know", "correct its name, or remove it"),
-    "KVP722": Code(
-        "confusable identifiers", "rename one; they are compared byte for byte, but read by people"
-    ),
+    "KVP722": Code("confusable identifiers", "rename one; they are compared byte for byte, but read by people"),
     "KVP731": Code(
         "retention longer than a parent's",
         "a block ends with its parent; keep the segment as long, or the rest as short",
@@ -167,9 +141,7 @@ LINT_CODES: dict[str, Code] = {
         "copies in plain host memory",
         "write `encrypt: required`, unless the engine's own offloading, which does not seal, is really meant",
     ),
-    "KVP761": Code(
-        "field without effect", "remove it, so that nobody relies on it, or use an engine where it works"
-    ),
+    "KVP761": Code("field without effect", "remove it, so that nobody relies on it, or use an engine where it works"),
     "KVP771": Code(
         "requests that no worker may serve",
         "give the rules that match them a group in common, unless they are really to be refused",

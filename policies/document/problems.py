@@ -69,9 +69,7 @@ class Problems:
         """Record a problem; without a hint, the code's own advice is given."""
         self.count += 1
         if len(self._kept) < PROBLEMS_MAX:
-            self._kept.append(
-                Problem(self.file, mark.line, mark.column, code, message, hint or CODES[code].advice)
-            )
+            self._kept.append(Problem(self.file, mark.line, mark.column, code, message, hint or CODES[code].advice))
 
     def near(self, value: str, known: Iterable[str]) -> str | None:
         """`did_you_mean`, while there is room for another problem: comparing words is what costs time here."""

@@ -66,9 +66,7 @@ def token_priorities(
             lower = declared[each.kind]
             if each.first <= first < each.last and lower.priority < one.priority:
                 because = f"the request's kind `{lower.id}`, which lowers"
-                one = one._replace(
-                    priority=lower.priority, for_us=None, because=because, line=lower.mark.line
-                )
+                one = one._replace(priority=lower.priority, for_us=None, because=because, line=lower.mark.line)
         if found and found[-1][2:] == one[2:]:
             found[-1] = found[-1]._replace(until=until)
         else:
@@ -76,9 +74,7 @@ def token_priorities(
     return tuple(found)
 
 
-def _policys(
-    eviction: Eviction, segment: SegmentRule | None, marked: ContentKind | None, token: int
-) -> TokenPriority:
+def _policys(eviction: Eviction, segment: SegmentRule | None, marked: ContentKind | None, token: int) -> TokenPriority:
     """What the policy says of a token that the door may have marked (rule 1)."""
     if segment is not None and segment.content is not None and token < segment.tokens:
         for kind in eviction.kinds:
@@ -88,14 +84,10 @@ def _policys(
     if marked is not None:
         because = f"kind `{marked.id}`, which the door marked"
         return TokenPriority(token, None, marked.priority, None, because, marked.mark.line)
-    over = [
-        span for span in eviction.ranges if span.start <= token and (span.until is None or token < span.until)
-    ]
+    over = [span for span in eviction.ranges if span.start <= token and (span.until is None or token < span.until)]
     if over:
         span = min(over, key=lambda each: each.start)
-        return TokenPriority(
-            token, None, span.priority, span.for_us, f"the range from {span.start}", span.mark.line
-        )
+        return TokenPriority(token, None, span.priority, span.for_us, f"the range from {span.start}", span.mark.line)
     base = BASE if eviction.priority is None else eviction.priority
     because = "the default" if eviction.priority is None else "the base `priority`"
     return TokenPriority(token, None, base, None, because, eviction.mark.line)

@@ -53,9 +53,7 @@ class YamlValues(NamedTuple):
         return f"{self.name}:{mark.line}:{mark.column}"
 
 
-def read_values(
-    content: bytes, name: str, *, bytes_max: int = BYTES_MAX, nodes_max: int = NODES_MAX
-) -> YamlValues:
+def read_values(content: bytes, name: str, *, bytes_max: int = BYTES_MAX, nodes_max: int = NODES_MAX) -> YamlValues:
     """The document as dictionaries, lists, texts and numbers; raises `PolicyRejected` with every problem."""
     problems = Problems(name)
     root = parse(content, problems, floats=True, bytes_max=bytes_max, nodes_max=nodes_max)
@@ -99,9 +97,7 @@ def parse_model(model: type[Model], content: bytes, name: str) -> Model:
     except ValidationError as error:
         found += [(mark_at(root, problem["loc"], key=True), _says(problem)) for problem in error.errors()]
     if document is None or found:
-        raise ConfigError(
-            "\n".join(f"{name}:{mark.line}:{mark.column}: {text}" for mark, text in sorted(found))
-        )
+        raise ConfigError("\n".join(f"{name}:{mark.line}:{mark.column}: {text}" for mark, text in sorted(found)))
     return document
 
 

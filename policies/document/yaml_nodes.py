@@ -123,9 +123,7 @@ class _Quoting(yaml.SafeDumper):
     pass
 
 
-_Quoting.add_representer(
-    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'")
-)
+_Quoting.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'"))
 
 
 def _decode(source: str | bytes, problems: Problems, bytes_max: int) -> str | None:
@@ -146,9 +144,7 @@ def _decode(source: str | bytes, problems: Problems, bytes_max: int) -> str | No
 def _visible(text: str, problems: Problems) -> bool:
     found = False
     for match in HIDDEN.finditer(text):
-        problems.add(
-            _place(text[: match.start()]), "KVP104", f"character `U+{ord(match.group()):04X}` is not allowed"
-        )
+        problems.add(_place(text[: match.start()]), "KVP104", f"character `U+{ord(match.group()):04X}` is not allowed")
         found = True
         if problems.count >= 20:  # a binary file; finding the place of each costs a scan
             break
@@ -227,11 +223,7 @@ class _Builder:
             if depth > DEPTH_MAX:
                 self._problems.add(mark, "KVP113", f"the document nests deeper than `{DEPTH_MAX}` levels")
                 raise _AbandonError
-            node = (
-                self._list(mark, depth)
-                if isinstance(event, yaml.SequenceStartEvent)
-                else self._map(mark, depth)
-            )
+            node = self._list(mark, depth) if isinstance(event, yaml.SequenceStartEvent) else self._map(mark, depth)
         return node if sound else Broken(mark)
 
     def _undecorated(self, event: Any, mark: SourceMark) -> bool:
@@ -289,9 +281,7 @@ class _Builder:
         if isinstance(node, Scalar) and node.kind == "string":
             return node
         if isinstance(node, Scalar):
-            self._problems.add(
-                node.mark, "KVP114", f"key {quote(node.text)} is {_KINDS[node.kind]}, not a name"
-            )
+            self._problems.add(node.mark, "KVP114", f"key {quote(node.text)} is {_KINDS[node.kind]}, not a name")
         elif not isinstance(node, Broken):
             self._problems.add(node.mark, "KVP114", "a list or mapping cannot be a key")
         return None

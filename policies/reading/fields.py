@@ -360,9 +360,7 @@ def _duration(least: int) -> Callable[[str], int | Wrong]:
 @lru_cache(4096)
 def _percentage(text: str) -> Fraction | Wrong:
     value = Fraction(text[:-1]) / 100 if re.fullmatch(_PERCENTAGE, text) else Fraction(2)
-    return (
-        value if value <= 1 else Wrong("KVP210", f"{WHAT} {quote(text)} is not a percentage of at most 100%")
-    )
+    return value if value <= 1 else Wrong("KVP210", f"{WHAT} {quote(text)} is not a percentage of at most 100%")
 
 
 def _share(text: str) -> Fraction | Wrong:
@@ -467,12 +465,8 @@ def told(description: str, default: Any = ..., alias: str | None = None) -> Any:
 
 
 STRING = Reads("a string", str, None, {"type": "string"})
-TEXT = Reads(
-    "a string", _text, "", _pattern(r"[^\n\r\t]+", "One line for people", minLength=1, maxLength=500)
-)
-TRUTH = Reads(
-    "`true` or `false`", lambda text: text.lower() == "true", None, {"type": "boolean"}, ("boolean",)
-)
+TEXT = Reads("a string", _text, "", _pattern(r"[^\n\r\t]+", "One line for people", minLength=1, maxLength=500))
+TRUTH = Reads("`true` or `false`", lambda text: text.lower() == "true", None, {"type": "boolean"}, ("boolean",))
 IDENTIFIER = _name(
     NAME_PATTERN,
     "A name: ASCII letters, digits and ._-",

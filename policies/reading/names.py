@@ -64,9 +64,7 @@ class DeclaredNames(KnownNames):
         self._known = dict.fromkeys(entries)
         self.labels: dict[str, tuple[str, ...]] = {}
         for key in document.keys_of("labels"):
-            self.labels[self._key(key, IDENTIFIER, "label")] = tuple(
-                v.text for v in document.labels[key.text]
-            )
+            self.labels[self._key(key, IDENTIFIER, "label")] = tuple(v.text for v in document.labels[key.text])
         section = document.eviction
         self.contents: dict[str, SourceMark] = {}
         for key in () if section is None else section.keys_of("kinds"):

@@ -216,21 +216,15 @@ def tenants_own(
     return tuple(sorted(overrides, key=lambda pair: pair[0]))
 
 
-def tenants_retention(
-    policy: tuple[Retention, ...], own: tuple[tuple[int, Retention], ...]
-) -> tuple[Retention, ...]:
+def tenants_retention(policy: tuple[Retention, ...], own: tuple[tuple[int, Retention], ...]) -> tuple[Retention, ...]:
     """What is owed for a tenant's blocks, by level: its own where it has some."""
     return tuple(dict(own).get(level, wide) for level, wide in enumerate(policy)) if own else policy
 
 
-def _bounds(
-    names: DeclaredNames, document: PolicyDocument, retention: tuple[Retention, ...], level: int
-) -> Bounds:
+def _bounds(names: DeclaredNames, document: PolicyDocument, retention: tuple[Retention, ...], level: int) -> Bounds:
     known = level < len(retention) and sound(document.node.get("retention"))
     isolating = document.profile.value if document.profile.isolating else None
-    return Bounds(
-        retention[level].absolute_us if known else _UNKNOWN_US, tuple(sorted(names.labels)), isolating
-    )
+    return Bounds(retention[level].absolute_us if known else _UNKNOWN_US, tuple(sorted(names.labels)), isolating)
 
 
 def _complain(names: DeclaredNames, duty: Duty[T], terms: Any, bounds: Bounds) -> None:
@@ -245,9 +239,7 @@ def outages(names: DeclaredNames, document: PolicyDocument) -> tuple[OutagePolic
     own = names.by_level(audit.keys_of("by_classification"), audit.by_classification, what)
     floor = {kind: getattr(audit.on_outage, kind) for kind in FLOOR}
     return tuple(
-        OutagePolicy(
-            **{kind: _stricter(owed, own.get(name), kind) for kind, owed in floor.items()}, mark=audit.mark
-        )
+        OutagePolicy(**{kind: _stricter(owed, own.get(name), kind) for kind, owed in floor.items()}, mark=audit.mark)
         for name in names.levels
     )
 
@@ -278,9 +270,7 @@ def tenants_receipt_shares(
     return tuple((level, share) for level, share in sorted(said.items()) if share != wide[level])
 
 
-def _shares(
-    names: DeclaredNames, section: DocumentPart, written: Mapping[str, Fraction]
-) -> dict[int, Fraction]:
+def _shares(names: DeclaredNames, section: DocumentPart, written: Mapping[str, Fraction]) -> dict[int, Fraction]:
     """The shares that a section names, by level; `default` is of the levels that it does not name."""
     said = names.by_level(section.keys_of("route_receipts"), written, "`route_receipts`", ("default",))
     default = said.pop("default", None)

@@ -180,9 +180,7 @@ class OffloadTerms(DocumentPart):
         "host, nvme, remote: a list, or a mapping with limits for each"
     )
     encrypt: Annotated[bool, choice({"required": True, "none": False})] = told("none is for host alone")
-    absolute: fields.Positive | None = told(
-        "How long a copy may be in a tier; the retention's if left out", None
-    )
+    absolute: fields.Positive | None = told("How long a copy may be in a tier; the retention's if left out", None)
     within: fields.Positive | None = told(
         "A copy's bytes end within this time of when it is due; a sixteenth of `absolute` if left out", None
     )
@@ -214,9 +212,7 @@ ReceiptShares = Annotated[
     dict[str, Annotated[Fraction, fields.SHARE.called("{tenant}`route_receipts` for {0}")]],
     by_name(names=_LEVEL_OR_DEFAULT),
 ]
-Offloads = Annotated[
-    dict[str, Annotated[OffloadTerms | None, either(OffloadTerms, _NEVER)]], by_name(names=_LEVEL)
-]
+Offloads = Annotated[dict[str, Annotated[OffloadTerms | None, either(OffloadTerms, _NEVER)]], by_name(names=_LEVEL)]
 
 
 class OutageTerms(DocumentPart):
@@ -227,9 +223,7 @@ class OutageTerms(DocumentPart):
     lifecycle: Annotated[OnOutage | None, _outage("lifecycle")] = told(
         "Residencies, releases, receipts (class B)", None
     )
-    own_hits: Annotated[OnOutage | None, _outage("own_hits")] = told(
-        "Counters of own-scope hits (class C)", None
-    )
+    own_hits: Annotated[OnOutage | None, _outage("own_hits")] = told("Counters of own-scope hits (class C)", None)
 
 
 class OutageFloor(DocumentPart):
@@ -266,9 +260,7 @@ class RangeEntry(DocumentPart):
 
     called = "token range"
     start: Annotated[int, fields.integer(0, TOKENS_MAX)] = told("First token", alias="from")
-    until: Annotated[int | None, fields.integer(1, TOKENS_MAX + 1)] = told(
-        "Last token, exclusive", None, alias="to"
-    )
+    until: Annotated[int | None, fields.integer(1, TOKENS_MAX + 1)] = told("Last token, exclusive", None, alias="to")
     priority: Annotated[int, _PRIORITY] = told("0 leaves first")
     for_us: fields.Positive | None = told("For how long", None, alias="for")
 
@@ -289,9 +281,7 @@ class EvictionSection(DocumentPart):
     )
     ranges: Annotated[tuple[RangeEntry, ...], listed(64)] = told("Priorities for spans of a prompt", ())
     protected: fields.Percentage | None = told("The protected share (slru)", None)
-    hits: Annotated[int | None, fields.integer(1, 1_000)] = told(
-        "Uses before a block is protected (slru)", None
-    )
+    hits: Annotated[int | None, fields.integer(1, 1_000)] = told("Uses before a block is protected (slru)", None)
     signals: Annotated[tuple[Annotated[EvictionSignal, choice(_SIGNALS)], ...], listed(distinct=True)] = told(
         "What a block's value is made of, beside its priority; all where none is named (value)", ()
     )
@@ -344,9 +334,7 @@ class TenantEntry(DocumentPart):
     scope: PrivateScope = told("The tenant's private scope", None)
     affinity: Affinity = told("Whether routers place all of the tenant's requests together", None)
     labels: Labels = told("Labels of the tenant's domains", {})
-    residencies: Annotated[int | None, fields.integer(1, 10_000_000)] = told(
-        "The most residencies alive at once", None
-    )
+    residencies: Annotated[int | None, fields.integer(1, 10_000_000)] = told("The most residencies alive at once", None)
     tenants_max: Annotated[int | None, fields.integer(1, 100_000)] = told(
         "On `default`: how many unlisted tenants hold blocks at once", None
     )
@@ -389,18 +377,14 @@ class SegmentEntry(DocumentPart):
     called = "segment"
     id: Annotated[Scalar, fields.IDENTIFIER.called("segment")] = told("The segment's name")
     owner: Owner = told("Whose blocks they are")
-    tenants: Annotated[tuple[Tenant, ...] | None, _EVERYONE] = told(
-        "Who may match it; * is every admitted tenant"
-    )
+    tenants: Annotated[tuple[Tenant, ...] | None, _EVERYONE] = told("Who may match it; * is every admitted tenant")
     digest: Annotated[str, fields.hex_digest("hmac:")] = told("As printed when the segment was declared")
-    tokens: Annotated[int, fields.integer(1, TOKENS_MAX)] = told(
-        "The length that the digest covers, in tokens"
-    )
+    tokens: Annotated[int, fields.integer(1, TOKENS_MAX)] = told("The length that the digest covers, in tokens")
     classification: Level = told("The segment's own classification")
     model: Annotated[str | None, fields.hex_digest("sha256:")] = told("Only under this model identity", None)
     expires: fields.Date = told("Until this day, exclusive", None)
-    kind: Annotated[Scalar | None, fields.IDENTIFIER.naming("eviction/kinds").called("kind of content")] = (
-        told("The kind of content that it is, of `eviction.kinds`", None)
+    kind: Annotated[Scalar | None, fields.IDENTIFIER.naming("eviction/kinds").called("kind of content")] = told(
+        "The kind of content that it is, of `eviction.kinds`", None
     )
     crosses: _MATCH = told(_CROSSES, ())
 
@@ -482,9 +466,7 @@ class PlacementEntry(DocumentPart):
     """Which groups of workers alone serve the requests that match. What is left out matches every request."""
 
     called = "placement rule"
-    id: Annotated[Scalar, fields.IDENTIFIER.called("placement rule")] = told(
-        "The rule's name, as refusals give it"
-    )
+    id: Annotated[Scalar, fields.IDENTIFIER.called("placement rule")] = told("The rule's name, as refusals give it")
     groups: Annotated[tuple[_GROUP, ...], _WORDS] = told("The only groups of workers that serve them")
     tenants: Annotated[tuple[Tenant, ...] | None, _EVERYONE] = told("Whose requests; * is everybody's", None)
     labels: Labels = told("Requests whose domains have these labels", {})
@@ -525,19 +507,13 @@ class PolicyDocument(DocumentPart):
     classify: Annotated[tuple[ClassifyEntry, ...], listed()] = told(
         "Default classifications of tenants, and routes that raise them", ()
     )
-    tenants: Annotated[
-        dict[str, TenantEntry], by_name(least=1, names={"anyOf": [{"const": "default"}, {}]})
-    ] = told("Who is admitted; `default` is every unlisted tenant")
+    tenants: Annotated[dict[str, TenantEntry], by_name(least=1, names={"anyOf": [{"const": "default"}, {}]})] = told(
+        "Who is admitted; `default` is every unlisted tenant"
+    )
     groups: Annotated[dict[str, GroupEntry], by_name()] = told("Families of tenants", {})
-    segments: Annotated[tuple[SegmentEntry, ...], listed()] = told(
-        "Prompt prefixes declared wider than private", ()
-    )
-    grants: Annotated[tuple[GrantEntry, ...], listed()] = told(
-        "The only other way across a tenant boundary", ()
-    )
-    rules: Annotated[tuple[RuleEntry, ...], listed()] = told(
-        "Permits within a tenant, forbids about anything", ()
-    )
+    segments: Annotated[tuple[SegmentEntry, ...], listed()] = told("Prompt prefixes declared wider than private", ())
+    grants: Annotated[tuple[GrantEntry, ...], listed()] = told("The only other way across a tenant boundary", ())
+    rules: Annotated[tuple[RuleEntry, ...], listed()] = told("Permits within a tenant, forbids about anything", ())
     retention: Retentions = told("By classification: how long blocks may exist")
     scrub: Scrubs = told("By classification, or `default`: how a block ends")
     offload: Offloads = told("By classification: where blocks may go: never, or to tiers")
@@ -547,10 +523,8 @@ class PolicyDocument(DocumentPart):
     placement: Annotated[tuple[PlacementEntry, ...], listed()] = told(
         "Which workers alone may serve whose requests", ()
     )
-    on_worker_death: Annotated[
-        dict[str, Annotated[model.OnWorkerDeath, _DEATH]], by_name(names=_LEVEL_OR_DEFAULT)
-    ] = told(
-        "By classification, or `default`: what becomes of a dead worker's copies; restore if left out", {}
+    on_worker_death: Annotated[dict[str, Annotated[model.OnWorkerDeath, _DEATH]], by_name(names=_LEVEL_OR_DEFAULT)] = (
+        told("By classification, or `default`: what becomes of a dead worker's copies; restore if left out", {})
     )
     route_receipts: ReceiptShares = told(
         "By classification, or `default`: the share of requests with a route receipt; 1/10 if left out", {}

@@ -88,9 +88,7 @@ def _grant(names: DeclaredNames, entry: GrantEntry, profile: Profile) -> Grant:
         message = f"grant {quote(name)} lets {quote(owner)} read itself"
         names.problems.add(entry.at("reader"), "KVP405", message)
     elif profile.isolating:
-        names.problems.add(
-            entry.mark, "KVP604", f"grant {quote(name)} crosses tenants in profile `{profile}`"
-        )
+        names.problems.add(entry.mark, "KVP604", f"grant {quote(name)} crosses tenants in profile `{profile}`")
     return Grant(
         id=name,
         owner=owner,

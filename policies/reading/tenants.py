@@ -65,12 +65,8 @@ def build_tenants(
         if once[tenant.id] > 1:
             names.problems.add(key.mark, "KVP305", f"`tenants` lists {quote(key.text)} twice")
         if key.text != DEFAULT_TENANT and _reads_like_default(key.text):
-            message = (
-                f"tenant {quote(key.text)} reads like `{DEFAULT_TENANT}`, which is every unlisted tenant"
-            )
-            names.problems.add(
-                key.mark, "KVP207", message, f"write `{DEFAULT_TENANT}`, or choose another name"
-            )
+            message = f"tenant {quote(key.text)} reads like `{DEFAULT_TENANT}`, which is every unlisted tenant"
+            names.problems.add(key.mark, "KVP207", message, f"write `{DEFAULT_TENANT}`, or choose another name")
     total = sum((tenant.guaranteed * (tenant.tenants_max or 1) for tenant in tenants), Fraction(0))
     if total > 1:
         message = f"guaranteed shares add up to `{percent(total)}`"
@@ -181,9 +177,7 @@ def build_classify(names: DeclaredNames, document: PolicyDocument) -> tuple[Clas
         if rule.route is None and rule.level is not None and rule.tenant:
             first = defaults.setdefault(rule.tenant, entry.mark)
             if first is not entry.mark:
-                message = (
-                    f"tenant {quote(rule.tenant)} already has a default classification on line {first.line}"
-                )
+                message = f"tenant {quote(rule.tenant)} already has a default classification on line {first.line}"
                 names.problems.add(entry.mark, "KVP305", message)
         rules.append(rule)
     return tuple(rules)

@@ -57,9 +57,7 @@ class BatchTable:
         entries: list[tuple[int, int, int, int]] = []
 
         def add(key: int, timeline: Timeline) -> None:
-            entries.extend(
-                (key, piece.start_us, piece.end_us, piece.decision.permitted) for piece in timeline
-            )
+            entries.extend((key, piece.start_us, piece.end_us, piece.decision.permitted) for piece in timeline)
 
         for (reader, owner), levels in tables.grants.items():
             pair = self._pair(self._index[reader], self._index[owner])
@@ -81,9 +79,7 @@ class BatchTable:
         """One integer for (pair, via, action, level, scope); works on integers and on arrays alike."""
         return (((pair * 3 + via) * _ACTIONS + action) * self._levels + level) * _SCOPES + scope
 
-    def intern(
-        self, readers: Sequence[str], owners: Sequence[str]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def intern(self, readers: Sequence[str], owners: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Indices for tenants; unlisted ones get indices of their own within this call, malformed ones -1."""
         seen = dict(self._index)
         result = []

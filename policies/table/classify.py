@@ -82,9 +82,7 @@ class Classifier:
         _, rules = self._by_tenant.get(tenant, self._others)
         pairs = set(own)
         for rule, segments in rules:
-            if rule.route is None or (
-                route is not None and (not _trusted(route) or _matches(segments, _split(route)))
-            ):
+            if rule.route is None or (route is not None and (not _trusted(route) or _matches(segments, _split(route)))):
                 pairs.update(rule.labels)
         return tuple(sorted(pairs))
 
@@ -100,9 +98,7 @@ class Classifier:
         if not _trusted(route):
             return (None,) if any(rule.route is not None for rule, _ in rules) else ()
         segments = _split(route)
-        return tuple(
-            rule for rule, pattern in rules if rule.route is not None and _matches(pattern, segments)
-        )
+        return tuple(rule for rule, pattern in rules if rule.route is not None and _matches(pattern, segments))
 
 
 def _default(rules: _Rules) -> int | None:
@@ -112,12 +108,7 @@ def _default(rules: _Rules) -> int | None:
 
 def _trusted(route: str) -> bool:
     """True for a plain absolute path without dot segments, empty segments or escapes."""
-    if (
-        type(route) is not str
-        or not route.startswith("/")
-        or len(route) > 1024
-        or not _PLAIN_ROUTE.match(route)
-    ):
+    if type(route) is not str or not route.startswith("/") or len(route) > 1024 or not _PLAIN_ROUTE.match(route):
         return False
     return not any(segment in (".", "..") for segment in route.split("/"))
 

@@ -132,9 +132,7 @@ class _Compiler:
             cells = self._own_levels.get(alike)
             if cells is None:
                 found = (
-                    self._own_scopes(
-                        action, tenant, rulings.get((action, level), NO_RULING), level, owed[level]
-                    )
+                    self._own_scopes(action, tenant, rulings.get((action, level), NO_RULING), level, owed[level])
                     for level in self._levels
                 )
                 cells = tuple(chain.from_iterable(found))
@@ -205,9 +203,7 @@ class _Compiler:
             levels.append(known[key])
         return tuple(levels)
 
-    def _opened(
-        self, ruling: Ruling, section: tuple[Effect, str] | None
-    ) -> Callable[[tuple[str, ...]], Decision]:
+    def _opened(self, ruling: Ruling, section: tuple[Effect, str] | None) -> Callable[[tuple[str, ...]], Decision]:
         """The decision while sources are live: rules may forbid it, an obligation may rule it out."""
 
         def decision(ids: tuple[str, ...]) -> Decision:
@@ -224,8 +220,7 @@ class _Compiler:
         mine = [
             segment
             for segment in self._segments
-            if (segment.tenants is None or reader in segment.tenants)
-            and not self._barriers.never_equal(segment, name)
+            if (segment.tenants is None or reader in segment.tenants) and not self._barriers.never_equal(segment, name)
         ]
         return tuple(sorted(mine, key=lambda segment: segment.id))
 
@@ -238,9 +233,7 @@ class _Compiler:
             for owner in {segment.owner for segment in segments}:
                 of_owner = tuple(segment for segment in segments if segment.owner == owner)
                 name = "" if isinstance(reader, Unlisted) else reader
-                rulings = self._rules.rulings(
-                    name, owner, Via.SEGMENT, same_group=self._same_group(name, owner)
-                )
+                rulings = self._rules.rulings(name, owner, Via.SEGMENT, same_group=self._same_group(name, owner))
                 key = (id(rulings), owner, tuple(segment.id for segment in of_owner))
                 if key not in known:
                     known[key] = self._segment_row(of_owner, rulings, self._obligations[owner])
@@ -266,9 +259,7 @@ class _Compiler:
 
     def _edges(self) -> tuple[int, ...]:
         ends = [end for segment in self._segments if (end := segment.expires_us) is not None]
-        grants = [
-            edge for grant in self._grants for edge in (grant.from_us, grant.until_us) if edge is not None
-        ]
+        grants = [edge for grant in self._grants for edge in (grant.from_us, grant.until_us) if edge is not None]
         return tuple(sorted({*ends, *grants}))
 
 
@@ -301,11 +292,7 @@ def _timeline(periods: Iterable[SourcePeriod], decision: Callable[[tuple[str, ..
             insort(live, source)
         if live:
             ids = tuple(live)
-            each = (
-                ManySources(ids, decisions)
-                if len(ids) > _LISTED_MAX
-                else {one: decisions[one] for one in ids}
-            )
+            each = ManySources(ids, decisions) if len(ids) > _LISTED_MAX else {one: decisions[one] for one in ids}
             pieces.append(LiveInterval(start, end, decision(ids), each))
     return tuple(pieces)
 

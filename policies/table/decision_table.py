@@ -103,9 +103,7 @@ class DecisionTable:
         "revoked",
     )
 
-    def __init__(
-        self, policy: Policy, tables: Tables, *, revision: int, digest: str, revoked: frozenset[str]
-    ) -> None:
+    def __init__(self, policy: Policy, tables: Tables, *, revision: int, digest: str, revoked: frozenset[str]) -> None:
         self.policy = policy
         self.revision = revision
         self.digest = digest
@@ -121,9 +119,7 @@ class DecisionTable:
         self._classifier = Classifier(policy)
         self.placement = PlacementTable.of(policy)
         self._deny = Decision(Effect.DENY, (DEFAULT_DENY,), revision)
-        self._failed = Decision(
-            Effect.DENY, (DEFAULT_DENY,), revision, ("decide ran out of memory or depth",)
-        )
+        self._failed = Decision(Effect.DENY, (DEFAULT_DENY,), revision, ("decide ran out of memory or depth",))
         self._batch: BatchTable | None = None
 
     def decide(self, request: AccessRequest, now_utc_us: int) -> Decision:
@@ -158,9 +154,7 @@ class DecisionTable:
         except (MemoryError, RecursionError):
             return self._failed
         except Exception as error:
-            return Decision(
-                Effect.DENY, (DEFAULT_DENY,), self.revision, (f"{type(error).__name__} in decide",)
-            )
+            return Decision(Effect.DENY, (DEFAULT_DENY,), self.revision, (f"{type(error).__name__} in decide",))
 
     def _segment_timeline(
         self, action: Action, reader: str, owner: str, classification: int, scope: Scope, source: str | None
@@ -188,9 +182,7 @@ class DecisionTable:
         """Which placement groups may serve a request of a tenant."""
         return self.placement.demand(tenant, route, claim, hint)
 
-    def may_serve(
-        self, group: str, tenant: str, route: str | None, claim: str | None, hint: str | None
-    ) -> bool:
+    def may_serve(self, group: str, tenant: str, route: str | None, claim: str | None, hint: str | None) -> bool:
         """Whether a placement group may serve a request of a tenant; soon said where there are no rules."""
         return not self.policy.placement or self.demand(tenant, route, claim, hint).allows(group)
 

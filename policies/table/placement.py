@@ -138,9 +138,7 @@ class PlacementTable:
     def demand(self, tenant: str, route: str | None, claim: str | None, hint: str | None) -> Demand:
         """Where a request of `tenant`, as the policy calls it, may go; `claim` and `hint` are classification names."""
         level = self._classifier.classify(tenant, route, claim, hint)
-        labels = set(
-            self._classifier.labels(tenant, route, self._labels.get(tenant, self.policy.default_labels))
-        )
+        labels = set(self._classifier.labels(tenant, route, self._labels.get(tenant, self.policy.default_labels)))
         return self.demand_of(tenant, level, labels)
 
     def demand_of(self, tenant: str, level: int, labels: Iterable[tuple[str, str]]) -> Demand:

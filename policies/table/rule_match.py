@@ -51,9 +51,7 @@ class RuleIndex:
         """What the rules say of this reader at this owner's domains, for every action and level."""
         own = reader == owner
         named, failed = [], dict(self._failed)
-        for rule in {
-            rule.id: rule for name in (reader, owner) for rule in self._named.get(name, ())
-        }.values():
+        for rule in {rule.id: rule for name in (reader, owner) for rule in self._named.get(name, ())}.values():
             try:
                 if _names_match(rule, reader, owner):
                     named.append(rule)
@@ -67,9 +65,7 @@ class RuleIndex:
             self._known[key] = _collect(covered)
         return self._known[key]
 
-    def _covered(
-        self, rule: Rule, own: bool, near: bool, via: Via
-    ) -> tuple[list[tuple[int, int]], tuple[str, ...]]:
+    def _covered(self, rule: Rule, own: bool, near: bool, via: Via) -> tuple[list[tuple[int, int]], tuple[str, ...]]:
         """The cells that a rule covers; after an error all of them (and a permit then permits none)."""
         try:
             if rule.via is not None and via not in rule.via:

@@ -45,7 +45,5 @@ def _with(text: str, entry: Entry) -> str:
         document["segments"].append(block(values))
         return write(document)
     except LayoutErrors as error:
-        message = (
-            f"segment cannot be written into the document ({type(error).__name__}); add the entry by hand"
-        )
+        message = f"segment cannot be written into the document ({type(error).__name__}); add the entry by hand"
         raise PolicyError(message) from error

@@ -67,10 +67,7 @@ def cedar_entity(policy: Policy, tenant: str) -> dict[str, Any]:
         "offloads": [level for level, duties in enumerate(owed) if duties.tiers],
         "labels": _labels(policy, tenant, entry, any_route=False),
         "labels_any": _labels(policy, tenant, entry, any_route=True),
-        **{
-            f"offloads_{tier}": [level for level, duties in enumerate(owed) if tier in duties.tiers]
-            for tier in Tier
-        },
+        **{f"offloads_{tier}": [level for level, duties in enumerate(owed) if tier in duties.tiers] for tier in Tier},
     }
     if tenant in listed and listed[tenant].group is not None:
         attributes["group"] = listed[tenant].group
@@ -117,9 +114,7 @@ def _bound(action: Action, whose: str) -> list[str]:
         return []
     bound = [f"{whose}.{_SECTIONS[action]}.contains(context.level)"]
     if action is Action.OFFLOAD:
-        places = (
-            f'(context.tier == "{tier}" && {whose}.offloads_{tier}.contains(context.level))' for tier in Tier
-        )
+        places = (f'(context.tier == "{tier}" && {whose}.offloads_{tier}.contains(context.level))' for tier in Tier)
         bound.append(f'(context.tier == "" || {" || ".join(places)})')
     return bound
 
@@ -161,9 +156,7 @@ def _labels(policy: Policy, tenant: str, entry: TenantPolicy | None, *, any_rout
 
 def _crossing(policy: Policy, rule: Grant | SegmentRule, of_owner: Collection[str]) -> list[str]:
     """Terms by which some request of the reader has the labels of the owner's blocks, but for those that it crosses."""
-    every = {
-        f"{name}={value}" for name, values in policy.labels if name not in rule.crosses for value in values
-    }
+    every = {f"{name}={value}" for name, values in policy.labels if name not in rule.crosses for value in values}
     theirs = every.intersection(of_owner)
     terms = [f"principal.labels_any.containsAll({_texts(theirs)})"] if theirs else []
     return terms + ([f"!principal.labels.containsAny({_texts(every - theirs)})"] if every - theirs else [])
@@ -191,11 +184,7 @@ def _segment(segment: SegmentRule, crossing: list[str]) -> Iterator[str]:
     """One statement for reuse, one for each action that the owner's obligations bound."""
     terms = [f'context.via == "{Via.SEGMENT.name.lower()}"', f"context.level == {segment.level}"]
     terms += ["context.scope >= 2", f"context.scope <= {int(segment.scope)}"]
-    readers = (
-        "principal.admitted"
-        if segment.tenants is None
-        else f"[{_tenants(segment.tenants)}].contains(principal)"
-    )
+    readers = "principal.admitted" if segment.tenants is None else f"[{_tenants(segment.tenants)}].contains(principal)"
     terms += [readers, *crossing]
     terms += [] if segment.expires_us is None else [f"context.now < {segment.expires_us}"]
     terms.append(f'(context.source == "" || context.source == "{segment.id}")')

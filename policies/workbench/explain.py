@@ -113,9 +113,7 @@ def _sources(declared: Declared, request: Request) -> list[Considered]:
         for grant in (*policy.grants, *policy.group_grants())
     ]
     found += [
-        Considered(
-            "segment", segment.id, "permit", _segment_failing(segment, request, barriers), segment.mark
-        )
+        Considered("segment", segment.id, "permit", _segment_failing(segment, request, barriers), segment.mark)
         for segment in policy.segments
     ]
     near = [entry for entry in found if len(entry.failing) <= 2]
@@ -173,8 +171,7 @@ def _nearest(table: DecisionTable, declared: Declared, request: Request) -> Near
         return None
     _, _, asked, decision = best
     said = tuple(
-        (_word(term), _say(table, request, term), _say(table, asked, term))
-        for term in _changed(request, asked)
+        (_word(term), _say(table, request, term), _say(table, asked, term)) for term in _changed(request, asked)
     )
     return Nearest(asked, said, decision.reasons)
 
@@ -184,11 +181,7 @@ def _changed(request: Request, asked: Request) -> tuple[str, ...]:
 
 
 def _distance(request: Request, asked: Request) -> int:
-    return (
-        abs(request.level - asked.level)
-        + abs(request.scope - asked.scope)
-        + abs(request.now_us - asked.now_us)
-    )
+    return abs(request.level - asked.level) + abs(request.scope - asked.scope) + abs(request.now_us - asked.now_us)
 
 
 def _word(term: str) -> str:
@@ -219,9 +212,7 @@ def _closed(table: DecisionTable, request: Request, considered: Iterable[Conside
     return ", ".join(
         f"{entry.id} opens nothing: {'; '.join(entry.failing)}"
         for entry in considered
-        if entry.failing
-        and entry.id in rules
-        and entry.failing == barriers.of(rules[entry.id], request.reader)
+        if entry.failing and entry.id in rules and entry.failing == barriers.of(rules[entry.id], request.reader)
     )
 
 

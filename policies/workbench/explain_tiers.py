@@ -39,9 +39,7 @@ class TierAnswer(NamedTuple):
         duty = self.duty
         if not self.permitted:
             return f"{self.tier}: not at all, by {', '.join(duty.reasons)}"
-        kept = (
-            f"copies at most {span(duty.absolute_us)}" if duty.absolute_us else "no copy of published blocks"
-        )
+        kept = f"copies at most {span(duty.absolute_us)}" if duty.absolute_us else "no copy of published blocks"
         parts = [
             kept,
             f"of running requests at most {span(duty.running_us)}",

@@ -39,9 +39,7 @@ class Request(NamedTuple):
     @property
     def access(self) -> AccessRequest:
         """The request without its instant, as a table takes it."""
-        return AccessRequest(
-            self.action, self.reader, self.owner, self.level, self.scope, self.via, self.source
-        )
+        return AccessRequest(self.action, self.reader, self.owner, self.level, self.scope, self.via, self.source)
 
     def data(self, classifications: tuple[str, ...]) -> dict[str, Any]:
         """The request in words, as a test case or a reviewer writes it."""

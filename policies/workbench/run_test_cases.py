@@ -32,9 +32,7 @@ class CaseResult:
     mark: SourceMark
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.asked}: {self.got}" + (
-            "" if self.passed else f", expected {self.expected}"
-        )
+        return f"{self.name}: {self.asked}: {self.got}" + ("" if self.passed else f", expected {self.expected}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +109,8 @@ def run_cases(table: DecisionTable, cases: Cases) -> CasesReport:
         broken = next((p for p in prove(table, never=[never]).broken if p.id == "ISO-11"), None)
         example = broken.counterexample.text if broken and broken.counterexample else "nothing permits it"
         said = ", ".join(f"{name} {value}" for name, value in never._asdict().items() if value is not None)
-        results.append(
-            CaseResult("never", said or "anything across", broken is None, example, "no permit", mark)
-        )
-    return CasesReport(
-        cases.file, table.policy.name, table.digest, tuple(results), _coverage(table, named, cells)
-    )
+        results.append(CaseResult("never", said or "anything across", broken is None, example, "no permit", mark))
+    return CasesReport(cases.file, table.policy.name, table.digest, tuple(results), _coverage(table, named, cells))
 
 
 def _ask(table: DecisionTable, case: PolicyCase, named: set[str], cells: set[Cell]) -> CaseResult:
@@ -144,9 +138,7 @@ def _in_tier(table: DecisionTable, request: Request, decision: Decision, tier: T
 def _classify(table: DecisionTable, case: Classified) -> CaseResult:
     got = table.policy.classifications[table.classify(case.tenant, case.route, case.claim, case.hint)]
     parts = (("route", case.route), ("claim", case.claim), ("hint", case.hint))
-    asked = f"classify {case.tenant}" + "".join(
-        f" {name} {value}" for name, value in parts if value is not None
-    )
+    asked = f"classify {case.tenant}" + "".join(f" {name} {value}" for name, value in parts if value is not None)
     return CaseResult(case.name, asked, got == case.expect, got, case.expect, case.mark)
 
 

@@ -216,9 +216,7 @@ class _Expansion:
         for action, reader, owner, level, scope, via, now_us in product(*lists):
             own = self._scopes.get(reader, self._scope)
             wide = scope if scope is not None else own if via is Via.OWN else Scope.TENANT
-            yield Request(
-                action, reader, reader if owner is None else owner, level, wide, via, now_us, source
-            )
+            yield Request(action, reader, reader if owner is None else owner, level, wide, via, now_us, source)
 
     def _classified(self, name: str, terms: ClassifyTerms, expect: str) -> Iterator[Classified]:
         lists = (self._tenants(terms.tenant, "tenant"), terms.route, terms.claim, terms.hint)
@@ -227,11 +225,7 @@ class _Expansion:
                 yield Classified(name, tenant, route, claim, hint, expect, terms.mark)
 
     def _never(self, terms: NeverTerms) -> Never:
-        level = (
-            None
-            if terms.classification is None
-            else self._names.level(terms.classification, "classification")
-        )
+        level = None if terms.classification is None else self._names.level(terms.classification, "classification")
         return Never(
             None if terms.reader is None else self._names.tenant(terms.reader, "reader"),
             None if terms.owner is None else self._names.tenant(terms.owner, "owner"),

@@ -100,9 +100,7 @@ class DeadlineClock:
 
     def look(self) -> None:
         """Take over the wall clock's time as far as the rules let it. Who adds `offset_us` itself looks at times."""
-        wall_us = (
-            self._wall.utc_us()
-        )  # before the boot clock: what comes between makes it look early, never late
+        wall_us = self._wall.utc_us()  # before the boot clock: what comes between makes it look early, never late
         ahead_us = wall_us - self.now_us()
         if ahead_us <= self.offset_us:
             self._set_doubt(False, 0)

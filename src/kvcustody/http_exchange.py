@@ -129,9 +129,7 @@ def read_bounded(
         raise httpx.DecodingError(str(error), request=request) from None
     finally:
         _ENDS.reset(outer)
-    return httpx.Response(
-        answer.status_code, headers=answer.headers, content=bytes(received), request=request
-    )
+    return httpx.Response(answer.status_code, headers=answer.headers, content=bytes(received), request=request)
 
 
 def deadline_transport(**how: Any) -> httpx.HTTPTransport:

@@ -62,9 +62,7 @@ class Issuers(NamedTuple):
         tenant, separated, issuer = said.partition(SEPARATOR)
         if separated and not self.knows(issuer):
             listed = ", ".join(f"`{one}`" for one in self.all[:_SHOWN_MAX]) or "none"
-            raise ConfigError(
-                f"tenant `{said}`: `{issuer}` is no issuer here; there are {listed}", tenant=said
-            )
+            raise ConfigError(f"tenant `{said}`: `{issuer}` is no issuer here; there are {listed}", tenant=said)
         if separated:
             return self.name(issuer, tenant)
         if len(self.all) < 2:

@@ -44,9 +44,7 @@ def check_zone(name: str) -> None:
             zone=name,
         )
     if names:
-        raise ConfigError(
-            f"time zone `{name}` is not known here: give an IANA name, as `Europe/Berlin`", zone=name
-        )
+        raise ConfigError(f"time zone `{name}` is not known here: give an IANA name, as `Europe/Berlin`", zone=name)
     open_zone(name)
 
 

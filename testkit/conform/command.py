@@ -44,9 +44,7 @@ def known_bugs(
     listing: Annotated[bool, typer.Option("--list", help="Name the targets and their cases.")] = False,
     parts: Annotated[
         bool,
-        typer.Option(
-            "--parts", help="Name the connectors, tiers and stores of that environment, tried or untested."
-        ),
+        typer.Option("--parts", help="Name the connectors, tiers and stores of that environment, tried or untested."),
     ] = False,
     script: Annotated[
         bool,
@@ -94,9 +92,7 @@ def known_bugs(
 
 def _list(*, as_json: bool) -> None:
     if as_json:
-        print(
-            json.dumps([{"target": one.name, "says": one.says, "cases": list(one.cases)} for one in TARGETS])
-        )
+        print(json.dumps([{"target": one.name, "says": one.says, "cases": list(one.cases)} for one in TARGETS]))
         return
     for one in TARGETS:
         print(f"{one.name}: {one.says}")

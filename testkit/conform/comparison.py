@@ -55,9 +55,7 @@ def page(records: Path, kit: Path) -> str:
         body = json.loads(path.read_text())
         found[body["target"]] = body
     shown = [target for target in TARGETS if target.name in found]
-    verdicts = {
-        (name, case["case"]): case["verdict"] for name, body in found.items() for case in body["cases"]
-    }
+    verdicts = {(name, case["case"]): case["verdict"] for name, body in found.items() for case in body["cases"]}
 
     def asked(case: str, verdict: str, *, ours: bool) -> str:
         """Who was asked and answered so."""

@@ -77,9 +77,7 @@ class ConformReport(NamedTuple):
                 "ruleIndex": place,
                 "level": "error",
                 "message": {"text": f"{self.target.says} {self.version}: {one.evidence}"},
-                "locations": [
-                    {"logicalLocations": [{"fullyQualifiedName": self.target.name, "kind": "module"}]}
-                ],
+                "locations": [{"logicalLocations": [{"fullyQualifiedName": self.target.name, "kind": "module"}]}],
             }
             for place, one in enumerate(self.findings)
             if one.verdict == FOUND

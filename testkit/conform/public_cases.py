@@ -71,9 +71,7 @@ CASES = (
         "No client can choose a salt that makes another's namespace.",
         (_LMCACHE + "issues/4825", _SGLANG + "issues/37160"),
     ),
-    PublicCase(
-        "name-tells-tenant", "Nothing in an object's name says whose it is.", (_LMCACHE + "pull/3892",)
-    ),
+    PublicCase("name-tells-tenant", "Nothing in an object's name says whose it is.", (_LMCACHE + "pull/3892",)),
     PublicCase(
         "model-revision",
         "Two revisions of one model have two names.",
@@ -197,9 +195,7 @@ TARGETS = (
         "kvcustody",
         ("tenant-by-own-word", "params-end-engine"),
     ),
-    Target(
-        "kvcustody-events", "our events in vLLM's form", "kvcustody", "kvcustody", ("events-tell-prompts",)
-    ),
+    Target("kvcustody-events", "our events in vLLM's form", "kvcustody", "kvcustody", ("events-tell-prompts",)),
     Target(
         "lmcache-aesgcm",
         "LMCache's AES-GCM serde",
@@ -214,9 +210,7 @@ TARGETS = (
         "lmcache",
         ("name-tells-tenant", "clear-at-rest", "erase-tenant"),
     ),
-    Target(
-        "lmcache-in-process", "LMCache inside the engine's process", "lmcache", "lmcache", ("salt-dropped",)
-    ),
+    Target("lmcache-in-process", "LMCache inside the engine's process", "lmcache", "lmcache", ("salt-dropped",)),
     Target("lmcache-sglang", "LMCache's namespace for SGLang", "lmcache", "lmcache", ("namespace-alias",)),
     Target(
         "sglang-hicache",
@@ -268,9 +262,7 @@ TARGETS = (
         "ai-dynamo-runtime",
         ("salt-dropped", "unscoped-events", "index-dump"),
     ),
-    Target(
-        "dynamo-frontend", "Dynamo's HTTP service", "dynamo", "ai-dynamo-runtime", ("tenant-by-own-word",)
-    ),
+    Target("dynamo-frontend", "Dynamo's HTTP service", "dynamo", "ai-dynamo-runtime", ("tenant-by-own-word",)),
     Target(
         "kvcustody-dynamo",
         "Dynamo's index behind our publisher and relay",
@@ -362,9 +354,7 @@ LEFT_OUT = (
     ),
     LeftOut(_VLLM + "pull/43990", "blocks zeroed against NaN alone", _GPU),
     LeftOut(_VLLM + "issues/35219", "blocks zeroed against NaN alone", _GPU),
-    LeftOut(
-        _VLLM + "pull/49266", "a fix of 49261 that was not merged", "the case `model-revision` is that bug"
-    ),
+    LeftOut(_VLLM + "pull/49266", "a fix of 49261 that was not merged", "the case `model-revision` is that bug"),
     LeftOut(_VLLM + "pull/54327", "bounds of the file tier", _ASKS),
     LeftOut(
         "https://github.com/Tanguille/cluster/pull/4636",

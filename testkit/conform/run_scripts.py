@@ -35,11 +35,7 @@ def run_target(
     version, why = _version(target, python)
     findings = []
     for case in cases or target.cases:
-        finding = (
-            CaseFinding(case, NOT_RUN, why, script_of(target).name, 0.0)
-            if why
-            else _run(target, python, case)
-        )
+        finding = CaseFinding(case, NOT_RUN, why, script_of(target).name, 0.0) if why else _run(target, python, case)
         progress(finding)
         findings.append(finding)
     return ConformReport(target, version, tuple(findings))

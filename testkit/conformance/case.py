@@ -112,9 +112,7 @@ class CaseHarness:
         ids = range(3, self.capabilities.vocabulary)
         return tuple(self.random.choices(ids, k=blocks * self.block_tokens + tail))
 
-    def submit(
-        self, who: Principal | str | None, tokens: Sequence[int], max_tokens: int = 1, **more: Any
-    ) -> object:
+    def submit(self, who: Principal | str | None, tokens: Sequence[int], max_tokens: int = 1, **more: Any) -> object:
         """Queue a request; `more`: the other fields of `RequestSpec`."""
         return self.engine.submit(RequestSpec(who, tuple(tokens), max_tokens, **more))
 
@@ -131,9 +129,7 @@ class CaseHarness:
         steps = 0
         while not all(self.engine.outcome(one).state in OVER for one in requests):
             steps += 1
-            expect(
-                steps <= STEPS_MAX, f"a request is not over after {STEPS_MAX} steps: {self.states(requests)}"
-            )
+            expect(steps <= STEPS_MAX, f"a request is not over after {STEPS_MAX} steps: {self.states(requests)}")
             self.engine.step()
         return steps
 
@@ -189,9 +185,7 @@ class CaseHarness:
 
     # -- what must hold ------------------------------------------------------------------------------------------------
 
-    def hit(
-        self, who: Principal | None, tokens: Sequence[int], blocks: int, what: str, **more: Any
-    ) -> RequestOutcome:
+    def hit(self, who: Principal | None, tokens: Sequence[int], blocks: int, what: str, **more: Any) -> RequestOutcome:
         """A whole request must finish and reuse exactly so many whole blocks."""
         outcome = self.ask(who, tokens, **more)
         expect_equal(outcome.state, FINISHED, f"{what}: state ({outcome.reason})")
@@ -231,9 +225,7 @@ class CaseHarness:
         seen = len(self.first_writes)
         expect(seen >= at_least, f"only {seen} first writes were probed, {at_least} wanted")
         dirty = [write for write in self.first_writes if write.nonzero_bytes]
-        expect(
-            not dirty, f"{len(dirty)} of {seen} blocks were not zero before their first write: {dirty[:3]}"
-        )
+        expect(not dirty, f"{len(dirty)} of {seen} blocks were not zero before their first write: {dirty[:3]}")
 
     def healthy(self) -> None:
         """The engine's and governance's own checks, and the orphan scan."""

@@ -35,9 +35,7 @@ Exit code 0: no case failed, or no mutant survived. 1: one did.
 
 def conformance(
     *,
-    engine: Annotated[
-        str, typer.Option(metavar="MODULE:FACTORY|plugin:NAME", help="What makes an engine of a setup.")
-    ],
+    engine: Annotated[str, typer.Option(metavar="MODULE:FACTORY|plugin:NAME", help="What makes an engine of a setup.")],
     case: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
     mutants: Annotated[
         str, typer.Option(metavar="MODULE", help="Kill this module's MUTANTS (and NOT_APPLICABLE) instead.")
@@ -51,9 +49,7 @@ def conformance(
             help="Write a passed run of all cases here, for `vllm_connectors_allowed`; needs --subject.",
         ),
     ] = None,
-    subject: Annotated[
-        str, typer.Option(metavar="MODULE:CLASS", help="The class that the record vouches for.")
-    ] = "",
+    subject: Annotated[str, typer.Option(metavar="MODULE:CLASS", help="The class that the record vouches for.")] = "",
 ) -> None:
     """Run the conformance kit over an engine adapter: what every engine, ours or a third party's, must pass."""
     if bool(record_path) != bool(subject):
@@ -87,9 +83,7 @@ def _factory(name: str) -> EngineFactory:
 
 def _progress(verdict: CaseVerdict) -> None:
     reason = f": {verdict.reason}" if verdict.reason else ""
-    print(
-        f"{verdict.verdict:4} {verdict.case} ({verdict.seconds:.2f} s){reason}", file=sys.stderr, flush=True
-    )
+    print(f"{verdict.verdict:4} {verdict.case} ({verdict.seconds:.2f} s){reason}", file=sys.stderr, flush=True)
 
 
 def _killed(factory: EngineFactory, name: str, seed: int) -> int:
@@ -104,7 +98,5 @@ def _killed(factory: EngineFactory, name: str, seed: int) -> int:
             flush=True,
         )
     left = unaccounted(module.MUTANTS, getattr(module, "NOT_APPLICABLE", {}))
-    print(
-        f"{len(module.MUTANTS) - survivors} of {len(module.MUTANTS)} killed, not accounted for: {left or 'none'}"
-    )
+    print(f"{len(module.MUTANTS) - survivors} of {len(module.MUTANTS)} killed, not accounted for: {left or 'none'}")
     return 1 if survivors or left else 0

@@ -60,9 +60,7 @@ def judge(factory: EngineFactory, case: Case, capabilities: Capabilities, seed: 
 
 def why_skipped(case: Case, capabilities: Capabilities) -> str:
     """The engine's own reasons for lacking what the case needs; empty where it lacks nothing of it."""
-    return "; ".join(
-        f"no {need}: {capabilities.lacks[need]}" for need in case.needs if need in capabilities.lacks
-    )
+    return "; ".join(f"no {need}: {capabilities.lacks[need]}" for need in case.needs if need in capabilities.lacks)
 
 
 @lru_cache(maxsize=16)

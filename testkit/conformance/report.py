@@ -48,9 +48,7 @@ class ConformanceReport:
 
     def __str__(self) -> str:
         lines = [f"{self.engine}: {len(self.of(PASS))} passed, {len(self.of(FAIL))} failed"]
-        lines += [
-            f"  {one.verdict:4} {one.case}{': ' if one.reason else ''}{one.reason}" for one in self.verdicts
-        ]
+        lines += [f"  {one.verdict:4} {one.case}{': ' if one.reason else ''}{one.reason}" for one in self.verdicts]
         return "\n".join(lines)
 
 

@@ -54,9 +54,7 @@ class Attack(NamedTuple):
         plain, governed = self.plain, self.governed
         if governed.gave_away:
             return "leaked"
-        unread = (
-            plain.residue_bytes is not None and governed.residue_bytes is None and governed.refused is None
-        )
+        unread = plain.residue_bytes is not None and governed.residue_bytes is None and governed.refused is None
         return "held" if plain.gave_away and not unread else "void"
 
 
@@ -97,9 +95,7 @@ def _recovered(found: Sequence[str | None], secret: tuple[str, ...]) -> AttackOu
     return AttackOutcome(words, " ".join(words))
 
 
-def residual_read(
-    engine: Engine, secret: tuple[str, ...], book: Codebook, salts: Salts = NO_SALTS
-) -> AttackOutcome:
+def residual_read(engine: Engine, secret: tuple[str, ...], book: Codebook, salts: Salts = NO_SALTS) -> AttackOutcome:
     """Read the block of the victim's last message when the next tenant is handed it, before that one writes.
 
     The other tenant asks until it gets that very block. An engine that never hands it out again is not shown to clear

@@ -47,9 +47,7 @@ def attack(
     engine: Annotated[
         EngineName, typer.Option(help="transformers takes seconds, vllm a minute or two.")
     ] = EngineName.transformers,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Chooses the victim's secret and the order of guesses.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Chooses the victim's secret and the order of guesses.")] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document on stdout instead of tables.")
     ] = False,

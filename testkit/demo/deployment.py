@@ -54,8 +54,7 @@ class Deployment:
         write_file(folder / "policy.yaml", POLICY.encode())
         write_file(folder / "identity.yaml", IDENTITY.encode())
         self._keys = {
-            tenant: add_key(folder / "keys.yaml", {"name": tenant, "tenant": tenant})
-            for tenant in (VICTIM, ATTACKER)
+            tenant: add_key(folder / "keys.yaml", {"name": tenant, "tenant": tenant}) for tenant in (VICTIM, ATTACKER)
         }
 
     def values(self) -> dict[str, Any]:

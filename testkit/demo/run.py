@@ -204,9 +204,7 @@ def _require(engine: str) -> None:
     }
     modules, command = wanted[engine]
     if any(importlib.util.find_spec(name) is None for name in modules):
-        raise ConfigError(
-            f"{engine} is not installed beside kvcustody; `{command}`, or name another --engine"
-        )
+        raise ConfigError(f"{engine} is not installed beside kvcustody; `{command}`, or name another --engine")
 
 
 def _versions(engine: str) -> dict[str, str | None]:

@@ -41,9 +41,7 @@ class TransformersDemoEngine:
 
     block_tokens = PAGE_TOKENS
 
-    def __init__(
-        self, deployment: Deployment | None = None, *, blocks: int = BLOCKS, host_gib: float = 0.0
-    ) -> None:
+    def __init__(self, deployment: Deployment | None = None, *, blocks: int = BLOCKS, host_gib: float = 0.0) -> None:
         self._model = make_model()
         chosen: Any = GenerationConfig
         generation = chosen(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1)
@@ -122,9 +120,7 @@ class TransformersDemoEngine:
             one, computed = state.request_id, future.query_length
             if one in seen:
                 prompt = len(state.initial_tokens) - seen[one].cached_tokens
-                more = min(
-                    prompt, seen[one].computed_tokens + computed
-                )  # what it generates is no cost of its prompt
+                more = min(prompt, seen[one].computed_tokens + computed)  # what it generates is no cost of its prompt
                 seen[one] = seen[one]._replace(computed_tokens=more)
                 continue
             cached = state.position_offset - computed  # the batch has moved the position already

@@ -159,9 +159,7 @@ class VllmDemoEngine:
 
     def _end_of_log(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()
-        ours = [
-            line for line in lines if re.search(r"KVC\d+: ", line)
-        ]  # the root cause, where governance names it
+        ours = [line for line in lines if re.search(r"KVC\d+: ", line)]  # the root cause, where governance names it
         errors = ours[:1] or [line for line in lines if re.search(r"\w+(Error|Exception)\b", line)] or lines
         return " ".join((errors or ["it wrote nothing"])[-1].split())[-300:]
 

@@ -59,9 +59,7 @@ def _serve(llm: Any, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
             prompt["cache_salt"] = body["cache_salt"]
         transfer = body.get("kv_transfer_params")
         extra = None if transfer is None else {"kv_transfer_params": transfer}
-        sampling = SamplingParams(
-            max_tokens=1, temperature=0, ignore_eos=True, detokenize=False, extra_args=extra
-        )
+        sampling = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, detokenize=False, extra_args=extra)
         engine.add_request(str(number), prompt, sampling)
     cached: dict[int, int] = {}
     while engine.has_unfinished_requests():

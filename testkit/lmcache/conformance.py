@@ -90,9 +90,7 @@ class LMCacheUnderTest(VllmEngineUnderTest):
             self._close_deployment()
             raise
         lacks = {name: why for name, why in self.capabilities.lacks.items() if name != "tier"}
-        self.capabilities = self.capabilities._replace(
-            engine=f"vllm with LMCache's server, {second_tier}", lacks=lacks
-        )
+        self.capabilities = self.capabilities._replace(engine=f"vllm with LMCache's server, {second_tier}", lacks=lacks)
 
     def beside(self) -> ConnectorBeside | None:
         """LMCache's connector, where there is a tier."""
@@ -130,9 +128,7 @@ class LMCacheUnderTest(VllmEngineUnderTest):
         for one, event_key in zip(objects, map(bytes, event_keys), strict=True):
             chunk = chunk_key(one)
             of_tier = name_of(label.spec, chunk, shard=0, layout=self._layout)
-            of_serde = name_of(
-                label.spec, chunk, shard=0, layout=layout_of(one.model_name, self._block_bytes)
-            )
+            of_serde = name_of(label.spec, chunk, shard=0, layout=layout_of(one.model_name, self._block_bytes))
             self._stored[of_tier.hex()] = StoredBlock(event_key)
             self._stored[_object_key_to_filename(one)] = StoredBlock(event_key, label.spec, of_serde)
 
@@ -145,9 +141,7 @@ class LMCacheUnderTest(VllmEngineUnderTest):
     @property
     def _is_moving(self) -> bool:
         """A transfer is under way, and not held."""
-        return not self._transfers.is_held and bool(
-            self._adapter.store_futures or self._adapter.retrieve_futures
-        )
+        return not self._transfers.is_held and bool(self._adapter.store_futures or self._adapter.retrieve_futures)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 

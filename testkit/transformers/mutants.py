@@ -159,9 +159,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("TTL does not fire while idle", constant(GovernedBatching, "tick", None)),
     Mutant("quota stalls others", patch(GovernedScheduler, "_admit", _waits_in_line)),
     Mutant("quota preempts others", patch(GovernedScheduler, "_schedule", _preempts_anybody)),
-    Mutant(
-        "scope dropped at event", patch(BatchingBlockEvents, "_stored", _stored(scope=lambda event: _NOBODY))
-    ),
+    Mutant("scope dropped at event", patch(BatchingBlockEvents, "_stored", _stored(scope=lambda event: _NOBODY))),
     Mutant("unscoped removal", patch(block_events, "removed", _removed_by_nobody)),
     Mutant("removal not told", patch(PrefixTree, "_gather_end", _silent)),
     Mutant("tokens in events", patch(BatchingBlockEvents, "_stored", _stored(tokens=_tokens))),
@@ -169,9 +167,7 @@ MUTANTS: tuple[Mutant, ...] = (
 
 _NO_TOKENS = "identity travels by request id; there is no token to forge, replay or outlive"
 _NO_TIER = "the engine's host memory tier is refused (batching/test_refusals.py)"
-_NO_FLIGHT = (
-    "no step is in flight on the CPU; the fences are driven without a device in batching/test_capacity.py"
-)
+_NO_FLIGHT = "no step is in flight on the CPU; the fences are driven without a device in batching/test_capacity.py"
 NOT_APPLICABLE: dict[str, str] = {
     "forged identity accepted": _NO_TOKENS,
     "erase epochs ignored": _NO_TOKENS,

@@ -169,9 +169,7 @@ def preempts_anybody(original: Any) -> Any:
     def schedule(self: Scheduler, *args: Any, **more: Any) -> Any:
         waiting = [governed_request(one) for one in self.requests.values() if one not in self.running]
         hungry = {
-            governed.principal.tenant
-            for governed in waiting
-            if governed and governed.waits_for and governed.principal
+            governed.principal.tenant for governed in waiting if governed and governed.waits_for and governed.principal
         }
         for one in list(self.running):
             governed = governed_request(one)

@@ -86,9 +86,7 @@ class VllmEngineUnderTest:
         self._side.timer = cast(Any, self._timer)
         self._side.publish_to(self._told)
         self._core.serve(self._take)  # the boot order
-        self.capabilities = Capabilities(
-            "vllm", BLOCK_TOKENS, setup.blocks, shards=setup.shards, lacks=_LACKS
-        )
+        self.capabilities = Capabilities("vllm", BLOCK_TOKENS, setup.blocks, shards=setup.shards, lacks=_LACKS)
 
     def beside(self) -> ConnectorBeside | None:
         """A connector beside ours."""

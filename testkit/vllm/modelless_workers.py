@@ -149,9 +149,7 @@ class Workers:
             self._hand_out(name, table[start // self.block_tokens :])
             starts[name] = start
         cached = scheduled.scheduled_cached_reqs
-        for name, groups, start in zip(
-            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
-        ):
+        for name, groups, start in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
             starts[name] = start
             blocks = list(groups[0]) if groups is not None else []
             one = self._sequences[name]

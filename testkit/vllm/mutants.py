@@ -61,9 +61,7 @@ def _hashed(salt: Any) -> Any:
             reads = bool(original(self, request))
             size, tokens = self.block_tokens, np.array(request._all_token_ids, dtype="<i4")
             ends = range(size, len(request.block_hashes) * size + 1, size)
-            request.block_hashes = [
-                hashlib.sha256(salt(request) + tokens[:end].tobytes()).digest() for end in ends
-            ]
+            request.block_hashes = [hashlib.sha256(salt(request) + tokens[:end].tobytes()).digest() for end in ends]
             return reads
 
         return begin_look_up
@@ -109,9 +107,7 @@ def _resumed_as_nobody(original: Any) -> Any:
 def _attaches_all(original: Any) -> Any:
     """What the look-up found is attached."""
 
-    def attachable_tokens(
-        self: SchedulerState, governed: GovernedRequest, found: Any, hit_tokens: int
-    ) -> int:
+    def attachable_tokens(self: SchedulerState, governed: GovernedRequest, found: Any, hit_tokens: int) -> int:
         return hit_tokens
 
     return attachable_tokens
@@ -151,9 +147,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("erase epochs ignored", patch(SchedulerSide, "_verify", _without_epochs)),
     Mutant("scope dropped after preemption", patch(SchedulerState, "_resume", _resumed_as_nobody)),
     Mutant("late sweep serves the expired", patch(SchedulerState, "attachable_tokens", _attaches_all)),
-    Mutant(
-        "uncomputed block published", patch(SingleTypeKVCacheManager, "cache_blocks", published_at_schedule)
-    ),
+    Mutant("uncomputed block published", patch(SingleTypeKVCacheManager, "cache_blocks", published_at_schedule)),
     Mutant("double free in one list", patch(GovernedBlockPool, "free_blocks", frees_one_twice)),
     Mutant("release not idempotent", patch(Scheduler, "finish_requests", finishes_again)),
     Mutant("release not idempotent", patch(SchedulerState, "release", releases_again)),

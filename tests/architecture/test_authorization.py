@@ -99,11 +99,7 @@ def called_past_the_gate(source: str) -> set[str]:
     functions_here: dict[str, tuple[str, str]] = {}
     tree = parsed_text(source)
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.module is not None
-            and node.module.startswith(OPERATIONS)
-        ):
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith(OPERATIONS):
             for one in node.names:
                 modules[one.asname or one.name] = f"{node.module}.{one.name}"
                 functions_here[one.asname or one.name] = (node.module, one.name)
@@ -144,14 +140,10 @@ def test_a_ledger_is_asked_after_the_permission_of_its_reader() -> None:
 
 def test_control_an_operation_that_is_called_directly_is_found() -> None:
     module = "from kvcustody.governance.api.operations import custody as custody_api"
-    assert called_past_the_gate(f"{module}\ncustody_api.covered(caller, service)") == {
-        f"{OPERATIONS}.custody.covered"
-    }
+    assert called_past_the_gate(f"{module}\ncustody_api.covered(caller, service)") == {f"{OPERATIONS}.custody.covered"}
     assert called_past_the_gate(f"{module}\nvisit.ask(custody_api.covered)") == set()
     function = "from kvcustody.governance.api.operations.erasures import request as ask_erasure"
-    assert called_past_the_gate(f"{function}\nask_erasure(who, service, what)") == {
-        f"{OPERATIONS}.erasures.request"
-    }
+    assert called_past_the_gate(f"{function}\nask_erasure(who, service, what)") == {f"{OPERATIONS}.erasures.request"}
     assert called_past_the_gate(f"{function}\nask(service, who, ask_erasure, what)") == set()
     question = f"from {OPERATIONS}.tiers import tiers"
     assert called_past_the_gate(f"{question}\ntiers(desk, who)") == {f"{OPERATIONS}.tiers.tiers"}

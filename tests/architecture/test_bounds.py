@@ -42,14 +42,10 @@ def bounds(source: str) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(parsed_text(source)):
         if isinstance(node, ast.Assign):
-            names = [
-                name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)
-            ]
+            names = [name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             names = [node.target.id]
-        elif isinstance(node, ast.arg) or (
-            isinstance(node, ast.keyword) and node.arg in ("maxlen", "maxsize")
-        ):
+        elif isinstance(node, ast.arg) or (isinstance(node, ast.keyword) and node.arg in ("maxlen", "maxsize")):
             names = [node.arg]
         elif isinstance(node, ast.Call):
             function = node.func
@@ -94,9 +90,7 @@ def test_every_bound_has_a_row() -> None:
 def test_every_row_is_of_a_bound_that_is_there_and_says_who_shares_it() -> None:
     gone = in_table() - in_code().keys()
     assert not gone, f"rows of bounds that are nowhere: {sorted(gone)}"
-    assert all(len(cells) == 3 and all(cells) for cells in rows()), (
-        "bound, shared by, share or why none is needed"
-    )
+    assert all(len(cells) == 3 and all(cells) for cells in rows()), "bound, shared by, share or why none is needed"
 
 
 def test_a_bound_is_found_however_it_is_made() -> None:

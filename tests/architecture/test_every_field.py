@@ -77,7 +77,5 @@ def test_every_setting_is_read(settings: type[Settings] | type[ServiceSettings])
 
 def test_a_field_that_nobody_reads_is_found() -> None:
     """The control; and writing one is not reading it."""
-    assert unread({"Eviction.never_read", "Eviction.kind"}, read_in(besides=SAYS_ONLY)) == {
-        "Eviction.never_read"
-    }
+    assert unread({"Eviction.never_read", "Eviction.kind"}, read_in(besides=SAYS_ONLY)) == {"Eviction.never_read"}
     assert set(attributes_read("policy.kept = policy.read")) == {"policy", "read"} - {"policy"}

@@ -121,9 +121,7 @@ PATH_CALLS = {"write_text", "write_bytes", "touch", "symlink_to", "hardlink_to"}
 OS_CALLS = {"replace", "rename", "renames", "link", "symlink", "truncate", "mkfifo"}
 OS_FLAGS = {"O_WRONLY", "O_RDWR", "O_CREAT"}
 COPIES = {"copy", "copy2", "copyfile", "copytree", "move"}
-NAMES = [
-    f"{name}(" for name in {"open", "fdopen"} | PATH_CALLS | OS_CALLS | COPIES
-]  # of every call that is looked at
+NAMES = [f"{name}(" for name in {"open", "fdopen"} | PATH_CALLS | OS_CALLS | COPIES]  # of every call that is looked at
 
 
 def writes(tree: ast.AST) -> Iterator[tuple[str, int]]:

@@ -34,9 +34,7 @@ def tracked(pattern: str) -> list[Path]:
 
 
 def too_large(paths: list[Path]) -> dict[str, int]:
-    sizes = collections.Counter(
-        str(path.parent.relative_to(ROOT)) for path in paths if path.name != "__init__.py"
-    )
+    sizes = collections.Counter(str(path.parent.relative_to(ROOT)) for path in paths if path.name != "__init__.py")
     return {name: count for name, count in sizes.items() if count > FILES_MAX and name not in GROWS}
 
 
@@ -54,9 +52,7 @@ def test_no_folder_is_larger_than_a_reader_can_hold() -> None:
 
 @pytest.mark.parametrize("kind", ["*.html", "*.md", "*.sh", "*.yaml", "*.json"])
 def test_nor_is_one_of_other_files(kind: str) -> None:
-    assert {
-        name: size for name, size in too_large(tracked(kind)).items() if not name.endswith("results")
-    } == {}
+    assert {name: size for name, size in too_large(tracked(kind)).items() if not name.endswith("results")} == {}
 
 
 def test_every_module_says_what_it_is() -> None:

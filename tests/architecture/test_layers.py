@@ -19,9 +19,7 @@ LAYERS: dict[str, frozenset[str]] = {
     "migrations": frozenset({"audit"}),
     "governance": frozenset({"kernels", "allocator", "policies", "audit", "migrations"}),
     "lab": frozenset({"kernels", "allocator", "policies", "audit", "migrations", "governance"}),
-    "integrations": frozenset(
-        {"kernels", "allocator", "policies", "audit", "migrations", "governance", "lab"}
-    ),
+    "integrations": frozenset({"kernels", "allocator", "policies", "audit", "migrations", "governance", "lab"}),
     "testkit": frozenset(
         {"kernels", "allocator", "policies", "audit", "migrations", "governance", "lab", "integrations"}
     ),
@@ -100,9 +98,7 @@ def files(room: str) -> list[Path]:
 
 @pytest.mark.parametrize("room", LAYERS)
 def test_no_arrow_points_upward(room: str) -> None:
-    found = [
-        line for path in files(room) for line in violations(room, path, path.read_text(encoding="utf-8"))
-    ]
+    found = [line for path in files(room) for line in violations(room, path, path.read_text(encoding="utf-8"))]
     assert files(room), f"{room} is empty"
     assert found == []
 
@@ -198,9 +194,7 @@ CREDENTIALS = "kvcustody.governance.credentials."
 HOMES: dict[str, dict[str, str]] = {
     "jwt": {CREDENTIALS: "tokens are verified, and the keys of a JWKS read"},
     "yaml": {"kvcustody.policies.document.yaml_nodes": "the strict reader, and the writer of plain values"},
-    "ruamel": {
-        "kvcustody.policies.workbench.round_trip": "keeps comments of a policy that was read strictly"
-    },
+    "ruamel": {"kvcustody.policies.workbench.round_trip": "keeps comments of a policy that was read strictly"},
     "hmac": {
         CREDENTIALS: "digests of keys, and bindings, are compared in constant time",
         "kvcustody.audit.evidence.subjects.subject_key_store": "pseudonyms of subjects",

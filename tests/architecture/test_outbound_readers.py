@@ -50,9 +50,7 @@ def _modules(tree: ast.AST) -> Iterator[str]:
 def problems_of(place: str, text: str) -> list[str]:
     """What a module reads past `http_exchange`."""
     tree = parsed_text(text)
-    held = {
-        name for name in _modules(tree) if name in CLIENTS or name.startswith(tuple(f"{c}." for c in CLIENTS))
-    }
+    held = {name for name in _modules(tree) if name in CLIENTS or name.startswith(tuple(f"{c}." for c in CLIENTS))}
     if not held or place == READER or place in PASSES_ON:
         return []
     if place not in MAY_HOLD_A_CLIENT:
@@ -86,7 +84,5 @@ def test_a_reader_of_its_own_is_found() -> None:
     assert problems_of("audit/x.py", "from urllib.request import urlopen\n")
     assert problems_of(kept, "import httpx\nself._client.request('GET', '/')\n")
     assert problems_of(kept, "import httpx\nhttpx.get('/')\n")
-    assert not problems_of(
-        "audit/x.py", "from urllib.parse import quote\nfrom starlette.requests import Request\n"
-    )
+    assert not problems_of("audit/x.py", "from urllib.parse import quote\nfrom starlette.requests import Request\n")
     assert all((ROOT / place).is_file() for place in (READER, *MAY_HOLD_A_CLIENT)), "void without the modules"

@@ -63,10 +63,7 @@ def open_annotations(source: str) -> list[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             given = node.args
             stars = [star for star in (given.vararg, given.kwarg) if star is not None]
-            named = [
-                (arg.arg, arg.annotation)
-                for arg in (*given.posonlyargs, *given.args, *given.kwonlyargs, *stars)
-            ]
+            named = [(arg.arg, arg.annotation) for arg in (*given.posonlyargs, *given.args, *given.kwonlyargs, *stars)]
             named.append((f"{node.name} returns", node.returns))
         elif isinstance(node, ast.AnnAssign):
             named = [(ast.unparse(node.target), node.annotation)]

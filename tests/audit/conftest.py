@@ -57,11 +57,7 @@ def unguarded() -> Callable[[Connection], None]:
         connection.detach()  # these settings are the connection's
         connection.exec_driver_sql("PRAGMA ignore_check_constraints = ON")
         connection.exec_driver_sql("PRAGMA defer_foreign_keys = ON")
-        names = (
-            connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'trigger'")
-            .scalars()
-            .all()
-        )
+        names = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'trigger'").scalars().all()
         for name in names:
             connection.exec_driver_sql(f"DROP TRIGGER {name}")
 
@@ -83,14 +79,10 @@ def lock() -> Callable[[Engine], contextlib.AbstractContextManager[None]]:
 def make_writer(tmp_path: Path) -> Iterator[Callable[..., EventWriter]]:
     made: list[EventWriter] = []
 
-    def make(
-        engine: Engine, *, worker: str = "worker-1", settings: WriterSettings = QUICK, **rest: Any
-    ) -> EventWriter:
+    def make(engine: Engine, *, worker: str = "worker-1", settings: WriterSettings = QUICK, **rest: Any) -> EventWriter:
         spill = rest.pop("spill_directory", tmp_path / "spill")
         keys = rest.pop("subject_keys", None)
-        writer = builders.writer(
-            engine, spill, worker=worker, settings=settings, keys=keys, clear_names=True, **rest
-        )
+        writer = builders.writer(engine, spill, worker=worker, settings=settings, keys=keys, clear_names=True, **rest)
         made.append(writer)
         return writer
 
@@ -201,9 +193,7 @@ class World:
             self.last_release[block] = self.now
             self.holds[block][residency] = hold
         held = hold if hold > self.now else 0
-        self.events.append(
-            ResidencyReleased(self.now, residency, tenant, "finish", self._runs(written[1::2]), held)
-        )
+        self.events.append(ResidencyReleased(self.now, residency, tenant, "finish", self._runs(written[1::2]), held))
         self.expire()
 
     def expire(self, *, evict: bool = False) -> None:
@@ -299,9 +289,7 @@ class World:
                 )
 
     def _runs(self, blocks: list[int]) -> Any:
-        return gather(
-            np.array(blocks, np.int64), np.array([self.held[block].generation for block in blocks], np.int64)
-        )
+        return gather(np.array(blocks, np.int64), np.array([self.held[block].generation for block in blocks], np.int64))
 
 
 @pytest.fixture

@@ -81,10 +81,7 @@ def is_stopped(process: subprocess.Popen[bytes]) -> bool:
 
 
 def processes(folder: Path) -> list[subprocess.Popen[bytes]]:
-    return [
-        subprocess.Popen([sys.executable, "-c", WAITING], cwd=folder, start_new_session=True)
-        for _ in range(2)
-    ]
+    return [subprocess.Popen([sys.executable, "-c", WAITING], cwd=folder, start_new_session=True) for _ in range(2)]
 
 
 def test_no_two_processes_of_a_pair_run_at_once(tmp_path: Path) -> None:

@@ -29,9 +29,7 @@ def test_every_kind_of_work_is_answered_beside_others(tmp_path: Path) -> None:
         "--json",
         str(out),
     )
-    subprocess.run(
-        [sys.executable, str(BENCHMARKS / "policies" / "policy_load.py"), *sizes], check=True, timeout=500
-    )
+    subprocess.run([sys.executable, str(BENCHMARKS / "policies" / "policy_load.py"), *sizes], check=True, timeout=500)
     rows = {row["work"]: row for row in json.loads(out.read_text())["rows"]}
     assert set(rows) == {"prove", "review", "diff", "simulate"}
     assert all(row["wrong"] == 0 and row["p99_alone_ms"] > 0 for row in rows.values())

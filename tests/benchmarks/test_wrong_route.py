@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.system(
-    "a governed engine computes a prompt that policy lets other workers alone serve"
-)
+pytestmark = pytest.mark.system("a governed engine computes a prompt that policy lets other workers alone serve")
 
 
 @pytest.mark.parametrize("router", ["smg", "vllm-router"])

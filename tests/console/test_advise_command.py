@@ -80,9 +80,7 @@ def test_a_trace_answers_every_question_with_its_evidence(trace: str) -> None:
     )  # the last block is computed
     assert values(prefixes)["kvcustody_prefix_cache_hits_tokens_total"] == hits
     assert f"{hits / whole:.0%} of prompt tokens hit" in prefixes["answer"]
-    by_lineage = {
-        name: value for name, value in values(prefixes).items() if name.startswith("tokens found of")
-    }
+    by_lineage = {name: value for name, value in values(prefixes).items() if name.startswith("tokens found of")}
     assert by_lineage == {
         f"tokens found of `org`, lineage line {at}": 2 * (BLOCKS - 1) * TOKENS for at in range(PROMPTS)
     }

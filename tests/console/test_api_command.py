@@ -57,9 +57,7 @@ OTHERWISE_NAMED = {  # parameters of operations that a command written by hand t
     "report schedules add": {"formats": "--format", "destinations": "--to"},
     "report ropa": {"controllers": "--controller-of"},
 }
-RELEASE_STEPS = [
-    f"policy {verb}" for verb in ("propose", "approve", "consent", "activate", "revoke", "break-glass")
-]
+RELEASE_STEPS = [f"policy {verb}" for verb in ("propose", "approve", "consent", "activate", "revoke", "break-glass")]
 NOT_TAKEN = {  # parameters that a command written by hand does not take, and why
     "inbox": dict.fromkeys(("cursor", "limit"), "it shows every page"),
     **{step: dict.fromkeys(("record", "Idempotency-Key"), SIGNED) for step in RELEASE_STEPS},
@@ -68,9 +66,7 @@ NOT_TAKEN["policy activate"] |= {"if-match": "the ETag of the release that the s
 OF_NO_SERVICE = {  # commands that take neither a service's settings nor `--as`, and why
     "apikey rotate": "it is asked of a server alone, by whoever has the key",
     "report ropa": "on the ledger itself it is made of the ledger, and nothing is put on record",
-    **dict.fromkeys(
-        RELEASE_STEPS, "a folder or a database holds the release, and the signing key says who acts"
-    ),
+    **dict.fromkeys(RELEASE_STEPS, "a folder or a database holds the release, and the signing key says who acts"),
 }
 
 
@@ -190,10 +186,7 @@ def test_shell_completion_knows_the_commands() -> None:
 def test_bounds_of_parameters_are_those_of_json_schema(document: dict[str, Any]) -> None:
     """What reads the document knows `minimum`, and not what Python's models call it."""
     parameters = [
-        one
-        for item in document["paths"].values()
-        for each in item.values()
-        for one in each.get("parameters", ())
+        one for item in document["paths"].values() for each in item.values() for one in each.get("parameters", ())
     ]
     limits = [one["schema"] for one in parameters if one["name"] == "limit"]
     assert limits and all((one["minimum"], one["maximum"]) == (1, 1000) for one in limits)
@@ -317,15 +310,12 @@ def test_a_step_of_a_release_is_sent_to_its_operation(
     taken("revoke", "approver", "labs-reads-acme", "--reason", "test")
     broken = ("break-glass", "break-glass", "--restore", "1", "--minutes", "5", "--reason", "test")
     world_trusts = [
-        (str(read_signing_key(Path(world.signing_key(name))).verifier), role)
-        for name, role in SIGNERS.items()
+        (str(read_signing_key(Path(world.signing_key(name))).verifier), role) for name, role in SIGNERS.items()
     ]
     brock = create_signing_key(Path(world.signing_key("break-glass")), "brock")
     rows = [*world_trusts, (str(brock.verifier), "break-glass")]
     trust = tmp_path / "trust.toml"
-    trust.write_text(
-        write_trust("test", [(key, role, "acme" if role == "owner" else None) for key, role in rows])
-    )
+    trust.write_text(write_trust("test", [(key, role, "acme" if role == "owner" else None) for key, role in rows]))
     refused = step(*broken)
     assert refused.exit_code == 2 and is_asked(sent, names["policy break-glass"]), refused.output
 
@@ -554,9 +544,7 @@ def test_an_operation_that_is_declared_once_is_answered_to_those_who_may_ask_it(
             )
             for role in Role
         }
-    allowed = {
-        role for role in Role if reach(frozenset({role}), Permission.READ_OPERATIONS) is not Reach.NONE
-    }
+    allowed = {role for role in Role if reach(frozenset({role}), Permission.READ_OPERATIONS) is not Reach.NONE}
     assert {role for role, found in answered.items() if found.status == 200} == allowed
     assert {found.status for role, found in answered.items() if role not in allowed} == {403}
     assert {Role.OPERATOR, Role.AUDITOR} <= allowed < set(Role)

@@ -164,9 +164,7 @@ def test_a_bad_line_prints_what_ran_then_the_error(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     row = '{"timestamp": 0, "input_length": 600, "output_length": 2, "hash_ids": [1, 2]}\n'
     Path("t.jsonl").write_text(row + "{]\n")
-    result = run(
-        "replay", "t.jsonl", "--trace-format", "mooncake", "--pool-blocks", "64", "--policy", "regulated-saas"
-    )
+    result = run("replay", "t.jsonl", "--trace-format", "mooncake", "--pool-blocks", "64", "--policy", "regulated-saas")
     assert result.exit_code == 2
     assert "Conservation" in result.stdout
     assert result.stderr.startswith("error: KVC120: t.jsonl:2:")
@@ -176,9 +174,7 @@ def test_a_bad_line_prints_what_ran_then_the_error(tmp_path: Path, monkeypatch: 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_ctrl_c_exits_130_with_everything_closed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kvcustody.console.main", "replay", "--json"]
-    with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         ledger = tmp_path / "kvcustody.db-wal"
         deadline = time.monotonic() + 60
         while not (ledger.exists() and ledger.stat().st_size > 200_000) and time.monotonic() < deadline:

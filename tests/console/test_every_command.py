@@ -30,10 +30,7 @@ def all_commands() -> dict[str, Any]:
 
 
 def test_there_are_as_many_as_help_shows(all_commands: dict[str, Any]) -> None:
-    assert (
-        len(all_commands) > 200
-        and {"replay", "audit fsck", "audit query", "custody block"} <= all_commands.keys()
-    )
+    assert len(all_commands) > 200 and {"replay", "audit fsck", "audit query", "custody block"} <= all_commands.keys()
 
 
 def test_each_says_what_it_takes_under_the_names_that_all_have(all_commands: dict[str, Any]) -> None:
@@ -84,9 +81,7 @@ def test_the_table_says_which_commands_answer_with_one(all_commands: dict[str, A
     for name, command in all_commands.items():
         function = inspect.unwrap(command.callback)
         source = Path(inspect.getsourcefile(function) or "").read_text(encoding="utf-8")
-        functions = {
-            node.name: node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)
-        }
+        functions = {node.name: node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)}
         if _exits_with_no(functions[function.__code__.co_name], functions):
             found.add(name)
     assert found == ANSWERS.keys()
@@ -136,9 +131,7 @@ def test_the_commands_of_the_api_are_the_same_without_their_file(monkeypatch: py
 
 
 def test_a_value_that_an_operation_does_not_know_is_refused_before_it_is_asked() -> None:
-    told = CliRunner().invoke(
-        app, ["job", "report", "--framework", "gdprr", "--server", "http://127.0.0.1:9"]
-    )
+    told = CliRunner().invoke(app, ["job", "report", "--framework", "gdprr", "--server", "http://127.0.0.1:9"])
     assert told.exit_code == 2 and "gdpr" in told.stderr and "KVC100" in told.stderr
 
 
@@ -158,9 +151,7 @@ def test_an_option_of_one_value_is_not_given_twice() -> None:
     run = CliRunner()
     twice = run.invoke(app, ["audit", "query", "--kind", "receipt", "--kind=decision"])
     assert twice.exit_code == 2 and "`--kind` takes one value, and is given 2" in twice.stderr
-    repeated = run.invoke(
-        app, ["audit", "tail", "--kind", "receipt", "--kind", "decision", "--ledger", "none.db"]
-    )
+    repeated = run.invoke(app, ["audit", "tail", "--kind", "receipt", "--kind", "decision", "--ledger", "none.db"])
     assert repeated.exit_code == 2 and "takes one value" not in repeated.stderr
 
 
@@ -169,9 +160,7 @@ def test_help_shows_every_option_in_80_columns(all_commands: dict[str, Any]) -> 
     """Each by its whole name, with how its text begins, however many values it offers."""
     cut = {}
     for name, command in all_commands.items():
-        shown = CliRunner().invoke(
-            app, [*name.split(), "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
-        )
+        shown = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
         assert shown.exit_code == 0, name
         wanted = [flag for each in command.params for flag in each.opts if flag.startswith("--")]
         wanted += [each.help.split()[0].strip("`:,").replace("`", "") for each in command.params if each.help]

@@ -55,9 +55,7 @@ def test_a_name_that_never_was_one_is_no_old_name() -> None:
 
 def test_like_options_have_like_names() -> None:
     """A period is `--since` and `--until`; a ledger is a path or a URL; a list's other order is `--oldest-first`."""
-    every = {
-        name: {flag: one for one in command.params for flag in one.opts} for name, command in COMMANDS.items()
-    }
+    every = {name: {flag: one for one in command.params for flag in one.opts} for name, command in COMMANDS.items()}
     metavars = {name: given["--ledger"].metavar for name, given in every.items() if "--ledger" in given}
     assert set(metavars.values()) == {"PATH|URL"} and len(metavars) > 60
     passed = {name for name, given in every.items() if {"--before", "--after"} & given.keys()}

@@ -134,9 +134,7 @@ for words in {WORDS!r}:
 
 def test_a_name_in_a_commands_words_commands_nothing(tmp_path: Path) -> None:
     """Whatever a command says of a name that it cannot use: each in turn, as a shell would call it."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, cwd=tmp_path)
     said, told = done.stdout.split(ENDED), done.stderr.split(ENDED)
     codes = [int(part.split(maxsplit=1)[0]) for part in said[1:]]
     assert codes == [2] * len(WORDS), done
@@ -153,9 +151,7 @@ def test_every_list_command_prints_with_the_one_printer() -> None:
             continue
         tree = parsed(path)
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        of_rich = any(
-            isinstance(node, ast.ImportFrom) and node.module == "rich.table" for node in ast.walk(tree)
-        )
+        of_rich = any(isinstance(node, ast.ImportFrom) and node.module == "rich.table" for node in ast.walk(tree))
         made = [call for call in calls if ast.unparse(call.func) in ("Table", "Table.grid")]
         if of_rich:
             assert not made, f"{path} makes a table of its own"
@@ -164,9 +160,7 @@ def test_every_list_command_prints_with_the_one_printer() -> None:
                 if ast.unparse(call.func.value) == "super()":
                     continue
                 printers += 1
-                assert "make_table" in path.read_text(encoding="utf-8"), (
-                    f"{path} has rows, and no `make_table`"
-                )
+                assert "make_table" in path.read_text(encoding="utf-8"), f"{path} has rows, and no `make_table`"
                 for cell in call.args:
                     text = ast.unparse(cell)
                     assert "[/]" not in text and "[bold" not in text, f"{path}: markup in a cell: {text}"

@@ -114,9 +114,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(a) for a, _ in MISTAKES])
-def test_a_mistake_is_one_line_and_changes_nothing(
-    arguments: tuple[str, ...], message: str, folder: Path
-) -> None:
+def test_a_mistake_is_one_line_and_changes_nothing(arguments: tuple[str, ...], message: str, folder: Path) -> None:
     result = run(*arguments)
     assert result.exit_code == 2
     lines = result.stderr.strip().splitlines()

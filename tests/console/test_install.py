@@ -78,9 +78,7 @@ def test_a_whole_install_lists_everything() -> None:
 @pytest.mark.parametrize("name", ["up", "serve", "replay"])
 def test_what_is_asked_for_all_the_same_says_its_extra_and_leaves_nothing(name: str, tmp_path: Path) -> None:
     places = {"up": ["--folder", str(tmp_path / "demo")], "serve": ["--ledger", f"sqlite:///{tmp_path}/x.db"]}
-    told = without(
-        name, *places.get(name, ["--ledger", str(tmp_path / "x.db"), "--html", str(tmp_path / "x.html")])
-    )
+    told = without(name, *places.get(name, ["--ledger", str(tmp_path / "x.db"), "--html", str(tmp_path / "x.html")]))
     assert told.returncode == 2, told.stdout + told.stderr
     assert f"pip install 'kvcustody[{NEEDS[name].extra}]'" in told.stderr
     assert list(tmp_path.iterdir()) == []

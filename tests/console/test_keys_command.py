@@ -48,9 +48,7 @@ def test_rewrap_moves_every_epoch(tmp_path: Path) -> None:
         with pytest.raises(KeyringError):
             RootKeyWrapping(read_root_key(old)).unwrap(stored.wrapped, owner=owner, epoch=epoch)
     before = store.read_bytes()
-    assert "rewrapped: 0 epochs" in cli("keys", "rewrap", store, "--from", old, "--to", new)[1], (
-        "moved already"
-    )
+    assert "rewrapped: 0 epochs" in cli("keys", "rewrap", store, "--from", old, "--to", new)[1], "moved already"
     assert store.read_bytes() == before
     assert cli("keys", "init", wrong := tmp_path / "wrong.key")[0] == 0
     assert cli("keys", "rewrap", store, "--from", wrong, "--to", old)[0] != 0  # neither opens them
@@ -115,9 +113,7 @@ def test_the_hierarchy_says_what_each_ends_and_when(deployment: Deployment) -> N
         deployment.ada.id.hex(),
         deployment.over.id.hex(),
     }
-    assert all(
-        key["ends"] and key["when"] for part in ("epochs", "subjects", "buckets") for key in found[part]
-    )
+    assert all(key["ends"] and key["when"] for part in ("epochs", "subjects", "buckets") for key in found[part])
 
 
 def test_the_hierarchy_is_read_by_people(deployment: Deployment) -> None:
@@ -208,9 +204,7 @@ def test_a_backup_is_made_with_its_date_and_forgotten_with_the_key_that_opens_it
         "--shred-keys",
         files.shred,
     )
-    assert cli(*moved)[0] == 0 and KeyBackups(files.keyring).open_until(now_us, now_us), (
-        "the old root key is there"
-    )
+    assert cli(*moved)[0] == 0 and KeyBackups(files.keyring).open_until(now_us, now_us), "the old root key is there"
     assert cli(*moved, "--end-old")[0] == 0
     assert [KeyBackups(path).open_until(now_us, now_us) for path in (files.keyring, files.shred)] == [0, 0]
 
@@ -229,9 +223,7 @@ def test_a_backup_that_was_made_under_the_new_root_key_is_known_when_the_old_one
         assert 0 <= KeyBackups(path).open_until(now_us, now_us) - now_us - 30 * 24 * HOUR < HOUR
 
 
-def test_no_epoch_is_destroyed_while_a_backup_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_epoch_is_destroyed_while_a_backup_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else one would be in the backup, and its destruction would not know of that."""
     files, free = Deployment(tmp_path), []
     lock = files.keyring.with_name(files.keyring.name + ".lock")

@@ -59,8 +59,7 @@ ARGUMENTS = {  # where the least that is required is not enough
 def commands() -> dict[str, Any]:
     """Every command that works on a ledger which is named."""
     flags = {
-        name: {flag for parameter in command.params for flag in parameter.opts}
-        for name, command in every_command()
+        name: {flag for parameter in command.params for flag in parameter.opts} for name, command in every_command()
     }
     found = dict(every_command())
     return {name: found[name] for name, said in flags.items() if "--ledger" in said}

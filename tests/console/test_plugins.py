@@ -80,9 +80,7 @@ def test_functions_and_apps_become_commands(module: types.ModuleType) -> None:
         ("foreign_commands:number", "neither a typer app nor a function"),
     ],
 )
-def test_a_broken_command_is_reported_and_costs_itself_alone(
-    module: types.ModuleType, value: str, reason: str
-) -> None:
+def test_a_broken_command_is_reported_and_costs_itself_alone(module: types.ModuleType, value: str, reason: str) -> None:
     app = cli(("broken", value), ("greet", "foreign_commands:greet"))
     assert run(app, "greet").stdout == "hello nobody\n" and run(app, "version").stdout == "ours\n"
     assert "cannot be loaded" in run(app, "--help").stdout

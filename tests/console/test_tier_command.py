@@ -73,9 +73,7 @@ def run(*words: str, code: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("who", ["operator", "auditor"])
-def test_the_service_says_what_the_ledger_says(
-    decided: DecidedWorld, keys: dict[str, list[str]], who: str
-) -> None:
+def test_the_service_says_what_the_ledger_says(decided: DecidedWorld, keys: dict[str, list[str]], who: str) -> None:
     here, there = ["--ledger", decided.url], keys[who]
     assert run("list", *EVER, *here, "--json")["items"] == run("list", *EVER, *there, "--json")["items"] != []
     asked = ["transfers", "--action", "restore", "--outcome", "failed", "--json"]
@@ -166,9 +164,7 @@ def test_tables_show_what_the_documents_have(decided: DecidedWorld) -> None:
         (("list", "--since", "2026-01-02", "--until", "2026-01-01"), "`since` is not before `until`"),
     ],
 )
-def test_errors_say_what_is_wrong_and_what_to_do(
-    decided: DecidedWorld, words: tuple[str, ...], said: str
-) -> None:
+def test_errors_say_what_is_wrong_and_what_to_do(decided: DecidedWorld, words: tuple[str, ...], said: str) -> None:
     found = " ".join(run(*words, "--ledger", decided.url, code=2).split())
     assert said in found and "Traceback" not in found and found.startswith("error: KVC")
 

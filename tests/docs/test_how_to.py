@@ -158,9 +158,7 @@ def serving(folder: Path) -> Iterator[Callable[[], None]]:
 
 @pytest.mark.system("a how-to page no longer runs, or prints something else")
 @pytest.mark.parametrize("page", sorted(PAGES))
-def test_a_page_runs_as_recorded(
-    page: str, deployed: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_page_runs_as_recorded(page: str, deployed: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     folder = tmp_path / "here"
     shutil.copytree(deployed, folder)
     given, after_each = {"MODEL": MODEL}, lambda: None

@@ -154,9 +154,7 @@ def test_the_leaves_say_who_owes_an_answer_not_rows(
         lambda body: body.update(outcome="complete", workers=[], waiting=[], unreachable=[]),
         again=True,
     )
-    assert any(
-        "no leaf of worker `silent`" in problem for problem in verify_certificate(claimed, VKEYS).problems
-    )
+    assert any("no leaf of worker `silent`" in problem for problem in verify_certificate(claimed, VKEYS).problems)
     with monkeypatch.context() as patch:  # the control: with this one defence off, it passes
         patch.setattr(verifier, "without_answer", lambda *_: [])
         patch.setattr(verifier, "owing", lambda *_: [])
@@ -190,9 +188,7 @@ def test_a_receipt_that_never_was_makes_it_partial(store: Engine, tmp_path: Path
     assert report.shown["figures"].unproven > 0
 
 
-def test_what_is_no_certificate_is_a_report_and_an_unknown_erasure_an_error(
-    store: Engine, case: Case
-) -> None:
+def test_what_is_no_certificate_is_a_report_and_an_unknown_erasure_an_error(store: Engine, case: Case) -> None:
     for data in (b"", b"[]", b"{}", b'{"schema":"x","signature":{}}\n', case.data[:-2]):
         assert not verify_certificate(data, VKEYS).ok
     with store.connect() as connection, pytest.raises(LedgerError, match="is not in the ledger"):
@@ -201,9 +197,7 @@ def test_what_is_no_certificate_is_a_report_and_an_unknown_erasure_an_error(
 
 def step(step: str, number: int, cause: str = "", erasure: str = "") -> CopyEvent:
     """A step of one of four copies of alpha's; the third is of another subject."""
-    return CopyEvent(
-        step, bytes([number] * 32), number, "alpha", "low", 4, 100 * number, 5, 9, cause, erasure
-    )
+    return CopyEvent(step, bytes([number] * 32), number, "alpha", "low", 4, 100 * number, 5, 9, cause, erasure)
 
 
 BEGUN = [step("stored", number) for number in (1, 2, 3, 4)]
@@ -231,18 +225,11 @@ def test_it_lists_copies_by_tier_and_is_complete_once_each_has_evidence(
     assert "copies ended in tier `nvme`" in page and "2 key destroyed, 1 waiting" in page
     case.sign()
     later = case.issue()
-    assert (
-        copies_of(later)["nvme"] | {"unlinked": 2, "key_destroyed": 2, "waiting": 0}
-        == copies_of(later)["nvme"]
-    )
-    assert (
-        later.facts["outcome"] == "complete" and verify_certificate(later.to_bytes(), VKEYS, case.opening).ok
-    )
+    assert copies_of(later)["nvme"] | {"unlinked": 2, "key_destroyed": 2, "waiting": 0} == copies_of(later)["nvme"]
+    assert later.facts["outcome"] == "complete" and verify_certificate(later.to_bytes(), VKEYS, case.opening).ok
     # The first one, called complete by who has the key, is refused for the copy that waits.
     claimed = tampered(case.document, lambda body: body.update(outcome="complete"), again=True)
-    assert any(
-        "1 copies without evidence" in problem for problem in verify_certificate(claimed, VKEYS).problems
-    )
+    assert any("1 copies without evidence" in problem for problem in verify_certificate(claimed, VKEYS).problems)
     with monkeypatch.context() as patch:  # the control: with this one defence off, it passes
         patch.setattr(verifier, "waiting_copies", lambda _: 0)
         assert verify_certificate(claimed, VKEYS).ok
@@ -261,15 +248,11 @@ def test_it_says_what_a_store_keeps_locked_and_until_when(store: Engine, tmp_pat
         **{"ended": 3, "bytes": 700, "zeroed": 0, "unlinked": 0, "key_destroyed": 3, "waiting": 0},
         **{"deleted": 2, "locked": 1, "locked_until_us": utc_us},
     }
-    assert case.document.facts["outcome"] == "complete" and utc_us > until_us, (
-        "UTC, not the process's boot time"
-    )
+    assert case.document.facts["outcome"] == "complete" and utc_us > until_us, "UTC, not the process's boot time"
     assert verify_certificate(case.data, VKEYS, case.opening).ok
     page = render(case.document, "html").decode()
     assert "1 with bytes that the store keeps locked until" in page
-    other = tampered(
-        case.document, lambda body: body["figures"]["copies"]["nvme"].update(locked=0), again=True
-    )
+    other = tampered(case.document, lambda body: body["figures"]["copies"]["nvme"].update(locked=0), again=True)
     assert not verify_certificate(other, VKEYS).ok
 
 
@@ -308,9 +291,7 @@ def test_a_recorded_certificate_still_verifies() -> None:
     opening = SelectorOpening(**json.loads((place / "opening.json").read_bytes()))
     report = verify_certificate(data, vkeys, opening)
     assert report.ok and report.shown["opened"], report.problems
-    assert not verify_certificate(
-        data.replace(b'"outcome":"complete"', b'"outcome":"partial"'), vkeys, opening
-    ).ok
+    assert not verify_certificate(data.replace(b'"outcome":"complete"', b'"outcome":"partial"'), vkeys, opening).ok
 
 
 def test_routers_names_end_with_epochs_and_each_door_says_since_when(store: Engine, tmp_path: Path) -> None:

@@ -24,9 +24,7 @@ from kvcustody.testkit.tiny_model import tiny_model
 from kvcustody.times import moment_us
 from standins import builders
 
-MODEL = tiny_model(
-    weights_digest="sha256:w", tokenizer_digest="sha256:t", chat_template="template-1", kv_layout="nhd"
-)
+MODEL = tiny_model(weights_digest="sha256:w", tokenizer_digest="sha256:t", chat_template="template-1", kv_layout="nhd")
 SPEC = TensorSpec(layers=1, kv_heads=1, head_dim=8, block_tokens=16, dtype=torch.float16)
 POLICY = Path(__file__).parents[2] / "policies" / "library" / "single-org.yaml"
 
@@ -115,9 +113,7 @@ def test_a_worker_repairs_its_books_and_says_so(worker: Worker, tmp_path: Path) 
     assert worker.recover().findings == () and worker.governor.check() == []
     worker.writer.flush()
     found = json.loads(run("scan", "findings", "--json", "--ledger", f"sqlite:///{tmp_path}/ledger.db"))
-    assert [(one["orphan"], one["outcome"]) for one in found["items"]] == [
-        ("hold without residency", "recovered")
-    ]
+    assert [(one["orphan"], one["outcome"]) for one in found["items"]] == [("hold without residency", "recovered")]
 
 
 class AnHourBack(SystemClock):

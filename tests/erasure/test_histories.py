@@ -23,9 +23,7 @@ def test_purge_over_random_histories(scope: str, running: str) -> None:
     world = Histories(7, scope=scope, running=running)
     found = world.run(60)
     assert (found.canaries, found.lookups, found.changed_hits) == (0, 0, 0)
-    assert found.erased_blocks > 100 and found.others_hits > 100 and found.racing > 20, (
-        "void: nothing happened"
-    )
+    assert found.erased_blocks > 100 and found.others_hits > 100 and found.racing > 20, "void: nothing happened"
     assert world.governor.check() == [] and world.governor.scan() == []
 
 
@@ -66,9 +64,7 @@ class Race:
     def __init__(self, requests: int, running: str) -> None:
         self.clock = VirtualClock()
         policy = POLICY.replace("idle: 20s, absolute: 90s", "idle: 10m, absolute: 1h").replace("60%", "100%")
-        policy = policy.replace(
-            "  a: {", "  default: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}\n  a: {"
-        )
+        policy = policy.replace("  a: {", "  default: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}\n  a: {")
         policy += f"\nerasure: {{within: 20s, running: {running}}}\n"
         self.governor: Governor = governor(20_000, self.clock, policy=policy)
         self.written: dict[tuple[int, int], tuple[str, int]] = {}  # unit -> subject and when

@@ -24,9 +24,7 @@ WHOM = (
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_due_times_agree_whatever_happened_between_request_and_effect(
-    store: Engine, tmp_path: Path, seed: int
-) -> None:
+def test_due_times_agree_whatever_happened_between_request_and_effect(store: Engine, tmp_path: Path, seed: int) -> None:
     clock, chance = VirtualClock(), Random(seed)
     world = CustodyWorld(store, tmp_path, seed=seed, blocks=160, clock=clock)
     for at in range(16):

@@ -63,9 +63,7 @@ def test_no_due_time_is_disputed_after_reloads(
     assert len(kinds) > 5, "void: nothing was narrowed"
 
 
-def test_without_the_leaf_the_due_times_are_disputed(
-    store: Engine, tmp_path: Path, worlds: list[CustodyWorld]
-) -> None:
+def test_without_the_leaf_the_due_times_are_disputed(store: Engine, tmp_path: Path, worlds: list[CustodyWorld]) -> None:
     def narrowing(event: Event) -> bool:
         return isinstance(event, HoldsNarrowed)
 

@@ -96,9 +96,7 @@ def test_fsck_names_an_order_that_somebody_forged(any_store: Engine, tmp_path: P
     with any_store.begin() as connection:
         without_rules(connection)
         forge(connection)
-    [named] = [
-        one for one in _checked(any_store, orders()).problems if "nobody follows this order" in one.what
-    ]
+    [named] = [one for one in _checked(any_store, orders()).problems if "nobody follows this order" in one.what]
     assert named.idx is not None and "`legal-hold`" in named.what and why in named.what
     assert not [one for one in _checked(any_store, None).problems if "follows" in one.what], "control"
 
@@ -110,9 +108,9 @@ def test_fsck_names_what_a_writer_of_the_ledger_ordered(any_store: Engine, tmp_p
     clock.advance(1_000_000)
     put(any_store, tmp_path / "eve", clock, enforce, orders(EVE))
     report = _checked(any_store, orders())
-    assert [
-        (one.log, "no key `eve` is trusted" in one.what or "eve" in one.what) for one in report.problems
-    ] == [("system", True)]
+    assert [(one.log, "no key `eve` is trusted" in one.what or "eve" in one.what) for one in report.problems] == [
+        ("system", True)
+    ]
     assert _checked(any_store, None).ok, "control"
 
 
@@ -125,24 +123,16 @@ def test_commands_that_read_a_ledger_show_the_orders_that_workers_follow(
     clock.advance(1_000_000)
     for folder, order in (("lift", hold("lifted")), ("monitor", monitor), ("erase", erase_alpha)):
         put(any_store, tmp_path / folder, clock, order, None)
-    rows = [
-        (str(key.verifier), role, None)
-        for key, role in ((EVE, "author"), (ONE, "approver"), (OLGA, "orders"))
-    ]
+    rows = [(str(key.verifier), role, None) for key, role in ((EVE, "author"), (ONE, "approver"), (OLGA, "orders"))]
     (tmp_path / "trust.toml").write_text(write_trust("prod", rows))
     is_file = any_store.dialect.name == "sqlite"
-    url = (
-        f"sqlite:///{tmp_path / 'ledger.db'}"
-        if is_file
-        else any_store.url.render_as_string(hide_password=False)
-    )
+    url = f"sqlite:///{tmp_path / 'ledger.db'}" if is_file else any_store.url.render_as_string(hide_password=False)
 
     def shown() -> tuple[int, bool, set[str]]:
         commands = (["audit", "hold", "list"], ["policy", "enforcement"])
         commands += (["erasure", "list"], ["erasure", "status", "e-1"])
         holds, enforcement, listed, one = (
-            json.loads(CliRunner().invoke(app, [*command, "--ledger", url, "--json"]).stdout)
-            for command in commands
+            json.loads(CliRunner().invoke(app, [*command, "--ledger", url, "--json"]).stdout) for command in commands
         )
         return (
             len(holds["holds"]),
@@ -195,9 +185,7 @@ def test_a_certificate_says_whether_its_order_counts(any_store: Engine, tmp_path
     if signed:
         assert seeing.facts["outcome"] == "complete" and "order" not in seeing.facts
         assert asked.ok and ORDER_NOT_CHECKED not in asked.unchecked
-        elsewhere = verify_certificate(
-            blind.to_bytes(), VKEYS, case.opening, orders(ledger="example.com/other")
-        )
+        elsewhere = verify_certificate(blind.to_bytes(), VKEYS, case.opening, orders(ledger="example.com/other"))
         assert ["the signature does not fit" in one for one in elsewhere.problems] == [True]
         return
     assert [one.partition(":")[0] for one in asked.problems] == ["nobody follows its request"]
@@ -215,8 +203,6 @@ def test_a_certificate_says_whether_its_order_counts(any_store: Engine, tmp_path
     case.sign()
     again = _certificate(case, orders())
     assert again.facts["outcome"] == "complete"
-    assert verify_certificate(again.to_bytes(), VKEYS, case.opening, orders()).ok, (
-        "it carries the leaf that signs"
-    )
+    assert verify_certificate(again.to_bytes(), VKEYS, case.opening, orders()).ok, "it carries the leaf that signs"
     leaf = next(one["leaf"] for one in again.facts["leaves"] if "erasure-requested" in one["leaf"])
     assert order.digest == hashlib.sha256(leaf.encode()).hexdigest()

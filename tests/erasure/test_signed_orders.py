@@ -106,9 +106,7 @@ def worker(any_store: Engine, tmp_path: Path) -> Iterator[Worker]:
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
-def test_nobody_without_a_trusted_key_turns_a_worker_to_monitor_or_erases(
-    worker: Worker, forgery: str
-) -> None:
+def test_nobody_without_a_trusted_key_turns_a_worker_to_monitor_or_erases(worker: Worker, forgery: str) -> None:
     for order in (monitor, erase_alpha):
         worker.put(order, FORGERIES[forgery]())
     assert worker.look() == 0 and not worker.monitors

@@ -54,23 +54,19 @@ def test_the_command_writes_a_tag_and_the_store_tells_who_is_meant(store: Engine
     assert refused.exit_code == 2 and "--subject-names clear" in str(refused.exception) + refused.output
     assert CliRunner().invoke(app, [*words, "--subject-names", "clear"]).exit_code == 0
     with store.connect() as connection:
-        assert "ada" in list(connection.scalars(select(subjects.c.subject))), (
-            "control: by name without a store"
-        )
+        assert "ada" in list(connection.scalars(select(subjects.c.subject))), "control: by name without a store"
 
 
 @pytest.mark.parametrize("selector", [SUBJECT, SESSION], ids=["subject", "session"])
-def test_every_worker_erases_the_person_behind_the_tag(
-    store: Engine, tmp_path: Path, selector: Selector
-) -> None:
+def test_every_worker_erases_the_person_behind_the_tag(store: Engine, tmp_path: Path, selector: Selector) -> None:
     clock = VirtualClock()
     stores = {name: SubjectKeys.open(tmp_path / "keys.db") for name in ("one", "two", "desk")}
     worlds = {}
     for at, name in enumerate(("one", "two")):
         (tmp_path / name).mkdir()
-        worlds[name] = CustodyWorld(
-            store, tmp_path / name, seed=at, worker=name, clock=clock, keys=stores[name]
-        ).run(30)
+        worlds[name] = CustodyWorld(store, tmp_path / name, seed=at, worker=name, clock=clock, keys=stores[name]).run(
+            30
+        )
         worlds[name].writer.flush()
     assert all(held(world, selector) for world in worlds.values()), "void: nothing is held"
     ask(store, tmp_path, clock, selector, "e-1", stores["desk"])

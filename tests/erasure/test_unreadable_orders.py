@@ -57,9 +57,7 @@ def test_a_worker_starts_and_goes_on_and_erases(store: Engine, tmp_path: Path, o
     if isinstance(ODD[odd], EnforcementOrdered):
         with store.connect() as connection:
             [now] = [one for one in worker_enforcement(connection) if one.worker == "one"]
-            leaves = connection.scalars(
-                select(events.c.leaf).where(events.c.kind == "enforcement-changed")
-            ).all()
+            leaves = connection.scalars(select(events.c.leaf).where(events.c.kind == "enforcement-changed")).all()
         assert now.mode == "enforce" and now.refused.startswith("the order cannot be read"), "it is on record"
         assert orjson.loads(leaves[-1])["order"] == now.order
     put(store, tmp_path, clock, ORDER)

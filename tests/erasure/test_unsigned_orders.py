@@ -114,9 +114,7 @@ ACTS: dict[str, Callable[[Engine], object]] = {
     "record_purges": lambda store: record_purges(
         store, [LogPlan("tenant/acme", 0, 1, "")], PurgeFacts(1, "d", "dora", "olga", "test")
     ),
-    "unlink_subject": lambda store: unlink_subject(
-        store, "acme", "ada", keys=None, actor="dora", reason="test"
-    ),
+    "unlink_subject": lambda store: unlink_subject(store, "acme", "ada", keys=None, actor="dora", reason="test"),
 }
 
 

@@ -148,9 +148,7 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
 
 def settings(folder: Path, **changes: object) -> Settings:
     return load_settings(
-        **builders.worker_files(
-            folder, Path(__file__).parents[2] / "policies" / "library" / "single-org.yaml"
-        ),
+        **builders.worker_files(folder, Path(__file__).parents[2] / "policies" / "library" / "single-org.yaml"),
         policy_mark_path=folder / "mark",
         **changes,
     )
@@ -252,9 +250,7 @@ def test_leaves_are_told_in_a_shape_of_somebody_elses(acme: list[str]) -> None:
     assert shape.shape(Row()) == {"log": "system", "idx": 3, "acme": "worker-started"}  # type: ignore[arg-type]
 
 
-def test_the_kit_runs_over_an_engine_of_somebody_elses(
-    acme: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_kit_runs_over_an_engine_of_somebody_elses(acme: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     from kvcustody.testkit.conformance.command import conformance
 
     with pytest.raises(typer.Exit) as ended:

@@ -48,9 +48,7 @@ def test_a_flood_writes_little_and_loses_nothing(monkeypatch: pytest.MonkeyPatch
     (rest,) = [one for one in forged if one.source == OTHERS]
     assert rest.attempts == FLOOD - SOURCES_MAX * FLOOD // NETWORKS
     monkeypatch.setattr(module, "SOURCES_MAX", 1 << 30)
-    assert len(flood(Attempts("door", VirtualClock()))) == NETWORKS + 1, (
-        "void: without the bound one a network"
-    )
+    assert len(flood(Attempts("door", VirtualClock()))) == NETWORKS + 1, "void: without the bound one a network"
 
 
 def test_what_cannot_be_recorded_waits_in_the_same_sums() -> None:
@@ -123,13 +121,8 @@ def test_a_doors_refusals_reach_the_ledger_of_its_engine(tmp_path: Path) -> None
     reporter.note("missing")
     reporter.close()
     with engine.connect() as connection:
-        bodies = map(
-            json.loads, connection.scalars(select(events.c.leaf).where(events.c.kind == "attempts-refused"))
-        )
-        said = [
-            (body["place"], body["of_worker"], body["reason"], body["source"], body["attempts"])
-            for body in bodies
-        ]
+        bodies = map(json.loads, connection.scalars(select(events.c.leaf).where(events.c.kind == "attempts-refused")))
+        said = [(body["place"], body["of_worker"], body["reason"], body["source"], body["attempts"]) for body in bodies]
         shown = refused_identities(connection, 0)
     engine.dispose()
     assert said == [("door", "gpu-0", "invalid", "203.0.113.0/24", 2), ("door", "gpu-0", "missing", "", 1)]

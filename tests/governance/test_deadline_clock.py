@@ -20,9 +20,7 @@ def wall() -> VirtualClock:
 
 
 @pytest.mark.parametrize("back_us", [1, SECOND, 20 * DAY])
-def test_a_wall_clock_that_steps_back_neither_turns_time_back_nor_stops_it(
-    wall: VirtualClock, back_us: int
-) -> None:
+def test_a_wall_clock_that_steps_back_neither_turns_time_back_nor_stops_it(wall: VirtualClock, back_us: int) -> None:
     clock = DeadlineClock(wall)
     before = clock.utc_us()
     wall.step_utc(-back_us)
@@ -59,9 +57,7 @@ def test_ten_years_ahead_and_back_leave_nothing_behind(wall: VirtualClock, tmp_p
         assert each.utc_us() == began + SECOND and not each.in_doubt
 
 
-def test_a_confirmed_jump_holds_for_every_process_that_shares_the_file(
-    wall: VirtualClock, tmp_path: Path
-) -> None:
+def test_a_confirmed_jump_holds_for_every_process_that_shares_the_file(wall: VirtualClock, tmp_path: Path) -> None:
     clocks = [DeadlineClock(wall, tmp_path / "clock.json") for _ in range(2)]
     wall.step_utc(YEAR)
     assert {each.state().in_doubt for each in clocks} == {True}
@@ -70,9 +66,7 @@ def test_a_confirmed_jump_holds_for_every_process_that_shares_the_file(
     assert [each.utc_us() for each in clocks] == [wall.utc_us()] * 2
     assert not clocks[1].in_doubt
     wall.step_utc(-YEAR)
-    assert [each.utc_us() for each in clocks] == [wall.utc_us() + YEAR] * 2, (
-        "what was confirmed is never taken back"
-    )
+    assert [each.utc_us() for each in clocks] == [wall.utc_us() + YEAR] * 2, "what was confirmed is never taken back"
 
 
 def test_another_clock_that_agrees_confirms_and_one_that_does_not_changes_nothing(wall: VirtualClock) -> None:
@@ -88,9 +82,7 @@ def test_another_clock_that_agrees_confirms_and_one_that_does_not_changes_nothin
 
 @pytest.mark.parametrize("boot", ["same", "next"])
 @pytest.mark.parametrize("back_us", [SECOND, 20 * DAY])
-def test_a_restart_with_the_clock_set_back_goes_on_where_it_was(
-    tmp_path: Path, boot: str, back_us: int
-) -> None:
+def test_a_restart_with_the_clock_set_back_goes_on_where_it_was(tmp_path: Path, boot: str, back_us: int) -> None:
     wall = VirtualClock(now_us=50 * DAY, boot="same")
     clock = DeadlineClock(wall, tmp_path / "clock.json")
     wall.advance(DAY)

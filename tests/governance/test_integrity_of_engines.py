@@ -109,9 +109,7 @@ def test_a_second_time_the_engine_is_told_at_once_never_to_hand_it_out() -> None
     engine.port.erase(Selector("alpha"))
     engine.shares.clear()
     engine.step()
-    assert {share for share, blocks in engine.shares if 2 in blocks} == {1.0}, (
-        "the policy reads a quarter back"
-    )
+    assert {share for share, blocks in engine.shares if 2 in blocks} == {1.0}, "the policy reads a quarter back"
     running, _ = found_changed(engine)
     assert engine.withheld == [2]
     engine.port.release(running)

@@ -33,9 +33,7 @@ def test_every_setting_has_a_default_and_a_meaning() -> None:
     assert load_settings().block_tokens == 16
 
 
-def test_arguments_beat_environment_beats_file_beats_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arguments_beat_environment_beats_file_beats_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toml = tmp_path / "kvcustody.toml"
     toml.write_text('block_tokens = 32\nscrub_batch_blocks = 7\nworker_name = "file"\nlog_format = "json"\n')
     monkeypatch.setenv("KVCUSTODY_CONFIG", str(toml))
@@ -69,9 +67,7 @@ def test_both_file_formats(tmp_path: Path, suffix: str) -> None:
         ("- 1", "must be a mapping of settings"),
         ("a: [", "the YAML is not well-formed"),
         ("1: 2", "key `1` is an integer, not a name"),
-        pytest.param(
-            f"block_tokens: {'9' * 5000}", "settings file", id="a numeral that Python does not read"
-        ),
+        pytest.param(f"block_tokens: {'9' * 5000}", "settings file", id="a numeral that Python does not read"),
         ("worker_name: off", "1:14: KVP201 implicit boolean `off` is not allowed"),
         ("block_tokens: 010", "integer `010` is ambiguous"),
         ("block_tokens: 1:30", "sexagesimal number `1:30` is not allowed"),
@@ -164,9 +160,7 @@ def slips(name: str) -> Iterator[str]:
     ("prefix", "fields"),
     [(PREFIX, Settings.model_fields), (SERVICE_PREFIX, ServiceSettings.model_fields)],
 )
-def test_a_variable_that_is_close_to_a_setting_is_refused_with_its_name(
-    prefix: str, fields: Iterable[str]
-) -> None:
+def test_a_variable_that_is_close_to_a_setting_is_refused_with_its_name(prefix: str, fields: Iterable[str]) -> None:
     variables = {prefix + name.upper() for name in fields}
     for field in fields:
         name = field.upper()

@@ -28,9 +28,7 @@ from kvcustody.policies.table.compile import compile_policy
 from kvcustody.testkit.tiny_model import tiny_model
 from standins.builders import governor, policy, table, writer
 
-POLICY = policy(
-    dict.fromkeys(("greedy", "modest"), "{guaranteed: 50%, cap: 50%}"), profile="strict", scope="subject"
-)
+POLICY = policy(dict.fromkeys(("greedy", "modest"), "{guaranteed: 50%, cap: 50%}"), profile="strict", scope="subject")
 SPILL_BYTES = 32 << 10
 QUICK = WriterSettings(interval_seconds=0.002, retry_seconds=0.05, spill_bytes=SPILL_BYTES)
 MODEL = tiny_model()

@@ -120,9 +120,7 @@ def test_a_start_says_what_in_the_policy_does_nothing(tmp_path: Path, written: s
 
 
 @pytest.mark.parametrize("put_back", [True, False], ids=["put back", "control: as it was left"])
-def test_a_start_puts_keys_on_record_that_were_destroyed_and_are_there_again(
-    tmp_path: Path, put_back: bool
-) -> None:
+def test_a_start_puts_keys_on_record_that_were_destroyed_and_are_there_again(tmp_path: Path, put_back: bool) -> None:
     chosen = settings(tmp_path, host_tier_bytes=1 << 20, shred_keys_path=tmp_path / "shred.keys")
     with open_worker(chosen, memory_plan([])):
         pass

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-_spec = importlib.util.spec_from_file_location(
-    "newest", ROOT / "tests" / "engines" / "releases" / "newest.py"
-)
+_spec = importlib.util.spec_from_file_location("newest", ROOT / "tests" / "engines" / "releases" / "newest.py")
 assert _spec is not None and _spec.loader is not None
 newest = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(newest)

@@ -281,6 +281,4 @@ def test_what_the_kernels_do_is_done():
         assert memory.answered(wait=True)[0][1].failed.tolist() == []
         assert memory.scrubbed(0) == 2
         verification = verify(memory.tables[0], np.array([0, 1, 2]))
-        assert not len(
-            verification.dirty
-        )  # nothing has run: `verify` waits on a device, and here nobody does
+        assert not len(verification.dirty)  # nothing has run: `verify` waits on a device, and here nobody does

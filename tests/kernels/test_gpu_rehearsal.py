@@ -89,9 +89,7 @@ def planted(tmp_path: Path) -> Any:
         limits = dict.fromkeys(bodies, 30)
         (stages / "__init__.py").write_text(f"STAGES = {limits!r}\n")
         for name, body in bodies.items():
-            text = (
-                f'"""Planted."""\nimport os, subprocess, sys, time\n\n\ndef run(report, lab):\n    {body}\n'
-            )
+            text = f'"""Planted."""\nimport os, subprocess, sys, time\n\n\ndef run(report, lab):\n    {body}\n'
             (stages / f"{name}.py").write_text(text)
         return home / "benchmarks" / "gpu.sh"
 
@@ -112,17 +110,13 @@ def test_every_stage_runs_and_says_what_only_a_device_can(tmp_path: Path) -> Non
     if result["identity"]["versions"]["vllm"] is None:  # its cases are rehearsed where it is installed
         assert skipped.pop("vllm_engine") == {"vLLM under custody"}
     assert skipped == ON_A_DEVICE_ONLY
-    controlled = {
-        name for name, stage in result["stages"].items() if any(x.get("control") for x in stage["lines"])
-    }
+    controlled = {name for name, stage in result["stages"].items() if any(x.get("control") for x in stage["lines"])}
     assert controlled == set(STAGES) - WITHOUT_CONTROL
     assert set(result["facts"]) >= {"processor", "commit", "versions"}
 
 
 def test_the_limits_fit_into_the_whole() -> None:
-    assert (
-        sum(STAGES.values()) <= runner.SECONDS - 30 and runner.SECONDS == 25 * 60
-    )  # some for what is between them
+    assert sum(STAGES.values()) <= runner.SECONDS - 30 and runner.SECONDS == 25 * 60  # some for what is between them
 
 
 def test_a_failure_is_the_runs(tmp_path: Path, planted: Any) -> None:
@@ -201,9 +195,7 @@ def test_a_run_that_was_cut_off_goes_on_to_its_end(tmp_path: Path, planted: Any)
 def alive(group: int) -> bool:
     """Whether a process group has a member that is not a zombie."""
     listed = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
-    return any(
-        line.split()[0] == str(group) and not line.split()[1].startswith("Z") for line in listed.splitlines()
-    )
+    return any(line.split()[0] == str(group) and not line.split()[1].startswith("Z") for line in listed.splitlines())
 
 
 def test_another_source_or_commit_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

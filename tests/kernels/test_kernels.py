@@ -68,9 +68,7 @@ def build(kind, dtype, blocks, tokens, heads, dim, layers=2):
     elif kind == "tokens":
         tensors = [poisoned((blocks * tokens, heads, dim), dtype) for _ in range(2 * layers)]
         return tensors, Layout.TOKENS, tokens, [t.view(blocks, *nhd) for t in tensors]
-    elif (
-        kind == "heads_first"
-    ):  # stored [2, blocks, heads, tokens, dim], seen as [2, blocks, tokens, heads, dim]
+    elif kind == "heads_first":  # stored [2, blocks, heads, tokens, dim], seen as [2, blocks, tokens, heads, dim]
         tensors = [poisoned((2, blocks, heads, tokens, dim), dtype).transpose(2, 3) for _ in range(layers)]
         return tensors, Layout.KV_BLOCKS, None, [t.transpose(0, 1) for t in tensors]
     elif kind == "kv_under_blocks":  # seen as [blocks, 2, ...], stored [2, blocks, ...]
@@ -209,9 +207,7 @@ def test_rows_on_the_device_are_what_the_host_is_given_and_go_back(shape, data):
         exchange(table, places[1], rows, out=False)
     for view in views:
         for one, other in zip(source, target, strict=True):
-            assert torch.equal(
-                view[one].contiguous().view(torch.uint8), view[other].contiguous().view(torch.uint8)
-            )
+            assert torch.equal(view[one].contiguous().view(torch.uint8), view[other].contiguous().view(torch.uint8))
 
 
 def test_memory_of_another_length_is_refused():
@@ -326,9 +322,7 @@ def expected_sum(table, keys, block):
     columns = (column.tolist() for column in (table.tiles.address, table.tiles.stride, table.tiles.bytes))
     for tile, (address, stride, size) in enumerate(zip(*columns, strict=True)):
         data = ctypes.string_at(address + block * stride, size)
-        words = [
-            int.from_bytes(data[at : at + width], "little", signed=width > 1) for at in range(0, size, width)
-        ]
+        words = [int.from_bytes(data[at : at + width], "little", signed=width > 1) for at in range(0, size, width)]
         of_tile = sum(word * int(key) for word, key in zip(words, keys.host_words, strict=False))
         total += of_tile * int(keys.host_tiles[tile])
     return (total + (1 << 63)) % (1 << 64) - (1 << 63)
@@ -372,9 +366,7 @@ def test_every_flipped_bit_changes_the_checksum_of_its_block_alone(kind):
 
 
 def test_words_and_tiles_that_change_places_change_the_checksum():
-    table = SegmentTable.from_tensors(
-        [torch.arange(2 * 8192, dtype=torch.int32, device=DEVICE).view(2, 8192)]
-    )
+    table = SegmentTable.from_tensors([torch.arange(2 * 8192, dtype=torch.int32, device=DEVICE).view(2, 8192)])
     keys = ChecksumKeys(table)
     assert table.tiles.count == 2
     before = checksum(table, keys, [0, 1]).tolist()
@@ -474,9 +466,7 @@ def test_a_planted_fault_is_seen_exactly_where_it_was_asked_to_look(group, asked
     entries = entries_of(np.array([1, 2, 3, 8, 14]), group, read_back=asked)
     entries[-2] |= FAULT
     flags = torch.zeros(5, dtype=torch.int32, device=DEVICE)
-    launch_scrub(
-        table, torch.from_numpy(entries).to(DEVICE), strategy=Strategy(group), flags=flags, faulty=True
-    )
+    launch_scrub(table, torch.from_numpy(entries).to(DEVICE), strategy=Strategy(group), flags=flags, faulty=True)
     assert flags.tolist() == [0, 0, 0, int(asked), 0]
     assert verify(table, [8]).dirty.tolist() == [8]
 

@@ -25,9 +25,7 @@ class Device:
         self.tensors = [torch.zeros(16, 64, dtype=torch.uint8) for _ in range(2)]
         self.streams = FakeCuda(seed)
         self.table = SegmentTable.from_tensors(self.tensors)
-        self.scrub = OrderedScrub(
-            self.table, streams=self.streams, strategy=Strategy(group=group), capacity=capacity
-        )
+        self.scrub = OrderedScrub(self.table, streams=self.streams, strategy=Strategy(group=group), capacity=capacity)
 
     def write(self, blocks, byte):
         """The engine's step: later, on its own stream."""
@@ -120,9 +118,7 @@ def test_a_block_that_does_not_verify_is_named_in_its_launchs_answer_alone(seed,
     answers = {answer.number: answer.dirty[0].tolist() for answer in device.scrub.settle()}
     assert answers == {faulty: [6], good: [], unread: []}
     mixed = device.scrub.launch([(np.arange(6), np.isin(np.arange(6), [0, 1, 4]))], faults=np.array([2, 4]))
-    assert [answer.dirty[0].tolist() for answer in device.scrub.settle()] == [[4]], (
-        mixed
-    )  # 2 was not asked for
+    assert [answer.dirty[0].tolist() for answer in device.scrub.settle()] == [[4]], mixed  # 2 was not asked for
 
 
 @pytest.mark.parametrize("group", [1, 4])

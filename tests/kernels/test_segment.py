@@ -20,9 +20,7 @@ def test_pieces_of_the_usual_layouts():
     assert [(s.block_stride_bytes, s.piece_bytes) for s in table.segments] == [(piece, piece)] * 2
     table = from_tensors([torch.zeros(10, 2, 16, 8, 64, dtype=torch.bfloat16)])
     assert [(s.block_stride_bytes, s.piece_bytes) for s in table.segments] == [(2 * piece, 2 * piece)]
-    table = from_tensors(
-        [torch.zeros(160, 8, 64, dtype=torch.bfloat16)] * 1, layout=Layout.TOKENS, block_tokens=16
-    )
+    table = from_tensors([torch.zeros(160, 8, 64, dtype=torch.bfloat16)] * 1, layout=Layout.TOKENS, block_tokens=16)
     assert (table.blocks, table.bytes_per_block) == (10, piece)
     both = [torch.zeros(2, 10, 16), torch.zeros(10, 16)]
     assert from_tensors(both, layout=["kv_blocks", "blocks"]).bytes_per_block == 3 * 64

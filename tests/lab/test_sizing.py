@@ -262,9 +262,7 @@ def test_the_default_context_of_a_hybrid_is_noted():
 )
 def test_blocks_never_need_more_than_the_memory(config, memory, block, mix):
     try:
-        report = size_pool(
-            config, gpu_memory_bytes=memory, weights_bytes=0, block_tokens=block, context_mix=mix
-        )
+        report = size_pool(config, gpu_memory_bytes=memory, weights_bytes=0, block_tokens=block, context_mix=mix)
     except ConfigError as error:
         assert "hold no block" in str(error)
         return
@@ -292,9 +290,9 @@ def test_parameters_are_estimated_from_the_config(config, parameters, within):
 def test_estimated_weights_are_said_to_be_estimated_and_split():
     assert estimate_weights_bytes(LLAMA3_8B) == 2 * 8_030_261_248
     assert estimate_weights_bytes(DEEPSEEK_V3) < 1.01 * 671_026_419_200  # fp8: one byte each
-    assert estimate_weights_bytes(
-        LLAMA3_8B | {"quantization_config": {"quant_method": "awq", "bits": 4}}
-    ) == (8_030_261_248 // 2)
+    assert estimate_weights_bytes(LLAMA3_8B | {"quantization_config": {"quant_method": "awq", "bits": 4}}) == (
+        8_030_261_248 // 2
+    )
     report = size_pool(LLAMA3_70B, gpu_memory_bytes=80 * GIB, tensor_parallel=4)
     assert report.weights_estimated
     assert report.weights_bytes == 2 * 70_553_706_496 // 4
@@ -559,16 +557,10 @@ def test_a_newer_gated_delta_net_keeps_its_states_as_it_says() -> None:
     attending, states = parse_config(newer).groups
     older = parse_config(QWEN3_NEXT_80B).groups
     assert (attending, states.layers) == (older[0], older[1].layers)
-    assert states.state_bytes - older[1].state_bytes == 32 * 128 * 128 * 2, (
-        "the recurrent part alone is wider"
-    )
+    assert states.state_bytes - older[1].state_bytes == 32 * 128 * 128 * 2, "the recurrent part alone is wider"
 
 
 def test_what_the_estimate_of_weights_leaves_out_is_said() -> None:
-    report = size_pool(
-        GEMMA3_4B | {"num_nextn_predict_layers": 1}, gpu_memory_bytes=80 * GIB, context_mix=[(4096, 1)]
-    )
-    assert (
-        "the estimate leaves out what `vision_config`, `num_nextn_predict_layers` describes" in report.notes
-    )
+    report = size_pool(GEMMA3_4B | {"num_nextn_predict_layers": 1}, gpu_memory_bytes=80 * GIB, context_mix=[(4096, 1)])
+    assert "the estimate leaves out what `vision_config`, `num_nextn_predict_layers` describes" in report.notes
     assert not any("leaves out" in note for note in size_pool(LLAMA3_8B, gpu_memory_bytes=80 * GIB).notes)

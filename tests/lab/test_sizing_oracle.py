@@ -128,11 +128,7 @@ def classic_shape_is_wrong(config: Any, kept: Kept) -> str | None:
     except ConfigError:
         return None
     reserved = sum(layer.heads * (layer.key_width + layer.value_width) * 2 * TOKENS for layer in shape.layers)
-    return (
-        None
-        if reserved == sum(kept.layers) and kept.is_plain
-        else f"reserves {reserved}, kept {sum(kept.layers)}"
-    )
+    return None if reserved == sum(kept.layers) and kept.is_plain else f"reserves {reserved}, kept {sum(kept.layers)}"
 
 
 @pytest.mark.system("a causal type of transformers is sized otherwise than its own cache")
@@ -148,9 +144,7 @@ def test_no_causal_type_is_silently_wrong() -> None:
             continue
         read.append(name)
         faults = [
-            fault
-            for fault in (sizing_is_wrong(name, config, kept), classic_shape_is_wrong(config, kept))
-            if fault
+            fault for fault in (sizing_is_wrong(name, config, kept), classic_shape_is_wrong(config, kept)) if fault
         ]
         if faults:
             wrong[name] = faults

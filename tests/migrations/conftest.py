@@ -87,9 +87,7 @@ def file_before(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> tup
 
 
 @pytest.fixture(scope="session")
-def database_before(
-    postgres: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, ChangedRows]]:
+def database_before(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ChangedRows]]:
     """The same as the name of a PostgreSQL database to be copied; it has roles."""
     name = f"before_{uuid.uuid4().hex[:12]}"
     run_statement(postgres, f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
@@ -99,9 +97,7 @@ def database_before(
     rows = changed_rows(engine)
     take_back(engine)
     engine.dispose()
-    run_statement(
-        postgres, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
-    )
+    run_statement(postgres, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
     yield name, rows
     run_statement(postgres, f"DROP DATABASE {name} WITH (FORCE)")
 

@@ -44,9 +44,7 @@ def test_leaves_proofs_checkpoints_and_answers_stay_as_they_were(recorded: Recor
     assert bill.pop("since") == "2026-01-01T00:00:00Z" and bill.pop("until") == "2026-06-01T00:00:00Z"
     for command, answer in after["commands"].items():
         if command.startswith(("coverage show", "audit recompute")):
-            assert [row.pop("deleted") for row in answer["copies"]["rows"]] == [0] * len(
-                answer["copies"]["rows"]
-            )
+            assert [row.pop("deleted") for row in answer["copies"]["rows"]] == [0] * len(answer["copies"]["rows"])
     for hold in after["commands"]["audit hold list"]["holds"]:
         assert moment_us(hold.pop("at")) == hold["at_us"]
     assert after["commands"] == expected
@@ -68,14 +66,9 @@ def test_the_recorded_ledger_has_what_an_upgrade_could_break(recorded: Recorded)
         name: table["rows"]
         for name, table in first_schema.recorded_answers()[recorded[0].dialect.name]["tables"].items()
     }
-    assert (
-        rows["retention_purges"] == 2 and rows["subject_unlinkings"] == 1 and rows["signed_checkpoints"] == 2
-    )
+    assert rows["retention_purges"] == 2 and rows["subject_unlinkings"] == 1 and rows["signed_checkpoints"] == 2
     assert min(rows[name] for name in ("counters", "coverage_hours", "coverage_pass", "sequence_spans")) > 0
-    assert (
-        min(rows[name] for name in ("erasures", "decisions", "outages", "copy_steps", "transfer_decisions"))
-        > 0
-    )
+    assert min(rows[name] for name in ("erasures", "decisions", "outages", "copy_steps", "transfer_decisions")) > 0
     assert rows["legal_holds"] == 1 and rows["incarnations"] >= 3
     with recorded[0].connect() as connection:
         months = "SELECT DISTINCT kind FROM events WHERE kind IN ('worker-died', 'worker-stopped')"

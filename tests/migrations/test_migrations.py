@@ -55,17 +55,12 @@ def partitions_of(engine: Engine) -> set[str]:
     if not dialect_of(engine).partitions:
         return set()
     with engine.connect() as connection:
-        return set(
-            connection.exec_driver_sql("SELECT relname FROM pg_class WHERE relispartition").scalars().all()
-        )
+        return set(connection.exec_driver_sql("SELECT relname FROM pg_class WHERE relispartition").scalars().all())
 
 
 def every_row(engine: Engine) -> dict[str, list[Any]]:
     with engine.connect() as connection:
-        return {
-            table.name: sorted(map(tuple, connection.execute(select(table))), key=repr)
-            for table in every_table()
-        }
+        return {table.name: sorted(map(tuple, connection.execute(select(table))), key=repr) for table in every_table()}
 
 
 def test_a_new_ledger_has_the_declared_tables(empty: Engine) -> None:
@@ -83,9 +78,7 @@ def test_a_new_ledger_has_the_declared_tables(empty: Engine) -> None:
         found = compare_metadata(context, metadata)
         if dialect_of(empty).partitions:  # a partitioned table's keys contain what it is partitioned by
             keys = {(act, *(column.name for column in key.columns)) for act, key in found if act != "add_fk"}
-            assert {key.name for act, key in found if act == "add_fk"} == {
-                f"fk_{table}_log" for table in MONTHLY
-            }
+            assert {key.name for act, key in found if act == "add_fk"} == {f"fk_{table}_log" for table in MONTHLY}
             leaf, opening = ("incarnation", "sequence", "part", "log"), ("incarnation", "residency", "part")
             assert keys == {
                 *(("remove_constraint", *leaf, "at_us"), ("add_constraint", *leaf)),
@@ -124,9 +117,7 @@ def test_upgrading_again_changes_nothing(empty: Engine) -> None:
     assert (every_row(empty), catalog(empty)) == before
 
 
-def test_a_ledger_that_is_there_takes_the_steps_that_it_lacks(
-    empty: Engine, step: Callable[[str], None]
-) -> None:
+def test_a_ledger_that_is_there_takes_the_steps_that_it_lacks(empty: Engine, step: Callable[[str], None]) -> None:
     upgrade(empty)
     before, told = catalog(empty), []
     step("pass")

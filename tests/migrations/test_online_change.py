@@ -61,17 +61,13 @@ class Before(NamedTuple):
 
 
 @pytest.fixture
-def before(
-    predecessor: tuple[Engine, str, ChangedRows], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Before:
+def before(predecessor: tuple[Engine, str, ChangedRows], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Before:
     engine, url, rows = predecessor
     become_next(monkeypatch, tmp_path / "next")
     return Before(engine, url, rows, catalog(engine))
 
 
-def check_finished(
-    before: Before, empty: Engine, rows: ChangedRows | None = None, copied: int | None = None
-) -> None:
+def check_finished(before: Before, empty: Engine, rows: ChangedRows | None = None, copied: int | None = None) -> None:
     """The ledger is what the next program would have made of it from the beginning, and nothing else changed."""
     engine = before.engine
     upgrade(empty)
@@ -176,9 +172,7 @@ def test_fsck_finds_nothing_meanwhile(before: Before, step: str) -> None:
 
 
 def opening(at_us: int, residency: int) -> ResidencyOpened:
-    return ResidencyOpened(
-        at_us, residency, whole_ledger.TENANT, "user-1", None, False, "low", (1,), (), (), 1, 9
-    )
+    return ResidencyOpened(at_us, residency, whole_ledger.TENANT, "user-1", None, False, "low", (1,), (), (), 1, 9)
 
 
 @pytest.mark.parametrize("step", ["opened", "window copied", "copied", "compared"])
@@ -229,19 +223,14 @@ def test_a_purge_takes_rows_from_both_forms(before: Before, empty: Engine) -> No
     """Some of leaves that are copied already, and some that are not yet."""
     with before.engine.connect() as connection:
         log = select(logs.c.id).where(logs.c.name == f"tenant/{whole_ledger.TENANT}").scalar_subquery()
-        query = select(events.c.log, func.min(events.c.idx), func.max(events.c.idx)).where(
-            events.c.log == log
-        )
+        query = select(events.c.log, func.min(events.c.idx), func.max(events.c.idx)).where(events.c.log == log)
         run = ExpiredLeaves(*connection.execute(query.group_by(events.c.log)).one())
 
     def purge() -> None:
         with before.engine.connect().execution_options(**WRITE) as connection, connection.begin():
             drop_leaves(connection, [run])
             form = forms_of(connection)[residencies]
-            assert (
-                connection.scalar(select(func.count()).where(form.c.log == run.log, form.c.idx < run.below))
-                == 0
-            )
+            assert connection.scalar(select(func.count()).where(form.c.log == run.log, form.c.idx < run.below)) == 0
 
     while_open(before, "window copied", purge)
     rows = changed_rows(before.engine)
@@ -275,9 +264,7 @@ def test_a_row_without_leaf_that_lacks_a_needed_column_ends_the_change(before: B
         row = connection.execute(select(*(each for each in decisions.c if each.name != "via"))).first()
         assert row is not None
         of = select(logs.c.id).where(logs.c.name == f"tenant/{whole_ledger.TENANT}").scalar_subquery()
-        connection.execute(
-            insert(decisions), row._asdict() | {"log": connection.scalar(select(of)), "idx": 1}
-        )
+        connection.execute(insert(decisions), row._asdict() | {"log": connection.scalar(select(of)), "idx": 1})
     with pytest.raises(LedgerError, match="have no leaf, and its new form has no default"):
         upgrade(engine, leaves_max=None)
     assert undo(engine) == BEFORE
@@ -292,9 +279,7 @@ def test_a_row_that_its_leaf_does_not_give_ends_the_change(before: Before, where
             table = forms_of(connection)[residencies] if where == "new form" else residencies
             place = connection.execute(select(table.c.log, table.c.idx).order_by(table.c.log).limit(1)).one()
             connection.execute(
-                update(table)
-                .where(table.c.log == place.log, table.c.idx == place.idx)
-                .values(classification="other")
+                update(table).where(table.c.log == place.log, table.c.idx == place.idx).values(classification="other")
             )
 
     with pytest.raises(LedgerError, match="is not what the leaf says in column `classification`") as caught:
@@ -317,9 +302,7 @@ def test_a_row_of_no_leaf_in_the_copy_ends_the_change(before: Before, place: str
             form = forms_of(connection)[residencies]
             row = connection.execute(select(form)).first()
             assert row is not None
-            log, size = connection.execute(
-                select(logs.c.id, logs.c.size).where(logs.c.name == "system")
-            ).one()
+            log, size = connection.execute(select(logs.c.id, logs.c.size).where(logs.c.name == "system")).one()
             idx = 0 if place == "a leaf of another kind" else size
             connection.execute(insert(form), row._asdict() | {"log": log, "idx": idx, "residency": 99})
 
@@ -455,9 +438,7 @@ def test_months_that_are_made_meanwhile_are_in_the_new_form(before: Before, empt
 
     def make() -> None:
         with before.engine.begin() as connection:
-            assert set(create_partitions(connection, 1_900_000_000_000_000, 1)) == {
-                each.name for each in later
-            }
+            assert set(create_partitions(connection, 1_900_000_000_000_000, 1)) == {each.name for each in later}
 
     while_open(before, "copied", make)
     with before.engine.connect() as connection:
@@ -483,9 +464,7 @@ def test_a_window_that_lasts_too_long_is_ended_and_taken_again_smaller(
     endless = (
         "SELECT pg_sleep(3600)"
         if dialect_of(before.engine).roles
-        else (
-            "WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number) SELECT max(n) FROM number"
-        )
+        else ("WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number) SELECT max(n) FROM number")
     )
     made, asked = copied_rows._made_and_left, list[int]()
 
@@ -499,9 +478,7 @@ def test_a_window_that_lasts_too_long_is_ended_and_taken_again_smaller(
 
     monkeypatch.setattr(copied_rows, "_made_and_left", slowly)
     monkeypatch.setattr(copied_rows, "SECONDS_MAX", 0.1)
-    monkeypatch.setattr(
-        copied_rows, "next_window", lambda leaves, _: leaves
-    )  # what was ended does not come back
+    monkeypatch.setattr(copied_rows, "next_window", lambda leaves, _: leaves)  # what was ended does not come back
     upgrade(before.engine, leaves_max=None, actor="ada")
     assert max(asked) > 4 >= asked[-1], "control: one was ended"
     monkeypatch.undo()

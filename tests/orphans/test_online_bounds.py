@@ -102,9 +102,7 @@ def whole_round(scan: Any) -> Any:
 @pytest.mark.parametrize("work", [16, 112])
 def test_no_step_does_more_than_its_budget_and_one_piece(full: Histories, work: int) -> None:
     scan = whole_round(scan_of(full, Timed, work))
-    assert scan.nodes > 200 and scan.holds > 100 and scan.blocks == 3 * PIECE_BLOCKS, (
-        "void: little to look at"
-    )
+    assert scan.nodes > 200 and scan.holds > 100 and scan.blocks == 3 * PIECE_BLOCKS, "void: little to look at"
     assert max(scan.units) <= work + PIECE
     assert max(scan.lines) <= LINES * (work + PIECE)
 

@@ -57,9 +57,7 @@ def test_every_class_is_planted_found_and_recovered(garden: Garden, store: Engin
     assert set(found) == set(CLASSES)
     garden.world.writer.flush()
     with store.connect() as connection:
-        rows = connection.execute(
-            select(orphan_findings.c.orphan, func.count()).group_by(orphan_findings.c.orphan)
-        )
+        rows = connection.execute(select(orphan_findings.c.orphan, func.count()).group_by(orphan_findings.c.orphan))
         assert {row[0]: row[1] for row in rows} == dict(found)
         assert connection.scalar(select(func.count()).select_from(orphan_scans)) >= ROUNDS * 2 * 14
     garden.world.close()

@@ -70,9 +70,7 @@ def test_public_api_lets_nothing_cross_or_leave():
     assert sum(tenant.guaranteed * (tenant.tenants_max or 1) for tenant in tenants) <= 1
     assert table.decide(AccessRequest(Action.REUSE, "key-1", "key-1", 0, Scope.SESSION, Via.OWN), NOW)
     assert not table.decide(AccessRequest(Action.REUSE, "key-1", "key-1", 0, Scope.SUBJECT, Via.OWN), NOW)
-    assert not table.decide(
-        AccessRequest(Action.OFFLOAD, "operator", "operator", 0, Scope.SESSION, Via.OWN), NOW
-    )
+    assert not table.decide(AccessRequest(Action.OFFLOAD, "operator", "operator", 0, Scope.SESSION, Via.OWN), NOW)
 
 
 def test_regulated_saas_shares_by_name_and_date_only():
@@ -84,9 +82,7 @@ def test_regulated_saas_shares_by_name_and_date_only():
     assert ask("acme-labs", "acme", 1, Via.SEGMENT).reasons == ("support-agent-v3",)
     assert not ask("globex", "acme", 0) and not ask("stranger", "acme", 0, Via.SEGMENT)
     restricted = table.level("restricted")
-    assert not table.decide(
-        AccessRequest(Action.REUSE, "acme", "acme", restricted, Scope.SESSION, Via.OWN), NOW
-    )
+    assert not table.decide(AccessRequest(Action.REUSE, "acme", "acme", restricted, Scope.SESSION, Via.OWN), NOW)
     assert table.classify("globex", "/v1/health/a", None, "public") == restricted
     assert table.obligations("stranger", 0).idle_us < table.obligations("acme", 0).idle_us
     assert table.tenant("northwind-bank").scope is Scope.SESSION

@@ -219,9 +219,7 @@ def test_block_events_leave_where_their_tenant_may_export() -> None:
     left = [("stored", "victim"), ("removed", "victim"), ("cleared", "*")]
     assert feed.happen(*both) == left and feed.happen(*both) == left
     permits = [event for event in recorded(made, DecisionRecorded) if event.action == "export"]
-    assert [(event.reader, event.effect, event.reasons) for event in permits] == [
-        ("victim", "permit", ("out",))
-    ]
+    assert [(event.reader, event.effect, event.reasons) for event in permits] == [("victim", "permit", ("out",))]
     denials = [event for event in recorded(made, HitCounted) if event.action == "export"]
     assert {(event.tenant, event.effect, event.rule) for event in denials} == {("attacker", "deny", "stays")}
     everything = Told(lambda tenant, classification: True).happen(*both)
@@ -251,15 +249,11 @@ def test_no_block_event_leaves_before_its_permit_is_on_record() -> None:
 
 def asking(revision: int = 1) -> DecisionTable:
     text = offloading(revision=revision).policy.source
-    return compile_policy(
-        load_policy(text + "integrity: {default: {verify: 1/64}}\n", name="asks"), revision=revision
-    )
+    return compile_policy(load_policy(text + "integrity: {default: {verify: 1/64}}\n", name="asks"), revision=revision)
 
 
 def test_integrity_is_refused_where_nothing_sums_the_engines_blocks() -> None:
-    with pytest.raises(
-        ConfigError, match="`integrity` compares what is reused with checksums, which is not done"
-    ):
+    with pytest.raises(ConfigError, match="`integrity` compares what is reused with checksums, which is not done"):
         port(asking())
     made = port(offloading())
     with pytest.raises(ConfigError, match="`integrity`"):

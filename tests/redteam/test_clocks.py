@@ -51,9 +51,7 @@ class Deployment:
         world.ask("victim", PROMPT)
         for _ in range(2):  # a first use is a miss until it is on record
             self.subjects += 1
-            answer = world.admit(
-                "attacker", PROMPT, salt=f"salt-{self.subjects}", subject=f"s{self.subjects}"
-            )
+            answer = world.admit("attacker", PROMPT, salt=f"salt-{self.subjects}", subject=f"s{self.subjects}")
             hits = answer.hit_tokens
             world.governor.abort(answer.request_id)
             world.governor.settle()

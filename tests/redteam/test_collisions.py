@@ -102,9 +102,7 @@ def test_without_the_domain_compare_the_first_collision_is_soon(monkeypatch: pyt
     _without_domain_compare(monkeypatch)
     firsts = [_first_foreign(seed) for seed in range(8)]
     mean = sum(firsts) / len(firsts)
-    assert all(firsts) and 100 < mean < 1500, (
-        f"void: a foreign attach after some hundred entries, not {firsts}"
-    )
+    assert all(firsts) and 100 < mean < 1500, f"void: a foreign attach after some hundred entries, not {firsts}"
 
 
 def _first_foreign(seed: int) -> int:

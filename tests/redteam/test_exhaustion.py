@@ -191,9 +191,7 @@ def test_anothers_flood_does_not_slow_a_request() -> None:
     after = min(median() for _ in range(5))
     again = min(median() for _ in range(5))
     if abs(after - again) > 0.05 * again:
-        pytest.skip(
-            f"inconclusive: two measurements of the same thing differ, {after:.0f} and {again:.0f} ns"
-        )
+        pytest.skip(f"inconclusive: two measurements of the same thing differ, {after:.0f} and {again:.0f} ns")
     assert min(after, again) <= 1.05 * before
 
 

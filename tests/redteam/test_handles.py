@@ -136,9 +136,7 @@ def test_a_foreign_handle_and_an_absent_one_are_answered_alike() -> None:
                 _use(world.governor, call, ("attacker", id_))
             said.append(str(raised.value).replace(repr(id_), "ID"))
     assert said[:3] == said[3:]
-    assert not world.governor.release(("attacker", "r")) and not world.governor.release(
-        ("attacker", "absent")
-    )
+    assert not world.governor.release(("attacker", "r")) and not world.governor.release(("attacker", "absent"))
     assert len(world.governor.running) == 1
 
 
@@ -156,9 +154,7 @@ def _use(governor: Governor, call: str, handle: Any) -> None:
 GRANT = """\
 grants:
   - {id: reads, owner: victim, reader: attacker, at_most: high, until: 2027-01-01, reason: test}"""
-DENYING = (
-    "  - {id: no-grants-at-high, effect: forbid, action: reuse, when: {via: grant, classification: high}}"
-)
+DENYING = "  - {id: no-grants-at-high, effect: forbid, action: reuse, when: {via: grant, classification: high}}"
 # Why the attacker's request misses. It always asks the same prompts in the same way.
 MISSES = ("absent", "foreign", "denied", "expired", "erased")
 

@@ -157,9 +157,7 @@ def test_a_revision_that_changes_the_domain_reaches_nothing_of_before(what: str)
     """A12 by policy: new labels, or a rule that forbids reuse, hold from the next request on."""
     before, after = _activated(table(), table(revision=2, **REVISIONS[what]))
     assert before == 4 * BLOCK and after == 0
-    assert _activated(table(), table(revision=2)) == (before, before), (
-        "void: an equal policy must keep its hits"
-    )
+    assert _activated(table(), table(revision=2)) == (before, before), "void: an equal policy must keep its hits"
 
 
 def _outlived(after: dict[str, Any], wait_us: int) -> tuple[int, int]:

@@ -140,9 +140,7 @@ def _with_field(world: World, field: str, value: str) -> int:
         texts[field] = value
     elif field in ids:
         ids[field] = value
-    principal = Principal(
-        ISSUER, TenantId(ids["tenant"]), SubjectId(ids["subject"]), SessionId(ids["session"])
-    )
+    principal = Principal(ISSUER, TenantId(ids["tenant"]), SubjectId(ids["subject"]), SessionId(ids["session"]))
     answer = world.governor.admit(
         principal,
         model(adapter_epoch=1, **texts),
@@ -202,11 +200,7 @@ def test_domain_separation_at_full_size(monkeypatch: pytest.MonkeyPatch) -> None
 # -- A6 -------------------------------------------------------------------------------------------------------
 
 BASE = model(adapter_digest="sha256:a", adapter_epoch=1)
-_BASE = {
-    name: getattr(BASE, name)
-    for name in model_identity.ModelIdentity.__dataclass_fields__
-    if name != "digest"
-}
+_BASE = {name: getattr(BASE, name) for name in model_identity.ModelIdentity.__dataclass_fields__ if name != "digest"}
 
 MODEL_FLIPS: dict[str, Any] = {
     "weights_digest": "sha256:w2",
@@ -242,9 +236,7 @@ ROUTES = """\
   - {tenant: "*", route: /v1/us/*, labels: {region: us}}"""
 
 
-def _pair_hits(
-    count: int, first: dict[str, Any], second: dict[str, Any], between: Any = None
-) -> tuple[int, int]:
+def _pair_hits(count: int, first: dict[str, Any], second: dict[str, Any], between: Any = None) -> tuple[int, int]:
     """How many of `count` prompts that went with `first` are hit with `second`, and again with `first`."""
     world = World(table(classify=ROUTES), blocks=8 * count + 1024)
     random = Random(6)
@@ -305,15 +297,9 @@ def _without_part(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from kvcustody.governance.decisions import access_plan as plan
 
     own, bind = plan.own_domain, custody.apply_limits
-    monkeypatch.setattr(
-        plan, "own_domain", lambda principal, **fields: own(principal, **(fields | fixed[name]))
-    )
-    if (
-        name == "key epoch"
-    ):  # a second defence ends the blocks of older epochs; this control is about the keys
-        monkeypatch.setattr(
-            custody, "apply_limits", lambda *places, **how: bind(*places, **(how | {"epoch_of": None}))
-        )
+    monkeypatch.setattr(plan, "own_domain", lambda principal, **fields: own(principal, **(fields | fixed[name])))
+    if name == "key epoch":  # a second defence ends the blocks of older epochs; this control is about the keys
+        monkeypatch.setattr(custody, "apply_limits", lambda *places, **how: bind(*places, **(how | {"epoch_of": None})))
 
 
 OTHERS = ("classification", "labels", "key epoch")

@@ -93,9 +93,7 @@ def test_who_runs_keeps_its_place_and_all_others_get_one_answer(profile: str) ->
     answers = {opened.admit(name, PROMPT, request_id="r").reason for name in ("a", "b", *map(str, range(50)))}
     assert len(answers) == 1
     [said] = answers
-    assert (
-        not any(character.isdigit() for character in said) and "busy" not in said and "unlisted" not in said
-    )
+    assert not any(character.isdigit() for character in said) and "busy" not in said and "unlisted" not in said
     assert set(opened.governor.tenant_counters) == {f"busy-{number}" for number in range(PLACES)}
     for one in running:
         opened.governor.commit([one.request_id], [len(PROMPT)])
@@ -170,9 +168,7 @@ def port_storm(profile: str, names: int) -> tuple[EnginePort, list[Any]]:
             port.release(answer)
         order = port.step()
         if order is not None:
-            port.scrubbed(
-                order.number, 0, [memory.scrub(0, blocks, share) for share, blocks in order.batches]
-            )
+            port.scrubbed(order.number, 0, [memory.scrub(0, blocks, share) for share, blocks in order.batches])
         clock.advance(1000)
         answers.append(answer)
     return port, answers

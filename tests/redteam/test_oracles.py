@@ -107,9 +107,7 @@ def _costs(world: World, pair: Any, length: int, count: int, measure: Any) -> tu
     for at in range(2 * count):
         sent = random.random() < 0.5
         prefix, decoy = tokens(random, length), tokens(random, length)
-        world.hit(
-            tenant, np.append(prefix if sent else decoy, 1), subject=subject
-        )  # as much work in both classes
+        world.hit(tenant, np.append(prefix if sent else decoy, 1), subject=subject)  # as much work in both classes
         costs[sent].append(measure(world, other, np.append(prefix, 2), mallory))
         if at % 64 == 0:
             world.step()

@@ -59,9 +59,7 @@ class Nobody:
 def port_of(world: World) -> EnginePort:
     pool = ExternalPool(64)
     engine: Any = Nobody()
-    return EnginePort(
-        pool, engine, table(), world.keyring, world.ledger, clock=world.clock, block_tokens=BLOCK
-    )
+    return EnginePort(pool, engine, table(), world.keyring, world.ledger, clock=world.clock, block_tokens=BLOCK)
 
 
 @pytest.mark.parametrize("kind", BAD)

@@ -53,9 +53,7 @@ class InUse:
         ring.ensure([owner])
         made = declare(ring, owner, PROMPT, model=MODEL.digest, block_tokens=BLOCK)
         who = "id: way, owner: victim, tenants: [victim, attacker], classification: low"
-        return (
-            f"segments: [{{{who}, digest: 'hmac:{made.digest}', tokens: {made.tokens}, expires: 2026-01-02}}]"
-        )
+        return f"segments: [{{{who}, digest: 'hmac:{made.digest}', tokens: {made.tokens}, expires: 2026-01-02}}]"
 
     def table(self, *, sharing: str | None = None, revision: int = 1) -> DecisionTable:
         return table(sharing=self.sharing if sharing is None else sharing, revision=revision)
@@ -85,9 +83,7 @@ class InUse:
 ENDINGS: dict[str, Callable[[InUse], None]] = {
     "revoked": lambda use: use.world.governor.revoke(["way"], actor="t"),
     "expired": lambda use: use.world.step(MICROSECONDS),
-    "a revision without it": lambda use: use.world.governor.activate(
-        use.table(sharing="", revision=2), actor="t"
-    ),
+    "a revision without it": lambda use: use.world.governor.activate(use.table(sharing="", revision=2), actor="t"),
 }
 
 
@@ -157,9 +153,7 @@ def test_what_runs_goes_on_and_is_ended_at_active_max(use: InUse, how: str) -> N
 
 def test_an_expired_revision_forks_nothing_across_tenants(use: InUse) -> None:
     governor = use.world.governor
-    governor.activate(
-        use.table(revision=2), actor="t", expires_utc_us=use.world.time.utc_us() + MICROSECONDS // 2
-    )
+    governor.activate(use.table(revision=2), actor="t", expires_utc_us=use.world.time.utc_us() + MICROSECONDS // 2)
     use.world.clock.advance(MICROSECONDS // 2)
     assert isinstance(use.fork(), AdmissionRefused)
 

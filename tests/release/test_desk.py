@@ -198,9 +198,7 @@ def test_an_approval_is_void_under_another_active_revision(files: Release) -> No
     late = files.desk.propose(policy(READS, rules=FORBID), files.people.ada, note="z").revision
     files.desk.consent(late, "reads", files.people.holger)
     files.approve(late)
-    files.desk.break_glass(
-        files.people.brock, reason="x", seconds=60, document=policy(rules=FORBID, idle="1m")
-    )
+    files.desk.break_glass(files.people.brock, reason="x", seconds=60, document=policy(rules=FORBID, idle="1m"))
     with pytest.raises(ReleaseError):
         files.desk.activate(late, files.people.grace)
 
@@ -220,9 +218,7 @@ def test_rollback_is_a_new_revision_without_what_was_revoked(release: Release) -
     back = release.desk.rollback(1, release.people.ada, note="the rule was wrong")
     assert back.revision == 3 and back.manifest.revoked == ("reads",) and back.document == policy(READS)
     found = release.desk.review(3)
-    assert (
-        found.change.consents == () and found.change.widens
-    )  # against the active one: `high` is reused again
+    assert found.change.consents == () and found.change.widens  # against the active one: `high` is reused again
     release.approve(3)
     release.desk.activate(3, release.people.grace)
     table = gates.tables_of(release.desk.state())
@@ -368,9 +364,7 @@ def test_a_record_of_another_deployment_is_refused(files: Release) -> None:
     foreign = make_record(files.people.grace, ReleaseAction.REVOKED, body, audience="staging", **chain)  # type: ignore[arg-type]
     with pytest.raises(ReleaseError, match="of `staging`"):
         state.apply(foreign.to_bytes())
-    state.apply(
-        make_record(files.people.grace, ReleaseAction.REVOKED, body, audience="prod", **chain).to_bytes()
-    )  # type: ignore[arg-type]
+    state.apply(make_record(files.people.grace, ReleaseAction.REVOKED, body, audience="prod", **chain).to_bytes())  # type: ignore[arg-type]
 
 
 def test_two_desks_do_not_both_take_the_next_step(release: Release) -> None:

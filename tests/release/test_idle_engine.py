@@ -135,9 +135,7 @@ def test_an_order_reaches_an_engine_that_sleeps(opened_release: Release, tmp_pat
         desk.store.dispose()
 
 
-def test_an_order_that_nobody_signed_is_found_and_not_followed(
-    opened_release: Release, tmp_path: Path
-) -> None:
+def test_an_order_that_nobody_signed_is_found_and_not_followed(opened_release: Release, tmp_path: Path) -> None:
     """Its control: the same order, signed, above."""
     with engine(tmp_path) as idle:
         desk = Desk(tmp_path)

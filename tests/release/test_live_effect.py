@@ -63,9 +63,7 @@ def test_a_revoked_grant_stops_within_one_step_and_stays_stopped(release: Releas
     release.desk.activate(2, release.people.grace)
     worker.follow()
     assert worker.governor.table.revision == 2 and worker.glance("reader") == 0
-    assert worker.ledger.counts["PolicyText"] >= 1, (
-        "the document that took effect is on record beside its activation"
-    )
+    assert worker.ledger.counts["PolicyText"] >= 1, "the document that took effect is on record beside its activation"
     assert worker.ledger.counts["GrantsRevoked"] == 1, "what was revoked before is not recorded again"
 
 
@@ -229,9 +227,7 @@ def test_a_release_that_was_cut_or_swapped_is_refused_after_a_restart(release: R
     last.unlink()
     with pytest.raises(ReleaseError, match="was cut, or an old copy came back"):
         Follower(release)
-    assert Follower(release, mark="another").governor.table.revision == 1, (
-        "void: without the mark it is believed"
-    )
+    assert Follower(release, mark="another").governor.table.revision == 1, "void: without the mark it is believed"
     last.write_bytes(kept)
     assert Follower(release).governor.table.revision == 2
     mark = RevisionMark(release.folder / "mark")
@@ -265,9 +261,7 @@ def test_a_tenant_in_the_stage_has_the_new_revision_for_itself(release: Release)
     both = StagedTable(table(1), table(2, rules=FORBID, idle="1m"), Stage(frozenset({"third"})))
 
     def own(name: str) -> bool:
-        return both.decide(
-            AccessRequest(Action.REUSE, name, name, 1, Scope.TENANT, Via.OWN), NOW_UTC
-        ).permitted
+        return both.decide(AccessRequest(Action.REUSE, name, name, 1, Scope.TENANT, Via.OWN), NOW_UTC).permitted
 
     assert (own("third"), own("holder")) == (False, True)
     assert both.obligations("third", 0).idle_us == 60 * MICROSECONDS
@@ -286,9 +280,7 @@ def test_a_stage_places_by_both_revisions_and_ends_copies_by_the_tenants_own(rel
         return both.demand(name, None, None, None).among(("east", "west"))
 
     assert (groups("holder"), groups("reader")) == (["east"], ["west"])
-    assert both.candidate.demand("holder", None, None, None).among(("east", "west")) == ["east", "west"], (
-        "control"
-    )
+    assert both.candidate.demand("holder", None, None, None).among(("east", "west")) == ["east", "west"], "control"
     deaths = {name: both.after_death(name, 0) for name in ("holder", "third")}
     assert deaths == {"holder": OnWorkerDeath.RECOMPUTE, "third": OnWorkerDeath.RESTORE}
 
@@ -344,9 +336,7 @@ def test_a_stage_in_a_running_worker_opens_nothing_until_it_is_whole(release: Re
     release.desk.activate(revision, release.people.grace)
     worker.follow()
     assert worker.glance("reader") == HIT
-    kinds = [
-        type(event) for event in worker.ledger.durable if isinstance(event, PolicyActivated | PolicyStaged)
-    ]
+    kinds = [type(event) for event in worker.ledger.durable if isinstance(event, PolicyActivated | PolicyStaged)]
     assert kinds == [PolicyStaged, PolicyStaged, PolicyActivated]
     assert worker.governor.check() == []
 
@@ -356,9 +346,7 @@ def test_while_staged_quotas_are_those_of_the_revision_beside(release: Release) 
     shares = ("holder: {quota: {guaranteed: 0%", "holder: {quota: {guaranteed: 60%")
     open_to_one = "tenants:\n  default: {quota: {guaranteed: 10%, cap: 100%}, tenants_max: 1}\n"
     before = policy().replace("reader: {quota: {guaranteed: 0%", "reader: {quota: {guaranteed: 60%")
-    before, after = (
-        text.replace("tenants:\n", open_to_one, 1) for text in (before, policy().replace(*shares))
-    )
+    before, after = (text.replace("tenants:\n", open_to_one, 1) for text in (before, policy().replace(*shares)))
     release.release(before)
     worker = Follower(release)
     revision = release.desk.propose(after, release.people.ada, note="x").revision
@@ -434,9 +422,7 @@ def _left_behind(release: Release, how: str) -> tuple[int, int]:
         worker.clock.advance(100_000)
         governor.step()
     ended = sum(sum(len(run.blocks) for run in e.runs) for e in events if isinstance(e, CustodyEnded))
-    assert all(e.due_us >= changed_us for e in events if isinstance(e, CustodyEnded)), (
-        "what was lawful is not late"
-    )
+    assert all(e.due_us >= changed_us for e in events if isinstance(e, CustodyEnded)), "what was lawful is not late"
     scrubbed = sum(
         sum(len(run.blocks) for run in e.runs)
         for e in events
@@ -449,9 +435,7 @@ def _left_behind(release: Release, how: str) -> tuple[int, int]:
 
 def _revised(revision: int, sharing: str, how: str = ""):
     text = policy(
-        rules="  - {id: nothing, effect: forbid, action: reuse, when: {owner: holder}}"
-        if how == "forbidden"
-        else ""
+        rules="  - {id: nothing, effect: forbid, action: reuse, when: {owner: holder}}" if how == "forbidden" else ""
     )
     text = text.replace("rules:\n", sharing + "rules:\n", 1)
     if how == "labels":
@@ -463,9 +447,7 @@ def _revised(revision: int, sharing: str, how: str = ""):
     return compile_policy(load_policy(text, name="x"), revision=revision)
 
 
-@pytest.mark.parametrize(
-    ("idle", "wait_seconds", "hit"), [("10m", 601, 0), ("10m", 599, HIT), ("4h", 3601, 0)]
-)
+@pytest.mark.parametrize(("idle", "wait_seconds", "hit"), [("10m", 601, 0), ("10m", 599, HIT), ("4h", 3601, 0)])
 def test_retention_that_shortens_binds_what_is_there_and_retention_that_lengthens_does_not(
     release: Release, idle: str, wait_seconds: int, hit: int
 ) -> None:
@@ -491,9 +473,7 @@ def _served(release: Release, requests: int, documents: list[str]) -> tuple[int,
     for at in range(requests):
         if at % (requests // len(documents)) == 5:
             tables = documents[at // (requests // len(documents))]
-            coming = compile_policy(
-                load_policy(tables, name="x"), revision=worker.governor.table.revision + 1
-            )
+            coming = compile_policy(load_policy(tables, name="x"), revision=worker.governor.table.revision + 1)
             worker.governor.call(lambda governor, new=coming: governor.activate(new, actor="grace"))
         tenant = random.choice(["holder", "reader", "third"])
         answer = worker.governor.admit(identify(issuer="idp", tenant=tenant), MODEL, random.choice(prompts))

@@ -63,9 +63,7 @@ def readers(folder: Path) -> SignedOrders:
 
 def leaves(store: Engine, kind: str) -> list[bytes]:
     with store.connect() as connection:
-        return [
-            bytes(leaf) for leaf in connection.scalars(select(events.c.leaf).where(events.c.kind == kind))
-        ]
+        return [bytes(leaf) for leaf in connection.scalars(select(events.c.leaf).where(events.c.kind == kind))]
 
 
 def test_the_control_plane_signs_what_its_callers_order(plane: ControlPlane, tmp_path: Path) -> None:
@@ -125,9 +123,7 @@ def desk(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setenv("KVCUSTODY_POLICY_TRUST", str(tmp_path / "trust.toml"))
     monkeypatch.setenv("KVCUSTODY_ORDER_KEY_PATH", str(tmp_path / "olga.key"))
     with builders.ledger(migrated, tmp_path / "ledger.db") as engine:
-        builders.record(
-            engine, tmp_path / "spill", [WorkerStarted(1, "one", 8, 1, 4096, "cpu", "test")], worker="one"
-        )
+        builders.record(engine, tmp_path / "spill", [WorkerStarted(1, "one", 8, 1, 4096, "cpu", "test")], worker="one")
         yield engine
 
 
@@ -135,9 +131,7 @@ def run(folder: Path, *words: str) -> Any:
     return CliRunner().invoke(app, [*words, "--ledger", f"sqlite:///{folder}/ledger.db", "--json"])
 
 
-def test_a_person_signs_what_her_command_writes(
-    desk: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_person_signs_what_her_command_writes(desk: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     until = iso(SystemClock().utc_us() + DAY_US)
     order = ("policy", "enforce", "monitor", "--until", until, "--reason", "test")
     done = run(tmp_path, *order)
@@ -166,9 +160,7 @@ def test_a_person_assigns_the_issuers_of_a_ledger(desk: Engine, tmp_path: Path) 
     done = run(tmp_path, *assign, "https://partner.example", *who)
     assert json.loads(done.output)["issuers"] == ["https://corp.example", "https://partner.example"]
     signed = readers(tmp_path)
-    assert all(
-        signed.accepted(leaf, "issuer-assigned") is not None for leaf in leaves(desk, "issuer-assigned")
-    )
+    assert all(signed.accepted(leaf, "issuer-assigned") is not None for leaf in leaves(desk, "issuer-assigned"))
     with desk.connect() as connection:
         assert known_issuers(connection).home == "https://corp.example"
 
@@ -209,9 +201,7 @@ def test_a_person_signs_the_orders_from_before_orders_were_signed(any_store: Eng
 
 
 @pytest.mark.parametrize("forged", ["signed by nobody", "signed by a stranger"])
-def test_nobody_but_a_trusted_key_signs_an_order_from_before(
-    any_store: Engine, tmp_path: Path, forged: str
-) -> None:
+def test_nobody_but_a_trusted_key_signs_an_order_from_before(any_store: Engine, tmp_path: Path, forged: str) -> None:
     clock = VirtualClock()
     put(any_store, tmp_path / "order", clock, monitor, None)
     with opened_as(any_store, orders()).connect() as connection:

@@ -72,9 +72,7 @@ def test_several_are_told_and_none_is_picked(release: Release) -> None:
 def test_what_is_revoked_is_shown_as_that_once_no_worker_lets_it_through() -> None:
     document = policy(READS)
     gone = frozenset({"reads"})
-    both = policies_in_effect(
-        [run("gpu-0", document, revoked=gone), run("gpu-1", document, revoked=gone)], None
-    )
+    both = policies_in_effect([run("gpu-0", document, revoked=gone), run("gpu-1", document, revoked=gone)], None)
     assert [way.state for way in both.openings(NOW)] == ["revoked"]
     one = policies_in_effect([run("gpu-0", document, revoked=gone), run("gpu-1", document)], None)
     assert [way.state for way in one.openings(NOW)] == ["live"], "gpu-1 lets it through"

@@ -49,9 +49,7 @@ def test_recorded_steps_verify_and_are_written_the_same() -> None:
     ],
     ids=["schema", "another schema", "unsorted", "type", "key name", "stray bits"],
 )
-def test_a_record_of_another_form_is_refused_with_the_place(
-    before: bytes, after: bytes, problem: str
-) -> None:
+def test_a_record_of_another_form_is_refused_with_the_place(before: bytes, after: bytes, problem: str) -> None:
     assert read_record(RECORDS[0]).number == 1, "control"
     data = re.sub(before, after, RECORDS[0], count=1)
     assert data != RECORDS[0], "void: nothing was changed"

@@ -76,9 +76,7 @@ class Race:
     def _use_first(self) -> None:
         """The first use goes on record, so that the next one is served."""
         for name in ("first", "second"):
-            self.residency = self.port.admit(
-                identify(issuer="idp", tenant="reader"), MODEL, PROMPT, request_id=name
-            )
+            self.residency = self.port.admit(identify(issuer="idp", tenant="reader"), MODEL, PROMPT, request_id=name)
             self.look_up()
             self.port.settle()
             self.port.release(self.residency)
@@ -88,9 +86,7 @@ class Race:
     # -- thread one: the reader's request -------------------------------------------------------------------
 
     def arrive(self) -> None:
-        self.residency = self.port.admit(
-            identify(issuer="idp", tenant="reader"), MODEL, PROMPT, request_id="race"
-        )
+        self.residency = self.port.admit(identify(issuer="idp", tenant="reader"), MODEL, PROMPT, request_id="race")
         assert self.port.may_start(self.residency) is None
 
     def look_up(self) -> None:

@@ -63,9 +63,7 @@ def test_a_worker_follows_its_release(release: Release, tmp_path: Path, where: s
         engine = open_store(asked.database_url)
         upgrade(engine)
         release.store = SqlStore(engine)
-        release.desk = ReleaseWorkflow(
-            release.store, release.people.trust, clock=SystemClock(), ledger=release.ledger
-        )
+        release.desk = ReleaseWorkflow(release.store, release.people.trust, clock=SystemClock(), ledger=release.ledger)
     with pytest.raises(ConfigError, match="nothing is in effect"):
         opened(asked)
     release.release_reads()
@@ -76,9 +74,7 @@ def test_a_worker_follows_its_release(release: Release, tmp_path: Path, where: s
         assert (hit(worker, "holder"), hit(worker, "reader")) == (64, 0)
 
 
-def test_a_worker_starts_from_a_signed_bundle_and_from_nothing_older(
-    release: Release, tmp_path: Path
-) -> None:
+def test_a_worker_starts_from_a_signed_bundle_and_from_nothing_older(release: Release, tmp_path: Path) -> None:
     release.desk.propose(policy(READS), release.people.ada, note="x")
     release.approve(1)
     release.desk.propose(policy(), release.people.ada, note="y")
@@ -97,9 +93,7 @@ def test_a_worker_starts_from_a_signed_bundle_and_from_nothing_older(
 
 
 @pytest.mark.parametrize("what", ["a plain document", "a stripped bundle"])
-def test_a_worker_with_trust_starts_from_nothing_unsigned(
-    release: Release, tmp_path: Path, what: str
-) -> None:
+def test_a_worker_with_trust_starts_from_nothing_unsigned(release: Release, tmp_path: Path, what: str) -> None:
     release.desk.propose(policy(), release.people.ada, note="x")
     release.approve(1)
     text = policy().encode()
@@ -126,9 +120,7 @@ def test_a_folder_store_needs_its_folder(tmp_path: Path) -> None:
         FolderStore(tmp_path / "none").read()
 
 
-def test_a_worker_that_follows_signed_orders_alone_says_so_at_its_start(
-    release: Release, tmp_path: Path
-) -> None:
+def test_a_worker_that_follows_signed_orders_alone_says_so_at_its_start(release: Release, tmp_path: Path) -> None:
     release.desk.propose(policy(), release.people.ada, note="x")
     release.approve(1)
     settings = worker_settings(tmp_path, policy_path=tmp_path / "policy.bundle")

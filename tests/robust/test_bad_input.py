@@ -43,9 +43,7 @@ def leaves(ledger: Path) -> dict[tuple[int, int], bytes]:
     connection = sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)
     try:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        return {
-            (log, idx): leaf for log, idx, leaf in connection.execute("SELECT log, idx, leaf FROM events")
-        }
+        return {(log, idx): leaf for log, idx, leaf in connection.execute("SELECT log, idx, leaf FROM events")}
     finally:
         connection.close()
 
@@ -279,9 +277,7 @@ def test_every_problem_of_a_policy_is_a_line(place: Path) -> None:
 def test_the_lines_before_a_bad_one_were_replayed_and_are_on_record(place: Path) -> None:
     before = leaves(place / "ledger.db")
     file("t.jsonl", 3 * GOOD_LINE + "{]\n")(place)
-    code, out, errors = cli(
-        "replay", "t.jsonl", *REPLAY[1:], "--limit", "9", "--trace-format", "mooncake", "--json"
-    )
+    code, out, errors = cli("replay", "t.jsonl", *REPLAY[1:], "--limit", "9", "--trace-format", "mooncake", "--json")
     document = json.loads(out)
     assert code == 2 and errors.startswith("error: KVC120: t.jsonl:4:") and errors.count("\n") == 1
     assert document["totals"]["requests"] == 3 and all(row["holds"] for row in document["identities"])
@@ -291,9 +287,7 @@ def test_the_lines_before_a_bad_one_were_replayed_and_are_on_record(place: Path)
 # -- conditions of the machine, in a process of their own ---------------------------------------------------------
 
 
-def process(
-    place: Path, *arguments: str, condition: Callable[[], None] | None = None
-) -> tuple[int, str, str]:
+def process(place: Path, *arguments: str, condition: Callable[[], None] | None = None) -> tuple[int, str, str]:
     done = subprocess.run(
         [*COMMAND, *arguments],
         cwd=place,
@@ -331,9 +325,7 @@ def files_up_to(size: int) -> Callable[[], None]:
 
 def without_warnings(errors: str) -> str:
     """What a command said itself: on a slow machine a checkpoint falls due meanwhile, and its log warns first."""
-    own = [
-        line for line in errors.splitlines(keepends=True) if "leaves are under no checkpoint yet" not in line
-    ]
+    own = [line for line in errors.splitlines(keepends=True) if "leaves are under no checkpoint yet" not in line]
     return "".join(own)
 
 
@@ -395,9 +387,7 @@ def test_a_spill_that_is_full_too_leaves_no_files(place: Path) -> None:
 def test_ctrl_c_keeps_what_ran(place: Path) -> None:
     before = leaves(place / "ledger.db")
     command = [*COMMAND, "replay", "--pool-blocks", "2048", *REPLAY[5:], "--json"]
-    with subprocess.Popen(
-        command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
+    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         journal = place / "ledger.db-wal"
         deadline = time.monotonic() + 60
         while not (journal.exists() and journal.stat().st_size > 400_000) and time.monotonic() < deadline:

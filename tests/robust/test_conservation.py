@@ -64,9 +64,7 @@ def first(kind: type, after: int, **facts: object) -> Callable[[], Callable[[Eve
         def chosen(event: Event) -> bool:
             nonlocal seen
             if not isinstance(event, kind) or any(
-                bool(value) != bool(getattr(event, name))
-                if isinstance(value, bool)
-                else value != getattr(event, name)
+                bool(value) != bool(getattr(event, name)) if isinstance(value, bool) else value != getattr(event, name)
                 for name, value in facts.items()
             ):
                 return False
@@ -82,8 +80,7 @@ ALLOCATED = "allocated = written, as openings and releases list + not yet listed
 ENDED = "allocated = custody ended + live"
 OPENED = "residencies opened = released + open"
 SCRUBBED = tuple(
-    f"custody ended = scrubbed on shard {shard} + failed there + pending + unproven"
-    for shard in range(SHARDS)
+    f"custody ended = scrubbed on shard {shard} + failed there + pending + unproven" for shard in range(SHARDS)
 )
 DEVICE = tuple(f"receipts of shard {shard} = its device's counter" for shard in range(SHARDS))
 DOUBTFUL = "blocks that failed to verify on any shard = quarantined"

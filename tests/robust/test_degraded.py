@@ -97,9 +97,7 @@ def test_a_pool_of_no_blocks_is_refused_in_one_line() -> None:
 def kinds(store: Engine, incarnation: str) -> list[tuple[str, str]]:
     with store.connect() as connection:
         bodies = map(orjson.loads, connection.scalars(select(events.c.leaf).order_by(events.c.sequence)))
-        return [
-            (body["kind"], str(body.get("tenant"))) for body in bodies if body["incarnation"] == incarnation
-        ]
+        return [(body["kind"], str(body.get("tenant"))) for body in bodies if body["incarnation"] == incarnation]
 
 
 def test_a_new_tenant_waits_for_the_record_of_its_key(store: Engine, make: Make, tmp_path: Path) -> None:
@@ -116,9 +114,7 @@ def test_a_new_tenant_waits_for_the_record_of_its_key(store: Engine, make: Make,
         assert isinstance(answer, Deferred) and answer.reason == "ledger"
         going = world.admit("alpha", prompt)
         assert going is not None and going.hit_tokens == 3 * BLOCK
-    assert world.governor.stats().tenants["beta"].deferred == {"ledger": 1}, (
-        "a request that asks again is counted once"
-    )
+    assert world.governor.stats().tenants["beta"].deferred == {"ledger": 1}, "a request that asks again is counted once"
     other.execute("ROLLBACK")
     other.close()
     deadline = time.monotonic() + 60

@@ -55,15 +55,11 @@ def in_order(steps: Steps, path: Path) -> bool:
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
-def test_content_then_name_then_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exclusive: bool
-) -> None:
+def test_content_then_name_then_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exclusive: bool) -> None:
     path = tmp_path / "certificate.json"
     with watched(monkeypatch, tmp_path) as steps:
         files.write_file(path, b"all of it", exclusive=exclusive)
-    own = [
-        step for step in steps if path.name in step[1] or step[1] == tmp_path.name
-    ]  # others sync files of theirs
+    own = [step for step in steps if path.name in step[1] or step[1] == tmp_path.name]  # others sync files of theirs
     assert in_order(own, path), steps
     assert path.read_bytes() == b"all of it"
     assert [item.name for item in tmp_path.iterdir()] == [path.name]
@@ -171,9 +167,7 @@ def test_a_folder_is_durable_before_it_has_its_name(tmp_path: Path, monkeypatch:
     assert (tmp_path / "export" / "logs" / "leaves").read_bytes() == b"leaf"
 
 
-def test_a_certificate_is_durable_when_its_command_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_certificate_is_durable_when_its_command_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was renamed into its place without an fsync: a power cut could leave an empty certificate."""
     path = tmp_path / "certificate.json"
     with watched(monkeypatch, tmp_path) as steps:

@@ -95,9 +95,7 @@ def kill_often(folder: Path, kills: int) -> Iterator[Kill | None]:
             deadline = time.monotonic() + 60
             while chance.random() > 0.001 and not progress.exists() and time.monotonic() < deadline:
                 time.sleep(0.001)  # now and then the kill falls into the start: replay, closing of the dead
-            wanted = 5 + random.Random(f"{kills} {number}").randrange(
-                45
-            )  # done before it, on a slow machine too
+            wanted = 5 + random.Random(f"{kills} {number}").randrange(45)  # done before it, on a slow machine too
             while progress.exists() and durable_in(progress) < wanted and time.monotonic() < deadline:
                 time.sleep(0.001)
             time.sleep(0.02 * chance.random())
@@ -122,9 +120,7 @@ def missing(store: Engine, incarnation: str, upto: int) -> int:
     with store.connect() as connection:
         life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
         found = set(connection.scalars(select(events.c.sequence).where(events.c.incarnation == life)))
-        query = select(outages.c.first_sequence).where(
-            outages.c.incarnation == life, outages.c.kind == "withdrawn"
-        )
+        query = select(outages.c.first_sequence).where(outages.c.incarnation == life, outages.c.kind == "withdrawn")
         found |= set(connection.scalars(query))
     return len(set(range(1, upto + 1)) - found)
 
@@ -196,9 +192,7 @@ def dead_are_closed(store: Engine, survivor: str) -> None:
         unproven = 0
         for life in lives:
             opened = set(
-                connection.scalars(
-                    select(residencies.c.residency).where(residencies.c.incarnation == life.id)
-                )
+                connection.scalars(select(residencies.c.residency).where(residencies.c.incarnation == life.id))
             )
             left = set(
                 connection.scalars(
@@ -209,9 +203,7 @@ def dead_are_closed(store: Engine, survivor: str) -> None:
             _, handed = read_opened(connection, (residencies.c.tenant,), residencies.c.incarnation == life.id)
             mine = (releases.c.incarnation == life.id) & releases.c.written
             later = read(connection, releases, (releases.c.tenant,), mine)
-            ends = read(
-                connection, custody_ends, (custody_ends.c.cause,), custody_ends.c.incarnation == life.id
-            )
+            ends = read(connection, custody_ends, (custody_ends.c.cause,), custody_ends.c.incarnation == life.id)
             keys = [unit_keys(found.pairs.pools, found.pairs.generations) for found in (handed, later, ends)]
             assert np.isin(np.concatenate(keys[:2]), keys[2]).all(), "a listed block has no end"
             unproven += sum(cause == PROCESS_DEATH for cause in ends.texts("cause"))

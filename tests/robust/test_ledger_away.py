@@ -139,20 +139,14 @@ def leaves_of(store: Engine, kind: str) -> list[tuple[str, dict[str, Any]]]:
     """The leaves of one kind, with the names of their logs."""
     query = select(logs.c.name, events.c.leaf).join(events, events.c.log == logs.c.id)
     with store.connect() as connection:
-        rows = connection.execute(
-            query.where(events.c.kind == kind).order_by(logs.c.name, events.c.idx)
-        ).all()
+        rows = connection.execute(query.where(events.c.kind == kind).order_by(logs.c.name, events.c.idx)).all()
     return [(row.name, json.loads(row.leaf)) for row in rows]
 
 
 def permits(store: Engine) -> list[tuple[str, int]]:
     """Permissions to reuse across tenants under the second revision: log and sequence of each leaf."""
     found = leaves_of(store, "decision")
-    return [
-        (name, body["sequence"])
-        for name, body in found
-        if (body["effect"], body["revision"]) == ("permit", 2)
-    ]
+    return [(name, body["sequence"]) for name, body in found if (body["effect"], body["revision"]) == ("permit", 2)]
 
 
 @pytest.mark.parametrize("outage", sorted(OUTAGES))
@@ -169,9 +163,7 @@ def test_no_reuse_across_tenants_is_unrecorded_and_the_own_scope_is_served(
     world.close()
     (owner, at), (reader, also) = permits(store)
     assert (owner, reader, at) == ("tenant/holder", "tenant/reader", also)
-    counted = [
-        (name, body["requests"]) for name, body in leaves_of(store, "hit-counters") if body["rule"] == "reads"
-    ]
+    counted = [(name, body["requests"]) for name, body in leaves_of(store, "hit-counters") if body["rule"] == "reads"]
     assert counted == [("tenant/holder", 1), ("tenant/reader", 1)]  # every reuse after the first use
     with store.connect() as connection:
         used = residencies.c.tenant == "reader", residencies.c.attached_blocks > 0
@@ -224,7 +216,5 @@ def test_hits_that_must_be_on_record_wait(store: Engine, tmp_path: Path) -> None
     assert world.ask("holder") == 64
     world.close()
     with store.connect() as connection:
-        hits = connection.scalars(
-            select(residencies.c.attached_blocks).order_by(residencies.c.residency)
-        ).all()
+        hits = connection.scalars(select(residencies.c.attached_blocks).order_by(residencies.c.residency)).all()
     assert hits == [0, 0, 0, 4]

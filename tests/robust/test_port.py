@@ -156,9 +156,7 @@ def test_idle_blocks_end_with_no_request_arriving(make: Make) -> None:
     assert world.memory.nonzero_bytes(held) == 0
 
 
-def test_an_expired_block_is_not_served_though_no_sweep_ran(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_expired_block_is_not_served_though_no_sweep_ran(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     world = make()
     serve(world, "alpha", PROMPT)
     monkeypatch.setattr(world.pool, "sweep", lambda now_us, at_most: [])
@@ -270,9 +268,7 @@ def test_a_receipt_counts_once_and_only_for_its_order(make: Make) -> None:
         world.port.scrubbed(order.number, 0, results)
     with pytest.raises(HandleError, match="has no scrub order"):
         world.port.scrubbed(order.number + 1, 1, results)
-    world.port.scrubbed(
-        order.number, 1, [world.memory.scrub(1, blocks, share) for share, blocks in order.batches]
-    )
+    world.port.scrubbed(order.number, 1, [world.memory.scrub(1, blocks, share) for share, blocks in order.batches])
     assert world.pool.counts()["clean"] == 80
 
 

@@ -65,9 +65,7 @@ def test_without_the_lease_something_is(edge: Edge, monkeypatch: pytest.MonkeyPa
     assert interleavings(160, edge).stale > 0
 
 
-def test_without_epochs_in_the_name_one_stands_for_two_states(
-    edge: Edge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_epochs_in_the_name_one_stands_for_two_states(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: doors name requesters, but by no epoch."""
     named = CurrentNamespaces.of
 

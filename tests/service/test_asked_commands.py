@@ -142,9 +142,7 @@ def test_a_question_to_the_ledger_itself_is_not_on_record(shipped: Any, url: str
     assert leaves(shipped, "access") == before
     for name in RECORDED:
         run(*COMMANDS[name], *to)
-    assert leaves(shipped, "access") == before + len(RECORDED), (
-        "control: a request of an auditor is on record"
-    )
+    assert leaves(shipped, "access") == before + len(RECORDED), "control: a request of an auditor is on record"
 
 
 def test_a_question_changes_nothing_and_reads_no_settings_of_a_service(

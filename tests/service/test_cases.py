@@ -47,9 +47,7 @@ def view(client: Any, key: str, case: str) -> Any:
     return client("GET", f"{CASES}/{case}", key).json()
 
 
-def test_a_case_is_of_a_pseudonym_and_every_leaf_of_it_names_nobody(
-    shipped: Any, client: Any, people: Any
-) -> None:
+def test_a_case_is_of_a_pseudonym_and_every_leaf_of_it_names_nobody(shipped: Any, client: Any, people: Any) -> None:
     case = opened(client, people["dpo"])
     assert stepped(client, people["dpo"], case, "identity", outcome="confirmed").status_code == 200
     found = client("GET", f"{CASES}/{case}", people["dpo"])
@@ -58,9 +56,7 @@ def test_a_case_is_of_a_pseudonym_and_every_leaf_of_it_names_nobody(
     assert [step["actor"] for step in found.json()["steps"]] == ["dpo"] and found.json()["strangers"] == []
     with shipped.reading() as connection:
         kinds = ("case-opened", "case-step")
-        leaves = [
-            bytes(row.leaf) for row in connection.execute(events.select().where(events.c.kind.in_(kinds)))
-        ]
+        leaves = [bytes(row.leaf) for row in connection.execute(events.select().where(events.c.kind.in_(kinds)))]
     assert len(leaves) >= 2 and not any(b"user-1" in leaf for leaf in leaves)
     named = stepped(client, people["dpo"], case, "exempt", ground="17(3)(e)", reason="a claim of User-1")
     assert named.status_code == 409 and "names the person" in named.json()["detail"]
@@ -126,17 +122,11 @@ def test_from_receipt_to_the_letter(shipped: Any, client: Any, people: Any) -> N
 LETTER = {"addressee": "Ada Lovelace\nBonn", "sender": "Example AG", "date": "2026-06-20"}
 
 
-@pytest.mark.parametrize(
-    ("form", "begins"), [("text", b"About your"), ("html", b"<!DOCTYPE html>"), ("pdf", b"%PDF-")]
-)
-def test_a_letter_is_text_html_or_pdf(
-    shipped: Any, client: Any, people: Any, form: str, begins: bytes
-) -> None:
+@pytest.mark.parametrize(("form", "begins"), [("text", b"About your"), ("html", b"<!DOCTYPE html>"), ("pdf", b"%PDF-")])
+def test_a_letter_is_text_html_or_pdf(shipped: Any, client: Any, people: Any, form: str, begins: bytes) -> None:
     case = opened(client, people["dpo"])
     reason = "our <systems> are three"
-    assert (
-        stepped(client, people["dpo"], case, "extend", ground="complexity", reason=reason).status_code == 200
-    )
+    assert stepped(client, people["dpo"], case, "extend", ground="complexity", reason=reason).status_code == 200
     asked = LETTER | {"kind": "extension", "form": form}
     answer = client("POST", f"{CASES}/{case}/letter", people["dpo"], json=asked, keyed=False)
     assert answer.status_code == 200 and answer.content.startswith(begins)
@@ -146,15 +136,11 @@ def test_a_letter_is_text_html_or_pdf(
 def test_not_found_is_for_a_person_of_whom_there_is_nothing(shipped: Any, client: Any, people: Any) -> None:
     case = opened(client, people["dpo"], "nobody-of-acme")
     assert stepped(client, people["dpo"], case, "identity", outcome="confirmed").status_code == 200
-    assert (
-        stepped(client, people["dpo"], case, "decide", outcome="not-found").json()["outcome"] == "not-found"
-    )
+    assert stepped(client, people["dpo"], case, "decide", outcome="not-found").json()["outcome"] == "not-found"
     assert view(client, people["dpo"], case)["recipients"] == []
 
 
-def test_what_the_ledger_says_later_stands_beside_the_decision(
-    shipped: Any, client: Any, people: Any
-) -> None:
+def test_what_the_ledger_says_later_stands_beside_the_decision(shipped: Any, client: Any, people: Any) -> None:
     case = opened(client, people["dpo"], "user-late")
     assert stepped(client, people["dpo"], case, "identity", outcome="confirmed").status_code == 200
     assert stepped(client, people["dpo"], case, "decide", outcome="not-found").status_code == 200
@@ -167,9 +153,7 @@ def test_what_the_ledger_says_later_stands_beside_the_decision(
     assert "1 residencies of this person" in said
 
 
-def test_a_deadline_near_or_missed_is_in_the_inbox_and_the_metrics(
-    shipped: Any, client: Any, people: Any
-) -> None:
+def test_a_deadline_near_or_missed_is_in_the_inbox_and_the_metrics(shipped: Any, client: Any, people: Any) -> None:
     now_us = shipped.clock.utc_us()
     near = opened(client, people["dpo"], received=now_us - 26 * DAY_US)
     missed = opened(client, people["dpo"], received=now_us - 60 * DAY_US)
@@ -179,9 +163,7 @@ def test_a_deadline_near_or_missed_is_in_the_inbox_and_the_metrics(
     assert items[missed]["page"] == f"/cases/{missed}" and "user-1" not in items[missed]["text"]
     mine = {item["about"] for item in client("GET", "/v1/inbox", people["tenant-admin@acme"]).json()["items"]}
     assert {near, missed} <= mine
-    theirs = {
-        item["about"] for item in client("GET", "/v1/inbox", people["tenant-admin@labs"]).json()["items"]
-    }
+    theirs = {item["about"] for item in client("GET", "/v1/inbox", people["tenant-admin@labs"]).json()["items"]}
     assert not {near, missed} & theirs
     late = view(client, people["dpo"], missed)
     assert late["state"] == "missed" and any("it is late whatever" in duty for duty in late["duties"])
@@ -199,14 +181,10 @@ def test_a_tenants_administrator_has_its_own_cases_alone(shipped: Any, client: A
     mine = opened(client, people["tenant-admin@acme"], tenant=None)
     assert view(client, people["tenant-admin@acme"], mine)["case_id"] == mine
     assert client("GET", f"{CASES}/{mine}", people["tenant-admin@labs"]).status_code == 404
-    assert (
-        stepped(client, people["tenant-admin@labs"], mine, "identity", outcome="confirmed").status_code == 404
-    )
+    assert stepped(client, people["tenant-admin@labs"], mine, "identity", outcome="confirmed").status_code == 404
     assert stepped(client, people["auditor"], mine, "identity", outcome="confirmed").status_code == 403
     listed = client("GET", CASES, people["tenant-admin@labs"]).json()["items"]
-    assert (
-        listed == [] and client("GET", f"{CASES}?tenant=acme", people["tenant-admin@labs"]).status_code == 404
-    )
+    assert listed == [] and client("GET", f"{CASES}?tenant=acme", people["tenant-admin@labs"]).status_code == 404
     unnamed = {"subject": "user-1", "right": "erasure", "channel": "mail"}
     assert client("POST", CASES, people["dpo"], json=unnamed).status_code == 422
 

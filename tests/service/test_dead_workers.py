@@ -225,8 +225,6 @@ def test_a_worker_cannot_say_that_people_or_silence_closed_another(world: World)
         WorkerReturned(new.now_us, "worker", old.incarnation),
     ):
         answer = ship(world.client, world.people["worker"], new, new.batch([wrong]))
-        assert answer.status_code == 426 and answer.json()["kind"] in ("worker-died", "worker-returned"), (
-            answer.text
-        )
+        assert answer.status_code == 426 and answer.json()["kind"] in ("worker-died", "worker-returned"), answer.text
         new.sequence -= 1
     assert world.ship(new, [new.started()])["added"] == 1, "control: of itself it may say that it began"

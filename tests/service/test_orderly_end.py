@@ -58,9 +58,7 @@ def ends(folder: Path) -> Counter[tuple[str, str | None]]:
     engine = open_store(folder / "ledger.db", read_only=True)
     try:
         with engine.connect() as connection:
-            query = select(workers.c.name, incarnations.c.end).join(
-                workers, workers.c.id == incarnations.c.worker
-            )
+            query = select(workers.c.name, incarnations.c.end).join(workers, workers.c.id == incarnations.c.worker)
             return Counter((row.name, row.end) for row in connection.execute(query))
     finally:
         engine.dispose()
@@ -84,9 +82,7 @@ def start(folder: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_control_plane_that_a_signal_stops_does_not_come_back_as_dead(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_control_plane_that_a_signal_stops_does_not_come_back_as_dead(tmp_path: Path, number: signal.Signals) -> None:
     for _ in range(2):
         process = start(tmp_path)
         process.send_signal(number)
@@ -132,9 +128,7 @@ def test_what_fails_inside_has_ended_in_order_too(settings: ServiceSettings, tmp
     assert {end for _, end in ends(tmp_path)} == {"stopped"}
 
 
-def test_the_end_of_a_control_plane_is_its_last_leaf_and_signed(
-    settings: ServiceSettings, tmp_path: Path
-) -> None:
+def test_the_end_of_a_control_plane_is_its_last_leaf_and_signed(settings: ServiceSettings, tmp_path: Path) -> None:
     with open_service(settings) as service:
         service.attempts.note("missing", "192.0.2.0/24")  # on record while it closes
         incarnation = service.writer.incarnation

@@ -56,9 +56,7 @@ def test_an_issuer_that_another_process_assigns_counts_at_once(
     assert (client("GET", asked, auditor).status_code == 200) is (memory is RememberedIssuers)
 
 
-def test_an_assignment_is_read_once_and_one_that_is_signed_later_counts(
-    any_store: Engine, tmp_path: Path
-) -> None:
+def test_an_assignment_is_read_once_and_one_that_is_signed_later_counts(any_store: Engine, tmp_path: Path) -> None:
     store, clock, issuers = opened_as(any_store, orders(OLGA)), VirtualClock(), RememberedIssuers()
     asked: list[str] = []
     event.listen(any_store, "before_cursor_execute", lambda *how: asked.append(str(how[2])))

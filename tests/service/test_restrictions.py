@@ -132,9 +132,7 @@ def test_what_it_forbids_is_refused_until_it_is_lifted(shipped: Any, client: Any
     unlinked = client("POST", "/v1/keys/subjects:destroy", people["key-custodian"], json=named)
     assert unlinked.status_code == 409 and case in unlinked.json()["detail"], unlinked.content
     assert stepped(client, dpo, case, "lift-restriction", reason="over").status_code == 200
-    assert (
-        client("POST", "/v1/erasures", dpo, json={"tenant": "acme", "subject": "user-1"}).status_code == 202
-    )
+    assert client("POST", "/v1/erasures", dpo, json={"tenant": "acme", "subject": "user-1"}).status_code == 202
 
 
 @pytest.fixture

@@ -53,16 +53,12 @@ def test_nothing_is_written_to_a_ledger_of_another_schema(
         lambda: client("PUT", f"/v1/worker/incarnations/{'ab' * 16}", mine, json={"offset_us": OFFSET_US}),
         lambda: ship(client, mine, worker, batch),
         lambda: client("PUT", f"{worker.path}/status", mine, json={"policy_revision": 1}),
-        lambda: client(
-            "POST", "/v1/principals", keys["bootstrap"], json={"name": "new", "roles": ["worker"]}
-        ),
+        lambda: client("POST", "/v1/principals", keys["bootstrap"], json={"name": "new", "roles": ["worker"]}),
         lambda: client("POST", "/v1/workers/gpu-0/scans", keys["operator"], json={"deadline_seconds": 60}),
     ]
     before = counted(service)
     say_revision(service, revision)
-    monkeypatch.setattr(
-        workers, "_FLUSH_SECONDS", 0.0
-    )  # a report is written at once, and not with those of a second
+    monkeypatch.setattr(workers, "_FLUSH_SECONDS", 0.0)  # a report is written at once, and not with those of a second
     for write in writes:
         answer = write()
         assert answer.status_code == 503 and answer.json()["type"].endswith(":ledger-schema"), answer.text

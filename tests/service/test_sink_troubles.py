@@ -136,9 +136,7 @@ def plane(
     made.close()
 
 
-def test_an_hour_of_failure_is_told_everywhere_and_over_a_restart(
-    plane: Plane, receiver: WebhookReceiver
-) -> None:
+def test_an_hour_of_failure_is_told_everywhere_and_over_a_restart(plane: Plane, receiver: WebhookReceiver) -> None:
     receiver.status = 404
     plane.open()
     until(lambda: plane.sink()["failing_since_us"] is not None)
@@ -159,9 +157,7 @@ def test_an_hour_of_failure_is_told_everywhere_and_over_a_restart(
     service = plane.open()
     with service.reading() as connection:
         here = {
-            (row.name, idx)
-            for row in connection.execute(select(logs.c.name, logs.c.size))
-            for idx in range(row.size)
+            (row.name, idx) for row in connection.execute(select(logs.c.name, logs.c.size)) for idx in range(row.size)
         }
     until(lambda: here <= receiver.leaves())
     told = plane.told()
@@ -186,9 +182,7 @@ def test_without_the_look_for_troubles_an_hour_of_failure_reads_as_well(
         test_an_hour_of_failure_is_told_everywhere_and_over_a_restart(plane, receiver)
 
 
-def test_a_restore_and_a_purge_are_told_until_somebody_acknowledges(
-    plane: Plane, receiver: WebhookReceiver
-) -> None:
+def test_a_restore_and_a_purge_are_told_until_somebody_acknowledges(plane: Plane, receiver: WebhookReceiver) -> None:
     plane.open()
     plane.people["auditor"], plane.people["operator"]
     until(lambda: plane.sink()["delivered"] > 0)
@@ -208,9 +202,7 @@ def test_a_restore_and_a_purge_are_told_until_somebody_acknowledges(
     with service.reading() as connection:
         expected = {
             (row.name, row.idx)
-            for row in connection.execute(
-                select(logs.c.name, events.c.idx).join(logs, logs.c.id == events.c.log)
-            )
+            for row in connection.execute(select(logs.c.name, events.c.idx).join(logs, logs.c.id == events.c.log))
         }
     until(lambda: expected <= receiver.leaves())
     told = plane.told()

@@ -56,9 +56,7 @@ def test_a_subjects_page_is_the_librarys_own_and_names_nobody(shipped: Any, clie
     unnamed = client("GET", "/v1/custody/subject?subject=user-1", people["dpo"])
     assert unnamed.status_code == 422
     own = client("GET", "/v1/custody/subject?subject=user-1", people["tenant-viewer@acme"]).json()
-    assert own["holdings"] == answer.json()["holdings"], (
-        "a tenant's own person need not be asked for by tenant"
-    )
+    assert own["holdings"] == answer.json()["holdings"], "a tenant's own person need not be asked for by tenant"
 
 
 def test_a_subject_is_asked_about_as_of_a_moment(shipped: Any, client: Any, people: Any) -> None:
@@ -66,21 +64,15 @@ def test_a_subject_is_asked_about_as_of_a_moment(shipped: Any, client: Any, peop
     assert client("GET", f"{PAGE}&at=-5", people["dpo"]).status_code == 422
 
 
-def test_a_record_of_processing_is_the_policys_and_the_controllers(
-    shipped: Any, client: Any, people: Any
-) -> None:
+def test_a_record_of_processing_is_the_policys_and_the_controllers(shipped: Any, client: Any, people: Any) -> None:
     body = {"policy": POLICY.read_text(), "controller": "Example AG"}
     record = client("POST", RECORD, people["dpo"], json=body, keyed=False).json()
     assert (record["controller"], record["officer"]) == ("Example AG", OPEN)
     assert record["policy"] == "regulated-saas" and record["due"] > 0
     assert len(record["time_limits"]) == 4 and all(item["reader"] for item in record["recipients"])
     assert {item["tiers"] for item in record["time_limits"]} == {"device memory only"}
-    plain = POLICY.read_text().replace(
-        "internal:     never", "internal: {tiers: [host], encrypt: none, absolute: 10m}"
-    )
-    told = client("POST", RECORD, people["dpo"], json={**body, "policy": plain}, keyed=False).json()[
-        "time_limits"
-    ]
+    plain = POLICY.read_text().replace("internal:     never", "internal: {tiers: [host], encrypt: none, absolute: 10m}")
+    told = client("POST", RECORD, people["dpo"], json={**body, "policy": plain}, keyed=False).json()["time_limits"]
     assert told[1]["tiers"] == "device memory; host, in plain memory, at most 10m"
     narrow = client("POST", RECORD, people["dpo"], json={**body, "since": 0, "until": 1}, keyed=False).json()
     assert narrow["due"] == 0
@@ -88,9 +80,7 @@ def test_a_record_of_processing_is_the_policys_and_the_controllers(
         assert client("POST", RECORD, people["dpo"], json=body | wrong, keyed=False).status_code == 422, wrong
 
 
-def test_without_a_policy_and_without_a_release_there_is_no_record(
-    shipped: Any, client: Any, people: Any
-) -> None:
+def test_without_a_policy_and_without_a_release_there_is_no_record(shipped: Any, client: Any, people: Any) -> None:
     none = client("POST", RECORD, people["dpo"], json={}, keyed=False)
     assert none.status_code == 409 and b"send the policy of the record" in none.content
 

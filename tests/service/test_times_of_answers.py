@@ -110,9 +110,7 @@ def _models(parent: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def test_every_field_of_time_is_declared_as_a_moment_or_as_a_length(document: Any) -> None:
-    models = [
-        model for model in _models(BaseModel) if model.__module__.startswith("kvcustody.governance.api")
-    ]
+    models = [model for model in _models(BaseModel) if model.__module__.startswith("kvcustody.governance.api")]
     assert len(models) > 150
     assert undeclared(models, document) == []
     used = {name for model in models for name in model.model_fields}
@@ -175,9 +173,7 @@ STATED = st.none() | st.integers(-(1 << 70), 1 << 70) | st.integers(-(1 << 56), 
 SECONDS = st.integers(0, 253_402_300_799).map(lambda second: second * 1_000_000)
 
 
-@given(
-    st.lists(STATED | SECONDS, min_size=1, max_size=2 * _COLUMN_MIN) | st.lists(SECONDS, min_size=_COLUMN_MIN)
-)
+@given(st.lists(STATED | SECONDS, min_size=1, max_size=2 * _COLUMN_MIN) | st.lists(SECONDS, min_size=_COLUMN_MIN))
 @example([AT_US + item for item in range(_COLUMN_MIN)])
 @example([253_402_300_800_000_000] * _COLUMN_MIN)
 def test_every_moment_is_the_calendars_one_by_one_and_as_a_column(stated: list[int | None]) -> None:

@@ -29,11 +29,7 @@ class GovernorMachine(RuleBasedStateMachine):
         self.governor = governor(self.blocks, self.clock)
         names = [f"{tenant}/{subject}" for tenant, subject in PEOPLE]
         self.model = Model(
-            {
-                f"{name}/{level}": LOW if level == "low" else HIGH
-                for name in names
-                for level in ("low", "high")
-            }
+            {f"{name}/{level}": LOW if level == "low" else HIGH for name in names for level in ("low", "high")}
         )
         self.live: list[object] = []
         self.ended: list[object] = []

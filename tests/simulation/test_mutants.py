@@ -139,14 +139,10 @@ MUTANTS = [
         "if not tree.attachable(node, domain, now_us):",
         "if False:",
     ),
-    Mutant(
-        "child on its parent's table", Forks, "fork", "np.concatenate(path[::-1])", "parent.blocks.copy()"
-    ),
+    Mutant("child on its parent's table", Forks, "fork", "np.concatenate(path[::-1])", "parent.blocks.copy()"),
     Mutant("shared tail written in place", BlockManager, "_copy_on_write", "if tail.refs > 1:", "if False:"),
     Mutant("copied tail keeps its reference", Forks, "unshare_tail", "self.tree.decref_shared(tail)", "pass"),
-    Mutant(
-        "evicts a node with children", EvictionQueue, "_below", "while child is not None:", "while False:"
-    ),
+    Mutant("evicts a node with children", EvictionQueue, "_below", "while child is not None:", "while False:"),
     Mutant("the cap is no limit", Account, "limit_blocks", "return self.cap_blocks", "return 1 << 30"),
     Mutant("Q3 not asked", Reclaimer, "_may_activate", "return after <= 0 or", "return True or"),
     Mutant("tokens outlive their slot", DecodeTable, "remove", "self.pending[slot].fill(0)", "pass"),
@@ -203,9 +199,7 @@ def test_the_domain_is_compared_even_where_two_keys_are_equal(mutate, monkeypatc
     """A forced key collision between two domains: only the comparison keeps them apart (A10 in small)."""
     if mutate:
         apply(
-            Mutant(
-                "domain not compared", PrefixTree, "attachable", "node.domain.realm == domain.realm", "True"
-            ),
+            Mutant("domain not compared", PrefixTree, "attachable", "node.domain.realm == domain.realm", "True"),
             monkeypatch,
         )
     world = World(64)

@@ -132,9 +132,7 @@ class Residue:
             sequence = self.live.pop(rng.randrange(len(self.live)))
             world.m.release(sequence, world.now, rng.choice(("finished", "aborted", "preempted")))
         elif action < 0.9:
-            world.m.tree.evict(
-                rng.choice(list(world.m.accounts.values())), rng.randrange(1, 9), world.now, "test"
-            )
+            world.m.tree.evict(rng.choice(list(world.m.accounts.values())), rng.randrange(1, 9), world.now, "test")
         else:
             world.m.step(world.now)
 
@@ -168,9 +166,7 @@ def test_positive_control_without_scrubbing_nearly_every_byte_is_residue():
     assert residue.dirty / residue.read > 0.9
 
 
-@pytest.mark.parametrize(
-    "point", [point for point in POINTS if "scrub" in point or point in ("ended", "reclaimed")]
-)
+@pytest.mark.parametrize("point", [point for point in POINTS if "scrub" in point or point in ("ended", "reclaimed")])
 def test_positive_control_a_restart_that_trusts_the_last_run_leaks(point, monkeypatch):
     """Were the pool not DIRTY at boot, a crash between free and scrub would hand residue out."""
     residue = Residue(2)

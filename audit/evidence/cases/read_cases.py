@@ -49,9 +49,7 @@ def read_cases(
     in_steps: ColumnElement[bool] = is_in(as_of, case_steps)
     order = (case_steps.c.at_us, case_steps.c.log, case_steps.c.idx)
     of = case_steps.c.case_id.in_(select(cases.c.case_id).where(mine))
-    query = (
-        select(case_steps.c.case_id, *_STEP).where(and_(of, in_steps, has_leaf(case_steps))).order_by(*order)
-    )
+    query = select(case_steps.c.case_id, *_STEP).where(and_(of, in_steps, has_leaf(case_steps))).order_by(*order)
     for case_id, *step in connection.execute(query):
         steps.setdefault(case_id, []).append(CaseStep(*step))
     opened = select(*_CASE).where(and_(mine, in_cases, has_leaf(cases)))
@@ -93,9 +91,7 @@ def case_to_follow(connection: Connection, case_id: str) -> SubjectCase | None:
     )
 
 
-def _signed_leaves(
-    connection: Connection, signed: SignedOrders, table: Table, case_id: str
-) -> list[dict[str, Any]]:
+def _signed_leaves(connection: Connection, signed: SignedOrders, table: Table, case_id: str) -> list[dict[str, Any]]:
     """What the signed leaves behind a table's rows say of a case, in the order of their signed times."""
     query = (
         select(events.c.leaf)
@@ -132,6 +128,4 @@ def strangers(case: SubjectCase, known: PrincipalPeriods, issuers: Iterable[str]
     marks = tuple(f"{name}:" for name in issuers)
     acts = [(case.opened.actor, case.opened.at_us)]
     acts += [(step.actor, step.at_us) for step in case.steps]
-    return tuple(
-        sorted({name for name, at_us in acts if not (name.startswith(marks) or known.acted(name, at_us))})
-    )
+    return tuple(sorted({name for name, at_us in acts if not (name.startswith(marks) or known.acted(name, at_us))}))

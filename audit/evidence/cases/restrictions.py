@@ -21,9 +21,7 @@ from kvcustody.audit.store.schema.ledger import events, incarnations
 
 FOLLOWED = "processing-restricted"
 _ASKED = (
-    select(case_steps.c.case_id)
-    .where(case_steps.c.step == StepKind.RESTRICT.value, has_leaf(case_steps))
-    .distinct()
+    select(case_steps.c.case_id).where(case_steps.c.step == StepKind.RESTRICT.value, has_leaf(case_steps)).distinct()
 )
 
 

@@ -153,9 +153,7 @@ def _may_have_copies(chosen: CustodySelection) -> bool:
     return chosen.model is None and chosen.tier != DEVICE_TIER
 
 
-def _read(
-    connection: Connection, chosen: CustodySelection, as_of: AsOf | None, with_system: bool
-) -> list[Body]:
+def _read(connection: Connection, chosen: CustodySelection, as_of: AsOf | None, with_system: bool) -> list[Body]:
     """The leaves of the chosen copies, and of what was found that nobody could say the owner of."""
     column, where = copy_steps.c, [is_in(as_of, copy_steps)]
     if not with_system:
@@ -166,9 +164,7 @@ def _read(
         if wanted is not None:
             where.append(or_(each == wanted, column.tenant.is_(None)))
     query = select(events.c.leaf).select_from(copy_steps.join(events, is_leaf_of(copy_steps)))
-    inherited = select(events.c.leaf).where(
-        events.c.kind == INHERITED, is_in(as_of, events), has_leaf(events)
-    )
+    inherited = select(events.c.leaf).where(events.c.kind == INHERITED, is_in(as_of, events), has_leaf(events))
     found = [orjson.loads(leaf) for leaf in connection.scalars(query.where(and_(*where)))]
     said = (orjson.loads(leaf) for leaf in connection.scalars(inherited))
     return found + [body for body in said if with_system or body["tenant"]]
@@ -250,11 +246,7 @@ def judge_copies(
         later = [one for one in own if one.process != uuid]
         for process, names in _inherited(heirs, uuid, tier).items():
             others = (one for one in left.get((process, tier), ()) if one.name in names)
-            later += (
-                one._replace(is_heirs=True)
-                for one in others
-                if not (life.worker and one.worker == life.worker)
-            )
+            later += (one._replace(is_heirs=True) for one in others if not (life.worker and one.worker == life.worker))
         judged = _judge(found[uuid, tier], uuid, tier, life, later, now_us)
         judged = _selected(judged, life, chosen)
         if not len(judged.numbers):
@@ -266,10 +258,7 @@ def judge_copies(
         digest.update(np.stack(columns, axis=1).astype(">i8").tobytes())
         for row in _rows(judged):
             rows.setdefault(row[:3], []).append(row)
-    made = (
-        add_copy_rows(key[0], rows[key])._replace(tenant=key[1], classification=key[2])
-        for key in sorted(rows)
-    )
+    made = (add_copy_rows(key[0], rows[key])._replace(tenant=key[1], classification=key[2]) for key in sorted(rows))
     return CopyCoverage(tuple(made), digest.hexdigest())
 
 
@@ -316,9 +305,7 @@ def _inherited(heirs: Mapping[tuple[str, str], list[Body]], uuid: str, tier: str
 
 def _listed(leaves: list[Body], uuid: str, moment: str) -> _Listed:
     """Copies that these leaves list; of two of one number the incarnation's own comes first, then by sequence."""
-    leaves = sorted(
-        leaves, key=lambda body: (body["incarnation"] != uuid, int(body["sequence"]), body["part"])
-    )
+    leaves = sorted(leaves, key=lambda body: (body["incarnation"] != uuid, int(body["sequence"]), body["part"]))
 
     def flat(key: str) -> Int64s:
         return np.array(list(chain.from_iterable(body[key] for body in leaves)), np.int64)
@@ -474,9 +461,7 @@ def _rows(judged: JudgedCopies) -> Iterable[CopyCoverageRow]:
     is_proved = np.logical_or.reduce([judged.proof[kind] for kind in EVIDENCE])
     for (tenant, classification), number in codes.items():
         mine = code == number
-        verdicts = {
-            name: int((mine & (judged.verdict == place)).sum()) for place, name in enumerate(VERDICTS)
-        }
+        verdicts = {name: int((mine & (judged.verdict == place)).sum()) for place, name in enumerate(VERDICTS)}
         proofs = {kind.replace("-", "_"): int((mine & flags).sum()) for kind, flags in judged.proof.items()}
         yield CopyCoverageRow(
             judged.tier,

@@ -49,9 +49,7 @@ class OpenCopies(NamedTuple):
     bytes_each: tuple[int, ...]
     due_us: tuple[int, ...]
 
-    def end(
-        self, at_us: int, cause: str, ended_us: int, within_us: int, incarnation: str = ""
-    ) -> CopiesEnded:
+    def end(self, at_us: int, cause: str, ended_us: int, within_us: int, incarnation: str = "") -> CopiesEnded:
         """Their end, recorded at `at_us` by who found them; `incarnation`: whose they were."""
         return CopiesEnded(
             at_us,

@@ -183,6 +183,5 @@ def recent_sums(connection: Connection, tenants: Collection[str]) -> list[Tenant
         .group_by(who)
     )
     return [
-        TenantSums(tenant_of(str(name)), *map(int, sums))
-        for name, *sums in connection.execute(query.order_by(who))
+        TenantSums(tenant_of(str(name)), *map(int, sums)) for name, *sums in connection.execute(query.order_by(who))
     ]

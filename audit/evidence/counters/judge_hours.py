@@ -195,9 +195,7 @@ class HourlyJudge:
         else:
             drop_verdicts(connection)
             connection.execute(insert(coverage_pass).values(id=1, **state._asdict()))
-        insert_rows(
-            connection, coverage_hours, [row for hour in sorted(changed) for row in hours.get(hour, ())]
-        )
+        insert_rows(connection, coverage_hours, [row for hour in sorted(changed) for row in hours.get(hour, ())])
         self._hours = hours
 
     def _grown(self, connection: Connection) -> _Grown | None:
@@ -255,13 +253,10 @@ class HourlyJudge:
         query = select(logs.c.id, func.max(column.below)).join(logs, logs.c.name == column.of_log)
         query = query.where(has_leaf(retention_purges))
         return any(
-            below > self._first.get(log, 1 << 62)
-            for log, below in connection.execute(query.group_by(logs.c.id))
+            below > self._first.get(log, 1 << 62) for log, below in connection.execute(query.group_by(logs.c.id))
         )
 
-    def _judged(
-        self, leaves: Iterable[bytes], state: JudgedState, ids: dict[str, int]
-    ) -> list[HourRow] | None:
+    def _judged(self, leaves: Iterable[bytes], state: JudgedState, ids: dict[str, int]) -> list[HourRow] | None:
         """The rows of a state; None where something that was final is not (rule 3)."""
         old = len(self._kept)
         every = [*self._kept, *leaves]
@@ -273,10 +268,7 @@ class HourlyJudge:
         needed, pending = [np.array(record.told, np.int64)], list[LifeUnits]()
         for each in units_of(record, CustodySelection(until_us=state.at_us), now_us=state.at_us):
             life, over = each.life, self._over.setdefault(each.life.uuid, Spans())
-            if (
-                record.names_any(life, old, over.has)
-                or self._shards.get(life.uuid, life.shards) != life.shards
-            ):
+            if record.names_any(life, old, over.has) or self._shards.get(life.uuid, life.shards) != life.shards:
                 return None
             self._shards[life.uuid] = life.shards
             units = each.units.kept(~over.has(each.units.keys))

@@ -28,9 +28,7 @@ def unpack_hour(hour_us: int, figures: str) -> dict[HourFigure, int]:
             for kind, measure, outcome, detail, classification, value in orjson.loads(figures)
         }
     except (TypeError, ValueError) as problem:
-        raise LedgerError(
-            f"figures of the hour `{hour_us}` cannot be read; run `kvcustody audit fsck`"
-        ) from problem
+        raise LedgerError(f"figures of the hour `{hour_us}` cannot be read; run `kvcustody audit fsck`") from problem
 
 
 def shared_by_logs(figures: Mapping[HourFigure, int]) -> Iterable[tuple[HourFigure, int]]:

@@ -182,9 +182,7 @@ def uneven_lives(connection: Connection) -> list[UnevenLife]:
         which = incarnations.c.uuid.in_(losing | returned)
     else:
         died = select(custody_ends.c.incarnation).where(custody_ends.c.cause == PROCESS_DEATH)
-        which = or_(
-            incarnations.c.id.in_(died.where(has_leaf(custody_ends))), incarnations.c.uuid.in_(losing)
-        )
+        which = or_(incarnations.c.id.in_(died.where(has_leaf(custody_ends))), incarnations.c.uuid.in_(losing))
     query = select(incarnations.c.id, incarnations.c.uuid, incarnations.c.end).where(which)
     return [
         UnevenLife(row.id, row.uuid, row.end is None or (is_alone and not is_losing), is_losing)
@@ -199,9 +197,7 @@ def _uneven(connection: Connection) -> Counter[str] | None:
     for life in uneven_lives(connection):
         if life.is_running and life.has_losses:
             return None
-        found.update(
-            _ended_twice(connection, life.id) if life.is_running else _left_over(connection, life.id)
-        )
+        found.update(_ended_twice(connection, life.id) if life.is_running else _left_over(connection, life.id))
     return found
 
 
@@ -214,9 +210,7 @@ def _left_over(connection: Connection, life: int) -> Counter[str]:
     end = (custody_ends.c.log == events.c.log) & (custody_ends.c.idx == events.c.idx)
     of_life = exists().where(end, custody_ends.c.incarnation == life, has_leaf(custody_ends))
     said = ((events.c.incarnation == life) & own) | ((events.c.kind == ENDED) & of_life)
-    query = (
-        select(events.c.leaf, logs.c.name).join(logs, logs.c.id == events.c.log).where(said, has_leaf(events))
-    )
+    query = select(events.c.leaf, logs.c.name).join(logs, logs.c.id == events.c.log).where(said, has_leaf(events))
     names: dict[str, int] = {}
     figures = Figures()
     for rows in connection.execute(query.execution_options(yield_per=_AT_ONCE)).partitions():
@@ -312,9 +306,7 @@ def tier_totals(connection: Connection, *, tenant: str | None = None) -> tuple[T
     """What the ledger holds about copies, by tier in name order."""
     log = None if tenant is None else log_of(tenant)
     sums: Counter[tuple[str, str, str]] = Counter()
-    for _, kind, measure, _, tier, value in _read(
-        connection, _Wanted((COPIES, BYTES), COPY_KINDS, False, log)
-    ):
+    for _, kind, measure, _, tier, value in _read(connection, _Wanted((COPIES, BYTES), COPY_KINDS, False, log)):
         sums[tier, kind, measure] += value
     stored, ended, destroyed = COPY_KINDS
     return tuple(
@@ -371,9 +363,7 @@ def hourly_counts(
     only: tuple[int, ...] | None = None
     if log is not None:
         only = tuple(connection.scalars(select(logs.c.id).where(logs.c.name == log)))
-    for _, hour_us, figures in _hourly(
-        connection, max(0, since_us or 0), until_us, only, over_all=log is None
-    ):
+    for _, hour_us, figures in _hourly(connection, max(0, since_us or 0), until_us, only, over_all=log is None):
         for kind, measure, outcome, _, _, value in figures:
             if measure == EVENTS:
                 yield hour_us, kind, outcome, value
@@ -396,11 +386,7 @@ def events_by_log(
     since_us, until_us = (ALL_HOURS, None) if whole else (max(0, since_us or 0), until_us)
     for log, _, figures in _hourly(connection, since_us, until_us, None):
         for kind, measure, came_out, _, _, value in figures:
-            if (
-                measure == EVENTS
-                and (not kinds or kind in kinds)
-                and (outcome is None or came_out == outcome)
-            ):
+            if measure == EVENTS and (not kinds or kind in kinds) and (outcome is None or came_out == outcome):
                 found[log] += value
     names = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))} if found else {}
     return Counter({str(names[log]): number for log, number in found.items() if log in names and number})

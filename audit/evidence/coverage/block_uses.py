@@ -114,9 +114,7 @@ class ErasureDueTimes(NamedTuple):
 
 def places_of(found: Evidence) -> LeafPlaces:
     """The places of evidence whose rows have the columns `log` and `idx`."""
-    return LeafPlaces(
-        unit_keys_of(found), found.pairs.blocks, found.owner, found.column("log"), found.column("idx")
-    )
+    return LeafPlaces(unit_keys_of(found), found.pairs.blocks, found.owner, found.column("log"), found.column("idx"))
 
 
 class ErasureAsked(NamedTuple):
@@ -146,9 +144,7 @@ class UseRows(NamedTuple):
     assigned: Assignments
 
 
-def read_uses(
-    connection: Connection, life: Any, as_of: AsOf | None = None, *, with_rules: bool = False
-) -> BlockUses:
+def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None, *, with_rules: bool = False) -> BlockUses:
     """Who used which block until when, from the rows of residencies and releases, with the runs of their leaves."""
     column = releases.c
     wrote = read(
@@ -223,9 +219,7 @@ def uses_of(rows: UseRows) -> BlockUses:
         starts = np.concatenate((opened.column("opened_boot_us"), joined.column("attached_boot_us")))
         since = np.concatenate((np.zeros(len(wrote.owner), np.int64), starts[begun]))
         gone = _ReleasedRuns(wrote, ~wrote_flag, wrote_released, wrote_hold)
-        released, hold = _dropped(
-            gone, keys=keys, residency=residency, since=since, released=released, hold=hold
-        )
+        released, hold = _dropped(gone, keys=keys, residency=residency, since=since, released=released, hold=hold)
     hold = np.minimum(hold, _limits(residency, rows.narrowed))
     unasked_end = np.maximum(released, hold)
     hold_end = np.maximum(released, np.minimum(hold, _limits(residency, erased)))
@@ -283,9 +277,7 @@ def _left(of: Int64s, residency: Int64s, at: Int64s, until: Int64s) -> tuple[Int
     return np.where(known, released[place], NEVER), np.where(known, hold[place], 0)
 
 
-def read_receipts(
-    connection: Connection, incarnation: int, ends: Evidence, as_of: AsOf | None = None
-) -> ReceiptCells:
+def read_receipts(connection: Connection, incarnation: int, ends: Evidence, as_of: AsOf | None = None) -> ReceiptCells:
     """The receipts that name any of these generations, boot scrubs aside."""
     column = receipts.c
     found = read(

@@ -78,9 +78,7 @@ def _of(table: Table, life: int) -> ColumnElement[bool]:
     return table.c.incarnation == life
 
 
-def conservation(
-    connection: Connection, incarnation: str, counts: PoolCounts
-) -> tuple[ConservationIdentity, ...]:
+def conservation(connection: Connection, incarnation: str, counts: PoolCounts) -> tuple[ConservationIdentity, ...]:
     """Every identity of one incarnation."""
     life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
     if life is None:
@@ -105,15 +103,9 @@ def conservation(
             counts.allocated_total,
             written + counts.unreported,
         ),
-        ConservationIdentity(
-            "allocated = custody ended + live", counts.allocated_total, ended + counts.live_blocks
-        ),
-        ConservationIdentity(
-            "residencies opened = released + open", opened, released + counts.open_residencies
-        ),
-        ConservationIdentity(
-            "blocks that failed to verify on any shard = quarantined", doubtful, counts.quarantined
-        ),
+        ConservationIdentity("allocated = custody ended + live", counts.allocated_total, ended + counts.live_blocks),
+        ConservationIdentity("residencies opened = released + open", opened, released + counts.open_residencies),
+        ConservationIdentity("blocks that failed to verify on any shard = quarantined", doubtful, counts.quarantined),
     ]
     scrubs = func.sum(receipts.c.blocks)
     for shard, counter in enumerate(counts.scrubbed):
@@ -128,9 +120,7 @@ def conservation(
                 proved + failed + pending + unproven,
             )
         )
-        found.append(
-            ConservationIdentity(f"receipts of shard {shard} = its device's counter", every, counter)
-        )
+        found.append(ConservationIdentity(f"receipts of shard {shard} = its device's counter", every, counter))
     totals = copy_totals(connection, life)
     for tier in counts.tiers:
         found += _of_tier(tier, totals.get(tier.tier, CopyTotals()))

@@ -173,9 +173,7 @@ class CustodyRecord(Protocol):
 class LedgerRecord:
     """The rows of a ledger, which `audit fsck` derives from the leaves again; what a row lists is in its leaf."""
 
-    def __init__(
-        self, connection: Connection, as_of: AsOf | None = None, *, with_rules: bool = False
-    ) -> None:
+    def __init__(self, connection: Connection, as_of: AsOf | None = None, *, with_rules: bool = False) -> None:
         self._connection = connection
         self._as_of = as_of
         self._with_rules = with_rules
@@ -272,16 +270,13 @@ def lives_of(connection: Connection) -> list[IncarnationLife]:
     table = incarnations.c
     query = select(table.id, table.uuid, table.offset_us, table.shards).order_by(table.uuid)
     return [
-        IncarnationLife(row.id, row.uuid, row.offset_us, row.shards or 0)
-        for row in connection.execute(query).all()
+        IncarnationLife(row.id, row.uuid, row.offset_us, row.shards or 0) for row in connection.execute(query).all()
     ]
 
 
 def last_event_us(connection: Connection, as_of: AsOf | None = None) -> int:
     """When the last leaf was written, UTC; 0 for an empty ledger."""
-    return (
-        connection.scalar(select(func.max(events.c.at_us)).where(is_in(as_of, events), has_leaf(events))) or 0
-    )
+    return connection.scalar(select(func.max(events.c.at_us)).where(is_in(as_of, events), has_leaf(events))) or 0
 
 
 def _picked(
@@ -326,9 +321,7 @@ def _in_period(at_us: Int64s, chosen: CustodySelection) -> Flags:
 
 
 def _of_model(writers: Int64s, models: dict[int, str], wanted: str | None) -> Flags:
-    return np.fromiter(
-        (models.get(writer, UNKNOWN) == wanted for writer in writers.tolist()), np.bool_, len(writers)
-    )
+    return np.fromiter((models.get(writer, UNKNOWN) == wanted for writer in writers.tolist()), np.bool_, len(writers))
 
 
 def ended_keys(connection: Connection, life: IncarnationLife, as_of: AsOf | None = None) -> Int64s:

@@ -94,9 +94,7 @@ def _recorders(said: Mapping[str, Sequence[Any]], life: str) -> dict[str, Sequen
 
 
 _PLACE = _numbers("log", "idx")  # rule 4; only reports by rows cite places
-_RELEASES = _PLACE | _numbers(
-    "residency", "released_us", "hold_boot_us", "final", "written", "part", "by_successor"
-)
+_RELEASES = _PLACE | _numbers("residency", "released_us", "hold_boot_us", "final", "written", "part", "by_successor")
 _KINDS = {
     "custody-ended": _Kind(
         "ends",
@@ -155,9 +153,7 @@ def _all(value: bool, said: Mapping[str, Sequence[Any]]) -> Any:
 
 def _share_of_parts(said: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
     """Bytes are of all parts of a receipt together, and even over its blocks; what was read is the first part's."""
-    here = [
-        sum(map(encoded_blocks, runs)) for runs in said["runs"]
-    ]  # of another form: `decode_flat` refuses it
+    here = [sum(map(encoded_blocks, runs)) for runs in said["runs"]]  # of another form: `decode_flat` refuses it
     each = zip(map(int, said["bytes"]), here, map(int, said["blocks"]), strict=True)
     read = [count if part == 1 else 0 for count, part in zip(said["verified"], said["part"], strict=True)]
     return {
@@ -402,9 +398,7 @@ class LeafRecord:
                 residency[~is_among(residency, left)],
             ]
         residencies = distinct(np.concatenate(kept))
-        found = [
-            table.column("idx")[is_among(table.column("residency"), residencies)] for table in tables.uses
-        ]
+        found = [table.column("idx")[is_among(table.column("residency"), residencies)] for table in tables.uses]
         for table in (tables.ends, tables.receipts, tables.effects, tables.assigned):
             open_ = ~is_over(unit_keys_of(table))
             if table is tables.receipts:

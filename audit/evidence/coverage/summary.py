@@ -162,9 +162,7 @@ def by_period(lives: Iterable[LifeUnits], since_us: int, period_us: int) -> Iter
         at_us = np.where(each.units.due < NEVER, each.units.due, claimed) + offset_us
         which, late = (at_us - since_us) // period_us, (each.overdue.due + offset_us - since_us) // period_us
         for number in sorted({*which.tolist(), *late.tolist()}):
-            part = each._replace(
-                units=each.units.kept(which == number), overdue=each.overdue.kept(late == number)
-            )
+            part = each._replace(units=each.units.kept(which == number), overdue=each.overdue.kept(late == number))
             yield since_us + number * period_us, part
 
 

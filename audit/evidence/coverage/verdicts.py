@@ -167,9 +167,7 @@ def _until(totals: UseTotals, bound: Int64s, end: Int64s) -> Int64s:
     return until
 
 
-def _by_request(
-    custodies: Custodies, totals: UseTotals, requests: Requests, end: Int64s
-) -> tuple[Flags, Int64s]:
+def _by_request(custodies: Custodies, totals: UseTotals, requests: Requests, end: Int64s) -> tuple[Flags, Int64s]:
     """Of each request: what its custody was due by it, and whether that is what its end claims."""
     by_holds = np.minimum(custodies.bound, end)[requests.at]
     due = np.maximum(totals.last_release[requests.at], np.minimum(by_holds, requests.asked))

@@ -64,14 +64,10 @@ def hold_leaves(connection: Connection, tenant: str | None, subject: str | None)
     placed = {leaf[:2]: _hold_of(leaf.body) for leaf in every if leaf.body["action"] == PLACED}
     about = {place for place, hold in placed.items() if _is_about(hold, tenant, subject)}
     names = {placed[place].hold for place in about}
-    return [
-        leaf for leaf in every if leaf[:2] in about or (leaf[:2] not in placed and leaf.body["hold"] in names)
-    ]
+    return [leaf for leaf in every if leaf[:2] in about or (leaf[:2] not in placed and leaf.body["hold"] in names)]
 
 
-def holds_on_erasure(
-    connection: Connection, tenant: str | None, subject: str | None
-) -> tuple[ErasureHold, ...]:
+def holds_on_erasure(connection: Connection, tenant: str | None, subject: str | None) -> tuple[ErasureHold, ...]:
     """The holds about an erasure that are active now; `connection` sees the system log."""
     return holds_among((leaf.body for leaf in hold_leaves(connection, tenant, subject)), tenant, subject)
 

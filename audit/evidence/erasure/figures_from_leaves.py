@@ -117,9 +117,7 @@ def figures_of(bodies: Iterable[Mapping[str, Any]], erasure: str) -> ErasureFigu
             by_shard = proven.setdefault(unit, {})
             by_shard[body["shard"]] = max(level, by_shard.get(body["shard"], 0))
     destroyed = {
-        unit: min(levels.values())
-        for unit, levels in proven.items()
-        if len(levels) >= shards.get(unit[0], 1 << 30)
+        unit: min(levels.values()) for unit, levels in proven.items() if len(levels) >= shards.get(unit[0], 1 << 30)
     }
     still = {unit: reason for unit, reason in kept.items() if unit in covered and unit not in destroyed}
     return ErasureFigures(

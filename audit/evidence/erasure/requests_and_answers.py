@@ -93,9 +93,7 @@ class Status(NamedTuple):
     def outcome(self) -> str:
         """`complete` when every worker that owes an answer has said so (rule 2); of what nobody follows, `partial`."""
         done = not (self.waiting or self.unreachable) and self.state is not ErasureState.NOT_FOLLOWED
-        return (
-            "complete" if done and all(answer.outcome == "complete" for answer in self.answers) else "partial"
-        )
+        return "complete" if done and all(answer.outcome == "complete" for answer in self.answers) else "partial"
 
 
 class SelectorNames(NamedTuple):
@@ -176,9 +174,7 @@ def unanswered(connection: Connection, lives: Mapping[str, WorkPeriod]) -> list[
 
 def completed(connection: Connection, lives: Mapping[str, WorkPeriod]) -> tuple[Requested, ...]:
     """Erasures of a subject or tenant that these processes of a worker have answered as complete, oldest first."""
-    query = _REQUEST.where(_ANSWERED, erasures.c.selector.in_(("subject", "tenant"))).order_by(
-        erasures.c.at_us
-    )
+    query = _REQUEST.where(_ANSWERED, erasures.c.selector.in_(("subject", "tenant"))).order_by(erasures.c.at_us)
     found = connection.execute(query, {"lives": list(lives)}) if lives else ()
     return to_follow(connection, [Requested(*row) for row in found])
 
@@ -281,15 +277,10 @@ def read_standings(
     periods = read_work_periods(connection) if periods is None else periods
     states = read_states(connection, [one.asked for one in asked], now_us, periods)
     refused = refused_requests(connection, asked)
-    return {
-        one: ErasureStanding(states[one.asked]).under(refused.get(one), owing(periods, one.at_us))
-        for one in asked
-    }
+    return {one: ErasureStanding(states[one.asked]).under(refused.get(one), owing(periods, one.at_us)) for one in asked}
 
 
-def _answer(
-    connection: Connection, erasure: str, name: str, periods: Mapping[str, WorkPeriod]
-) -> ErasureAnswer:
+def _answer(connection: Connection, erasure: str, name: str, periods: Mapping[str, WorkPeriod]) -> ErasureAnswer:
     result, life = erasure_results.c, incarnations.c
     lives = [uuid for uuid, period in periods.items() if period.worker == name]
     query = (

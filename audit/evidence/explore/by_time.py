@@ -79,9 +79,7 @@ def find_by_time(
         if scanned and scanned + (part.leaves if conditions else 0) > scan_max:
             edge = Cursor(LAST_LOG, part.until_us - 1, 0) if newest else Cursor(-1, part.since_us, 0)
             return LeafPage(tuple(rows), edge, scanned)
-        found, last = _of_slice(
-            connection, part, logs, wanted, conditions, sizes, after, newest, limit - len(rows)
-        )
+        found, last = _of_slice(connection, part, logs, wanted, conditions, sizes, after, newest, limit - len(rows))
         rows += found
         scanned += part.leaves if conditions else len(found)
         if last is not None:
@@ -221,9 +219,7 @@ def _of_logs(
     column = events.c
     since_us, until_us = part.since_us, part.until_us
     if edge_us is not None:
-        since_us, until_us = (
-            (max(since_us, edge_us), until_us) if newest else (since_us, min(until_us, edge_us + 1))
-        )
+        since_us, until_us = (max(since_us, edge_us), until_us) if newest else (since_us, min(until_us, edge_us + 1))
     inside: list[ColumnElement[bool]] = [
         column.log == some[0] if len(some) == 1 else column.log.in_(some),
         column.at_us >= since_us,
@@ -239,9 +235,7 @@ def _of_logs(
     order = tuple(each.desc() for each in order) if newest else order
     place, taken = after, 0
     while taken < limit:
-        rows = connection.execute(
-            query.where(*inside, *_behind(place, newest)).order_by(*order).limit(limit)
-        ).all()
+        rows = connection.execute(query.where(*inside, *_behind(place, newest)).order_by(*order).limit(limit)).all()
         for log, *of in rows:
             made = row_of(logs[log].name, of)
             place = Cursor(log, made.at_us, made.idx)

@@ -231,9 +231,7 @@ def _values(log: str, body: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 def _most(found: Counter[str]) -> tuple[FacetValue, ...]:
     """The values that most events have; one of nothing is none."""
-    return tuple(
-        FacetValue(value, events) for value, events in found.most_common(_VALUES_MAX) if value and events > 0
-    )
+    return tuple(FacetValue(value, events) for value, events in found.most_common(_VALUES_MAX) if value and events > 0)
 
 
 def _columns(
@@ -246,9 +244,7 @@ def _columns(
     first = max(min(moments), (wanted.since_us or 0) // finest_us * finest_us)
     last = max(moments) + finest_us
     widths = [width for width in _WIDTHS_US if width >= finest_us]
-    width = next(
-        (width for width in widths if last - first // width * width <= width * _COLUMNS_MAX), widths[-1]
-    )
+    width = next((width for width in widths if last - first // width * width <= width * _COLUMNS_MAX), widths[-1])
     first = first // width * width
     if last - first > width * _COLUMNS_MAX:
         first = (last - 1) // width * width - (_COLUMNS_MAX - 1) * width
@@ -256,6 +252,5 @@ def _columns(
     for (at_us, refused), events in times.items():
         sums[at_us // width * width, refused] += events
     return width, tuple(
-        HistogramColumn(at, sums[at, False] + sums[at, True], sums[at, True])
-        for at in range(first, last, width)
+        HistogramColumn(at, sums[at, False] + sums[at, True], sums[at, True]) for at in range(first, last, width)
     )

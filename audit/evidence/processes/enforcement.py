@@ -194,9 +194,7 @@ def unnamed(periods: Iterable[MonitoredPeriod]) -> tuple[NotEnforced, ...]:
     return tuple(made)
 
 
-def monitored_in(
-    bodies: Iterable[Body], since_us: int = 0, until_us: int | None = None
-) -> tuple[MonitoredPeriod, ...]:
+def monitored_in(bodies: Iterable[Body], since_us: int = 0, until_us: int | None = None) -> tuple[MonitoredPeriod, ...]:
     """The same from the leaves about processes' lives and their changes; other leaves are passed over."""
     every = list(bodies)
     periods = work_periods(every)
@@ -277,9 +275,7 @@ def forecasts(
 ) -> tuple[Forecast, ...]:
     """What was monitored, by tenant, in whole hours of a period."""
     made = []
-    for tenant, figures in sorted(
-        monitored_figures(connection, since_us=since_us, until_us=until_us).items()
-    ):
+    for tenant, figures in sorted(monitored_figures(connection, since_us=since_us, until_us=until_us).items()):
         made.append(
             Forecast(
                 tenant,

@@ -44,9 +44,7 @@ class OrderLeaf(NamedTuple):
     leaf: bytes
 
 
-def order_leaves(
-    connection: Connection, kind: str, *, newest: bool = False, idx: int | None = None
-) -> list[OrderLeaf]:
+def order_leaves(connection: Connection, kind: str, *, newest: bool = False, idx: int | None = None) -> list[OrderLeaf]:
     """The orders of a kind that count, oldest first; the `newest` alone, or the one at a place.
 
     Signed orders stand in the order of the times that were signed: a copy of an old one is old (`signed_orders`, 2).
@@ -103,9 +101,7 @@ def orders_to_sign(connection: Connection) -> list[UnsignedOrder]:
         if SIGNATURE not in body and body["log"] == log:
             digest = hashlib.sha256(data).hexdigest()
             tenant = None if log == SYSTEM else tenant_of(log)
-            found.append(
-                UnsignedOrder(body["kind"], log, idx, digest, int(body["at_us"]), str(body["actor"]), tenant)
-            )
+            found.append(UnsignedOrder(body["kind"], log, idx, digest, int(body["at_us"]), str(body["actor"]), tenant))
     return found
 
 

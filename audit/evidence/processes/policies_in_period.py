@@ -120,9 +120,7 @@ def _spans(life: str, period: WorkPeriod, mine: list[Body]) -> list[_Span]:
         at_us, stage = int(body["at_us"]), str(body.get("stage", ""))
         for name in [name for name in running if name or not stage]:  # a stage ends with what it was beside
             end(name, at_us)
-        running[stage] = _Span(
-            life, str(body["digest"]), stage, str(body["name"]), int(body["revision"]), at_us, None
-        )
+        running[stage] = _Span(life, str(body["digest"]), stage, str(body["name"]), int(body["revision"]), at_us, None)
     for stage in list(running):
         end(stage, period.ended_us)
     return found

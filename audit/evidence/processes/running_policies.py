@@ -52,9 +52,7 @@ class RunningPolicy(NamedTuple):
 
 def running_policies(bodies: Iterable[Body], periods: Mapping[str, WorkPeriod]) -> tuple[RunningPolicy, ...]:
     """What the processes at work enforce, by the worker's name; other leaves are passed over (rule 1)."""
-    every = sorted(
-        (body for body in bodies if body["kind"] in POLICY_KINDS), key=lambda body: int(body["sequence"])
-    )
+    every = sorted((body for body in bodies if body["kind"] in POLICY_KINDS), key=lambda body: int(body["sequence"]))
     texts = documents_of(every)
     found: list[RunningPolicy] = []
     for worker, life in _newest(periods).items():

@@ -215,9 +215,7 @@ def _lives(connection: Connection, *which: ColumnElement[bool]) -> list[_Life]:
 
 def _is_done(life: _Life) -> bool:
     """Whether there is nothing to look at: all that there can be was found whole."""
-    return not life.highest or (
-        len(life.kept) == 1 and life.kept[0][0] == 1 <= life.highest <= life.kept[0][1]
-    )
+    return not life.highest or (len(life.kept) == 1 and life.kept[0][0] == 1 <= life.highest <= life.kept[0][1])
 
 
 def _look(connection: Connection, life: _Life) -> tuple[list[Span], list[int]]:

@@ -75,9 +75,7 @@ def work_periods(bodies: Iterable[Body]) -> dict[str, WorkPeriod]:
 
 def own_names(bodies: Iterable[Body]) -> dict[str, str]:
     """The worker that each process says it is of, at its start or its end; leaves are in their order."""
-    said = (
-        body for body in bodies if body["kind"] in (STARTED, STOPPED) and about(body) == body["incarnation"]
-    )
+    said = (body for body in bodies if body["kind"] in (STARTED, STOPPED) and about(body) == body["incarnation"])
     return {body["incarnation"]: body["worker"] for body in said}
 
 
@@ -121,8 +119,6 @@ def life_leaves(connection: Connection, first_idx: int = 0) -> list[LifeLeaf]:
     Raises `LedgerError` on a connection that sees the rows of one tenant alone: nobody would seem to owe anything.
     """
     if sees_one_tenant(connection):
-        raise LedgerError(
-            "who was at work is in the system log, which a connection of one tenant does not see"
-        )
+        raise LedgerError("who was at work is in the system log, which a connection of one tenant does not see")
     rows = connection.execute(_LIFE_LEAVES, {"first_idx": first_idx})
     return [LifeLeaf(row.idx, orjson.loads(bytes(row.leaf))) for row in rows]

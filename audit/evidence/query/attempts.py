@@ -43,7 +43,6 @@ def refused_identities(connection: Connection, since_us: int) -> list[RefusedIde
         sources.add(body["source"])
         sums[key] = (attempts + int(body["attempts"]), sources, max(last_us, int(body["at_us"])))
     found = [
-        RefusedIdentities(*key, attempts, len(sources), last_us)
-        for key, (attempts, sources, last_us) in sums.items()
+        RefusedIdentities(*key, attempts, len(sources), last_us) for key, (attempts, sources, last_us) in sums.items()
     ]
     return sorted(found, key=lambda one: (-one.attempts, one))

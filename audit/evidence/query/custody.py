@@ -133,9 +133,7 @@ def block_history(
     for table in (residencies, attachments, releases, custody_ends, receipts):
         number = table.c.item if "item" in table.c else literal(0)
         query = (
-            select(
-                events.c.at_us, events.c.kind, logs.c.name, events.c.idx, events.c.leaf, number.label("item")
-            )
+            select(events.c.at_us, events.c.kind, logs.c.name, events.c.idx, events.c.leaf, number.label("item"))
             .select_from(table.join(events, is_leaf_of(table)))
             .join(logs, logs.c.id == events.c.log)
             .where(table.c.incarnation == life, table.c.low <= generation, table.c.high >= generation)

@@ -160,9 +160,7 @@ def find_events(
         log, name, _ = together[0]
         place = after if after is not None and after.log == log else None
         if len(together) > 1:
-            found, full = _of_several(
-                connection, together, wanted, conditions, sizes, place, limit - len(rows)
-            )
+            found, full = _of_several(connection, together, wanted, conditions, sizes, place, limit - len(rows))
             rows += found
             if full is not None:
                 return LeafPage(tuple(rows), full, scanned)
@@ -171,12 +169,8 @@ def find_events(
                 return LeafPage(tuple(rows), Cursor(together[-1].id + 1, _BEFORE_ALL, -1), scanned)
             continue
         below = None if sizes is None else sizes.get(name, 0)
-        if (
-            not conditions and wanted.trace is None
-        ):  # every leaf of the period: nothing to search for, so no window
-            plain = [
-                row_of(name, row) for row in _next(connection, log, wanted, below, place, limit - len(rows))
-            ]
+        if not conditions and wanted.trace is None:  # every leaf of the period: nothing to search for, so no window
+            plain = [row_of(name, row) for row in _next(connection, log, wanted, below, place, limit - len(rows))]
             rows += plain
             scanned += len(plain)
             if len(rows) == limit:
@@ -333,9 +327,7 @@ def _statement(given: frozenset[str]) -> Select[Any]:
     return query.order_by(column.at_us, column.idx).limit(bindparam("limit"))
 
 
-def _inside(
-    log: int, wanted: EventFilter, below: int | None, place: Cursor | None
-) -> list[ColumnElement[bool]]:
+def _inside(log: int, wanted: EventFilter, below: int | None, place: Cursor | None) -> list[ColumnElement[bool]]:
     """What keeps to a log, a trace, a period, a checkpoint, and behind a place."""
     column = _ordered(wanted)
     made = [column.log == log, *_times(wanted)]
@@ -372,13 +364,9 @@ class _Window:
         self._wanted = wanted
         column = _ordered(wanted)
         inside = _inside(log, wanted, below, place)
-        ordered = (
-            select(column.at_us, column.idx).where(*inside).order_by(column.at_us, column.idx).limit(_WINDOW)
-        )
+        ordered = select(column.at_us, column.idx).where(*inside).order_by(column.at_us, column.idx).limit(_WINDOW)
         edge = ordered.subquery()
-        self.size, last = connection.execute(
-            select(func.count(), func.max(edge.c.at_us)).select_from(edge)
-        ).one()
+        self.size, last = connection.execute(select(func.count(), func.max(edge.c.at_us)).select_from(edge)).one()
         self.end: Cursor | None = None
         self._inside = inside
         if self.size == _WINDOW:
@@ -391,12 +379,7 @@ class _Window:
     def rows(self, conditions: Sequence[ColumnElement[bool]], limit: int) -> Iterator[Any]:
         """At most `limit` leaves of the window whose bytes match."""
         column = _ordered(self._wanted)
-        query = (
-            _leaves(self._wanted)
-            .where(*self._inside, *conditions)
-            .order_by(column.at_us, column.idx)
-            .limit(limit)
-        )
+        query = _leaves(self._wanted).where(*self._inside, *conditions).order_by(column.at_us, column.idx).limit(limit)
         self._asked = limit
         for row in self._connection.execute(query):
             self._taken += 1
@@ -430,9 +413,7 @@ def logs_of(connection: Connection, wanted: EventFilter, after: Cursor | None = 
     if wanted.tenant is not None:
         query = query.where(logs.c.name == log_of(wanted.tenant))
     if wanted.trace is not None:
-        query = query.where(
-            exists().where(event_traces.c.trace == wanted.trace, event_traces.c.log == logs.c.id)
-        )
+        query = query.where(exists().where(event_traces.c.trace == wanted.trace, event_traces.c.log == logs.c.id))
     if wanted.kinds:
         query = query.where(logs.c.id.in_(logs_with(wanted.kinds)))
     query = query.where(logs.c.id >= first)
@@ -496,9 +477,7 @@ def _touching(generation: int) -> ColumnElement[bool]:
 def says(body: dict[str, Any], wanted: EventFilter) -> bool:
     """Whether a leaf, or one of its items, says all that is wanted."""
     every = not wanted.kinds or body["kind"] in wanted.kinds
-    return any(
-        _says_itself(item, wanted) for item in plain_bodies(body) if every or item["kind"] in wanted.kinds
-    )
+    return any(_says_itself(item, wanted) for item in plain_bodies(body) if every or item["kind"] in wanted.kinds)
 
 
 def _says_itself(body: Mapping[str, Any], wanted: EventFilter) -> bool:

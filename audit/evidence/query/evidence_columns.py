@@ -251,9 +251,7 @@ def _joined(parts: Sequence[tuple[Int64s, Pairs]]) -> tuple[Int64s, Pairs]:
     return owner, pairs
 
 
-def _run_lists(
-    leaves: Sequence[bytes], numbers: Sequence[int], key: str, kinds: Collection[str]
-) -> list[Any]:
+def _run_lists(leaves: Sequence[bytes], numbers: Sequence[int], key: str, kinds: Collection[str]) -> list[Any]:
     """The run list of each row: its leaf's, or that of its item; None where its leaf has no such item."""
     if not any(numbers):
         return run_lists(leaves, key)
@@ -314,9 +312,7 @@ def is_among(values: Int64s, ordered: Int64s) -> NDArray[np.bool_]:
     """Whether each value is one of those that are given in order."""
     if not len(ordered):
         return np.zeros(len(values), np.bool_)
-    found: NDArray[np.bool_] = (
-        ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
-    )
+    found: NDArray[np.bool_] = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
     return found
 
 

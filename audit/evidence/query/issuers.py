@@ -64,6 +64,4 @@ def named_tenant(connection: Connection, said: str, issuers: Issuers | None = No
     if len(issuers.all) < 2 and SEPARATOR not in said:
         return TenantId(said)
     names = [issuers.name(issuer, said) for issuer in issuers.all]
-    return issuers.resolve(
-        said, connection.scalars(select(tenants.c.tenant).where(tenants.c.tenant.in_(names))).all()
-    )
+    return issuers.resolve(said, connection.scalars(select(tenants.c.tenant).where(tenants.c.tenant.in_(names))).all())

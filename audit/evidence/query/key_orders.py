@@ -44,9 +44,7 @@ class KeyOrder(NamedTuple):
 
 def key_orders(connection: Connection) -> list[KeyOrder]:
     """Every order, oldest first; `order` is its place in the system log."""
-    return [
-        _order(idx, at_us, orjson.loads(leaf)) for idx, at_us, leaf in order_leaves(connection, KEYS_ORDERED)
-    ]
+    return [_order(idx, at_us, orjson.loads(leaf)) for idx, at_us, leaf in order_leaves(connection, KEYS_ORDERED)]
 
 
 class KeyOrderStanding(NamedTuple):
@@ -75,8 +73,7 @@ def order_standings(connection: Connection) -> list[KeyOrderStanding]:
     destroying = {order.tenant for order in orders if order.action == DESTROY}
     periods = read_work_periods(connection) if destroying else {}
     dropped = [
-        (int(body["ordered_utc"]), str(body["incarnation"]))
-        for body in _bodies(connection, _DROPPED_KIND, [SYSTEM])
+        (int(body["ordered_utc"]), str(body["incarnation"])) for body in _bodies(connection, _DROPPED_KIND, [SYSTEM])
     ]
     ends: dict[str, list[Body]] = {}
     for body in _bodies(connection, _EVENT_KIND, [log_of(tenant) for tenant in destroying]):
@@ -110,15 +107,10 @@ def _standing(
     states = Counter((int(body["epoch"]), str(body["in_service"])) for body in ends)
     left = _owed(ends, states)
     put_off = {
-        epoch: min(count, max(0, states[epoch, "pending"] - states[epoch, "gone"]))
-        for epoch, count in left.items()
+        epoch: min(count, max(0, states[epoch, "pending"] - states[epoch, "gone"])) for epoch, count in left.items()
     }
     owed = sum(left.values()) - sum(put_off.values())
-    until = [
-        int(body["ends_utc"])
-        for body in ends
-        if body["in_service"] == "pending" and put_off[int(body["epoch"])]
-    ]
+    until = [int(body["ends_utc"]) for body in ends if body["in_service"] == "pending" and put_off[int(body["epoch"])]]
     state = "open" if waiting or owed else "pending" if until else "complete"
     return KeyOrderStanding(*order, state, tuple(sorted(waiting)), owed, max(until, default=None))
 
@@ -133,10 +125,7 @@ def _owed(ends: Sequence[Body], states: Mapping[tuple[int, str], int]) -> dict[i
     for body in ends:
         if body["in_service"] in ("still-owed", "gone"):
             still[int(body["epoch"])] = int(body["in_service"] == "still-owed")
-    return {
-        epoch: max(0, states[epoch, "owed"] - states[epoch, "gone"], still.get(epoch, 0))
-        for epoch, _ in states
-    }
+    return {epoch: max(0, states[epoch, "owed"] - states[epoch, "gone"], still.get(epoch, 0)) for epoch, _ in states}
 
 
 def _bodies(connection: Connection, kind: str, names: Collection[str]) -> list[Body]:

@@ -166,12 +166,8 @@ def _residencies(
     connection: Connection, life: int, running: frozenset[int]
 ) -> tuple[tuple[OpenResidency, ...], tuple[int, ...]]:
     column = residencies.c
-    opened = select(column.residency).where(
-        column.incarnation == life, column.part == 1, has_leaf(residencies)
-    )
-    final = select(releases.c.residency).where(
-        releases.c.incarnation == life, releases.c.final, has_leaf(releases)
-    )
+    opened = select(column.residency).where(column.incarnation == life, column.part == 1, has_leaf(residencies))
+    final = select(releases.c.residency).where(releases.c.incarnation == life, releases.c.final, has_leaf(releases))
     # In order, so that two indices are merged and no set is built.
     still = set(connection.scalars(opened.except_(final).order_by(literal_column("1"))))
     lost, unreleased = sorted(still - running), []
@@ -248,9 +244,7 @@ def _keys(found: Evidence) -> Int64s:
     return unit_keys(found.pairs.pools, found.pairs.generations)
 
 
-def _lost(
-    found: Evidence, known: Int64s, who: Mapping[int, tuple[str, str]], assigned: Assignments
-) -> list[LostUnits]:
+def _lost(found: Evidence, known: Int64s, who: Mapping[int, tuple[str, str]], assigned: Assignments) -> list[LostUnits]:
     """Units of `found`, whose rows are residencies, that are not among the known ones, by residency and owner."""
     missing = ~np.isin(_keys(found), known)
     if not missing.any():
@@ -282,9 +276,7 @@ def _by_writer(
     return tuple(made)
 
 
-def _parts(
-    found: Evidence, chosen: np.ndarray[Any, Any], tenant: str, classification: str
-) -> list[LostUnits]:
+def _parts(found: Evidence, chosen: np.ndarray[Any, Any], tenant: str, classification: str) -> list[LostUnits]:
     pools = found.pairs.pools
     return [
         LostUnits(

@@ -65,9 +65,7 @@ def prefix_values(
         if evidence.attached.size:
             monitored = monitored_residencies(connection, life.id)
             rows = _of_life(life, evidence, (since_us, until_us), monitored, costs.get(life.name))
-            found = nlargest(
-                limit, [*found, *(row for row in rows if tenant in (None, row.tenant))], key=_worth
-            )
+            found = nlargest(limit, [*found, *(row for row in rows if tenant in (None, row.tenant))], key=_worth)
     return found
 
 
@@ -86,9 +84,7 @@ def _of_life(
     people = zip(attached.texts("tenant"), attached.texts("classification"), strict=True)
     who = dict(zip(attached.column("residency").tolist(), people, strict=True))
     written = np.concatenate((keys_of(handed), keys_of(grown)))
-    writers = np.concatenate(
-        (attached.column("residency")[handed.owner], grown.column("residency")[grown.owner])
-    )
+    writers = np.concatenate((attached.column("residency")[handed.owner], grown.column("residency")[grown.owner]))
     order = np.argsort(written, kind="stable")
     known, first = np.unique(written[order], return_index=True)
     writers = writers[order][first]

@@ -54,9 +54,7 @@ def scans(connection: Connection, *, after: tuple[int, int, int] | None = None, 
     return ScanPage(tuple(_scan(row[:-3], names) for row in rows[:limit]), following)
 
 
-def scan_of(
-    connection: Connection, incarnation: str, scan: int
-) -> tuple[Scan, tuple[OrphanFinding, ...]] | None:
+def scan_of(connection: Connection, incarnation: str, scan: int) -> tuple[Scan, tuple[OrphanFinding, ...]] | None:
     """One scan with its findings; None where the ledger has none."""
     query = _scans().where(incarnations.c.uuid == incarnation, orphan_scans.c.scan == scan).limit(1)
     row = connection.execute(query).first()

@@ -98,16 +98,12 @@ class _Sums:
         return found
 
 
-def showback(
-    connection: Connection, since_us: int, until_us: int, costs: Mapping[str, Cost]
-) -> list[ShowbackRow]:
+def showback(connection: Connection, since_us: int, until_us: int, costs: Mapping[str, Cost]) -> list[ShowbackRow]:
     """Every tenant that had anything in [since, until), UTC microseconds; `costs` by worker's name."""
     sums = _Sums()
     for life in lives_at_work(connection, since_us):
         ended_us = until_us if life.ended_us is None else min(until_us, life.ended_us)
-        _count_life(
-            connection, life.id, life.offset_us, (since_us, until_us, ended_us), costs.get(life.name), sums
-        )
+        _count_life(connection, life.id, life.offset_us, (since_us, until_us, ended_us), costs.get(life.name), sums)
     rows = [_row(name, code, sums, until_us - since_us) for name, code in sums.names.items()]
     return sorted((row for row in rows if any(row[1:6])), key=lambda row: (-row.block_seconds, row.tenant))
 
@@ -127,9 +123,7 @@ def lives_at_work(connection: Connection, since_us: int) -> list[WorkingLife]:
     table, bodies = incarnations.c, [leaf.body for leaf in life_leaves(connection)]
     periods, over = work_periods(bodies), ends(bodies)
     found = [
-        WorkingLife(
-            life, uuid, periods[uuid].worker if uuid in periods else "", offset_us, over.get(uuid, (None,))[0]
-        )
+        WorkingLife(life, uuid, periods[uuid].worker if uuid in periods else "", offset_us, over.get(uuid, (None,))[0])
         for life, uuid, offset_us in connection.execute(
             select(table.id, table.uuid, table.offset_us).order_by(table.id)
         )
@@ -169,9 +163,7 @@ def _row(name: str, code: int, sums: _Sums, length_us: int) -> ShowbackRow:
     own, taken, given, *seconds = sums.hits[code]
     known = [None if code in sums.unknown else value for value in seconds]
     held = sums.held[code]
-    return ShowbackRow(
-        name, held, held * SECOND_US / max(1, length_us), int(own), int(taken), int(given), *known
-    )
+    return ShowbackRow(name, held, held * SECOND_US / max(1, length_us), int(own), int(taken), int(given), *known)
 
 
 def _count_life(
@@ -218,16 +210,12 @@ def _count_life(
 
 def monitored_residencies(connection: Connection, life: int) -> Int64s:
     """Those that the policy was not enforced for: what they attached is no reuse that it permitted."""
-    query = select(events.c.leaf).where(
-        events.c.incarnation == life, events.c.kind == MONITORED, has_leaf(events)
-    )
+    query = select(events.c.leaf).where(events.c.incarnation == life, events.c.kind == MONITORED, has_leaf(events))
     found = [orjson.loads(bytes(leaf))["residency"] for leaf in connection.scalars(query)]
     return np.array(found, dtype=np.int64)
 
 
-def _written(
-    attached: Evidence, handed: Evidence, grown: Evidence, sums: _Sums
-) -> tuple[Int64s, Int64s, Int64s]:
+def _written(attached: Evidence, handed: Evidence, grown: Evidence, sums: _Sums) -> tuple[Int64s, Int64s, Int64s]:
     """The keys of all blocks that were handed out, when, and to whom."""
     opened = attached.column("opened_boot_us")
     residency = attached.column("residency")

@@ -272,9 +272,7 @@ def _joined(
     """The receipts of these names, each with all of its halves (rule 1)."""
     if not places:
         return
-    near = period._replace(
-        since_us=min(places).at_us - DOOR_GRACE_US, until_us=max(places).at_us + DOOR_GRACE_US
-    )
+    near = period._replace(since_us=min(places).at_us - DOOR_GRACE_US, until_us=max(places).at_us + DOOR_GRACE_US)
     names = {*places.values()}
     worker_halves: dict[tuple[int, str], list[tuple[HalfPlace, FoundHalf]]] = defaultdict(list)
     door_halves: dict[tuple[int, str], list[tuple[HalfPlace, SentHalf]]] = defaultdict(list)
@@ -313,9 +311,7 @@ def judge(receipt: Receipt, *, now_us: int) -> tuple[bool, list[RouteFinding]]:
     return is_awaited, sorted(findings, key=lambda one: (one.problem, one.worker))
 
 
-def _halves(
-    of: Table, period: RoutePeriod, as_of: AsOf | None, names: Collection[str] | None = None
-) -> Select[Any]:
+def _halves(of: Table, period: RoutePeriod, as_of: AsOf | None, names: Collection[str] | None = None) -> Select[Any]:
     """The rows of a table in the order of their places, with the names of their process and log."""
     joined = of.join(incarnations, incarnations.c.id == of.c.incarnation)
     joined = joined.join(workers, workers.c.id == incarnations.c.worker).join(logs, logs.c.id == of.c.log)
@@ -347,9 +343,7 @@ def _lacks(receipt: Receipt) -> RouteFinding | None:
     if not 0 < sent.status < _ANSWERED_BELOW or len(receipt.own) >= sent.requests:
         return None
     where = sent.worker or sent.target
-    return _finding(
-        ReceiptProblem.NO_WORKER, receipt, where, f"{len(receipt.own)} of {sent.requests} halves are there"
-    )
+    return _finding(ReceiptProblem.NO_WORKER, receipt, where, f"{len(receipt.own)} of {sent.requests} halves are there")
 
 
 def _wrong(receipt: Receipt) -> Iterator[RouteFinding]:

@@ -109,10 +109,7 @@ class SubjectDirectory:
 
     def fresh(self) -> list[Row]:
         """Rows (pseudonym, tenant, subject, session, secret) not known to be durable yet."""
-        return [
-            (name, *self._stored(who), self._row_secrets.get(who) or None)
-            for who, name in self._fresh.items()
-        ]
+        return [(name, *self._stored(who), self._row_secrets.get(who) or None) for who, name in self._fresh.items()]
 
     def kept(self, rows: Sequence[Row], *, own: bool) -> list[Row]:
         """Rows of another process as this ledger keeps them (rule 4); `own`: of one with the same subject keys.
@@ -216,9 +213,7 @@ class SubjectDirectory:
 
 
 def _no_keys() -> LedgerError:
-    return LedgerError(
-        "no subject can be named: there is no store of subject keys, and names are not kept in clear"
-    )
+    return LedgerError("no subject can be named: there is no store of subject keys, and names are not kept in clear")
 
 
 def _storable(texts: Iterable[str]) -> bool:

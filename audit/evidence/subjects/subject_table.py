@@ -67,16 +67,13 @@ def sealed_rows(keys: SubjectKeys, rows: Sequence[Row]) -> list[Row]:
     keys.refresh()
     keys.prepare({owner_of(*row[1:4]) for row in rows})
     return [
-        (row[0], *tags_of(keys, row[1:4]), row[4] and keys.sealed(owner_of(*row[1:4]), row[0], row[4]))
-        for row in rows
+        (row[0], *tags_of(keys, row[1:4]), row[4] and keys.sealed(owner_of(*row[1:4]), row[0], row[4])) for row in rows
     ]
 
 
 def store_names(connection: Connection, names: Sequence[Row], *, skip_known: bool = False) -> None:
     """Insert rows; those of a replay may be there already and are skipped."""
-    rows = sorted(
-        names, key=itemgetter(0)
-    )  # neighbours of a random order: fewer pages are sought and changed
+    rows = sorted(names, key=itemgetter(0))  # neighbours of a random order: fewer pages are sought and changed
     if rows:
         (insert_new if skip_known else insert_rows)(connection, subjects, rows)
 
@@ -92,9 +89,7 @@ def names_of(connection: Connection, tenant: str, subject: str, keys: SubjectKey
     return sorted(own)
 
 
-def subject_names(
-    connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None = None
-) -> list[str]:
+def subject_names(connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None = None) -> list[str]:
     """Every pseudonym of a subject itself, without those of its sessions."""
     return sorted(row[0] for row in _rows(connection, tenant, subject, keys) if not row[3])
 
@@ -125,9 +120,7 @@ def subjects_of_session(connection: Connection, tenant: str, session: str) -> li
     """The subjects that a session was seen with, by name; None where no row says it: none has it, or rows have tags."""
     columns = subjects.c
     of_session = (columns.tenant == tenant) & (columns.session == session)
-    rows = connection.scalars(
-        select(columns.subject).where(of_session).distinct().limit(LOOKUP_ROWS + 1)
-    ).all()
+    rows = connection.scalars(select(columns.subject).where(of_session).distinct().limit(LOOKUP_ROWS + 1)).all()
     is_known = 0 < len(rows) <= LOOKUP_ROWS and not any(is_tag(name) for name in rows)
     return sorted(name for name in rows if name) if is_known else None
 
@@ -157,10 +150,7 @@ def subject_behind(connection: Connection, pseudonym: str, keys: SubjectKeys | N
 def has_tags(engine: Engine) -> bool:
     """Somebody is known by a tag here: without the store of subject keys nobody finds them by name (rule 2)."""
     with engine.connect() as connection:
-        return (
-            connection.scalar(select(subjects.c.subject).where(subjects.c.subject.like("k1:%")).limit(1))
-            is not None
-        )
+        return connection.scalar(select(subjects.c.subject).where(subjects.c.subject.like("k1:%")).limit(1)) is not None
 
 
 def unlink(connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None = None) -> int:
@@ -184,9 +174,7 @@ def unknown_pseudonyms(connection: Connection, names: Sequence[str]) -> list[str
     """Those of the pseudonyms that nobody is behind any more, or ever was."""
     there: set[str] = set()
     for start in range(0, len(names), LOOKUP_ROWS):
-        query = select(subjects.c.pseudonym).where(
-            subjects.c.pseudonym.in_(names[start : start + LOOKUP_ROWS])
-        )
+        query = select(subjects.c.pseudonym).where(subjects.c.pseudonym.in_(names[start : start + LOOKUP_ROWS]))
         there.update(connection.scalars(query))
     return [name for name in names if name not in there]
 

@@ -60,9 +60,7 @@ from kvcustody.audit.store.schema.ledger import events, incarnations, logs
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signing_key import SigningKey
 
-CERTIFICATE = DocumentKind(
-    "certificate", "kvcustody/erasure-certificate@1", "log", ("ledger", "checkpoint_size")
-)
+CERTIFICATE = DocumentKind("certificate", "kvcustody/erasure-certificate@1", "log", ("ledger", "checkpoint_size"))
 REQUESTED = KINDS[ErasureRequested].name
 _LOCKED = KINDS[CopiesLocked].name
 SALT_BYTES = 32
@@ -93,9 +91,7 @@ def new_opening(selector: str) -> SelectorOpening:
     return SelectorOpening(secrets.token_hex(SALT_BYTES), selector)
 
 
-def issue(
-    connection: Connection, erasure: str, key: SigningKey, opening: SelectorOpening, *, now_us: int
-) -> Document:
+def issue(connection: Connection, erasure: str, key: SigningKey, opening: SelectorOpening, *, now_us: int) -> Document:
     """The signed certificate of an erasure as it stands at `now_us` (UTC).
 
     `key` is the ledger's own. Raises `LedgerError` for an unknown erasure and `ProofError` where a leaf is not under a
@@ -127,9 +123,7 @@ def certificate_facts(
     bodies = [orjson.loads(one["leaf"]) for one in carried]
     figures = figures_of(bodies, erasure)
     why = _not_followed(connection, carried, erasure)
-    is_shown = not (
-        why or figures.unproven or waiting_copies(figures.as_dict()) or without_answer(bodies, erasure)
-    )
+    is_shown = not (why or figures.unproven or waiting_copies(figures.as_dict()) or without_answer(bodies, erasure))
     facts = {
         "erasure": erasure,
         "issued_us": now_us,
@@ -204,9 +198,7 @@ def _places(connection: Connection, erasure: str, found: Status) -> set[tuple[st
     for table in (erasures, erasure_effects, erasure_remains, erasure_rereads, erasure_results):
         query = select(table.c.log, table.c.idx).where(table.c.erasure == erasure, has_leaf(table))
         made |= {(names[row.log], row.idx) for row in connection.execute(query)}
-    effect = read(
-        connection, erasure_effects, (erasure_effects.c.incarnation,), erasure_effects.c.erasure == erasure
-    )
+    effect = read(connection, erasure_effects, (erasure_effects.c.incarnation,), erasure_effects.c.erasure == erasure)
     life = effect.column("incarnation")[effect.owner]
     for incarnation in np.unique(life).tolist():
         generations = effect.pairs.generations[life == incarnation]
@@ -217,12 +209,7 @@ def _places(connection: Connection, erasure: str, found: Status) -> set[tuple[st
 def _signed_later(connection: Connection, erasure: str) -> Iterator[tuple[str, int]]:
     """Leaves that sign its request later (`signed_orders`, 5)."""
     leaf = events.c.leaf
-    asked = (
-        select(leaf)
-        .select_from(events)
-        .join(erasures, is_leaf_of(erasures))
-        .where(erasures.c.erasure == erasure)
-    )
+    asked = select(leaf).select_from(events).join(erasures, is_leaf_of(erasures)).where(erasures.c.erasure == erasure)
     digests = {hashlib.sha256(bytes(data)).hexdigest() for data in connection.scalars(asked)}
     query = (
         select(logs.c.name, events.c.idx, leaf)
@@ -270,9 +257,9 @@ def _lives(connection: Connection, erasure: str, found: Status) -> set[tuple[str
         select(table.c.incarnation).where(table.c.erasure == erasure, has_leaf(table))
         for table in (erasure_effects, erasure_results)
     ]
-    chosen = set(
-        connection.scalars(select(incarnations.c.uuid).where(incarnations.c.id.in_(union(*query))))
-    ) | {life for life, period in periods.items() if period.at_work(found.request.at_us)}
+    chosen = set(connection.scalars(select(incarnations.c.uuid).where(incarnations.c.id.in_(union(*query))))) | {
+        life for life, period in periods.items() if period.at_work(found.request.at_us)
+    }
     chosen |= {one.incarnation for one in marked_processes(leaf.body for leaf in leaves)}
     return {(SYSTEM, leaf.idx) for leaf in leaves if about(leaf.body) in chosen}
 

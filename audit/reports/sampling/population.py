@@ -57,9 +57,7 @@ class CustodyPopulation:
         self.copies = copies
         self._offsets = offsets or {}
         self.lives = [each for each in lives if len(each.units.keys) + len(each.overdue.keys)]
-        self._ends = np.cumsum(
-            [len(each.units.keys) + len(each.overdue.keys) for each in self.lives], dtype=np.int64
-        )
+        self._ends = np.cumsum([len(each.units.keys) + len(each.overdue.keys) for each in self.lives], dtype=np.int64)
 
     @property
     def custodies(self) -> int:
@@ -69,9 +67,7 @@ class CustodyPopulation:
     @property
     def units(self) -> int:
         """The same times shards: what coverage counts."""
-        return sum(
-            (len(each.units.keys) + len(each.overdue.keys)) * (each.life.shards or 1) for each in self.lives
-        )
+        return sum((len(each.units.keys) + len(each.overdue.keys)) * (each.life.shards or 1) for each in self.lives)
 
     def digest(self) -> str:
         """SHA-256 of the population, hexadecimal (`coverage.summary`)."""
@@ -91,10 +87,7 @@ class CustodyPopulation:
                 found.setdefault(key, []).append(places + first)
             first += len(each.units.keys) + len(each.overdue.keys)
         for judged in self.copies:
-            keys = [
-                StratumKey(judged.tier, *who, cause)
-                for who, cause in zip(judged.who, judged.causes, strict=True)
-            ]
+            keys = [StratumKey(judged.tier, *who, cause) for who, cause in zip(judged.who, judged.causes, strict=True)]
             for key, places in _grouped(keys):
                 found.setdefault(key, []).append(places + first)
             first += len(judged.numbers)

@@ -45,9 +45,7 @@ class ReportedErasure(NamedTuple):
     blocks: int
     remaining: int
     reason: str
-    unanswered: tuple[
-        str, ...
-    ] = ()  # workers that were at work at the request and did not say that all is gone
+    unanswered: tuple[str, ...] = ()  # workers that were at work at the request and did not say that all is gone
     due_us: int = 0  # UTC; 0: no deadline
     completed_us: int = 0  # when the last of those who owed an answer said that all is gone; 0: not yet
     state: str = ErasureState.OPEN.value  # as of the report's checkpoint
@@ -120,13 +118,9 @@ def read_activity(reading: ReportReading) -> Activity:
 
 
 def _release(reading: ReportReading) -> tuple[ReportedStep, ...]:
-    query = select(events.c.at_us, events.c.leaf).where(
-        events.c.kind == "release-step", reading.within(events)
-    )
+    query = select(events.c.at_us, events.c.leaf).where(events.c.kind == "release-step", reading.within(events))
     steps = ((at_us, orjson.loads(bytes(leaf))) for at_us, leaf in reading.connection.execute(query))
-    return tuple(
-        sorted(ReportedStep(at, *(body[name] for name in ReportedStep._fields[1:])) for at, body in steps)
-    )
+    return tuple(sorted(ReportedStep(at, *(body[name] for name in ReportedStep._fields[1:])) for at, body in steps))
 
 
 def _erasures(reading: ReportReading) -> list[ReportedErasure]:
@@ -169,9 +163,7 @@ def _erasures(reading: ReportReading) -> list[ReportedErasure]:
     return sorted(made, key=lambda item: (item.at_us, item.erasure))
 
 
-def _answered(
-    connection: Connection, as_of: AsOf, periods: dict[str, WorkPeriod]
-) -> dict[str, dict[str, int]]:
+def _answered(connection: Connection, as_of: AsOf, periods: dict[str, WorkPeriod]) -> dict[str, dict[str, int]]:
     """By erasure: the workers that said that all is gone, and when."""
     result = erasure_results.c
     query = (
@@ -257,8 +249,6 @@ SECTION: Section[Activity] = Section(
         "release": Citation("Steps of the policy's release", lambda report: bool(report[SECTION].release)),
         "findings": Citation("Orphan findings", _has_findings),
         "activity": Citation("Recorded events", lambda report: bool(recorded_kinds(report))),
-        "keys": Citation(
-            "Recorded events: keys", lambda report: bool(recorded_kinds(report).intersection(KEY_EVENTS))
-        ),
+        "keys": Citation("Recorded events: keys", lambda report: bool(recorded_kinds(report).intersection(KEY_EVENTS))),
     },
 )

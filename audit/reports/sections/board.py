@@ -50,16 +50,12 @@ def board_facts(reading: ReportReading) -> BoardFacts:
         worker
         for worker in boundary.workers
         if (life := reading.periods.get(worker.incarnation)) is None
-        or (
-            life.started_us < reading.until_us
-            and (life.ended_us is None or life.ended_us >= reading.since_us)
-        )
+        or (life.started_us < reading.until_us and (life.ended_us is None or life.ended_us >= reading.since_us))
     ]
     seen = [
         worker
         for worker in at_work
-        if not worker.end.startswith("died")
-        and reading.name_of(worker.name, worker.incarnation) not in unscanned
+        if not worker.end.startswith("died") and reading.name_of(worker.name, worker.incarnation) not in unscanned
     ]
     known = tenants_of(boundary.logs)
     due = {row.tenant for row in reading[COVERAGE].coverage if row.due}
@@ -129,8 +125,6 @@ SECTION: Section[BoardFacts] = Section(
         "four periods as long as the report's; the decision that is asked"
     ),
     part=PagePart.FRONT,
-    fields={
-        "board": "workers and earlier periods of the first page; its other figures follow from other sections"
-    },
+    fields={"board": "workers and earlier periods of the first page; its other figures follow from other sections"},
     disagreements=_disagreements,
 )

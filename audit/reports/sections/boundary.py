@@ -275,9 +275,7 @@ def _witnessed(connection: Connection, checkpoint: int, signed_us: int) -> Witne
     table = cosignatures.c
     before = (table.size <= checkpoint, table.at_us <= signed_us)
     rows = connection.execute(
-        select(table.witness, func.max(table.size), func.max(table.at_us))
-        .where(*before)
-        .group_by(table.witness)
+        select(table.witness, func.max(table.size), func.max(table.at_us)).where(*before).group_by(table.witness)
     ).all()
     if not rows:
         return Witnessed((), 0, None, UNWITNESSED)

@@ -39,9 +39,7 @@ def changes(reading: ReportReading) -> tuple[Change, ...]:
     return changes_since(connection, reading, state, newest_leaf_us(connection, extends))
 
 
-def changes_since(
-    connection: Connection, report: ReportFacts, state: AsOf, now_us: int
-) -> tuple[Change, ...]:
+def changes_since(connection: Connection, report: ReportFacts, state: AsOf, now_us: int) -> tuple[Change, ...]:
     """The figures of a report's period that an earlier state gave otherwise; its last leaf is of `now_us`."""
     earlier = ReportReading(connection, report.asked, report.framework, state=state, now_us=now_us)
     lives = read_units(connection, earlier.selection, now_us=now_us, as_of=state)

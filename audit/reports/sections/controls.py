@@ -20,8 +20,7 @@ def control_statuses(report: ReportFacts) -> tuple[ControlStatus, ...]:
     """The status of every control of the report's framework."""
     carrying = carrying_sections(report)
     return tuple(
-        _status(control, carrying, is_history=bool(report[BOUNDARY].history))
-        for control in report.framework.controls
+        _status(control, carrying, is_history=bool(report[BOUNDARY].history)) for control in report.framework.controls
     )
 
 
@@ -33,9 +32,7 @@ def carrying_sections(report: ReportFacts) -> frozenset[str]:
 def _status(control: Control, carrying: frozenset[str], *, is_history: bool) -> ControlStatus:
     if control.scope != OURS:
         return ControlStatus(control.id, OURS_NOT if control.scope == NOT_OURS else ADDRESSED_NOT, ())
-    counts = [
-        each for each in control.shows if carrying.issuperset(each.needs) and not (each.clock and is_history)
-    ]
+    counts = [each for each in control.shows if carrying.issuperset(each.needs) and not (each.clock and is_history)]
     cited = dict.fromkeys(name for each in counts for name in (*each.needs, *each.also) if name in carrying)
     return ControlStatus(control.id, EVIDENCE_PRESENT if counts else NONE_IN_PERIOD, tuple(cited))
 

@@ -94,9 +94,7 @@ def _counts(reading: ReportReading) -> tuple[DecisionCount, ...]:
         func.sum(case((inside, counter.requests), else_=0)),
         func.sum(case((inside, 0), else_=counter.requests)),
     ).where(reading.of_own_log(hit_counters), counter.at_us >= since_us, counter.from_us < until_us)
-    one = select(single.action, single.effect, single.rule, func.count(), literal(0)).where(
-        reading.within(decisions)
-    )
+    one = select(single.action, single.effect, single.rule, func.count(), literal(0)).where(reading.within(decisions))
     for query, column in ((several, counter), (one, single)):
         grouped = query.group_by(column.action, column.effect, column.rule)
         for *key, whole, straddling in reading.connection.execute(grouped):
@@ -169,9 +167,7 @@ SECTION: Section[Decided] = Section(
     printed_in="activity",
     fields={"decided": "decisions and residencies by rule"},
     cited={
-        "decisions": Citation(
-            "Decisions", lambda report: bool(report[SECTION].counts or report[SECTION].residencies)
-        )
+        "decisions": Citation("Decisions", lambda report: bool(report[SECTION].counts or report[SECTION].residencies))
     },
     disagreements=_disagreements,
 )

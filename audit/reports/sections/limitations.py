@@ -46,9 +46,7 @@ def limitations(report: ReportFacts) -> tuple[str, ...]:
     made = list(ALWAYS)
     boundary = report[BOUNDARY]
     if report.framework.id not in NAMES:
-        made.append(
-            "The controls are those of a file that the preparer gave, and not of kvcustody's library."
-        )
+        made.append("The controls are those of a file that the preparer gave, and not of kvcustody's library.")
     if boundary.history:
         made.insert(0, f"{boundary.history} Figures of this report count it.")
     if boundary.monitored:
@@ -97,9 +95,7 @@ def limitations(report: ReportFacts) -> tuple[str, ...]:
         made.append("The sample's seed is the default, which was known beforehand: an auditor gives another.")
     left = sum(item.leaves_left_out for item in report[SAMPLE].sample)
     if left:
-        made.append(
-            f"Not in this report: {several(left, 'leaf')} of drawn custodies. An export has them all."
-        )
+        made.append(f"Not in this report: {several(left, 'leaf')} of drawn custodies. An export has them all.")
     if report[RECOUNT] is None:
         made.append("Coverage was not recomputed from leaves for this report.")
     if report.asked.tenant is not None:
@@ -116,9 +112,7 @@ def _not_read_back(report: ReportFacts) -> Iterator[str]:
     if unread:
         yield f"{unread:,} bytes were overwritten without being read back (levels launched and retired)."
     if total.sampled_bytes:
-        yield (
-            f"{total.sampled_bytes:,} bytes were verified by samples; the blocks not read are not verified."
-        )
+        yield (f"{total.sampled_bytes:,} bytes were verified by samples; the blocks not read are not verified.")
     asleep = sum(row.receipts_unread for row in report[READ_BACK] if row.level == "sampled")
     if asleep:
         meant = sum(row.receipts for row in report[READ_BACK] if row.level == "sampled")

@@ -116,9 +116,7 @@ def _holes_of(
     for first, last in sorted(spans):
         if first > reached + 1:
             made.append(
-                MissingSequences(
-                    uuid, reached + 1, first - 1, "no leaf under the checkpoint has these sequences"
-                )
+                MissingSequences(uuid, reached + 1, first - 1, "no leaf under the checkpoint has these sequences")
             )
         reached = max(reached, last)
     return made

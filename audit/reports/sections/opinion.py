@@ -113,9 +113,7 @@ def share_range(report: ReportFacts) -> tuple[int, int, int]:
     """The covered share at least and at most (millionths), and how many units are unknown (rule 3)."""
     shards = max((worker.shards for worker in report[BOUNDARY].workers), default=1) or 1
     lost = sum(
-        max(0, balance.left - balance.right)
-        for balance in report[POPULATION].balances
-        if HANDED_OUT in balance.name
+        max(0, balance.left - balance.right) for balance in report[POPULATION].balances if HANDED_OUT in balance.name
     )
     unknown = report[COVERAGE].total.unproven + lost * shards
     whole = report[COVERAGE].total.due + lost * shards
@@ -149,9 +147,7 @@ def _found(report: ReportFacts) -> Iterator[_Found]:
         names = ", ".join(report[UNSCANNED][:5])
         yield _Found("unscanned", len(report[UNSCANNED]), f"no scan for orphans in the period of: {names}")
     if report[LOSSES].gaps:
-        yield _Found(
-            "gap", report[LOSSES].gaps, f"{several(report[LOSSES].gaps, 'gap')}: records that are not there"
-        )
+        yield _Found("gap", report[LOSSES].gaps, f"{several(report[LOSSES].gaps, 'gap')}: records that are not there")
     died = sum(deaths(report[BOUNDARY].workers))
     if died:
         yield _Found("death", died, f"{several(died, 'process')} ended without saying so")
@@ -167,9 +163,7 @@ def _uncovered(report: ReportFacts) -> Iterator[_Found]:
         ]
         disputed = total.in_time - total.covered
         parts += [f"{disputed:,} disputed"] if disputed else []
-        yield _Found(
-            "uncovered", total.due - total.covered, f"units that are not covered: {', '.join(parts)}"
-        )
+        yield _Found("uncovered", total.due - total.covered, f"units that are not covered: {', '.join(parts)}")
     copies = sum(row.due - row.covered for row in report[TIERS].rows)
     if copies:
         yield _Found("copies", copies, f"{several(copies, 'copy')} off the device not covered")
@@ -194,9 +188,7 @@ def _erasures(report: ReportFacts) -> Iterator[_Found]:
             yield _Found(f"erasure:{item.erasure}", amount, cause, risk=risk)
         elif item.remaining and item.outcome != "complete" and item.state != ErasureState.OPEN:
             why = f", {item.reason}" if item.reason else ""
-            yield _Found(
-                f"erasure:{item.erasure}", item.remaining, f"erasure {item.erasure}: {item.outcome}{why}"
-            )
+            yield _Found(f"erasure:{item.erasure}", item.remaining, f"erasure {item.erasure}: {item.outcome}{why}")
 
 
 def _cases(report: ReportFacts) -> Iterator[_Found]:
@@ -204,9 +196,7 @@ def _cases(report: ReportFacts) -> Iterator[_Found]:
     for case in report[ACTIVITY].cases if report.framework.has_answer_deadline else ():
         if case.state in (CaseState.MISSED, CaseState.LATE):
             answered = f"answered {iso(case.answered_us)}" if case.answered_us else "not answered"
-            yield _Found(
-                f"case:{case.case_id}", 1, f"case {case.case_id}: due before {iso(case.due_us)}, {answered}"
-            )
+            yield _Found(f"case:{case.case_id}", 1, f"case {case.case_id}: due before {iso(case.due_us)}, {answered}")
 
 
 SECTION: Section[Opinion] = Section(

@@ -169,10 +169,7 @@ SECTION: Section[PopulationFacts] = Section(
     "Population and reconciliation",
     population_facts,
     order=70,
-    about=(
-        "the definition, count and digest; totals against counters of the pool and the device, both sides "
-        "shown"
-    ),
+    about=("the definition, count and digest; totals against counters of the pool and the device, both sides shown"),
     fields={"population": "the definition, count, digest and identities"},
     cited={
         "population": Citation("Population", lambda report: report[SECTION].custodies > 0),

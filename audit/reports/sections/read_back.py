@@ -71,8 +71,6 @@ SECTION: Section[tuple[ReadBack, ...]] = Section(
     part=None,
     printed_in="coverage",
     fields={"read_back": "what was read back"},
-    cited={
-        "read_back": Citation("Read-back", lambda report: any(row.blocks_read for row in report[SECTION]))
-    },
+    cited={"read_back": Citation("Read-back", lambda report: any(row.blocks_read for row in report[SECTION]))},
     disagreements=_disagreements,
 )

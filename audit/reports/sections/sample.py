@@ -110,8 +110,7 @@ def draw_sample(reading: ReportReading) -> SampleFacts:
     for (stratum, place, number), person, found in zip(drawn, people, found_of, strict=True):
         kept = found[:LEAVES_MAX]
         leaves = tuple(
-            LeafEvidence(at.log, at.idx, *_leaf(connection, at), proofs.get((at.log, at.idx), ""))
-            for at in kept
+            LeafEvidence(at.log, at.idx, *_leaf(connection, at), proofs.get((at.log, at.idx), "")) for at in kept
         )
         made.append(SampleItem(stratum, place, number, person, leaves, len(found) - len(kept)))
     counted = tuple(
@@ -142,9 +141,7 @@ class _LeafFinder:
         self._context: dict[tuple[str, str, tuple[str, ...]], list[_Place]] = {}
         self._erased: dict[tuple[str, str], list[_Place]] = {}
         self._names = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))}
-        self._ids = {
-            row.uuid: row.id for row in connection.execute(select(incarnations.c.id, incarnations.c.uuid))
-        }
+        self._ids = {row.uuid: row.id for row in connection.execute(select(incarnations.c.id, incarnations.c.uuid))}
         self._places = {each.life.uuid: each.places for each in population.lives}
         device = [item for item in drawn if item.tier == DEVICE_TIER]
         asked = np.unique(np.array([_key(item) for item in device], np.int64))
@@ -219,9 +216,7 @@ class _LeafFinder:
         effect = erasure_effects.c
         return [
             *self._rows(erasures, asked),
-            *self._rows(
-                erasure_effects, effect.incarnation == self._ids[item.incarnation], effect.erasure.in_(names)
-            ),
+            *self._rows(erasure_effects, effect.incarnation == self._ids[item.incarnation], effect.erasure.in_(names)),
         ]
 
     def _of_kinds(self, item: PopulationMember, kinds: tuple[str, ...]) -> list[_Place]:
@@ -251,18 +246,14 @@ class _LeafFinder:
 
     def _rows(self, table: Table, *where: ColumnElement[bool]) -> list[_Place]:
         query = select(table.c.log, table.c.idx).where(self._state.has(table), has_leaf(table), *where)
-        return [
-            _Place(_CONTEXT_RANK, idx, self._names[log], log) for log, idx in self._connection.execute(query)
-        ]
+        return [_Place(_CONTEXT_RANK, idx, self._names[log], log) for log, idx in self._connection.execute(query)]
 
 
 def _key(item: PopulationMember) -> int:
     return (item.pool << POOL_SHIFT) | item.generation
 
 
-def _proofs(
-    proofs: LedgerProofs, checkpoint: int, places: Iterable[tuple[str, int]]
-) -> dict[tuple[str, int], str]:
+def _proofs(proofs: LedgerProofs, checkpoint: int, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], str]:
     """Inclusion proofs under one checkpoint, log by log."""
     of_log: dict[str, list[int]] = {}
     for log, idx in sorted(places):

@@ -140,9 +140,7 @@ def _of_writers(writers: Int64s, openings: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def _row(name: str, pieces: Sequence[_Piece]) -> StorageRow:
-    causes, ages, absolutes, within = (
-        np.concatenate([piece[place] for piece in pieces]) for place in range(4)
-    )
+    causes, ages, absolutes, within = (np.concatenate([piece[place] for piece in pieces]) for place in range(4))
     counts = np.bincount(causes, minlength=len(ENDED_BY) + 1).tolist()
     values: list[int] = [
         len(causes),

@@ -9,11 +9,7 @@ def unscanned(reading: ReportReading) -> tuple[str, ...]:
     """These workers, by name and the short id of the process."""
     if reading.asked.tenant is not None:
         return ()  # scans are in the system log, and no tenant's
-    scanned = {
-        item.incarnation
-        for item in reading.counts.counted
-        if item.kind == "orphan-scanned" and item.in_period
-    }
+    scanned = {item.incarnation for item in reading.counts.counted if item.kind == "orphan-scanned" and item.in_period}
     return tuple(
         sorted(
             reading.name_of(period.worker, life)

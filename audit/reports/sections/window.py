@@ -57,11 +57,7 @@ def signature_window(reading: ReportReading) -> SignatureWindow:
 
 def _spans(connection: Connection, log: int, sizes: np.ndarray) -> list[tuple[int, int, int]]:
     """(first, end, place of the signature) of the leaves that each signature was the first to cover."""
-    query = (
-        select(root_leaves.c.idx, root_leaves.c.size)
-        .where(root_leaves.c.log == log)
-        .order_by(root_leaves.c.idx)
-    )
+    query = select(root_leaves.c.idx, root_leaves.c.size).where(root_leaves.c.log == log).order_by(root_leaves.c.idx)
     heads = np.array([tuple(row) for row in connection.execute(query)], np.int64).reshape(-1, 2)
     if not len(heads) or not len(sizes):
         return []

@@ -42,9 +42,7 @@ def insert_new(connection: Connection, table: Table, rows: Sequence[Row]) -> Non
 def replace_rows(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
     """The same; a row whose key is there already takes its place."""
     key = [column.name for column in table.primary_key.columns]
-    others = ", ".join(
-        f"{column.name} = excluded.{column.name}" for column in table.columns if column.name not in key
-    )
+    others = ", ".join(f"{column.name} = excluded.{column.name}" for column in table.columns if column.name not in key)
     ending = f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {others}"
     _insert_ending(connection, table, rows, ending)
 
@@ -93,9 +91,7 @@ def _by_row(pieces: Sequence[Columns], width: int) -> list[Any]:
     return flat
 
 
-def _insert(
-    connection: Connection, table: Table, flat: list[Any], widths: Sequence[int], *, ending: str = ""
-) -> None:
+def _insert(connection: Connection, table: Table, flat: list[Any], widths: Sequence[int], *, ending: str = "") -> None:
     """Insert rows, given as their values one after the other, and drop them from the list; a few may stay."""
     cursor = connection.connection.cursor()
     columns, start = len(table.columns), 0

@@ -73,9 +73,7 @@ def tables_of_postgres() -> MetaData:
     for declared in every_table():
         table = declared.to_metadata(tables)
         for rule in [*table.constraints]:
-            if rule.info.get(ONLY_IN_FILE) or (
-                isinstance(rule, ForeignKeyConstraint) and table.name in MONTHLY
-            ):
+            if rule.info.get(ONLY_IN_FILE) or (isinstance(rule, ForeignKeyConstraint) and table.name in MONTHLY):
                 table.constraints.discard(rule)
         if time := MONTHLY.get(table.name):
             table.dialect_options["postgresql"]["partition_by"] = f"RANGE ({time})"

@@ -96,9 +96,7 @@ def place_of_url(url: str) -> DatabasePlace:
         scheme, mark, _ = url.partition("://")
         if mark and scheme.isalnum() and not url.startswith("sqlite"):
             raise LedgerError(f"ledger `{scheme}` is neither SQLite nor PostgreSQL", scheme=scheme)
-        raise LedgerError(
-            "this is not a database URL; write `sqlite:///PATH` or `postgresql://USER@HOST/DATABASE`"
-        )
+        raise LedgerError("this is not a database URL; write `sqlite:///PATH` or `postgresql://USER@HOST/DATABASE`")
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):

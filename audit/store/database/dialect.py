@@ -42,15 +42,11 @@ class Dialect:
     """PostgreSQL: a server with roles, many writers and a protocol that takes whole columns at once."""
 
     name = "postgresql"
-    in_file = (
-        False  # the ledger is one file, with its log beside it, and the reader may take rows from the driver
-    )
+    in_file = False  # the ledger is one file, with its log beside it, and the reader may take rows from the driver
     one_writer = False  # whoever writes has locked the whole database already
     arrays = True  # values of a column go into a statement as one, and rows in by COPY
     partitions = True  # tables by months
-    roles = (
-        True  # logins with rights of their own, walls between tenants' rows, and a log that the server keeps
-    )
+    roles = True  # logins with rights of their own, walls between tenants' rows, and a log that the server keeps
 
     def with_placeholders(self, statement: str) -> str:
         """A statement that is written with `?`, with the marks of the driver."""
@@ -81,9 +77,7 @@ class Dialect:
 
     def begin_reading(self, connection: Connection) -> None:
         """The transaction that has just begun is of one moment, and writes nothing; tables keep their forms in it."""
-        connection.exec_driver_sql(
-            f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; {_NO_CHANGE}"
-        )
+        connection.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; {_NO_CHANGE}")
 
     def as_long_as_it_takes(self, connection: Connection) -> None:
         """No statement of this transaction is ended for its time."""
@@ -259,8 +253,7 @@ class _Sqlite(Dialect):
     def size_bytes(self, connection: Connection) -> int:
         """The file's pages."""
         pages, size = (
-            int(connection.exec_driver_sql(f"PRAGMA {name}").scalar() or 0)
-            for name in ("page_count", "page_size")
+            int(connection.exec_driver_sql(f"PRAGMA {name}").scalar() or 0) for name in ("page_count", "page_size")
         )
         return pages * size
 
@@ -307,9 +300,7 @@ def fetch_all(connection: Connection, statement: str, values: tuple[Any, ...]) -
     return connection.exec_driver_sql(dialect_of(connection).with_placeholders(statement), values).all()
 
 
-def fetch_binary(
-    connection: Connection, statement: str, values: tuple[Any, ...]
-) -> Sequence[tuple[Any, ...]]:
+def fetch_binary(connection: Connection, statement: str, values: tuple[Any, ...]) -> Sequence[tuple[Any, ...]]:
     """The same as plain tuples; PostgreSQL sends bytes as they are, and not as text: for many leaves."""
     if dialect_of(connection).in_file:
         return [tuple(row) for row in fetch_all(connection, statement, values)]

@@ -109,9 +109,7 @@ def _sqlite(place: SqliteFile, read_only: bool, timeout_seconds: float, mapped: 
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute("PRAGMA foreign_keys=ON")
             _close_to_others(path, _mode(keys))  # it is a database: the lines before would have failed
-            connection.execute(
-                "PRAGMA secure_delete=ON"
-            )  # builds differ; a page that is split leaves copies too
+            connection.execute("PRAGMA secure_delete=ON")  # builds differ; a page that is split leaves copies too
             connection.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES_MAX}")
         connection.execute("PRAGMA cache_size=-16384")
         if mapped:

@@ -111,9 +111,7 @@ def create_partitions(connection: Connection, now_us: int, months: int = MONTHS_
         return ()
     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MAKING})")
     known = [part for part in partitions(connection) if part.name != REST]
-    missing = [
-        month for month in months_from(now_us, months + 1) if not any(_overlap(month, part) for part in known)
-    ]
+    missing = [month for month in months_from(now_us, months + 1) if not any(_overlap(month, part) for part in known)]
     for month in missing:
         for table in tables:
             _create_month(connection, table, month)
@@ -173,9 +171,7 @@ def ensure_partitions(engine: Engine, now_us: int, months: int = MONTHS_AHEAD) -
         with engine.connect().execution_options(**WRITE) as connection, connection.begin():
             dialect_of(connection).wait_for_locks_at_most(connection, _WAIT_MS)
             return create_partitions(connection, now_us, months)
-    except (
-        OperationalError
-    ):  # until the next start, or the next `kvcustody db partitions`, the rest takes its leaves
+    except OperationalError:  # until the next start, or the next `kvcustody db partitions`, the rest takes its leaves
         return ()
 
 
@@ -228,9 +224,7 @@ def _parsed(bound: str) -> tuple[int | None, int | None]:
     found = _BOUNDS.search(bound)
     if found is None:  # DEFAULT
         return None, None
-    first, below = (
-        None if "VALUE" in text else int(text.strip("'")) for text in (found.group(1), found.group(2))
-    )
+    first, below = (None if "VALUE" in text else int(text.strip("'")) for text in (found.group(1), found.group(2)))
     return first, below
 
 

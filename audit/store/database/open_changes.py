@@ -42,9 +42,7 @@ class SchemaChangedError(LedgerError):
     code = "KVC614"
 
 
-def forms_of(
-    connection: Connection, revision: str | None = None, changes: int | None = None
-) -> Mapping[Table, Table]:
+def forms_of(connection: Connection, revision: str | None = None, changes: int | None = None) -> Mapping[Table, Table]:
     """The new form of each table that has two, none as a rule (rule 1); raises `SchemaChangedError` (rule 2)."""
     if changes is None:
         revision, changes = connection.exec_driver_sql(_ASK).one()

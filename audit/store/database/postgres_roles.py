@@ -66,9 +66,7 @@ def set_up_roles(engine: Engine) -> RoleGrants:
     file's mode is the wall, and triggers keep leaves as they are.
     """
     if not dialect_of(engine).roles:
-        raise LedgerError(
-            "roles need PostgreSQL; a SQLite ledger is protected by its file's mode and by triggers"
-        )
+        raise LedgerError("roles need PostgreSQL; a SQLite ledger is protected by its file's mode and by triggers")
     check_store(engine)
     try:
         with engine.begin() as connection:
@@ -146,8 +144,7 @@ def row_walls(tables: Sequence[str]) -> Iterator[str]:
 def walled(connection: Connection, table: str) -> bool:
     """Whether roles were set up, and so a reader sees rows of one tenant of this table."""
     query = (
-        "SELECT 1 FROM pg_policies WHERE schemaname = current_schema() AND tablename = %s"
-        " AND policyname = 'of_tenant'"
+        "SELECT 1 FROM pg_policies WHERE schemaname = current_schema() AND tablename = %s AND policyname = 'of_tenant'"
     )
     return connection.exec_driver_sql(query, (table,)).first() is not None
 

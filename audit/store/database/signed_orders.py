@@ -125,9 +125,7 @@ class _Verdicts:
 class SignedOrders:
     """Whose orders count in one ledger; thread-safe."""
 
-    def __init__(
-        self, audience: str, ledger: str, keys: Callable[[], OrderKeys], own: OwnKey | None = None
-    ) -> None:
+    def __init__(self, audience: str, ledger: str, keys: Callable[[], OrderKeys], own: OwnKey | None = None) -> None:
         """`keys`: those that may sign orders now, by name; the same mapping while they are the same (rule 7).
 
         `own` None: this process signs nothing.
@@ -207,9 +205,7 @@ class SignedOrders:
                 return body
             why = error.message if isinstance(error, DocumentRejected) else "it is no leaf"
             names = (name for name in RefusedOrder._fields if name != "why")
-            refused = RefusedOrder(
-                **{name: str(body.get(name))[:_SHOWN_CHARACTERS] for name in names}, why=why
-            )
+            refused = RefusedOrder(**{name: str(body.get(name))[:_SHOWN_CHARACTERS] for name in names}, why=why)
             self._verdicts.refuse(digest, refused, keys)
             return refused
         self._verdicts.accept(digest, keys)

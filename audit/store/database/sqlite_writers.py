@@ -108,9 +108,7 @@ def queue_at(path: Path) -> WriteQueue:
         return _queues.setdefault(path.absolute(), WriteQueue())
 
 
-def begin_in_turns(
-    engine: Engine, place: SqliteFile, timeout_seconds: float, mode: Callable[[], int]
-) -> None:
+def begin_in_turns(engine: Engine, place: SqliteFile, timeout_seconds: float, mode: Callable[[], int]) -> None:
     """Begin the transactions of an engine: those that write take turns, whichever engines of the file they use.
 
     `mode`: of the gate's file, where there is none yet.

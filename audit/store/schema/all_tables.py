@@ -46,9 +46,7 @@ ROOMS = (
 ONLY_IN_FILE = "only in file"  # a constraint that says what PostgreSQL sees to by a column's type
 _KEPT = 128  # conditions: to build one takes longer than to ask a small table
 MONTHLY = {"events": "at_us"} | {
-    table.name: row.month
-    for table in metadata.tables.values()
-    if (row := table.info.get("row")) and row.month
+    table.name: row.month for table in metadata.tables.values() if (row := table.info.get("row")) and row.month
 }
 """Tables that grow with traffic, and the column that has the time of a row's leaf."""
 
@@ -101,9 +99,7 @@ def is_leaf_of(row: FromClause, leaf: FromClause = events) -> ColumnElement[bool
     assert isinstance(table, Table)
     at_us = row.c[MONTHLY.get(table.name, "at_us")]
     same = [leaf.c.log == row.c.log, leaf.c.idx == row.c.idx, leaf.c.at_us == at_us, is_place(leaf)]
-    kind = (
-        leaf.c.kind + ""
-    )  # no expression of an index: the leaf is found by its place, not among all of its kind
+    kind = leaf.c.kind + ""  # no expression of an index: the leaf is found by its place, not among all of its kind
     if "item" in row.c:
         listed = and_(kind == CHANGED, row.c.item > 0)
         same.append(or_(listed, and_(kind.in_(kinds_of(table)), row.c.item == 0)))

@@ -32,9 +32,7 @@ service_principals = Table(
     "service_principals",
     metadata,
     Column("name", Text, primary_key=True),
-    Column(
-        "kind", String(8), nullable=False, info={"words": ("person", "machine", "token"), "else": "machine"}
-    ),
+    Column("kind", String(8), nullable=False, info={"words": ("person", "machine", "token"), "else": "machine"}),
     Column("roles", Text, nullable=False),
     Column("tenant", Text, nullable=True),
     Column("enrolled_us", BigInteger, nullable=False),
@@ -125,18 +123,12 @@ service_workers = Table(
 erase_epochs = Table(
     "erase_epochs",
     metadata,
-    Column(
-        "number", BigInteger, primary_key=True, autoincrement=False
-    ),  # the newest stays: it is the version
+    Column("number", BigInteger, primary_key=True, autoincrement=False),  # the newest stays: it is the version
     Column("tag", LargeBinary, nullable=False),
-    Column(
-        "shared", LargeBinary, nullable=True
-    ),  # the tag of the tenant's shared name; of the fleet: nothing
+    Column("shared", LargeBinary, nullable=True),  # the tag of the tenant's shared name; of the fleet: nothing
     Column("kind", String(8), nullable=False),
     Column("raised_us", BigInteger, nullable=False),
-    Column(
-        "deadline_us", BigInteger, nullable=True
-    ),  # of the erasure, where the shared name waits for its batch
+    Column("deadline_us", BigInteger, nullable=True),  # of the erasure, where the shared name waits for its batch
     Column("ends_us", BigInteger, nullable=False),
     Column("erasure", String(64), nullable=False),
     Column("key", String(16), nullable=False),  # which key the tags are under
@@ -151,9 +143,7 @@ service_epoch_takers = Table(
     Column("role", String(8), nullable=False, info={"words": ("worker", "door"), "else": "worker"}),
     Column("version", BigInteger, nullable=False),
     Column("heard_us", BigInteger, nullable=False),
-    Column(
-        "since_us", BigInteger, nullable=False, server_default="0"
-    ),  # when it first asked with the version
+    Column("since_us", BigInteger, nullable=False, server_default="0"),  # when it first asked with the version
 )
 
 service_scan_orders = Table(

@@ -67,9 +67,7 @@ def stored_row(connection: Connection, query: Select[Any]) -> StoredRow | None:
     return next(iter(stored_rows(connection, query.limit(1))), None)
 
 
-def stored_page(
-    connection: Connection, query: Select[Any], order: Sequence[Column[Any]], limit: int
-) -> RowPage:
+def stored_page(connection: Connection, query: Select[Any], order: Sequence[Column[Any]], limit: int) -> RowPage:
     """The first rows of a query that is in this order: `limit`, and more up to one whose order is known (rule 3)."""
     names = {column.name for column in order}
     asked = limit + 1
@@ -146,11 +144,7 @@ def _read_text(column: Column[Any], value: Any) -> tuple[Any, str]:
         why = "is no text"
     elif "json" in form:
         document = _document(value, _FORMS[form["json"]])
-        return (
-            (document, "")
-            if document is not None
-            else (_nothing(column, value), "is no document of its form")
-        )
+        return (document, "") if document is not None else (_nothing(column, value), "is no document of its form")
     elif "words" in form and value not in form["words"]:
         why = "is no word known here"
     elif "form" in form and re.fullmatch(form["form"], value) is None:

@@ -45,9 +45,7 @@ class WitnessAddress:
         if self.key.kind is KeyKind.ED25519:
             raise WitnessError(f"`{self.key.name}` is a log's key, not a witness's", name=self.key.name)
         if not self.url.startswith(("http://", "https://", "unix:/")):
-            raise WitnessError(
-                f"witness `{self.key.name}` has the address `{self.url}`; use https:// or unix:/"
-            )
+            raise WitnessError(f"witness `{self.key.name}` has the address `{self.url}`; use https:// or unix:/")
 
 
 def read_addresses(path: Path) -> tuple[WitnessAddress, ...]:
@@ -83,9 +81,7 @@ def cosign(
     until = time.monotonic() + timeout_seconds
     for _ in range(_TRIES):
         if seen > size:
-            raise WitnessError(
-                f"witness `{address.key.name}` has seen `{seen}` root leaves; this is {size}", seen=seen
-            )
+            raise WitnessError(f"witness `{address.key.name}` has seen `{seen}` root leaves; this is {size}", seen=seen)
         body = AddCheckpoint(seen, tuple(prove(seen, size)) if 0 < seen < size else (), note).to_bytes()
         status, kind, answer = _post(address, body, until)
         if status == 200:

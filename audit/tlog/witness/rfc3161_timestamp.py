@@ -50,9 +50,7 @@ class TimestampAuthority:
             own = x509.load_pem_x509_certificate(certificate.read_bytes())
             return cls(name, url, own, tuple(x509.load_pem_x509_certificates(roots.read_bytes())))
         except (OSError, ValueError) as problem:
-            raise TimestampError(
-                f"the certificates of authority `{name}` cannot be read: {problem}"
-            ) from None
+            raise TimestampError(f"the certificates of authority `{name}` cannot be read: {problem}") from None
 
     def stamped_at_us(self, token: bytes, text: bytes) -> int | None:
         """When its token says that the text existed (UTC µs); None where this is no token of it over the text."""

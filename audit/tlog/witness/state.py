@@ -66,9 +66,7 @@ class WitnessMemory:
     def heads(self) -> dict[str, TreeHead]:
         """The newest head of every log that is trusted, in name order."""
         with closing(self._open()) as connection:
-            names = [
-                name for (name,) in connection.execute("SELECT DISTINCT origin FROM logs ORDER BY origin")
-            ]
+            names = [name for (name,) in connection.execute("SELECT DISTINCT origin FROM logs ORDER BY origin")]
         return {name: self.head(name) for name in names}
 
     def advance(self, origin: str, old: TreeHead, new: TreeHead) -> bool:

@@ -43,9 +43,7 @@ NOT_SHOWN = (
     ISSUED,
     Unchecked("workers", "what answers say beyond that they were given: the leaves of answers say it"),
     Unchecked("population", "how many residencies the ledger had, and by which query, but for the units"),
-    Unchecked(
-        "monitored", "when policies were not enforced: `enforcement-changed` leaves of the system log say it"
-    ),
+    Unchecked("monitored", "when policies were not enforced: `enforcement-changed` leaves of the system log say it"),
     Unchecked("holds", "whether a hold that somebody placed was left out: an export has them all", True),
     Unchecked("leaves", "whether a leaf that changes no figure was left out: an export has them all", True),
 )
@@ -118,9 +116,7 @@ class CertificateRules(DocumentRules):
         """The certificate again, from every leaf of the ledger."""
         stated = opened.facts
         commitment = stated["request"]["commitment"]
-        made = certificate_facts(
-            connection, stated["erasure"], commitment, stated["issued_us"], is_proved=False
-        )
+        made = certificate_facts(connection, stated["erasure"], commitment, stated["issued_us"], is_proved=False)
         return MadeAgain({**made, **_order(stated)}, "the export", (ISSUED,))
 
     def comparable(self, facts: Facts) -> Any:

@@ -18,10 +18,7 @@ def record_disagreements(record: Facts) -> Iterator[str]:
     known = {one["digest"] for one in record["policies"] if one["source"] != "unknown"}
     if {one["policy_digest"] for one in record["time_limits"]} != known:
         yield "time limits are not of the policies that it names, each"
-    if (
-        not {one["policy_digest"] for one in record["recipients"]} <= known
-        or record["policy_digest"] not in digests
-    ):
+    if not {one["policy_digest"] for one in record["recipients"]} <= known or record["policy_digest"] not in digests:
         yield "recipients, or the policy, are of a policy that it does not name"
     since_us, until_us = record["since_us"], record["until_us"]
     if any(one["since_us"] >= until_us or 0 < one["until_us"] <= since_us for one in record["policies"]):

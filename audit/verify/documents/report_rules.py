@@ -160,9 +160,7 @@ class ReportRules(DocumentRules):
 
     def comparable(self, facts: Facts) -> Any:
         """Its facts without the proofs of leaves, which are checked by themselves."""
-        sample = [
-            {**item, "leaves": [{**leaf, "proof": ""} for leaf in item["leaves"]]} for item in facts["sample"]
-        ]
+        sample = [{**item, "leaves": [{**leaf, "proof": ""} for leaf in item["leaves"]]} for item in facts["sample"]]
         return {**facts, "sample": sample}
 
 
@@ -203,9 +201,7 @@ def disagreements(report: Report) -> Iterator[str]:
 
 
 def _of_proof(stated: Report) -> tuple[Unchecked, ...]:
-    made = (
-        () if stated[PROOF] is None else (PROOF_NOT_GIVEN, Unchecked("rerun", "it names the policy's file"))
-    )
+    made = () if stated[PROOF] is None else (PROOF_NOT_GIVEN, Unchecked("rerun", "it names the policy's file"))
     return (*SAID_BY_PEOPLE, *made, *(() if _own(stated) is None else OWN_FRAMEWORK))
 
 
@@ -287,8 +283,7 @@ def _belongs(body: Mapping[str, Any], custody: Mapping[str, Any], used: set[tupl
     if custody["tier"] != DEVICE_TIER:
         return bool(body.get("tier") == custody["tier"] and custody["copy"] in body.get("numbers", ()))
     return _names(body, custody) or any(
-        "residency" in each
-        and (str(each.get("of_incarnation") or each["incarnation"]), int(each["residency"])) in used
+        "residency" in each and (str(each.get("of_incarnation") or each["incarnation"]), int(each["residency"])) in used
         for each in plain_bodies(body)
     )
 

@@ -127,9 +127,7 @@ def make_again(
     return _again(OpenedDocument(document, mine.read(document)), mine, source, trust)
 
 
-def _again(
-    opened: OpenedDocument, mine: DocumentRules, source: Connection | Path, trust: ReaderTrust
-) -> MadeAgain:
+def _again(opened: OpenedDocument, mine: DocumentRules, source: Connection | Path, trust: ReaderTrust) -> MadeAgain:
     if isinstance(source, Connection):
         return mine.from_ledger(opened, source, trust)
     with ledger_of_export(source, mine.seal(opened), trust.vkeys) as connection:

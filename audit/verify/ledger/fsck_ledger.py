@@ -136,9 +136,7 @@ def fsck(
     sealed_us: dict[tuple[int, int], int | None] = {}
     orders: list[FsckFinding] = []
     for row in rows:
-        check = LogCheck(
-            connection, row.id, row.name, _seals(connection, row.id), _unsealed(connection, row.id)
-        )
+        check = LogCheck(connection, row.id, row.name, _seals(connection, row.id), _unsealed(connection, row.id))
         done = report.leaves
         for count in check.leaves():
             told(row.name, done + count, total)
@@ -218,9 +216,7 @@ def _odd_times(connection: Connection, names: Sequence[str]) -> list[str]:
             first = f"the first is leaf {odd.idx} of `{odd.log}`, {odd.why}"
     made = []
     if first:
-        made.append(
-            f"{several(counts[AHEAD] + counts[EARLY], 'leaf')} with a time that it cannot have; {first}"
-        )
+        made.append(f"{several(counts[AHEAD] + counts[EARLY], 'leaf')} with a time that it cannot have; {first}")
     if counts[LATE]:
         made.append(f"{several(counts[LATE], 'leaf')} came late, from spills")
     return [f"{said} (`kvcustody audit times`)" for said in made]
@@ -289,9 +285,7 @@ def _check_root(
     for size, root in stated.items():
         if heads.get(size) != root:
             what = "is not what the root leaves give" if size in heads else "is past the root log's end"
-            report.problems.append(
-                FsckFinding(_ROOT_NAME, before, size - 1, "", f"the checkpoint of `{size}` {what}")
-            )
+            report.problems.append(FsckFinding(_ROOT_NAME, before, size - 1, "", f"the checkpoint of `{size}` {what}"))
             break
         before = size
     if before == max(stated, default=0) and before != len(seen):
@@ -353,17 +347,13 @@ def _check_notes(
         if size not in (None, head.size):
             report.problems.append(FsckFinding(_ROOT_NAME, None, None, "", f"{what} is of `{head.size}`"))
         if size is not None and size not in heads:
-            report.problems.append(
-                FsckFinding(_ROOT_NAME, None, None, "", f"{what} has no row in `checkpoints`")
-            )
+            report.problems.append(FsckFinding(_ROOT_NAME, None, None, "", f"{what} has no row in `checkpoints`"))
         if heads.get(head.size) == head.root:
             continue
         named = "".join(said for lost, said in breaks if head.size in lost)
         if head.size > report.root_leaves:
             left = report.root_leaves
-            missing = (
-                f"{what}{named} covers `{head.size}` root leaves, and `{left}` are left: the end was cut off"
-            )
+            missing = f"{what}{named} covers `{head.size}` root leaves, and `{left}` are left: the end was cut off"
             report.problems.append(FsckFinding(_ROOT_NAME, report.root_leaves, head.size - 1, "", missing))
         elif _root_at(connection, head.size) != head.root:
             report.problems.append(
@@ -377,9 +367,7 @@ def _check_notes(
             )
 
 
-def _breaks(
-    connection: Connection, report: FsckReport, keys: Sequence[VerifierKey]
-) -> list[tuple[range, str]]:
+def _breaks(connection: Connection, report: FsckReport, keys: Sequence[VerifierKey]) -> list[tuple[range, str]]:
     """Breaks on record, and the sizes whose notes each lost: they are said, and by the reader's keys verified."""
     found = []
     try:

@@ -93,16 +93,12 @@ class LogCheck:
         self._broken = False  # the tree: what follows a bad seal says nothing new
         self._lives = {
             row.uuid: IncarnationRow(row.id, row.offset_us)
-            for row in connection.execute(
-                select(incarnations.c.uuid, incarnations.c.id, incarnations.c.offset_us)
-            )
+            for row in connection.execute(select(incarnations.c.uuid, incarnations.c.id, incarnations.c.offset_us))
         }
         self._ids = {life.id: uuid for uuid, life in self._lives.items()}
         self._life_rows = LifeRows(connection)
         self._newest_us: int | None = 0  # since the last seal; None: not known, their content is gone
-        self.sealed_us: dict[
-            tuple[int, int], int | None
-        ] = {}  # the newest leaf of each seal, by log and size
+        self.sealed_us: dict[tuple[int, int], int | None] = {}  # the newest leaf of each seal, by log and size
         self._figures = Figures()
         self._unread = False  # a leaf could not be counted
         self.unproved: list[str] = []
@@ -194,9 +190,7 @@ class LogCheck:
             return
         for size, newest_us in self._tail:
             if self.sealed_us.get((self._log, size)) != newest_us:
-                self._say(
-                    size - 1, size - 1, f"the time in `unsealed_heads` for the size `{size}` is of no leaf"
-                )
+                self._say(size - 1, size - 1, f"the time in `unsealed_heads` for the size `{size}` is of no leaf")
 
     def _check_names(self) -> None:
         """No two leaves of one name; elsewhere an index sees to it."""
@@ -347,9 +341,7 @@ class LogCheck:
 
     def _as_stored(self, batch: LeafBatch, rows: Sequence[Row[Any]]) -> bool:
         """Whether each row says what its leaf says, as `_differing` has it leaf by leaf."""
-        said = zip(
-            batch.sequences, batch.parts, batch.of_parts, batch.kinds, batch.outages, batch.at_us, strict=True
-        )
+        said = zip(batch.sequences, batch.parts, batch.of_parts, batch.kinds, batch.outages, batch.at_us, strict=True)
         if list(said) != list(map(_columns_of, rows)) or set(batch.logs) != {self._name}:
             return False
         lives = list(map(self._lives.get, batch.incarnations))

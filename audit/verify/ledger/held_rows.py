@@ -78,9 +78,7 @@ def _groups(connection: Connection, is_purged: bool) -> Iterator[list[_Life]]:
     """The processes of rule 4's others: a long one alone, short ones together, so that each query reads enough."""
     column, losing = incarnations.c, recorded_losses(connection)
     assigned = set(
-        connection.scalars(
-            select(events.c.incarnation).where(events.c.kind == ASSIGNMENT, has_leaf(events)).distinct()
-        )
+        connection.scalars(select(events.c.incarnation).where(events.c.kind == ASSIGNMENT, has_leaf(events)).distinct())
     )
     count = select(events.c.incarnation, func.count()).group_by(events.c.incarnation)
     leaves = {row[0]: int(row[1]) for row in connection.execute(count)}
@@ -177,9 +175,7 @@ class _Slice(NamedTuple):
         if table not in self.residencies:
             return and_(*in_reach, column.high < self.below + self.span)
         ranges = self.residencies[table]
-        return and_(
-            *in_reach, or_(false(), *(column.residency.between(each[0], each[-1]) for each in ranges))
-        )
+        return and_(*in_reach, or_(false(), *(column.residency.between(each[0], each[-1]) for each in ranges)))
 
 
 def _slices(connection: Connection, lives: Sequence[_Life]) -> list[_Slice | None]:
@@ -272,9 +268,7 @@ def _compare(
         _compare_life(keys, owner, gone.of_life(place), labels, found[place])
 
 
-def _compare_life(
-    keys: Int64s, owner: Int64s, ends: tuple[Int64s, Int64s], names: list[str], found: _Found
-) -> None:
+def _compare_life(keys: Int64s, owner: Int64s, ends: tuple[Int64s, Int64s], names: list[str], found: _Found) -> None:
     end_keys, end_owner = ends
     order = np.argsort(keys, kind="stable")
     keys, owner = keys[order], owner[order]

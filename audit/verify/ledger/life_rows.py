@@ -68,9 +68,7 @@ class LifeRows:
             workers.c.name,
         ).outerjoin(workers, workers.c.id == column.worker)
         seen = set()
-        for uuid, *memory, started_us, ended_us, end, worker in self._connection.execute(
-            query.order_by(column.id)
-        ):
+        for uuid, *memory, started_us, ended_us, end, worker in self._connection.execute(query.order_by(column.id)):
             seen.add(uuid)
             row = f"the row of process `{uuid}` in `incarnations`"
             if tuple(map(str, memory)) != self._announced.get(uuid, _NOTHING):

@@ -28,9 +28,7 @@ NOT_EVIDENCE = (
         "of processes that announced no memory (commands, the control plane) while they run: they hold nothing, owe "
         "nothing, and no page counts them as workers; `fsck` says how many there are",
     ),
-    NotEvidence(
-        "tenants", ("first_seen_us",), "nobody reads it; the first leaf of a tenant's log has the time"
-    ),
+    NotEvidence("tenants", ("first_seen_us",), "nobody reads it; the first leaf of a tenant's log has the time"),
     NotEvidence(
         "subject_unlinkings",
         ("id", "count", ROWS),
@@ -110,9 +108,7 @@ NOT_EVIDENCE = (
         )
         for table in ("schema_changes", "schema_change_logs")
     ),
-    NotEvidence(
-        "service_principals", ("kind", "version"), "how a page shows somebody, and the edition of the row"
-    ),
+    NotEvidence("service_principals", ("kind", "version"), "how a page shows somebody, and the edition of the row"),
     NotEvidence(
         "service_principals",
         ("enrolled_us", "disabled_us"),
@@ -131,9 +127,7 @@ NOT_EVIDENCE = (
     ),
     NotEvidence("service_sessions", ("*", ROWS), _COPY + "ends sign-ins or lets one go on"),
     NotEvidence("service_answers", ("*", ROWS), _COPY + "answers kept for callers who repeat a request"),
-    NotEvidence(
-        "service_jobs", ("*", ROWS), _COPY + "what a job made is an answer to one caller, made anew at will"
-    ),
+    NotEvidence("service_jobs", ("*", ROWS), _COPY + "what a job made is an answer to one caller, made anew at will"),
     NotEvidence(
         "service_workers",
         ("*", ROWS),
@@ -149,8 +143,7 @@ NOT_EVIDENCE = (
     NotEvidence(
         "service_epoch_takers",
         ("*", ROWS),
-        _COPY
-        + "which version workers and doors asked with last; what a door follows is in `epochs-taken` leaves",
+        _COPY + "which version workers and doors asked with last; what a door follows is in `epochs-taken` leaves",
     ),
     NotEvidence(
         "service_scan_orders",

@@ -55,9 +55,7 @@ def check_registers(connection: Connection, witnesses: Sequence[VerifierKey] = (
         try:
             check(connection, found)
         except (LookupError, TypeError, ValueError, AttributeError) as problem:
-            found.problems.append(
-                f"`{table}` cannot be compared, a leaf about it is none: {type(problem).__name__}"
-            )
+            found.problems.append(f"`{table}` cannot be compared, a leaf about it is none: {type(problem).__name__}")
     if _may_read(connection, "cosignatures"):
         _check_cosignatures(connection, found, witnesses)
     return found
@@ -68,9 +66,7 @@ def _may_read(connection: Connection, table: str) -> bool:
     beside = {"service_principals": ["service_keys"]}.get(table, [])
     if not dialect_of(connection).roles:
         return True
-    return all(
-        connection.scalar(select(func.has_table_privilege(name, "SELECT"))) for name in (table, *beside)
-    )
+    return all(connection.scalar(select(func.has_table_privilege(name, "SELECT"))) for name in (table, *beside))
 
 
 def _said(connection: Connection, kind: str, *, of_tenants: bool = False) -> Iterator[Mapping[str, Any]]:
@@ -141,9 +137,7 @@ def _nobody(connection: Connection) -> dict[str, int]:
     counts: dict[str, int] = {}
     alone = column.subject.is_(None)
     for name, own in ((column.subject, None), (column.session, alone)):
-        query = select(column.tenant, func.count(name.distinct())).outerjoin(
-            subjects, subjects.c.pseudonym == name
-        )
+        query = select(column.tenant, func.count(name.distinct())).outerjoin(subjects, subjects.c.pseudonym == name)
         query = query.where(name.is_not(None), subjects.c.pseudonym.is_(None)).group_by(column.tenant)
         for tenant, count in connection.execute(query if own is None else query.where(own)):
             counts[tenant] = counts.get(tenant, 0) + count
@@ -246,9 +240,7 @@ def _check_principals(connection: Connection, found: RegisterFindings) -> None:
             found.problems.append(f"key `{prefix}` of `service_keys` is revoked on record nowhere")
 
 
-def _compare_principals(
-    connection: Connection, found: RegisterFindings, people: Mapping[str, _Standing]
-) -> None:
+def _compare_principals(connection: Connection, found: RegisterFindings, people: Mapping[str, _Standing]) -> None:
     rows = {row.name: row for row in _read(connection, found, service_principals)}
     for name in sorted(people.keys() | rows.keys()):
         row, said = rows.get(name), people.get(name)
@@ -258,13 +250,9 @@ def _compare_principals(
             what = "is on record and not there" if row is None else "is on record nowhere"
             found.problems.append(f"principal `{name}` of `service_principals` {what}")
         elif (row.roles, row.tenant) != said[:2]:
-            found.problems.append(
-                f"principal `{name}` of `service_principals` has other roles than on record"
-            )
+            found.problems.append(f"principal `{name}` of `service_principals` has other roles than on record")
         elif (row.disabled_us is not None) is not said.disabled:
-            found.problems.append(
-                f"principal `{name}` of `service_principals` is not disabled or enabled as on record"
-            )
+            found.problems.append(f"principal `{name}` of `service_principals` is not disabled or enabled as on record")
         elif row.kind != _TOKEN and row.enrolled_by != said.enrolled_by:
             found.problems.append(f"principal `{name}` of `service_principals` was enrolled by another")
 
@@ -272,9 +260,7 @@ def _compare_principals(
 def _read(connection: Connection, found: RegisterFindings, table: Table) -> list[StoredRow]:
     """The rows of a table of the control plane; those that cannot be read are named."""
     rows = stored_rows(connection, select(table))
-    found.unproved.extend(
-        f"it cannot be read, and lets nobody in: {row.unread}" for row in rows if row.unread
-    )
+    found.unproved.extend(f"it cannot be read, and lets nobody in: {row.unread}" for row in rows if row.unread)
     return rows
 
 
@@ -296,9 +282,7 @@ REGISTERS = {
 }
 
 
-def _check_cosignatures(
-    connection: Connection, found: RegisterFindings, witnesses: Sequence[VerifierKey]
-) -> None:
+def _check_cosignatures(connection: Connection, found: RegisterFindings, witnesses: Sequence[VerifierKey]) -> None:
     """Rule 4."""
     keys = {(key.name, key.key_id): key for key in witnesses}
     unverified = 0
@@ -321,6 +305,4 @@ def _check_cosignatures(
         except (NoteError, ValueError) as problem:
             found.problems.append(f"{what} does not verify: {problem}")
     if unverified:
-        found.unproved.append(
-            f"{unverified} lines in `cosignatures` are of witnesses whose key was not given"
-        )
+        found.unproved.append(f"{unverified} lines in `cosignatures` are of witnesses whose key was not given")

@@ -50,9 +50,7 @@ def differences(
     are not looked at, for the old form has them for the time of a change alone.
     """
     between = {"of_log": log, "first": places.start, "last": places.stop - 1}
-    for table, stored_in in (
-        forms.items() if forms is not None else zip(projections(), projections(), strict=True)
-    ):
+    for table, stored_in in forms.items() if forms is not None else zip(projections(), projections(), strict=True):
         rows = list(map(tuple, connection.execute(_rows_between(stored_in), between).all()))
         key_of = _key_of(table)
         stored: dict[_RowKey, tuple[Any, ...]] = dict(zip(map(key_of, rows), rows, strict=True))

@@ -125,9 +125,7 @@ class LedgerTimes:
         """
         number, times = self._named(log)
         if since > times.size:
-            raise CursorError(
-                f"log `{log}` is shorter than before, as after a restore; start again without a cursor"
-            )
+            raise CursorError(f"log `{log}` is shorter than before, as after a restore; start again without a cursor")
         end = min(times.size, since + leaves)
         found: list[OddTime] = []
         while since < end and (rows := self._rows(number, since, end)):
@@ -163,12 +161,8 @@ class LedgerTimes:
         )
         return [tuple(row) for row in self._connection.execute(query.order_by(column.idx).limit(_AT_ONCE))]
 
-    def _odd(
-        self, log: str, times: LogTimes, rows: list[tuple[int, int, int, int, str]]
-    ) -> Iterator[OddTime]:
-        idx, at_us, lives, sequences = (
-            np.array(column, np.int64) for column in list(zip(*rows, strict=True))[:4]
-        )
+    def _odd(self, log: str, times: LogTimes, rows: list[tuple[int, int, int, int, str]]) -> Iterator[OddTime]:
+        idx, at_us, lives, sequences = (np.array(column, np.int64) for column in list(zip(*rows, strict=True))[:4])
         before_us, after_us = times.bracket(idx)
         ahead = at_us > after_us + APART_US
         early: NDArray[np.bool_] = at_us < before_us - SPILL_US
@@ -178,9 +172,7 @@ class LedgerTimes:
                 continue
             why = AHEAD if ahead[place] else LATE if self._was_spilled(life, int(sequences[place])) else EARLY
             bracket = max(0, int(before_us[place])), int(after_us[place])
-            yield OddTime(
-                log, int(idx[place]), rows[place][4], self._uuid(life), int(at_us[place]), *bracket, why
-            )
+            yield OddTime(log, int(idx[place]), rows[place][4], self._uuid(life), int(at_us[place]), *bracket, why)
 
     def _uuid(self, life: int) -> str:
         return str(self._connection.scalar(select(incarnations.c.uuid).where(incarnations.c.id == life)))
@@ -197,8 +189,7 @@ class LedgerTimes:
         if self._spilled is None:
             self._spilled = self._read_spills()
         return any(
-            first <= sequence and (last is None or sequence <= last)
-            for first, last in self._spilled.get(life, ())
+            first <= sequence and (last is None or sequence <= last) for first, last in self._spilled.get(life, ())
         )
 
     def _read_spills(self) -> dict[int, list[tuple[int, int | None]]]:

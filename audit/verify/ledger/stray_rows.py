@@ -79,9 +79,7 @@ def stray_rows(connection: Connection) -> Iterator[Stray]:
             yield from _without_log(connection, table)
         if table in tables_of_one_row() and table is not subject_unlinkings:  # which is no evidence
             others = connection.scalars(select(table.c.id).where(table.c.id != 1).limit(_SHOWN)).all()
-            yield from (
-                (None, None, f"`{table.name}` has one row, 1, and another: `{other}`") for other in others
-            )
+            yield from ((None, None, f"`{table.name}` has one row, 1, and another: `{other}`") for other in others)
 
 
 def _off_their_places(connection: Connection) -> Iterator[Stray]:

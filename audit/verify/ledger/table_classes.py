@@ -18,21 +18,15 @@ class TableClass(Enum):
     FOLD = "a row follows from leaves in the order of their log: it is followed again from the first leaf on"
     SUM = "rows add up what leaves say: the sums are compared with those of the leaves that are left"
     AS_OF = "rows are verdicts of a stated state of the ledger: that state is judged again"
-    TREE = (
-        "hashes over leaves and over hashes: they are computed again from the leaves, up to what was signed"
-    )
+    TREE = "hashes over leaves and over hashes: they are computed again from the leaves, up to what was signed"
     APART = "no leaf gives the rows: each has the check that its own signature, names or range allow, or none"
 
 
 _CLASSES = {
-    TableClass.FOLD: (
-        *("incarnations", "workers", "tenants", "policy_release", "service_principals", "service_keys"),
-    ),
+    TableClass.FOLD: (*("incarnations", "workers", "tenants", "policy_release", "service_principals", "service_keys"),),
     TableClass.SUM: ("counters", "counter_deltas"),
     TableClass.AS_OF: ("coverage_hours", "coverage_pass"),
-    TableClass.TREE: (
-        *("events", "logs", "tree_nodes", "root_leaves", "root_log", "checkpoints", "unsealed_heads"),
-    ),
+    TableClass.TREE: (*("events", "logs", "tree_nodes", "root_leaves", "root_log", "checkpoints", "unsealed_heads"),),
     TableClass.APART: (
         *(
             "sequence_spans",

@@ -91,10 +91,7 @@ def measure(name: str, count: int, *, demands: str, group_workers: int) -> dict[
         received = router.recorded()
     reached = reach(every, received)
     wrong = [
-        (asked, worker)
-        for asked, workers in reached.items()
-        for worker in workers
-        if not may_serve(worker, asked)
+        (asked, worker) for asked, workers in reached.items() for worker in workers if not may_serve(worker, asked)
     ]
     served = {asked for asked, status in zip(every, statuses, strict=True) if status == 200}
     nowhere = [asked for asked in every if asked.tenant == OWN and asked.level == "high"]

@@ -124,9 +124,7 @@ def repeated(requests: list[TraceRequest], times: int) -> list[TraceRequest]:
     ]
 
 
-def hits(
-    router: Router, requests: list[TraceRequest], naming: Naming, per_day: int, blocks: int
-) -> dict[str, Any]:
+def hits(router: Router, requests: list[TraceRequest], naming: Naming, per_day: int, blocks: int) -> dict[str, Any]:
     """Replay the trace once, with this many erasures a day."""
     chance, fleet = random.Random(per_day), Fleet(router, naming, blocks)
     span_us = requests[-1].at_us - requests[0].at_us
@@ -154,14 +152,10 @@ def main() -> None:
     bench.add("router", choices=("smg", "vllm-router"))
     bench.add("traces", type=Path, nargs="+", help="files of Mooncake's form")
     bench.add("--workers", type=int, default=4)
-    bench.add(
-        "--blocks", type=int, default=20_000, help="of 512 tokens, at each worker (default: %(default)s)"
-    )
+    bench.add("--blocks", type=int, default=20_000, help="of 512 tokens, at each worker (default: %(default)s)")
     bench.add("--epoch-minutes", type=int, default=240, help="between batches (default: %(default)s)")
     bench.add("--requests", type=int, default=0, help="of each trace; 0 for all (default: %(default)s)")
-    bench.add(
-        "--times", type=int, default=5, help="that each trace is replayed end to end (default: %(default)s)"
-    )
+    bench.add("--times", type=int, default=5, help="that each trace is replayed end to end (default: %(default)s)")
     options = bench.parse()
     namings = {
         "subject": Naming(is_shared=False),

@@ -121,9 +121,7 @@ def main() -> None:
     bench.add("traces", type=Path, nargs="+", help="files of Mooncake's form")
     bench.add("--workers", type=int, default=4)
     bench.add("--at-once", type=int, default=16, help="requests under way (default: %(default)s)")
-    bench.add(
-        "--blocks", type=int, default=40_000, help="of 512 tokens, at each worker (default: %(default)s)"
-    )
+    bench.add("--blocks", type=int, default=40_000, help="of 512 tokens, at each worker (default: %(default)s)")
     bench.add("--requests", type=int, default=0, help="of each trace; 0 for all (default: %(default)s)")
     options = bench.parse()
     found: dict[str, Any] = {}
@@ -139,9 +137,7 @@ def main() -> None:
         runs["to_alone"] = round(of[Setup(1, 1)]["found_share"] / of[Setup(1, 0)]["found_share"], 4)
         flat = [of[Setup(8, doors)]["found_share"] for doors in (1, 2, 4)]
         runs["doors_differ_by"] = round(max(flat) - min(flat), 4)
-        problems += [
-            f"{trace}, {setup.name}: {made['failed']} failed" for setup, made in of.items() if made["failed"]
-        ]
+        problems += [f"{trace}, {setup.name}: {made['failed']} failed" for setup, made in of.items() if made["failed"]]
         if runs["to_alone"] < TO_ALONE:
             problems.append(f"{trace}: {runs['to_alone']} of the router alone")
         for setup in (Setup(8, 1), Setup(128, 1)):

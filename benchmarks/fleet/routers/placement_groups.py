@@ -38,9 +38,7 @@ def measure(name: str, workers: int, group_workers: int, pairs: int) -> dict[str
             with ThreadPoolExecutor(8) as pool:
                 for _ in range(chance.randrange(4)):
                     slow = chat(prompts.text()) | {"max_tokens": SLOW_TOKENS}
-                    pool.submit(
-                        router.ask, slow, {"x-kvcustody-subject": "load"}, tenant=chance.choice(tenants)
-                    )
+                    pool.submit(router.ask, slow, {"x-kvcustody-subject": "load"}, tenant=chance.choice(tenants))
                 time.sleep(0.01)
                 return sent(router, tenant, subject, shared, own)
 
@@ -75,9 +73,7 @@ def main() -> None:
     bench.add("--workers", type=int, default=4)
     options = bench.parse()
     rows = [
-        measure(options.router, options.workers, size, options.pairs)
-        for size in (0, 1, 2)
-        if options.workers > size
+        measure(options.router, options.workers, size, options.pairs) for size in (0, 1, 2) if options.workers > size
     ]
     bench.keep({"router": options.router, "workers": options.workers, "rows": rows}, show=True)
     if any(row["is_void"] for row in rows):

@@ -72,9 +72,7 @@ def main() -> None:
     bench.add("router", choices=("smg", "vllm-router", "dynamo"))
     bench.add("--pairs", type=int, default=60, help="requests in pairs, a question (default: %(default)s)")
     bench.add("--workers", type=int, default=2)
-    bench.add(
-        "--residue-seconds", type=int, default=20, help="until memory is read again (default: %(default)s)"
-    )
+    bench.add("--residue-seconds", type=int, default=20, help="until memory is read again (default: %(default)s)")
     options = bench.parse()
     if options.router == "dynamo":
         found = measure_dynamo()

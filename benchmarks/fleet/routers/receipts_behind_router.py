@@ -84,9 +84,7 @@ class GovernedWorker:
         assert found.hints.receipt is not None
         tokens = list(map(ord, body["messages"][0]["content"]))
         queue, name = len(worker.running), found.hints.receipt.name
-        outcome = worker.governor.admit(
-            found.principal, fleet.model, tokens, hints=found.hints, request_id=name
-        )
+        outcome = worker.governor.admit(found.principal, fleet.model, tokens, hints=found.hints, request_id=name)
         assert isinstance(outcome, Admission), outcome
         seen = (len(tokens), outcome.hit_tokens, queue, None, fleet.clock.utc_us())
         fleet.seen.append(Seen(name, found.principal.tenant, worker.name, *seen))
@@ -104,9 +102,7 @@ async def routed(name: str, fleet: RoutedFleet, log: Any) -> AsyncIterator[str]:
     async with contextlib.AsyncExitStack() as stack:
         urls = []
         for port, worker in zip(ports[3:], fleet.workers, strict=True):
-            await stack.enter_async_context(
-                served(GovernedWorker(fleet, worker), ListenPlace("127.0.0.1", port))
-            )
+            await stack.enter_async_context(served(GovernedWorker(fleet, worker), ListenPlace("127.0.0.1", port)))
             urls.append(f"http://127.0.0.1:{port}")
         program = environment_of(name) / "bin" / ROUTERS[name].program
         command = router_command(name, program, urls, port=ports[0], metrics_port=ports[1])

@@ -89,9 +89,7 @@ class Router(NamedTuple):
     client: httpx.Client
     doors: tuple[str, ...] = ()
 
-    def ask(
-        self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None, *, tenant: str = "a"
-    ) -> Answer:
+    def ask(self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None, *, tenant: str = "a") -> Answer:
         """Send one chat completion of a tenant through the router."""
         given = {"authorization": f"Bearer {self.credentials[tenant]}", **(headers or {})}
         reply = self.client.post(f"{self.url}{CHAT}", json=body, headers=given)
@@ -127,9 +125,7 @@ def _shown(reply: httpx.Response) -> str:
 
 def environment_of(name: str) -> Path:
     """The folder of the router's environment; `SystemExit` 69 where it cannot be made."""
-    made = subprocess.run(
-        [str(ROOT / "benchmarks/routers_env.sh"), name], stdout=subprocess.PIPE, check=False
-    )
+    made = subprocess.run([str(ROOT / "benchmarks/routers_env.sh"), name], stdout=subprocess.PIPE, check=False)
     if made.returncode:
         raise SystemExit(made.returncode)
     folder = Path(made.stdout.decode().strip())
@@ -174,9 +170,7 @@ def running(
         log = stack.enter_context(tempfile.TemporaryFile())
         client = stack.enter_context(httpx.Client(timeout=30))
 
-        def start(
-            command: Sequence[str], variables: Mapping[str, str] | None = None
-        ) -> subprocess.Popen[bytes]:
+        def start(command: Sequence[str], variables: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
             stack.callback(_stop, process)
             return process
@@ -194,9 +188,7 @@ def running(
             assert environment is not None
             program = environment / "bin" / ROUTERS[name].program
             metrics = ports[groups + place]
-            started = start(
-                router_command(name, program, own, port=port, metrics_port=metrics, policy=policy)
-            )
+            started = start(router_command(name, program, own, port=port, metrics_port=metrics, policy=policy))
             process = process or started
             _wait(client, f"http://127.0.0.1:{port}/v1/models", log)
         base = f"http://127.0.0.1:{routers[0]}"
@@ -229,8 +221,7 @@ def _start_doors(
     """Start doors as proxies, each with a port of its own and one for its health; a client's key for each tenant."""
     keys = {tenant: add_key(folder / "keys.yaml", {"name": tenant, "tenant": tenant}) for tenant in tenants}
     (folder / "identity.yaml").write_text(
-        "schema: kvcustody/identity@1\n"
-        "api_keys: {path: keys.yaml, asserted: {subject: X-KVCustody-Subject}}\n"
+        "schema: kvcustody/identity@1\napi_keys: {path: keys.yaml, asserted: {subject: X-KVCustody-Subject}}\n"
     )
     environment = os.environ | {
         "KVCUSTODY_IDENTITY_PATH": str(folder / "identity.yaml"),

@@ -82,9 +82,7 @@ def measure(router: str, defence: Defence, count: int) -> dict[str, Any]:
         outside = settings(door, identity_path=door / "identity.yaml")
         said = subprocess.run(made, env=outside, check=True, stdout=subprocess.PIPE, text=True).stdout
         (worker / "doors.vkeys").write_text(said)
-        (worker / "identity.yaml").write_text(
-            f"{IDENTITY}doors: {{keys: doors.vkeys, group: {defence.door}}}\n"
-        )
+        (worker / "identity.yaml").write_text(f"{IDENTITY}doors: {{keys: doors.vkeys, group: {defence.door}}}\n")
         inside = settings(
             worker,
             policy_path=folder / "policy.yaml",
@@ -131,9 +129,7 @@ def recorded(worker: Path) -> dict[str, Any]:
         for text in connection.scalars(select(events.c.leaf).where(events.c.kind == "attempts-refused")):
             leaf = json.loads(text)
             refused[leaf["reason"]] += leaf["attempts"]
-        requests = select(
-            func.count(distinct(residencies.c.residency)), func.sum(residencies.c.written_blocks)
-        )
+        requests = select(func.count(distinct(residencies.c.residency)), func.sum(residencies.c.written_blocks))
         opened, blocks = connection.execute(requests).one()
     store.dispose()
     return {"requests_opened": opened, "blocks_handed_out": blocks or 0, "refusals_on_record": dict(refused)}
@@ -152,9 +148,7 @@ def main() -> None:
     if any(row["requests_opened"] or row["statuses"].get("200") for row in defended):
         raise SystemExit("a prompt was computed by a worker that may not serve it")
     for row, reason in zip(defended, ("invalid", "misplaced"), strict=True):
-        if (
-            row["refusals_on_record"].get(reason, 0) < options.requests
-        ):  # a router may ask for a rendering first
+        if row["refusals_on_record"].get(reason, 0) < options.requests:  # a router may ask for a rendering first
             raise SystemExit("a refusal is not on record")
     if control["requests_opened"] != options.requests or control["statuses"] != {"200": options.requests}:
         raise SystemExit("void: with the defence off, the worker does not serve")

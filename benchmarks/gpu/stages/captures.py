@@ -79,20 +79,14 @@ def run(report: Report, lab: Any) -> None:
                 lab.engine("write", lambda: fill(tensors, index, WRITTEN), memory.tables[0], graph_writes)
             graphs.append(graph)
             until = {name: turns + 1 for name, turns in custody.turns.items()}
-            wait_for(
-                lambda until=until: custody.raised or all(custody.turns[one] >= until[one] for one in until)
-            )
-    report.check(
-        "no thread was refused anything", not custody.raised, "; ".join(map(repr, custody.raised))[:300]
-    )
+            wait_for(lambda until=until: custody.raised or all(custody.turns[one] >= until[one] for one in until))
+    report.check("no thread was refused anything", not custody.raised, "; ".join(map(repr, custody.raised))[:300])
     lab.synchronize()
     custody.answers.extend(memory.answered(wait=True))
     dirty = sum(len(result.failed) for _, result in custody.answers)
     launches = custody.turns["scrub"] + custody.turns["erase"]
     exact = len(custody.answers) == launches and not dirty
-    report.check(
-        "each scrub of another thread has one receipt, and is zero", exact, launches=launches, dirty=dirty
-    )
+    report.check("each scrub of another thread has one receipt, and is zero", exact, launches=launches, dirty=dirty)
     fill(tensors, lab.index(np.arange(8, 48)), 0xFF)
     wrong = 0
     for graph in graphs:
@@ -101,9 +95,7 @@ def run(report: Report, lab: Any) -> None:
         lab.replay(graph)
         lab.synchronize()
         wrong += any(int(one[:8].min()) != WRITTEN or int(one[8:].min()) != 0xFF for one in tensors)
-    report.check(
-        "a replay writes what was recorded, and zeroes nothing", not wrong, graphs=len(graphs), wrong=wrong
-    )
+    report.check("a replay writes what was recorded, and zeroes nothing", not wrong, graphs=len(graphs), wrong=wrong)
     report.check("a scrub in the midst of a recording is refused", refused(lab, memory, shares[0]))
     report.control(
         "what does not wait its turn breaks the recording or is refused", breaks(lab, tensors, index, memory)

@@ -29,6 +29,4 @@ def run(report: Report, lab: Any) -> None:
             report.check(f"the kit over {name}", not failed, ", ".join(failed), cases=len(found.verdicts))
             chosen = mutants[: lab.size(len(mutants), 2)]
             survivors = [one.fault for one in chosen if not kill(engine, one).killed]
-            report.control(
-                f"mutants of {name} are killed", not survivors, ", ".join(survivors), of=len(chosen)
-            )
+            report.control(f"mutants of {name} are killed", not survivors, ", ".join(survivors), of=len(chosen))

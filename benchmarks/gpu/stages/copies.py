@@ -49,9 +49,7 @@ def run(report: Report, lab: Any) -> None:
 
 def table_of(lab: Any, blocks: int, layers: int, piece: int) -> SegmentTable:
     """A pool of random bytes."""
-    tensors = [
-        torch.randint(0, 256, (blocks, piece), dtype=torch.uint8, device=lab.device) for _ in range(layers)
-    ]
+    tensors = [torch.randint(0, 256, (blocks, piece), dtype=torch.uint8, device=lab.device) for _ in range(layers)]
     table = SegmentTable.from_tensors(tensors)
     prepare(table)
     return table

@@ -41,15 +41,9 @@ def run(report: Report, lab: Any) -> None:
         ratios[name] = governed / plain
     near = lab.rehearsal or (ratios["p50"] <= P50_MAX and ratios["p99"] <= P99_MAX)
     report.check("governed steps are near to plain ones", near, p50_max=P50_MAX, p99_max=P99_MAX)
-    report.check(
-        "outputs are equal", bench.outputs[True] == bench.outputs[False], rounds=len(bench.outputs[True])
-    )
-    report.check(
-        "what the storms freed is zero", bench.left[True] == 0, dirty=bench.dirty, orders=bench.orders
-    )
-    report.check(
-        "every order verified", bench.dirty == 0 and bench.orders > 0, host_waits=bench.scrubber.waits
-    )
+    report.check("outputs are equal", bench.outputs[True] == bench.outputs[False], rounds=len(bench.outputs[True]))
+    report.check("what the storms freed is zero", bench.left[True] == 0, dirty=bench.dirty, orders=bench.orders)
+    report.check("every order verified", bench.dirty == 0 and bench.orders > 0, host_waits=bench.scrubber.waits)
     report.control("without governance it is not", bench.left[False] > 0, bytes=bench.left[False])
 
 
@@ -75,9 +69,7 @@ class Decode:
         self._state = self._first.clone()
         self._active = np.arange(8)
         self._index = lab.index(self._active)
-        storms = [
-            8 + (np.arange(self._storm) + at * self._storm) % (self._blocks - 8) for at in range(self._steps)
-        ]
+        storms = [8 + (np.arange(self._storm) + at * self._storm) % (self._blocks - 8) for at in range(self._steps)]
         self._storms = [(np.sort(one), lab.index(one)) for one in storms]
         self._passes = lab.size(PASSES, 1)
         self._forward()  # what is made once is made before it is recorded

@@ -22,9 +22,7 @@ def run(report: Report, lab: Any) -> None:
     """Two files of tests, neither of which needs the suite's own fixtures."""
     code, passed, skipped, words = tests(DEVICE)
     if lab.rehearsal:  # each of them is found, and says that it needs a device
-        report.check(
-            "the device's tests load", code == 0 and passed == 0 and skipped >= 8, words, skipped=skipped
-        )
+        report.check("the device's tests load", code == 0 and passed == 0 and skipped >= 8, words, skipped=skipped)
         report.skip("the device's tests", Reason.REHEARSAL)
     else:
         report.check("the device's tests", code == 0 and passed >= 8 and not skipped, words, tests=passed)
@@ -33,23 +31,15 @@ def run(report: Report, lab: Any) -> None:
         return
     where = {} if lab.rehearsal else {"KVCUSTODY_TEST_DEVICE": "cuda"}
     code, passed, skipped, words = tests([*ORACLE, *(SOME if lab.rehearsal else [])], **where)
-    report.check(
-        "every layout against an oracle", code == 0 and passed >= 8, words, tests=passed, skipped=skipped
-    )
+    report.check("every layout against an oracle", code == 0 and passed >= 8, words, tests=passed, skipped=skipped)
 
 
 def tests(arguments: list[str], **environment: str) -> tuple[int, int, int, str]:
     """Exit status, tests that passed and that were skipped, and the last words where one failed."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest", *arguments]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=kept | environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=REPOSITORY, env=kept | environment, capture_output=True, text=True, check=False)
     counted = {word: int(number) for number, word in re.findall(r"(\d+) (passed|skipped)", done.stdout)}
-    lines = [
-        line
-        for line in (done.stdout + done.stderr).splitlines()
-        if line.startswith(("FAILED", "ERROR", "E  "))
-    ]
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith(("FAILED", "ERROR", "E  "))]
     words = " / ".join(lines[-4:])[:400] if done.returncode else ""
     return done.returncode, counted.get("passed", 0), counted.get("skipped", 0), words

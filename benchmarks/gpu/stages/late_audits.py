@@ -30,9 +30,7 @@ def run(report: Report, lab: Any) -> None:
     memory.launch(0, clean, 1.0)
     lab.synchronize()
     ((_, result),) = memory.answered(wait=True)
-    report.check(
-        "the receipts say CLEAN", not len(result.failed) and result.verified == len(clean), blocks=len(clean)
-    )
+    report.check("the receipts say CLEAN", not len(result.failed) and result.verified == len(clean), blocks=len(clean))
     found = looked = 0
     for _ in range(ROUNDS):
         fill_caches(lab)

@@ -32,9 +32,7 @@ def run(report: Report, lab: Any) -> None:
         found = cycles(lab, seed=1, named=named)
         name = "waits only where a block was handed out" if named else "waits before every step"
         clean = found.seen_bytes == 0 and not found.lost_blocks and not found.dirty and found.counted
-        report.check(
-            f"{name}: hand-outs find zeros, no write is lost", clean and not found.races, **found._asdict()
-        )
+        report.check(f"{name}: hand-outs find zeros, no write is lost", clean and not found.races, **found._asdict())
     for missing in ("used", "ordered"):
         found = cycles(lab, seed=2, **{missing: False})
         broken = bool(found.seen_bytes or found.lost_blocks)

@@ -48,6 +48,4 @@ def run(report: Report, lab: Any) -> None:
                 speed = {name: found[name] for name in ("plain", "governed")}
                 report.measured(f"{way}: tokens per second", **speed, ratio=found["ratio"]["value"])
                 if unlike := decode["rounds_in_which_plain_differs_from_itself"]:
-                    report.measured(
-                        f"{way}: rounds in which plain gives other tokens each time", rounds=unlike
-                    )
+                    report.measured(f"{way}: rounds in which plain gives other tokens each time", rounds=unlike)

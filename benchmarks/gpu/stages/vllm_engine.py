@@ -28,9 +28,7 @@ from gpu.stages import STAGES
 from gpu.vllm_cases import BASE, CASES, GOVERNED, PLAIN, REFUSED, V1, V2, Case, Found
 
 WIDTH = 4
-ENGINE_SECONDS = (
-    60  # that an engine may take from its start to its end; what begins later than that is not begun
-)
+ENGINE_SECONDS = 60  # that an engine may take from its start to its end; what begins later than that is not begun
 SECONDS = STAGES["vllm_engine"] - 15
 SUITE = REPOSITORY / "tests" / "engines" / "vllm" / "engine" / "test_isolation.py"
 SUITE_TESTS = 12
@@ -94,9 +92,7 @@ def run(report: Report, lab: Any) -> None:
 def late(report: Report, name: str, *, one_by_one: bool) -> None:
     """A case for which no time was left: foreseen where the device takes one process at a time."""
     if one_by_one:
-        report.skip(
-            name, Reason.DEVICE_LACKS, "it takes one process at a time, and no time was left for this"
-        )
+        report.skip(name, Reason.DEVICE_LACKS, "it takes one process at a time, and no time was left for this")
     else:
         report.check(f"{name}: its engines begin in time", False)
 
@@ -164,9 +160,7 @@ def compare(report: Report, name: str, case: Case, plain: Ran, governed: Ran) ->
             **control.handed,
         )
     same = sum(one == other for one, other in zip(found.answers, control.answers, strict=True))
-    report.check(
-        f"{name}: answers are plain vLLM's", same == len(found.answers), equal=same, of=len(found.answers)
-    )
+    report.check(f"{name}: answers are plain vLLM's", same == len(found.answers), equal=same, of=len(found.answers))
     zero = found.handed["blocks"] > 0 and not found.handed["nonzero_bytes"] and not found.left_bytes
     report.check(
         f"{name}: every block is zero before its next write",
@@ -174,13 +168,9 @@ def compare(report: Report, name: str, case: Case, plain: Ran, governed: Ran) ->
         **found.handed,
         left_bytes=found.left_bytes,
     )
-    pressed = (
-        found.preempted > 0 or case.model != "full"
-    )  # others' blocks may be too large to outgrow the pool
+    pressed = found.preempted > 0 or case.model != "full"  # others' blocks may be too large to outgrow the pool
     busy = found.churned["finished"] > 5 and found.churned["aborted"] > 0 and pressed
-    report.check(
-        f"{name}: churn, aborts and preemption", busy, **found.churned | {"preempted": found.preempted}
-    )
+    report.check(f"{name}: churn, aborts and preemption", busy, **found.churned | {"preempted": found.preempted})
     as_plain = found.own_cached == control.own_cached
     shorter = case.model in LETS_GO and found.own_cached < control.own_cached
     report.check(
@@ -190,9 +180,7 @@ def compare(report: Report, name: str, case: Case, plain: Ran, governed: Ran) ->
     )  # fmt: skip
     report.check(f"{name}: the books agree", not found.disagreements, "; ".join(found.disagreements)[:300])
     if "speculative_config" in case.options:
-        report.check(
-            f"{name}: tokens were drafted", found.handed["drafted"] > 0, drafted=found.handed["drafted"]
-        )
+        report.check(f"{name}: tokens were drafted", found.handed["drafted"] > 0, drafted=found.handed["drafted"])
 
 
 def refused(report: Report, name: str, governed: Ran) -> None:

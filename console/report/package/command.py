@@ -20,15 +20,11 @@ EPILOG = "Example:\n\n    kvcustody report package q1/report.json q2/report.json
 def package(
     files: Annotated[
         list[Path],
-        typer.Argument(
-            help="report.json of one period, or of several; verify them first.", metavar="REPORT..."
-        ),
+        typer.Argument(help="report.json of one period, or of several; verify them first.", metavar="REPORT..."),
     ],
     *,
     out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("kvcustody-package"),
-    xlsx: Annotated[
-        bool, typer.Option(help="The table as a workbook too; it needs the extra `reports`.")
-    ] = True,
+    xlsx: Annotated[bool, typer.Option(help="The table as a workbook too; it needs the extra `reports`.")] = True,
     as_json: Json = False,
 ) -> None:
     """Make OSCAL documents that import each other, a table of controls by period, and a folder a control to upload.
@@ -51,6 +47,4 @@ def package(
     if as_json:
         print_json({"folder": str(out), "files": written, "digest": newest.digest()})
         return
-    say(
-        f"{len(documents)} OSCAL documents, a table, and folders of {several(len(folders), 'control')} in {out}"
-    )
+    say(f"{len(documents)} OSCAL documents, a table, and folders of {several(len(folders), 'control')} in {out}")

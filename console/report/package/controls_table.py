@@ -93,9 +93,7 @@ def as_workbook(rows: Sequence[Sequence[str]], at_us: int) -> bytes:
         ) from None
     made = io.BytesIO()
     book = Workbook(made, {"in_memory": True, "strings_to_formulas": False, "strings_to_urls": False})
-    book.set_properties(
-        {"title": "Controls by period", "created": datetime.fromtimestamp(at_us // 1_000_000, UTC)}
-    )
+    book.set_properties({"title": "Controls by period", "created": datetime.fromtimestamp(at_us // 1_000_000, UTC)})
     head, body = book.add_format({"bold": True, "text_wrap": True}), book.add_format({"text_wrap": True})
     sheet = book.add_worksheet("controls")
     for number, row in enumerate(rows):

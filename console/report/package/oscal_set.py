@@ -136,9 +136,7 @@ def _system(report: Report, name: _Name) -> dict[str, Any]:
             "system-ids": [{"id": report[BOUNDARY].checkpoint.origin}],
             "system-name": report[BOUNDARY].checkpoint.origin,
             "description": f"Serving engines whose KV caches kvcustody governs. {REMAINING}",
-            "system-information": {
-                "information-types": [{"title": "KV-cache contents", "description": REMAINING}]
-            },
+            "system-information": {"information-types": [{"title": "KV-cache contents", "description": REMAINING}]},
             "status": {"state": "other", "remarks": REMAINING},
             "authorization-boundary": {
                 "description": f"{several(len(report[BOUNDARY].workers), 'process')} of workers, by the ledger. "
@@ -184,9 +182,7 @@ def _plan(report: Report, name: _Name) -> dict[str, Any]:
         "uuid": name("plan of the assessment"),
         "metadata": _metadata(report, "Assessment plan"),
         "import-ssp": {"href": SYSTEM},
-        "reviewed-controls": {
-            "control-selections": [{"include-controls": chosen} if chosen else {"include-all": {}}]
-        },
+        "reviewed-controls": {"control-selections": [{"include-controls": chosen} if chosen else {"include-all": {}}]},
         "terms-and-conditions": {
             "parts": [
                 {"name": "methodology", "title": "Population", "prose": report[POPULATION].query},

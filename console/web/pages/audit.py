@@ -122,10 +122,7 @@ def _presets(visit: PageRequest) -> list[tuple[str, str, bool]]:
     """Periods that end now: their names, links, and whether one is chosen."""
     chosen = visit.text("last")
     plain = visit.text("since") is None and visit.text("until") is None
-    links = [
-        (name, visit.link(last=name, since=None, until=None, cursor=None), chosen == name)
-        for name in _PRESETS_US
-    ]
+    links = [(name, visit.link(last=name, since=None, until=None, cursor=None), chosen == name) for name in _PRESETS_US]
     everything = visit.link(last=None, since=None, until=None, cursor=None)
     return [*links, ("all", everything, chosen is None and plain)]
 
@@ -207,9 +204,7 @@ def facts_of(body: dict[str, Any]) -> list[tuple[str, str]]:
     """The fields of a leaf but its head, readable; what a leaf of several events has, event by event."""
     if body["kind"] == CHANGED:
         return [(item["kind"].replace("-", " "), sentence_of(item)) for item in plain_bodies(body)]
-    return [
-        (name.replace("_", " "), _text(name, value)) for name, value in body.items() if name not in HEAD_KEYS
-    ]
+    return [(name.replace("_", " "), _text(name, value)) for name, value in body.items() if name not in HEAD_KEYS]
 
 
 def _text(name: str, value: Any) -> str:

@@ -15,9 +15,5 @@ def show(visit: PageRequest) -> Response:
     visit.caller.must(Permission.CONSENT)
     state = release_of(visit)
     tenant = visit.caller.tenant
-    found = (
-        ()
-        if state is None or tenant is None
-        else pending_consents(state, tenant, visit.service.policy_work.assess)
-    )
+    found = () if state is None or tenant is None else pending_consents(state, tenant, visit.service.policy_work.assess)
     return visit.page("policy/consents.html", "Consents", waiting=list(found))

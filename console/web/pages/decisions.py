@@ -46,9 +46,7 @@ def show(visit: PageRequest) -> Response:
     since_us, until_us = moment_us(visit, "since"), moment_us(visit, "until")
     if reads:
         visit.record("consoleDecisions", tenant)
-        denials = visit.ask(
-            custody_api.denials, tenant, since_us, until_us, visit.text("cursor", 1024), _PAGE
-        )
+        denials = visit.ask(custody_api.denials, tenant, since_us, until_us, visit.text("cursor", 1024), _PAGE)
         crossed = visit.ask(custody_api.crossed, since_us, until_us, tenant, limit=_PAGE)
     known, why = known_policy(visit.service.policies_in_effect()) if tests else (None, "")
     policy = None if known is None else known.policy

@@ -49,9 +49,7 @@ def show(visit: PageRequest) -> Response:
     )
 
 
-def _over_time(
-    visit: PageRequest, tenant: str | None, since_us: int, until_us: int, step_us: int, form: str
-) -> Figure:
+def _over_time(visit: PageRequest, tenant: str | None, since_us: int, until_us: int, step_us: int, form: str) -> Figure:
     with visit.service.reading(tenant) as connection:
         rows: Any = coverage_by_period(connection, since_us, until_us, step_us, tenant=tenant)
     labels = [readable(start, form) for start, _ in rows]

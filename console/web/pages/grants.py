@@ -37,11 +37,7 @@ def show(visit: PageRequest) -> Response:
         to_take_back=_to_take_back(visit, state, live),
         owners=owners,
         readers=readers,
-        cells={
-            (o, r): [way for way in live if (way.owner, way.reader) == (o, r)]
-            for o in owners
-            for r in readers
-        },
+        cells={(o, r): [way for way in live if (way.owner, way.reader) == (o, r)] for o in owners for r in readers},
         fits=len(owners) <= _MATRIX_MAX and len(readers) <= _MATRIX_MAX,
     )
 

@@ -69,9 +69,7 @@ def show(visit: PageRequest) -> Response:
         state=state,
         effect=read_policy_status(visit),
         enforcement=enforcement_on_record(visit.service),
-        revisions=[(number, state.proposals[number], state_word(state, number)) for number in numbers]
-        if state
-        else [],
+        revisions=[(number, state.proposals[number], state_word(state, number)) for number in numbers] if state else [],
         writes=visit.may(Permission.WRITE_POLICY),
     )
 
@@ -104,12 +102,8 @@ def revision(visit: PageRequest) -> Response:
         lines=lines_of(found.document, target=line),
         before=before,
         text=None if before is None else text_diff(before.document, found.document),
-        approves=visit.may(Permission.APPROVE_POLICY)
-        and not found.activated
-        and found.author != visit.caller.name,
-        activates=visit.may(Permission.ACTIVATE_POLICY)
-        and found.approval is not None
-        and not found.activated,
+        approves=visit.may(Permission.APPROVE_POLICY) and not found.activated and found.author != visit.caller.name,
+        activates=visit.may(Permission.ACTIVATE_POLICY) and found.approval is not None and not found.activated,
         restores=visit.may(Permission.WRITE_POLICY) and found.activated and found is not state.active,
     )
 

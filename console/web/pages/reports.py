@@ -84,9 +84,7 @@ def schedule(visit: PageRequest) -> Response:
         "destinations": [name[3:] for name in visit.form if name.startswith("to-")],
     }
     try:
-        what = ScheduleRequest.model_validate(
-            {name: value for name, value in asked.items() if value is not None}
-        )
+        what = ScheduleRequest.model_validate({name: value for name, value in asked.items() if value is not None})
     except ValidationError as error:
         wrong = ", ".join(sorted({f"`{each['loc'][0]}`" for each in error.errors() if each["loc"]}))
         raise ProblemError("invalid", f"{wrong} cannot be so") from None
@@ -131,9 +129,7 @@ def make(visit: PageRequest) -> Response:
     )
     visit.record("consoleReport", tenant=tenant)
     service.export(visit.caller)
-    job = start_report(
-        service, visit.caller.name, asked, service.documents.formats(), party=visit.caller.party
-    )
+    job = start_report(service, visit.caller.name, asked, service.documents.formats(), party=visit.caller.party)
     return redirect(f"/reports/{job.job}")
 
 

@@ -75,14 +75,8 @@ def times_of(model: type[BaseModel]) -> AnswerTimes | None:
         return None
     stated = {name: iso_field(name) for name in model.model_fields}
     added = tuple((name, other) for name, other in stated.items() if other is not None)
-    assert not stated.keys() & {other for _, other in added}, (
-        f"{model.__name__}: a field of this name is there"
-    )
-    inner = (
-        (name, times_of(part))
-        for name, field in model.model_fields.items()
-        for part in _models(field.annotation)
-    )
+    assert not stated.keys() & {other for _, other in added}, f"{model.__name__}: a field of this name is there"
+    inner = ((name, times_of(part)) for name, field in model.model_fields.items() for part in _models(field.annotation))
     parts = tuple((name, times) for name, times in inner if times is not None)
     return AnswerTimes(added, parts) if added or parts else None
 

@@ -94,9 +94,7 @@ KNOWN = "kvcustody.known"  # in a scope: what is told the party that asks
 class Exchange:
     """A request, and the one answer to it."""
 
-    def __init__(
-        self, scope: Scope, receive: Receive, send: Send, *, tls: bool, proxies: Networks = ()
-    ) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, tls: bool, proxies: Networks = ()) -> None:
         self.scope = scope
         self.method: str = scope["method"]
         self.path: str = scope["path"]
@@ -278,9 +276,7 @@ class Exchange:
         known = self.headers.get(b"if-none-match", [])
         if tag in [item.strip().removeprefix(b"W/") for value in known for item in value.split(b",")]:
             start["status"] = 304
-            headers = [
-                pair for pair in headers if pair[0].lower() not in (b"content-length", b"content-type")
-            ]
+            headers = [pair for pair in headers if pair[0].lower() not in (b"content-length", b"content-type")]
             message = {**message, "body": b""}
         start["headers"] = [*headers, (b"etag", tag)]
         return message

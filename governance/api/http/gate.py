@@ -106,9 +106,7 @@ class Gate:
         self._threads = anyio.CapacityLimiter(32)
         self._gate = OperationGate(service, LoopWaiter(service, self._threads), workers_only=workers_only)
         self._run_health = partial(run_sync, limiter=anyio.CapacityLimiter(4))  # whatever others wait for
-        self._checks = anyio.CapacityLimiter(
-            16
-        )  # of credentials: whoever is known already needs none of them
+        self._checks = anyio.CapacityLimiter(16)  # of credentials: whoever is known already needs none of them
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
@@ -129,9 +127,7 @@ class Gate:
             with self._service.tracing.request(exchange.headers, name) as span:
                 await self._http(exchange, operation, span, is_page=is_page)
 
-    async def _http(
-        self, exchange: Exchange, operation: Operation | None, span: Span | None, *, is_page: bool
-    ) -> None:
+    async def _http(self, exchange: Exchange, operation: Operation | None, span: Span | None, *, is_page: bool) -> None:
         started = time.perf_counter()
         caller = None
         try:
@@ -197,11 +193,7 @@ class Gate:
         """What every answer to somebody says of a ledger with replayed or generated history."""
         service = self._service
         try:
-            marked = (
-                service.marked()
-                if service.knows_marked
-                else await run_sync(service.marked, limiter=self._threads)
-            )
+            marked = service.marked() if service.knows_marked else await run_sync(service.marked, limiter=self._threads)
         except SQLAlchemyError:  # nothing of it can be shown either
             return []
         return [(HISTORY, history(marked).encode("ascii", "replace"))] if marked else []

@@ -83,9 +83,7 @@ async def told_within(seconds: float) -> AsyncIterator[Callable[[], None]]:
             await told.wait()
 
 
-def _after(
-    check: Callable[[], None] | None, ask: Callable[[], dict[str, Any]]
-) -> Callable[[], dict[str, Any]]:
+def _after(check: Callable[[], None] | None, ask: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
     """`ask`, and then the check, in one call to a thread (rule 1)."""
 
     def both() -> dict[str, Any]:

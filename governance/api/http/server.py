@@ -109,9 +109,7 @@ def serve(service: Service, *, app: Gate | None = None, ready: Any = None) -> No
     """Serve until a signal ends it; `app` stands in for the API's own, `ready` is called once it accepts."""
     settings = service.settings
     allow_files(files_needed(settings))
-    listeners = [
-        (_listener(settings.listen), _config(_Ending(app or create_app(service), service), settings))
-    ]
+    listeners = [(_listener(settings.listen), _config(_Ending(app or create_app(service), service), settings))]
     if settings.workers_listen:
         app = create_app(service, workers_only=True)
         workers = _config(_Ending(app, service), settings, demand_certificates=True)

@@ -62,9 +62,7 @@ class HistogramColumnModel(Model):
 class FacetModel(Model):
     """Values of one sort; `counted`: from figures of all events, else among the `sampled` newest leaves."""
 
-    model_config = example(
-        {"name": "kind", "counted": True, "values": [{"value": "residency-opened", "events": 7}]}
-    )
+    model_config = example({"name": "kind", "counted": True, "values": [{"value": "residency-opened", "events": 7}]})
 
     name: str
     counted: bool
@@ -82,9 +80,7 @@ class EventSummary(Model):
         {
             "total": 7,
             "exact": True,
-            "facets": [
-                {"name": "kind", "counted": True, "values": [{"value": "residency-opened", "events": 7}]}
-            ],
+            "facets": [{"name": "kind", "counted": True, "values": [{"value": "residency-opened", "events": 7}]}],
             "sampled": 7,
             "column_us": 3_600_000_000,
             "columns": [{"at_us": 1_780_000_000_000_000, "events": 7, "refused": 0}],
@@ -110,9 +106,7 @@ class LogHeadModel(Model):
 class Logs(Model):
     """Sub-logs, as of a checkpoint."""
 
-    model_config = example(
-        {"items": [{"log": "tenant/acme", "size": 12, "root": _HASH}], "next": None, "as_of": 4}
-    )
+    model_config = example({"items": [{"log": "tenant/acme", "size": 12, "root": _HASH}], "next": None, "as_of": 4})
 
     items: list[LogHeadModel]
     next: str | None

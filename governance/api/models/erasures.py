@@ -41,14 +41,12 @@ class ErasureRequest(Model):
     tenant: TenantName | None = None
     subject: Name | None = None
     session: Name | None = None
-    model: Annotated[
-        str | None, Field(pattern=r"^[0-9a-f]{64}$", description="A ModelIdentity's digest.")
-    ] = None
+    model: Annotated[str | None, Field(pattern=r"^[0-9a-f]{64}$", description="A ModelIdentity's digest.")] = None
     classification: Name | None = None
     segment: Name | None = None
-    key_epoch: Annotated[
-        int | None, Field(strict=True, ge=0, lt=1 << 31, description="Domains of this key epoch.")
-    ] = None
+    key_epoch: Annotated[int | None, Field(strict=True, ge=0, lt=1 << 31, description="Domains of this key epoch.")] = (
+        None
+    )
     labels: dict[Name, Name] = Field(
         default_factory=dict, max_length=16, description="Domains with these labels, as region: eu."
     )

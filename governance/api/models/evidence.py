@@ -54,9 +54,7 @@ class ReportRequest(Model):
         str,
         Field(min_length=1, max_length=64, description="The time zone whose times pages show beside UTC."),
     ] = "UTC"
-    formats: Annotated[list[Literal["json", "html", "pdf", "oscal"]], Field(max_length=4)] = Field(
-        default_factory=list
-    )
+    formats: Annotated[list[Literal["json", "html", "pdf", "oscal"]], Field(max_length=4)] = Field(default_factory=list)
     expected_digest: Annotated[
         str | None,
         Field(pattern=r"^[0-9a-f]{64}$", description="The SHA-256 that report.json should have."),
@@ -92,9 +90,7 @@ class ScheduleRequest(Model):
     Destinations are those of the settings, by name. `zone` is an IANA name; default: the tenant's, or the service's.
     """
 
-    model_config = example(
-        {"framework": "soc2", "tenant": "acme", "every": "monthly", "destinations": ["auditors"]}
-    )
+    model_config = example({"framework": "soc2", "tenant": "acme", "every": "monthly", "destinations": ["auditors"]})
 
     framework: FrameworkName
     every: Cadence
@@ -262,6 +258,6 @@ class CheckRequest(Model):
     keys: Annotated[list[Annotated[str, Field(min_length=1, max_length=512)]], Field(max_length=16)] = Field(
         default_factory=list
     )
-    notes: Annotated[list[Annotated[str, Field(min_length=1, max_length=65_536)]], Field(max_length=16)] = (
-        Field(default_factory=list)
+    notes: Annotated[list[Annotated[str, Field(min_length=1, max_length=65_536)]], Field(max_length=16)] = Field(
+        default_factory=list
     )

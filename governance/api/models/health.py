@@ -40,9 +40,7 @@ _WITNESSES = {
     "signed_size": 4,
     "witnessed_size": 4,
     "unwitnessed_us": 0,
-    "witnesses": [
-        {"name": "witness.example", "size": 4, "at_us": 1_780_000_000_000_000, "age_us": 5_000_000}
-    ],
+    "witnesses": [{"name": "witness.example", "size": 4, "at_us": 1_780_000_000_000_000, "age_us": 5_000_000}],
     "warning": None,
 }
 

@@ -162,9 +162,7 @@ class TenantShowback(Model):
 class Showback(Model):
     """Every tenant that had anything of the cache in the period."""
 
-    model_config = example(
-        {"since_us": 1_780_000_000_000_000, "until_us": 1_780_086_400_000_000, "items": [_SHOWBACK]}
-    )
+    model_config = example({"since_us": 1_780_000_000_000_000, "until_us": 1_780_086_400_000_000, "items": [_SHOWBACK]})
 
     since_us: Utc
     until_us: Utc
@@ -205,9 +203,7 @@ class PrefixWorth(Model):
 class Prefixes(Model):
     """Prefixes by worth, the worthiest first."""
 
-    model_config = example(
-        {"since_us": 1_780_000_000_000_000, "until_us": 1_780_086_400_000_000, "items": [_PREFIX]}
-    )
+    model_config = example({"since_us": 1_780_000_000_000_000, "until_us": 1_780_086_400_000_000, "items": [_PREFIX]})
 
     since_us: Utc
     until_us: Utc

@@ -137,9 +137,7 @@ class Simulated(Model):
 class PolicyQuestion(Model):
     """One request to explain: under a document, or the policy in effect."""
 
-    model_config = example(
-        {"reader": "acme-labs", "owner": "acme", "classification": "internal", "via": "grant"}
-    )
+    model_config = example({"reader": "acme-labs", "owner": "acme", "classification": "internal", "via": "grant"})
 
     reader: TenantName
     owner: TenantName | None = None

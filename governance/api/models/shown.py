@@ -43,8 +43,7 @@ _KEYS = list[shown(KeyEnrolment, "KeyEnrolmentModel", _ENROLMENT)]  # type: igno
 SignatureModel = shown(
     Signature,
     "SignatureModel",
-    Signature("kvcustody.example/ledger/report+0a1b2c3d+…", "0a1b2c3d", "…")._asdict()
-    | {"enrolments": [_ENROLMENT]},
+    Signature("kvcustody.example/ledger/report+0a1b2c3d+…", "0a1b2c3d", "…")._asdict() | {"enrolments": [_ENROLMENT]},
     parts={"enrolments": _KEYS},
 )
 

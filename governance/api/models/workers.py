@@ -238,9 +238,7 @@ class RefusedAttempts(Model):
 class AttemptsReport(Model):
     """Identities that a worker's door refused in the last `seconds`."""
 
-    model_config = example(
-        {"seconds": 60, "items": [{"reason": "forged", "source": "203.0.113.0/24", "attempts": 17}]}
-    )
+    model_config = example({"seconds": 60, "items": [{"reason": "forged", "source": "203.0.113.0/24", "attempts": 17}]})
 
     seconds: Annotated[int, Field(strict=True, ge=0, le=86_400 * 366)]
     items: Annotated[list[RefusedAttempts], Field(min_length=1, max_length=1000)]
@@ -287,9 +285,7 @@ class PseudonymsModel(Model):
 
     model_config = example({"names": ["0a1b2c3d4e5f60718293a4b5"]})
 
-    names: Annotated[
-        list[Annotated[str, Field(pattern=r"^[0-9a-f]{24}([0-9a-f]{8})?$")]], Field(max_length=5000)
-    ]
+    names: Annotated[list[Annotated[str, Field(pattern=r"^[0-9a-f]{24}([0-9a-f]{8})?$")]], Field(max_length=5000)]
 
 
 class UnlinkedModel(Model):
@@ -352,9 +348,7 @@ class Covered(Model):
     another process signs.
     """
 
-    model_config = example(
-        {"runs": [{"leaves": 510, "covered": True}], "size": 40, "note": "…", "refused": ""}
-    )
+    model_config = example({"runs": [{"leaves": 510, "covered": True}], "size": 40, "note": "…", "refused": ""})
 
     runs: list[RunFound]
     size: Whole
@@ -450,9 +444,7 @@ class NameScopesModel(Model):
     requests or which have a route receipt, what decides that; null: no policy is known.
     """
 
-    model_config = example(
-        {"default": "subject", "tenants": {"acme": "tenant"}, "issuers": [], "placement": []}
-    )
+    model_config = example({"default": "subject", "tenants": {"acme": "tenant"}, "issuers": [], "placement": []})
 
     default: NameScope | None
     tenants: dict[str, NameScope]

@@ -116,9 +116,7 @@ def add_audit(api: Declarations) -> None:
         answers=EventSummary,
         problems=("not-found",),
     )
-    api.add(
-        _read("listLogs", path="/v1/audit/logs", command="audit logs"), logs, answers=Logs, problems=paged
-    )
+    api.add(_read("listLogs", path="/v1/audit/logs", command="audit logs"), logs, answers=Logs, problems=paged)
     api.add(
         _read("listOddTimes", path="/v1/audit/times", command="audit odd-times"),
         odd_times,
@@ -141,9 +139,7 @@ def add_audit(api: Declarations) -> None:
     )
     inclusion = _read("proveEvent", path="/v1/audit/proofs/inclusion", command="audit prove")
     api.add(inclusion, prove, answers=LeafProofModel, problems=("not-found",))
-    consistency = _read(
-        "proveConsistency", path="/v1/audit/proofs/consistency", command="audit prove-consistency"
-    )
+    consistency = _read("proveConsistency", path="/v1/audit/proofs/consistency", command="audit prove-consistency")
     api.add(consistency, consistent, answers=Consistency, problems=("not-found",))
     tiles = _read("getTile", path="/v1/audit/tiles/{level}/{index}", command="audit tile")
     api.add(tiles, tile, media="application/octet-stream", problems=("not-found",))
@@ -323,9 +319,7 @@ def latest_checkpoint(desk: DeskDep) -> dict[str, Any]:
     return _covered(desk, look)
 
 
-def checkpoint(
-    desk: DeskDep, size: Annotated[int, Path(ge=1, lt=LARGE, examples=[4]), NUMBER]
-) -> dict[str, Any]:
+def checkpoint(desk: DeskDep, size: Annotated[int, Path(ge=1, lt=LARGE, examples=[4]), NUMBER]) -> dict[str, Any]:
     """The checkpoint of a size of the root log, with the first signed note that covers it."""
     with desk.reading() as connection, absent_as(desk):
         return _checkpoint(LedgerProofs(connection), size)
@@ -367,11 +361,7 @@ def consistent(
     name = log if log == "root" else _log(desk, caller, log)
     with desk.reading(None if log == "root" else _own(caller)) as connection, absent_as(desk):
         proofs = LedgerProofs(connection)
-        path = (
-            proofs.root_consistency(old_size, size)
-            if name == "root"
-            else proofs.consistency(name, old_size, size)
-        )
+        path = proofs.root_consistency(old_size, size) if name == "root" else proofs.consistency(name, old_size, size)
     return {"log": name, "old_size": old_size, "size": size, "path": [node.hex() for node in path]}
 
 

@@ -74,9 +74,7 @@ LastDaySince = Annotated[
     int | None, MOMENT, MOMENT_SCHEMA, Query(ge=0, lt=LARGE, description="Default: a day before `until`.")
 ]
 UntilNow = Annotated[int | None, MOMENT, MOMENT_SCHEMA, Query(ge=0, lt=LARGE, description="Default: now.")]
-Subject = Annotated[
-    str, Query(min_length=1, max_length=128, description="The subject's own name, not its pseudonym.")
-]
+Subject = Annotated[str, Query(min_length=1, max_length=128, description="The subject's own name, not its pseudonym.")]
 _read = partial(Operation, method="GET", action=READ, tag="custody", recorded=True)
 
 
@@ -204,9 +202,7 @@ def held_now(
     after = None if position is None else (int(position[0]), str(position[1]), int(position[2]))
     now_us, periods = desk.clock.utc_us(), desk.work_periods()
     with desk.reading(mine) as connection:
-        found = live_residencies(
-            connection, now_us=now_us, tenant=mine, after=after, limit=limit + 1, periods=periods
-        )
+        found = live_residencies(connection, now_us=now_us, tenant=mine, after=after, limit=limit + 1, periods=periods)
     following = None
     if len(found) > limit:
         last = found[limit - 1]
@@ -235,9 +231,7 @@ def covered(
     since: LastDaySince = None,
     until: UntilNow = None,
     classification: Annotated[str | None, Query(min_length=1, max_length=128)] = None,
-    model: Annotated[
-        str | None, Query(pattern=r"^([0-9a-f]{16}|unknown)$", description="As leaves name it.")
-    ] = None,
+    model: Annotated[str | None, Query(pattern=r"^([0-9a-f]{16}|unknown)$", description="As leaves name it.")] = None,
     tier: Annotated[
         str | None,
         Query(

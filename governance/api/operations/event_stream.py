@@ -61,9 +61,7 @@ async def stream(
     caller: CallerDep,
     service: ServiceDep,
     tenant: Tenant = None,
-    shape: Annotated[
-        SiemFormat, Query(description="OCSF, CloudEvents, or the leaf as it stands.")
-    ] = SiemFormat.OCSF,
+    shape: Annotated[SiemFormat, Query(description="OCSF, CloudEvents, or the leaf as it stands.")] = SiemFormat.OCSF,
     begin: Annotated[
         str, Query(pattern="^(oldest|newest)$", description="Where a stream without a cursor begins.")
     ] = "oldest",

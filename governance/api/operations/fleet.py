@@ -91,9 +91,7 @@ def add_fleet(api: Declarations) -> None:
     capacity_ = _read("getCapacity", path="/v1/capacity", command="worker capacity")
     api.add(capacity_, capacity, answers=Capacity, problems=("cursor-invalid",))
     api.add(_read("getShowback", path="/v1/showback", command="showback"), get_showback, answers=Showback)
-    api.add(
-        _read("listPrefixes", path="/v1/prefixes", command="prefixes top"), list_prefixes, answers=Prefixes
-    )
+    api.add(_read("listPrefixes", path="/v1/prefixes", command="prefixes top"), list_prefixes, answers=Prefixes)
     api.add(_read("listSinks", path="/v1/sinks", command="service sinks"), sinks, answers=SinkPage)
     for act, says in _SINK_ACTS.items():
         operation = _operate(f"{act}Sink", path=f"/v1/sinks/{{name}}/{act}", command=f"service {act}-sink")
@@ -116,9 +114,7 @@ def start_scan(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
     return shown(service.scans.start(caller.name))
 
 
-def listed_scans(
-    caller: CallerDep, desk: DeskDep, cursor: Cursor = None, limit: Limit = 100
-) -> dict[str, Any]:
+def listed_scans(caller: CallerDep, desk: DeskDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
     """Scans of workers and of the ledger, newest first."""
     question = CursorBinding("listScans", caller.name, {})
     position = desk.cursors.read(question, cursor)
@@ -198,9 +194,7 @@ def confirm_clock(caller: CallerDep, service: ServiceDep, what: ClockReason) -> 
     now = service.clock.state()
     if not now.in_doubt:
         raise ProblemError("conflict", "the clock of this service is not in doubt")
-    service.record(
-        ClockConfirmed(service.clock.now_us(), now.ahead_us // MICROSECONDS, caller.name, what.reason)
-    )
+    service.record(ClockConfirmed(service.clock.now_us(), now.ahead_us // MICROSECONDS, caller.name, what.reason))
     service.clock.confirm()
     return service.clock.state()._asdict()
 
@@ -250,17 +244,13 @@ _work = partial(Operation, action=Permission.WORK, tag="worker")
 def add_scan_orders(api: Declarations) -> None:
     """Declare the operations."""
     place = "/v1/workers/{worker}/scans"
-    asking = Operation(
-        "orderScan", "POST", place, Permission.OPERATE, "operations", keyed=True, command="scan worker"
-    )
+    asking = Operation("orderScan", "POST", place, Permission.OPERATE, "operations", keyed=True, command="scan worker")
     api.add(asking, order_scan, answers=ScanOrderModel, status=202, problems=("not-found", "conflict"))
     listing = _read("listScanOrders", path="/v1/orphans/orders", command="scan orders")
     api.add(listing, listed_scan_orders, answers=ScanOrderPage, problems=("cursor-invalid",))
     one = _read("getScanOrder", path="/v1/orphans/orders/{order}", command="scan order")
     api.add(one, one_scan_order, answers=ScanOrderModel, problems=("not-found",))
-    api.add(
-        _work("takeScans", "GET", "/v1/worker/scans", command="protocol take-scans"), owed, answers=ScansOwed
-    )
+    api.add(_work("takeScans", "GET", "/v1/worker/scans", command="protocol take-scans"), owed, answers=ScansOwed)
     answering = _work(
         "answerScan",
         "PUT",
@@ -270,9 +260,7 @@ def add_scan_orders(api: Declarations) -> None:
     api.add(answering, answer_scan_order, answers=ScanOrderModel, problems=("not-found", "conflict"))
 
 
-def order_scan(
-    caller: CallerDep, service: ServiceDep, worker: WorkerName, what: ScanWanted
-) -> dict[str, Any]:
+def order_scan(caller: CallerDep, service: ServiceDep, worker: WorkerName, what: ScanWanted) -> dict[str, Any]:
     """Ask a worker to scan all of its memory for orphans and to repair what it finds, at its next pull.
 
     The order that already waits for this worker is given again.
@@ -303,9 +291,7 @@ async def owed(
     caller: CallerDep,
     service: ServiceDep,
     wait: Wait = 0,
-    known: Annotated[
-        str, Query(max_length=4096, pattern=r"^[a-f0-9,]*$", description="Orders that it has.")
-    ] = "",
+    known: Annotated[str, Query(max_length=4096, pattern=r"^[a-f0-9,]*$", description="Orders that it has.")] = "",
 ) -> dict[str, Any]:
     """Scans that this worker is asked for; held open up to `wait` seconds for one that it does not know."""
     taken = set(known.split(","))

@@ -45,15 +45,11 @@ def add_health(api: Declarations) -> None:
     )
     api.add(measured, metrics, media="text/plain")
     api.add(
-        Operation(
-            "getHealth", "GET", "/v1/health", Permission.READ_HEALTH, "operations", command="service health"
-        ),
+        Operation("getHealth", "GET", "/v1/health", Permission.READ_HEALTH, "operations", command="service health"),
         health,
         answers=Health,
     )
-    listing = Operation(
-        "listInbox", "GET", "/v1/inbox", Permission.SELF, "operations", recorded=True, command="inbox"
-    )
+    listing = Operation("listInbox", "GET", "/v1/inbox", Permission.SELF, "operations", recorded=True, command="inbox")
     api.add(listing, inbox, answers=InboxPage, problems=("cursor-invalid",))
 
 

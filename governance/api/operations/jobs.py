@@ -32,9 +32,7 @@ from kvcustody.governance.service.problem_details import ProblemError
 READ = Permission.READ_CUSTODY
 JobId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["cd" * 16])]
 FileName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$", examples=["export.tar"])]
-_mine = partial(
-    Operation, action=READ, tag="jobs", also=(Permission.READ_OPERATIONS,)
-)  # a job is its principal's own
+_mine = partial(Operation, action=READ, tag="jobs", also=(Permission.READ_OPERATIONS,))  # a job is its principal's own
 
 
 def add_jobs(api: Declarations) -> None:

@@ -43,22 +43,16 @@ def add_key_custody(api: Declarations) -> None:
         signing_keys,
         answers=SigningKeys,
     )
-    rotating = _manage(
-        "rotateSigningKey", "POST", "/v1/keys/signing:rotate", keyed=True, command="keys rotate-signing"
-    )
+    rotating = _manage("rotateSigningKey", "POST", "/v1/keys/signing:rotate", keyed=True, command="keys rotate-signing")
     api.add(rotating, rotate, answers=SigningKeys)
     breaking = _manage(
         "confirmBreak", "POST", "/v1/keys/signing:confirm-break", keyed=True, command="keys confirm-break"
     )
     api.add(breaking, confirm_break, answers=BreakModel, problems=("conflict",))
-    unlinking = _manage(
-        "unlinkSubject", "POST", "/v1/keys/subjects:destroy", keyed=True, command="subject unlink"
-    )
+    unlinking = _manage("unlinkSubject", "POST", "/v1/keys/subjects:destroy", keyed=True, command="subject unlink")
     api.add(unlinking, unlink, answers=UnlinkedModel)
     for verb, (action, says) in _ORDERS.items():
-        ordering = _manage(
-            f"{verb}TenantKeys", "POST", f"/v1/keys/tenants:{verb}", keyed=True, command=f"keys {verb}"
-        )
+        ordering = _manage(f"{verb}TenantKeys", "POST", f"/v1/keys/tenants:{verb}", keyed=True, command=f"keys {verb}")
         api.add(ordering, _ordering(action, says), answers=KeyOrderModel, status=202, problems=("conflict",))
     listing = _manage("listKeyOrders", "GET", "/v1/keys/tenants", command="keys orders")
     api.add(listing, orders, answers=KeyOrderPage, problems=("cursor-invalid",))
@@ -95,9 +89,7 @@ def unlink(caller: CallerDep, service: ServiceDep, who: SubjectNamed) -> dict[st
     )._asdict()
 
 
-def orders(
-    caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
-) -> dict[str, Any]:
+def orders(caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
     """Orders on tenants' keys, newest first, and how far each is; workers' acts are in the tenant's log.
 
     An order to destroy is complete when every process that was at work then holds nothing of it any more, and every key
@@ -110,9 +102,7 @@ def orders(
 
 def _ordering(action: str, says: str) -> Callable[..., dict[str, Any]]:
     def ordered(caller: CallerDep, service: ServiceDep, what: TenantNamed) -> dict[str, Any]:
-        made = custody.order(
-            service, service.named(what.tenant), action, actor=caller.name, reason=what.reason
-        )
+        made = custody.order(service, service.named(what.tenant), action, actor=caller.name, reason=what.reason)
         return made._asdict()
 
     ordered.__doc__ = says

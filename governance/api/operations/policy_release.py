@@ -53,9 +53,7 @@ if TYPE_CHECKING:
     from kvcustody.governance.service.service import Service
 
 Number = Annotated[int, Path(ge=1, lt=1 << 31, examples=[3]), NUMBER]
-IfMatch = Annotated[
-    str | None, Header(max_length=200, description="The `ETag` of the release that you have seen.")
-]
+IfMatch = Annotated[str | None, Header(max_length=200, description="The `ETag` of the release that you have seen.")]
 POLICY_STEPS = (
     Permission.APPROVE_POLICY,
     Permission.STAGE_POLICY,
@@ -180,9 +178,7 @@ def add_policies(api: Declarations) -> None:
         api.add(operation, _taking(steps, staged, says), answers=Release, problems=problems)
 
 
-def revisions(
-    caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
-) -> dict[str, Any]:
+def revisions(caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
     """Every revision, newest first."""
     state = _state(service.policies)
     items = [_revision(state, state.proposals[number]) for number in sorted(state.proposals, reverse=True)]
@@ -222,9 +218,7 @@ def enforce_policy(caller: CallerDep, service: ServiceDep, why: EnforcingAsked) 
     )
 
 
-def consents(
-    caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
-) -> dict[str, Any]:
+def consents(caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
     """What a proposed revision would open on your own tenant's data, and has no consent yet."""
     found = pending_consents(_state(service.policies), caller.tenant or "", service.policy_work.assess)
     items = [
@@ -241,9 +235,7 @@ def consents(
     return page(service, CursorBinding("listConsents", caller.name, {}), items, cursor, limit)
 
 
-def records(
-    caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
-) -> dict[str, Any]:
+def records(caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
     """The signed steps themselves, oldest first: whoever trusts nobody folds and verifies them."""
     service.policies.trust  # noqa: B018 - `conflict` where there is none
     items = [{"record": data.decode()} for data in service.policies.records()]
@@ -278,9 +270,7 @@ def _taking(steps: tuple[ReleaseAction, ...], staged: bool | None, says: str) ->
         take.__doc__ = says
         return take
 
-    def take_matching(
-        caller: CallerDep, service: ServiceDep, what: SignedStep, if_match: IfMatch = None
-    ) -> Content:
+    def take_matching(caller: CallerDep, service: ServiceDep, what: SignedStep, if_match: IfMatch = None) -> Content:
         if if_match is None:
             raise ProblemError("if-match-required")
         if if_match.strip() not in (_tag(_state(service.policies)), "*"):

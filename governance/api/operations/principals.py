@@ -61,17 +61,11 @@ _manage = partial(Operation, action=Permission.MANAGE_KEYS, tag="principals")
 
 def add_principal_endings(api: Declarations) -> None:
     """Declare the operations."""
-    keys_ = _manage(
-        "listKeys", "GET", "/v1/principals/{name}/keys", also=(Permission.ENROL,), command="apikey list"
-    )
+    keys_ = _manage("listKeys", "GET", "/v1/principals/{name}/keys", also=(Permission.ENROL,), command="apikey list")
     api.add(keys_, keys, answers=ApiKeyPage, problems=("not-found",))
-    disabling = _manage(
-        "disablePrincipal", "POST", "/v1/principals:disable", keyed=True, command="principal disable"
-    )
+    disabling = _manage("disablePrincipal", "POST", "/v1/principals:disable", keyed=True, command="principal disable")
     api.add(disabling, disable, answers=PrincipalModel, problems=("not-found",))
-    revoking = _manage(
-        "revokeKeys", "POST", "/v1/principals:revoke-keys", keyed=True, command="apikey revoke"
-    )
+    revoking = _manage("revokeKeys", "POST", "/v1/principals:revoke-keys", keyed=True, command="apikey revoke")
     api.add(revoking, revoke_keys, answers=EndedKeys, problems=("not-found",))
     keeping = _manage(
         "keepKey",
@@ -141,9 +135,7 @@ def add_enrolment(api: Declarations) -> None:
     api.add(enrolling, enrol, answers=Enrolled, status=201)
     issuing = _enrol("issueKey", "POST", "/v1/principals/{name}/keys", keyed=True, command="apikey issue")
     api.add(issuing, issue_key, answers=IssuedKeyModel, status=201, problems=("not-found",))
-    enabling = _enrol(
-        "enablePrincipal", "POST", "/v1/principals:enable", keyed=True, command="principal enable"
-    )
+    enabling = _enrol("enablePrincipal", "POST", "/v1/principals:enable", keyed=True, command="principal enable")
     api.add(enabling, enable, answers=PrincipalModel, problems=("not-found",))
 
 
@@ -198,19 +190,13 @@ def add_self_service(api: Declarations) -> None:
         own_keys,
         answers=ApiKeyPage,
     )
-    rotate = _mine(
-        "rotateOwnKey", "POST", "/v1/keys:rotate", keyed=True, at_workers=True, command="apikey rotate"
-    )
+    rotate = _mine("rotateOwnKey", "POST", "/v1/keys:rotate", keyed=True, at_workers=True, command="apikey rotate")
     api.add(rotate, rotate_own_key, answers=IssuedKeyModel, status=201)
-    revoke = _mine(
-        "revokeOwnKey", "DELETE", "/v1/keys/{prefix}", at_workers=True, command="apikey revoke-own"
-    )
+    revoke = _mine("revokeOwnKey", "DELETE", "/v1/keys/{prefix}", at_workers=True, command="apikey revoke-own")
     api.add(revoke, revoke_own_key, status=204, problems=("not-found", "conflict"))
     begin = _mine("beginSession", "POST", "/v1/session", keyed=True, command="principal begin-session")
     api.add(begin, begin_session, answers=Session, status=201)
-    api.add(
-        _mine("endSession", "DELETE", "/v1/session", command="principal end-session"), end_session, status=204
-    )
+    api.add(_mine("endSession", "DELETE", "/v1/session", command="principal end-session"), end_session, status=204)
     stating = _mine("apiDocument", "GET", "/v1/openapi.json", command="service document")
     api.add(stating, document, answers=OpenApiDocument)
 
@@ -250,9 +236,7 @@ def own_keys(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
     return {"items": [key._asdict() for key in service.principals.keys(caller.name)]}
 
 
-def rotate_own_key(
-    caller: CallerDep, service: ServiceDep, wire: WireDep, how: RotationModel
-) -> dict[str, Any]:
+def rotate_own_key(caller: CallerDep, service: ServiceDep, wire: WireDep, how: RotationModel) -> dict[str, Any]:
     """A new key for yourself; your other keys end after the overlap.
 
     It is bound to the client certificate that the key you ask with is bound to; with `bind`, to the one of this
@@ -263,9 +247,7 @@ def rotate_own_key(
     _enrolled(caller.by)
     book, presented = service.principals, wire.certificate
     if how.bind and presented is None:
-        raise ProblemError(
-            "invalid", "`bind` needs a connection with a client certificate (`workers_listen`)"
-        )
+        raise ProblemError("invalid", "`bind` needs a connection with a client certificate (`workers_listen`)")
     bound = presented if how.bind else book.binding(caller.key)
     return book.issue_key(
         caller.name,
@@ -277,14 +259,10 @@ def rotate_own_key(
     )._asdict()
 
 
-def revoke_own_key(
-    caller: CallerDep, service: ServiceDep, prefix: Prefix, allow_last: AllowLast = False
-) -> Content:
+def revoke_own_key(caller: CallerDep, service: ServiceDep, prefix: Prefix, allow_last: AllowLast = False) -> Content:
     """Refuse one of your keys, and those that were made with it, from now on; not the other key that you ask with."""
     keep = caller.key if caller.by == "key" else ""
-    service.principals.revoke_key(
-        prefix, principal=caller.name, keep=keep, allow_last=allow_last, by=caller.name
-    )
+    service.principals.revoke_key(prefix, principal=caller.name, keep=keep, allow_last=allow_last, by=caller.name)
     service.changed()
     return Content(media=None, status=204)
 
@@ -309,9 +287,7 @@ def end_session(service: ServiceDep, wire: WireDep) -> Content:
 
 def _enrolled(by: str) -> None:
     if by == "token":
-        raise ProblemError(
-            "conflict", "a token's issuer keeps its principal; there is no key or session for it here"
-        )
+        raise ProblemError("conflict", "a token's issuer keeps its principal; there is no key or session for it here")
     if by == "local":
         raise ProblemError("conflict", "a key or a session of one's own is asked for over a server")
 
@@ -321,9 +297,7 @@ def shown(found: PrincipalRecord) -> dict[str, Any]:
     return found._asdict() | {"roles": sorted(found.roles)}
 
 
-def principals(
-    desk: DeskDep, caller: CallerDep, *, cursor: Cursor = None, limit: Limit = 100
-) -> dict[str, Any]:
+def principals(desk: DeskDep, caller: CallerDep, *, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
     """Every principal that was ever enrolled, in the order of names."""
     question = CursorBinding("listPrincipals", caller.name, {})
     position = desk.cursors.read(question, cursor)

@@ -132,9 +132,7 @@ def make_report(caller: CallerDep, service: ServiceDep, what: ReportRequest) -> 
     except ConfigError as error:
         raise ProblemError("invalid", error.message) from None
     record_read(service, caller, "makeReport", tenant=mine)
-    return shown(
-        start_report(service, caller.name, asked, formats, expects=what.expected_digest, party=caller.party)
-    )
+    return shown(start_report(service, caller.name, asked, formats, expects=what.expected_digest, party=caller.party))
 
 
 SCHEDULE_ACTS = {
@@ -182,9 +180,7 @@ def _new_schedule(caller: Caller, service: Service, what: ScheduleRequest) -> Sc
 def _check_hands_over(caller: Caller, destinations: Sequence[object]) -> None:
     """Raise `forbidden` where this person may read reports, and have none handed over."""
     if destinations and not may_hand_over(caller):
-        raise ProblemError(
-            "forbidden", "a tenant's administrator has reports handed over; its viewers read them"
-        )
+        raise ProblemError("forbidden", "a tenant's administrator has reports handed over; its viewers read them")
 
 
 def change_schedule(caller: Caller, service: Service, schedule: str, act: str, reason: str) -> Schedule:
@@ -219,9 +215,7 @@ def _retried_report(caller: Caller, service: Service, report: str) -> MadeReport
 
 
 def _changing(act: str, says: str) -> Callable[..., dict[str, Any]]:
-    def change(
-        caller: CallerDep, service: ServiceDep, schedule: ScheduleId, what: ScheduleReason
-    ) -> dict[str, Any]:
+    def change(caller: CallerDep, service: ServiceDep, schedule: ScheduleId, what: ScheduleReason) -> dict[str, Any]:
         done = change_schedule(caller, service, schedule, act, what.reason)
         return done.data(service.clock.utc_us())
 
@@ -280,9 +274,7 @@ def check(caller: CallerDep, service: ServiceDep, what: CheckRequest) -> dict[st
 
     parameters = {"keys": len(keys), "notes": len(kept)}
     return shown(
-        service.jobs.start(
-            "check", work, principal=caller.name, tenant=None, parameters=parameters, party=caller.party
-        )
+        service.jobs.start("check", work, principal=caller.name, tenant=None, parameters=parameters, party=caller.party)
     )
 
 
@@ -313,9 +305,7 @@ def list_reports(
     position = desk.cursors.read(question, cursor)
     before = None if position is None else (int(position[0]), str(position[1]))
     with desk.reading() as connection:
-        found, more = made_reports(
-            connection, tenant=mine, before=before, limit=limit, verdicts=desk.verdicts
-        )
+        found, more = made_reports(connection, tenant=mine, before=before, limit=limit, verdicts=desk.verdicts)
     following = desk.cursors.write(question, [found[-1].created_us, found[-1].report]) if more else None
     return {"items": [item.data() for item in found], "next": following}
 

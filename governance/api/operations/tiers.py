@@ -101,12 +101,10 @@ class TransferQuery(ParameterGroup):
     """Which decisions are listed."""
 
     tenant: Tenant = None
-    tier: Annotated[
-        str | None, Query(pattern=r"^(host|nvme|remote)$", description="Only about this tier.")
-    ] = None
-    action: Annotated[
-        str | None, Query(pattern=r"^(store|restore)$", description="Only stores, or only restores.")
-    ] = None
+    tier: Annotated[str | None, Query(pattern=r"^(host|nvme|remote)$", description="Only about this tier.")] = None
+    action: Annotated[str | None, Query(pattern=r"^(store|restore)$", description="Only stores, or only restores.")] = (
+        None
+    )
     choice: Annotated[
         str | None,
         Query(

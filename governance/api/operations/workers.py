@@ -115,32 +115,22 @@ def add_workers(api: Declarations) -> None:
     )
     met = _work("assignIssuer", "PUT", "/v1/worker/issuers", command="protocol assign-issuer")
     api.add(met, assign_issuer, answers=KnownIssuers, problems=("conflict",))
-    began = _work(
-        "requestWorkersErasure", "PUT", "/v1/worker/erasures/{erasure}", command="protocol request-erasure"
-    )
+    began = _work("requestWorkersErasure", "PUT", "/v1/worker/erasures/{erasure}", command="protocol request-erasure")
     api.add(began, request_erasure, answers=ErasureOnRecord, problems=("conflict",))
-    refused = _work(
-        "reportAttempts", "POST", "/v1/worker/attempts", keyed=True, command="protocol report-attempts"
-    )
+    refused = _work("reportAttempts", "POST", "/v1/worker/attempts", keyed=True, command="protocol report-attempts")
     api.add(refused, attempts, answers=Heard)
-    checking = _work(
-        "checkPseudonyms", "POST", "/v1/worker/pseudonyms:check", command="protocol check-pseudonyms"
-    )
+    checking = _work("checkPseudonyms", "POST", "/v1/worker/pseudonyms:check", command="protocol check-pseudonyms")
     api.add(checking, check_pseudonyms, answers=UnlinkedModel)
     kept = _hand_in("checkKept", "PUT", f"{mine}/kept", command="protocol check-kept")
     api.add(kept, check_kept, answers=Covered, problems=("not-found",))
     more = ("not-found", "refused-leaf", "unsupported-media-type", "worker-protocol", "ledger-schema")
-    batch = _hand_in(
-        "shipBatch", "PUT", f"{mine}/batches/{{sequence}}", batch=True, command="protocol ship-batch"
-    )
+    batch = _hand_in("shipBatch", "PUT", f"{mine}/batches/{{sequence}}", batch=True, command="protocol ship-batch")
     api.add(batch, ship, answers=BatchStored, problems=more, more=_BATCH)
 
 
 def add_doors(api: Declarations) -> None:
     """Declare the operations on doors, and the one by which erase epochs are taken."""
-    listing = Operation(
-        "listDoors", "GET", "/v1/doors", Permission.READ_OPERATIONS, "operations", command="door list"
-    )
+    listing = Operation("listDoors", "GET", "/v1/doors", Permission.READ_OPERATIONS, "operations", command="door list")
     api.add(listing, listed_doors, answers=Doors)
     taking = Operation(
         "takeEpochs",
@@ -183,9 +173,7 @@ async def erasures(
     caller: CallerDep,
     service: ServiceDep,
     wait: Wait = 0,
-    known: Annotated[
-        str, Query(max_length=4096, pattern=r"^[A-Za-z0-9,-]*$", description="Orders that it has.")
-    ] = "",
+    known: Annotated[str, Query(max_length=4096, pattern=r"^[A-Za-z0-9,-]*$", description="Orders that it has.")] = "",
     keys: Annotated[
         int | None,
         Query(ge=0, lt=LARGE, description="The newest order on keys that it has; 0: none."),
@@ -198,9 +186,7 @@ async def erasures(
     ] = None,
     restrictions: Annotated[
         str | None,
-        Query(
-            max_length=64, pattern=r"^[0-9a-f]*$", description="Digest of the restrictions that it follows."
-        ),
+        Query(max_length=64, pattern=r"^[0-9a-f]*$", description="Digest of the restrictions that it follows."),
     ] = None,
     done: Annotated[
         bool,
@@ -242,9 +228,7 @@ def assign_issuer(caller: CallerDep, service: ServiceDep, what: MetIssuer) -> di
     return {"issuers": list(found.all)}
 
 
-def request_erasure(
-    caller: CallerDep, service: ServiceDep, erasure: ErasureId, what: BegunErasure
-) -> dict[str, Any]:
+def request_erasure(caller: CallerDep, service: ServiceDep, erasure: ErasureId, what: BegunErasure) -> dict[str, Any]:
     """Put an erasure on record that this worker's engine began: every other worker carries it out as well.
 
     The request names this worker as its actor.
@@ -262,9 +246,7 @@ def listed(caller: CallerDep, desk: DeskDep, cursor: Cursor = None, limit: Limit
     return {"items": [worker._asdict() for _, worker in found[:limit]], "next": following}
 
 
-def register(
-    caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: IncarnationModel
-) -> dict[str, Any]:
+def register(caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: IncarnationModel) -> dict[str, Any]:
     """Put a new incarnation of this worker on record; closes the custody of its dead predecessors.
 
     It may be repeated, to hear again which issuers of tenants the ledger knows. A process whose clock is too far from
@@ -300,8 +282,7 @@ def attempts(caller: CallerDep, service: ServiceDep, what: AttemptsReport) -> di
     """Identities that the door before this worker's engine has refused: they go on record, as of that door."""
     now_us = service.clock.now_us()
     found = [
-        Attempted(one.reason, one.source, one.attempts, now_us - MICROSECONDS * what.seconds)
-        for one in what.items
+        Attempted(one.reason, one.source, one.attempts, now_us - MICROSECONDS * what.seconds) for one in what.items
     ]
     service.submit(events_of("door", found, now_us, of_worker=caller.name))
     return {"at_us": service.clock.utc_us(), "unlinkings": _unlinkings(service)}
@@ -439,9 +420,7 @@ def plain_body(body: bytes, encoding: str | None, bytes_max: int) -> bytes:
         return body
     if encoding.strip().lower() != ENCODING:
         accepted = {"Accept-Encoding": ENCODING}
-        raise ProblemError(
-            "unsupported-media-type", f"a batch comes plain or as `{ENCODING}`", headers=accepted
-        )
+        raise ProblemError("unsupported-media-type", f"a batch comes plain or as `{ENCODING}`", headers=accepted)
     try:
         return decompress(body, bytes_max=bytes_max)
     except CompressionError as problem:

@@ -205,9 +205,7 @@ class KnownCaller(NamedTuple):
     unchanged_until_us: int  # the same, while no key and no principal is seen to change
     remembered_until_us: int  # the same, where the database does not answer (rule 7)
     narrowings: int  # of the principals, before the key was looked up
-    seen: (
-        Hashable  # of all keys and principals, before that; None: they were not looked at, or it is a person
-    )
+    seen: Hashable  # of all keys and principals, before that; None: they were not looked at, or it is a person
 
 
 def unauthenticated() -> ProblemError:

@@ -116,9 +116,7 @@ def find_principal(connection: Connection, name: str) -> PrincipalRecord | None:
     return None if row is None else principal_of(row)
 
 
-def principals_after(
-    connection: Connection, after: str, limit: int | None
-) -> tuple[list[PrincipalRecord], bool]:
+def principals_after(connection: Connection, after: str, limit: int | None) -> tuple[list[PrincipalRecord], bool]:
     """Principals in the order of their names, from behind a name on, and whether more follow.
 
     `limit`, and more where the name of the last could not be read; None: all of them.

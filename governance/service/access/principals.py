@@ -161,9 +161,7 @@ class Principals:
         self._clock = clock
         self._record = record
         self._issuers = frozenset(issuers)
-        self.narrowings = (
-            0  # another number once something here has narrowed: what was found before may not hold
-        )
+        self.narrowings = 0  # another number once something here has narrowed: what was found before may not hold
 
     def enrol(
         self, name: str, roles: Iterable[Role], *, tenant: str | None = None, kind: str = "person", by: str
@@ -189,9 +187,7 @@ class Principals:
             raise _taken(name) from None
         return found
 
-    def disable(
-        self, name: str, *, version: int | None = None, allow_last: bool = False, by: str
-    ) -> PrincipalRecord:
+    def disable(self, name: str, *, version: int | None = None, allow_last: bool = False, by: str) -> PrincipalRecord:
         """End a principal and all of its keys and sessions at once; on record afterwards.
 
         Raises `conflict` for the last who manages keys, unless `allow_last`.
@@ -253,9 +249,7 @@ class Principals:
         if principal.disabled_us is not None:
             raise ProblemError("conflict", f"principal `{name}` is disabled")
         if principal.kind == TOKEN:
-            raise ProblemError(
-                "conflict", f"principal `{name}` is kept by an issuer of tokens; it has no keys"
-            )
+            raise ProblemError("conflict", f"principal `{name}` is kept by an issuer of tokens; it has no keys")
         if certificate is not None and not PROCESSES.intersection(principal.roles):
             raise ProblemError("invalid", "a key is bound to a certificate for a worker or a door alone")
         self._claim(by, principal.roles)
@@ -501,9 +495,7 @@ class Principals:
     def _note(self, principal: PrincipalRecord, action: str, by: str, detail: str = "") -> None:
         roles = tuple(sorted(principal.roles))
         at_us = self._clock.now_us()
-        self._record(
-            PrincipalChanged(at_us, principal.name, action, roles, principal.tenant or "", by, detail)
-        )
+        self._record(PrincipalChanged(at_us, principal.name, action, roles, principal.tenant or "", by, detail))
 
 
 def _counts(row: Any, now_us: int, certificate: str | None) -> bool:

@@ -114,9 +114,7 @@ for _role in Role:
 
 OF_TENANTS = frozenset({Role.TENANT_VIEWER, Role.TENANT_ADMIN})
 APART: tuple[tuple[Role, Role], ...] = ((Role.AUTHOR, Role.APPROVER),)
-PROCESSES = frozenset(
-    {Role.WORKER, Role.DOOR}
-)  # programs of the fleet: a key of theirs may be bound to a certificate
+PROCESSES = frozenset({Role.WORKER, Role.DOOR})  # programs of the fleet: a key of theirs may be bound to a certificate
 ALONE = PROCESSES | {Role.BOOTSTRAP}  # machines: these combine with no other role
 RECORDED = frozenset({Role.DPO, Role.AUDITOR, Role.TENANT_ADMIN})  # whose reads of the ledger are events
 

@@ -48,9 +48,7 @@ class StandingSession(NamedTuple):
 class Sessions:
     """Begins, finds and ends sessions; thread-safe."""
 
-    def __init__(
-        self, engine: Engine, secret: ServiceSecret, clock: Clock, *, seconds: int, idle_seconds: int
-    ) -> None:
+    def __init__(self, engine: Engine, secret: ServiceSecret, clock: Clock, *, seconds: int, idle_seconds: int) -> None:
         self._engine = engine
         self._key = secret.key("session")
         self._csrf_key = secret.key("csrf")

@@ -152,9 +152,7 @@ class EpochBook:
         """
         ends_us, now_us = self._end_us(), self._clock.utc_us()
         with self._writing() as connection:
-            own = select(func.max(_table.number)).where(
-                _table.key == self._key_id, _table.kind.in_(_OF_FLEET)
-            )
+            own = select(func.max(_table.number)).where(_table.key == self._key_id, _table.kind.in_(_OF_FLEET))
             if known is not None and (connection.scalar(own) or 0) > known:
                 return []
             newest, _ = newest_and_floor(connection)
@@ -167,9 +165,7 @@ class EpochBook:
             made = self._raise_fleet(connection, _RESTORED, ends_us, at_us, above=most)
         with self._lock:
             self._snapshot = EraseEpochs()
-        _log.warning(
-            "erase epochs were lost, as in a restore: the fleet is raised, and every router's name ends"
-        )
+        _log.warning("erase epochs were lost, as in a restore: the fleet is raised, and every router's name ends")
         return made
 
     def _raise_fleet(
@@ -219,9 +215,7 @@ class EpochBook:
                 people = subjects_of_session(connection, selector.tenant, selector.session)
         if people is None:
             return whole
-        return made + [
-            Raise(SUBJECT, self._tags.of(EpochScope(issuer, tenant, one)), shared) for one in people
-        ]
+        return made + [Raise(SUBJECT, self._tags.of(EpochScope(issuer, tenant, one)), shared) for one in people]
 
     def _insert(
         self,
@@ -256,9 +250,7 @@ class EpochBook:
     def _end_us(self) -> int:
         return self._clock.utc_us() + max(self._ceiling_us() or 0, self._namespace_us)
 
-    def _settle(
-        self, connection: Connection, at_us: int, shared: bytes | None, kind: str, number: int
-    ) -> list[Event]:
+    def _settle(self, connection: Connection, at_us: int, shared: bytes | None, kind: str, number: int) -> list[Event]:
         """End the waiting for a tenant's shared name (None: every tenant's), which ends with this number.
 
         A leaf for each erasure that waited.
@@ -365,9 +357,7 @@ class EpochBook:
 
     def _has_foreign(self, connection: Connection) -> bool:
         own = select(func.max(_table.number)).where(_table.key == self._key_id, _table.kind.in_(_OF_FLEET))
-        foreign = select(func.max(_table.number)).where(
-            _table.key != self._key_id, _table.kind != _KEY_CHANGED
-        )
+        foreign = select(func.max(_table.number)).where(_table.key != self._key_id, _table.kind != _KEY_CHANGED)
         return (connection.scalar(foreign) or 0) > (connection.scalar(own) or 0)
 
 

@@ -31,13 +31,9 @@ class FoundRun(NamedTuple):
     covered: bool
 
 
-def find_runs(
-    connection: Connection, worker: str, runs: Sequence[LeafRun], signed_size: int | None
-) -> list[FoundRun]:
+def find_runs(connection: Connection, worker: str, runs: Sequence[LeafRun], signed_size: int | None) -> list[FoundRun]:
     """What became of each run; `signed_size`: root leaves under the newest signed checkpoint, None: there is none."""
-    query = select(incarnations.c.uuid, incarnations.c.id).join(
-        workers, workers.c.id == incarnations.c.worker
-    )
+    query = select(incarnations.c.uuid, incarnations.c.id).join(workers, workers.c.id == incarnations.c.worker)
     mine = query.where(workers.c.name == worker, incarnations.c.uuid.in_({run.incarnation for run in runs}))
     ids = {row.uuid: row.id for row in connection.execute(mine)}
     proofs, sealed = LedgerProofs(connection), dict[str, int]()

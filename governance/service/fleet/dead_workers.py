@@ -119,9 +119,7 @@ class DeadWorkers:
         if silent_seconds < AT_WORK_SECONDS:
             raise ProblemError("conflict", f"the process was heard {silent_seconds} s ago: it is at work")
         if asked is None:
-            self._record(
-                WorkerClosingAsked(self._clock.now_us(), found[0].worker, incarnation, actor, reason)
-            )
+            self._record(WorkerClosingAsked(self._clock.now_us(), found[0].worker, incarnation, actor, reason))
             return "asked"
         said = asked["reason"] if asked["reason"] == reason else f"{asked['reason']}; {reason}"
         why = Closing(DECLARED, silent_seconds, 0, asked["actor"], actor, said, spill_lost=True)
@@ -141,15 +139,11 @@ class DeadWorkers:
             try:
                 done = self._close(incarnation, why, self._ending.is_set)
             except (SQLAlchemyError, CustodyError) as problem:
-                _log.warning(
-                    "a dead process is not closed yet", incarnation=incarnation, reason=describe(problem)
-                )
+                _log.warning("a dead process is not closed yet", incarnation=incarnation, reason=describe(problem))
                 continue
             if done and why.closed_by == SILENCE:
                 days = self._bound_seconds // DAY_SECONDS
-                _log.warning(
-                    "nothing was heard of a process: it is closed", incarnation=incarnation, days=days
-                )
+                _log.warning("nothing was heard of a process: it is closed", incarnation=incarnation, days=days)
 
     def close(self) -> None:
         """End the thread once its step is over; may be called again."""
@@ -206,9 +200,7 @@ class DeadWorkers:
                 _log.warning("dead workers are not closed", exc_info=True)
 
 
-def _asked_by_another(
-    connection: Connection, incarnation: str, actor: str, since_us: int
-) -> dict[str, str] | None:
+def _asked_by_another(connection: Connection, incarnation: str, actor: str, since_us: int) -> dict[str, str] | None:
     """The newest word of somebody else who asked for the closing of a process."""
     query = select(events.c.leaf).where(events.c.kind == _ASKED, events.c.at_us >= since_us, has_leaf(events))
     for leaf in connection.scalars(query.order_by(events.c.idx.desc())):

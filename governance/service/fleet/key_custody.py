@@ -59,9 +59,7 @@ def hand_over(service: Service, actor: str, kind: SigningKind | None) -> list[Si
         except SigningKeyError as error:
             raise ProblemError("conflict", error.message) from None
         except LedgerUnavailable:
-            raise ProblemError(
-                "unavailable", "the ledger cannot record", headers={"Retry-After": "2"}
-            ) from None
+            raise ProblemError("unavailable", "the ledger cannot record", headers={"Retry-After": "2"}) from None
         finally:
             service.signer = service.signing_with(read_signing_key(path))
     return signing_keys(service)
@@ -79,15 +77,11 @@ def confirm_break(service: Service, actor: str, reason: str) -> LogBreak:
         key = read_signing_key(path)
         signer.close()
         try:
-            broken = signing.confirm_break(
-                signer, key, service.engine, service.writer, service.clock, actor, reason
-            )
+            broken = signing.confirm_break(signer, key, service.engine, service.writer, service.clock, actor, reason)
         except (ConfigError, SigningKeyError) as error:
             raise ProblemError("conflict", error.message) from None
         except LedgerUnavailable:
-            raise ProblemError(
-                "unavailable", "the ledger cannot record", headers={"Retry-After": "2"}
-            ) from None
+            raise ProblemError("unavailable", "the ledger cannot record", headers={"Retry-After": "2"}) from None
         finally:
             service.signer = service.signing_with(key)
     service.raise_above(None)
@@ -124,9 +118,7 @@ def order(service: Service, tenant: str, action: str, *, actor: str, reason: str
         _check_not_restricted(service, tenant)
     service.record(KeysOrdered(service.clock.now_us(), tenant, action, actor, reason))
     service.changed()
-    return next(
-        found for found in reversed(orders(service)) if (found.tenant, found.action) == (tenant, action)
-    )
+    return next(found for found in reversed(orders(service)) if (found.tenant, found.action) == (tenant, action))
 
 
 def _check_not_restricted(service: Service, tenant: str) -> None:

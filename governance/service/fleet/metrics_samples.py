@@ -206,9 +206,7 @@ class ServiceMetrics:
                 continue
             for tenant, value in values.items():
                 place = (name, (self._label(tenant, self._shown),))
-                found[place] = (
-                    max(found[place], int(value)) if measure == "thrashing" else found[place] + int(value)
-                )
+                found[place] = max(found[place], int(value)) if measure == "thrashing" else found[place] + int(value)
 
     def _read_routes(self) -> tuple[Sample, ...]:
         with self._service.reading() as connection:
@@ -241,9 +239,7 @@ class ServiceMetrics:
             added["deletion_overdue_units", (label,)] += sums.overdue
             added["deletion_unproven_units", (label,)] += sums.unproven
         for denial in denials:
-            added["reuse_denied_requests_total", (self._label(denial.reader, shown), denial.rule)] += (
-                denial.requests
-            )
+            added["reuse_denied_requests_total", (self._label(denial.reader, shown), denial.rule)] += denial.requests
         for orphan, number in orphans.items():
             added["orphan_findings", (orphan,)] += number
         made: list[Sample] = [(name, labels, value) for (name, labels), value in sorted(added.items())]

@@ -59,17 +59,13 @@ class PolicyReleases:
         self._ledger = ledger
         self._verified: tuple[Trust, list[bytes], ReleaseState] | None = None
         self._table: tuple[Trust | None, int, DecisionTable | None] = (None, 0, None)  # of so many steps
-        self._authorized: dict[
-            tuple[int, Action, str, int], str
-        ] = {}  # what is on record, and why not (empty: so)
+        self._authorized: dict[tuple[int, Action, str, int], str] = {}  # what is on record, and why not (empty: so)
 
     @property
     def trust(self) -> Trust:
         """The trust configuration; raises `conflict` where there is none."""
         if self._trust is None:
-            raise ProblemError(
-                "conflict", "this service has no trust configuration for policies; set `policy_trust`"
-            )
+            raise ProblemError("conflict", "this service has no trust configuration for policies; set `policy_trust`")
         return self._trust.current()
 
     def records(self) -> list[bytes]:
@@ -126,9 +122,7 @@ class PolicyReleases:
                 self._remember((steps, action, tenant, -1), "")
             return
         levels = [
-            table.policy.classifications.index(name)
-            for name in classifications
-            if name in table.policy.classifications
+            table.policy.classifications.index(name) for name in classifications if name in table.policy.classifications
         ]
         for level in levels or range(len(table.policy.classifications)):
             name = table.policy.classifications[level]
@@ -202,9 +196,7 @@ class PolicyReleases:
         if type(revision) is not int:
             raise ReleaseError("the step names no revision")
         if (record.body.get("stage") is not None) is not staged:
-            raise ProblemError(
-                "invalid", "the step is staged where it must not be, or is not where it must be"
-            )
+            raise ProblemError("invalid", "the step is staged where it must not be, or is not where it must be")
         proposal = state.proposal(revision)
         state.check_activable(proposal, max(self._clock.utc_us(), record.at_us))
         gates.check(state, proposal, self.assess)

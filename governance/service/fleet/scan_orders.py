@@ -99,9 +99,7 @@ class ScanOrders:
                 connection.execute(update(service_scan_orders).where(where).values(taken_us=now_us))
         return found
 
-    def answer(
-        self, worker: str, order: str, incarnation: str, *, scan: int | None, reason: str | None
-    ) -> ScanOrder:
+    def answer(self, worker: str, order: str, incarnation: str, *, scan: int | None, reason: str | None) -> ScanOrder:
         """What became of an order: the number of a scan of this incarnation, or why there is none.
 
         The first answer stays. Raises `not-found` for another worker's order, `conflict` while the ledger has no such
@@ -128,9 +126,7 @@ class ScanOrders:
         with self._engine.connect() as connection:
             return self._get(connection, order, self._clock.utc_us())
 
-    def listed(
-        self, *, before: tuple[int, str] | None = None, limit: int = 100
-    ) -> tuple[list[ScanOrder], bool]:
+    def listed(self, *, before: tuple[int, str] | None = None, limit: int = 100) -> tuple[list[ScanOrder], bool]:
         """Orders, newest first, from the one `before` (its `at_us` and `order`) on; whether more are.
 
         `limit`, and more where the order of the last could not be read.

@@ -32,9 +32,7 @@ def assign_issuer(service: Service, worker: str, issuer: str, tenants: str) -> I
         if known.knows(issuer) or (tenants == BARE and known.home):
             return known
         if tenants != BARE and not known.home:
-            raise ProblemError(
-                "conflict", "the ledger's bare tenant ids have no issuer yet; assign that first"
-            )
+            raise ProblemError("conflict", "the ledger's bare tenant ids have no issuer yet; assign that first")
         _check_listed(service, issuer, tenants)
         service.record(IssuerAssigned(service.clock.now_us(), issuer, tenants, worker))
         with service.reading() as connection:
@@ -85,14 +83,10 @@ def request_erasure(service: Service, worker: str, erasure: str, selector: str, 
 def _check_listed(service: Service, issuer: str, tenants: str) -> None:
     """Rule 3."""
     state = service.policies.released()
-    policies = (
-        [] if state is None else [one.policy for one in (state.active, state.staged) if one is not None]
-    )
+    policies = [] if state is None else [one.policy for one in (state.active, state.staged) if one is not None]
     listed = [policy.issuers for policy in policies if policy.issuers]
     if not listed:
         return
     if any(issuer == issuers[0] if tenants == BARE else issuer in issuers for issuers in listed):
         return
-    raise ProblemError(
-        "conflict", f"no policy in effect lists the issuer `{issuer}` so: list it under `issuers`"
-    )
+    raise ProblemError("conflict", f"no policy in effect lists the issuer `{issuer}` so: list it under `issuers`")

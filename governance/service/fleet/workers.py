@@ -52,9 +52,7 @@ _RECEIVED = (
 _HEARD = (
     update(service_workers)
     .where(_OF)
-    .values(
-        {name: bindparam(name) for name in ("seen_us", "policy_revision", "status", "charged", "tenants")}
-    )
+    .values({name: bindparam(name) for name in ("seen_us", "policy_revision", "status", "charged", "tenants")})
 )
 _HEARD_LATE = _HEARD.where(service_workers.c.seen_us <= bindparam("then_us"))
 
@@ -84,9 +82,7 @@ class WorkerRun(NamedTuple):
     tenants: dict[str, dict[str, float]]  # by measure, then by tenant
     origin: str = ""  # empty: an engine at work
     state: WorkerState = WorkerState.AT_WORK  # as every page, command, answer and metric says it
-    epoch_version: int | None = (
-        None  # of the erase epochs that it acts by; None: it never asked, or has ended
-    )
+    epoch_version: int | None = None  # of the erase epochs that it acts by; None: it never asked, or has ended
     epoch_since_us: int | None = None
     epoch_behind_since_us: int | None = None  # None: it has the newest
     unread: str = ""  # what of its row cannot be read
@@ -101,9 +97,7 @@ def _state(ended: bool, silent: bool) -> WorkerState:
     return WorkerState.SILENT if silent else WorkerState.AT_WORK
 
 
-def _with_reports(
-    connection: Connection, processes: Iterator[RowMapping]
-) -> Iterator[tuple[RowMapping, StoredRow]]:
+def _with_reports(connection: Connection, processes: Iterator[RowMapping]) -> Iterator[tuple[RowMapping, StoredRow]]:
     """Each process with what it last said of itself; many are looked up at once."""
     while some := list(islice(processes, _AT_ONCE)):
         mine = service_workers.c.incarnation.in_([row["uuid"] for row in some])
@@ -165,9 +159,7 @@ class Fleet:
         self._close_before(worker, incarnation)
         return made
 
-    def _put_on_record(
-        self, worker: str, incarnation: str, offset_us: int, utc_us: int | None, role: str
-    ) -> bool:
+    def _put_on_record(self, worker: str, incarnation: str, offset_us: int, utc_us: int | None, role: str) -> bool:
         now_us = self._clock.utc_us()
         try:
             with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
@@ -297,14 +289,10 @@ class Fleet:
         try:
             with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
                 if late:
-                    rows = [
-                        {"of": life, "then_us": values["seen_us"], **values} for life, values in late.items()
-                    ]
+                    rows = [{"of": life, "then_us": values["seen_us"], **values} for life, values in late.items()]
                     connection.execute(_HEARD_LATE, rows)
                 if received:
-                    rows = [
-                        {"of": life, "sequence": row[0], "at_us": row[1]} for life, row in received.items()
-                    ]
+                    rows = [{"of": life, "sequence": row[0], "at_us": row[1]} for life, row in received.items()]
                     connection.execute(_RECEIVED, rows)
                 if heard:
                     rows = [{"of": life, **values} for life, values in heard.items()]
@@ -317,9 +305,7 @@ class Fleet:
             return problem
         return None
 
-    def listed(
-        self, *, after: int = 0, limit: int = 100, only_open: bool = False
-    ) -> list[tuple[int, WorkerRun]]:
+    def listed(self, *, after: int = 0, limit: int = 100, only_open: bool = False) -> list[tuple[int, WorkerRun]]:
         """Incarnations in the order of their registration, each with its position."""
         self.flush(now=True)
         now_us = self._clock.utc_us()
@@ -336,9 +322,7 @@ class Fleet:
             if only_open and len(running) <= _RUNNING_MAX:  # else there is hardly another row
                 query = query.where(or_(incarnations.c.uuid.in_(running), incarnations.c.end.is_(None)))
             takers = {one.name: one for one in listed_takers(connection, now_us)}
-            processes = (
-                row for row in connection.execute(query).mappings() if not (only_open and row["uuid"] in over)
-            )
+            processes = (row for row in connection.execute(query).mappings() if not (only_open and row["uuid"] in over))
             found = []
             for row, report in _with_reports(connection, processes):
                 uuid, seen_us = row["uuid"], report.seen_us

@@ -87,9 +87,7 @@ def read_ledger(connection: Connection, now_us: int) -> SeenOfLedger:
     revision = connection.scalar(text(f"SELECT max(version_num) FROM {VERSION_TABLE}"))  # noqa: S608 - ours
     if revision != SCHEMA_REVISION:  # other tables may be there
         return SeenOfLedger(str(revision), Unsealed(0, 0, 0), 0, 0)
-    sizes = [
-        connection.scalar(select(func.max(table.c.size))) or 0 for table in (checkpoints, signed_checkpoints)
-    ]
+    sizes = [connection.scalar(select(func.max(table.c.size))) or 0 for table in (checkpoints, signed_checkpoints)]
     return SeenOfLedger(str(revision), unsealed(connection, now_us), *sizes)
 
 
@@ -139,9 +137,7 @@ class ServiceVerdict:
             return
         if seen.waiting.overdue(self._root_interval_seconds):
             seconds = seen.waiting.age_us // 1_000_000
-            yield Trouble(
-                TroubleKind.UNSEALED, f"{seen.waiting.leaves} leaves have not been sealed for {seconds} s"
-            )
+            yield Trouble(TroubleKind.UNSEALED, f"{seen.waiting.leaves} leaves have not been sealed for {seconds} s")
         late_seconds = self._unsigned_seconds(seen)
         if late_seconds > self._signed_within_seconds:
             sizes = f"{seen.signed_size} of {seen.sealed_size} root leaves are signed"
@@ -169,9 +165,7 @@ class ServiceVerdict:
         if signer is not None and (signer.refused or signer.problem):
             yield Trouble(TroubleKind.SIGNER, f"nothing is signed: {signer.refused or signer.problem}")
         if self._observed.clock_in_doubt():
-            yield Trouble(
-                TroubleKind.CLOCK, "the clock is in doubt: it jumped, and nobody has confirmed its time"
-            )
+            yield Trouble(TroubleKind.CLOCK, "the clock is in doubt: it jumped, and nobody has confirmed its time")
         for name in not_guarding():
             yield Trouble(TroubleKind.THREAD, f"the thread `{name}` has ended or keeps failing")
         for said in self._observed.sink_troubles():

@@ -56,9 +56,7 @@ class HeldQuestions(Generic[Seen]):
     """Who waits, and the thread that looks for them; `look` gives what is equal while nothing changed."""
 
     def __init__(self, look: Callable[[], Seen]) -> None:
-        self.threads = CapacityLimiter(
-            _THREADS
-        )  # that questions are asked on: others keep their database connections
+        self.threads = CapacityLimiter(_THREADS)  # that questions are asked on: others keep their database connections
         self.stopping: threading.Event = _Stopping(self._wake)
         self.version = 0  # goes up with whatever workers wait for
         self._look = look

@@ -42,9 +42,7 @@ class WorkerOrders:
         self._reading = reading
         self._lives = lives
         self._subject_keys = subject_keys
-        self._owes_nothing: dict[
-            str, tuple[int, int, int]
-        ] = {}  # by worker: erasures, answers and processes then
+        self._owes_nothing: dict[str, tuple[int, int, int]] = {}  # by worker: erasures, answers and processes then
 
     def owed(self, worker: str) -> dict[str, Any]:
         """What a worker is told, with the erasures that it owes an answer for."""
@@ -69,9 +67,7 @@ class WorkerOrders:
             self._owes_nothing[worker] = now
         return to_follow(connection, found)
 
-    def _told(
-        self, connection: Connection, seen: OrdersSeen, erasures: Iterable[Requested]
-    ) -> dict[str, Any]:
+    def _told(self, connection: Connection, seen: OrdersSeen, erasures: Iterable[Requested]) -> dict[str, Any]:
         keys = {(one.tenant, one.action): one for one in key_orders(connection)} if seen.key_orders else {}
         enforced = newest_order(connection) if seen.enforcement_orders else None
         restricted = restricted_now(connection, self._subject_keys).orders if seen.case_steps else ()

@@ -38,9 +38,7 @@ Deliver = Callable[[Sequence[InboxItem]], None]
 class InboxDelivery:
     """Delivers on a thread of its own, where the settings name a receiver. Close it before the ledger."""
 
-    def __init__(
-        self, settings: ServiceSettings, folder: Path, read: Callable[[], tuple[InboxItem, ...]]
-    ) -> None:
+    def __init__(self, settings: ServiceSettings, folder: Path, read: Callable[[], tuple[InboxItem, ...]]) -> None:
         self._read = read
         self._seconds = settings.inbox_seconds
         self._file = folder / _FILE
@@ -108,9 +106,7 @@ def _name(item: InboxItem) -> str:
 
 def _webhook(where: InboxWebhook) -> Deliver:
     """Posts items as one JSON document; its id is of what it says, so a repetition is known as one."""
-    sink = WebhookSink(
-        "inbox", where.url, _secret(where.key_path, "inbox webhook"), content_type="application/json"
-    )
+    sink = WebhookSink("inbox", where.url, _secret(where.key_path, "inbox webhook"), content_type="application/json")
 
     def deliver(items: Sequence[InboxItem]) -> None:
         body = orjson.dumps({"schema": "kvcustody/inbox@1", "items": [item.data() for item in items]})

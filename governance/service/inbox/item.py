@@ -97,9 +97,7 @@ class InboxItem(NamedTuple):
         if self.principal is not None and self.principal == caller.name:
             return True
         reach = caller.reach(_PERMISSION[self.kind])
-        if (
-            self.kind is InboxKind.GRANT and caller.tenant is not None
-        ):  # whose data it is may let it end, or not
+        if self.kind is InboxKind.GRANT and caller.tenant is not None:  # whose data it is may let it end, or not
             reach = caller.reach(Permission.CONSENT)
         return reach is Reach.ALL or (reach is Reach.OWN and self.tenant == caller.tenant is not None)
 

@@ -130,10 +130,7 @@ class InboxReader:
             due.setdefault(standings[one].state, []).append(one.deadline_us)
         return InboxContents(
             in_order(items),
-            {
-                kind: min(one.due_us for one in ends if one.kind is kind)
-                for kind in {one.kind for one in ends}
-            },
+            {kind: min(one.due_us for one in ends if one.kind is kind) for kind in {one.kind for one in ends}},
             {state: len(due.get(state, ())) for state in ErasureState},
             min(due.get(ErasureState.OPEN, ()), default=None),
             min(due.get(ErasureState.MISSED, ()), default=None),

@@ -92,9 +92,7 @@ def lines_of(body: bytes) -> tuple[bytes, list[bytes]]:
     if lines[-1] == b"":
         lines.pop()
     if not lines or len(lines) > LEAVES_MAX + 1:
-        raise ProblemError(
-            "malformed", f"a batch is a line of names and at most {LEAVES_MAX} lines of leaves"
-        )
+        raise ProblemError("malformed", f"a batch is a line of names and at most {LEAVES_MAX} lines of leaves")
     return lines.pop(0), lines
 
 
@@ -144,9 +142,7 @@ def _checked(lines: list[bytes], sender: Sender) -> LeafBatch:
         raise LedgerError("is not of this worker's incarnation")
     if min(batch.sequences) < 1 or max(batch.sequences) >= EXACT:
         raise LedgerError("has an impossible sequence")
-    if not all(
-        1 <= part <= of <= _PARTS_MAX for part, of in set(zip(batch.parts, batch.of_parts, strict=True))
-    ):
+    if not all(1 <= part <= of <= _PARTS_MAX for part, of in set(zip(batch.parts, batch.of_parts, strict=True))):
         raise LedgerError("has an impossible place")
     for group in batch.groups:
         _check_kind(group, batch.sequences, sender)
@@ -214,9 +210,7 @@ def _names(line: bytes) -> list[Name]:
     if rows.__class__ is not list or len(rows) > NAMES_MAX:
         raise ProblemError("malformed", f"the first line of a batch is a list of at most {NAMES_MAX} names")
     if rows and not _are_rows(rows):
-        raise ProblemError(
-            "malformed", "a name is a pseudonym, a tenant, a subject, a session and a secret or null"
-        )
+        raise ProblemError("malformed", "a name is a pseudonym, a tenant, a subject, a session and a secret or null")
     made: list[Name] = [row_of(row) for row in rows]
     if any(is_proved(row) is False for row in made):
         raise ProblemError("malformed", "a pseudonym is not the one of its name and secret")
@@ -228,11 +222,7 @@ def _are_rows(rows: list[Any]) -> bool:
         return False
     names, *who, secrets = zip(*rows, strict=True)
     lengths = list(map(len, names)) if set(map(type, names)) == {str} else [0]
-    return (
-        16 <= min(lengths) <= max(lengths) <= 32
-        and all(map(_are_texts, (names, *who)))
-        and _are_secrets(secrets)
-    )
+    return 16 <= min(lengths) <= max(lengths) <= 32 and all(map(_are_texts, (names, *who))) and _are_secrets(secrets)
 
 
 def _are_secrets(secrets: Sequence[Any]) -> bool:

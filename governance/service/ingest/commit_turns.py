@@ -15,9 +15,7 @@ import time
 TURN = 7_215_413  # the number of the lock
 PATIENCE_SECONDS = 5.0
 _POLL_SECONDS = 0.01
-_REST_SHARE = (
-    8  # of what a commit took, after it: who polls, slowly where all is busy, comes before who had the turn
-)
+_REST_SHARE = 8  # of what a commit took, after it: who polls, slowly where all is busy, comes before who had the turn
 _TURNS, _TURNS_MOST = 64, 4096
 
 

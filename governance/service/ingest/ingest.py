@@ -149,9 +149,7 @@ class Ingest:
         decided.wait(self.timeout_seconds)
         return self.end(waiting)
 
-    def begin(
-        self, worker: str, incarnation: str, batch: Received, decided: Callable[[], object]
-    ) -> WaitingBatch:
+    def begin(self, worker: str, incarnation: str, batch: Received, decided: Callable[[], object]) -> WaitingBatch:
         """Take a batch in, for `end`; raises `unavailable` where too much waits. No thread need wait meanwhile."""
         waiting = WaitingBatch(worker, incarnation, batch, decided)
         with self._wake:

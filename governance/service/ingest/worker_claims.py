@@ -84,9 +84,7 @@ class WorkerClaims:
                     continue
                 if fact.ask(connection):
                     self._keep({fact.name})
-                elif not (
-                    fact.name[0] in _MAY_BE_SPILLED and lacks_below(connection, sender.incarnation, first)
-                ):
+                elif not (fact.name[0] in _MAY_BE_SPILLED and lacks_below(connection, sender.incarnation, first)):
                     raise _refused(place, group, key)
                 else:  # rule 3
                     _log.warning("a claim is not known", worker=sender.worker, claim=[*map(str, fact.name)])

@@ -125,9 +125,7 @@ class OperationGate:
             raise ProblemError("idempotency-key-required")
         if not 1 <= len(key) <= _KEY_CHARACTERS_MAX or not key.isascii() or not key.isprintable():
             raise ProblemError("malformed", "`Idempotency-Key` has 1 to 200 printable ASCII characters")
-        claim = await self._waiter.work(
-            partial(self._service.answers.claim, call.caller.name, key, call.request)
-        )
+        claim = await self._waiter.work(partial(self._service.answers.claim, call.caller.name, key, call.request))
         if isinstance(claim, bytes):
             kept = unpacked(claim)
             return kept._replace(headers=[*kept.headers, REPLAYED])

@@ -148,9 +148,7 @@ class ReportScheduler:
             table.state == ACTIVE,
         )
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
-            moved = connection.execute(
-                update(service_report_schedules).where(mine).values(after_us=due[-1].due_us)
-            )
+            moved = connection.execute(update(service_report_schedules).where(mine).values(after_us=due[-1].due_us))
             if moved.rowcount:
                 connection.execute(dialect_of(connection).insert_new(service_reports), made)
 
@@ -262,17 +260,13 @@ class ReportScheduler:
 
     def _look_at(self, row: StoredRow, job: Job | None) -> None:
         if job is None or job.state == "lost":
-            self._failed(
-                row, "the service ended before the report was made", times=_MAKING_TRIES_MAX, at_once=True
-            )
+            self._failed(row, "the service ended before the report was made", times=_MAKING_TRIES_MAX, at_once=True)
         elif job.state == "cancelled":
             self._failed(row, "somebody stopped it", times=0)
         elif job.state == "failed":
             self._failed(row, job.error or "failed", times=_MAKING_TRIES_MAX)
         elif job.result is not None and not job.result["digest"]:
-            self._failed(
-                row, "the report that was made is not there, or its signature does not verify", times=0
-            )
+            self._failed(row, "the report that was made is not there, or its signature does not verify", times=0)
         elif job.result is not None:
             self._made(row, job.result)
 
@@ -311,9 +305,7 @@ class ReportScheduler:
             for name in schedule.destinations
         ]  # fmt: skip
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
-            done = connection.execute(
-                update(service_reports).where(self._mine(row, "making")).values(**values)
-            )
+            done = connection.execute(update(service_reports).where(self._mine(row, "making")).values(**values))
             if done.rowcount and handed:
                 connection.execute(dialect_of(connection).insert_new(service_report_deliveries), handed)
 
@@ -390,9 +382,7 @@ class ReportScheduler:
         why = error.message if isinstance(error, CustodyError) else type(error).__name__
         tries, now_us = to.d_tries + 1, self._service.clock.utc_us()
         given_up = tries >= _TRIES_MAX
-        _log.warning(
-            "report not delivered", report=row.report, destination=to.d_destination, reason=why, tries=tries
-        )
+        _log.warning("report not delivered", report=row.report, destination=to.d_destination, reason=why, tries=tries)
         if given_up or to.d_failing_us is None:
             self._note(row, to.d_destination, "given-up" if given_up else "failed", why)
         values = {

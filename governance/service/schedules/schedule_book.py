@@ -125,9 +125,7 @@ class ScheduleBook:
         self._clock = clock
         self._record = record
         self._zone, self._zones = settings.time_zone, settings.tenant_time_zones
-        self.destinations: Mapping[str, ReportDestination] = {
-            each.name: each for each in settings.report_destinations
-        }
+        self.destinations: Mapping[str, ReportDestination] = {each.name: each for each in settings.report_destinations}
 
     def make(self, by: Maker, wanted: WantedSchedule) -> Schedule:
         """Make a schedule; raises `invalid` for a destination or zone that is none, `conflict` where there are many."""
@@ -143,9 +141,7 @@ class ScheduleBook:
             wanted.destinations, wanted.every.value, zone, wanted.hour, ACTIVE, now_us, now_us, now_us, by.name,
         )  # fmt: skip
         self._note(made, "made", by.name)
-        values = made._asdict() | {
-            name: ",".join(getattr(made, name)) for name in ("roles", "formats", "destinations")
-        }
+        values = made._asdict() | {name: ",".join(getattr(made, name)) for name in ("roles", "formats", "destinations")}
         del values["unread"]
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             connection.execute(insert(service_report_schedules).values(**values))
@@ -176,9 +172,7 @@ class ScheduleBook:
         if act == "resume":
             values["after_us"] = now_us
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
-            connection.execute(
-                update(service_report_schedules).where(_schedules.schedule == schedule).values(**values)
-            )
+            connection.execute(update(service_report_schedules).where(_schedules.schedule == schedule).values(**values))
             if act == "delete":
                 mine = select(_reports.report).where(_reports.schedule == schedule)
                 connection.execute(
@@ -201,9 +195,7 @@ class ScheduleBook:
         with self._engine.connect() as connection:
             row = stored_row(connection, select(service_reports).where(_reports.report == report))
             given_up = connection.scalars(
-                select(_deliveries.destination).where(
-                    _deliveries.report == report, _deliveries.state == "given-up"
-                )
+                select(_deliveries.destination).where(_deliveries.report == report, _deliveries.state == "given-up")
             ).all()
         if row is None or row.schedule is None:
             raise not_found()
@@ -223,9 +215,7 @@ class ScheduleBook:
         values = {"state": "waiting", "tries": 0, "next_us": now_us, "error": None}
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             connection.execute(
-                update(service_reports)
-                .where(_reports.report == report, _reports.state == "failed")
-                .values(**values)
+                update(service_reports).where(_reports.report == report, _reports.state == "failed").values(**values)
             )
             connection.execute(
                 update(service_report_deliveries)
@@ -242,9 +232,7 @@ class ScheduleBook:
         party = _schedules.of_tenant == by.of_tenant if by.of_tenant else _schedules.principal == by.name
         with self._engine.connect() as connection:
             every = connection.scalar(select(func.count()).select_from(service_report_schedules).where(where))
-            mine = connection.scalar(
-                select(func.count()).select_from(service_report_schedules).where(where, party)
-            )
+            mine = connection.scalar(select(func.count()).select_from(service_report_schedules).where(where, party))
         if (every or 0) >= _SCHEDULES_MAX or (mine or 0) >= _SCHEDULES_MAX_OF_PARTY:
             raise ProblemError("conflict", "there are too many schedules; delete one")
 

@@ -101,16 +101,12 @@ def _of_leaves(connection: Connection, reports: set[str]) -> dict[str, Verdict]:
     found: dict[str, Verdict] = {}
     if not reports:
         return found
-    query = (
-        select(events.c.leaf).where(events.c.kind == _KIND, has_leaf(events)).order_by(events.c.at_us.desc())
-    )
+    query = select(events.c.leaf).where(events.c.kind == _KIND, has_leaf(events)).order_by(events.c.at_us.desc())
     with connection.execution_options(yield_per=200).scalars(query) as leaves:
         for leaf in leaves:
             body = orjson.loads(leaf)
             if body["report"] in reports and body["report"] not in found:
-                found[body["report"]] = Verdict(
-                    body["digest"], body["opinion"], [], body["signed_by"] or None
-                )
+                found[body["report"]] = Verdict(body["digest"], body["opinion"], [], body["signed_by"] or None)
                 if len(found) == len(reports):
                     break
     return found

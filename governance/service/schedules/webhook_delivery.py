@@ -25,9 +25,7 @@ class WebhookDelivery:
 
     def __init__(self, name: str, url: str, key: bytes) -> None:
         self.name = name
-        self._sink = WebhookSink(
-            name, url, key, content_type="application/json", deadline_seconds=_DEADLINE_SECONDS
-        )
+        self._sink = WebhookSink(name, url, key, content_type="application/json", deadline_seconds=_DEADLINE_SECONDS)
 
     def deliver(self, parcel: Parcel) -> str:
         """Post the parcel (rule 2 of `parcel`)."""

@@ -78,10 +78,7 @@ class CopyEnds:
         self._index.due_us = min(
             int(due.min(initial=NEVER_US)), *(key.until_us for key in living if key.until_us), NEVER_US
         )
-        if (
-            len(self._index.owners) + len(self._index.shreds) > _KNOWN_MIN + 4 * len(index)
-            and not self._keyless
-        ):
+        if len(self._index.owners) + len(self._index.shreds) > _KNOWN_MIN + 4 * len(index) and not self._keyless:
             self._index.forget_unused()
         return len(rows) + ended
 
@@ -154,9 +151,7 @@ class CopyEnds:
         domains of the tenant: who wrote a block of them is known to the ledger, not to a tier.
         """
         ids = self._subject_keys(selector)
-        chosen = [
-            number for number, owner in enumerate(self._index.owners) if _may_be_of(owner, selector, ids)
-        ]
+        chosen = [number for number, owner in enumerate(self._index.owners) if _may_be_of(owner, selector, ids)]
         rows = self._rows.rows(np.isin(self._rows.column("domain"), chosen))
         own = [row for row in rows if self._rows.value("number", row)]
         objects, size = self._erased.get(erasure, (0, 0))
@@ -351,6 +346,4 @@ def _may_be_of(owner: CopyOwner, selector: Selector, keys: set[bytes] | None) ->
     """
     if owner.label is not None:
         return may_hold(selector, owner.label)
-    return (selector.tenant is None or selector.tenant == owner.tenant) and (
-        keys is None or owner.subject in keys
-    )
+    return (selector.tenant is None or selector.tenant == owner.tenant) and (keys is None or owner.subject in keys)

@@ -143,9 +143,7 @@ class CopyIndex:
         self.shreds: list[bytes] = [NO_SHRED]
         self.shred_numbers: dict[bytes, int] = {NO_SHRED: 0}
         self.events: list[CopyEvent] = []
-        self.unfound_until: OrderedDict[bytes, int] = (
-            OrderedDict()
-        )  # names that nobody had, and how long that holds
+        self.unfound_until: OrderedDict[bytes, int] = OrderedDict()  # names that nobody had, and how long that holds
         self.borrowed = self.borrowed_bytes = self.let_go = 0  # others' objects that can be found, and ended
         self.held: dict[str, int] = {}  # bytes of the store by tenant
         self.pseudonyms: dict[str, bytes] = {}

@@ -40,11 +40,7 @@ class OthersCopies:
         """Whether another worker stored an object that ends at `end`, which the index did not have (rule 8)."""
         name = self._index.namer(spec)(keys[KEY_BYTES * (end - 1) : KEY_BYTES * end])
         now_us = self._clock.now_us()
-        if (
-            self._rows.find(name) >= 0
-            or name in self._ends.waiting
-            or self._index.unfound_until.get(name, 0) > now_us
-        ):
+        if self._rows.find(name) >= 0 or name in self._ends.waiting or self._index.unfound_until.get(name, 0) > now_us:
             return False
         if not self._index.admits(label):
             return False
@@ -75,8 +71,7 @@ class OthersCopies:
                 keys[KEY_BYTES * begin : KEY_BYTES * (begin + 1)],
                 keys[KEY_BYTES * (end - 1) : KEY_BYTES * end],
             )
-            and (facts.domain, facts.model, facts.epoch)
-            == (self._index.keys.domain(spec), spec.model, spec.key_epoch)
+            and (facts.domain, facts.model, facts.epoch) == (self._index.keys.domain(spec), spec.model, spec.key_epoch)
             and facts.classification == label.classification
             and facts.tenant == self._index.pseudonym(label.tenant)
             and (facts.layout, facts.shard, facts.shards) == (terms.layout, terms.shard, terms.shards)

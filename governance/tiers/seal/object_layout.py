@@ -36,9 +36,7 @@ FACTS_BYTES = _FACTS.size
 CHECKSUM_BYTES = 4
 _ENCLOSED_AT = HEADER_BYTES + FACTS_BYTES + TAG_BYTES  # where content begins behind enclosed facts
 _AROUND = [  # bytes of an object beside its content, by its flags
-    (_ENCLOSED_AT if flags & ENCLOSED else HEADER_BYTES)
-    + TAG_BYTES
-    + (CHECKSUM_BYTES if flags & CHECKED else 0)
+    (_ENCLOSED_AT if flags & ENCLOSED else HEADER_BYTES) + TAG_BYTES + (CHECKSUM_BYTES if flags & CHECKED else 0)
     for flags in range(1 + (ENCLOSED | CHECKED))
 ]
 
@@ -121,9 +119,7 @@ def header_bytes(flags: int, size: int, name: bytes, nonce: bytes) -> bytes:
 def _classification_bytes(classification: str) -> bytes:
     encoded = classification.encode()
     if len(encoded) > CLASSIFICATION_BYTES or b"\0" in encoded:
-        raise SealError(
-            f"classification `{classification}`: a sealed object has room for {CLASSIFICATION_BYTES} bytes"
-        )
+        raise SealError(f"classification `{classification}`: a sealed object has room for {CLASSIFICATION_BYTES} bytes")
     return encoded
 
 

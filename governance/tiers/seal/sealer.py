@@ -75,9 +75,7 @@ def seal_into(
     return whole
 
 
-def open_into(
-    key: ExtendedNonceKey, name: bytes, facts: ObjectFacts, sealed: memoryview, into: memoryview
-) -> None:
+def open_into(key: ExtendedNonceKey, name: bytes, facts: ObjectFacts, sealed: memoryview, into: memoryview) -> None:
     """Open what a store returned for `name`, expecting `facts`; `into` has the content's length.
 
     Raises `SealError`, with `into` all zeros, unless every byte is what was sealed under this name with these facts.
@@ -111,9 +109,7 @@ def open_enclosed(
         raise
 
 
-def read_facts(
-    facts_key: ExtendedNonceKey, name: bytes, sealed: memoryview, size: int | None = None
-) -> ObjectFacts:
+def read_facts(facts_key: ExtendedNonceKey, name: bytes, sealed: memoryview, size: int | None = None) -> ObjectFacts:
     """The enclosed facts of an object that lies under `name`, of which no index knows. Raises `SealError`.
 
     They say how to open it; that its content belongs to them, `open_into` finds. `size`: the object's length, where

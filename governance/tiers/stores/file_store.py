@@ -62,9 +62,7 @@ class FileStore(OwnPlace):
         try:
             self._find()
         except OSError as error:
-            raise ConfigError(
-                f"nvme tier `{folder}`: cannot be read ({error.strerror}); give another folder"
-            ) from None
+            raise ConfigError(f"nvme tier `{folder}`: cannot be read ({error.strerror}); give another folder") from None
 
     @property
     def used_bytes(self) -> int:
@@ -142,9 +140,7 @@ class FileStore(OwnPlace):
         descriptor = self._opened(name.hex())
         if descriptor is None:
             return None
-        size = min(
-            os.fstat(descriptor).st_size, self._sizes[name] + 1
-        )  # longer than what was kept: no more is read
+        size = min(os.fstat(descriptor).st_size, self._sizes[name] + 1)  # longer than what was kept: no more is read
         data = self._buffer(size)
         try:
             read = _read_all(descriptor, memoryview(data)[:size])
@@ -222,9 +218,7 @@ class FileStore(OwnPlace):
             for fan in touched:
                 os.fsync(fan)
         except OSError as error:
-            raise StoreError(
-                f"nvme tier `{self.folder}`: a delete cannot be synced ({error.strerror})"
-            ) from None
+            raise StoreError(f"nvme tier `{self.folder}`: a delete cannot be synced ({error.strerror})") from None
         return Deleted(objects, size, tuple(absent), tuple(failed))
 
     def page(self, after: bytes, limit: int) -> list[Listed]:

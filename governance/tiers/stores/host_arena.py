@@ -44,17 +44,11 @@ class HostArena(OwnPlace):
         """`place(address, size)` may say where the memory lies, before it is touched."""
         self.capacity_bytes = capacity_bytes // _ALIGNMENT * _ALIGNMENT
         if self.capacity_bytes < _ALIGNMENT:
-            raise ConfigError(
-                f"host tier: `{capacity_bytes}` bytes are less than one page; give more, or no tier"
-            )
+            raise ConfigError(f"host tier: `{capacity_bytes}` bytes are less than one page; give more, or no tier")
         try:
-            self._map = mmap.mmap(
-                -1, self.capacity_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-            )
+            self._map = mmap.mmap(-1, self.capacity_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
         except (OSError, OverflowError) as error:
-            raise ConfigError(
-                f"host tier: no `{capacity_bytes}` bytes of memory ({error}); give less"
-            ) from None
+            raise ConfigError(f"host tier: no `{capacity_bytes}` bytes of memory ({error}); give less") from None
         self._map.madvise(_DONTDUMP)
         self._view = memoryview(self._map)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
@@ -134,11 +128,7 @@ class HostArena(OwnPlace):
     def peek(self, name: bytes, size: int) -> bytes | None:
         """Its beginning, copied."""
         placed = self._placed.get(name)
-        return (
-            None
-            if placed is None
-            else bytes(self._view[placed.start : placed.start + min(size, placed.size)])
-        )
+        return None if placed is None else bytes(self._view[placed.start : placed.start + min(size, placed.size)])
 
     def delete(self, names: Iterable[bytes]) -> Deleted:
         """Zero these extents, those that are being read when that is over."""

@@ -73,9 +73,7 @@ def preferred_node(address: int) -> int | None:
         return None
     if mode.value != _PREFERRED:
         return None
-    return next(
-        (at * _WORD_BITS + word.bit_length() - 1 for at, word in enumerate(map(int, mask)) if word), None
-    )
+    return next((at * _WORD_BITS + word.bit_length() - 1 for at, word in enumerate(map(int, mask)) if word), None)
 
 
 def _listed(text: str) -> frozenset[int]:

@@ -179,9 +179,7 @@ class MooncakeClient:
         if answer.status != 200:
             raise StoreError(f"{self.place}: names cannot be listed (answered {answer.status})")
         begin, at = self._objects.encode(), len(self._objects)
-        keys = [
-            key for key in answer.body.split() if key.startswith(begin) and len(key) == at + 2 * NAME_BYTES
-        ]
+        keys = [key for key in answer.body.split() if key.startswith(begin) and len(key) == at + 2 * NAME_BYTES]
         try:
             return sorted({bytes.fromhex(key[at:].decode()) for key in keys})
         except ValueError:

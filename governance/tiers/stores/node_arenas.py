@@ -54,9 +54,7 @@ class NodeArenas(OwnPlace):
         """`here`: on which node the caller runs; `prefer`: has memory lie on a node."""
         self._nodes, self._here, self._prefer = nodes, here, prefer
         each = capacity_bytes // len(nodes)
-        self.arenas = {
-            node.number: HostArena(each, place=partial(self._place, node.number)) for node in nodes
-        }
+        self.arenas = {node.number: HostArena(each, place=partial(self._place, node.number)) for node in nodes}
         self._nearest = {node.number: sorted(self.arenas, key=partial(_distance, node)) for node in nodes}
         self.capacity_bytes = sum(arena.capacity_bytes for arena in self.arenas.values())
         self._preparing: dict[bytes, HostArena] = {}

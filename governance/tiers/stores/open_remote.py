@@ -62,9 +62,7 @@ class RemotePlan(NamedTuple):
         return named
 
 
-def open_remote(
-    plan: RemotePlan, *, worker: str, object_bytes_max: int, clock: Clock, shard: int = 0
-) -> GuardedStore:
+def open_remote(plan: RemotePlan, *, worker: str, object_bytes_max: int, clock: Clock, shard: int = 0) -> GuardedStore:
     """The store, with its deadline and breaker. Objects of another shard are another store's."""
     client = _client(plan, shard, object_bytes_max)
     store = RemoteStore(
@@ -90,9 +88,7 @@ def _client(plan: RemotePlan, shard: int, object_bytes_max: int) -> ObjectClient
     if parts.password is not None:
         raise ConfigError("setting `remote_tier_url`: has a password in it; use `remote_tier_secret_path`")
     if not parts.hostname or parts.query or parts.fragment or not _PREFIX.fullmatch(parts.path):
-        raise _wrong(
-            plan.url, "is no store's address, or its path has other characters than a-z A-Z 0-9 . _ - /"
-        )
+        raise _wrong(plan.url, "is no store's address, or its path has other characters than a-z A-Z 0-9 . _ - /")
     seconds = 2 * plan.timeout_seconds  # whoever waits has given up by then
     if parts.scheme == "s3":
         prefix = f"{parts.path.strip('/')}/shard-{shard}"
@@ -103,9 +99,7 @@ def _client(plan: RemotePlan, shard: int, object_bytes_max: int) -> ObjectClient
             raise ConfigError("setting `remote_tier_endpoint`: name the HTTP address of Mooncake's master")
         prefix = f"{parts.path.strip('/') or 'kvcustody'}/shard-{shard}"
         buffers = _MOONCAKE_BUFFERS * plan.in_flight * (object_bytes_max + 4096)
-        return MooncakeClient(
-            MooncakePlace(parts.netloc, plan.endpoint, prefix), buffer_bytes=buffers, seconds=seconds
-        )
+        return MooncakeClient(MooncakePlace(parts.netloc, plan.endpoint, prefix), buffer_bytes=buffers, seconds=seconds)
     return ValkeyClient(
         _valkey_place(plan, parts, port or _VALKEY_PORT, shard),
         _secret(plan),

@@ -301,9 +301,7 @@ class RemoteStore:
                 return []
             if listed[-1].name <= after:
                 break
-            unknown = [
-                one.name for one in listed if one.name not in self._sizes and one.name not in self._others
-            ]
+            unknown = [one.name for one in listed if one.name not in self._sizes and one.name not in self._others]
             for name, begins in zip(unknown, self._readers.map(self._envelope, unknown), strict=True):
                 if begins is not None:
                     self._note_owner(name, begins)

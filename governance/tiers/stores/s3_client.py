@@ -61,9 +61,7 @@ class S3Client:
         obstore = _library()
         endpoint = place.endpoint or f"https://s3.{key.region}.amazonaws.com"
         try:
-            self._requests = S3Requests(
-                endpoint, place.bucket, key, seconds=seconds, connections=2 * in_flight
-            )
+            self._requests = S3Requests(endpoint, place.bucket, key, seconds=seconds, connections=2 * in_flight)
         except ValueError as error:
             raise ConfigError(f"remote tier: {error}") from None
         self.place = f"remote tier `s3://{place.bucket}/{place.prefix}`"
@@ -106,9 +104,7 @@ class S3Client:
         def read() -> memoryview:
             found = self._obstore.get(self._store, self._key(name))
             if found.meta["size"] > size_max:
-                return memoryview(
-                    self._obstore.get_range(self._store, self._key(name), start=0, length=size_max)
-                )
+                return memoryview(self._obstore.get_range(self._store, self._key(name), start=0, length=size_max))
             return memoryview(found.bytes())
 
         try:
@@ -222,9 +218,7 @@ class S3Client:
         for kind, inside in _VERSION.findall(text):
             size = _field(inside, "Size")
             length = int(size) if size.isdecimal() else 0
-            found.append(
-                _Version(_field(inside, "Key"), _field(inside, "VersionId"), length, kind == "DeleteMarker")
-            )
+            found.append(_Version(_field(inside, "Key"), _field(inside, "VersionId"), length, kind == "DeleteMarker"))
         behind = _VERSION.sub("", text)
         if _field(behind, "IsTruncated") != "true":
             return found, {}
@@ -237,14 +231,11 @@ class S3Client:
     def _end(self, versions: Sequence[_Version]) -> list[tuple[str, str]]:
         """End these; keys and ids of those that stay."""
         named = "".join(
-            f"<Object><Key>{escape(one.key)}</Key><VersionId>{escape(one.id)}</VersionId></Object>"
-            for one in versions
+            f"<Object><Key>{escape(one.key)}</Key><VersionId>{escape(one.id)}</VersionId></Object>" for one in versions
         )
         body = f"<Delete><Quiet>true</Quiet>{named}</Delete>".encode()
         text = self._asked("POST", "", {"delete": ""}, body).decode(errors="replace")
-        return [
-            (_field(inside, "Key"), _field(inside, "VersionId") or "null") for inside in _ERROR.findall(text)
-        ]
+        return [(_field(inside, "Key"), _field(inside, "VersionId") or "null") for inside in _ERROR.findall(text)]
 
     def _locked_until_us(self, name: bytes, ids: Sequence[str]) -> int:
         """The latest date to which these versions are locked (UTC); 0 where the store names none."""

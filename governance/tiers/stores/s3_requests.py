@@ -47,9 +47,7 @@ class S3Answer(NamedTuple):
 class S3Requests:
     """One bucket. Safe for threads. Raises `ValueError` for an endpoint that is none, or that anybody could read."""
 
-    def __init__(
-        self, endpoint: str, bucket: str, key: S3Key, *, seconds: float, connections: int = 8
-    ) -> None:
+    def __init__(self, endpoint: str, bucket: str, key: S3Key, *, seconds: float, connections: int = 8) -> None:
         import httpx
 
         parts = urlsplit(endpoint)
@@ -59,9 +57,7 @@ class S3Requests:
         self._bucket, self._key, self._seconds = bucket, key, seconds
         self._endpoint, self._host = f"{parts.scheme}://{parts.netloc}", parts.netloc
         limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
-        self._client = httpx.Client(
-            transport=deadline_transport(limits=limits), timeout=seconds, trust_env=False
-        )
+        self._client = httpx.Client(transport=deadline_transport(limits=limits), timeout=seconds, trust_env=False)
 
     def ask(
         self,
@@ -83,9 +79,7 @@ class S3Requests:
         url = self._endpoint + quote(path) + (f"?{said}" if said else "")
         request = self._client.build_request(method, url, content=body, headers=signed)
         try:
-            answer = read_bounded(
-                self._client, request, deadline_seconds=self._seconds, bytes_max=ANSWER_BYTES_MAX
-            )
+            answer = read_bounded(self._client, request, deadline_seconds=self._seconds, bytes_max=ANSWER_BYTES_MAX)
         except httpx.HTTPError as error:
             raise OSError(f"no answer ({type(error).__name__})") from None
         return S3Answer(answer.status_code, answer.content)
@@ -97,9 +91,7 @@ class S3Requests:
 
 def canonical_query(query: Mapping[str, str]) -> str:
     """A query as it is sent and signed: by name, with what has to be escaped escaped."""
-    return "&".join(
-        f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in sorted(query.items())
-    )
+    return "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in sorted(query.items()))
 
 
 def signed_headers(

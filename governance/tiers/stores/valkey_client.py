@@ -44,16 +44,12 @@ class ValkeyClient:
 
     ends_by, deletes_max = "deleted", 1000
 
-    def __init__(
-        self, place: ValkeyPlace, password: str | None, *, seconds: float, in_flight: int = 8
-    ) -> None:
+    def __init__(self, place: ValkeyPlace, password: str | None, *, seconds: float, in_flight: int = 8) -> None:
         """`seconds`: what one request may take."""
         try:
             import valkey
         except ImportError:
-            raise ConfigError(
-                "remote tier: `valkey` is not installed (pip install 'kvcustody[valkey]')"
-            ) from None
+            raise ConfigError("remote tier: `valkey` is not installed (pip install 'kvcustody[valkey]')") from None
         if not place.is_tls and place.host not in _LOOPBACK:
             raise ConfigError(f"remote tier: `valkey://{place.host}` is in clear; give `valkeys://`")
         self.place = f"remote tier `valkey://{place.host}:{place.port}/{place.database}`"

@@ -45,9 +45,7 @@ class BlockRows(NamedTuple):
 class EngineBlocks:
     """The cache tensor's rows, cut into the pools that the Governor asks for."""
 
-    def __init__(
-        self, cache: Any, allocators: Sequence[Any], clock: Clock, *, tuning: Path | None = None
-    ) -> None:
+    def __init__(self, cache: Any, allocators: Sequence[Any], clock: Clock, *, tuning: Path | None = None) -> None:
         """Raises `ConfigError` where the tensor is not what its allocators say, or too small."""
         tensor, sectors = cache.cache_tensor, int(cache.num_sectors)
         self._clock = clock
@@ -86,9 +84,7 @@ class EngineBlocks:
     def make(self, blocks: int) -> TensorMemory:
         """The next `blocks` rows as the memory of one pool."""
         if self._taken + blocks > self.blocks:
-            raise ConfigError(
-                f"pools of `{self._taken + blocks}` blocks do not fit in the engine's `{self.blocks}`"
-            )
+            raise ConfigError(f"pools of `{self._taken + blocks}` blocks do not fit in the engine's `{self.blocks}`")
         self.pool_first.append(self._taken)
         rows = [part.rows[self._taken : self._taken + blocks] for part in self.parts]
         self._taken += blocks
@@ -121,21 +117,15 @@ class EngineBlocks:
             for layer in allocator.layer_indices:
                 allocator.update(ones, ones, layer, unread, index)
         except (RuntimeError, IndexError) as error:
-            raise ConfigError(
-                f"the engine's cache does not take keys and values as expected: {error}"
-            ) from error
+            raise ConfigError(f"the engine's cache does not take keys and values as expected: {error}") from error
         written = rows[-1].view(allocator.cache_dtype)
-        count = (
-            2 * len(allocator.layer_indices) * ones.numel()
-        )  # keys and values; a window may end within a page
+        count = 2 * len(allocator.layer_indices) * ones.numel()  # keys and values; a window may end within a page
         reached = int((written == 1).sum()) == int(written.count_nonzero()) == count and torch.equal(
             rows[-2:-1], before
         )
         rows[-1].zero_()
         if not reached:
-            raise ConfigError(
-                "the engine's blocks do not lie where this adapter expects them in its cache tensor"
-            )
+            raise ConfigError("the engine's blocks do not lie where this adapter expects them in its cache tensor")
 
     def clear_trash(self) -> None:
         """Zero both trash sectors, on the current stream (rule 4)."""

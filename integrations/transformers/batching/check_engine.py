@@ -150,9 +150,7 @@ def _module(name: str, installed: str) -> object:
     try:
         return import_module(f"{_ROOT}.{name}")
     except ImportError as error:
-        raise ConfigError(
-            f"transformers `{installed}` has no `{_ROOT}.{name}`: {error}", version=installed
-        ) from error
+        raise ConfigError(f"transformers `{installed}` has no `{_ROOT}.{name}`: {error}", version=installed) from error
 
 
 def _parameters(owner: object, method: str) -> tuple[str, ...] | None:

@@ -193,9 +193,7 @@ class BatchCustody:
                 continue
             partition = account.partition
             active = sum(one.active_blocks for one in partition.accounts)
-            return (
-                account.active_blocks >= account.guaranteed_blocks and active > (1 - margin) * partition.size
-            )
+            return account.active_blocks >= account.guaranteed_blocks and active > (1 - margin) * partition.size
         return False
 
     # -- running ------------------------------------------------------------------------------------------------------
@@ -221,9 +219,7 @@ class BatchCustody:
         """The first token of one more block for each record; all of one pool."""
         governor = self.governor
         for record, _ in wanting:
-            if (
-                record.reported_tokens < record.room_tokens
-            ):  # only where tokens are not known in time (rule 4)
+            if record.reported_tokens < record.room_tokens:  # only where tokens are not known in time (rule 4)
                 governor.fill(record.handle, None)
                 record.reported_tokens = record.room_tokens
         slots = np.array([record.slot for record, _ in wanting], dtype=np.int64)
@@ -279,9 +275,7 @@ class BatchCustody:
         copied = slice(child.hit_tokens // self.page, -(-computed // self.page))
         return [
             (source[copied][: part.ring], own[copied][: part.ring])
-            for part, source, own in zip(
-                self.blocks.parts, self.records[parent_id].tables, child.tables, strict=True
-            )
+            for part, source, own in zip(self.blocks.parts, self.records[parent_id].tables, child.tables, strict=True)
         ]
 
     # -- leaving ------------------------------------------------------------------------------------------------------
@@ -350,9 +344,7 @@ class BatchCustody:
     def free_blocks(self) -> int:
         """Blocks that are not in use by a running request."""
         return self.blocks.blocks - sum(
-            account.active_blocks
-            for manager in self.governor.managers
-            for account in manager.accounts.values()
+            account.active_blocks for manager in self.governor.managers for account in manager.accounts.values()
         )
 
 

@@ -114,9 +114,7 @@ class GovernedBatching:
         model._cached_continuous_batching_manager = self.manager
         self._timer: GuardingThread | None = None
         if tick_seconds is not None:
-            self._timer = GuardingThread(
-                self._tick_while_stopped, args=(tick_seconds,), name="kvcustody-timer"
-            )
+            self._timer = GuardingThread(self._tick_while_stopped, args=(tick_seconds,), name="kvcustody-timer")
             self._timer.start()
 
     # -- taking the engine into custody -------------------------------------------------------------------------------
@@ -127,9 +125,7 @@ class GovernedBatching:
         chosen = copy(generation_config if generation_config is not None else self.model.generation_config)
         if chosen.eos_token_id is None:
             chosen.eos_token_id = -1  # as `init_continuous_batching` does
-        manager = GovernedManager(
-            model=self.model, generation_config=chosen, continuous_batching_config=config
-        )
+        manager = GovernedManager(model=self.model, generation_config=chosen, continuous_batching_config=config)
         manager.bind_ids(self.claims)
         check_ranks(manager.distributed_helper.tp_size)
         return manager
@@ -158,9 +154,7 @@ class GovernedBatching:
             is_async=bool(self.manager.continuous_batching_config.use_async_batching),
             parameters=lambda: self.model.state_dict(keep_vars=True).values(),
         )
-        self._events = self.custody.events = open_events(
-            self._publisher, governor, self._worker, self._settings
-        )
+        self._events = self.custody.events = open_events(self._publisher, governor, self._worker, self._settings)
         govern(cache, self.custody)
         _log.info("engine in custody", blocks=blocks.blocks, block_tokens=governor.block_tokens)
         _log.info("model identity", **self._identity.named())
@@ -199,9 +193,7 @@ class GovernedBatching:
         `trace`: the W3C trace id that it came with. Raises `IdentityError` where that is none, and where the id is
         claimed or in use already or poses as a forked child.
         """
-        self.claims.file(
-            request_id, RequestClaim(principal, route, hints, trace=check_trace(trace) if trace else "")
-        )
+        self.claims.file(request_id, RequestClaim(principal, route, hints, trace=check_trace(trace) if trace else ""))
 
     @contextmanager
     def acting(
@@ -253,9 +245,7 @@ class GovernedBatching:
         owners = [principals] * len(inputs) if isinstance(principals, Principal) else list(principals)
         self.start()
         try:
-            ids = [
-                self.submit(owner, tokens, **options) for owner, tokens in zip(owners, inputs, strict=True)
-            ]
+            ids = [self.submit(owner, tokens, **options) for owner, tokens in zip(owners, inputs, strict=True)]
             return self.manager.collect(ids)
         finally:
             self.stop()

@@ -33,9 +33,7 @@ class SealedPool:
         return 0
 
     def _refuse(self, *operands: object) -> NoReturn:
-        raise IsolationError(
-            "the engine asked its own pool for blocks, which are in custody; check its version"
-        )
+        raise IsolationError("the engine asked its own pool for blocks, which are in custody; check its version")
 
     allocate_sector = free_blocks = get_free_blocks = set_blocks_per_sector = _refuse
 

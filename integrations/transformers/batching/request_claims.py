@@ -92,9 +92,7 @@ class RequestClaims:
         with self._lock:
             filed = self._waiting.get(request_id) if claim is None else None
             owner = claim or filed
-            self._check_free(
-                request_id, None if owner is None else owner.principal, is_filed=filed is not None
-            )
+            self._check_free(request_id, None if owner is None else owner.principal, is_filed=filed is not None)
             used = self._used.setdefault(request_id, _UsedId(None if owner is None else owner.principal))
             used.open_names.add(request_id)
             if claim is not None:

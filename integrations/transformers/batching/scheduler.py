@@ -127,16 +127,12 @@ class GovernedScheduler:
         batch, fast, queries, reads = super().schedule_batch(token_budget, cache_budget)  # type: ignore[misc]
         return batch or [], fast, queries, reads
 
-    def _infer_request_tokens(
-        self, state: RequestState, request_ids_to_remove_from_waiting: set[str]
-    ) -> list[int]:
+    def _infer_request_tokens(self, state: RequestState, request_ids_to_remove_from_waiting: set[str]) -> list[int]:
         """The tokens that the request wants to process next; a pending one is admitted first, if it can be."""
         if state.status == RequestStatus.PENDING:
             self._admit(state, request_ids_to_remove_from_waiting)
         tokens: list[int] = (
-            state.tokens_to_process
-            if state.status == RequestStatus.DECODING
-            else state.remaining_prefill_tokens
+            state.tokens_to_process if state.status == RequestStatus.DECODING else state.remaining_prefill_tokens
         )
         return tokens
 

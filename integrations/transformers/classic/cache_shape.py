@@ -51,8 +51,7 @@ class CacheShape(NamedTuple):
         """Bytes of K and of V of a layer for so many tokens."""
         kind = dtype or self.dtype
         return [
-            region_bytes(self.batch, layer.heads, tokens, width, kind)
-            for width in (layer.key_width, layer.value_width)
+            region_bytes(self.batch, layer.heads, tokens, width, kind) for width in (layer.key_width, layer.value_width)
         ]
 
 
@@ -70,9 +69,7 @@ def shape_of(
     types, arguments = get_layer_types_and_kwargs(text)
     for index, name in enumerate(types):
         if name not in ("full_attention", "dummy", *_WINDOWED):
-            raise ConfigError(
-                f"layer `{index}` is `{name}`, which has no governed form", layer=index, type=name
-            )
+            raise ConfigError(f"layer `{index}` is `{name}`, which has no governed form", layer=index, type=name)
     widths = [kv_shape] * len(types) if kv_shape is not None else _kv_shapes(text)
     layers = []
     for name, given, width in zip(types, arguments, widths, strict=True):

@@ -49,9 +49,7 @@ class Custodian:
         self.now_us = governor.clock.now_us
         self._table = governor.table
         self._live: dict[object, CacheResidency] = {}
-        self._dropped: deque[object] = (
-            deque()
-        )  # handles of collected caches: appended by the collector, any thread
+        self._dropped: deque[object] = deque()  # handles of collected caches: appended by the collector, any thread
         self._stop = threading.Event()
         self._timer: GuardingThread | None = None
         if tick_seconds is not None:
@@ -115,9 +113,7 @@ class Custodian:
             blocks=blocks,
         )
 
-    def _check_offload(
-        self, principal: Principal, model: ModelIdentity, route: str | None, hints: Hints
-    ) -> None:
+    def _check_offload(self, principal: Principal, model: ModelIdentity, route: str | None, hints: Hints) -> None:
         """The policy permits to offload, and allows copies in host memory as they are here: not encrypted."""
         plan = self.governor.plan_of(principal, model, route, hints)
         if plan is None:

@@ -33,9 +33,7 @@ class GovernedLayer:
         self._buffers = (keys, values)
         self._tokens = 0  # that the buffers hold
 
-    def _open(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, kept_as: torch.dtype | None = None
-    ) -> None:
+    def _open(self, key_states: torch.Tensor, value_states: torch.Tensor, kept_as: torch.dtype | None = None) -> None:
         """Lay the buffers out for what the model sends, in its type or in `kept_as`."""
         self.dtype, self.device = key_states.dtype, key_states.device
         for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
@@ -51,9 +49,7 @@ class GovernedLayer:
         keys, values = self._buffers
         last = values.check_room(first, value_states)  # both before either, so that a refusal changes nothing
         if keys.check_room(first, key_states) != last:
-            raise CapacityError(
-                f"`{key_states.shape[-2]}` tokens of keys with `{value_states.shape[-2]}` of values"
-            )
+            raise CapacityError(f"`{key_states.shape[-2]}` tokens of keys with `{value_states.shape[-2]}` of values")
         keys.put(first, last, key_states)
         values.put(first, last, value_states)
 
@@ -119,9 +115,7 @@ class GovernedDynamicLayer(GovernedLayer, DynamicLayer):  # type: ignore[no-unty
             self._open(key_states, value_states)
             self._show()
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> States:
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> States:
         """Append `key_states` and `value_states`, [batch, heads, tokens, width]; returns views of all tokens.
 
         Raises `CapacityError` beyond the reservation and `HandleError` once the cache has ended.
@@ -158,9 +152,7 @@ class GovernedStaticLayer(GovernedLayer, StaticLayer):  # type: ignore[no-untype
             self._show()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> States:
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> States:
         """Write at the current length; returns the whole buffers. Raises as `GovernedDynamicLayer.update` does."""
         with self._residency:
             if not self.is_initialized:
@@ -189,7 +181,5 @@ def describe(layer: StaticLayer, key_states: torch.Tensor, value_states: torch.T
 def cropped(tokens_to_remove: int) -> int:
     """How many tokens `crop` takes away; raises `ConfigError` for a positive argument."""
     if tokens_to_remove > 0:
-        raise ConfigError(
-            f"crop takes 0 or the negative number of tokens to remove, not `{tokens_to_remove}`"
-        )
+        raise ConfigError(f"crop takes 0 or the negative number of tokens to remove, not `{tokens_to_remove}`")
     return -tokens_to_remove

@@ -99,9 +99,7 @@ class GovernedCache(Cache):
         self.end("finished" if error is None else "aborted")
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise ConfigError(
-            "a governed cache cannot be copied or pickled: open another and compute the prompt again"
-        )
+        raise ConfigError("a governed cache cannot be copied or pickled: open another and compute the prompt again")
 
 
 class GovernedDynamicCache(GovernedCache, DynamicCache):
@@ -144,9 +142,7 @@ def governed_cache(
     shape = shape_of(config, max_tokens, batch_size, dtype, kv_shape)
     place = torch.device(device)
     if place.type not in ("cpu", "cuda"):
-        raise ConfigError(
-            f"device `{device}`: a scrub can wait for the streams of CPUs and CUDA devices alone"
-        )
+        raise ConfigError(f"device `{device}`: a scrub can wait for the streams of CPUs and CUDA devices alone")
     if place.type == "cuda" and place.index is None:
         place = torch.device("cuda", torch.cuda.current_device())
     build = {
@@ -192,16 +188,12 @@ def _layer(
     return made
 
 
-def _pair(
-    keys: torch.Tensor, values: torch.Tensor, tokens: int, *, token_major: bool = False
-) -> tuple[Buffer, Buffer]:
+def _pair(keys: torch.Tensor, values: torch.Tensor, tokens: int, *, token_major: bool = False) -> tuple[Buffer, Buffer]:
     return Buffer(keys, tokens, token_major=token_major), Buffer(values, tokens, token_major=token_major)
 
 
 def _static(shape: CacheShape, device: torch.device, open_residency: Open) -> GovernedCache:
-    counts = [
-        count for layer in shape.layers for count in shape.sides(layer, shape.capacity(layer, is_static=True))
-    ]
+    counts = [count for layer in shape.layers for count in shape.sides(layer, shape.capacity(layer, is_static=True))]
     residency = open_residency((device, sum(counts)))
     regions = iter(carve(residency.slabs[0], counts))
     layers: list[Any] = []
@@ -280,9 +272,7 @@ def _holds_nothing() -> Any:
 
 def _full_only(shape: CacheShape, kind: str) -> None:
     if any(layer.kind != "full" for layer in shape.layers):
-        raise ConfigError(
-            f"kind `{kind}` needs full attention in every layer, as transformers' own class does"
-        )
+        raise ConfigError(f"kind `{kind}` needs full attention in every layer, as transformers' own class does")
 
 
 def _widest(shape: CacheShape) -> LayerShape:

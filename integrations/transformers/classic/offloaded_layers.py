@@ -105,9 +105,7 @@ class GovernedOffloadedLayer(GovernedLayer, DynamicLayer):  # type: ignore[no-un
             self._open(key_states, value_states)
             self._show()
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> States:
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> States:
         """Append; returns device views of all tokens, good until the layer after the next updates.
 
         Raises `CapacityError` beyond the reservation and `HandleError` once the cache has ended.

@@ -77,9 +77,7 @@ class GovernedFp8Layer(GovernedLayer, DynamicLayer):  # type: ignore[no-untyped-
             self._open(key_states, value_states, FP8)
             self.keys = self.values = torch.empty(0, dtype=self.dtype, device=self.device)
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> States:
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> States:
         """Append; returns all states as dequantised (the first call: as they came).
 
         The views are good until the next layer's update. Raises `CapacityError` beyond the reservation and

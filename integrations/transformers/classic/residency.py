@@ -41,15 +41,11 @@ class CacheResidency:
     `slabs`: one uint8 tensor for each size that was asked for, zero at first.
     """
 
-    def __init__(
-        self, custodian: CacheKeeper, handle: object, running: RunningSequence, owed: Obligations
-    ) -> None:
+    def __init__(self, custodian: CacheKeeper, handle: object, running: RunningSequence, owed: Obligations) -> None:
         self.handle = handle
         self.slabs: list[torch.Tensor] = []
         self.ended_by: str | None = None
-        self.lent: dict[
-            object, list[torch.Tensor]
-        ] = {}  # by layer: copies outside the slabs, for one forward pass
+        self.lent: dict[object, list[torch.Tensor]] = {}  # by layer: copies outside the slabs, for one forward pass
         self.on_end: Callable[[], None] = _nothing
         self._custodian = custodian
         self._running = running
@@ -77,9 +73,7 @@ class CacheResidency:
     def overdue(self, now_us: int) -> str | None:
         """The deadline that has passed, if one has."""
         if now_us >= self.ceiling_us:
-            return (
-                "active-max" if self.owed.active_max_us <= (self.owed.absolute_us or NEVER_US) else "absolute"
-            )
+            return "active-max" if self.owed.active_max_us <= (self.owed.absolute_us or NEVER_US) else "absolute"
         return "idle" if now_us >= self._used_us + self.idle_us else None
 
     def is_running(self) -> bool:

@@ -55,9 +55,7 @@ class SlabMemory:
     `stuck` is for fault injection in tests: blocks that refuse to become zero.
     """
 
-    def __init__(
-        self, blocks: int, bytes_per_block: int = BLOCK_BYTES, *, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, blocks: int, bytes_per_block: int = BLOCK_BYTES, *, clock: Clock | None = None) -> None:
         if bytes_per_block < 1 or bytes_per_block % 64:
             raise ConfigError(
                 f"bytes_per_block `{bytes_per_block}` is not a multiple of 64",
@@ -88,9 +86,7 @@ class SlabMemory:
         blocks = bytes_max // bytes_per_block
         if blocks < 1:
             raise ConfigError(f"bytes_max `{bytes_max}` is less than one block of `{bytes_per_block}` bytes")
-        return MemoryPlan(
-            lambda count: cls(count, bytes_per_block, clock=clock), blocks, 1, bytes_per_block, device
-        )
+        return MemoryPlan(lambda count: cls(count, bytes_per_block, clock=clock), blocks, 1, bytes_per_block, device)
 
     def bind(self, blocks: NDArray[np.int64], sizes: Sequence[SlabSize]) -> list[torch.Tensor]:
         """Put bytes behind `blocks`, all zero: one uint8 tensor [rows * bytes_per_block] for each size.

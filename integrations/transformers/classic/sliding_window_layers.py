@@ -95,9 +95,7 @@ class GovernedDynamicSlidingLayer(_Window, DynamicSlidingWindowLayer):  # type: 
             self._sliding_window_tensor = self._sliding_window_tensor.to(self.device)
             self._show()
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> States:
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> States:
         """Append; returns the window before the states, and the states."""
         with self._residency:
             if not self.is_initialized:
@@ -149,9 +147,7 @@ class GovernedStaticSlidingLayer(_Window, StaticSlidingWindowLayer):  # type: ig
             self._show()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> States:
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> States:
         """Append; returns the window and the states, padded to a window where there is less."""
         with self._residency:
             if not self.is_initialized:

@@ -212,9 +212,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
     def unpin_blocks(self, blocks: Iterable[KVCacheBlock], on_reuse: Callable[[KVCacheBlock], None]) -> None:
         """Raises `IsolationError`: somebody would go on reading blocks that nobody references."""
         if self.custody is not None:
-            raise IsolationError(
-                "a connector reads blocks after their release; it cannot run under kvcustody"
-            )
+            raise IsolationError("a connector reads blocks after their release; it cannot run under kvcustody")
         super().unpin_blocks(blocks, on_reuse)
 
     # -- for EngineControl --------------------------------------------------------------------------------------------

@@ -101,7 +101,5 @@ def group_tables(manager: KVCacheManager) -> list[GroupTable]:
                 "cannot follow; run this model without kvcustody",
                 manager=name,
             )
-        groups.append(
-            GroupTable(single, null, key_tokens, drops=name not in _APPENDED, in_place=name in _IN_PLACE)
-        )
+        groups.append(GroupTable(single, null, key_tokens, drops=name not in _APPENDED, in_place=name in _IN_PLACE))
     return groups

@@ -80,9 +80,7 @@ class DeferredCalls:
         self.running: dict[str, GovernedRequest] = {}  # those that hold blocks
         self.allocations: list[_Allocation] = []
         self.to_publish: list[GovernedRequest] = []
-        self.filled_blocks: list[
-            tuple[GovernedRequest, int]
-        ] = []  # requests and the place of one more full block
+        self.filled_blocks: list[tuple[GovernedRequest, int]] = []  # requests and the place of one more full block
         self.freed_outside_release = False  # blocks were freed outside a release
         self.allocated_blocks = self.reported_blocks = 0
         self.scrub_within_us = LATER_US  # the shortest deadline among the ends not reported

@@ -93,9 +93,7 @@ class GovernedRequest:
         self.waits_for: str | None = None
         self.cause: str | None = None  # why it ended, where governance ended it
         self.publishes = False
-        self.fills_one_by_one = (
-            False  # it runs, alone in its domain and layer group: the common case of a decode step
-        )
+        self.fills_one_by_one = False  # it runs, alone in its domain and layer group: the common case of a decode step
         self.extends_keys = False  # blocks that it fills get keys
         self.readable_tokens = 0
         self.keyed_tokens = 0  # whole blocks of which have keys

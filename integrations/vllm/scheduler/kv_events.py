@@ -100,9 +100,7 @@ class SchedulerBlockEvents(BlockEventFeed):
 
     def _watch(self) -> None:
         if len(self._pool.cached_block_hash_to_block):
-            raise IsolationError(
-                "block events begin with an empty index; attach the publisher before any request"
-            )
+            raise IsolationError("block events begin with an empty index; attach the publisher before any request")
         self.index = self._pool.cached_block_hash_to_block = WatchedIndex(self._on_removed)
 
     # -- what happens -------------------------------------------------------------------------------------------------
@@ -131,9 +129,7 @@ class SchedulerBlockEvents(BlockEventFeed):
             run = [place] if key in new else []
         self._stored(governed, group, run, block_tokens, per_block)
 
-    def _stored(
-        self, governed: GovernedRequest, group: int, run: list[int], block_tokens: int, per_block: int
-    ) -> None:
+    def _stored(self, governed: GovernedRequest, group: int, run: list[int], block_tokens: int, per_block: int) -> None:
         """One event for the run's part in a segment, and one for the rest."""
         residency = governed.residency
         assert residency is not None
@@ -190,9 +186,7 @@ class SchedulerBlockEvents(BlockEventFeed):
         """See `BlockEventFeed`."""
         self._append_removals()
         if self.index.inserted:
-            raise IsolationError(
-                f"`{len(self.index.inserted)}` keys entered vllm's index, whose is not known"
-            )
+            raise IsolationError(f"`{len(self.index.inserted)}` keys entered vllm's index, whose is not known")
         events, self._events = self._events, []
         return events
 

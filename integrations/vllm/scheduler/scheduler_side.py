@@ -246,9 +246,7 @@ class SchedulerSide:
         """
         assert self._opened is not None
         with ExitStack() as stack:
-            shred = ShredKeys.open(
-                self.settings.shred_keys_path, open_root_key(self.settings), self._opened.clock
-            )
+            shred = ShredKeys.open(self.settings.shred_keys_path, open_root_key(self.settings), self._opened.clock)
             stack.callback(shred.close)
             keys = SealKeys(self.port.keyring, shred)
             stack.callback(keys.close)
@@ -330,9 +328,7 @@ class SchedulerSide:
             first = scheduler.requests.get(request.request_id)
             if first is not None and not self._continues(first, request):
                 self.port.attempts.note("id-in-use")
-                _log.error(
-                    "request dropped", request=request.request_id, reason="its id is another request's"
-                )
+                _log.error("request dropped", request=request.request_id, reason="its id is another request's")
                 return None
             return add(request)
 
@@ -511,10 +507,7 @@ class SchedulerSide:
             or deferred.scrub_within_us < (now_us - before_us) * _DEADLINE_STEPS
             or port.pool.queue.may_repeat  # the port heard already of a block that was handed out dirty
             or deferred.has_unlisted_growth
-            or (
-                deferred.has_unreported_changes
-                and not self._hands_out_clean_blocks_only(cached.new_block_ids)
-            )
+            or (deferred.has_unreported_changes and not self._hands_out_clean_blocks_only(cached.new_block_ids))
         ):
             self._flush(cached)
         else:
@@ -592,9 +585,7 @@ class SchedulerSide:
             return True
         dues = (self.port.next_due_us(), None if tiers is None else tiers.next_due_us())
         self.timer.arm(min((due for due in dues if due is not None), default=None))
-        return (
-            self.port.has_work()
-        )  # a command that came meanwhile woke the timer before it was armed for later
+        return self.port.has_work()  # a command that came meanwhile woke the timer before it was armed for later
 
     def _with_new_keys(self, reset: Callable[..., Any]) -> Callable[..., Any]:
         """Stands for `Scheduler.reset_prefix_cache`, which leaves what tiers and other connectors have."""

@@ -73,9 +73,7 @@ class SchedulerState:
         self.caching = bool(manager.enable_caching)
         group = self.groups[0]
         self.simple = len(self.groups) == 1 and not group.drops and group.block_tokens == block_tokens
-        self._fills = (
-            self.simple and not self.pool.enable_kv_cache_events
-        )  # blocks may be reported one by one
+        self._fills = self.simple and not self.pool.enable_kv_cache_events  # blocks may be reported one by one
         self.defers_inserts = False  # blocks that a step fills enter the index when it has left
         self._null = manager.block_pool.null_block.block_id
         self.deferred = DeferredCalls(self.groups, self._null, self._insert_pending, simple=self.simple)
@@ -111,9 +109,7 @@ class SchedulerState:
             governed.waits_for = "refused"
             return False
         tokens = request._all_token_ids
-        if (
-            len(tokens) != governed.reported_tokens
-        ):  # outputs in flight when it was preempted have arrived since
+        if len(tokens) != governed.reported_tokens:  # outputs in flight when it was preempted have arrived since
             residency = self._resume(governed, residency)
         governed.waits_for = self.port.may_start(residency)
         if governed.waits_for is not None:
@@ -128,9 +124,7 @@ class SchedulerState:
             governed.keyed_tokens // self.block_tokens
         )
         early = self.keys_early and governed.extends_keys
-        request._block_hasher = (
-            running_hasher(governed, self.port.extend_keys, self.block_tokens) if early else None
-        )
+        request._block_hasher = running_hasher(governed, self.port.extend_keys, self.block_tokens) if early else None
         if governed.skips_reading or not keys.readable or not self.caching:
             return False
         if self.deferred.pending_inserts:
@@ -166,9 +160,7 @@ class SchedulerState:
         if self.simple:
             ids = [block.block_id for block in found[0]]
             count = self.port.attachable(residency, ids)
-            if (
-                count < len(ids) and not deferred.is_empty
-            ):  # what the port has not heard of cannot be attached yet
+            if count < len(ids) and not deferred.is_empty:  # what the port has not heard of cannot be attached yet
                 deferred.flush_unchecked()
                 count = self.port.attachable(residency, ids)
             return min(fine, count * self.block_tokens)
@@ -400,9 +392,7 @@ class SchedulerState:
         refs[self._null] = 0
         if self.withheld:
             refs[list(self.withheld)] -= 1
-        indexed = np.fromiter(
-            (block.block_hash is not None for block in blocks), dtype=np.bool_, count=len(blocks)
-        )
+        indexed = np.fromiter((block.block_hash is not None for block in blocks), dtype=np.bool_, count=len(blocks))
         return EngineView(refs, indexed, requests, self.deferred.allocated_blocks)
 
     def forget(self, blocks: Sequence[int]) -> None:

@@ -101,9 +101,7 @@ class CopyDirectory:
     send: has a job done by every worker, and gives it its number.
     """
 
-    def __init__(
-        self, tier: str, shards: int, send: Callable[[CopyJob], int], *, returned_keys: int = 0
-    ) -> None:
+    def __init__(self, tier: str, shards: int, send: Callable[[CopyJob], int], *, returned_keys: int = 0) -> None:
         """`returned_keys`: how many destroyed keys this process found in their file again, by its receipts."""
         self._tier = tier
         self.returned_keys = returned_keys
@@ -219,9 +217,7 @@ class CopyDirectory:
         """Whether anything of this domain may be found."""
         return bool(self._domains.get(spec) or self._domains.get(None))
 
-    def longest(
-        self, name_at: Callable[[int], bytes], depth: int, whole: int, step: int, now_us: int
-    ) -> FoundCopies:
+    def longest(self, name_at: Callable[[int], bytes], depth: int, whole: int, step: int, now_us: int) -> FoundCopies:
         """Copies that go on from `depth`, as far as `whole`; `name_at(end)` names the one that ends there.
 
         Objects end where the depth is a multiple of `step`, or sooner.
@@ -334,9 +330,7 @@ class CopyDirectory:
 
     def _entries(self, without: Collection[bytes]) -> Mapping[bytes, TierEntry]:
         return {
-            name: TierEntry(copy.tenant, copy.since_us)
-            for name, copy in self._copies.items()
-            if name not in without
+            name: TierEntry(copy.tenant, copy.since_us) for name, copy in self._copies.items() if name not in without
         }
 
     def destroy(self, keys: Collection[bytes]) -> int:

@@ -76,9 +76,7 @@ class CustodyTier(SecondaryTierManager):  # type: ignore[misc]
         self._slots = np.asarray(primary_kv_view).view(np.uint8)
         config = offloading_spec.config
         folder = path if path is not None else root_dir
-        terms = OwnedTerms(
-            "vllm", owner, seconds, size_bytes, Path(folder) if folder is not None else None, url
-        )
+        terms = OwnedTerms("vllm", owner, seconds, size_bytes, Path(folder) if folder is not None else None, url)
         model, parallel = config.model, config.parallel
         ranks = (
             parallel.world_size,

@@ -89,9 +89,7 @@ def _refuse_several(manager: KVCacheManager, names: list[str], block_tokens: int
 
 
 def _refused(names: list[str], why: str) -> ConfigError:
-    return ConfigError(
-        f"tiers: this model's layers are managed by `{'`, `'.join(names)}`; {why}; unset {_SETTINGS}"
-    )
+    return ConfigError(f"tiers: this model's layers are managed by `{'`, `'.join(names)}`; {why}; unset {_SETTINGS}")
 
 
 def describe_groups(cache: KVCacheConfig | None) -> tuple[str, ...]:

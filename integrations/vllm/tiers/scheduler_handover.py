@@ -106,12 +106,8 @@ class SchedulerHandover:
             )
         self._port, self._keys, self._send, self._block_tokens = port, keys, send, block_tokens
         self._rule = rule
-        self._offered: OrderedDict[bytes, tuple[str, int]] = (
-            OrderedDict()
-        )  # by nonce: of which tenant, blocks
-        self._awaited: dict[
-            bytes, int
-        ] = {}  # offers that nobody has fetched, with their deadlines (boot time)
+        self._offered: OrderedDict[bytes, tuple[str, int]] = OrderedDict()  # by nonce: of which tenant, blocks
+        self._awaited: dict[bytes, int] = {}  # offers that nobody has fetched, with their deadlines (boot time)
         self._looked_us = 0
         self._fetched: dict[int, _Fetch] = {}  # by job
 
@@ -212,9 +208,7 @@ class SchedulerHandover:
         governed.fetching = None
         return False
 
-    def _begin(
-        self, request: Request, governed: GovernedRequest, fetching: Fetching, computed_tokens: int
-    ) -> None:
+    def _begin(self, request: Request, governed: GovernedRequest, fetching: Fetching, computed_tokens: int) -> None:
         fetching.jobs = set()
         residency = governed.residency
         if residency is None or residency.monitored is not None:
@@ -256,14 +250,10 @@ class SchedulerHandover:
             if self._port.may_restore(residency, span.domain):
                 label = label_of(span.domain)
                 rule = self._rule(self._tier, label.tenant, label.classification)
-                job = FetchCopies(
-                    0, self._tier, ticket, fetching.text, label, chain[: span.last * size], rule
-                )
+                job = FetchCopies(0, self._tier, ticket, fetching.text, label, chain[: span.last * size], rule)
                 number = self._send(job)
                 fetching.jobs.add(number)
-                self._fetched[number] = _Fetch(
-                    fetching, ticket, residency.tenant, (label.tenant, label.classification)
-                )
+                self._fetched[number] = _Fetch(fetching, ticket, residency.tenant, (label.tenant, label.classification))
 
     def fetched(self, number: int, result: FetchedCopies) -> None:
         """One worker has answered a fetch."""
@@ -303,9 +293,7 @@ class SchedulerHandover:
         reason: str = "",
     ) -> None:
         at_us = self._port.clock.now_us()
-        event = BlocksHandedOver(
-            at_us, tenant, step, peer, peer_life, nonce.hex(), blocks, objects, size, reason
-        )
+        event = BlocksHandedOver(at_us, tenant, step, peer, peer_life, nonce.hex(), blocks, objects, size, reason)
         self._port.record_copies([event])
 
 

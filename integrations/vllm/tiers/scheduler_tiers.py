@@ -238,9 +238,7 @@ class SchedulerTiers(CopyTiers):
         self.handover: SchedulerHandover | None = None
         if settings is not None and settings.handover_peers_path is not None:
             if len(groups) > 1:
-                raise ConfigError(
-                    "setting `handover_peers_path`: a model of several layer groups is not handed over"
-                )
+                raise ConfigError("setting `handover_peers_path`: a model of several layer groups is not handed over")
             life = holder.incarnation if holder is not None else ""
             self.handover = SchedulerHandover(
                 settings, tiers[0], life, port, self._keys, self._send, self._rule, block_tokens=block_tokens
@@ -298,9 +296,7 @@ class SchedulerTiers(CopyTiers):
         first = max(1, len(run.keys) - added)
         there = [all(blocks[at] != NOT_THERE for blocks in windows) for at in range(first - 1, len(run.keys))]
         ends = [
-            run.first + first + at
-            for at, (one, behind) in enumerate(itertools.pairwise(there))
-            if one and not behind
+            run.first + first + at for at, (one, behind) in enumerate(itertools.pairwise(there)) if one and not behind
         ]
         prompt_end = (governed.request.num_prompt_tokens - 1) // self._block_tokens
         return [*ends, run.end] if there[-1] and run.end == prompt_end else ends
@@ -400,8 +396,7 @@ class SchedulerTiers(CopyTiers):
     def _is_intact(self, run: LeavingRun) -> bool:
         generation = self._port.pool.generation
         return all(
-            (generation[part.blocks] == part.generations).all() and self._are_kept(part.blocks)
-            for part in run.parts
+            (generation[part.blocks] == part.generations).all() and self._are_kept(part.blocks) for part in run.parts
         )
 
     def _are_kept(self, blocks: Blocks) -> bool:
@@ -561,9 +556,7 @@ class SchedulerTiers(CopyTiers):
         runs: list[SoughtRun] = []
         for span in spans:
             label, at = label_of(span.domain), max(known_until, span.first)
-            if (
-                len(self._groups) > 1
-            ):  # what is known of one group may be of use with another worker's of the others
+            if len(self._groups) > 1:  # what is known of one group may be of use with another worker's of the others
                 at = span.first
             rule = self._rule(tier, label.tenant, label.classification)
             whole = min(len(keys), span.whole)
@@ -998,9 +991,7 @@ class SchedulerTiers(CopyTiers):
 
         return name_at
 
-    def _names_by_group(
-        self, tier: str, label: DomainLabel, keys: Sequence[bytes]
-    ) -> Callable[[int, int], bytes]:
+    def _names_by_group(self, tier: str, label: DomainLabel, keys: Sequence[bytes]) -> Callable[[int, int], bytes]:
         names = {group.number: self._names(tier, label, keys, group) for group in self._groups}
         return lambda group, end: names[group](end)
 

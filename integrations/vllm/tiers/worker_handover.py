@@ -129,9 +129,7 @@ class WorkerHandover:
         if fetching is None:
             by = time.monotonic() + FETCH_SECONDS
             fetching = self._fetching[job.text] = self._threads.submit(self._fetch, job.ticket, job.text, by)
-        fetching.add_done_callback(
-            lambda fetched: self._thread.put(KeepCopies(job, fetched.result(), narrowed))
-        )
+        fetching.add_done_callback(lambda fetched: self._thread.put(KeepCopies(job, fetched.result(), narrowed)))
 
     def end_step(self) -> None:
         """All jobs of a step were put: a ticket that comes again is another fetch."""

@@ -158,9 +158,7 @@ class WorkerTiers:
                 stack.callback(self.staging.close)
                 self.staging.pin(memory.pin)
             except ConfigError as error:
-                raise ConfigError(
-                    f"settings `tier_staging_buffers`, `tier_object_blocks`: {error.message}"
-                ) from None
+                raise ConfigError(f"settings `tier_staging_buffers`, `tier_object_blocks`: {error.message}") from None
             keys = open_worker_keys(settings, plan, clock, stack)
             stack.callback(self._end_threads)  # before the keys go that they use
             terms = TierTerms(
@@ -186,9 +184,7 @@ class WorkerTiers:
                 first = next(iter(self.threads.values()))
                 self._handover = WorkerHandover(settings, first, self._results, clock, shard, stack)
             self._stack = stack.pop_all()
-        _log.info(
-            "tiers opened", shard=shard, tiers=list(self.threads), buffers=self.buffers, object_bytes=size
-        )
+        _log.info("tiers opened", shard=shard, tiers=list(self.threads), buffers=self.buffers, object_bytes=size)
 
     def begin(self, jobs: tuple[CopyJob, ...]) -> None:
         """Copy aside what is to be stored, before this step's first write; the rest waits for `go_on`."""
@@ -380,9 +376,7 @@ class TierThread:
         tier = self.tier
         if isinstance(job, OpenTier):
             self._open(job)
-            opened = OpenedTier(
-                self.terms.layout, self.buffers, self.store.capacity_bytes, self._keys.shred.returned
-            )
+            opened = OpenedTier(self.terms.layout, self.buffers, self.store.capacity_bytes, self._keys.shred.returned)
             return self._reply(job.number, opened=opened)
         if isinstance(job, CloseTier):
             return self._close(job)
@@ -450,9 +444,7 @@ class TierThread:
             tenants=tenants,
             holder=job.holder,
         )
-        self.tier = SealedTier(
-            self.store, self._seal_keys, self._keys.shred, self.staging, self._clock, self.terms
-        )
+        self.tier = SealedTier(self.store, self._seal_keys, self._keys.shred, self.staging, self._clock, self.terms)
 
     def _limit(self, tenant: str, classification: str) -> CopyLimit:
         rule = self._rules.get((tenant, classification))

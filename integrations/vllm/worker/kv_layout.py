@@ -46,9 +46,7 @@ def _views(caches: CacheViews) -> Iterable[tuple[str, torch.Tensor]]:
     for layer, value in caches.items():
         for view in [value] if isinstance(value, torch.Tensor) else value:
             if not isinstance(view, torch.Tensor):
-                raise ConfigError(
-                    f"layer `{layer}` registered a `{type(view).__name__}`, not a tensor", layer=layer
-                )
+                raise ConfigError(f"layer `{layer}` registered a `{type(view).__name__}`, not a tensor", layer=layer)
             yield layer, view
 
 

@@ -43,9 +43,7 @@ def noting_loads(load: Callable[..., Any]) -> Callable[..., Any]:
         weights = load(self, lora_request, *given, **named)
         facts = file_facts(path)
         _loaded.append(
-            LoadedAdapter(
-                int(lora_request.lora_int_id), path, facts if facts == before else FileFacts.unknown()
-            )
+            LoadedAdapter(int(lora_request.lora_int_id), path, facts if facts == before else FileFacts.unknown())
         )
         return weights
 

@@ -59,9 +59,7 @@ class WorkerSide:
         self.shard = shard
         self._open_tiers = open_tiers
         self.tiers: WorkerTiers | None = None
-        self._null: tuple[
-            tuple[float, NDArray[np.int64]], ...
-        ] = ()  # as the last batch of every order (rule 6)
+        self._null: tuple[tuple[float, NDArray[np.int64]], ...] = ()  # as the last batch of every order (rule 6)
         if null_block is not None:
             self._null = ((0.0, np.array([null_block], dtype=np.int64)),)
         self._tuning = tuning

@@ -145,9 +145,7 @@ def open_environment(
         policy = _declared(policy, house_prompt, keyring, model)
         if options.host_tier_bytes:
             policy = _offloading(policy)
-        cache = PatternCache(
-            options.pool_blocks, shape_for(options.block_tokens), device=options.device, clock=clock
-        )
+        cache = PatternCache(options.pool_blocks, shape_for(options.block_tokens), device=options.device, clock=clock)
         writer = EventWriter(engine, worker=WORKER, clock=clock, spill_directory=spill, subject_keys=keys)
         stack.callback(writer.close, CLOSE_SECONDS)
         observer = ReplayObserver(options.pool_blocks)
@@ -252,9 +250,7 @@ def _declared(policy: Policy, text: Tokens | None, keyring: Keyring, model: Mode
     return replace(policy, segments=tuple(segments), source="")
 
 
-def _announce(
-    writer: EventWriter, table: DecisionTable, cache: PatternCache, clock: ReplayClock, origin: str
-) -> None:
+def _announce(writer: EventWriter, table: DecisionTable, cache: PatternCache, clock: ReplayClock, origin: str) -> None:
     """The worker and its policy, on record before the first request."""
     memory, now_us = cache.memory, clock.now_us()
     software = f"kvcustody {__version__}"

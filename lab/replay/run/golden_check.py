@@ -188,9 +188,7 @@ def golden_rows(
 class Replay:
     """One trace, replayed through a fresh Governor for every figure, one request at a time."""
 
-    def __init__(
-        self, requests: Sequence[TraceRequest], block_tokens: int, progress: Progress = no_progress
-    ) -> None:
+    def __init__(self, requests: Sequence[TraceRequest], block_tokens: int, progress: Progress = no_progress) -> None:
         self.requests = requests
         self.block_tokens = block_tokens
         self._progress = progress
@@ -231,9 +229,7 @@ class Replay:
         pools = Pools(lambda blocks: UnbackedMemory(blocks, 1, clock=clock), capacity + reserve, options)
         return Governor(pools, compile_policy(policy, revision=1), keyring, CountingLedger(), clock=clock)
 
-    def _run(
-        self, governor: Governor, clock: VirtualClock, labels: Sequence[Label], policy: Policy, name: str
-    ) -> int:
+    def _run(self, governor: Governor, clock: VirtualClock, labels: Sequence[Label], policy: Policy, name: str) -> int:
         population = LabelledPrincipals(policy, 1 + max(label.tenant for label in labels))
         model = replay_model(self.block_tokens)
         begin_us, found = clock.now_us(), 0

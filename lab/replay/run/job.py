@@ -44,9 +44,7 @@ def run_job(
             options, workload.house_prompt, origin=workload.origin, past_us=duration_us(workload)
         ) as stand:
             population = LabelledPrincipals(stand.policy, workload.tenants)
-            runner = Runner(
-                stand.governor, stand.cache, stand.clock, stand.model, population, options=runner_options
-            )
+            runner = Runner(stand.governor, stand.cache, stand.clock, stand.model, population, options=runner_options)
             begin_us = stand.clock.now_us()
             error = _run(runner, workload, progress)
             virtual_seconds = (stand.clock.now_us() - begin_us) / 1e6
@@ -127,9 +125,7 @@ class _Proofs:
     identities: list[ReplayIdentity]
 
 
-def _prove(
-    stand: ReplayEnvironment, pool: PoolStats, counts: PoolCounts
-) -> tuple[_Proofs, CustodyError | None]:
+def _prove(stand: ReplayEnvironment, pool: PoolStats, counts: PoolCounts) -> tuple[_Proofs, CustodyError | None]:
     """What the ledger says of this replay, once everything is in it."""
     now_us = stand.clock.now_us()
     cause = "end of the replay"

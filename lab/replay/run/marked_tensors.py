@@ -56,9 +56,7 @@ class PatternCache:
                 for _ in range(shape.layers)
             ]
         except RuntimeError:
-            raise ConfigError(
-                f"a pool of {blocks:,} blocks does not fit into the memory of `{device}`"
-            ) from None
+            raise ConfigError(f"a pool of {blocks:,} blocks does not fit into the memory of `{device}`") from None
         self.memory = TensorMemory.wrap(
             [self._layers], layout=Layout.KV_BLOCKS, block_tokens=shape.block_tokens, clock=clock
         )
@@ -84,17 +82,13 @@ class PatternCache:
         rows = torch.empty((2, len(tokens), width), dtype=keys.dtype, device=self.device)
         rows[0] = keys[:, None]
         rows[1] = 1 + tenant
-        words = rows.view(
-            torch.int64
-        )  # whole rows are moved as words: several times faster than element by element
+        words = rows.view(torch.int64)  # whole rows are moved as words: several times faster than element by element
         for layer in self._layers:
             flat = layer.view(2, -1, width).view(torch.int64)
             flat[0].index_copy_(0, slots, words[0])
             flat[1].index_copy_(0, slots, words[1])
 
-    def check_found(
-        self, table: NDArray[np.int64], tokens: NDArray[np.int32], readable: Sequence[int]
-    ) -> None:
+    def check_found(self, table: NDArray[np.int64], tokens: NDArray[np.int32], readable: Sequence[int]) -> None:
         """Read back what was found for `tokens`, a prompt's start, by one who may read `readable` (rule 3)."""
         if not len(tokens):
             return

@@ -66,9 +66,7 @@ def load_workload(choice: Choice, block_tokens: int, policy: str) -> Workload:
     if _format(choice) in SCENARIOS:
         return _scenario(choice, policy)
     if choice.trace is None:
-        raise ConfigError(
-            f"--trace-format `{choice.format}` reads a file: name the trace, or leave the format out"
-        )
+        raise ConfigError(f"--trace-format `{choice.format}` reads a file: name the trace, or leave the format out")
     return _recorded(choice, open_trace(choice.trace, _format(choice)), policy)
 
 

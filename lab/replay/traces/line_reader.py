@@ -41,15 +41,11 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                         line.decode()
                     except UnicodeDecodeError:
                         fix = "restore the file from its source"
-                        raise trace_error(
-                            path, number, "", line, expected="expected UTF-8 text", fix=fix
-                        ) from None
+                        raise trace_error(path, number, "", line, expected="expected UTF-8 text", fix=fix) from None
                     yield number, line
         except (OSError, EOFError, zlib.error) as error:
             fix = "the file is cut or damaged: fetch it again; the lines before were replayed"
-            raise trace_error(
-                path, number + 1, "", str(error), expected="the stream breaks here", fix=fix
-            ) from None
+            raise trace_error(path, number + 1, "", str(error), expected="the stream breaks here", fix=fix) from None
     if number == 0:
         raise trace_error(path, 1, "", "", expected="an empty file", fix="name a trace that holds requests")
 

@@ -95,9 +95,7 @@ class Mooncake:
                 )
             last_us = at_us
             tokens = row.integer("input_length", 1, MAX_REQUEST_TOKENS)
-            blocks = row.ids(
-                "hash_ids", -(-tokens // self.block_tokens), f"input_length {tokens} / 512, rounded up"
-            )
+            blocks = row.ids("hash_ids", -(-tokens // self.block_tokens), f"input_length {tokens} / 512, rounded up")
             session: Key
             lineage: Key
             session, lineage, turn = guesser.place(number - 1, blocks)
@@ -164,8 +162,7 @@ class Agentic:
             raise row.error("keep", keep, f"expected at most {len(previous)}, the stream's previous length")
         ranges = row.raw("new")
         if not isinstance(ranges, list) or not all(
-            isinstance(r, list) and len(r) == 2 and all(type(n) is int and 0 <= n < 1 << 62 for n in r)
-            for r in ranges
+            isinstance(r, list) and len(r) == 2 and all(type(n) is int and 0 <= n < 1 << 62 for n in r) for r in ranges
         ):
             raise row.error("new", ranges, "expected a list of [first id, count]")
         total = keep + sum(n for _, n in ranges)
@@ -232,9 +229,7 @@ class KvCacheTester:
             count = tokens // self.block_tokens
             blocks = entry.ids("hash_ids", len(entry.raw("hash_ids")), "")[:count] + offset
             if len(blocks) < count:
-                raise entry.error(
-                    "hash_ids", len(blocks), f"expected at least {count} block ids (in {tokens} / 64)"
-                )
+                raise entry.error("hash_ids", len(blocks), f"expected at least {count} block ids (in {tokens} / 64)")
             output = entry.integer("out", 0, MAX_REQUEST_TOKENS)
             yield TraceRequest(at_us, tokens, output, blocks, session, session, session, turn, stream)
 
@@ -266,9 +261,7 @@ class AzureLlm:
             if header is None:
                 header = cells
                 if cells != ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]:
-                    raise trace_error(
-                        path, number, "", ",".join(cells), expected="unexpected header", fix=self._fix
-                    )
+                    raise trace_error(path, number, "", ",".join(cells), expected="unexpected header", fix=self._fix)
                 continue
             if len(cells) != 3:
                 raise trace_error(
@@ -282,9 +275,7 @@ class AzureLlm:
 
     def _time_us(self, path: Path, number: int, cell: str) -> int:
         try:
-            moment = datetime.datetime.fromisoformat(
-                cell[:26]
-            )  # seven digits of a second are given; we keep six
+            moment = datetime.datetime.fromisoformat(cell[:26])  # seven digits of a second are given; we keep six
         except ValueError:
             raise trace_error(
                 path, number, "TIMESTAMP", cell, expected="expected YYYY-MM-DD HH:MM:SS.ffffff", fix=self._fix

@@ -31,9 +31,7 @@ def expand(blocks: BlockIds, block_tokens: int, *, tail_tokens: int = 0, tail_ke
             raise ValueError(f"block ids must be from 0 to {MAX_ID - 1}, got `{int(blocks.max())}`")
         body = tokens[: count * block_tokens].reshape(count, block_tokens)
         seeds = (blocks ^ (blocks >> 32)).astype(np.uint32)
-        counters = (
-            seeds[:, None] * np.uint32(block_tokens) + np.arange(block_tokens, dtype=np.uint32)[None, :]
-        )
+        counters = seeds[:, None] * np.uint32(block_tokens) + np.arange(block_tokens, dtype=np.uint32)[None, :]
         body[:] = _mix(counters.astype(np.uint32, copy=False))
         body[:, 0] = blocks & (VOCABULARY - 1)
         body[:, 1] = blocks >> VOCABULARY_BITS

@@ -119,9 +119,7 @@ def generate(spec: WorkloadSpec) -> GeneratedWorkload:
     streams = np.where(prompt == house, 0, 1 + tenant * spec.prompts_per_tenant + prompt)
     content = 1 + spec.tenants * spec.prompts_per_tenant  # the first stream that is not a system prompt
     if content + len(turns.first) > MAX_STREAMS:
-        raise ValueError(
-            f"at most {MAX_STREAMS} conversations and prompts, got `{content + len(turns.first)}`"
-        )
+        raise ValueError(f"at most {MAX_STREAMS} conversations and prompts, got `{content + len(turns.first)}`")
     system = table.tokens[tenant, prompt]
 
     made: list[tuple[TraceRequest, Label]] = []
@@ -147,9 +145,7 @@ def generate(spec: WorkloadSpec) -> GeneratedWorkload:
         )
         made.extend((request, label) for request in _conversation(spec, turns, plan))
     made.sort(key=lambda item: item[0].at_us)
-    return GeneratedWorkload(
-        spec, [r for r, _ in made], [label for _, label in made], turns.think, house_prompt(spec)
-    )
+    return GeneratedWorkload(spec, [r for r, _ in made], [label for _, label in made], turns.think, house_prompt(spec))
 
 
 def house_prompt(spec: WorkloadSpec) -> Ints:
@@ -240,9 +236,7 @@ def _turns(spec: WorkloadSpec, count: int, name: str) -> _Turns:
 
 def prompt_table(spec: WorkloadSpec) -> Prompts:
     """The drawn system prompts of every tenant."""
-    tokens = spec.system.sample(_stream(spec, "system"), spec.tenants * spec.prompts_per_tenant + 1).astype(
-        np.int64
-    )
+    tokens = spec.system.sample(_stream(spec, "system"), spec.tenants * spec.prompts_per_tenant + 1).astype(np.int64)
     own = tokens[1:].reshape(spec.tenants, spec.prompts_per_tenant)
     table = np.concatenate((own, np.full((spec.tenants, 1), tokens[0])), axis=1)
     each = (1 - spec.house_prompt_share) / spec.prompts_per_tenant
@@ -265,9 +259,7 @@ def _class_shares() -> list[float]:
 
 
 def _stream(spec: WorkloadSpec, name: str) -> np.random.Generator:
-    return np.random.Generator(
-        np.random.PCG64(int.from_bytes(name_digest(spec.seed, "workload", name), "big"))
-    )
+    return np.random.Generator(np.random.PCG64(int.from_bytes(name_digest(spec.seed, "workload", name), "big")))
 
 
 def normal_cdf(x: float) -> float:

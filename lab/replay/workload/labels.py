@@ -46,9 +46,7 @@ class Labeller:
 
     def __init__(self, weights: Sequence[float], *, tenants: int, seed: int, unit: Unit = "session") -> None:
         if tenants < 1 or tenants > len(weights):
-            raise ConfigError(
-                f"`{tenants}` tenants: the weights name {len(weights)}; use 1 to {len(weights)}"
-            )
+            raise ConfigError(f"`{tenants}` tenants: the weights name {len(weights)}; use 1 to {len(weights)}")
         heaviest = np.sort(np.asarray(weights, dtype=np.float64))[::-1][:tenants]
         if not heaviest[0] > 0 or heaviest[-1] < 0:
             raise ConfigError(f"tenant weights must not be negative, got `{heaviest[-1]}`")
@@ -96,15 +94,11 @@ def load_weights(path: Path, model: str = "language/m-large") -> list[float]:
     try:
         document = orjson.loads(path.read_bytes())
     except OSError as error:
-        raise ConfigError(
-            f"cannot read weights `{path}`: {error.strerror or error}", path=str(path)
-        ) from None
+        raise ConfigError(f"cannot read weights `{path}`: {error.strerror or error}", path=str(path)) from None
     except orjson.JSONDecodeError as error:
         raise ConfigError(f"{path}: not JSON ({error.msg}); {fix}", path=str(path)) from None
     try:
         totals = [float(client["total"]) for client in document["models"][model]]
     except (KeyError, TypeError, ValueError):
-        raise ConfigError(
-            f"{path}: no totals for model `{model}`; {fix}", path=str(path), model=model
-        ) from None
+        raise ConfigError(f"{path}: no totals for model `{model}`; {fix}", path=str(path), model=model) from None
     return totals

@@ -84,9 +84,7 @@ def _placement(
         for (one, two), requests in changes.items():
             loosens = None if set(one) - set(two) and set(two) - set(one) else set(two) > set(one)
             about = "every request" if len(requests) == len(asked) else "; ".join(requests)
-            yield DutyChange(
-                tenant, about, "placement", ", ".join(one) or "none", ", ".join(two) or "none", loosens
-            )
+            yield DutyChange(tenant, about, "placement", ", ".join(one) or "none", ", ".join(two) or "none", loosens)
 
 
 def _receipts(old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...]) -> Iterator[DutyChange]:
@@ -131,8 +129,7 @@ def _obligations(old: DecisionTable, new: DecisionTable, tenant: str) -> Iterato
 def _affinity(old: DecisionTable, new: DecisionTable, tenant: str) -> Iterator[DutyChange]:
     """Rule 3."""
     one, two = (
-        Affinity.PRIVATE if entry is None else entry.affinity
-        for entry in (old.tenant(tenant), new.tenant(tenant))
+        Affinity.PRIVATE if entry is None else entry.affinity for entry in (old.tenant(tenant), new.tenant(tenant))
     )
     if one is not two:
         yield DutyChange(tenant, PLACEMENT_CHANNEL, "affinity", one, two, two is Affinity.SEGMENT)
@@ -143,9 +140,7 @@ def _is_by_default(owed: Obligations) -> bool:
     running_us = min(owed.active_max_us, owed.absolute_us or owed.active_max_us)
     own = (owed.absolute_us, default_within_us(owed.absolute_us), running_us)
     limits = zip(owed.tier_absolute_us, owed.tier_within_us, owed.tier_running_us, strict=True)
-    return all(
-        limit == (own if tier in owed.tiers else (0, 0, 0)) for tier, limit in zip(Tier, limits, strict=True)
-    )
+    return all(limit == (own if tier in owed.tiers else (0, 0, 0)) for tier, limit in zip(Tier, limits, strict=True))
 
 
 def _said(field: str, value: object) -> str:

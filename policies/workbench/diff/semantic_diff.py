@@ -41,9 +41,7 @@ class _Side(NamedTuple):
     rules: dict[str, Grant | SegmentRule]
     barriers: Barriers
 
-    def answer(
-        self, cell: _Cell, reader: str, owner: str, now_us: int, source: str | None = None
-    ) -> CellEffect:
+    def answer(self, cell: _Cell, reader: str, owner: str, now_us: int, source: str | None = None) -> CellEffect:
         """What this table says of one cell."""
         action, name, scope, via = cell
         level = self.levels.get(name)
@@ -58,9 +56,7 @@ class _Side(NamedTuple):
         level = self.levels.get(name)
         return (
             level is not None
-            and self.table.decide(
-                AccessRequest(action, reader, owner, level, scope, via, source), now_us
-            ).permitted
+            and self.table.decide(AccessRequest(action, reader, owner, level, scope, via, source), now_us).permitted
         )
 
     def may_open(self, cell: _Cell, reader: str, owner: str) -> bool:

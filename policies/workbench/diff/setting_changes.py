@@ -51,9 +51,7 @@ def _tenants(old: Policy, new: Policy) -> Iterator[SettingChange]:
 
 def _settings(tenant: TenantPolicy | None) -> dict[str, str]:
     if tenant is None:
-        return dict.fromkeys(
-            ("guaranteed", "cap", "borrow", "group", "residencies", "tenants_max"), "refused"
-        )
+        return dict.fromkeys(("guaranteed", "cap", "borrow", "group", "residencies", "tenants_max"), "refused")
     return {
         "guaranteed": percent(tenant.guaranteed),
         "cap": percent(tenant.cap),

@@ -102,9 +102,7 @@ def _ways_of(actions: tuple[Action, ...]) -> int:
 
 def _why(rule: Rule) -> str:
     if rule.via is not None and not sum(1 << via for via in rule.via) & _ways_of(rule.actions):
-        return (
-            f"{', '.join(a.name.lower() for a in rule.actions)} is not reached via {rule.via[0].name.lower()}"
-        )
+        return f"{', '.join(a.name.lower() for a in rule.actions)} is not reached via {rule.via[0].name.lower()}"
     if rule.relation is not None:
         return "no tenant is its own reader by this way"
     return "no tenant is both the reader and the owner that it names"
@@ -117,9 +115,7 @@ def _covered(packed: list[_Packed]) -> Iterator[tuple[Finding, Rule]]:
             if bits & ~other_bits or place == other_place:
                 continue
             if other.effect is RuleEffect.FORBID and rule.effect is RuleEffect.PERMIT:
-                message = (
-                    f"permit {quote(rule.id)} never takes effect: forbid {quote(other.id)} covers all of it"
-                )
+                message = f"permit {quote(rule.id)} never takes effect: forbid {quote(other.id)} covers all of it"
                 yield (rule.mark, "KVP703", message), rule
                 break
             if other.effect is rule.effect and (bits != other_bits or other_place < place):
@@ -130,9 +126,7 @@ def _covered(packed: list[_Packed]) -> Iterator[tuple[Finding, Rule]]:
 
 def _redundant(packed: list[_Packed], known: set[str]) -> Iterator[Finding]:
     """Permits whose every cell other permits give, or a forbid takes, though no single rule covers them."""
-    permits = [
-        entry for entry in packed if entry.rule.effect is RuleEffect.PERMIT and entry.rule.id not in known
-    ]
+    permits = [entry for entry in packed if entry.rule.effect is RuleEffect.PERMIT and entry.rule.id not in known]
     forbids = [entry for entry in packed if entry.rule.effect is RuleEffect.FORBID]
     cells: Counter[tuple[int, int, int]] = Counter()
     mine: list[tuple[_Packed, list[tuple[int, int, int]]]] = []

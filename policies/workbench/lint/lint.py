@@ -102,9 +102,7 @@ def _lint_reuse(policy: Policy) -> Iterator[Finding]:
         yield policy.mark, "KVP705", "no rule permits reuse: every request computes its whole prompt"
 
 
-def _lint_sources(
-    table: DecisionTable, now_us: int, soon_days: int, used: Collection[str] | None
-) -> Iterator[Finding]:
+def _lint_sources(table: DecisionTable, now_us: int, soon_days: int, used: Collection[str] | None) -> Iterator[Finding]:
     """Grants and segments that are over, about to be, ineffective, covered by another, or not used."""
     policy, barriers = table.policy, Barriers(table.policy)
     for group in policy.groups:
@@ -141,9 +139,7 @@ def _lint_sources(
     yield from _covered_grants(policy)
 
 
-def _closed(
-    barriers: Barriers, rule: Grant | SegmentRule, what: str, readers: Iterable[str]
-) -> Iterator[Finding]:
+def _closed(barriers: Barriers, rule: Grant | SegmentRule, what: str, readers: Iterable[str]) -> Iterator[Finding]:
     """The readers to whom a rule opens nothing, together for each reason."""
     by_reason: dict[str, list[str]] = {}
     for reader in readers:
@@ -181,12 +177,9 @@ def _segment_opens(table: DecisionTable, segment: SegmentRule) -> bool:
     last = 0 if segment.expires_us is None else segment.expires_us - 1
     owner, level = segment.owner, segment.level
     asked = (
-        AccessRequest(Action.REUSE, reader, owner, level, SHARED[0], Via.SEGMENT, segment.id)
-        for reader in readers
+        AccessRequest(Action.REUSE, reader, owner, level, SHARED[0], Via.SEGMENT, segment.id) for reader in readers
     )
-    return table.obligations(owner, level).cacheable and any(
-        table.decide(one, last).permitted for one in asked
-    )
+    return table.obligations(owner, level).cacheable and any(table.decide(one, last).permitted for one in asked)
 
 
 def _covered_grants(policy: Policy) -> Iterator[Finding]:
@@ -196,9 +189,7 @@ def _covered_grants(policy: Policy) -> Iterator[Finding]:
             if other.id == grant.id or not _covers(other, grant):
                 continue
             if not _covers(grant, other) or other.id < grant.id or other.group is not None:
-                message = (
-                    f"grant {quote(grant.id)} adds nothing: {quote(other.group or other.id)} covers all of it"
-                )
+                message = f"grant {quote(grant.id)} adds nothing: {quote(other.group or other.id)} covers all of it"
                 yield grant.mark, "KVP714", message
                 break
 

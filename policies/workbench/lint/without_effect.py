@@ -61,9 +61,7 @@ def without_effect(
         yield from needs_store(policy)
 
 
-def _idle(
-    offload: Offload, what: str, owner: PoolOwner | None, tiers: Collection[str] | None
-) -> Iterator[Finding]:
+def _idle(offload: Offload, what: str, owner: PoolOwner | None, tiers: Collection[str] | None) -> Iterator[Finding]:
     """A copy needs a tier that is configured, but for plain ones of transformers' caches; beside an engine always."""
     beside_engine = owner is PoolOwner.ENGINE
     if tiers is None and not beside_engine:

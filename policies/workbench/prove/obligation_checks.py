@@ -26,15 +26,11 @@ _NO_TIER = "~no-such-tier"
 _OTHER_GROUP = "~other-group"
 
 
-def check_levels(
-    table: DecisionTable, declared: Declared, tenants: Sequence[str], findings: Findings
-) -> None:
+def check_levels(table: DecisionTable, declared: Declared, tenants: Sequence[str], findings: Findings) -> None:
     """ISO-8: the effective level is never below the declared one."""
     words = (None, *declared.policy.classifications, _UNKNOWN)
     if table.policy.classifications != declared.policy.classifications:
-        findings.says(
-            "ISO-8", "the table's classifications are not the declared ones", {"policy": table.digest}
-        )
+        findings.says("ISO-8", "the table's classifications are not the declared ones", {"policy": table.digest})
         return
     examples = RouteExamples((table.policy, declared.policy))
     for tenant in _distinct_tenants(table.policy, declared.policy, tenants):
@@ -67,9 +63,7 @@ def _least(declared: Declared, tenant: str, route: str | None, claim: str | None
     return declared.level(tenant, None, claim, hint)
 
 
-def check_duties(
-    table: DecisionTable, declared: Declared, tenants: Sequence[str], findings: Findings
-) -> None:
+def check_duties(table: DecisionTable, declared: Declared, tenants: Sequence[str], findings: Findings) -> None:
     """ISO-9: every tenant owes at least what is declared, and what owes its end is not kept."""
     policy = declared.policy
     if table.policy.classifications != policy.classifications:
@@ -90,9 +84,7 @@ def check_duties(
 
 
 def _check_kept(table: DecisionTable, tenant: str, level: int, owed: Obligations, findings: Findings) -> None:
-    refused = (() if owed.cacheable else (Action.PUBLISH, Action.RETAIN)) + (
-        () if owed.tiers else (Action.OFFLOAD,)
-    )
+    refused = (() if owed.cacheable else (Action.PUBLISH, Action.RETAIN)) + (() if owed.tiers else (Action.OFFLOAD,))
     for action, scope in product(refused, Scope):
         request = Request(action, tenant, tenant, level, scope, Via.OWN, 0)
         decision = request.decide(table)
@@ -136,9 +128,7 @@ def _looser_copies(got: TierDuty, declared: Declared, tenant: str, level: int, t
                 yield f"copies of {name} {value} go to a store that is not there, declared to match `{name}`"
 
 
-def check_labels(
-    table: DecisionTable, declared: Declared, tenants: Sequence[str], findings: Findings
-) -> None:
+def check_labels(table: DecisionTable, declared: Declared, tenants: Sequence[str], findings: Findings) -> None:
     """ISO-13: by each route, a grant or segment opens blocks of the reader's labels, but for those it names."""
     named = {rule.id: rule for rule in declared.rules()}
     examples = RouteExamples((table.policy, declared.policy))
@@ -155,14 +145,10 @@ def check_labels(
                 least = declared.differing(named.get(rule.id, rule), reader, route)
                 if least:
                     said = {"id": rule.id, "reader": reader, "owner": rule.owner, "route": route}
-                    findings.says(
-                        "ISO-13", f"crosses `{', '.join(sorted(least))}`, which it does not name", said
-                    )
+                    findings.says("ISO-13", f"crosses `{', '.join(sorted(least))}`, which it does not name", said)
 
 
-def check_places(
-    table: DecisionTable, declared: Declared, tenants: Sequence[str], findings: Findings
-) -> None:
+def check_places(table: DecisionTable, declared: Declared, tenants: Sequence[str], findings: Findings) -> None:
     """ISO-14: a door and a worker are told no group for a request but those that every rule lets serve it."""
     policy = declared.policy
     rules = (*policy.placement, *table.policy.placement)
@@ -182,9 +168,7 @@ def check_places(
                     findings.places_open += 1
                     if not declared.serves(group, tenant, level, labels):
                         said = {"tenant": tenant, "route": route, "hint": hint, "group": group}
-                        findings.says(
-                            "ISO-14", "goes to a group that its placement rules do not let serve it", said
-                        )
+                        findings.says("ISO-14", "goes to a group that its placement rules do not let serve it", said)
 
 
 @lru_cache(4096)

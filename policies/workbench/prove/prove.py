@@ -120,18 +120,14 @@ class _Search:
         for reader, owner in table.entries():
             self._owners.setdefault(reader, set()).add(owner)
         self._absent = "each asked"
-        self._compared: dict[
-            tuple[int, int], tuple[Decision, frozenset[str], bool]
-        ] = {}  # of one pair, by identity
+        self._compared: dict[tuple[int, int], tuple[Decision, frozenset[str], bool]] = {}  # of one pair, by identity
         self._own_cells = list(product(Action, self._levels, Scope))
 
     def run(self, progress: Progress | None) -> None:
         """Ask everything."""
         pairs = len(self._tenants) ** 2
         if pairs > ABSENT_BULK_MAX:
-            self._absent = (
-                f"{pairs} pairs: one without an entry is a look-up that finds none; not each was asked"
-            )
+            self._absent = f"{pairs} pairs: one without an entry is a look-up that finds none; not each was asked"
         elif pairs > ABSENT_EACH_MAX:
             self._absent = "each asked, in bulk"
         for done, reader in enumerate(self._tenants):
@@ -177,15 +173,11 @@ class _Search:
         batch, mine = self._table.batch(), self._tenants.index(reader)
         indices, _ = batch.intern(self._tenants, ())
         readers = np.full(len(owners), indices[mine])
-        mask = batch.permits(
-            AccessColumns(columns[0], readers, indices[owners], columns[1], columns[2], columns[3]), 0
-        )
+        mask = batch.permits(AccessColumns(columns[0], readers, indices[owners], columns[1], columns[2], columns[3]), 0)
         self._findings.cells += len(mask)
         for place in np.flatnonzero(mask & (owners != mine)):
             action, level, scope, via = (int(column[place]) for column in columns)
-            request = Request(
-                Action(action), reader, self._tenants[owners[place]], level, Scope(scope), Via(via), 0
-            )
+            request = Request(Action(action), reader, self._tenants[owners[place]], level, Scope(scope), Via(via), 0)
             self._judge_crossing(request, request.decide(self._table))
 
     @cached_property
@@ -314,11 +306,7 @@ class _Search:
             return f"declared and live here: {', '.join(live)}"
         known = [grant.id for grant in self._declared.grants(request.reader, request.owner)]
         known += [segment.id for segment in self._declared.segments(request.reader, request.owner)]
-        listed = (
-            f"of {', '.join(sorted(known))}, none is live and covers this"
-            if known
-            else "nothing between the two"
-        )
+        listed = f"of {', '.join(sorted(known))}, none is live and covers this" if known else "nothing between the two"
         return f"declared: {listed}"
 
     def _malformed(self) -> None:

@@ -121,18 +121,14 @@ class Declared:
         if request.via is Via.GRANT and request.source is not None:
             named = self._named_grants.get((request.reader, request.owner, request.source), [])
             return frozenset(
-                grant.id
-                for grant in named
-                if _opens(grant, request) and not self.apart(grant, request.reader)
+                grant.id for grant in named if _opens(grant, request) and not self.apart(grant, request.reader)
             )
         if request.via is Via.GRANT:
             return self._open_grants(request)
         if request.via is Via.SEGMENT:
             mine = self.segments(request.reader, request.owner)
             return frozenset(
-                segment.id
-                for segment in mine
-                if _shows(segment, request) and not self.apart(segment, request.reader)
+                segment.id for segment in mine if _shows(segment, request) and not self.apart(segment, request.reader)
             )
         return frozenset()
 
@@ -191,9 +187,7 @@ class Declared:
         for rule in self.policy.placement:
             is_theirs = rule.tenants is None or tenant in rule.tenants
             fits = is_theirs and labels >= {*rule.labels} and level in (rule.levels or (level,))
-            if (fits and group not in rule.groups) or (
-                rule.dedicated and not is_theirs and group in rule.groups
-            ):
+            if (fits and group not in rule.groups) or (rule.dedicated and not is_theirs and group in rule.groups):
                 return False
         return True
 
@@ -298,9 +292,7 @@ def route_matches(pattern: str, route: str) -> bool:
 
 
 def _is_live(grant: Grant, now_us: int) -> bool:
-    return (grant.from_us is None or grant.from_us <= now_us) and (
-        grant.until_us is None or now_us < grant.until_us
-    )
+    return (grant.from_us is None or grant.from_us <= now_us) and (grant.until_us is None or now_us < grant.until_us)
 
 
 def _opens(grant: Grant, request: Request) -> bool:

@@ -15,9 +15,7 @@ ANN = Selector(tenant="alpha", subject="ann")
 def erase_cached(bench: Bench) -> None:
     """An erased subject's blocks are gone, at once and in every byte; every other subject's hits stay."""
     rig = bench.open()
-    others = [
-        (who, rig.warm(who, 4)) for who in (BOB, BETA)
-    ]  # first: what was freed may be handed out at once
+    others = [(who, rig.warm(who, 4)) for who in (BOB, BETA)]  # first: what was freed may be handed out at once
     tokens = rig.prompt(4)
     request = rig.submit(ALPHA, tokens, 2)
     blocks = rig.until_running(request).blocks
@@ -88,9 +86,7 @@ def revocation(bench: Bench) -> None:
     queued = rig.submit(BETA, tokens)
     rig.engine.activate(policy(scope="tenant", grant=False))
     rig.finish(queued, read)
-    expect_equal(
-        rig.engine.outcome(read).cached_tokens, 4 * rig.block_tokens, "a request before it (control)"
-    )
+    expect_equal(rig.engine.outcome(read).cached_tokens, 4 * rig.block_tokens, "a request before it (control)")
     expect_equal(rig.engine.outcome(queued).cached_tokens, 0, "a request that was queued when it was revoked")
     unread = rig.warm(ALPHA, 4)
     rig.hit(BETA, unread, 0, "reader, after the revocation")

@@ -170,9 +170,7 @@ def covered(bench: Bench) -> None:
         writer.close()
         store.dispose()
     expect(total.due > 60, f"only {total.due} units were due (control)")
-    expect_equal(
-        (total.in_time, total.overdue, total.disputed), (total.due, 0, 0), "(in time, overdue, disputed)"
-    )
+    expect_equal((total.in_time, total.overdue, total.disputed), (total.due, 0, 0), "(in time, overdue, disputed)")
 
 
 @case("ledger/verified")
@@ -186,9 +184,7 @@ def verified(bench: Bench) -> None:
     levels = Counter(event.level for event in receipts)
     expect_equal(set(levels), {"full"}, f"verification levels of {len(receipts)} receipts")
     for event in receipts:
-        expect_equal(
-            event.verified, sum(len(run.blocks) for run in event.runs), "blocks read back of a receipt"
-        )
+        expect_equal(event.verified, sum(len(run.blocks) for run in event.runs), "blocks read back of a receipt")
 
 
 CASES: tuple[Case, ...] = (truth, scope, complete, covered, verified)

@@ -165,15 +165,11 @@ def fork(bench: Bench) -> None:
     rig.finish(parent, child)
     outcome = rig.engine.outcome(child)
     expect_equal(outcome.state, FINISHED, "child")
-    expect_equal(
-        outcome.output, rig.engine.outcome(parent).output, "the child's output, greedy as its parent"
-    )
+    expect_equal(outcome.output, rig.engine.outcome(parent).output, "the child's output, greedy as its parent")
     rig.expect_opened("alpha", 2)
     grown = (*tokens, *outcome.output)
     own = rig.ask(ALPHA, grown)
-    expect(
-        own.cached_tokens > 4 * rig.block_tokens, f"own, after the fork: {own.cached_tokens} cached (control)"
-    )
+    expect(own.cached_tokens > 4 * rig.block_tokens, f"own, after the fork: {own.cached_tokens} cached (control)")
     rig.hit(BETA, grown, 0, "foreign, after the fork")
 
 

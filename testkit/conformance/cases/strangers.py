@@ -26,9 +26,7 @@ def _reuses_nothing(rig: CaseHarness, identity: str | None, tokens: tuple[int, .
         outcome = rig.ask(identity, asked, 2)
         expect(outcome.state in (FINISHED, REFUSED), f"{what}: {outcome.state} ({outcome.reason})")
         expect_equal(outcome.cached_tokens, 0, f"{what}: cached tokens")
-    expect_equal(
-        rig.ask(None, fresh, 2).cached_tokens, 0, f"{what}: cached tokens of the next without identity"
-    )
+    expect_equal(rig.ask(None, fresh, 2).cached_tokens, 0, f"{what}: cached tokens of the next without identity")
     rig.hit(ALPHA, fresh, 0, f"{what}: what it computed, asked by a tenant")
 
 

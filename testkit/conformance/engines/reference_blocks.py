@@ -21,9 +21,7 @@ class ReferenceBlocks:
         self.free: deque[int] = deque(range(count))
         self.index: dict[bytes, int] = {}
         self.key_of: dict[int, bytes] = {}
-        self.unused: OrderedDict[int, None] = (
-            OrderedDict()
-        )  # indexed and unreferenced, least recently used first
+        self.unused: OrderedDict[int, None] = OrderedDict()  # indexed and unreferenced, least recently used first
         self.pins: Counter[int] = Counter()
         self.parked: set[int] = set()
         self.withheld: set[int] = set()

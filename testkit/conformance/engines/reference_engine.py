@@ -69,9 +69,7 @@ class ReferenceEngine(ToyEngine):
         self.far = ReferenceTier()
         self.admitted: dict[ToyRequest, ReferenceRequest] = {}
         self.loads: list[Work] = []  # begun in the coming step, behind its scrubs
-        self.pool = ExternalPool(
-            setup.blocks, shards=setup.shards, bytes_per_block=self.device.memory.bytes_per_block
-        )
+        self.pool = ExternalPool(setup.blocks, shards=setup.shards, bytes_per_block=self.device.memory.bytes_per_block)
         self.port = EnginePort(
             self.pool,
             ReferenceControl(self),

@@ -102,8 +102,7 @@ class ToyDevice:
     def scrub(self, batches: Batches) -> list[list[ScrubResult]]:
         """Zero now: results by shard, one for each batch."""
         return [
-            [self.memory.scrub(shard, blocks, share) for share, blocks in batches]
-            for shard in range(len(self._views))
+            [self.memory.scrub(shard, blocks, share) for share, blocks in batches] for shard in range(len(self._views))
         ]
 
     def _write(self, work: Write) -> None:

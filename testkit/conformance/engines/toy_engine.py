@@ -150,9 +150,7 @@ class ToyEngine(ABC):
     def outcome(self, request: object) -> RequestOutcome:
         """What is known of a request."""
         one = self.requests[request]
-        return RequestOutcome(
-            one.state, one.cached_tokens, tuple(one.output), one.error, tuple(one.table), one.reason
-        )
+        return RequestOutcome(one.state, one.cached_tokens, tuple(one.output), one.error, tuple(one.table), one.reason)
 
     def abort(self, request: object) -> None:
         """The client cancels."""

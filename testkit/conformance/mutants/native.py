@@ -133,9 +133,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("late sweep serves the expired", patch(PrefixTree, "attachable", _attachable(deadline=False))),
     Mutant("TTL does not fire while idle", patch(NativeEngine, "idle", _only_the_clock)),
     Mutant("ceiling moved by attach", patch(PrefixTree, "attach", _sliding)),
-    Mutant(
-        "running block past its ceiling attached", patch(PrefixTree, "attachable", _attachable(ceiling=False))
-    ),
+    Mutant("running block past its ceiling attached", patch(PrefixTree, "attachable", _attachable(ceiling=False))),
     Mutant("hold renewed by foreign reader", patch(PrefixTree, "release", _renews)),
     Mutant("erase misses cached", patch(erasure._Covered, "__init__", without("holds", "domains", "inside"))),
     Mutant("erase misses running", patch(erasure._Covered, "__init__", without("sequences"))),

@@ -181,9 +181,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("double free in one list", patch(ReferenceBlocks, "_release", _frees_twice)),
     Mutant(
         "release not idempotent",
-        together(
-            patch(ReferenceEngine, "give_back", _gives_back_again), patch(ToyEngine, "end", _ends_again)
-        ),
+        together(patch(ReferenceEngine, "give_back", _gives_back_again), patch(ToyEngine, "end", _ends_again)),
     ),
     Mutant("uncomputed block published", patch(ReferenceEngine, "start", publishes_at_start)),
     Mutant("order to forget ignored", constant(ReferenceControl, "evict", None)),
@@ -195,9 +193,7 @@ MUTANTS: tuple[Mutant, ...] = (
         patch(
             ReferenceTier,
             "has",
-            lambda original: (
-                lambda self, name, now_us: name in self.copies and self.copies[name].domain.is_open
-            ),
+            lambda original: lambda self, name, now_us: name in self.copies and self.copies[name].domain.is_open,
         ),
     ),
     Mutant(
@@ -205,9 +201,7 @@ MUTANTS: tuple[Mutant, ...] = (
         patch(
             ReferenceTier,
             "has",
-            lambda original: (
-                lambda self, name, now_us: name in self.copies and now_us < self.copies[name].until_us
-            ),
+            lambda original: lambda self, name, now_us: name in self.copies and now_us < self.copies[name].until_us,
         ),
     ),
     Mutant("quota stalls others", patch(ReferenceEngine, "start", stalls_the_queue)),

@@ -58,9 +58,7 @@ def kill(factory: EngineFactory, mutant: Mutant, *, seed: int = SEED) -> Death:
             if verdict.verdict == FAIL:
                 return Death(mutant.fault, name, verdict.reason)
     if not ran:
-        raise ConfigError(
-            f"no case for fault `{mutant.fault}` can run on `{capabilities.engine}`", fault=mutant.fault
-        )
+        raise ConfigError(f"no case for fault `{mutant.fault}` can run on `{capabilities.engine}`", fault=mutant.fault)
     return Death(mutant.fault, "", "")
 
 

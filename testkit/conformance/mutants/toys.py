@@ -16,9 +16,7 @@ from kvcustody.testkit.conformance.engines.toy_engine import ToyEngine, ToyReque
 from kvcustody.testkit.conformance.mutants.runner import Mutant, patch
 
 
-def partial_scrub(
-    *, blocks: slice = slice(None), shards: int | None = None, share: float | None = None
-) -> Any:
+def partial_scrub(*, blocks: slice = slice(None), shards: int | None = None, share: float | None = None) -> Any:
     """A scrub that zeroes part of what it is asked for, and answers for all of it."""
 
     def make(original: Any) -> Any:

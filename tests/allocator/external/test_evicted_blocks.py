@@ -29,9 +29,7 @@ def pool_of(size: int) -> ExternalPool:
 def published(made: EvictedBlocks, told: list[bytes]) -> int:
     """Of both tenants' blocks under these keys, how many had been evicted."""
     half = len(told) // 2
-    return made.published(np.arange(half), told[:half]) + made.published(
-        np.arange(half, len(told)), told[half:]
-    )
+    return made.published(np.arange(half), told[:half]) + made.published(np.arange(half, len(told)), told[half:])
 
 
 def evicted(size: int, told: list[bytes], *, changed: bool = False) -> EvictedBlocks:

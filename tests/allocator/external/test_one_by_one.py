@@ -20,9 +20,7 @@ def world(count: int) -> tuple[ExternalPool, list[ExternalResidency], list[int]]
     for name, absolute_us in (("a", 500), ("b", 900)):
         owner = pool.account(name)
         domains.append(pool.domain(owner, label=name, idle_us=100, absolute_us=absolute_us))
-    residencies = [
-        pool.residency(domains[at % 2].owner, domains[at % 2], None, None, at, 0) for at in range(count)
-    ]
+    residencies = [pool.residency(domains[at % 2].owner, domains[at % 2], None, None, at, 0) for at in range(count)]
     blocks = np.random.default_rng(count).permutation(BLOCKS)[:count].tolist()
     return pool, residencies, blocks
 

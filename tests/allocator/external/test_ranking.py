@@ -237,9 +237,7 @@ def test_who_is_furthest_over_its_guarantee_gives_first() -> None:
     engine.evict(30)
     assert [tenant for tenant, _ in engine.victims] == ["b"] * 30
     engine.evict(4)
-    assert [tenant for tenant, _ in engine.victims[30:]] == ["b"] * 2 + ["a"] * 2, (
-        "what is within it goes last"
-    )
+    assert [tenant for tenant, _ in engine.victims[30:]] == ["b"] * 2 + ["a"] * 2, "what is within it goes last"
 
 
 def test_a_range_lapses_to_the_base_priority() -> None:
@@ -262,9 +260,7 @@ def test_no_block_stands_above_what_it_continues(kind: str, seed: int) -> None:
     engine = Engine(40, KINDS[kind], ("a", "b"))
     for _ in range(300):
         engine.now += choose.choice((1, 30))
-        tokens = run(choose.randrange(3), choose.randint(1, 4)) + run(
-            10 + choose.randrange(6), choose.randint(0, 3)
-        )
+        tokens = run(choose.randrange(3), choose.randint(1, 4)) + run(10 + choose.randrange(6), choose.randint(0, 3))
         ranges = [
             (first, first + choose.randint(1, 4), choose.randrange(101), choose.choice((0, 50)))
             for first in choose.sample(range(7), choose.randint(0, 3))

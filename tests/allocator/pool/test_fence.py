@@ -69,9 +69,7 @@ def test_cached_blocks_remember_the_fence_until_they_end():
     sequence = world.start("a", run(1, 4, 1))
     fence = sequence.fence = world.m.pool.fences.open(world.now)
     world.m.release(sequence, world.now, "finished")
-    assert (
-        world.hit("a", run(1, 4, 1)) == 4
-    )  # reading while the write is in flight is ordered by the device's stream
+    assert world.hit("a", run(1, 4, 1)) == 4  # reading while the write is in flight is ordered by the device's stream
     reader = world.start("a", run(1, 2, 1))  # splits the run; both halves remember
     world.m.release(reader, world.now, "finished")
     world.m.tree.evict(world.m.accounts["a"], 16, world.now, "test")

@@ -154,9 +154,7 @@ def test_forks_and_copies_change_nothing_that_was_summed():
     tokens = run(1, 3, 2)
     parent = engine.start("a", tokens)
     account, domain = parent.account, parent.domain
-    child = engine.m.fork(
-        parent, "child", engine.m.residency(account, domain, object(), None, engine.now), engine.now
-    )
+    child = engine.m.fork(parent, "child", engine.m.residency(account, domain, object(), None, engine.now), engine.now)
     for at, sequence in enumerate((parent, child)):
         first = sequence.block_count - 1
         assert engine.extend(sequence, *run(10 + at, 2)) == []

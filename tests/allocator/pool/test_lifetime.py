@@ -113,9 +113,7 @@ def test_ends_are_due_when_policy_says_not_when_the_sweep_came():
     born = world.now
     world.m.pool.ended.clear()
     world.wait(HOUR)
-    assert [(c.cause, c.due_us, c.ended_us) for c in world.m.pool.ended] == [
-        ("expired", born + MINUTE, world.now)
-    ]
+    assert [(c.cause, c.due_us, c.ended_us) for c in world.m.pool.ended] == [("expired", born + MINUTE, world.now)]
 
 
 def test_sweeps_run_in_slices_and_lose_nothing():

@@ -134,8 +134,7 @@ def test_dedicated_gives_each_tenant_a_pool_and_memory_of_its_own():
     assert engine.admit("a", run(1, 4))[0] is not engine.admit("b", run(1, 4))[0]
     assert engine.admit("a", run(2, 13))[1] == "over-quota"
     assert all(
-        manager.pool.memory is memory
-        for manager, memory in zip(engine.pools.managers, engine.memories, strict=True)
+        manager.pool.memory is memory for manager, memory in zip(engine.pools.managers, engine.memories, strict=True)
     )
 
 

@@ -98,9 +98,7 @@ def by_value(*signals: str, attention_depth: int = 512) -> Make:
     return lambda: ValueAware(frozenset(signals), attention_depth=attention_depth)
 
 
-def later_ones_first(
-    pool: str, signal: str, fill: Callable[[Cache], None], *, of: str = "a", depth: int = 512
-) -> None:
+def later_ones_first(pool: str, signal: str, fill: Callable[[Cache], None], *, of: str = "a", depth: int = 512) -> None:
     """`fill` caches the dearer prompt 0 and then a plain prompt 1: with the signal the later one goes first."""
     for signals, gone in (
         ((signal,), 1),
@@ -192,9 +190,7 @@ def test_next_turn(pool: str) -> None:
             cache.evict(1)
         return cache.hit(0), cache.hit(1)
 
-    assert order("next-turn") == (2, 1), (
-        "what paused for a second is expected again, what paused for a minute is not"
-    )
+    assert order("next-turn") == (2, 1), "what paused for a second is expected again, what paused for a minute is not"
     assert order() == (1, 2), "the control"
 
 

@@ -18,9 +18,7 @@ def test_a_tenant_finds_its_own_and_once() -> None:
     assert evicted.computed_again_each("beta", keys(10, 3)) == 0
     assert evicted.computed_again("alpha", prompt) == 2
     assert evicted.computed_again_each("alpha", keys(10, 3)) == 3
-    assert not evicted.computed_again("alpha", prompt) and not evicted.computed_again_each(
-        "alpha", keys(10, 3)
-    )
+    assert not evicted.computed_again("alpha", prompt) and not evicted.computed_again_each("alpha", keys(10, 3))
     assert evicted.evicted == 5 == sum(evicted.distances)
 
 

@@ -244,9 +244,7 @@ def test_leaf_order_holds_under_every_policy(name, seed, monkeypatch):
     monkeypatch.setattr(world.m.tree, "_end_cached", watched)
     for at in range(120):
         world.now += 1
-        tokens = rng.choice(base)[: rng.randrange(1, 49)] + [
-            rng.randrange(9) for _ in range(rng.randrange(9))
-        ]
+        tokens = rng.choice(base)[: rng.randrange(1, 49)] + [rng.randrange(9) for _ in range(rng.randrange(9))]
         ranges = [(0, rng.randrange(1, 9), rng.randrange(101), rng.choice((0, 40)))]
         sequence = world.admit("a", tokens)
         if isinstance(sequence, str):

@@ -37,9 +37,7 @@ def stream_of(chains: list[list[int]], seconds: float = 1.0) -> Stream:
         blocks = [ids.setdefault(tuple(chain[: at + 1]), len(ids)) for at in range(len(chain))]
         at_us = int(number * seconds * 1_000_000)
         requests.append(
-            TraceRequest(
-                at_us, 16 * len(chain), 1, np.array(blocks, dtype=np.int64), number, number, number, 0
-            )
+            TraceRequest(at_us, 16 * len(chain), 1, np.array(blocks, dtype=np.int64), number, number, number, 0)
         )
     return make_stream("test", requests, 16, [0] * len(requests))
 
@@ -47,18 +45,14 @@ def stream_of(chains: list[list[int]], seconds: float = 1.0) -> Stream:
 def random_stream(seed: int, requests: int, longest: int, branching: int) -> Stream:
     """Chains over a small alphabet, so that they meet, part and come back."""
     random = np.random.default_rng(seed)
-    chains = [
-        random.integers(0, branching, int(random.integers(1, longest + 1))).tolist() for _ in range(requests)
-    ]
+    chains = [random.integers(0, branching, int(random.integers(1, longest + 1))).tolist() for _ in range(requests)]
     return stream_of(chains)
 
 
 def best_by_trying(stream: Stream, capacity: int) -> int:
     """The most blocks that any choice of leaves can find; every subset that is closed towards the root is tried."""
     chains = [tuple(chain.tolist()) for chain in stream.chains]
-    parents = {
-        block: before for chain in chains for before, block in zip((None, *chain), chain, strict=False)
-    }
+    parents = {block: before for chain in chains for before, block in zip((None, *chain), chain, strict=False)}
 
     def closed_subsets(blocks: frozenset[int], size: int) -> set[frozenset[int]]:
         found = set()
@@ -152,9 +146,7 @@ def test_the_command_keeps_its_figures_and_rewrites_its_page(tmp_path):
     page.write_text(f"before\n\n{marks[0]}\nold\n{marks[1]}\n\nafter\n")
     figures = tmp_path / "eviction.json"
     command = [sys.executable, BENCHMARKS / "eviction.py", "--quick", "--only", "chat"]
-    subprocess.run(
-        [*command, "--json", figures, "--page", page], check=True, capture_output=True, timeout=300
-    )
+    subprocess.run([*command, "--json", figures, "--page", page], check=True, capture_output=True, timeout=300)
     found = json.loads(figures.read_text())
     pools = found["results"]["chat"]["pools"]
     assert len(pools) == 4
@@ -162,9 +154,7 @@ def test_the_command_keeps_its_figures_and_rewrites_its_page(tmp_path):
         rows = pool["policies"]
         assert all(row["blocks"] <= rows["offline optimum"]["blocks"] for row in rows.values())
         assert all(row["seconds"] <= pool["seconds_bound"] * (1 + 1e-9) for row in rows.values())
-        assert all(
-            0 < row["jain"] <= 1 and row["tenant_min"] <= row["tenant_median"] for row in rows.values()
-        )
+        assert all(0 < row["jain"] <= 1 and row["tenant_min"] <= row["tenant_median"] for row in rows.values())
     text = page.read_text()
     assert text.startswith("before") and text.endswith("after\n") and "old" not in text
     assert f"{pools[0]['policies']['lru']['hit_share']:.3f}" in text

@@ -20,9 +20,7 @@ def test_indexed_positions_are_the_first_block_and_the_coarse_ends():
     for start in range(2 * COARSE_BLOCKS + 1):
         for length in range(3 * COARSE_BLOCKS):
             for first in range(length + 2):
-                expected = [
-                    at for at in range(first, length) if at == 0 or (start + at + 1) % COARSE_BLOCKS == 0
-                ]
+                expected = [at for at in range(first, length) if at == 0 or (start + at + 1) % COARSE_BLOCKS == 0]
                 assert list(indexed_positions(start, first, length)) == expected, (start, first, length)
 
 
@@ -169,9 +167,7 @@ def test_segment_then_own_then_grant_is_the_longest_match(seed):
     world = World(4096, ("o", "a", "b"))
     world.domain("seg", "o", is_segment=True)
     base, cut = run(1, 30, 1), 5
-    depth = dict.fromkeys(
-        ("seg", "a", "b", "b-over-a"), 0
-    )  # blocks computed of each chain, ends in prompt depth
+    depth = dict.fromkeys(("seg", "a", "b", "b-over-a"), 0)  # blocks computed of each chain, ends in prompt depth
     for _ in range(40):
         count = rng.randrange(SIZE * cut + 1, len(base))
         reader = rng.choice(("a", "b"))

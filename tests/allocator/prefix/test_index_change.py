@@ -33,10 +33,7 @@ class Told:
             self.causes[change.cause] += len(keys)
             (self.keys.subtract if change.cause else self.keys.update)(keys)
         indexed = {key for node in self.world.m.tree.nodes() for key in split(node.keys)}
-        return (
-            set(self.keys.values()) <= {0, 1}
-            and {key for key, count in self.keys.items() if count} == indexed
-        )
+        return set(self.keys.values()) <= {0, 1} and {key for key, count in self.keys.items() if count} == indexed
 
 
 def churn(world: World, told: Told) -> None:
@@ -106,9 +103,7 @@ def told_by_block(one: World, sequence, tokens: list[int]) -> None:
 def test_blocks_told_as_a_whole_have_the_keys_of_tokens_told_one_by_one(count):
     tokens = run(9, 3)[:count]
     worlds = [world(), world()]
-    for one, tell in zip(
-        worlds, (lambda one, *told: one.extend(told[0], *told[1]), told_by_block), strict=True
-    ):
+    for one, tell in zip(worlds, (lambda one, *told: one.extend(told[0], *told[1]), told_by_block), strict=True):
         sequence = one.start("a", run(1, 1, 1))
         tell(one, sequence, tokens)
         one.m.release(sequence, one.now, "finished")

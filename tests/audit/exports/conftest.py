@@ -19,9 +19,7 @@ from kvcustody.audit.tlog.root_log import HeadProof, RootLeafOpening, root_check
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_checkpoint
 
 ORIGIN = "ledger.example/test"
-CONTEXT = Context(
-    "0" * 32, 1_700_000_000_000_000, lambda tenant, subject, session="": f"p-{subject}-{session}"
-)
+CONTEXT = Context("0" * 32, 1_700_000_000_000_000, lambda tenant, subject, session="": f"p-{subject}-{session}")
 
 
 def some_leaves(log: str, count: int) -> list[bytes]:
@@ -40,9 +38,7 @@ def some_leaves(log: str, count: int) -> list[bytes]:
 class MemorySource:
     """Sub-logs that grew in batches, each batch sealed in the root log, the last state signed."""
 
-    def __init__(
-        self, logs: dict[str, list[bytes]], key: SigningKey, *, batches: int = 3, purged: int = 0
-    ) -> None:
+    def __init__(self, logs: dict[str, list[bytes]], key: SigningKey, *, batches: int = 3, purged: int = 0) -> None:
         self.content = logs
         self.key = key
         self.purged = purged
@@ -88,9 +84,7 @@ class MemorySource:
         return iter(self.content[name][first:end])
 
     def root_leaves(self) -> Iterator[RootLeaf]:
-        return iter(
-            [RootLeaf(leaf, opening) for leaf, opening in zip(self.commitments, self.openings, strict=True)]
-        )
+        return iter([RootLeaf(leaf, opening) for leaf, opening in zip(self.commitments, self.openings, strict=True)])
 
     def handovers(self) -> Sequence[HandoverProof]:
         return ()

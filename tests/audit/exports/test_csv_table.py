@@ -17,9 +17,7 @@ ROOMS = ("allocator", "audit", "console", "governance", "integrations", "lab", "
 @pytest.mark.parametrize("begins", ["=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠"])
 def test_what_begins_as_a_formula_does_is_a_text(begins: str) -> None:
     rows = list(
-        csv.reader(
-            io.StringIO(csv_text([("tenant", "blocks"), (f"{begins}cmd|' /C calc'!A0", -3)]), newline="")
-        )
+        csv.reader(io.StringIO(csv_text([("tenant", "blocks"), (f"{begins}cmd|' /C calc'!A0", -3)]), newline=""))
     )
     assert rows == [["tenant", "blocks"], [f"'{begins}cmd|' /C calc'!A0", "-3"]]
 

@@ -60,9 +60,7 @@ def test_an_export_verifies_by_a_public_key_alone(
     if form is LeafFormat.PARQUET:
         assert said.returncode == 2 and "audit verify" in said.stdout
     else:
-        assert said.returncode == 0 and "SOUND: 348 leaves" in said.stdout and "split views" in said.stdout, (
-            said
-        )
+        assert said.returncode == 0 and "SOUND: 348 leaves" in said.stdout and "split views" in said.stdout, said
 
 
 def test_what_cannot_be_checked_here_has_no_verdict(
@@ -157,9 +155,7 @@ def test_a_sub_log_cannot_be_left_out_of_a_whole_export(folder: Path, key: Signi
     assert found.ok and not found.whole and any("other sub-logs" in line for line in found.limits)
 
 
-def test_an_older_head_does_not_hide_the_tail(
-    make_source: Callable[..., Any], key: SigningKey, tmp_path: Path
-) -> None:
+def test_an_older_head_does_not_hide_the_tail(make_source: Callable[..., Any], key: SigningKey, tmp_path: Path) -> None:
     """A head proof of an earlier batch is genuine; in a whole export the root log shows the later one."""
     source = make_source()
     logs = source.logs
@@ -318,9 +314,7 @@ def test_a_damaged_part_of_an_interrupted_export_is_not_kept(
     assert verify_both(place, [str(key.verifier)]).ok
 
 
-def test_a_ledger_that_does_not_give_its_head_is_not_exported(
-    make_source: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_ledger_that_does_not_give_its_head_is_not_exported(make_source: Callable[..., Any], tmp_path: Path) -> None:
     source = make_source()
     source.content["tenant/beta"][3] = b'{"kind":"x"}'
     with pytest.raises(ExportError, match="fsck"):
@@ -344,9 +338,7 @@ def test_spreadsheet_formulas_are_disarmed(make_source: Callable[..., Any], tmp_
 
 @pytest.mark.parametrize("form", [LeafFormat.CSV, LeafFormat.PARQUET])
 def test_traces_have_a_column(form: LeafFormat, tmp_path: Path) -> None:
-    said = [
-        {"log": "tenant/acme", "at_us": 1, "kind": "receipt"} | more for more in ({}, {"trace": "ab" * 16})
-    ]
+    said = [{"log": "tenant/acme", "at_us": 1, "kind": "receipt"} | more for more in ({}, {"trace": "ab" * 16})]
     leaves = [json.dumps(each).encode() for each in said]
     path = tmp_path / "leaves"
     path.write_bytes(chunks.encode(form, "tenant/acme", 0, leaves))

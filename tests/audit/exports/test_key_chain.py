@@ -134,13 +134,9 @@ def test_a_key_signs_nothing_past_its_handover(build: Callable[..., Chain], tmp_
     assert "may not sign a tree" in problems(folder, keys[0])[0]
     # Hiding the handovers does not help where the export is whole: the system log has them.
     change_manifest(folder, lambda value: value.update(handovers=[]))
-    assert problems(folder, keys[0]) == [
-        "the system log has other handovers of the signing key than the export lists"
-    ]
+    assert problems(folder, keys[0]) == ["the system log has other handovers of the signing key than the export lists"]
     # Positive control, and the limit: in an export of a part, without that log, nothing is left to contradict it.
-    write_export(
-        tmp_path / "part", LedgerSource(store), ExportSelection(since_us=1, until_us=2), made_at_us=1
-    )
+    write_export(tmp_path / "part", LedgerSource(store), ExportSelection(since_us=1, until_us=2), made_at_us=1)
     sign_again(tmp_path / "part", keys[0])
     assert problems(tmp_path / "part", keys[0])
     change_manifest(tmp_path / "part", lambda value: value.update(handovers=[]))

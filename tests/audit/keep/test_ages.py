@@ -55,9 +55,7 @@ class World:
         self.folder = folder
         self.made = 0
 
-    def process(
-        self, shift_us: int, *extra: Event, stop: bool = True, memory: bool = True, origin: str = ""
-    ) -> Any:
+    def process(self, shift_us: int, *extra: Event, stop: bool = True, memory: bool = True, origin: str = "") -> Any:
         """One that opens three residencies of `acme` behind `extra`, by a clock that is wrong by `shift_us`."""
         self.made += 1
         clock = Shifted(shift_us)
@@ -69,9 +67,7 @@ class World:
             ResidencyOpened(now + n, n, "acme", None, None, False, "internal", (), (), (), 1, now + 9)
             for n in range(3 if memory else 0)
         ]
-        writer.submit(
-            [*begun, *extra, *opened, *([WorkerStopped(now + 9, name, "end", 0, (0,))] if stop else [])]
-        )
+        writer.submit([*begun, *extra, *opened, *([WorkerStopped(now + 9, name, "end", 0, (0,))] if stop else [])])
         assert writer.flush()
         return writer
 
@@ -114,9 +110,7 @@ def test_a_leaf_dated_a_year_ahead_does_not_stop_a_purge(world_any: World) -> No
     after = world.sign()
     plan = world.plan(after)
     assert (plan.first, plan.below, plan.kept_by) == (0, 6, "the signed checkpoint")
-    assert world.plan(before_signing).leaves == 0, (
-        "control: a signature from after that says no more than that"
-    )
+    assert world.plan(before_signing).leaves == 0, "control: a signature from after that says no more than that"
     found = world.odd()
     assert [(odd.idx, odd.why) for odd in found] == [(0, "ahead"), (1, "ahead"), (2, "ahead")]
     assert found[0].not_before_us == 0 and before_signing < found[0].not_after_us < after
@@ -153,9 +147,7 @@ def test_backdated_leaves_alone_stay_and_late_ones_are_as_old_as_they_say(world:
     plan = world.plan(SystemClock().utc_us() - 30 * DAY)
     assert (plan.below, plan.kept_by) == (3, "a leaf that states an earlier time than it can have")
     assert [odd.why for odd in world.odd()] == ["late"] * 3 + ["early"] * 3
-    assert world.plan(SystemClock().utc_us() + 1).below == 6, (
-        "control: by the signature they are old enough by then"
-    )
+    assert world.plan(SystemClock().utc_us() + 1).below == 6, "control: by the signature they are old enough by then"
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 5, 20_000])
@@ -213,9 +205,7 @@ def test_what_a_killed_command_left_open_stops_nothing(world: World) -> None:
         (Closing(SILENCE, 8 * 86_400, 7 * 86_400, "plane"), 8, True),
     ],
 )
-def test_a_dead_process_stops_no_purge_for_ever(
-    world_any: World, why: Closing, days: int, goes: bool
-) -> None:
+def test_a_dead_process_stops_no_purge_for_ever(world_any: World, why: Closing, days: int, goes: bool) -> None:
     """What one that was closed for its silence may hand in yet is judged by its leaves: they wait as long again."""
     world = world_any
     dead = world.process(0, stop=False)

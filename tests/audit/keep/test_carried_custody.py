@@ -93,9 +93,7 @@ class Ledger:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_custody_is_what_it_was_after_a_purge(
-    store: Engine, make_writer: Any, tmp_path: Path, *, lost: bool
-) -> None:
+def test_custody_is_what_it_was_after_a_purge(store: Engine, make_writer: Any, tmp_path: Path, *, lost: bool) -> None:
     ledger = Ledger(store, make_writer, tmp_path, lost=lost)
     held = {"acme": 3, "beta": 0}
     assert ledger.while_it_ran == ({"acme": None, "beta": None} if lost else SHARES)

@@ -120,9 +120,7 @@ def test_a_purge_gives_the_space_back(busy: Engine, tmp_path: Path) -> None:
         before = sizes(connection)
         with triggers_lifted(connection):
             for table in (events, *DERIVED):
-                assert connection.execute(
-                    delete(table).where(table.c[MONTHLY[table.name]] < FEBRUARY)
-                ).rowcount
+                assert connection.execute(delete(table).where(table.c[MONTHLY[table.name]] < FEBRUARY)).rowcount
         deleted = sizes(connection)
         connection.rollback()
     assert min(before.values()) > 100_000 and all(deleted[table] >= size for table, size in before.items())
@@ -200,9 +198,7 @@ def test_what_a_hold_keeps_stays_in_its_month(busy: Engine, tmp_path: Path) -> N
         assert month_of(JANUARY) not in partitions(connection)
 
 
-def test_months_that_somebody_reads_are_folded_by_the_next_purge(
-    postgres_store: Engine, tmp_path: Path
-) -> None:
+def test_months_that_somebody_reads_are_folded_by_the_next_purge(postgres_store: Engine, tmp_path: Path) -> None:
     upgrade(postgres_store)
     with postgres_store.begin() as connection:
         create_partitions(connection, JANUARY, 1)

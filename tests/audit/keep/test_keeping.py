@@ -57,9 +57,7 @@ def keys(tmp_path: Path) -> SubjectKeys:
     return SubjectKeys.open(tmp_path / "subjects.db")
 
 
-def opening(
-    number: int, subject: str | None, session: str | None = None, tenant: str = "acme"
-) -> ResidencyOpened:
+def opening(number: int, subject: str | None, session: str | None = None, tenant: str = "acme") -> ResidencyOpened:
     return ResidencyOpened(number, number, tenant, subject, session, False, "internal", (), (), (), 1, 9)
 
 
@@ -104,8 +102,7 @@ def test_with_subject_keys_no_copy_of_the_ledger_names_anybody(
             set(names_of(connection, "acme", ALICE, keys)),
         )
         assert (
-            own == {first[0]}
-            and {*session_names(connection, "acme", ALICE, "session-one", keys)} >= of_session - own
+            own == {first[0]} and {*session_names(connection, "acme", ALICE, "session-one", keys)} >= of_session - own
         )
         assert session_names(connection, "acme", ALICE, "session-one") == []
     found = unlink_subject(store, "acme", ALICE, keys=keys, actor="dpo", reason="request 7")
@@ -116,9 +113,7 @@ def test_with_subject_keys_no_copy_of_the_ledger_names_anybody(
     # The backup has her tag still, and no key that exists gives it: what a new key gives is another.
     tags = {row[0] for row in sqlite3_subjects(backup, tmp_path)}
     assert keys.tag(("acme", ALICE, ""), "subject", ALICE) not in tags
-    assert (
-        keys.tag(("acme", "bob", ""), "subject", "bob") in tags
-    )  # positive control: an undestroyed key finds its own
+    assert keys.tag(("acme", "bob", ""), "subject", "bob") in tags  # positive control: an undestroyed key finds its own
     assert ALICE.encode() not in (tmp_path / "subjects.db").read_bytes()
 
 
@@ -180,10 +175,7 @@ def test_no_page_keeps_a_copy_of_a_redacted_name(tmp_path: Path, overwriting: bo
             event.listen(engine, "connect", build_default)
         upgrade(engine)
         for start in range(0, len(names), 100):  # in no order: pages of the index are split
-            rows = [
-                (f"{chance.getrandbits(96):024x}", "acme", name, "", None)
-                for name in names[start : start + 100]
-            ]
+            rows = [(f"{chance.getrandbits(96):024x}", "acme", name, "", None) for name in names[start : start + 100]]
             with engine.connect().execution_options(**WRITE) as connection, connection.begin():
                 store_names(connection, rows)
         with engine.connect().execution_options(**WRITE) as connection, connection.begin():
@@ -263,10 +255,7 @@ def age(store: Engine, make_writer: Any, tmp_path: Path) -> Engine:
     begun = clock.now_us() - 1_000_000  # all of its leaves are over, however fast this machine is
     old.submit([WorkerStarted(begun, "old", 8, 1, 4096, "cpu", "test")])
     old.submit(
-        [
-            opening(begun + number, f"u{number % 9}", tenant=("acme", "beta")[number % 2])
-            for number in range(700)
-        ]
+        [opening(begun + number, f"u{number % 9}", tenant=("acme", "beta")[number % 2]) for number in range(700)]
     )
     old.submit([WorkerStopped(begun + 700, "old", "stopped", 0, (0,))])
     assert old.flush()
@@ -386,9 +375,7 @@ def test_what_was_not_exported_is_not_dropped(aged: Engine, tmp_path: Path) -> N
 
     write_export(tmp_path / "part", LedgerSource(aged), ExportSelection(("tenant/beta",)), made_at_us=1)
     with pytest.raises(RetentionError, match="export them first"):
-        purge(
-            aged, limit_us(aged), tmp_path / "part", [str(KEY.verifier)], actor="a", approver="b", reason="r"
-        )
+        purge(aged, limit_us(aged), tmp_path / "part", [str(KEY.verifier)], actor="a", approver="b", reason="r")
     with pytest.raises(RetentionError, match="not sound"):
         drop_key = [str(SigningKey.generate("ledger.example/keeping").verifier)]
         purge(aged, limit_us(aged), tmp_path / "export", drop_key, actor="a", approver="b", reason="r")

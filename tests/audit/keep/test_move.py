@@ -53,9 +53,7 @@ def test_a_moved_ledger_is_the_same_and_goes_on(
     told: list[str] = []
     moved = move_ledger(source, postgres_store, progress=lambda what, done, total: told.append(what))
     before = rows(source)
-    assert rows(postgres_store) == before and moved.rows == {
-        name: len(found) for name, found in before.items()
-    }
+    assert rows(postgres_store) == before and moved.rows == {name: len(found) for name, found in before.items()}
     assert moved.leaves > 200 and {"checking source", "copying events", "checking copy"} <= set(told)
     with source.connect() as one, postgres_store.connect() as other:
         here, there = LedgerProofs(one), LedgerProofs(other)

@@ -89,16 +89,11 @@ def half_a_year(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Live
     assert made == tuple(f"2026_0{month}" for month in range(1, 7))
     for month in range(1, 7):
         clock = VirtualClock(1, instant(2026, month, 1))
-        writer = EventWriter(
-            engine, worker="w", clock=clock, spill_directory=folder / f"{month}", clear_names=True
-        )
+        writer = EventWriter(engine, worker="w", clock=clock, spill_directory=folder / f"{month}", clear_names=True)
         writer.submit([WorkerStarted(1, "w", 8, 1, 4096, "cpu", "test")])
         first = 84 * month
         writer.submit(
-            [
-                opening(first + n, 1 + n * DAY_US // 3, ("acme", "beta")[n % 2], f"{clock.utc_us()}")
-                for n in range(84)
-            ]
+            [opening(first + n, 1 + n * DAY_US // 3, ("acme", "beta")[n % 2], f"{clock.utc_us()}") for n in range(84)]
         )
         writer.submit([WorkerStopped(28 * DAY_US, "w", "stopped", 0, (0,))])
         assert writer.flush()
@@ -295,9 +290,7 @@ def test_a_row_that_is_there_twice_is_found(lived: Engine, tmp_path: Path) -> No
         moved = {"opened_us": row["opened_us"] + 40 * DAY_US, "residency": 10**6}
         connection.execute(insert(residencies).values(row | moved))
         problems = fsck(connection).problems
-        assert [problem.what for problem in problems] == [
-            "its row in `residencies` is not what the leaf says"
-        ]
+        assert [problem.what for problem in problems] == ["its row in `residencies` is not what the leaf says"]
         assert problems[0].idx == row["idx"]
     writer = EventWriter(
         lived,
@@ -370,9 +363,7 @@ def test_a_partition_is_walled_off(lived: Engine, table: str) -> None:
     leaves = (f"UPDATE {month} SET leaf = leaf", f"DELETE FROM {month}") if table == "events" else ()
     for statement in (*leaves, f"TRUNCATE {month}", f"TRUNCATE {table}"):
         assert refused(statement), statement
-    with (
-        lived.begin() as connection
-    ):  # a slip of the administrator's; security by row still shows nobody's rows
+    with lived.begin() as connection:  # a slip of the administrator's; security by row still shows nobody's rows
         connection.exec_driver_sql(f"GRANT SELECT ON {month} TO {READER}")
         connection.exec_driver_sql(f"SET LOCAL ROLE {READER}")
         connection.exec_driver_sql("SET LOCAL kvcustody.tenant = 'acme'")
@@ -499,8 +490,7 @@ def test_a_reader_in_the_way_costs_rows_and_no_failure(half_a_year: Lived, lived
 def test_the_command_makes_and_shows_months(lived: Engine) -> None:
     url = lived.url.render_as_string(False)
     first, again = (
-        CliRunner().invoke(app, ["db", "partitions", "--ledger", url, "--months", "5", "--json"])
-        for _ in range(2)
+        CliRunner().invoke(app, ["db", "partitions", "--ledger", url, "--months", "5", "--json"]) for _ in range(2)
     )
     assert first.exit_code == again.exit_code == 0, first.output
     found, later = json.loads(first.stdout), json.loads(again.stdout)

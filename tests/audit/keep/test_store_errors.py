@@ -88,9 +88,7 @@ CONDITIONS = {
 
 
 @pytest.mark.parametrize("condition", CONDITIONS, ids=lambda item: item.__name__)
-def test_a_writer_on_a_bad_store_is_refused_in_one_line(
-    tmp_path: Path, make_writer: Any, condition: Any
-) -> None:
+def test_a_writer_on_a_bad_store_is_refused_in_one_line(tmp_path: Path, make_writer: Any, condition: Any) -> None:
     with pytest.raises(CustodyError, match=CONDITIONS[condition]) as caught:
         make_writer(condition(tmp_path))
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
@@ -123,9 +121,7 @@ def test_a_spill_directory_that_is_a_file_is_refused(store: Engine, make_writer:
         make_writer(store, spill_directory=tmp_path / "taken")
 
 
-def test_a_full_database_refuses_class_a_and_spills_class_b(
-    store: Engine, make_writer: Any, tmp_path: Path
-) -> None:
+def test_a_full_database_refuses_class_a_and_spills_class_b(store: Engine, make_writer: Any, tmp_path: Path) -> None:
     writer = make_writer(store)
     pages = [2]
 

@@ -472,9 +472,7 @@ def test_an_export_that_was_changed_before_it_was_read_back_drops_nothing(
     check_purged(aged_file, tmp_path)
 
 
-def test_a_part_of_another_key_a_foreign_folder_and_one_person_are_refused(
-    aged_file: Aged, tmp_path: Path
-) -> None:
+def test_a_part_of_another_key_a_foreign_folder_and_one_person_are_refused(aged_file: Aged, tmp_path: Path) -> None:
     people = {"actor": "a", "approver": "b", "reason": "r"}
     other = str(SigningKey.generate("ledger.example/purge").verifier)
     with pytest.raises(RetentionError, match="not sound"):
@@ -594,9 +592,7 @@ def test_an_edit_of_any_hash_that_is_left_is_found(aged: Aged, tmp_path: Path, u
                 connection.rollback()
     for level, idx in ((0, 3), (HALF, 3)):  # and one too many, inside a tile that is gone
         with aged.store.connect() as connection:
-            connection.execute(
-                insert(tree_nodes).values(log=rows[0].log, level=level, idx=idx, hash=bytes(32))
-            )
+            connection.execute(insert(tree_nodes).values(log=rows[0].log, level=level, idx=idx, hash=bytes(32)))
             assert not fsck(connection).ok
             connection.rollback()
 
@@ -660,9 +656,7 @@ def test_retention_lets_go_of_no_root_of_a_tile(aged: Aged, tmp_path: Path) -> N
             assert done is (lifted and (goes or aged.store.dialect.name == "sqlite"))
 
 
-def test_the_role_of_retention_may_drop_and_thin(
-    postgres_store: Engine, make_writer: Any, tmp_path: Path
-) -> None:
+def test_the_role_of_retention_may_drop_and_thin(postgres_store: Engine, make_writer: Any, tmp_path: Path) -> None:
     aged = age(postgres_store, make_writer, tmp_path)
     ask(aged, tmp_path)
     keep_all(aged)

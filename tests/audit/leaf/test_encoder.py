@@ -41,18 +41,14 @@ CONTEXT = Context(
 words = st.sampled_from(["acme", "labs", 'a "quote" \\', "naïve\n", "\u2028", "100 % d", ""])
 numbers = st.integers(-(2**53) + 1, 2**53 - 1)
 strange = st.one_of(  # right or wrong, but never what is declared
-    st.sampled_from(
-        [2**53, -(2**60), True, 1.5, float("nan"), np.int64(7), None, b"bytes", "lone \ud800", []]
-    )
+    st.sampled_from([2**53, -(2**60), True, 1.5, float("nan"), np.int64(7), None, b"bytes", "lone \ud800", []])
 )
 block_lists = st.one_of(
     st.lists(st.integers(0, 10**6), max_size=40).map(lambda found: np.array(found, np.int64)),
     st.builds(lambda first, count: np.arange(first, first + count), st.integers(0, 99), st.integers(0, 40)),
     st.lists(st.integers(0, 100), min_size=1, max_size=5).map(lambda found: np.array(found, np.int32)),
 )
-runs = st.builds(
-    Run, block_lists, st.one_of(st.just(0), st.integers(1, 2**53 - 1)), st.sampled_from([0, 0, 0, 3])
-)
+runs = st.builds(Run, block_lists, st.one_of(st.just(0), st.integers(1, 2**53 - 1)), st.sampled_from([0, 0, 0, 3]))
 BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     int: numbers,
     str: words,
@@ -89,9 +85,7 @@ COUNTS = ("numbers", "blocks_each", "bytes_each")
 def copies(draw: st.DrawFn, kind: Any, fields: dict[str, Any]) -> Any:
     """Lists of copies belong together, and mostly are of one length."""
     count = draw(st.integers(1, 3))
-    lists = {
-        name for name in fields if name in (*COUNTS, "names") or name in ("due_us", "stored_us", "ended_us")
-    }
+    lists = {name for name in fields if name in (*COUNTS, "names") or name in ("due_us", "stored_us", "ended_us")}
     lists |= {"destroyed_us"} & fields.keys()
     for name in lists if draw(st.integers(0, 5)) else ():
         each = (
@@ -107,9 +101,7 @@ def copies(draw: st.DrawFn, kind: Any, fields: dict[str, Any]) -> Any:
 
 def events_of(kind: Any) -> st.SearchStrategy[Any]:
     fields = {field.name: BY_TYPE[plain_type(field.type)] for field in msgspec.structs.fields(kind)}
-    fields |= {"at_us": st.integers(0, 2**52)} | (
-        {"tenant": st.just("acme")} if kind is CustodyChanged else {}
-    )
+    fields |= {"at_us": st.integers(0, 2**52)} | ({"tenant": st.just("acme")} if kind is CustodyChanged else {})
     if "names" in fields:
         return copies(kind, fields)
     return st.builds(kind, **fields)
@@ -131,8 +123,7 @@ def projected(batch: LeafBatch) -> dict[str, dict[tuple[Any, ...], Any]]:
     count = range(len(batch.data))
     made = project(batch, count, count, lambda uuid: IncarnationRow(5, CONTEXT.offset_us))
     return {  # by leaf, and item where there are any
-        table.name: {row[1:3]: row for some in columns for row in rows_of(some)}
-        for table, columns in made.items()
+        table.name: {row[1:3]: row for some in columns for row in rows_of(some)} for table, columns in made.items()
     }
 
 
@@ -204,9 +195,7 @@ def test_kinds_mixed_with_values_that_are_not_plain(data: st.DataObject) -> None
 def test_a_value_that_its_kind_does_not_take_is_refused_and_one_of_numpy_is_not(
     change: dict[str, Any],
 ) -> None:
-    event = ReceiptRecorded(
-        1, 1, 0, "a", "memset", "cpu", 8, 1, 2, "full", 1.0, 1, "ok", (Run(np.arange(3), 1),)
-    )
+    event = ReceiptRecorded(1, 1, 0, "a", "memset", "cpu", 8, 1, 2, "full", 1.0, 1, "ok", (Run(np.arange(3), 1),))
     with pytest.raises(LedgerError, match="cannot be written"):
         leaves(event._replace(**change), CONTEXT, 9)
     numbers = event._replace(shard=np.int64(0), launch=np.int32(1), runs=(Run(np.arange(3), np.int64(1)),))  # type: ignore[arg-type]
@@ -221,27 +210,19 @@ def test_continued_and_two_log_leaves_keep_the_order_of_their_events() -> None:
         DecisionRecorded(3, "reuse", "permit", "labs", "acme", "internal", ("grant",), 3),
         ResidencyReleased(4, 2, "acme", "finish", (Run(np.arange(4), 6_000),), 0),
         ResidencyReleased(5, 3, "acme", "finish", scattered, 1.5),  # type: ignore[arg-type]
-        ResidencyOpened(
-            6, 4, "acme", "alice", None, False, "internal", (), scattered, ("own",), 1, 9, scattered
-        ),
+        ResidencyOpened(6, 4, "acme", "alice", None, False, "internal", (), scattered, ("own",), 1, 9, scattered),
     ]
     items = list(enumerate(events, 1))
     check(items)
     done = BatchEncoder(CONTEXT).encode(items)
     assert [item[0] for item in done.items] == [1, 2, 3, 4, 6] and done.refused[0].sequence == 5
-    assert (
-        done.widths[0] == done.widths[3] == 1
-        and done.widths[2] == 2
-        and min(done.widths[1], done.widths[4]) > 3
-    )
+    assert done.widths[0] == done.widths[3] == 1 and done.widths[2] == 2 and min(done.widths[1], done.widths[4]) > 3
     assert max(map(len, done.batch.data)) <= LEAF_BYTES_MAX
     assert list(done.batch.sequences) == sorted(done.batch.sequences)
 
 
 def test_more_events_than_a_chunk_holds() -> None:
-    events: list[Event] = [
-        KeyEvent(number, f"tenant-{number % 7}", "made", number, "op") for number in range(1000)
-    ]
+    events: list[Event] = [KeyEvent(number, f"tenant-{number % 7}", "made", number, "op") for number in range(1000)]
     check(list(enumerate(events, 1)))
 
 
@@ -267,9 +248,7 @@ def test_runs_that_are_none_are_refused(run: Run) -> None:
 
 
 def test_a_leaf_of_an_earlier_version_has_no_written_list() -> None:
-    event = ResidencyOpened(
-        1, 1, "acme", None, None, False, "internal", (), (Run(np.arange(3), 4),), ("own",), 1, 9
-    )
+    event = ResidencyOpened(1, 1, "acme", None, None, False, "internal", (), (Run(np.arange(3), 4),), ("own",), 1, 9)
     body = orjson.loads(leaves(event, CONTEXT, 1)[0].data)
     older = {key: value for key, value in body.items() if not key.startswith("written")}
     assert projected(read_leaves([canonical(older)])) == projected(read_leaves([canonical(body)]))

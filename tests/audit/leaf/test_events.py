@@ -32,9 +32,7 @@ from kvcustody.audit.leaf import LEAF_BYTES_MAX, LEAF_KEYS, Context, leaf, leave
 from kvcustody.audit.leaf.leaf_schema import FOLDED, plain_type
 from kvcustody.errors import LedgerError
 
-CONTEXT = Context(
-    "ab" * 16, 1_700_000_000_000_000, lambda tenant, subject, session="": f"pseudonym{len(session)}"
-)
+CONTEXT = Context("ab" * 16, 1_700_000_000_000_000, lambda tenant, subject, session="": f"pseudonym{len(session)}")
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 numbers = st.integers(-(2**62), 2**62)
 run_lists = st.lists(
@@ -158,15 +156,11 @@ def test_a_million_scattered_tokens_continue_over_leaves_and_come_back_exactly()
 def test_both_run_lists_of_an_opening_continue_over_leaves() -> None:
     scattered = np.random.default_rng(2).permutation(5_000)
     attached, written = (Run(scattered[:2_000], 7),), (Run(scattered[2_000:], 9_000), Run(scattered[:1], 50))
-    event = ResidencyOpened(
-        1, 1, "acme", None, None, False, "internal", (), attached, ("own",), 1, 9, written
-    )
+    event = ResidencyOpened(1, 1, "acme", None, None, False, "internal", (), attached, ("own",), 1, 9, written)
     made = leaves(event, CONTEXT, 1)
     bodies = [orjson.loads(one.data) for one in made]
     assert len(made) > 2 and max(len(item.data) for item in made) <= LEAF_BYTES_MAX
-    assert {(body["blocks"], body["written_blocks"], body["parts"]) for body in bodies} == {
-        (2_000, 3_001, len(made))
-    }
+    assert {(body["blocks"], body["written_blocks"], body["parts"]) for body in bodies} == {(2_000, 3_001, len(made))}
     for key, runs in (("runs", attached), ("written", written)):
         pairs, _ = decode_flat([item for body in bodies for item in body[key]])
         assert pairs.blocks.tolist() == flatten(runs).blocks.tolist()

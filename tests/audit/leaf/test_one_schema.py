@@ -39,9 +39,9 @@ def wider(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def after(**said: object) -> bytes:
-    return leaves(
-        Wider(*(getattr(BEFORE, name) for name in BEFORE.__struct_fields__))._replace(**said), CONTEXT, 3
-    )[0].data
+    return leaves(Wider(*(getattr(BEFORE, name) for name in BEFORE.__struct_fields__))._replace(**said), CONTEXT, 3)[
+        0
+    ].data
 
 
 @pytest.mark.usefixtures("wider")

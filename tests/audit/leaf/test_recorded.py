@@ -24,10 +24,7 @@ def projected(data: list[bytes]) -> dict[str, list[Any]]:
     """Every row of these leaves, by table; their log is 1."""
     life = IncarnationRow(5, CONTEXT.offset_us)
     made = project(read_leaves(data), [1] * len(data), range(len(data)), lambda uuid: life)
-    return {
-        table.name: [list(row) for some in columns for row in rows_of(some)]
-        for table, columns in made.items()
-    }
+    return {table.name: [list(row) for some in columns for row in rows_of(some)] for table, columns in made.items()}
 
 
 def record_of(recorded: dict[str, Any]) -> dict[str, Any]:

@@ -27,9 +27,7 @@ from kvcustody.errors import LedgerError
 
 indices = st.one_of(
     st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=60),
-    st.builds(
-        lambda first, length: list(range(first, first + length)), st.integers(0, 10**6), st.integers(1, 200)
-    ),
+    st.builds(lambda first, length: list(range(first, first + length)), st.integers(0, 10**6), st.integers(1, 200)),
     st.builds(lambda a, b: a + b[::-1], *[st.lists(st.integers(0, 9), min_size=1, max_size=40)] * 2),
 )
 runs = st.builds(
@@ -146,9 +144,7 @@ def test_contiguous_blocks_are_two_numbers() -> None:
     assert encoded(Run(np.arange(7, 1007), 12)) == [[12, [7, 1], [1, 999]]]
 
 
-@pytest.mark.parametrize(
-    "item", [[1, [1, 2], [1]], [1, [1], [0]], [1, [-2], []], ["x", [1], []], [1], [-1, [1], []]]
-)
+@pytest.mark.parametrize("item", [[1, [1, 2], [1]], [1, [1], [0]], [1, [-2], []], ["x", [1], []], [1], [-1, [1], []]])
 def test_malformed_runs_are_refused(item: list[object]) -> None:
     with pytest.raises(LedgerError):
         decode(item)

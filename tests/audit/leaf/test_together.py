@@ -22,8 +22,7 @@ def openings(numbers: range) -> list[Event]:
     """Residencies of a few tenants and people; the names of some are new in every batch."""
     rest = (None, False, "internal", (), (), ("own-scope",), 1, 10**9)
     return [
-        ResidencyOpened(number, number, f"tenant-{number % 3}", f"person-{number // 7}", *rest)
-        for number in numbers
+        ResidencyOpened(number, number, f"tenant-{number % 3}", f"person-{number // 7}", *rest) for number in numbers
     ]
 
 
@@ -35,9 +34,7 @@ def test_batches_that_wait_are_committed_together(any_store: Engine, make_writer
     with any_store.connect() as connection:
         commits = select(func.count(unsealed_heads.c.grown_us.distinct()))
         assert connection.scalar(commits) == 3
-        assert connection.scalars(select(events.c.sequence).order_by(events.c.sequence)).all() == [
-            *range(1, 601)
-        ]
+        assert connection.scalars(select(events.c.sequence).order_by(events.c.sequence)).all() == [*range(1, 601)]
         people = connection.scalars(select(residencies.c.subject).distinct()).all()
         assert len(people) > 80
         assert fsck(connection).problems == []

@@ -32,11 +32,7 @@ from standins.migrations import first_schema
 
 Rows = dict[str, dict[tuple[Any, ...], Row]]
 LEAVES = [
-    *(
-        leaf.data
-        for recorded in WRITTEN
-        for leaf in leaves(event_of(recorded), CONTEXT, recorded["sequence"])
-    ),
+    *(leaf.data for recorded in WRITTEN for leaf in leaves(event_of(recorded), CONTEXT, recorded["sequence"])),
     *(recorded["leaf"].encode() for recorded in OLDER),
 ]
 """Leaves of every kind with every field and without, and as earlier versions wrote them."""
@@ -44,9 +40,7 @@ LEAVES = [
 
 def stored_leaves() -> list[Stored]:
     bodies = map(orjson.loads, LEAVES)
-    return [
-        Stored(body["log"], idx, leaf) for idx, (body, leaf) in enumerate(zip(bodies, LEAVES, strict=True))
-    ]
+    return [Stored(body["log"], idx, leaf) for idx, (body, leaf) in enumerate(zip(bodies, LEAVES, strict=True))]
 
 
 def projected(opinion: Opinion) -> Rows:
@@ -92,9 +86,7 @@ def test_every_kind_is_projected_as_the_second_opinion_has_it(opinion: Opinion) 
 
 
 @pytest.mark.parametrize("kind", projecting._SOURCES)
-def test_a_column_made_of_anything_else_is_found(
-    opinion: Opinion, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_column_made_of_anything_else_is_found(opinion: Opinion, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutants of `project`, one for each column of the kind: it takes another value of the leaf, or a changed one."""
     table = projecting._TABLES[kind]
     right = projecting._of_kind
@@ -358,9 +350,7 @@ def test_a_ledger_rebuilt_from_its_leaves_has_its_rows(
         assert not problems, "\n".join(problems)
 
 
-def test_a_log_whose_first_leaves_were_purged_begins_at_the_first_that_is_left(
-    purged: Engine, tmp_path: Path
-) -> None:
+def test_a_log_whose_first_leaves_were_purged_begins_at_the_first_that_is_left(purged: Engine, tmp_path: Path) -> None:
     with purged.connect() as connection, rebuilt(connection, tmp_path).connect() as again:
         rows = Held(again).rows()
         assert rows == Held(connection).rows()

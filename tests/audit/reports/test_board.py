@@ -122,9 +122,7 @@ def test_the_control_a_pool_that_was_scanned(made: OneProcess, world: Callable[.
     assert made.report()["board"][:2] == (1, 1)
 
 
-def test_the_trend_is_of_periods_as_long_before_it_and_adds_up(
-    made: OneProcess, world: Callable[..., Any]
-) -> None:
+def test_the_trend_is_of_periods_as_long_before_it_and_adds_up(made: OneProcess, world: Callable[..., Any]) -> None:
     made.fill(clean(world))
     with made.store.connect() as connection:
         size = newest_checkpoint(connection)
@@ -144,22 +142,16 @@ def test_the_trend_is_of_periods_as_long_before_it_and_adds_up(
     assert sentences(first)[0].startswith("Nothing was due") and sentences(first)[2].startswith("No trend")
 
 
-def test_what_the_board_is_asked_follows_from_what_was_found(
-    made: OneProcess, world: Callable[..., Any]
-) -> None:
+def test_what_the_board_is_asked_follows_from_what_was_found(made: OneProcess, world: Callable[..., Any]) -> None:
     made.fill(clean(world, scanned=False))
     report = made.report()
     assert report["opinion"].kind == "adverse" and decision(report).startswith("do not rely on these figures")
     qualified = report.replace(opinion=report["opinion"]._replace(kind="qualified"))
-    strict, mild = (
-        qualified.replace(asked=report.asked._replace(threshold_ppm=share)) for share in (1_000_000, 0)
-    )
+    strict, mild = (qualified.replace(asked=report.asked._replace(threshold_ppm=share)) for share in (1_000_000, 0))
     assert "accept the shortfall" in decision(strict)
     assert "name an owner and a date where there is none" in decision(mild)
     with made.store.connect() as connection:
-        answers = tuple(
-            Response(one.id, "cto", "2026-12-01", "scan", "none") for one in report["opinion"].exceptions
-        )
+        answers = tuple(Response(one.id, "cto", "2026-12-01", "scan", "none") for one in report["opinion"].exceptions)
         owned = build_report(connection, mild.asked, responses=answers)
     owned = owned.replace(opinion=owned["opinion"]._replace(kind="qualified"))
     assert decision(owned) == "none: take note."

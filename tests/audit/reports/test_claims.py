@@ -131,9 +131,7 @@ class Leaves:
             done = {
                 body["incarnation"]
                 for body in self.of("erasure-completed", always=True)
-                if body["erasure"] == asked["erasure"]
-                and body["outcome"] == "complete"
-                and int(body["at_us"]) <= due
+                if body["erasure"] == asked["erasure"] and body["outcome"] == "complete" and int(body["at_us"]) <= due
             }
             made += owed <= done
         return made
@@ -301,18 +299,14 @@ CLAIMS: list[Claim] = [
     ),
     (
         r"(Each) custody on record that was due in the period is counted here: as ended in time with evidence, or .*",
-        lambda leaves: (
-            ("Each",) if leaves.again["population"]["custodies"] == len(leaves.custodies) else ("Not each",)
-        ),
+        lambda leaves: ("Each",) if leaves.again["population"]["custodies"] == len(leaves.custodies) else ("Not each",),
     ),
     (r"Adverse: less than ([\d.]+) % of the units due are covered, .*", lambda leaves: ("90",)),
     (
         r"(Nothing) is on record in the period of: ((?:erasures|requests of persons)(?:, requests of persons)?)\.",
         lambda leaves: (
             "Nothing",
-            leaves.left_out(
-                ("erasures", "activity", "erasures"), ("requests of persons", "activity", "cases")
-            ),
+            leaves.left_out(("erasures", "activity", "erasures"), ("requests of persons", "activity", "cases")),
         ),
     ),
     (
@@ -407,9 +401,7 @@ CLAIMS: list[Claim] = [
     ),
     (
         r"case (\S+): due before (\S+), not answered",
-        lambda leaves: next(
-            (one["case_id"], second(one["due_us"])) for one in leaves.again["activity"]["cases"]
-        ),
+        lambda leaves: next((one["case_id"], second(one["due_us"])) for one in leaves.again["activity"]["cases"]),
     ),
     (
         r"(?:Adverse: )?units that are not covered: (.*)",
@@ -434,9 +426,7 @@ CLAIMS: list[Claim] = [
     ),
     (
         rf"{NUMBER} late",
-        lambda leaves: (
-            sum(one["state"] in ("late", "missed") for one in leaves.again["activity"]["erasures"]),
-        ),
+        lambda leaves: (sum(one["state"] in ("late", "missed") for one in leaves.again["activity"]["erasures"]),),
     ),
     (rf"{NUMBER} gaps? on record", lambda leaves: (len(leaves.of("gap", always=True)),)),
     (
@@ -502,8 +492,7 @@ TABLES: dict[tuple[str, str], tuple[tuple[str, ...], Callable[[Again], Rows]]] =
     ("bytes destroyed, by weakest verification", "bytes"): (
         ("bytes",),
         lambda again: [
-            {"bytes": again["total"][f"{level}_bytes"]}
-            for level in ("full", "sampled", "retired", "launched")
+            {"bytes": again["total"][f"{level}_bytes"]} for level in ("full", "sampled", "retired", "launched")
         ],
     ),
     ("of", "level"): (
@@ -516,10 +505,7 @@ TABLES: dict[tuple[str, str], tuple[tuple[str, ...], Callable[[Again], Rows]]] =
     ("classification", "custodies ended"): (
         (
             "custodies ended=custodies",
-            *(
-                f"by {name}=by_{name}"
-                for name in ("deadline", "eviction", "erasure", "pressure", "death", "other")
-            ),
+            *(f"by {name}=by_{name}" for name in ("deadline", "eviction", "erasure", "pressure", "death", "other")),
             "overdue",
         ),
         lambda again: again["storage"],
@@ -724,12 +710,8 @@ class Told:
             return build_report(connection, asked)
 
 
-@pytest.fixture(
-    scope="module", params=["with much that is wrong", "with nothing that is wrong", "with tiers"]
-)
-def told(
-    request: pytest.FixtureRequest, world_class: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Told]:
+@pytest.fixture(scope="module", params=["with much that is wrong", "with nothing that is wrong", "with tiers"])
+def told(request: pytest.FixtureRequest, world_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     folder: Path = tmp_path_factory.mktemp("claims")
     engine = open_store(folder / "ledger.db")
     upgrade(engine)
@@ -820,9 +802,7 @@ def test_a_wrong_figure_among_the_facts_of_a_report_is_found(told: Told, framewo
     told.about(framework)
     report, there = told.report(framework), set()
     plants = (*PLANTS, *(TIER_PLANTS if report["tiers"].rows else ()))
-    place = FRAMEWORKS.index(
-        framework
-    )  # the first has each planted, the others, which share its sections, a part
+    place = FRAMEWORKS.index(framework)  # the first has each planted, the others, which share its sections, a part
     for path in plants[max(0, place - 1) :: len(FRAMEWORKS) - 1 if place else 1]:
         try:
             false = planted(report, path.split("."))

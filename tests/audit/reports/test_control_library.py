@@ -82,11 +82,7 @@ def test_every_edition_says_where_its_ids_are_from_and_every_showing_is_used() -
         used |= {each.name for control in found.controls for each in control.shows}
     assert used == set(showings())
     for each in showings().values():
-        assert (
-            each.needs
-            and set(each.needs + each.also) <= citations().keys()
-            and not refused_words(each.supports)
-        )
+        assert each.needs and set(each.needs + each.also) <= citations().keys() and not refused_words(each.supports)
 
 
 @pytest.mark.parametrize("name", sorted(showings()))
@@ -124,11 +120,7 @@ def lacking(found: Framework) -> list[str]:
         problems.append("no source that can be opened")
     if "verified" in f"{found.edition} {found.ids_from}":
         problems.append("ids that were not looked up")
-    if (
-        "from knowledge" in found.ids_from
-        and "found" not in found.ids_from
-        and "show it" not in found.ids_from
-    ):
+    if "from knowledge" in found.ids_from and "found" not in found.ids_from and "show it" not in found.ids_from:
         problems.append("ids from knowledge, without what was looked for")
     return problems
 
@@ -139,9 +131,7 @@ def test_every_edition_names_a_source_that_can_be_opened_and_a_date(name: str) -
     assert lacking(found) == []
     assert lacking(found._replace(ids_taken="lately")) == ["no date"]
     assert lacking(found._replace(ids_from="a clause, from knowledge"))[0].startswith("no source")
-    assert "ids that were not looked up" in lacking(
-        found._replace(edition="2; its ids are not verified here")
-    )
+    assert "ids that were not looked up" in lacking(found._replace(edition="2; its ids are not verified here"))
 
 
 def test_the_ai_controls_matrix_is_mapped_by_its_own_ids() -> None:
@@ -207,9 +197,7 @@ def test_a_status_follows_from_what_the_period_has(ledger: Ledger, monkeypatch: 
     assert statuses(nothing)["SI-12"] == statuses(nothing)["AU-12"] == "none in the period"
     # The control: where every section counts, empty ones are cited.
     monkeypatch.setattr(controls, "carrying_sections", lambda _: frozenset(citations()))
-    assert {each.status for each in control_statuses(nothing) if each.control == "AC-4(21)"} == {
-        "evidence present"
-    }
+    assert {each.status for each in control_statuses(nothing) if each.control == "AC-4(21)"} == {"evidence present"}
 
 
 def test_a_status_that_somebody_changed_is_found(ledger: Ledger) -> None:

@@ -89,9 +89,7 @@ def test_an_edition_lists_what_came_later_about_the_period(made: OneProcess, sto
     with store.connect() as connection:
         first = made.report().asked.checkpoint
         bounds = period(connection, first, None, None)
-        again = [
-            build_report(connection, ReportParameters("soc2", first, *bounds, sample=0)) for _ in range(2)
-        ]
+        again = [build_report(connection, ReportParameters("soc2", first, *bounds, sample=0)) for _ in range(2)]
     assert again[0].to_bytes() == again[1].to_bytes() and again[0]["changes"] == ()
     ended = [
         ResidencyReleased(300, 1, "acme", "finish", blocks(2, 3), 0),

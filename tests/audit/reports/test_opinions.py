@@ -50,8 +50,7 @@ def test_what_is_in_order_is_unqualified(made: OneProcess, world: Callable[..., 
     assert ids(report) == (["uncovered"] if late else []), report["opinion"]
     if not late:
         assert (
-            report["opinion"].kind == "unqualified"
-            and report["opinion"].low_ppm == report["opinion"].high_ppm == 10**6
+            report["opinion"].kind == "unqualified" and report["opinion"].low_ppm == report["opinion"].high_ppm == 10**6
         )
         assert page_of(report).tiles[0].value == "unqualified"
         assert [row.beyond_limit for row in report["storage"]] != []
@@ -103,9 +102,7 @@ def test_the_control_an_erasure_that_was_answered(made: OneProcess, world: Calla
 
 
 @pytest.mark.parametrize("trouble", ["unscanned", "gap", "identity"])
-def test_a_pool_unscanned_a_gap_and_an_identity(
-    made: OneProcess, world: Callable[..., Any], trouble: str
-) -> None:
+def test_a_pool_unscanned_a_gap_and_an_identity(made: OneProcess, world: Callable[..., Any], trouble: str) -> None:
     events = clean(world, scanned=trouble != "unscanned")
     if trouble == "gap":
         events.insert(-1, GapRecorded(events[-1].at_us, "disk full", 9_000, 9_009))
@@ -142,9 +139,7 @@ response = "scans run daily from then on"
 """
 
 
-def test_the_opinion_says_who_gives_it_and_what_makes_it_adverse(
-    made: OneProcess, world: Callable[..., Any]
-) -> None:
+def test_the_opinion_says_who_gives_it_and_what_makes_it_adverse(made: OneProcess, world: Callable[..., Any]) -> None:
     made.fill(clean(world))
     report = made.report()
     opinion = report["opinion"]
@@ -197,9 +192,7 @@ def test_replayed_history_is_marked_on_every_page_and_cites_no_clock(
         pypdf = pytest.importorskip("pypdf")
         pages = pypdf.PdfReader(io.BytesIO(render_all(report, ["pdf"])["report.pdf"])).pages
         assert len(pages) > 3 and all(WATERMARK in page.extract_text() for page in pages)
-    assert (f'class="watermark" aria-hidden="true">{WATERMARK}' in files["report.html"].decode()) is bool(
-        origin
-    )
+    assert (f'class="watermark" aria-hidden="true">{WATERMARK}' in files["report.html"].decode()) is bool(origin)
     oscal = json.loads(files["oscal.json"])["assessment-results"]
     cited = {
         prop["value"]
@@ -208,9 +201,7 @@ def test_replayed_history_is_marked_on_every_page_and_cites_no_clock(
         if prop["name"] == "control-id"
     }
     assert ("au-8" in cited) is not bool(origin)
-    assert any(item["control"] == "AU-8" for item in json.loads(report.to_bytes())["statements"]) is not bool(
-        origin
-    )
+    assert any(item["control"] == "AU-8" for item in json.loads(report.to_bytes())["statements"]) is not bool(origin)
     assert ("history" in ids(report)) is bool(origin)
     assert (report["window"].longest_us == 0) is bool(origin), "its leaves state times of their own"
 

@@ -102,10 +102,7 @@ def test_it_agrees_with_every_figure_of_three_reports(kept: Kept, tiered: tuple[
         compared |= {re.sub(r"\[\d+\]", "[]", line.split()[1]) for _, line in found.lines}
     assert body["boundary"]["history"] and body["boundary"]["monitored"] and body["tiers"]["rows"]
     every = {
-        path
-        for name, of in report_types().items()
-        for path in fields(of, name)
-        if not reperform.is_not_covered(path)
+        path for name, of in report_types().items() for path in fields(of, name) if not reperform.is_not_covered(path)
     }
     left = {path for path in every - compared if path.split("[]")[0] not in compared}
     assert left == set()
@@ -191,9 +188,7 @@ def swapped(lines: list[bytes]) -> list[bytes]:
     return [lines[1], lines[0], *lines[2:]]
 
 
-@pytest.mark.parametrize(
-    ("change", "log"), [(changed_leaf, "system"), (without_leaf, "tenant"), (swapped, "tenant")]
-)
+@pytest.mark.parametrize(("change", "log"), [(changed_leaf, "system"), (without_leaf, "tenant"), (swapped, "tenant")])
 def test_leaves_that_are_not_those_that_were_signed(
     kept: Kept, tmp_path: Path, change: Callable[[list[bytes]], list[bytes]], log: str
 ) -> None:

@@ -153,9 +153,7 @@ def test_a_recount_beside_that_fails_is_made_here(
     assert ["in this process" in entry["event"] for entry in said] == [True]
 
 
-def test_a_report_that_is_not_made_leaves_no_recount_behind(
-    sealed: Sealed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_that_is_not_made_leaves_no_recount_behind(sealed: Sealed, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[subprocess.Popen[bytes]] = []
     start = subprocess.Popen
 
@@ -193,9 +191,7 @@ def test_what_is_written_later_changes_nothing(world_class: Any, tmp_path: Path)
     engine.dispose()
 
 
-def test_processes_that_did_not_come_back_are_counted_by_who_closed_them(
-    world_class: Any, tmp_path: Path
-) -> None:
+def test_processes_that_did_not_come_back_are_counted_by_who_closed_them(world_class: Any, tmp_path: Path) -> None:
     engine = open_store(tmp_path / "ledger.db")
     upgrade(engine)
     ledger = Sealed(engine, tmp_path, report_ledger.fill(engine, world_class, tmp_path))
@@ -231,9 +227,7 @@ def test_the_figures_and_both_sides_of_every_identity(sealed: Sealed) -> None:
     assert sum(item.units for item in report["exceptions"]) == total.due - total.covered
     assert report["recount"] is not None and report["recount"].differences == ()
     assert report["recount"].digest == report["population"].digest
-    stopped = [
-        item for item in report["population"].balances if "stopped" in item.name or "on shard" in item.name
-    ]
+    stopped = [item for item in report["population"].balances if "stopped" in item.name or "on shard" in item.name]
     assert len(stopped) == 3 and all(item.holds and item.left > 0 for item in stopped)
     assert [item.outcome for item in report["activity"].erasures] == ["partial"]
     assert report["losses"].gaps >= 1 and report["losses"].spills == 1
@@ -248,14 +242,10 @@ def test_an_identity_that_does_not_hold_is_shown_with_both_sides(world_class: An
     events = report_ledger.histories(world_class)[0]
     gone = next(e for e in events if type(e).__name__ == "ResidencyOpened" and e.written)
     with engine.connect().execution_options(**WRITE) as connection, connection.begin():
-        Appender().append(
-            connection, read_leaves(falsified.leaf_bytes([e for e in events if e is not gone], "1" * 32))
-        )
+        Appender().append(connection, read_leaves(falsified.leaf_bytes([e for e in events if e is not gone], "1" * 32)))
     key = report_ledger.SigningKey.generate(report_ledger.ORIGIN)
     report_ledger.sign(engine, key, tmp_path)
-    broken = [
-        item for item in Sealed(engine, tmp_path, key).report()["population"].balances if not item.holds
-    ]
+    broken = [item for item in Sealed(engine, tmp_path, key).report()["population"].balances if not item.holds]
     assert any("stopped" in item.name and item.left > item.right for item in broken)
     assert any("generations" in item.name and item.left > item.right for item in broken)
     engine.dispose()
@@ -288,9 +278,7 @@ def test_an_auditor_checks_everything_from_the_files_alone(sealed: Sealed, expor
     assert len(members) == body["population"]["custodies"]
     assert population_digest(members) == body["population"]["digest"]
     total = oracle.figures(custodies)
-    assert (total.due, total.covered, total.late) == tuple(
-        body["total"][name] for name in ("due", "covered", "late")
-    )
+    assert (total.due, total.covered, total.late) == tuple(body["total"][name] for name in ("due", "covered", "late"))
 
     # The sample: drawn again by the seed, stratum by stratum, and each item judged again.
     strata: dict[tuple[str, ...], list[int]] = {}
@@ -402,10 +390,7 @@ def test_a_receipt_missing_from_the_leaves_changes_the_population(sealed: Sealed
     leaves = list(leaves_in_export(export))
     whole = oracle.population_digest(oracle.judge(oracle.History(leaves)))
     gone = next(leaf for leaf in leaves if b'"kind":"receipt"' in leaf and b'"tenant":"tenant-1"' in leaf)
-    assert (
-        oracle.population_digest(oracle.judge(oracle.History(leaf for leaf in leaves if leaf != gone)))
-        != whole
-    )
+    assert oracle.population_digest(oracle.judge(oracle.History(leaf for leaf in leaves if leaf != gone))) != whole
 
 
 @pytest.mark.parametrize("tenant", ["tenant-0", "tenant-2"])
@@ -417,9 +402,7 @@ def test_a_tenants_own_report_shows_nothing_of_others(sealed: Sealed, tenant: st
         assert tenant.encode() in data, name
         assert not [other for other in others if other.encode() in data], name
     whole = sealed.report()
-    assert all(other.encode() in whole.to_bytes() for other in others), (
-        "the control: all tenants' report has them"
-    )
+    assert all(other.encode() in whole.to_bytes() for other in others), "the control: all tenants' report has them"
     assert own["total"].due == sum(row.due for row in whole["coverage"] if row.tenant == tenant)
     assert {leaf.log for item in own["sample"] for leaf in item.leaves} == {f"tenant/{tenant}"}
     assert own["recount"] is not None and own["recount"].digest == own["population"].digest

@@ -57,9 +57,7 @@ class Ledger:
 
 
 @pytest.fixture
-def ledger(
-    store: Engine, make_writer: Callable[..., Any], world: Callable[..., Any], tmp_path: Path
-) -> Ledger:
+def ledger(store: Engine, make_writer: Callable[..., Any], world: Callable[..., Any], tmp_path: Path) -> Ledger:
     return Ledger(store, make_writer(store), world, tmp_path)
 
 
@@ -80,15 +78,11 @@ def test_a_key_that_handed_over_signs_nothing_newer(ledger: Ledger, monkeypatch:
     assert signature is not None and made.signature is not None
     from kvcustody.audit.reports.signing import document_signature
 
-    monkeypatch.setattr(
-        document_signature, "enrolment_leaves", enrolled_first(document_signature.enrolment_leaves)
-    )
+    monkeypatch.setattr(document_signature, "enrolment_leaves", enrolled_first(document_signature.enrolment_leaves))
     forged = ledger.report(ledger.old, after)
     monkeypatch.undo()
     whole = forged.replace(signature=forged.signature._replace(enrolments=made.signature.enrolments))  # type: ignore[union-attr]
-    assert any(
-        "no leaf of the ledger names" in text or "handed over" in text for text in ledger.problems(whole)
-    )
+    assert any("no leaf of the ledger names" in text or "handed over" in text for text in ledger.problems(whole))
     told = verify_report(forged.to_bytes(), [str(ledger.log_key.verifier)])
     assert told.ok and "signature.enrolments" in {each.path for each in told.unchecked}
 
@@ -145,9 +139,7 @@ def test_the_commands_from_a_key_to_a_report_that_was_changed(
     as_printed = [line for line in lines if line.startswith(("kvcustody audit", "kvcustody report verify"))]
     assert len(as_printed) == 5, "what the report says of itself is so"
     for line in as_printed:
-        words = [
-            word.replace("FOLDER", out) if "/" in word else given.get(word, word) for word in line.split()
-        ]
+        words = [word.replace("FOLDER", out) if "/" in word else given.get(word, word) for word in line.split()]
         run(*words[1:], *(ledger if "export" in words[:3] else ()))
     page.write_text(page.read_text().replace("Limitations", "Limits", 1))
     assert "`report.html` is not what the signed report gives" in run(*verify, code=1)

@@ -115,9 +115,7 @@ def test_ids_are_those_of_the_catalog_and_shares_stand_where_coverage_is_cited(r
     found = {file: json.loads(data) for file, data in oscal_documents(report).items()}
     [imported] = found["profile.json"]["profile"]["imports"]
     assert imported["href"].endswith("NIST_SP-800-53_rev5_catalog.json")
-    assert {"ac-4.21", "ac-6.9", "si-12.3", "mp-6", "sc-4"} <= set(
-        imported["include-controls"][0]["with-ids"]
-    )
+    assert {"ac-4.21", "ac-6.9", "si-12.3", "mp-6", "sc-4"} <= set(imported["include-controls"][0]["with-ids"])
     [result] = found["assessment-results.json"]["assessment-results"]["results"]
     for seen in result["observations"]:
         props = {prop["name"]: prop["value"] for prop in seen["props"]}

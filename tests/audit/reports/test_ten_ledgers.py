@@ -23,9 +23,7 @@ from standins.audit.documents import signed_by_reports_key
 from standins.audit.ledgers import report_ledger, tiered_ledger
 
 World = Callable[..., Any]
-Fill = Callable[
-    [Engine, World, Path], tuple[SigningKey, SigningKey]
-]  # the keys of the log and of its reports
+Fill = Callable[[Engine, World, Path], tuple[SigningKey, SigningKey]]  # the keys of the log and of its reports
 
 
 def of_histories(make: Callable[[World], list[list[Event]]]) -> Fill:
@@ -75,9 +73,7 @@ LEDGERS: dict[str, Fill] = {
 
 @pytest.mark.system
 @pytest.mark.parametrize("name", LEDGERS)
-def test_it_agrees_with_a_report_on_each_ledger(
-    name: str, store: Engine, world: World, tmp_path: Path
-) -> None:
+def test_it_agrees_with_a_report_on_each_ledger(name: str, store: Engine, world: World, tmp_path: Path) -> None:
     key, signs = LEDGERS[name](store, world, tmp_path)
     write_export(tmp_path / "export", LedgerSource(store), made_at_us=1)
     with store.connect() as connection:

@@ -28,9 +28,7 @@ from standins.audit.ledgers import report_ledger
 START = 1_000_000
 
 
-def counted(
-    at: int, since: int, requests: int, *, reader: str = "tenant-0", owner: str = "tenant-0"
-) -> HitCounters:
+def counted(at: int, since: int, requests: int, *, reader: str = "tenant-0", owner: str = "tenant-0") -> HitCounters:
     return HitCounters(at, reader, owner, "reuse", "deny", "no-grant", 1, since, requests, 0, 0)
 
 
@@ -68,9 +66,7 @@ def test_a_period_that_is_split_loses_no_decision(reporting: Reporting, world: C
         [
             *events,
             counted(START + 10_000_000, START, 100),
-            counted(
-                START + 30_000_000, START + 15_000_000, 206
-            ),  # ends behind the bound, counted before and after
+            counted(START + 30_000_000, START + 15_000_000, 206),  # ends behind the bound, counted before and after
             counted(START + 40_000_000, START + 35_000_000, 7),
         ]
     )
@@ -102,9 +98,7 @@ def test_a_counter_ends_at_every_whole_minute_at_its_last_decision() -> None:
     assert made == [(bound - 3, bound - 1, 2), (bound, bound + 9, 2)]
 
 
-def test_residencies_by_rule_are_those_that_were_opened(
-    reporting: Reporting, world: Callable[..., Any]
-) -> None:
+def test_residencies_by_rule_are_those_that_were_opened(reporting: Reporting, world: Callable[..., Any]) -> None:
     events = world(5).run(60).events
     reporting.fill(events)
     decided = reporting.report()["decided"]
@@ -149,9 +143,7 @@ def reused(at: int, reader: str, owner: str, blocks: int, rule: str = "labs-read
     return HitCounters(at, reader, owner, "reuse", "permit", rule, 1, at - 1, 2, blocks, 16 * blocks)
 
 
-def test_how_much_one_tenant_reused_of_another_has_one_answer(
-    reporting: Reporting, world: Callable[..., Any]
-) -> None:
+def test_how_much_one_tenant_reused_of_another_has_one_answer(reporting: Reporting, world: Callable[..., Any]) -> None:
     """The report of all, that of either party, the function behind API and page, and SQL over leaves."""
     events = world(5).run(30).events
     crossed = [
@@ -182,6 +174,4 @@ def test_how_much_one_tenant_reused_of_another_has_one_answer(
         told = crossed_reuse(connection, *(OFFSET_US + at for at in asked))
     assert [(row.reader, row.owner, row.rule, row.blocks) for row in whole] == [*map(tuple, by_leaves)]
     assert tuple(told) == whole
-    assert reporting.report(START + 6, START + 1_000)["decided"].crossed == whole[1:], (
-        "and of another period less"
-    )
+    assert reporting.report(START + 6, START + 1_000)["decided"].crossed == whole[1:], "and of another period less"

@@ -35,9 +35,7 @@ def text_of(report: Report) -> str:
 def table(report: Report, first_heading: str) -> Table:
     """The one table whose first column has this heading."""
     [found] = [
-        block
-        for block in page_of(report).blocks()
-        if isinstance(block, Table) and block.headings[0] == first_heading
+        block for block in page_of(report).blocks() if isinstance(block, Table) and block.headings[0] == first_heading
     ]
     return found
 
@@ -77,10 +75,7 @@ def test_custody_whose_ceiling_was_just_narrowed_is_within_its_limit(
     made: OneProcess, world: Callable[..., Any], beyond_us: int, is_beyond: bool
 ) -> None:
     """A narrowing puts the ceiling before the end that it causes: the end has `scrub.within` (a second) for it."""
-    cut = [
-        e._replace(ceiling_us=e.ended_us - beyond_us) if isinstance(e, CustodyEnded) else e
-        for e in clean(world)
-    ]
+    cut = [e._replace(ceiling_us=e.ended_us - beyond_us) if isinstance(e, CustodyEnded) else e for e in clean(world)]
     made.fill(cut)
     report = made.report()
     [row] = report["storage"]
@@ -105,9 +100,7 @@ def test_a_change_is_evidenced_by_who_proposed_and_approved_it(
     report = made.report("soc2")
     [status] = [one for one in report["statuses"] if one.control == "CC8.1"]
     [left_out] = [
-        line
-        for line in strings_of(page_of(report))
-        if line.startswith("Nothing is on record") and "reuse" in line
+        line for line in strings_of(page_of(report)) if line.startswith("Nothing is on record") and "reuse" in line
     ]
     assert ("steps of the policy's release" in left_out) is not is_recorded
     if is_recorded:

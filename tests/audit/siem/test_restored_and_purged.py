@@ -63,9 +63,7 @@ def actors(sink: Flaky) -> set[str]:
     return {data["actor"] for data in received(sink).values() if data["kind"] == "key-event"}
 
 
-@pytest.mark.parametrize(
-    "after", [("c",), tuple("cdef"), tuple("cdefghij")], ids=["shorter", "same", "longer"]
-)
+@pytest.mark.parametrize("after", [("c",), tuple("cdef"), tuple("cdefghij")], ids=["shorter", "same", "longer"])
 def test_a_restored_ledger_is_seen_and_nothing_of_it_is_skipped(
     migrated: Path, tmp_path: Path, after: tuple[str, ...]
 ) -> None:

@@ -69,9 +69,7 @@ def test_every_kind_maps_to_both_forms(kind: str) -> None:
     assert made["unmapped"]["kind"] == kind and made["metadata"]["product"]["name"] == "kvcustody"
     event = cloud_event(row(kind), origin="ledger.example/a")
     assert event["type"] == f"kvcustody.{kind}.v1" and event["subject"] == "tenant/acme"
-    assert event["source"] == "urn:kvcustody:ledger.example%2Fa:tenant%2Facme" and event["id"].startswith(
-        "7-"
-    )
+    assert event["source"] == "urn:kvcustody:ledger.example%2Fa:tenant%2Facme" and event["id"].startswith("7-")
     assert event["time"] == "2023-11-14T22:13:20.123456+00:00"
 
 
@@ -140,16 +138,12 @@ def test_a_failed_delivery_is_repeated_with_its_identity(
         with pytest.raises(SinkError):
             pump.step()
     assert pump.step() == 20 and len(set(sink.tried)) == 1
-    again = DeliveryPump(
-        store, sink, tmp_path / "sink", lines, batch=20
-    )  # a restart goes on after what was taken
+    again = DeliveryPump(store, sink, tmp_path / "sink", lines, batch=20)  # a restart goes on after what was taken
     while again.step():
         pass
     seen = [json.loads(line) for _, body in sink.taken for line in body.splitlines()]
     with store.connect() as connection:
-        assert (
-            len(seen) == sum(newest(connection).values()) == len({(one["log"], one["idx"]) for one in seen})
-        )
+        assert len(seen) == sum(newest(connection).values()) == len({(one["log"], one["idx"]) for one in seen})
 
 
 def test_what_is_refused_for_good_is_set_aside_and_can_be_sent_again(
@@ -167,9 +161,7 @@ def test_what_is_refused_for_good_is_set_aside_and_can_be_sent_again(
     assert sink.taken[1][0] == sink.tried[0]
 
 
-def test_a_dead_batch_that_cannot_be_read_hides_no_status(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_batch_that_cannot_be_read_hides_no_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Health asks for it. One that is sent between the look and the reading is not missed."""
     folder = SinkFolder(tmp_path / "sink")
     folder.make()
@@ -183,9 +175,7 @@ def test_a_dead_batch_that_cannot_be_read_hides_no_status(
 
 
 def test_a_damaged_sink_hides_no_other(tmp_path: Path) -> None:
-    hooks = [
-        Webhook(name=name, url="https://example.org/", key_path=tmp_path / "key") for name in ("one", "two")
-    ]
+    hooks = [Webhook(name=name, url="https://example.org/", key_path=tmp_path / "key") for name in ("one", "two")]
     settings = ServiceSettings(state_path=tmp_path, webhooks=hooks)
     for name in ("one", "two"):
         SinkFolder(tmp_path / "sinks" / name).make()
@@ -313,9 +303,7 @@ def test_a_dead_batch_is_sent_again_with_its_own_content_type(
     fill(store, make_writer, world)
     url = receiver.url
     receiver.status = 400
-    DeliveryPump(
-        store, WebhookSink("hook", url, KEY, content_type="application/json"), tmp_path, lines
-    ).step()
+    DeliveryPump(store, WebhookSink("hook", url, KEY, content_type="application/json"), tmp_path, lines).step()
     receiver.status = 200
     other = WebhookSink("hook", url, KEY, content_type=BATCH_TYPE)
     assert DeliveryPump(store, other, tmp_path, lines).retry_dead() == 1
@@ -364,9 +352,7 @@ def failing_over_restarts(store: Engine, folder: Path) -> list[int]:
     return dead
 
 
-def test_a_day_of_failure_goes_on_over_restarts(
-    store: Engine, make_writer: Any, world: Any, tmp_path: Path
-) -> None:
+def test_a_day_of_failure_goes_on_over_restarts(store: Engine, make_writer: Any, world: Any, tmp_path: Path) -> None:
     fill(store, make_writer, world)
     assert failing_over_restarts(store, tmp_path / "sink") == [0] * 24 + [1]
 

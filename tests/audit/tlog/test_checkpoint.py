@@ -52,12 +52,9 @@ STRANGER = SigningKey.from_seed(ORIGIN, KeyKind.ED25519, bytes(range(3, 35)))
 # Published with Go's note package, which signed-note describes.
 GO_VKEY = "PeterNeumann+c74f20a3+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW"
 GO_SKEY = "PRIVATE+KEY+PeterNeumann+c74f20a3+AYEKFALVFGyNhPJEMzD1QIDr+Y7hfZx09iUvxdXHKDFz\n"
-GO_TEXT = (
-    "If you think cryptography is the answer to your problem,\nthen you don't know what your problem is.\n"
-)
+GO_TEXT = "If you think cryptography is the answer to your problem,\nthen you don't know what your problem is.\n"
 GO_LINE = (
-    "— PeterNeumann "
-    "x08go/ZJkuBS9UG/SffcvIAQxVBtiFupLLr8pAcElZInNIuGUgYN1FFYC2pZSNXgKvqfqdngotpRZb6KE6RyyBwJnAM=\n"
+    "— PeterNeumann x08go/ZJkuBS9UG/SffcvIAQxVBtiFupLLr8pAcElZInNIuGUgYN1FFYC2pZSNXgKvqfqdngotpRZb6KE6RyyBwJnAM=\n"
 )
 
 
@@ -213,9 +210,7 @@ def test_a_checkpoint_is_read_as_it_was_written(size: int, root: bytes, extensio
 def test_the_empty_log_has_a_checkpoint() -> None:
     empty = Checkpoint(ORIGIN, 0, EMPTY_ROOT)
     note = sign_checkpoint(empty, [LOG, LATTICE, WITNESS], at_seconds=1)
-    found = open_checkpoint(
-        note, [LOG.verifier, LATTICE.verifier], witnesses=[WITNESS.verifier], log_threshold=2
-    )
+    found = open_checkpoint(note, [LOG.verifier, LATTICE.verifier], witnesses=[WITNESS.verifier], log_threshold=2)
     assert (found.checkpoint, len(found.log), len(found.witnesses)) == (empty, 2, 1)
 
 
@@ -243,9 +238,7 @@ def test_a_key_of_one_log_signs_for_no_other() -> None:
     other = SigningKey.from_seed("ledger.example/other", KeyKind.ED25519, bytes(32))
     with pytest.raises(NoteError):
         open_checkpoint(sign_checkpoint(CHECKPOINT, [other]), [other.verifier])
-    assert open_note(
-        sign_checkpoint(CHECKPOINT, [other]), [other.verifier]
-    )  # the control: the line itself is good
+    assert open_note(sign_checkpoint(CHECKPOINT, [other]), [other.verifier])  # the control: the line itself is good
 
 
 def test_a_witness_is_no_log_and_a_log_no_witness() -> None:
@@ -267,10 +260,7 @@ def test_a_witness_is_no_log_and_a_log_no_witness() -> None:
 @pytest.mark.parametrize("key", [WITNESS, LATTICE], ids=lambda key: key.kind.name)
 def test_a_cosignature_covers_its_time(key: SigningKey) -> None:
     line = key.sign(CHECKPOINT.text(), at_seconds=1_679_315_147)
-    assert (
-        open_note(Note(CHECKPOINT.text(), (line,)).to_bytes(), [key.verifier])[1][0].at_seconds
-        == 1_679_315_147
-    )
+    assert open_note(Note(CHECKPOINT.text(), (line,)).to_bytes(), [key.verifier])[1][0].at_seconds == 1_679_315_147
     moved = line._replace(data=(1_679_315_148).to_bytes(8, "big") + line.data[8:])
     for wrong in (moved, line._replace(data=b"\xff" * 8 + line.data[8:]), line._replace(data=line.data[:6])):
         with pytest.raises(NoteError):
@@ -461,7 +451,5 @@ def test_a_rotation_is_no_checkpoint_and_a_checkpoint_no_rotation() -> None:
     with pytest.raises(NoteError):
         parse_rotation(sign_checkpoint(CHECKPOINT, [LOG, SECOND]))
     lattice = rotation_record(LATTICE, SECOND, HEAD, 100)
-    with pytest.raises(
-        NoteError
-    ):  # the lattice key's line in a statement has another id, and another context
+    with pytest.raises(NoteError):  # the lattice key's line in a statement has another id, and another context
         open_note(lattice, [LATTICE.verifier])

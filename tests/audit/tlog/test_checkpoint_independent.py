@@ -59,9 +59,7 @@ def test_all_know_the_vectors_of_rfc_8032() -> None:
             backend.ed25519_verifies,
             stdlib_backend.ed25519_verifies,
         )
-        more = (int.from_bytes(line[32:], "little") + ORDER).to_bytes(
-            32, "little"
-        )  # the same modulo the order
+        more = (int.from_bytes(line[32:], "little") + ORDER).to_bytes(32, "little")  # the same modulo the order
         wrong = [
             line[:40] + bytes([line[40] ^ 1]) + line[41:],
             line[:32] + bytes(32),
@@ -124,9 +122,7 @@ def test_an_ml_dsa_line_signs_the_structure_of_the_specification() -> None:
     from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PublicKey
 
     key = SigningKey.from_seed("ledger.example/root", KeyKind.ML_DSA_44, bytes(range(32)))
-    note = sign_checkpoint(
-        Checkpoint("ledger.example/root", 700, bytes(range(32))), [key], at_seconds=1_679_315_147
-    )
+    note = sign_checkpoint(Checkpoint("ledger.example/root", 700, bytes(range(32))), [key], at_seconds=1_679_315_147)
     name, key_id, encoded = str(key.verifier).split("+", 2)
     public = decode(encoded)
     assert (public[0], len(public)) == (6, 1 + 1312)
@@ -145,9 +141,7 @@ def test_an_ml_dsa_line_signs_the_structure_of_the_specification() -> None:
     verifier = MLDSA44PublicKey.from_public_bytes(public[1:])
     verifier.verify(data[12:], b"".join(fields))
     for place in range(len(fields)):
-        wrong = b"".join(
-            [*fields[:place], bytes([fields[place][0] ^ 1]) + fields[place][1:], *fields[place + 1 :]]
-        )
+        wrong = b"".join([*fields[:place], bytes([fields[place][0] ^ 1]) + fields[place][1:], *fields[place + 1 :]])
         with pytest.raises(InvalidSignature):
             verifier.verify(data[12:], wrong)
 
@@ -162,9 +156,7 @@ def test_our_proofs_lead_to_the_roots_that_it_computes() -> None:
         assert root_from_path(LEAVES[index], index, size, inclusion_proof(tiles, index, size)) == root
         proof = consistency_proof(tiles, old, size)
         assert roots_from_proof(old, size, proof, old_root) == (old_root, root)
-        check_consistency(
-            (type(tiles.frontier.head()))(old, old_root), type(tiles.frontier.head())(size, root), proof
-        )
+        check_consistency((type(tiles.frontier.head()))(old, old_root), type(tiles.frontier.head())(size, root), proof)
 
 
 def test_both_verifiers_accept_a_leaf_and_refuse_every_edit_of_its_proof() -> None:
@@ -192,7 +184,4 @@ def test_it_verifies_an_exported_log_from_its_files(tmp_path: Path) -> None:
     note = sign_checkpoint(Checkpoint(LOG.name, *head), [LOG])
     write_export(tmp_path / "log", LEAVES, head, {CHECKPOINT: note}, durable=False)
     assert fsck_tiles(tmp_path / "log", str(LOG.verifier))
-    assert (
-        read_checkpoint(note.decode(), str(LOG.verifier))
-        == open_checkpoint(note, [LOG.verifier]).checkpoint.head
-    )
+    assert read_checkpoint(note.decode(), str(LOG.verifier)) == open_checkpoint(note, [LOG.verifier]).checkpoint.head

@@ -75,16 +75,14 @@ def certificate() -> x509.Certificate:
 
 
 def push(place: str) -> None:
-    WebhookSink(
-        "hook", f"http://{place}/", b"k" * 32, content_type=BATCH_TYPE, deadline_seconds=SECONDS
-    ).deliver("1", b"[]")
+    WebhookSink("hook", f"http://{place}/", b"k" * 32, content_type=BATCH_TYPE, deadline_seconds=SECONDS).deliver(
+        "1", b"[]"
+    )
 
 
 def witness(place: str) -> None:
     key = SigningKey.generate("witness.example", KeyKind.COSIGNATURE).verifier
-    cosign(
-        WitnessAddress(f"http://{place}", key), b"note", 9, 0, lambda old, new: [], timeout_seconds=SECONDS
-    )
+    cosign(WitnessAddress(f"http://{place}", key), b"note", 9, 0, lambda old, new: [], timeout_seconds=SECONDS)
 
 
 def stamp(place: str) -> None:
@@ -93,9 +91,7 @@ def stamp(place: str) -> None:
     ask(TimestampAuthority("tsa", f"http://{place}/", own, (own,)), b"checkpoint", timeout_seconds=SECONDS)
 
 
-@pytest.mark.parametrize(
-    ("act", "problem"), [(push, SinkError), (witness, WitnessError), (stamp, TimestampError)]
-)
+@pytest.mark.parametrize(("act", "problem"), [(push, SinkError), (witness, WitnessError), (stamp, TimestampError)])
 def test_a_server_that_trickles_costs_the_deadline_alone(
     trickle: Callable[[bytes, float], str], act: Callable[[str], None], problem: type[Exception]
 ) -> None:
@@ -117,9 +113,7 @@ def test_every_part_of_an_answer_is_under_the_deadline(
         exchange("POST", f"{scheme}://{trickle(answer, 0.003)}/", deadline_seconds=SECONDS, bytes_max=1000)
 
 
-def test_an_answer_in_time_is_read_up_to_its_bound(
-    trickle: Callable[[bytes, float], str], tmp_path: Path
-) -> None:
+def test_an_answer_in_time_is_read_up_to_its_bound(trickle: Callable[[bytes, float], str], tmp_path: Path) -> None:
     """Positive control: the same server, let finish."""
     place = trickle(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\nyes", 0.0)
     answer = exchange("POST", f"http://{place}/", deadline_seconds=60, bytes_max=3)

@@ -136,9 +136,7 @@ def test_roots_are_the_published_ones(size: int) -> None:
 def test_inclusion_paths_are_the_published_ones(index: int, size: int, path: list[str]) -> None:
     tiles = MemoryTiles(leaf_hashes(LEAVES))
     assert [item.hex() for item in inclusion_proof(tiles, index, size)] == path
-    check_inclusion(
-        leaf_hash(LEAVES[index]), index, head(LEAVES[:size]), [bytes.fromhex(item) for item in path]
-    )
+    check_inclusion(leaf_hash(LEAVES[index]), index, head(LEAVES[:size]), [bytes.fromhex(item) for item in path])
 
 
 @pytest.mark.parametrize(("old", "size", "path"), CONSISTENCY)
@@ -240,9 +238,7 @@ def test_a_good_path_under_a_size_of_another_shape_is_refused() -> None:
     batches=st.lists(st.integers(0, 40) | st.sampled_from([255, 256, 257, 512, 600]), max_size=12),
     chance=st.randoms(use_true_random=False),
 )
-def test_any_batching_gives_the_tree_and_proofs_of_the_reference(
-    batches: list[int], chance: random.Random
-) -> None:
+def test_any_batching_gives_the_tree_and_proofs_of_the_reference(batches: list[int], chance: random.Random) -> None:
     leaves = some(sum(batches))
     frontier, tiles, start = EMPTY, MemoryTiles(), 0
     for count in batches:

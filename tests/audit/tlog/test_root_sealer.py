@@ -70,9 +70,7 @@ def test_a_commit_touches_no_row_of_the_root_log(any_store: Engine, make_writer:
     else:
         writer.submit_durable(key_event())
     commits = [text for text in said if "pg_locks" not in text and "FOR UPDATE" not in text]
-    assert any("logs" in text or "unsealed_heads" in text for text in commits), (
-        "the control: a commit was seen"
-    )
+    assert any("logs" in text or "unsealed_heads" in text for text in commits), "the control: a commit was seen"
     assert not [text for text in commits if "root_l" in text or "checkpoints" in text]
     assert sealed(any_store) == []
     assert writer.flush()
@@ -208,9 +206,7 @@ sys.stdin.readline()
 """
 
 
-def test_kill_9_between_commit_and_seal_loses_nothing(
-    any_store: Engine, make_writer: Make, tmp_path: Path
-) -> None:
+def test_kill_9_between_commit_and_seal_loses_nothing(any_store: Engine, make_writer: Make, tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, builders.address_of(any_store), str(tmp_path / "killed")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as killed:
         assert killed.stdout and killed.stdout.readline() == "committed\n"
@@ -233,9 +229,7 @@ def test_two_writers_and_a_crowd_of_sealers(
     postgres_store: Engine, make_writer: Make, tmp_path: Path, shared: bool
 ) -> None:
     writers = [
-        make_writer(
-            postgres_store, worker=f"w-{number}", settings=NEVER, spill_directory=tmp_path / f"{number}"
-        )
+        make_writer(postgres_store, worker=f"w-{number}", settings=NEVER, spill_directory=tmp_path / f"{number}")
         for number in range(2)
     ]
     over = threading.Event()

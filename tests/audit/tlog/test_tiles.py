@@ -246,9 +246,7 @@ def test_one_checkpoint_covers_every_sub_log(world: World) -> None:
 
 def test_a_sub_log_is_exported_with_its_sealed_head(world: World, tmp_path: Path) -> None:
     proof = world.proof("tenant/b").to_bytes()
-    write_export(
-        tmp_path / "b", world.leaves["tenant/b"], world.head("tenant/b"), {HEAD_PROOF: proof}, durable=False
-    )
+    write_export(tmp_path / "b", world.leaves["tenant/b"], world.head("tenant/b"), {HEAD_PROOF: proof}, durable=False)
     report = verify_export(tmp_path / "b", VKEY, name="tenant/b")
     assert (report.problems, report.name, report.leaves) == ([], "tenant/b", 501)
     assert report.signed is not None
@@ -298,11 +296,7 @@ def test_a_root_leaf_says_nothing_about_its_sub_log() -> None:
         b"c2sp.org/tlog-proof@v1\nextra {opening}\nindex\n\nnote",
         b"c2sp.org/tlog-proof@v1\nextra {opening}\nindex 0\nAAAA=\n\nnote",
         b"c2sp.org/tlog-proof@v2\nextra {opening}\nindex 0\n\nnote",
-        b"c2sp.org/tlog-proof@v1\nextra {opening}\nindex 0\n"
-        + b"A" * 44
-        + b"\n" * 1
-        + b"AAAA\n" * 70
-        + b"\nnote",
+        b"c2sp.org/tlog-proof@v1\nextra {opening}\nindex 0\n" + b"A" * 44 + b"\n" * 1 + b"AAAA\n" * 70 + b"\nnote",
         "c2sp.org/tlog-proof@v1\nextra {opening}\nindex ١\n\nnote".encode(),
     ],
 )
@@ -323,9 +317,7 @@ def test_no_bytes_do_worse_than_be_refused(data: st.DataObject) -> None:
     other = SigningKey.from_seed(LOG.name, KeyKind.ED25519, bytes(32))
     frontier = MemoryTiles(leaf_hashes(some(7))).frontier
     opening = RootLeafOpening("tenant/a", frontier.head(), bytes(32))
-    head = HeadProof(
-        opening, 0, (bytes(32),), sign_checkpoint(root_checkpoint(LOG.name, frontier.head()), [LOG])
-    )
+    head = HeadProof(opening, 0, (bytes(32),), sign_checkpoint(root_checkpoint(LOG.name, frontier.head()), [LOG]))
     readers: list[tuple[Callable[[bytes], object], bytes]] = [
         (parse_head_proof, head.to_bytes()),
         (parse_leaf_proof, LeafProof(3, (bytes(32),) * 3, head).to_bytes()),

@@ -47,9 +47,7 @@ Attack = Callable[[Leaves], Leaves]
 
 
 def real_leaves(count: int, tenant: str = "a") -> Leaves:
-    context = Context(
-        "ab" * 16, 1_700_000_000_000_000, lambda tenant, subject, session="": f"{len(session):024x}"
-    )
+    context = Context("ab" * 16, 1_700_000_000_000_000, lambda tenant, subject, session="": f"{len(session):024x}")
     recorded: list[Event] = []
     for number in range(count // 2):
         run = (Run(np.arange(number, number + 5), 1 + 5 * number),)
@@ -252,21 +250,15 @@ def test_an_attacker_without_the_key_is_seen(name: str, tmp_path: Path) -> None:
     assert report.first_bad_leaf is None or report.first_bad_leaf <= first
     if content:
         assert a_plain_table_is_sound(content)
-    stranger = SigningKey.from_seed(
-        LOG.name, KeyKind.ED25519, bytes(32)
-    )  # his own key and note, in the place of ours
+    stranger = SigningKey.from_seed(LOG.name, KeyKind.ED25519, bytes(32))  # his own key and note, in the place of ours
     head = MemoryTiles(leaf_hashes(content)).frontier.head()
     note = sign_checkpoint(root_checkpoint(LOG.name, head), [stranger])
     forged = write(tmp_path / "forged", content, note)
     assert not verify_export(forged, VKEY).ok
-    assert verify_export(forged, str(stranger.verifier)).ok, (
-        "the control: only the key tells the forgery from the log"
-    )
+    assert verify_export(forged, str(stranger.verifier)).ok, "the control: only the key tells the forgery from the log"
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in ATTACKS if "truncate" not in name and "the end" not in name]
-)
+@pytest.mark.parametrize("name", [name for name in ATTACKS if "truncate" not in name and "the end" not in name])
 def test_the_first_bad_leaf_is_named_where_tiles_are_left(name: str, copy: Path) -> None:
     """He rewrites the entries alone, in bundles of the right width."""
     attack, first = ATTACKS[name]
@@ -314,9 +306,7 @@ def test_a_log_that_is_changed_and_signed_again_contradicts_a_kept_head(name: st
 def test_a_fork_shows_as_soon_as_its_heads_meet(tmp_path: Path) -> None:
     """Two heads of one log, each sound by itself, for two readers."""
     other = [*LEAVES[:1500], *FOREIGN[1500:]]
-    ours, theirs = (
-        write(tmp_path / name, log, signed(log)) for name, log in (("ours", LEAVES), ("theirs", other))
-    )
+    ours, theirs = (write(tmp_path / name, log, signed(log)) for name, log in (("ours", LEAVES), ("theirs", other)))
     assert verify_export(ours, VKEY).ok, "the control: alone, neither reader can tell"
     assert verify_export(theirs, VKEY).ok
     head = verify_export(theirs, VKEY)
@@ -335,9 +325,7 @@ def test_an_old_export_with_its_own_genuine_head_is_caught_by_its_age(tmp_path: 
     content = LEAVES[:1792]
     note = signed(content, WITNESS, at_seconds=1_000)
     folder = write(tmp_path / "log", content, note)
-    assert verify_export(folder, VKEY, witnesses=[str(WITNESS.verifier)], witness_threshold=1).ok, (
-        "the control"
-    )
+    assert verify_export(folder, VKEY, witnesses=[str(WITNESS.verifier)], witness_threshold=1).ok, "the control"
     report = verify_export(folder, VKEY, known=[HEAD])
     assert [problem.first for problem in report.problems] == [1792]
     assert "was cut" in report.problems[0].text
@@ -412,9 +400,7 @@ def test_a_file_too_many_is_a_problem(copy: Path) -> None:
         place.parent.mkdir(exist_ok=True)
         place.write_bytes(encode_bundle([b"forged"]))
         [found] = [problem.text.split("`")[1] for problem in verify_export(copy, VKEY).problems]
-        assert found == name or name.startswith(
-            f"{found}/"
-        )  # a folder that does not belong is named as a whole
+        assert found == name or name.startswith(f"{found}/")  # a folder that does not belong is named as a whole
         place.unlink()
     (copy / "tile/entries/x002").symlink_to("/")
     assert not verify_export(copy, VKEY).ok

@@ -203,10 +203,7 @@ def test_an_export_says_when_its_checkpoint_existed(
     assert found.ok and [(seen.authority, seen.size) for seen in found.stamps] == [("tsa", sizes[0])]
     assert not any("when" in limit for limit in found.limits) and found.root.size == sizes[1]
     # Nobody's certificate: sound, and said so. A stranger's: not sound.
-    assert (
-        "when this existed: 1 timestamps came along, and none was checked"
-        in verify_both(place, [vkey]).limits
-    )
+    assert "when this existed: 1 timestamps came along, and none was checked" in verify_both(place, [vkey]).limits
     stranger = TimestampAuthority.load("stranger", "", folder / "tsa.pem", folder / "stranger.pem")
     assert "no timestamp" in verify_both(place, [vkey], authorities=[stranger]).problems[0]
     text, token = (str(place / name["place"]) + ending for ending in (".txt", ".tsr"))

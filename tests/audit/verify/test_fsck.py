@@ -101,9 +101,7 @@ class Attack:
         return report
 
     def leaf(self, log: int, idx: int) -> bytes:
-        return bytes(
-            self.execute("SELECT leaf FROM events WHERE log = ? AND idx = ?", (log, idx)).fetchone()[0]
-        )
+        return bytes(self.execute("SELECT leaf FROM events WHERE log = ? AND idx = ?", (log, idx)).fetchone()[0])
 
     def set_leaf(self, log: int, idx: int, leaf: bytes) -> None:
         self.execute("UPDATE events SET leaf = ? WHERE log = ? AND idx = ?", (leaf, log, idx))
@@ -141,8 +139,7 @@ class Attack:
             leaves = self.execute("SELECT leaf FROM events WHERE log = ? ORDER BY idx", (log,)).fetchall()
             found = count_events(read_leaves([bytes(leaf) for (leaf,) in leaves]), [log] * size)
             packed = [
-                (scraped, of, size, hour_us, pack_hour(figures))
-                for (scraped, of, hour_us), figures in found.items()
+                (scraped, of, size, hour_us, pack_hour(figures)) for (scraped, of, hour_us), figures in found.items()
             ]
             self.database.executemany("INSERT INTO counter_deltas VALUES (?, ?, ?, ?, ?)", packed)
 
@@ -155,9 +152,7 @@ class Attack:
             leaves = self.execute("SELECT leaf FROM events WHERE log = ? ORDER BY idx", (log,)).fetchall()
             frontier, grown = EMPTY.extend(leaf_hashes(bytes(leaf) for (leaf,) in leaves))
             nodes += [
-                (log, level, first + place, node)
-                for level, first, row in grown
-                for place, node in enumerate(row)
+                (log, level, first + place, node) for level, first, row in grown for place, node in enumerate(row)
             ]
             self.execute(
                 "UPDATE logs SET size = ?, frontier = ? WHERE id = ?",
@@ -236,9 +231,7 @@ def test_every_single_byte_edit_is_found(ledger: Ledger, attack: Attack) -> None
 
 def _log(attack: Attack) -> tuple[int, str, int]:
     """The largest log."""
-    found: tuple[int, str, int] = attack.execute(
-        "SELECT id, name, size FROM logs ORDER BY size DESC"
-    ).fetchone()
+    found: tuple[int, str, int] = attack.execute("SELECT id, name, size FROM logs ORDER BY size DESC").fetchone()
     return found
 
 
@@ -306,9 +299,7 @@ def test_leaves_moved_about_are_found_where_it_begins(attack: Attack, act: Calla
     report = attack.check()
     found = [(problem.idx, problem.last) for problem in report.problems if problem.log == name]
     assert found and found[0][0] is not None, report.problems[:3]
-    assert any(first is not None and last is not None and first <= idx <= last for first, last in found), (
-        found[:5]
-    )
+    assert any(first is not None and last is not None and first <= idx <= last for first, last in found), found[:5]
 
 
 @pytest.mark.parametrize(
@@ -344,9 +335,7 @@ def test_what_is_derived_is_found_too(attack: Attack, statement: str) -> None:
     assert not attack.check().ok
 
 
-def test_a_ledger_rewritten_as_a_whole_is_found_by_a_note_that_was_kept(
-    ledger: Ledger, attack: Attack
-) -> None:
+def test_a_ledger_rewritten_as_a_whole_is_found_by_a_note_that_was_kept(ledger: Ledger, attack: Attack) -> None:
     """Whole-log replacement: everything is consistent again, and only a signature tells."""
     log, name, _ = _log(attack)
     leaf = attack.execute(
@@ -367,9 +356,7 @@ def test_the_holder_of_the_key_is_found_by_a_note_that_was_kept(ledger: Ledger, 
     """Fork: a second history with good signatures, from the holder of the key himself."""
     log, _, size = _log(attack)
     attack.cut(log, size // 4)
-    assert any(
-        "the leaves give" in each.what for each in attack.check().problems
-    )  # figures outlive the leaves
+    assert any("the leaves give" in each.what for each in attack.check().problems)  # figures outlive the leaves
     attack.recount()
     head = attack.reseal()
     note = sign_checkpoint(root_checkpoint(KEY.name, head), [KEY])
@@ -382,9 +369,7 @@ def test_the_holder_of_the_key_is_found_by_a_note_that_was_kept(ledger: Ledger, 
 def test_a_tail_is_missed_from_the_newest_note_on_that_somebody_kept(ledger: Ledger, attack: Attack) -> None:
     """The window of truncation: cut after the first note, the second finds it, in a file or in the signer's memory."""
     first = int(ledger.kept[0].split(b"\n")[1])
-    rows = attack.execute(
-        "SELECT log, max(size) FROM root_leaves WHERE idx < ? GROUP BY log", (first,)
-    ).fetchall()
+    rows = attack.execute("SELECT log, max(size) FROM root_leaves WHERE idx < ? GROUP BY log", (first,)).fetchall()
     for log, size in rows:
         attack.cut(log, size)
     attack.recount()

@@ -213,22 +213,16 @@ def fill(engine: Engine, make_writer: Make, world: Make, tmp_path: Path) -> Engi
         line = WITNESS.sign(parse_note(bytes(note.note)).text, at_seconds=1_800_000_000).line().encode()
         row = {"size": note.size, "witness": WITNESS.name, "line": line, "at_us": 1_800_000_000_000_000}
         connection.execute(insert(cosignatures).values(row))
-        connection.execute(
-            insert(timestamps).values(size=note.size, authority="tsa", token=b"token", at_us=1)
-        )
+        connection.execute(insert(timestamps).values(size=note.size, authority="tsa", token=b"token", at_us=1))
         for table in _service_tables(connection):
-            connection.execute(
-                insert(table).values({column.name: _sample(column) for column in table.columns})
-            )
+            connection.execute(insert(table).values({column.name: _sample(column) for column in table.columns}))
     return engine
 
 
 def _service_tables(connection: Connection) -> list[Table]:
     """Tables of the control plane and of upgrades that nothing has filled: a row of any content does."""
     mine = [
-        table
-        for table in every_table()
-        if any(hasattr(room, table.name) for room in (service_schema, change_schema))
+        table for table in every_table() if any(hasattr(room, table.name) for room in (service_schema, change_schema))
     ]
     return [table for table in mine if connection.execute(select(table).limit(1)).first() is None]
 
@@ -320,9 +314,7 @@ def _missed(engine: Engine, unguarded: Harm, guard: Harm, wanted: list[_Edit]) -
             guard(connection)
             report = checked(connection)
             for edit in done:
-                if report.ok or (
-                    edit.table in projections() and not _names(report, edit.table, edit.row.idx)
-                ):
+                if report.ok or (edit.table in projections() and not _names(report, edit.table, edit.row.idx)):
                     yield str(edit)
             connection.rollback()
 
@@ -339,10 +331,7 @@ def _rounds(edits: list[_Edit]) -> list[list[_Edit]]:
 
 def _names(report: FsckReport, table: Table, idx: int) -> bool:
     """Whether a problem is of this table and this leaf."""
-    return any(
-        f"`{table.name}`" in problem.what and problem.idx == problem.last == idx
-        for problem in report.problems
-    )
+    return any(f"`{table.name}`" in problem.what and problem.idx == problem.last == idx for problem in report.problems)
 
 
 @pytest.mark.system
@@ -358,12 +347,8 @@ OFF: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "subjects": lambda patch: patch.setitem(register_rows.REGISTERS, "subjects", lambda *_: None),
     "tenants": lambda patch: patch.setitem(register_rows.REGISTERS, "tenants", lambda *_: None),
     "policy_release": lambda patch: patch.setitem(register_rows.REGISTERS, "policy_release", lambda *_: None),
-    "service_keys": lambda patch: patch.setitem(
-        register_rows.REGISTERS, "service_principals", lambda *_: None
-    ),
-    "service_principals": lambda patch: patch.setitem(
-        register_rows.REGISTERS, "service_principals", lambda *_: None
-    ),
+    "service_keys": lambda patch: patch.setitem(register_rows.REGISTERS, "service_principals", lambda *_: None),
+    "service_principals": lambda patch: patch.setitem(register_rows.REGISTERS, "service_principals", lambda *_: None),
     "cosignatures": lambda patch: patch.setattr(register_rows, "_check_cosignatures", lambda *_: None),
     "releases": lambda patch: patch.setattr(
         row_differences, "projections", lambda: [table for table in projections() if table.name != "releases"]
@@ -506,18 +491,12 @@ def _of_leaves_that_are_there(connection: Connection, table: Table, row: dict[st
     """A row of a leaf that gives no such row: one of another kind or log, another item, the same in another month."""
     own = select(table.c.log, table.c.idx)
     at_us = MONTHLY.get(table.name, "at_us")
-    free = (
-        select(events)
-        .where(tuple_(events.c.log, events.c.idx).not_in(own))
-        .order_by(events.c.log, events.c.idx)
-    )
+    free = select(events).where(tuple_(events.c.log, events.c.idx).not_in(own)).order_by(events.c.log, events.c.idx)
     leaves = connection.execute(free).all()
     kinds = {leaf.kind: leaf for leaf in reversed(leaves)}
     for kind in [kind for kind in kinds if kind in kinds_of(table)] + list(kinds)[:1]:
         place = {"log": kinds[kind].log, "idx": kinds[kind].idx, at_us: kinds[kind].at_us}
-        yield _Insert(
-            table, f"of a leaf that is there: {kind}", row | place | ({"item": 0} if "item" in row else {})
-        )
+        yield _Insert(table, f"of a leaf that is there: {kind}", row | place | ({"item": 0} if "item" in row else {}))
     if "item" in row:
         yield _Insert(table, ANOTHER_ITEM, row | {"item": row["item"] + 77})
         last = select(table).where(table.c.item > 0).order_by(table.c.log, table.c.idx, table.c.item.desc())
@@ -535,10 +514,7 @@ def _insert(connection: Connection, entry: _Insert) -> bool:
     """
     raw = insert(plain_table(entry.table.name, *map(plain_column, entry.row)))
     rounds = connection.dialect.name == "postgresql"
-    row = {
-        name: str(value) if rounds and isinstance(value, float) else value
-        for name, value in entry.row.items()
-    }
+    row = {name: str(value) if rounds and isinstance(value, float) else value for name, value in entry.row.items()}
     try:
         with connection.begin_nested():
             connection.execute(raw, row)
@@ -572,9 +548,7 @@ def _outcomes(engine: Engine, unguarded: Harm, guard: Harm) -> Iterator[tuple[st
 def test_every_stray_row_is_refused_or_found(filled: Engine, unguarded: Harm, guard: Harm) -> None:
     outcomes = dict(_outcomes(filled, unguarded, guard))
     counts = Counter(outcomes.values())
-    print(
-        f"{filled.dialect.name}: {len(outcomes)} forms of stray rows, {counts['refused']} refused by the database"
-    )
+    print(f"{filled.dialect.name}: {len(outcomes)} forms of stray rows, {counts['refused']} refused by the database")
     assert not counts["missed"] and len(outcomes) >= 200, outcomes
 
 

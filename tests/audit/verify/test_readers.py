@@ -25,9 +25,7 @@ QUESTIONS = {"select", "exists", *JOINED}
 
 COMPARED = "`fsck` itself, which looks for such rows and compares the others with their leaves"
 CONDITION = "a condition, not a question: the query that takes it asks for the leaf"
-PLACES = (
-    "leaves at places that it takes from the log's own size: it hands their bytes on and draws no verdict"
-)
+PLACES = "leaves at places that it takes from the log's own size: it hands their bytes on and draws no verdict"
 EXEMPT = {
     (
         "audit/evidence/coverage/recount_process.py",
@@ -147,9 +145,7 @@ def readers(module: str, source: str) -> Iterator[Reader]:
     tables: dict[str, str] = {}
     schemas: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
-            "kvcustody.audit.store.schema"
-        ):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kvcustody.audit.store.schema"):
             for alias in node.names:
                 if node.module == "kvcustody.audit.store.schema":
                     schemas.add(alias.asname or alias.name)
@@ -166,9 +162,7 @@ def readers(module: str, source: str) -> Iterator[Reader]:
             for called, call in unit.calls:
                 if called in by_name and by_name[called].asks_of_any:
                     unit.asked |= unit.tables_of(call)
-    yield from (
-        Reader(module, unit.name, frozenset(unit.named - unit.asked)) for unit in units if unit.is_question
-    )
+    yield from (Reader(module, unit.name, frozenset(unit.named - unit.asked)) for unit in units if unit.is_question)
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.stmt]:

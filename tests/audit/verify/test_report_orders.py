@@ -41,9 +41,7 @@ NOT_COUNTED = "its verdicts rest on an order that does not count: `erasure-reque
 class Reported:
     """A ledger with one erasure that nobody signed when it was asked for, and that `key` signs later; its report."""
 
-    def __init__(
-        self, store: Engine, folder: Path, world: Callable[..., Any], key: SigningKey | None
-    ) -> None:
+    def __init__(self, store: Engine, folder: Path, world: Callable[..., Any], key: SigningKey | None) -> None:
         self.store, self.export = store, folder / "export"
         seal = report_ledger.fill(store, world, folder)
         self.vkeys = [str(seal.verifier)]
@@ -66,9 +64,7 @@ class Reported:
     def record(self) -> Document:
         with self.store.connect() as connection:
             size = newest_checkpoint(connection)
-            asked = RecordRequest(
-                CONTROLLER, size, *period(connection, size, None, None), ControllerStatement()
-            )
+            asked = RecordRequest(CONTROLLER, size, *period(connection, size, None, None), ControllerStatement())
             made = build_record(connection, asked, given=load_policy(POLICY, name="given"))
             return signed_record(connection, made, report_ledger.REPORT_KEY)
 
@@ -146,9 +142,7 @@ def test_a_tenants_own_report_counts_the_orders_of_its_own_log(
         assert verify_report(report.to_bytes(), ledger.vkeys, source=again).ok is counts
 
 
-def test_a_report_alone_shows_no_order(
-    any_store: Engine, tmp_path: Path, world_class: Callable[..., Any]
-) -> None:
+def test_a_report_alone_shows_no_order(any_store: Engine, tmp_path: Path, world_class: Callable[..., Any]) -> None:
     ledger = Reported(any_store, tmp_path, world_class, None)
     assert says_orders_unchecked(verify_report(ledger.report().to_bytes(), ledger.vkeys))
 

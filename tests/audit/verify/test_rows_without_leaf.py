@@ -92,9 +92,7 @@ def _case_steps(connection: Connection) -> int:
 
 
 VERDICTS = {
-    "a legal hold is lifted": _Verdict(
-        legal_holds, {"action": "lifted"}, keeping, _by_name(keeping, "active_holds")
-    ),
+    "a legal hold is lifted": _Verdict(legal_holds, {"action": "lifted"}, keeping, _by_name(keeping, "active_holds")),
     "an erasure is complete": _Verdict(erasure_results, {"outcome": "complete"}, erasure_state, _late),
     "an erasure is asked for": _Verdict(
         erasures, {"erasure": "e-9"}, erasing, lambda connection: len(erasing.requests(connection))
@@ -182,17 +180,13 @@ def told(any_store: Engine, make_writer: Make) -> Engine:
 
 @pytest.mark.parametrize("place", (*NOWHERE, ANOTHER_KIND))
 @pytest.mark.parametrize("name", VERDICTS)
-def test_a_row_without_its_leaf_says_nothing(
-    told: Engine, name: str, place: tuple[int, int], unguarded: Make
-) -> None:
+def test_a_row_without_its_leaf_says_nothing(told: Engine, name: str, place: tuple[int, int], unguarded: Make) -> None:
     what = VERDICTS[name]
     at_us = MONTHLY.get(what.table.name, "at_us")
     with told.connect() as connection:
         unguarded(connection)
         if connection.dialect.name == "postgresql":
-            connection.exec_driver_sql(
-                f"ALTER TABLE {what.table.name} DROP CONSTRAINT ck_{what.table.name}_place"
-            )
+            connection.exec_driver_sql(f"ALTER TABLE {what.table.name} DROP CONSTRAINT ck_{what.table.name}_place")
         before = what.ask(connection)
         row = connection.execute(select(what.table)).first()
         assert row is not None
@@ -258,9 +252,7 @@ def test_an_order_beside_its_log_is_no_order(told: Engine, name: str, idx: int, 
         connection.rollback()
 
 
-def test_figures_of_a_log_that_is_not_there_count_nowhere(
-    told: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_of_a_log_that_is_not_there_count_nowhere(told: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     with told.connect() as connection:
         period = {"since_us": 0, "until_us": None}
         before = read_figures.leaves_in(connection, None, **period)  # type: ignore[arg-type]

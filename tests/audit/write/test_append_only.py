@@ -184,6 +184,4 @@ def test_a_row_of_no_log_is_refused(
         f"{', '.join(names)} FROM releases LIMIT 1",
     )
     assert refused(any_store, f"{into} SELECT 9999, idx, {copied}") is guarded
-    assert not refused(any_store, f"{into} SELECT log, idx + 1000000, {copied}"), (
-        "control: of a log that is there"
-    )
+    assert not refused(any_store, f"{into} SELECT log, idx + 1000000, {copied}"), "control: of a log that is there"

@@ -107,9 +107,7 @@ def test_a_process_that_does_not_come_back_is_closed_with_who_decided_it(
     assert counts(any_store) == (10, 20) and len(leaves_of_kind(any_store, "worker-died")) == 1
 
 
-def test_a_closing_that_is_interrupted_goes_on_where_it_was(
-    store: Engine, make_writer: Any, small_steps: None
-) -> None:
+def test_a_closing_that_is_interrupted_goes_on_where_it_was(store: Engine, make_writer: Any, small_steps: None) -> None:
     dead = begin(make_writer, store, 10)
     asked: list[bool] = []
 
@@ -191,9 +189,7 @@ def test_one_that_lives_goes_on_and_its_own_evidence_counts(any_store: Engine, m
         assert report.ok, report.problems
     other.submit([opened(50)])
     assert other.flush()
-    assert len(leaves_of_kind(any_store, "worker-returned")) == 1, (
-        "control: who was not closed does not return"
-    )
+    assert len(leaves_of_kind(any_store, "worker-returned")) == 1, "control: who was not closed does not return"
     # It is silent again: closed again, with what it opened since.
     assert close(any_store, cut_off.incarnation, SILENT)
     assert [died["blocks"] for died in leaves_of_kind(any_store, "worker-died")] == [4, 6]

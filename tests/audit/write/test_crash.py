@@ -144,6 +144,4 @@ def test_kill_9_a_thousand_times(make_writer: Any, tmp_path: Path) -> None:
     for store, folder, made in found:
         check(store, make_writer, folder, made, 250)
         store.dispose()
-    print(
-        f"1000 kills, {sum(told(made) for _, _, made in found)} after an acknowledgement; 0 missing, 0 twice"
-    )
+    print(f"1000 kills, {sum(told(made) for _, _, made in found)} after an acknowledgement; 0 missing, 0 twice")

@@ -138,9 +138,7 @@ def work(writer: Any, number: int, seconds: float) -> int:
         writer.submit(
             [
                 ResidencyReleased(at, number, "acme", "finish", (), 0),
-                ReceiptRecorded(
-                    at, number, 0, "acme", "memset", "cpu", 4096, at, at, "full", 1.0, 1, "ok", (run,)
-                ),
+                ReceiptRecorded(at, number, 0, "acme", "memset", "cpu", 4096, at, at, "full", 1.0, 1, "ok", (run,)),
                 HitCounted(at, "acme", "acme", "reuse", "permit", "own-scope", 1),
             ]
         )

@@ -86,13 +86,9 @@ def test_workers_share_logs_without_hole_or_double(any_store: Engine, tmp_path: 
                 own = [row.sequence for row in rows if row.incarnation == life]
                 assert all(one < two for one, two in pairwise(own))
         for life, wanted in zip(lives, [*[EVENTS] * WORKERS, told], strict=False):
-            ended = set(
-                connection.scalars(select(releases.c.residency).where(releases.c.incarnation == ids[life]))
-            )
+            ended = set(connection.scalars(select(releases.c.residency).where(releases.c.incarnation == ids[life])))
             assert ended >= {*range(10, wanted + 10)}
-        log = (
-            select(logs.c.id).where(logs.c.name == "tenant/tenant-1").scalar_subquery()
-        )  # ids may have holes
+        log = select(logs.c.id).where(logs.c.name == "tenant/tenant-1").scalar_subquery()  # ids may have holes
         orders = select(events.c.incarnation).where(events.c.log == log)
         assert {*connection.scalars(orders)} == {*ids.values()}, "the control: they wrote into one log"
 

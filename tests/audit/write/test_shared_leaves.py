@@ -39,9 +39,7 @@ def runs(first: int, count: int = 3) -> tuple[Run, ...]:
 
 
 def opened(number: int, tenant: str = "acme") -> ResidencyOpened:
-    return ResidencyOpened(
-        10, number, tenant, None, None, False, "internal", (), (), (), 1, 99, runs(10 * number)
-    )
+    return ResidencyOpened(10, number, tenant, None, None, False, "internal", (), (), (), 1, 99, runs(10 * number))
 
 
 def life(number: int, tenant: str = "acme", **receipt: Any) -> list[Event]:
@@ -70,9 +68,7 @@ def rows(engine: Engine) -> dict[str, list[tuple[Any, ...]]]:
     found = {}
     with engine.connect() as connection:
         for table in (releases, custody_ends, receipts):
-            columns = [
-                column for column in table.c if column.name not in ("log", "idx", "item", "incarnation")
-            ]
+            columns = [column for column in table.c if column.name not in ("log", "idx", "item", "incarnation")]
             found[table.name] = sorted(map(tuple, connection.execute(select(*columns))))
     return found
 
@@ -87,12 +83,8 @@ def test_shared_leaves_give_the_rows_and_the_verdict_of_leaves_of_their_own(
     assert together.flush()
     assert Counter(kinds(any_store)) == {"worker-started": 1, "residency-opened": 8, CHANGED: 2}
     with ledger(migrated, tmp_path / "alone.db") as alone_store:
-        each_alone(
-            alone_store, make_writer(alone_store, spill_directory=tmp_path / "other"), [*opening, *story]
-        )
-        told = [
-            {key: moved(value) for key, value in rows(store).items()} for store in (any_store, alone_store)
-        ]
+        each_alone(alone_store, make_writer(alone_store, spill_directory=tmp_path / "other"), [*opening, *story])
+        told = [{key: moved(value) for key, value in rows(store).items()} for store in (any_store, alone_store)]
         assert told[0] == told[1] and len(told[0]["custody_ends"]) == 8
         for store in (any_store, alone_store):
             with store.connect() as connection:

@@ -29,9 +29,7 @@ def read(path: Path) -> tuple[list[bytes], int]:
 
 
 def records(number: int) -> list[bytes]:
-    return [
-        b"L" + b'{"sequence":%d,"text":"the same in all of them"}' % (number * 50 + one) for one in range(50)
-    ]
+    return [b"L" + b'{"sequence":%d,"text":"the same in all of them"}' % (number * 50 + one) for one in range(50)]
 
 
 def test_a_torn_tail_loses_the_last_frame_alone(tmp_path: Path) -> None:
@@ -80,9 +78,7 @@ def test_a_segment_that_is_kept_is_the_same_file_under_another_name(tmp_path: Pa
     spill.close()
 
 
-def test_a_full_disk_takes_nothing_and_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_takes_nothing_and_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spill = SpillFile(tmp_path, "ab" * 16, limit_bytes=LIMIT)
     spill.append(records(0))
     write = os.write
@@ -114,9 +110,7 @@ while True:
 
 
 def test_every_frame_that_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(30)]
     process.send_signal(signal.SIGKILL)

@@ -86,9 +86,7 @@ def filled(tmp_path: Path) -> Iterator[tuple[Engine, Path]]:
     store.dispose()
 
 
-def test_the_log_is_bounded_beside_readers(
-    filled: tuple[Engine, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_log_is_bounded_beside_readers(filled: tuple[Engine, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_writers, "WAL_BYTES_MAX", BOUND)
     assert largest_log(*filled, reading_without_a_pause) < BOUND + COMMITS * COMMIT_BYTES // 2
 
@@ -101,10 +99,7 @@ def test_the_log_is_bounded_beside_a_reader_that_lasts(
     filled: tuple[Engine, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_writers, "WAL_BYTES_MAX", BOUND)
-    assert (
-        largest_log(*filled, partial(reading_throughout, resting=at_rest))
-        < BOUND + COMMITS * COMMIT_BYTES // 2
-    )
+    assert largest_log(*filled, partial(reading_throughout, resting=at_rest)) < BOUND + COMMITS * COMMIT_BYTES // 2
 
 
 def test_control_beside_a_reader_of_the_file_itself_it_grows(

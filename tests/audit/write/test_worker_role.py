@@ -122,9 +122,7 @@ def test_a_login_that_does_not_take_its_role_writes_no_order(
     with postgres_store.connect() as connection:
         row = connection.execute(select(events).where(events.c.kind == "enforcement-ordered")).one()._asdict()
     values = {name: f"%({name})s" for name in columns} | values
-    statement = (
-        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join(values[name] for name in columns)})"
-    )
+    statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join(values[name] for name in columns)})"
     try:
         with (
             as_role(login).connect() as connection,

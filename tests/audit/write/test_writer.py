@@ -74,9 +74,7 @@ def check_logs(store: Engine) -> None:
         if store.dialect.name == "postgresql":
             connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         for log, size in connection.execute(select(logs.c.id, logs.c.size)).all():
-            found = list(
-                connection.scalars(select(events.c.idx).where(events.c.log == log).order_by(events.c.idx))
-            )
+            found = list(connection.scalars(select(events.c.idx).where(events.c.log == log).order_by(events.c.idx)))
             assert found == list(range(size))
 
 
@@ -97,15 +95,11 @@ def test_leaves_and_rows_commit_together_in_contiguous_logs(any_store: Engine, m
     writer = make_writer(any_store)
     blocks = (Run(np.array([4, 9, 2]), 7),)
     last = writer.submit([opened(1), opened(2, "labs"), ResidencyReleased(2, 1, "acme", "finish", blocks, 0)])
-    assert (
-        last == 2 and writer.flush() and writer.durable_sequence == 3
-    )  # a release may share a leaf: it comes after
+    assert last == 2 and writer.flush() and writer.durable_sequence == 3  # a release may share a leaf: it comes after
     with any_store.connect() as connection:
         bodies = [orjson.loads(leaf) for leaf in connection.scalars(select(events.c.leaf))]
         assert Counter(body["log"] for body in bodies) == {"tenant/acme": 2, "tenant/labs": 1}
-        assert connection.execute(
-            select(releases.c.written_blocks, releases.c.low, releases.c.high)
-        ).one() == (3, 7, 9)
+        assert connection.execute(select(releases.c.written_blocks, releases.c.low, releases.c.high)).one() == (3, 7, 9)
         assert connection.scalar(select(func.count()).select_from(residencies)) == 2
     check_logs(any_store)
 
@@ -119,9 +113,7 @@ def test_every_connection_of_a_writer_syncs_each_commit(store: Engine, make_writ
     writer.submit_durable(key_event())
     assert opened_by_it
     for connection in opened_by_it:
-        modes = [
-            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "journal_mode")
-        ]
+        modes = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "journal_mode")]
         assert modes == [2, "wal"]
 
 
@@ -154,9 +146,7 @@ def test_class_a_is_committed_when_it_returns(any_store: Engine, make_writer: An
         assert sequence in sequences(any_store, writer.incarnation)
 
 
-def test_class_a_is_refused_in_an_outage_and_accounted_for(
-    any_store: Engine, make_writer: Any, lock: Any
-) -> None:
+def test_class_a_is_refused_in_an_outage_and_accounted_for(any_store: Engine, make_writer: Any, lock: Any) -> None:
     writer = make_writer(any_store)
     with lock(any_store):
         start = time.monotonic()
@@ -259,9 +249,7 @@ def test_an_outage_spills_and_replays_exactly_once(
     check_logs(any_store)
 
 
-def test_a_spill_replayed_again_adds_nothing(
-    any_store: Engine, make_writer: Any, lock: Any, tmp_path: Path
-) -> None:
+def test_a_spill_replayed_again_adds_nothing(any_store: Engine, make_writer: Any, lock: Any, tmp_path: Path) -> None:
     writer = make_writer(any_store)
     with lock(any_store):
         writer.submit([opened(number) for number in range(10)])
@@ -329,9 +317,7 @@ def test_a_spill_that_is_removed_under_the_writer_loses_nothing(
             for path in folder.glob("*.spill")
             for record in SpillSegment(path, os.open(path, os.O_RDONLY)).records()
         )
-        assert all(
-            b'"residency":%d,' % number in survivors for number in range(21)
-        )  # kill -9 now loses nothing
+        assert all(b'"residency":%d,' % number in survivors for number in range(21))  # kill -9 now loses nothing
     healthy(writer)
     with store.connect() as connection:
         assert sorted(connection.scalars(select(residencies.c.residency))) == [*range(21)]
@@ -339,9 +325,7 @@ def test_a_spill_that_is_removed_under_the_writer_loses_nothing(
     assert not list(folder.glob("*.spill"))
 
 
-def test_a_full_spill_stops_admission_but_never_the_caller(
-    store: Engine, make_writer: Any, lock: Any
-) -> None:
+def test_a_full_spill_stops_admission_but_never_the_caller(store: Engine, make_writer: Any, lock: Any) -> None:
     settings = WriterSettings(interval_seconds=0.002, retry_seconds=0.02, spill_bytes=1000)
     writer = make_writer(store, settings=settings)
     with lock(store):
@@ -371,16 +355,12 @@ def test_own_hits_become_counters(any_store: Engine, make_writer: Any) -> None:
     denial = HitCounted(2, "labs", "acme", "reuse", "deny", "no-restricted", 3)
     sequence = writer.submit([*[hit] * 50, opened(1), *[denial] * 7])
     assert sequence == 1  # class C takes no sequence
-    writer.submit_durable(
-        DecisionRecorded(3, "reuse", "deny", "labs", "acme", "internal", ("no-restricted",), 3)
-    )
+    writer.submit_durable(DecisionRecorded(3, "reuse", "deny", "labs", "acme", "internal", ("no-restricted",), 3))
     writer.close()
     with any_store.connect() as connection:
         query = select(hit_counters.c.requests, hit_counters.c.blocks, hit_counters.c.tokens)
         assert connection.execute(query.where(hit_counters.c.tenant == "acme")).one() == (50, 200, 3200)
-        assert [tuple(row) for row in denials_by_rule(connection)] == [
-            ("labs", "acme", "no-restricted", 3, 8)
-        ]
+        assert [tuple(row) for row in denials_by_rule(connection)] == [("labs", "acme", "no-restricted", 3, 8)]
 
 
 @pytest.mark.parametrize(
@@ -418,9 +398,7 @@ def test_a_row_that_the_database_refuses_is_a_gap(any_store: Engine, make_writer
     check_logs(any_store)
 
 
-def test_a_ledger_file_deleted_under_the_writer_is_noticed(
-    store: Engine, make_writer: Any, tmp_path: Path
-) -> None:
+def test_a_ledger_file_deleted_under_the_writer_is_noticed(store: Engine, make_writer: Any, tmp_path: Path) -> None:
     writer = make_writer(store)
     writer.submit([opened(1)])
     assert writer.flush()
@@ -453,9 +431,7 @@ def test_a_subject_keeps_its_pseudonym_until_it_is_unlinked(any_store: Engine, m
         assert session not in subject_rows.session_names(connection, "acme", "alice", "another")
         leaves = list(connection.scalars(select(events.c.leaf)))
         assert not [leaf for leaf in leaves if b"alice" in leaf or b"chat" in leaf]
-        assert (
-            connection.scalar(select(func.count()).select_from(subjects)) == 1
-        )  # the session's comes from its secret
+        assert connection.scalar(select(func.count()).select_from(subjects)) == 1  # the session's comes from its secret
         assert subject_rows.unlink(connection, "acme", "alice") == 1
         assert subject_rows.names_of(connection, "acme", "alice") == []
         assert list(connection.scalars(select(events.c.leaf))) == leaves
@@ -492,9 +468,7 @@ def test_a_session_without_its_subjects_secret_is_another(any_store: Engine, mak
         writer.close()
         with any_store.connect().execution_options(**WRITE) as connection, connection.begin():
             which = residencies.c.residency == residency
-            names.append(
-                connection.execute(select(residencies.c.subject, residencies.c.session).where(which)).one()
-            )
+            names.append(connection.execute(select(residencies.c.subject, residencies.c.session).where(which)).one())
             if residency == 2:
                 subject_rows.unlink(connection, "acme", "alice")
     assert names[0] == names[1]  # positive control: with the row there, both are as before

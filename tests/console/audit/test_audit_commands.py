@@ -65,9 +65,7 @@ def place(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     )
     denied = DecisionRecorded(now, "reuse", "deny", "beta", "acme", "internal", ("no-restricted",), 1)
     writer.submit([denied._replace(trace=TRACE)])
-    writer.submit(
-        [KeyEvent(now, "acme", "made", 1, "\x1b[31m=evil"), WorkerStopped(now, "w", "stopped", 0, (0,))]
-    )
+    writer.submit([KeyEvent(now, "acme", "made", 1, "\x1b[31m=evil"), WorkerStopped(now, "w", "stopped", 0, (0,))])
     key = create_signing_key(tmp_path / "signing.key", "ledger.example/acme")
     writer.submit_durable(SigningKeyRecorded(now, "made", str(key.verifier), "", "governor"))
     writer.close()
@@ -270,10 +268,7 @@ def test_holds_purges_and_redaction(run: Run) -> None:
     run("audit hold lift case-9 --actor counsel --reason closed")
     assert "remains:" in run("audit redact acme alice --actor dpo --reason 'request 7'").stdout
     both = "--actor ops --approver dpo"
-    assert (
-        "approver"
-        in run(f"audit purge {later} --export evidence --key ledger.vkey --actor ops", exits=2).stderr
-    )
+    assert "approver" in run(f"audit purge {later} --export evidence --key ledger.vkey --actor ops", exits=2).stderr
     gone = answer(run(f"audit purge {later} --export evidence --key ledger.vkey {both} --json"))
     assert gone["dropped"] and {log["log"]: log["below"] for log in gone["logs"]}["tenant/beta"] == 1
     assert "sound" in run("audit fsck --key ledger.vkey").stdout
@@ -305,9 +300,7 @@ def receiver() -> Iterator[WebhookReceiver]:
 def test_ship_and_push_go_on_where_they_were(run: Run, place: Path, receiver: WebhookReceiver) -> None:
     lines = run("audit ship positions.json --shape ocsf").stdout.splitlines()
     assert len(lines) == 48 and len({json.loads(line)["metadata"]["uid"] for line in lines}) == 48
-    assert json.loads(lines[-2])["unmapped"]["operation"] == "audit ship", (
-        "that it is taken out is a leaf too"
-    )
+    assert json.loads(lines[-2])["unmapped"]["operation"] == "audit ship", "that it is taken out is a leaf too"
     assert run("audit ship positions.json").stdout == ""
     (place / "hook.key").write_text("k" * 40)
     target = f"audit push hook --url {receiver.url} --signing-key hook.key --json"
@@ -335,9 +328,7 @@ def test_ship_and_push_go_on_where_they_were(run: Run, place: Path, receiver: We
     assert kinds == ["kvcustody.sink-changed.v1", "kvcustody.worker-stopped.v1"] * 2
 
 
-def test_a_restored_ledger_is_told_by_exit_status_and_stderr(
-    run: Run, place: Path, receiver: WebhookReceiver
-) -> None:
+def test_a_restored_ledger_is_told_by_exit_status_and_stderr(run: Run, place: Path, receiver: WebhookReceiver) -> None:
     ledger, backup = place / "kvcustody.db", place / "backup.db"
     with (
         contextlib.closing(sqlite3.connect(ledger)) as source,
@@ -354,10 +345,7 @@ def test_a_restored_ledger_is_told_by_exit_status_and_stderr(
     ledger.chmod(0o600)
     assert "read again from its first leaf" in run(target, exits=1).output
     shipped = run("audit ship positions.json", exits=1)
-    assert (
-        "read again from its first leaf" in shipped.stderr
-        and '"log_name":"system","sequence":0' in shipped.stdout
-    )
+    assert "read again from its first leaf" in shipped.stderr and '"log_name":"system","sequence":0' in shipped.stdout
     assert len(json.loads(run("audit sink status hook --json", exits=1).stdout)["losses"]) == 1
     run(target), run("audit ship positions.json")
     run("audit sink acknowledge hook --actor ops --reason restored")

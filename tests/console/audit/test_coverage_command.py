@@ -58,13 +58,9 @@ def test_both_implementations_print_the_same_and_agree(ledger: Path) -> None:
     again = orjson.loads(run("recompute", "--ledger", str(ledger), "--json"))
     assert shown["total"]["covered"] == shown["total"]["due"] == 8
     assert again["agrees"] is True and again["differences"] == [] and again["leaves"] == 3
-    assert {key: again["total"][key] for key in again["total"]} == {
-        key: shown["total"][key] for key in again["total"]
-    }
+    assert {key: again["total"][key] for key in again["total"]} == {key: shown["total"][key] for key in again["total"]}
     assert again["unaccounted"] == {"residencies": 0, "generations": 0, "receipts": 0}
-    assert "100.00 %" in run("show", "--ledger", str(ledger)) and "agrees" in run(
-        "recompute", "--ledger", str(ledger)
-    )
+    assert "100.00 %" in run("show", "--ledger", str(ledger)) and "agrees" in run("recompute", "--ledger", str(ledger))
 
 
 @pytest.mark.parametrize(

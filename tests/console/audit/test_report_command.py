@@ -35,9 +35,7 @@ POLICY = Path(__file__).parents[3] / "policies" / "library" / "regulated-saas.ya
 HOUR = 3_600_000_000
 
 
-def opened(
-    at: int, number: int, tenant: str, subject: str, run: Run, *, asserted: bool = False
-) -> ResidencyOpened:
+def opened(at: int, number: int, tenant: str, subject: str, run: Run, *, asserted: bool = False) -> ResidencyOpened:
     return ResidencyOpened(
         at, number, tenant, subject, f"chat-{number}", asserted, "internal", (1,), (), ("own-scope",), 3,
         at + HOUR, (run,), "ab" * 8,
@@ -101,9 +99,7 @@ def test_a_report_is_written_verified_and_made_again(ledger: Path, tmp_path: Pat
     assert "sound, but for what was not checked" in run(*check, "--ledger", ledger)
     for against in (("--ledger", tmp_path / "none.db"), ("--export", tmp_path / "none")):
         unknown = run(*check, *against, code=2)  # that says nothing of the report
-        assert (
-            "the document cannot be checked against" in unknown and "not sound" not in unknown.split(":")[0]
-        )
+        assert "the document cannot be checked against" in unknown and "not sound" not in unknown.split(":")[0]
         assert unknown.count("\n") == 1
     (out / "report.json").write_bytes(data.replace(b'"covered":true', b'"covered":false'))
     unsound = run("report", "verify", out / "report.json", "--key", key, "--digest", first["digest"], code=1)
@@ -144,9 +140,7 @@ def test_what_is_held_of_one_subject_why_and_until_when(ledger: Path, tmp_path: 
     states = {item["residency"]: item for item in found["holdings"]}
     assert {number: item["state"] for number, item in states.items()} == {1: "ended", 2: "held", 3: "running"}
     assert [states[number]["in_custody"] for number in (1, 2, 3)] == [0, 4, 4]
-    assert (
-        states[2]["asserted"] is True and states[2]["reasons"] == ["own-scope"] and states[2]["revision"] == 3
-    )
+    assert states[2]["asserted"] is True and states[2]["reasons"] == ["own-scope"] and states[2]["revision"] == 3
     assert states[2]["until_us"] - found["now_us"] > 0 and found["held_blocks"] == 8
     assert (found["evidence"]["due"], found["evidence"]["covered"]) == (4, 4)
     assert found["erasures"] == [], "Bob's erasure is not Ada's"
@@ -160,18 +154,12 @@ def test_what_is_held_of_one_subject_why_and_until_when(ledger: Path, tmp_path: 
 
 
 def test_another_subject_has_another_page(ledger: Path) -> None:
-    bob = json.loads(
-        run("subject", "show", "--ledger", ledger, "--tenant", "acme", "--subject", "bob", "--json")
-    )
+    bob = json.loads(run("subject", "show", "--ledger", ledger, "--tenant", "acme", "--subject", "bob", "--json"))
     assert [item["residency"] for item in bob["holdings"]] == [4]
     assert [(item["erasure"], item["selector"]) for item in bob["erasures"]] == [("e-1", "subject")]
-    labs = json.loads(
-        run("subject", "show", "--ledger", ledger, "--tenant", "labs", "--subject", "ada", "--json")
-    )
+    labs = json.loads(run("subject", "show", "--ledger", ledger, "--tenant", "labs", "--subject", "ada", "--json"))
     assert [item["residency"] for item in labs["holdings"]] == [5]
-    assert "nothing is on record" in run(
-        "subject", "show", "--ledger", ledger, "--tenant", "acme", "--subject", "eve"
-    )
+    assert "nothing is on record" in run("subject", "show", "--ledger", ledger, "--tenant", "acme", "--subject", "eve")
     assert "in custody" in run("subject", "show", "--ledger", ledger, "--tenant", "acme", "--subject", "ada")
 
 

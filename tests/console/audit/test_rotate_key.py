@@ -71,9 +71,7 @@ def test_a_post_quantum_key_takes_over_and_hands_back(run: Run, place: Path) -> 
     told = subprocess.run([*alone, str(lattice)], capture_output=True, text=True, check=False)
     assert told.returncode != 0 and "cannot check ML-DSA-44" in told.stdout + told.stderr
     kept = answer(run("audit rotate-key --signing-key signing.key --actor custodian --json"))["new"]
-    assert read_signing_key(place / "signing.key").verifier.kind is KeyKind.ML_DSA_44, (
-        "without --kind: the same"
-    )
+    assert read_signing_key(place / "signing.key").verifier.kind is KeyKind.ML_DSA_44, "without --kind: the same"
     back = answer(run("audit rotate-key --signing-key signing.key --actor custodian --kind ed25519 --json"))
     chain = [each["key"] for each in answer(run("audit keys --json"))["keys"]]
     assert chain == [str(old), str(lattice), kept, back["new"]]
@@ -85,14 +83,10 @@ def test_a_key_that_signs_or_is_another_ledgers_is_not_rotated(run: Run, place: 
     key = read_signing_key(place / "signing.key")
     signer = CheckpointSigner(engine, [key], memory=place / "signing.key.last", clock=CLOCK)
     signer.start()
-    assert (
-        "stop it first" in run("audit rotate-key --signing-key signing.key --actor custodian", exits=2).stderr
-    )
+    assert "stop it first" in run("audit rotate-key --signing-key signing.key --actor custodian", exits=2).stderr
     signer.close()
     engine.dispose()
-    assert (
-        "does not exist" in run("audit rotate-key --signing-key other.key --actor custodian", exits=2).stderr
-    )
+    assert "does not exist" in run("audit rotate-key --signing-key other.key --actor custodian", exits=2).stderr
     assert (place / "signing.key").read_bytes() == before
     assert len(answer(run("audit keys --json"))["keys"]) == 1
     other = create_signing_key(place / "other.key", "ledger.example/acme")

@@ -43,9 +43,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Started,
     more += ["--events", "nats"] if BINARY is not None else []
     made = start(folder, "--router", ROUTER, *more, command=("demo", "fleet"))
     assert time.monotonic() - began < START_SECONDS
-    with httpx.Client(
-        base_url=made.said["url"].removesuffix("/console/"), timeout=30, follow_redirects=True
-    ) as client:
+    with httpx.Client(base_url=made.said["url"].removesuffix("/console/"), timeout=30, follow_redirects=True) as client:
         assert "<h1>Overview</h1>" in client.get(made.said["link"]).text
         yield made, folder, client
         if made.process.poll() is None:
@@ -121,9 +119,7 @@ def test_it_ends_in_order_and_no_request_failed(started: tuple[Started, Path, ht
     governed = [name for name in figures["by_worker"] if name.startswith("worker-")]
     assert governed and (ROUTER == "none" or "plain-1" in figures["by_worker"])
     assert figures["found_tokens"] > 0
-    assert figures["own_found_tokens"] > 0 and figures["foreign_found_tokens"] == 0, (
-        "the control found nothing"
-    )
+    assert figures["own_found_tokens"] > 0 and figures["foreign_found_tokens"] == 0, "the control found nothing"
     assert figures["let_in"] == 0 and figures["refused"] >= 3
     with pytest.raises(ProcessLookupError):
         os.killpg(made.process.pid, 0)

@@ -22,9 +22,7 @@ def demo(*words: str) -> str:
     return result.output
 
 
-def test_a_router_that_is_not_installed_says_how_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_router_that_is_not_installed_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     for name, router in router_programs.ROUTERS.items():
         said = " ".join(demo("fleet", "--router", name).split())

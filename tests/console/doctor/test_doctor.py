@@ -471,9 +471,7 @@ def test_an_engine_that_is_not_known_is_said(
 def test_memory_that_cannot_be_locked_is_said(sound: Sound, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (64 << 10, 64 << 10))
     (found,) = only("locked-memory", sound.subject())
-    assert (
-        found.state is State.PROBLEM and "64 KiB may be locked" in found.text and "ulimit -l" in found.remedy
-    )
+    assert found.state is State.PROBLEM and "64 KiB may be locked" in found.text and "ulimit -l" in found.remedy
 
 
 @pytest.mark.parametrize(
@@ -515,8 +513,7 @@ def test_the_command_ends_with_1_where_something_is_a_problem(sound: Sound) -> N
     file = sound.folder / "service.yaml"
     settings = settings_in(sound.folder)
     given = {
-        name: str(getattr(settings, name))
-        for name in ("database_url", "state_path", "listen", "signing_key_path")
+        name: str(getattr(settings, name)) for name in ("database_url", "state_path", "listen", "signing_key_path")
     }
     file.write_text(json.dumps(given))
     run = CliRunner().invoke(app, ["doctor", "--service", str(file), "--json"])
@@ -564,9 +561,7 @@ def test_a_control_plane_that_does_not_answer_holds_it_up_for_a_moment_alone(
 def test_nothing_is_changed(sound: Sound) -> None:
     def state() -> dict[str, tuple[int, int]]:
         files = (
-            each
-            for each in sound.folder.rglob("*")
-            if each.is_file() and not each.name.endswith(("-shm", "-wal"))
+            each for each in sound.folder.rglob("*") if each.is_file() and not each.name.endswith(("-shm", "-wal"))
         )
         return {str(each): (each.stat().st_mode, each.stat().st_size) for each in files}
 

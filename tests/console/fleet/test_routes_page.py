@@ -59,8 +59,5 @@ def test_the_map_of_workers_is_what_the_recorder_saw(tmp_path: Path, migrated: P
             asked = client.get(f"/console/routes?receipt={fleet.seen[0].receipt}")
             assert len(rows_of(asked.text, "Receipts")) == 1
         with httpx.Client(base_url=world.url, timeout=60) as client:
-            assert (
-                client.post("/console/login", data={"key": world.keys["tenant-viewer@acme"]}).status_code
-                == 303
-            )
+            assert client.post("/console/login", data={"key": world.keys["tenant-viewer@acme"]}).status_code == 303
             assert client.get("/console/routes").status_code == 403, "control: no tenant sees the fleet"

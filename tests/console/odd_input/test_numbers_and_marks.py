@@ -23,8 +23,7 @@ from kvcustody.governance.service.settings import load_service_settings
 MARK = "\ufeff"
 KEY = str(SigningKey.generate("kv.example/a").verifier)
 ROWS = [
-    (str(SigningKey.generate(role).verifier), role, None)
-    for role in ("author", "approver", "operator", "break-glass")
+    (str(SigningKey.generate(role).verifier), role, None) for role in ("author", "approver", "operator", "break-glass")
 ]
 
 
@@ -53,9 +52,7 @@ def calls_with(kind: type, value: str) -> Iterator[list[str]]:
     """A call of every command with this value at each parameter of a kind, and 1 for whatever else is needed."""
     for name, command in every_command():
         known = inspect.signature(inspect.unwrap(command.callback), eval_str=True).parameters
-        of_kind = [
-            each for each in command.params if each.name in known and takes(kind, known[each.name].annotation)
-        ]
+        of_kind = [each for each in command.params if each.name in known and takes(kind, known[each.name].annotation)]
         for each in of_kind:
             line = name.split()
             for other in command.params:

@@ -99,12 +99,8 @@ def problems(
     """
     found = []
     for path in after.keys() - before.keys():
-        by_setting = (
-            HERE in path.parent.parts or path.name == "worker-replay.lock"
-        )  # it lies beside the ledger
-        if not by_setting and not any(
-            path == one or one in path.parents or one.stem in path.name for one in named
-        ):
+        by_setting = HERE in path.parent.parts or path.name == "worker-replay.lock"  # it lies beside the ledger
+        if not by_setting and not any(path == one or one in path.parents or one.stem in path.name for one in named):
             found.append(f"{path.name!r} was not named")
         if after[path] & 0o077 and not (after[path] == 0o644 and path.name.startswith(public)):
             found.append(f"{path.name!r} has mode {after[path]:o}")
@@ -159,9 +155,7 @@ def test_a_file_that_is_none_of_its_kind_is_refused_in_one_line(name: str, place
                 file.write_bytes(content)
                 file.chmod(0o600)
         with in_time():
-            found = CliRunner().invoke(
-                app, words_of(name, TRIED[name], place / ODD, ledger=f"sqlite:///{HERE}.db")
-            )
+            found = CliRunner().invoke(app, words_of(name, TRIED[name], place / ODD, ledger=f"sqlite:///{HERE}.db"))
         assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
         assert found.exit_code in (0, 1, 2), found.output
 
@@ -171,9 +165,7 @@ def test_a_ledger_with_an_odd_name_is_the_one_that_is_opened(name: str, place: P
     ledger = place / ODD / f"ledger-{ODD}.db"
     shutil.copy(migrated, ledger)
     ledger.chmod(0o600)
-    limited = any(
-        "--limit" in each.opts for each in TRIED[name].params
-    )  # one request or row names the files too
+    limited = any("--limit" in each.opts for each in TRIED[name].params)  # one request or row names the files too
     before = entries(place)
     with in_time():
         words = [*name.split(), "--ledger", str(ledger), *(["--limit", "1"] if limited else [])]
@@ -188,9 +180,7 @@ def test_a_path_that_is_pasted_into_a_uri_is_noticed(place: Path) -> None:
     before = entries(place)
     old = os.umask(0o022)
     try:
-        with contextlib.closing(
-            sqlite3.connect(f"file:{place}/ledger-{ODD}.db?mode=rwc", uri=True)
-        ) as opened:
+        with contextlib.closing(sqlite3.connect(f"file:{place}/ledger-{ODD}.db?mode=rwc", uri=True)) as opened:
             opened.execute("CREATE TABLE t (x)")
     finally:
         os.umask(old)

@@ -87,9 +87,7 @@ def test_a_name_that_no_font_has_is_refused_by_name() -> None:
         pdf_of(html_of("Pharaoh 𓀀𓀁"))
 
 
-@pytest.mark.parametrize(
-    ("word", "code"), [("bell\x07", 7), ("name\ue000", 0xE000), ("\U0010ffff", 0x10FFFF)]
-)
+@pytest.mark.parametrize(("word", "code"), [("bell\x07", 7), ("name\ue000", 0xE000), ("\U0010ffff", 0x10FFFF)])
 def test_what_no_font_draws_is_found_in_any_word(word: str, code: int) -> None:
     assert unprintable(iter(["plain", *NAMES, word])) == (word, code)
     assert unprintable(iter(["plain", *NAMES, *RIGHT_TO_LEFT, "zero\u200dwidth"])) is None, "control"
@@ -166,13 +164,9 @@ def test_fonts_of_the_system_change_no_byte(tmp_path: Path, monkeypatch: pytest.
     assert pdf_of(html) != before, "control: the configuration decides"
 
 
-def test_without_its_library_the_error_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_its_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     maker = tmp_path / "maker.py"
-    maker.write_text(
-        'import sys; print(\'{"library": "cannot load libpango"}\', file=sys.stderr); sys.exit(2)'
-    )
+    maker.write_text('import sys; print(\'{"library": "cannot load libpango"}\', file=sys.stderr); sys.exit(2)')
     monkeypatch.setattr(pdf, "_MAKER", maker)
     with pytest.raises(ConfigError, match=r"libpango-1.0-0 .*HTML and JSON need neither"):
         pdf_of("<html></html>")

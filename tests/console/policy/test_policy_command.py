@@ -215,9 +215,7 @@ def test_explain_eviction(files):
     Path("kept.yaml").write_text(kept)
     line = kept[: kept.index("eviction:")].count("\n") + 1
     asked = ("--evict", "--reader", "acme", "-c", "internal", "--tokens", "2048")
-    told = policy(
-        "explain", "kept.yaml", *asked, "--kind", "1024:1536=pasted_log", "--kind", "0:64=system_prompt"
-    )
+    told = policy("explain", "kept.yaml", *asked, "--kind", "1024:1536=pasted_log", "--kind", "0:64=system_prompt")
     rows = [row.split(maxsplit=3) for row in told.splitlines() if ".." in row]
     assert [row[:2] for row in rows] == [
         ["0..512", "60"],
@@ -225,10 +223,7 @@ def test_explain_eviction(files):
         ["1024..1536", "10"],
         ["1536..2048", "40"],
     ]
-    assert (
-        f"line {line}: the request's kind `pasted_log`, which lowers" in told
-        and "the base `priority`" in told
-    )
+    assert f"line {line}: the request's kind `pasted_log`, which lowers" in told and "the base `priority`" in told
     found = json.loads(policy("explain", "kept.yaml", *asked, "--json"))
     assert [(each["first"], each["until"], each["for_us"]) for each in found["ranges"]] == [
         (0, 512, 300_000_000), (512, 2048, None),
@@ -239,21 +234,15 @@ def test_explain_eviction(files):
     assert next(row.split()[:2] for row in marked.splitlines() if ".." in row) == ["0..64", "90"]
     plain = policy("explain", "a.yaml", *asked)
     assert "the least recently used first" in plain and "have no part in this order" in plain
-    assert "did you mean `pasted_log`" in policy(
-        "explain", "kept.yaml", *asked, "--kind", "0:9=pasted_logs", code=2
-    )
-    assert "is not FIRST:LAST=KIND" in policy(
-        "explain", "kept.yaml", *asked, "--kind", "9:0=pasted_log", code=2
-    )
+    assert "did you mean `pasted_log`" in policy("explain", "kept.yaml", *asked, "--kind", "0:9=pasted_logs", code=2)
+    assert "is not FIRST:LAST=KIND" in policy("explain", "kept.yaml", *asked, "--kind", "9:0=pasted_log", code=2)
     assert "`--marked` `9:0=x` is not" in policy("explain", "kept.yaml", *asked, "--marked", "9:0=x", code=2)
     assert "has no segment" in policy("explain", "kept.yaml", *asked, "--segment", "none-such", code=2)
 
 
 @pytest.mark.parametrize("kind", list(EvictionKind))
 def test_explain_says_the_order_of_every_kind(files, kind):
-    text = library.source("regulated-saas").replace(
-        "eviction: {policy: lru}", f"eviction: {{policy: {kind.value}}}"
-    )
+    text = library.source("regulated-saas").replace("eviction: {policy: lru}", f"eviction: {{policy: {kind.value}}}")
     Path("kind.yaml").write_text(text)
     told = policy("explain", "kind.yaml", "--evict", "--reader", "acme", "-c", "internal")
     assert f"eviction `{kind.value}`: " in told and "first" in told.splitlines()[0]
@@ -279,9 +268,7 @@ def test_diff_and_the_gate(files):
     assert json.loads(policy("diff", "a.yaml", "wider.yaml", "--json"))["verdict"] == "wider"
     assert "its owner has to consent" in policy("check-no-new-access", "a.yaml", "wider.yaml", code=1)
     assert "no new access" in policy("check-no-new-access", "wider.yaml", "a.yaml")
-    assert "equivalent" in policy(
-        "check-no-new-access", "a.yaml", "wider.yaml", "--revoked", "labs-reads-acme"
-    )
+    assert "equivalent" in policy("check-no-new-access", "a.yaml", "wider.yaml", "--revoked", "labs-reads-acme")
 
 
 def test_prove(files):
@@ -305,9 +292,7 @@ def test_simulate_on_a_replayed_ledger(files):
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     text = Path("a.yaml").read_text()
-    Path("less.yaml").write_text(
-        text.replace("until: 2027-03-31\n    reason", "until: 2026-01-02\n    reason")
-    )
+    Path("less.yaml").write_text(text.replace("until: 2027-03-31\n    reason", "until: 2026-01-02\n    reason"))
     same = json.loads(policy("simulate", "a.yaml", "a.yaml", "--ledger", "l.db", "--json"))["tenants"]
     less = json.loads(policy("simulate", "a.yaml", "less.yaml", "--ledger", "l.db", "--json"))["tenants"]
     assert sum(row["requests"] for row in same) == 60 == sum(row["requests"] for row in less)

@@ -60,18 +60,14 @@ def test_from_a_glass_broken_to_a_rollback(store: str, tmp_path: Path) -> None:
     options = ("--signing-key", "brock.key", "--reason", "leak suspected", "--store", store)
     broken = run("break-glass", "--document", "narrow.yaml", "--minutes", "30", *options)
     assert (broken["revision"], broken["verdict"]) == (2, "narrower")
-    assert "only narrows" in run(
-        "break-glass", "--document", "policy.yaml", "--minutes", "30", *options, code=2
-    )
+    assert "only narrows" in run("break-glass", "--document", "policy.yaml", "--minutes", "30", *options, code=2)
     assert "at most 4 hours" in run("break-glass", "--restore", "1", "--minutes", "241", *options, code=2)
     run("rollback", "1", "--signing-key", "ada.key", "--note", "over", "--store", store)
     cells = run("review", "3", "--store", store)["cells"]
     run("approve", "3", "--signing-key", "grace.key", "--cells", cells, "--store", store)
     run("activate", "3", "--signing-key", "grace.key", "--percent", "12.5", "--store", store)
     found = run("history", "--store", store)
-    assert (found["active"], found["staged"], found["stage"]) == (2, 3, "12.5%") and found[
-        "glass_broken_until_us"
-    ] > 0
+    assert (found["active"], found["staged"], found["stage"]) == (2, 3, "12.5%") and found["glass_broken_until_us"] > 0
     run("activate", "3", "--signing-key", "grace.key", "--store", store)
     assert run("history", "--store", store)["active"] == 3
     assert _recorded(store) == len(run("history", "--store", store)["steps"]) == 8

@@ -21,9 +21,7 @@ from kvcustody.times import moment_us
         ("2026-01-01T00:00:00Z", "2026-02-01T00:00:01Z", "UTC", "31 d"),
     ],
 )
-def test_a_period_has_the_length_that_its_calendar_gives(
-    since: str, until: str, zone: str, said: str
-) -> None:
+def test_a_period_has_the_length_that_its_calendar_gives(since: str, until: str, zone: str, said: str) -> None:
     assert period_length(moment_us(since), moment_us(until), zone) == said
 
 

@@ -27,9 +27,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Started,
     """One that runs, and somebody who came in by its link."""
     folder = tmp_path_factory.mktemp("up")
     made = start(folder)
-    with httpx.Client(
-        base_url=made.said["url"].removesuffix("/console/"), timeout=30, follow_redirects=True
-    ) as client:
+    with httpx.Client(base_url=made.said["url"].removesuffix("/console/"), timeout=30, follow_redirects=True) as client:
         elsewhere = client.get(made.said["link"], headers={"X-Forwarded-For": "192.0.2.7"})
         assert elsewhere.status_code == 401 and "signs nobody in" in elsewhere.text
         assert client.head(made.said["link"]).status_code == 405
@@ -50,9 +48,7 @@ def rendered(client: httpx.Client, path: str) -> str:
 def test_the_link_works_once(started: tuple[Started, Path, httpx.Client]) -> None:
     made, _, _ = started
     second = httpx.get(made.said["link"])
-    assert (
-        second.status_code == 401 and "signs nobody in" in second.text and "set-cookie" not in second.headers
-    )
+    assert second.status_code == 401 and "signs nobody in" in second.text and "set-cookie" not in second.headers
 
 
 @pytest.mark.system

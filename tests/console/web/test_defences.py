@@ -58,16 +58,12 @@ def test_a_page_says_which_methods_it_has(world: World, signed_in: Callable[[str
         token = {"X-CSRF-Token": _token(client), "Origin": world.url}
         answer = client.delete(path, headers=token)
         assert (answer.status_code, answer.headers.get("allow")) == (405, methods), path
-        assert all(
-            client.request(one, path).status_code != 405 for one in methods.split(", ") if one != "POST"
-        )
+        assert all(client.request(one, path).status_code != 405 for one in methods.split(", ") if one != "POST")
     link = client.head("/console/link/0123")
     assert (link.status_code, link.headers.get("allow")) == (405, "GET")
 
 
-@pytest.mark.parametrize(
-    "after", ["https://evil.test/", "//evil.test", "/console//evil.test", "/console/\\evil", "x"]
-)
+@pytest.mark.parametrize("after", ["https://evil.test/", "//evil.test", "/console//evil.test", "/console/\\evil", "x"])
 def test_signing_in_leads_nowhere_else(world: World, after: str) -> None:
     answer = httpx.post(world.url + "/console/login", data={"key": world.keys["auditor"], "next": after})
     assert answer.headers["location"] == "/console/"
@@ -75,9 +71,7 @@ def test_signing_in_leads_nowhere_else(world: World, after: str) -> None:
     assert httpx.post(world.url + "/console/login", data=kept).headers["location"] == kept["next"]
 
 
-def test_an_act_needs_the_token_of_its_session(
-    world: World, signed_in: Callable[[str], httpx.Client]
-) -> None:
+def test_an_act_needs_the_token_of_its_session(world: World, signed_in: Callable[[str], httpx.Client]) -> None:
     client, other = signed_in("dpo"), signed_in("dpo")
     before = client.get("/v1/erasures").json()["items"]
     for token in ("", "&csrf=", f"&csrf={'0' * 64}", f"&csrf={_token(other)}"):
@@ -86,9 +80,7 @@ def test_an_act_needs_the_token_of_its_session(
     good = f"{ERASE}&csrf={_token(client)}"
     assert client.post("/console/erasures", content=good, headers=elsewhere).status_code == 403
     assert (
-        client.post(
-            "/console/erasures", content=good, headers={**FORM, "Sec-Fetch-Site": "cross-site"}
-        ).status_code
+        client.post("/console/erasures", content=good, headers={**FORM, "Sec-Fetch-Site": "cross-site"}).status_code
         == 403
     )
     assert client.get("/v1/erasures").json()["items"] == before
@@ -112,9 +104,7 @@ def test_signing_out_ends_the_session(signed_in: Callable[[str], httpx.Client]) 
 def test_no_page_is_framed(world: World, sign_in: SignIn) -> None:
     page = sign_in("auditor")
     policy = page.goto("/console/audit").headers
-    assert (
-        "frame-ancestors 'none'" in policy["content-security-policy"] and policy["x-frame-options"] == "DENY"
-    )
+    assert "frame-ancestors 'none'" in policy["content-security-policy"] and policy["x-frame-options"] == "DENY"
     assert "unsafe" not in policy["content-security-policy"]
     page.route("http://evil.test/**", lambda route: route.fulfill(
         content_type="text/html", body=f'<iframe src="{world.url}/console/login"></iframe>'
@@ -185,9 +175,7 @@ def _main(text: str) -> str:
     return text.partition("<main")[2].partition("</main>")[0]
 
 
-def test_reads_by_those_who_see_all_are_on_record(
-    world: World, signed_in: Callable[[str], httpx.Client]
-) -> None:
+def test_reads_by_those_who_see_all_are_on_record(world: World, signed_in: Callable[[str], httpx.Client]) -> None:
     client = signed_in("dpo")
     client.get("/console/custody/subject?tenant=acme&subject=user-1")
     found = client.get("/v1/audit/events?kind=access&actor=dpo&limit=1000").json()["items"]

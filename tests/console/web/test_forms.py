@@ -201,9 +201,7 @@ def test_a_selector_of_every_part_is_asked_for_once(world: World, client: SignIn
     parts |= {"model": MODEL, "key_epoch": "3", "labels": "region=eu, purpose=help", "deadline_seconds": "60"}
     form = _hidden(_preview(officer, **parts).text)
     assert officer.post("/console/erasures", data=form | {"sure": "acme"}).status_code == 422, "not its name"
-    places = [
-        officer.post("/console/erasures", data=form | {"sure": "s-1"}).headers["location"] for _ in range(2)
-    ]
+    places = [officer.post("/console/erasures", data=form | {"sure": "s-1"}).headers["location"] for _ in range(2)]
     assert places[0] == places[1], "a double click asks once"
     fresh = _hidden(_preview(officer, **parts).text)  # control: a form opened anew asks anew
     assert officer.post("/console/erasures", data=fresh | {"sure": "s-1"}).headers["location"] != places[0]
@@ -211,8 +209,6 @@ def test_a_selector_of_every_part_is_asked_for_once(world: World, client: SignIn
         asked = request(connection, places[0].rpartition("/")[2])
     selector = selector_from(asked.detail)
     assert (selector.model, selector.key_epoch, selector.segment) == (bytes.fromhex(MODEL), 3, "g")
-    assert (
-        dict(selector.labels) == {"region": "eu", "purpose": "help"} and selector.classification == "internal"
-    )
+    assert dict(selector.labels) == {"region": "eu", "purpose": "help"} and selector.classification == "internal"
     assert asked.tenant == "acme" and asked.subject and asked.session and asked.selector == "domain"
     assert asked.deadline_us - asked.at_us == 60_000_000

@@ -149,12 +149,8 @@ def test_a_missed_erasure_has_one_word_everywhere(world: World) -> None:
             "command list": listed[0]["state"],
             "command one": one["state"],
             "metrics": " ".join(counted),
-            "page list": " ".join(
-                re.findall(r'class="badge \w+">(\w+)<', page(world, "dpo", "/console/erasures"))
-            ),
-            "page one": re.findall(
-                r'class="badge \w+">(\w+)<', page(world, "dpo", f"/console/erasures/{erasure}")
-            )[0],
+            "page list": " ".join(re.findall(r'class="badge \w+">(\w+)<', page(world, "dpo", "/console/erasures"))),
+            "page one": re.findall(r'class="badge \w+">(\w+)<', page(world, "dpo", f"/console/erasures/{erasure}"))[0],
             "page of the subject": re.findall(
                 r'class="badge \w+">(missed|late|open|complete)<',
                 page(world, "dpo", "/console/custody/subject?tenant=acme&subject=user-1"),

@@ -29,9 +29,7 @@ def test_a_denial_and_its_rule(sign_in: SignIn) -> None:
     row.get_by_role("link", name="in the ledger").click()
     page.get_by_role("link", name="41 requests of acme").first.click()
     assert "no-restricted" in page.locator("dl").inner_text()
-    assert (
-        page.goto("/console/decisions?tenant=labs").status == 404
-    )  # the opposite: whose denials these are not
+    assert page.goto("/console/decisions?tenant=labs").status == 404  # the opposite: whose denials these are not
 
 
 def test_a_proof_is_checked_in_the_browser(sign_in: SignIn) -> None:
@@ -83,9 +81,7 @@ def _tampered(route: Any, what: str) -> None:
 def test_a_key_that_changed_is_not_believed(sign_in: SignIn, world: World) -> None:
     page = sign_in("auditor")
     origin = recorded_keys(world.service.engine)[-1].key.name
-    page.evaluate(
-        "([name]) => localStorage.setItem(name, 'another+00000000+AAAA')", [f"kvcustody-ledger-key:{origin}"]
-    )
+    page.evaluate("([name]) => localStorage.setItem(name, 'another+00000000+AAAA')", [f"kvcustody-ledger-key:{origin}"])
     page.goto("/console/audit?tenant=acme&kind=receipt")
     page.locator("tbody a").first.click()
     page.get_by_role("button", name="Verify in this browser").click()
@@ -97,9 +93,7 @@ def test_a_policy_from_draft_to_effect(sign_in: SignIn, world: World) -> None:
     author.goto("/console/policy/draft")
     write_draft(author, policy_source().replace("effect: permit", "effect: allow", 1))
     author.get_by_role("button", name="Check").click()
-    assert (
-        "cannot be proposed" in author.locator("#checked").inner_text()
-    )  # the opposite: a problem under its line
+    assert "cannot be proposed" in author.locator("#checked").inner_text()  # the opposite: a problem under its line
     assert author.locator(".source .wrong .say").count() >= 1
     write_draft(author, policy_source())
     author.get_by_role("button", name="Check").click()
@@ -107,18 +101,14 @@ def test_a_policy_from_draft_to_effect(sign_in: SignIn, world: World) -> None:
     author.get_by_label("Why, for the record").fill("first <b>revision</b>")
     _sign(author, world, "author", "Sign and propose")
     author.wait_for_url("**/console/policy/1")
-    assert (
-        author.get_by_role("button", name="Sign and approve").count() == 0
-    )  # nobody approves what they proposed
+    assert author.get_by_role("button", name="Sign and approve").count() == 0  # nobody approves what they proposed
 
     approver.goto("/console/policy/1")
     _sign(approver, world, "author", "Sign and approve")  # the opposite: another person's key
     expect(approver.locator(".sign-result").first).to_contain_text("signed by the principal who sends it")
     _sign(approver, world, "approver", "Sign and approve")
     expect(approver.get_by_text("Approved by approver")).to_be_visible()
-    assert approver.get_by_role(
-        "button", name="Sign and activate"
-    ).is_disabled()  # an owner has not consented
+    assert approver.get_by_role("button", name="Sign and activate").is_disabled()  # an owner has not consented
 
     owner.goto("/console/policy")
     assert "labs" in owner.locator("main").inner_text()
@@ -166,9 +156,7 @@ def test_a_custodian_ends_somebody(sign_in: SignIn, world: World) -> None:
     )
     custodian = sign_in("key-custodian")
     custodian.goto("/console/principals?name=tenant-viewer%40labs")
-    kept = custodian.get_by_role("row").filter(
-        has=custodian.get_by_role("button", name=f"Keep {made.prefix}")
-    )
+    kept = custodian.get_by_role("row").filter(has=custodian.get_by_role("button", name=f"Keep {made.prefix}"))
     expect(kept).to_contain_text(prefix)
     custodian.get_by_role("button", name=f"Keep {made.prefix}").click()
     expect(custodian.get_by_role("button", name=f"Keep {made.prefix}")).to_have_count(0)

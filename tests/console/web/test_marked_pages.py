@@ -57,9 +57,7 @@ def generate(world: World) -> str:
     writer = EventWriter(engine, worker="replay", clock=clock, spill_directory=world.folder / "spill")
     now_us = clock.now_us()
     runs: tuple[Any, ...] = ()
-    opened = ResidencyOpened(
-        now_us, 1, "acme", None, None, False, "internal", (), runs, ("own",), 1, now_us + 10**9
-    )
+    opened = ResidencyOpened(now_us, 1, "acme", None, None, False, "internal", (), runs, ("own",), 1, now_us + 10**9)
     writer.submit(
         [
             WorkerStarted(now_us, "replay", 8, 1, 64, "cpu", "test", origin=GENERATED),
@@ -75,9 +73,7 @@ def generate(world: World) -> str:
 def pages(world: World) -> dict[str, str]:
     """The text of every page that can be looked at, as the first of the people who may."""
     people = {name: signed_in(world, name) for name in PEOPLE}
-    call = httpx.Client(
-        base_url=world.url, headers={"Authorization": f"Bearer {world.keys['dpo']}"}, timeout=30
-    )
+    call = httpx.Client(base_url=world.url, headers={"Authorization": f"Bearer {world.keys['dpo']}"}, timeout=30)
     asked = {"tenant": "acme", "subject": "user-1", "deadline_seconds": 60}
     erasure = call.post("/v1/erasures", json=asked, headers={"Idempotency-Key": str(time.time_ns())})
     assert erasure.status_code < 300, erasure.text

@@ -57,9 +57,7 @@ def test_the_explorer_counts_kinds_and_outcomes_by_figures(world: World) -> None
     released = {row.outcome: row.events for row in mine if row.kind == "residency-released"}
     assert f">residency-released ({sum(released.values()):,})</option>" in page and released
     for outcome, number in released.items():
-        assert re.search(rf'outcome={outcome}[^>]*>{outcome}</a> <span class="quiet">{number:,}<', page), (
-            outcome
-        )
+        assert re.search(rf'outcome={outcome}[^>]*>{outcome}</a> <span class="quiet">{number:,}<', page), outcome
     opened = sum(row.events for row in whole if row.kind == "residency-opened")
     assert f">residency-opened ({opened:,})</option>" in every
     assert opened > sum(row.events for row in mine if row.kind == "residency-opened")  # of others too

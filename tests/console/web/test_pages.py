@@ -49,9 +49,7 @@ def test_no_serious_finding_of_axe(world: World, sign_in: SignIn, name: str, sch
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_sign_in_page(world: World, browser: Any, scheme: str) -> None:
-    context = browser.new_context(
-        base_url=world.url, color_scheme=scheme, viewport={"width": 1280, "height": 860}
-    )
+    context = browser.new_context(base_url=world.url, color_scheme=scheme, viewport={"width": 1280, "height": 860})
     page = context.new_page()
     page.goto("/console/login")
     _check(page, f"sign-in {scheme}")
@@ -78,9 +76,7 @@ def test_nothing_is_loaded_from_elsewhere(world: World, sign_in: SignIn) -> None
     page.on("request", lambda request: asked.append(request.url))
     for path in ("/", "/audit", "/deletion"):
         page.goto("/console" + path)
-        assert page.evaluate("document.documentElement.scrollWidth <= 390"), (
-            path
-        )  # a telephone scrolls one way only
+        assert page.evaluate("document.documentElement.scrollWidth <= 390"), path  # a telephone scrolls one way only
     assert asked and all(url.startswith(world.url) for url in asked)
 
 

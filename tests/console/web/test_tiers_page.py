@@ -62,9 +62,7 @@ def test_every_figure_is_what_the_governor_decided(
         done = [one for one in moved if one.outcome == "done"]
         known = [one for one in done if one.transfer_us]
         part = [one.part_blocks for one in moved if one.outcome == "partial"]
-        part_bytes = sum(
-            one.bytes * one.part_blocks // one.blocks for one in moved if one.outcome == "partial"
-        )
+        part_bytes = sum(one.bytes * one.part_blocks // one.blocks for one in moved if one.outcome == "partial")
         assert row[:5] == [
             "host", action, str(len(mine)), str(len(moved)), str(sum(one.blocks for one in done) + sum(part)),
         ]  # fmt: skip
@@ -137,9 +135,7 @@ def test_a_workers_tiers_and_what_moving_cost_its_serving(
 def test_a_policys_tiers_that_no_worker_has_are_told(
     decided: DecidedWorld, tiered: World, client: Callable[[World, str], httpx.Client]
 ) -> None:
-    document = APART.replace(
-        "offload: {low: never,", "offload: {low: {tiers: [host, nvme], encrypt: required},"
-    )
+    document = APART.replace("offload: {low: never,", "offload: {low: {tiers: [host, nvme], encrypt: required},")
     author = client(tiered, "author")
     fleet, worker = tiered.service.fleet, tiered.worker
 
@@ -172,9 +168,7 @@ def test_one_request_is_explained_where_it_is_named(
     assert auditor.get("/console/tiers?residency=x").status_code == 422
 
 
-def test_an_empty_page_says_what_would_fill_it(
-    world: World, client: Callable[[World, str], httpx.Client]
-) -> None:
+def test_an_empty_page_says_what_would_fill_it(world: World, client: Callable[[World, str], httpx.Client]) -> None:
     for name in ("auditor", "operator", "tenant-viewer@acme"):
         page = client(world, name).get("/console/tiers").text
         assert "No tier has been used." in page and "KVCUSTODY_HOST_TIER_BYTES" in page

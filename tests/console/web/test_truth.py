@@ -95,9 +95,7 @@ def test_page_api_and_command_show_the_same_epochs(world: World) -> None:
     assert "behind since" in shown
     with signed_in(world, "operator") as operator:
         page = operator.get("/console/health").text
-    rows = re.findall(
-        r'<td class="left">(door-1|worker)</td><td class="left">(door|worker)</td>.*?>(behind)<', page
-    )
+    rows = re.findall(r'<td class="left">(door-1|worker)</td><td class="left">(door|worker)</td>.*?>(behind)<', page)
     assert rows == [("door-1", "door", "behind"), ("worker", "worker", "behind")]
 
 

@@ -17,9 +17,7 @@ def test_it_holds_behind_ours(case: str) -> None:
     assert kvcustody_dynamo.main(case)["found"] is False
 
 
-@pytest.mark.parametrize(
-    ("case", "found"), [("salt-dropped", False), ("unscoped-events", True), ("index-dump", True)]
-)
+@pytest.mark.parametrize(("case", "found"), [("salt-dropped", False), ("unscoped-events", True), ("index-dump", True)])
 def test_dynamo_alone(case: str, found: bool) -> None:
     assert dynamo_indexer.main(case)["found"] is found
 

@@ -94,9 +94,7 @@ def test_a_worker_that_is_away_is_left_out() -> None:
     context, alive = zmq.Context(), RecorderServer("w1")
     sources = [EventSource(context, number) for number in (1, 2)]
     [dead] = free_ports(1)
-    front = DynamoFront(
-        [(alive.url, sources[0].endpoint, ()), (f"http://127.0.0.1:{dead}", sources[1].endpoint, ())]
-    )
+    front = DynamoFront([(alive.url, sources[0].endpoint, ()), (f"http://127.0.0.1:{dead}", sources[1].endpoint, ())])
     until(front.is_ready, 30)
     body = json.dumps({"model": "toy", "messages": [{"role": "user", "content": "a b"}]}).encode()
     assert [front.complete(body, {}).status for _ in range(8)] == [200] * 8 and len(alive.bodies) == 8

@@ -108,9 +108,7 @@ def test_a_subject_finds_a_chain_that_begins_in_the_tenants_blocks(world: World)
     """Two blocks are everybody's, and the rest hers: under her name the index sees all four."""
     tokens, mine = prompt(5), keys(5)
     shared = stored(ACME, mine[:64], residency=7, block_tokens=BLOCK, tokens=tokens[: 2 * BLOCK])
-    rest = stored(
-        ALICE, mine[64:], residency=7, parent=mine[32:64], block_tokens=BLOCK, tokens=tokens[2 * BLOCK :]
-    )
+    rest = stored(ALICE, mine[64:], residency=7, parent=mine[32:64], block_tokens=BLOCK, tokens=tokens[2 * BLOCK :])
     world.publish(shared)
     assert world.index.tokens_found(tokens, NS_ALICE) == 0, "nothing of hers stands on it yet"
     world.publish(rest)

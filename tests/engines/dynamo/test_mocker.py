@@ -40,9 +40,7 @@ def trace(path: Path, workload: GeneratedWorkload, *, apart: bool) -> int:
 
 
 def replayed(path: Path, mode: str, workers: int, block_tokens: int = SPEC.block_tokens) -> dict[str, Any]:
-    made = run_mocker_trace_replay(
-        [str(path)], num_workers=workers, router_mode=mode, trace_block_size=block_tokens
-    )
+    made = run_mocker_trace_replay([str(path)], num_workers=workers, router_mode=mode, trace_block_size=block_tokens)
     found = made if isinstance(made, dict) else {name: getattr(made, name) for name in dir(made)}
     summary = found.get("summary", found)
     called: dict[str, Any] = summary() if callable(summary) else summary
@@ -72,9 +70,7 @@ TRACES = os.environ.get("KVCUSTODY_TRACES")  # a folder with Mooncake's publishe
 @pytest.mark.skipif(TRACES is None, reason="KVCUSTODY_TRACES names no folder of traces")
 def test_published_rows_are_replayed_whole(tmp_path: Path) -> None:
     """Mooncake's conversation trace, 512-token blocks as published."""
-    rows = gzip.decompress((Path(str(TRACES)) / "mooncake_conv_dev40.jsonl.gz").read_bytes()).splitlines()[
-        :2000
-    ]
+    rows = gzip.decompress((Path(str(TRACES)) / "mooncake_conv_dev40.jsonl.gz").read_bytes()).splitlines()[:2000]
     wanted = ("timestamp", "input_length", "output_length", "hash_ids")
     plain = [{name: json.loads(row)[name] for name in wanted} for row in rows]
     path = tmp_path / "rows.jsonl"

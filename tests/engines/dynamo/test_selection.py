@@ -51,9 +51,7 @@ class Fleet:
 
     async def register(self) -> None:
         for number, one in enumerate(self._workers, 1):
-            await self._service.upsert_worker(
-                worker_record(number, f"http://127.0.0.1:{number}", one.endpoint)
-            )
+            await self._service.upsert_worker(worker_record(number, f"http://127.0.0.1:{number}", one.endpoint))
         for number in (1, 2):
             await self.is_read(number)
 

@@ -84,9 +84,7 @@ def found(index: Indexer, number: int, known: KnownEpochs) -> tuple[int, int, in
     return acme, alice, globex, nobody
 
 
-def test_it_knows_what_workers_told_and_nobody_elses(
-    index: tuple[Indexer, RawPublisher], tmp_path: Path
-) -> None:
+def test_it_knows_what_workers_told_and_nobody_elses(index: tuple[Indexer, RawPublisher], tmp_path: Path) -> None:
     dynamo, engine = index
     server = NatsServer(tmp_path)
     feed = IndexerFeed(engine)
@@ -102,9 +100,7 @@ def test_it_knows_what_workers_told_and_nobody_elses(
         keeper.take(known)
         reader = StreamReader(server.reader("dynamo", "all"), feed)
         limits = StreamLimits(part_blocks=3, beat_seconds=0.1)
-        told = StreamPublisher(
-            server.worker("gpu-1"), ToldStream("gpu-1", NAMES, encode, limits=limits), limits=limits
-        )
+        told = StreamPublisher(server.worker("gpu-1"), ToldStream("gpu-1", NAMES, encode, limits=limits), limits=limits)
         tasks = [asyncio.ensure_future(one) for one in (keeper.run(), reader.run())]
         try:
             await until(lambda: keeper.stats.rounds and told.stats().is_connected)

@@ -125,9 +125,7 @@ def test_a_server_that_dies_is_a_miss(
     assert engine.governance("check") == []
 
 
-def test_lmcache_alone_gives_a_tenant_anothers_prompt(
-    start: Callable[..., LocalEngine], tmp_path: Path
-) -> None:
+def test_lmcache_alone_gives_a_tenant_anothers_prompt(start: Callable[..., LocalEngine], tmp_path: Path) -> None:
     """The positive control: the same engine and server without salts."""
     bare = LMCacheServer(tmp_path, {}, None)
     try:
@@ -150,9 +148,7 @@ def test_lmcache_alone_gives_a_tenant_anothers_prompt(
         (GOVERNED[:4], None),
     ],
 )
-def test_a_first_tier_that_keeps_is_refused(
-    site_folder: Site, more: tuple[str, ...], says: str | None
-) -> None:
+def test_a_first_tier_that_keeps_is_refused(site_folder: Site, more: tuple[str, ...], says: str | None) -> None:
     where, environment = site_folder.folder / "lmcache", site_folder.of_server()
     if says is None:
         LMCacheServer(where, environment, OURS, *more, *GOVERNED[4:]).close()

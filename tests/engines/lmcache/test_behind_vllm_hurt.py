@@ -134,9 +134,7 @@ def test_own_prompts_come_back_from_each_tier_and_foreign_ones_never(
 
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("fault", ["slow", "fails", "lies"])
-def test_a_tier_that_is_hurt_gives_right_answers(
-    world: World, plain: LocalEngine, tier: str, fault: str
-) -> None:
+def test_a_tier_that_is_hurt_gives_right_answers(world: World, plain: LocalEngine, tier: str, fault: str) -> None:
     mine = prompt(110 + TIERS.index(tier) * 10 + ("slow", "fails", "lies").index(fault))
     world.keep_in(tier)
     expected = plain.ask(mine, max_tokens=8).tokens
@@ -285,12 +283,8 @@ def likelihoods(engine: LocalEngine, tokens: list[int]) -> list[dict[int, float]
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize(
-    "requests", [pytest.param(60, id="60"), pytest.param(504, id="504", marks=pytest.mark.soak)]
-)
-def test_every_answer_is_that_of_the_plain_engine(
-    world: World, plain: LocalEngine, tier: str, requests: int
-) -> None:
+@pytest.mark.parametrize("requests", [pytest.param(60, id="60"), pytest.param(504, id="504", marks=pytest.mark.soak)])
+def test_every_answer_is_that_of_the_plain_engine(world: World, plain: LocalEngine, tier: str, requests: int) -> None:
     """Shared beginnings, several tenants, chunks, batches, and more work than the pool holds."""
     world.keep_in(tier)
     random = Random(requests)
@@ -329,9 +323,7 @@ def test_control_an_answer_that_is_less_likely_is_no_tie(plain: LocalEngine) -> 
     assert is_as_likely(plain, mine, said, said)
 
 
-def is_as_likely(
-    plain: LocalEngine, tokens: Sequence[int], answer: Sequence[int], expected: Sequence[int]
-) -> bool:
+def is_as_likely(plain: LocalEngine, tokens: Sequence[int], answer: Sequence[int], expected: Sequence[int]) -> bool:
     """Whether an answer leaves the plain engine's only where that holds both tokens for as likely (`TIE`)."""
     while list(answer) != list(expected):
         pairs = enumerate(zip(answer, expected, strict=True))

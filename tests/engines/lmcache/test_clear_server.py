@@ -31,9 +31,7 @@ def site_of(folder: Path, policy: str) -> Site:
     return Site(folder, policy=policy, more={"KVCUSTODY_VLLM_CONNECTORS_ALLOWED": vouched(folder)})
 
 
-def test_it_takes_what_policy_lets_rest_in_clear_alone(
-    start: Callable[..., LocalEngine], tmp_path: Path
-) -> None:
+def test_it_takes_what_policy_lets_rest_in_clear_alone(start: Callable[..., LocalEngine], tmp_path: Path) -> None:
     assert CLEAR != POLICY
     bare = LMCacheServer(tmp_path / "bare", {}, None)
     try:
@@ -66,9 +64,7 @@ def test_a_plain_server_in_the_place_of_one_that_seals_is_found_out(
         bare.close()
 
 
-def test_a_profile_that_isolates_does_not_start_beside_it(
-    start: Callable[..., LocalEngine], tmp_path: Path
-) -> None:
+def test_a_profile_that_isolates_does_not_start_beside_it(start: Callable[..., LocalEngine], tmp_path: Path) -> None:
     bare = LMCacheServer(tmp_path / "bare", {}, None)
     try:
         site = site_of(tmp_path / "site", STRICT)

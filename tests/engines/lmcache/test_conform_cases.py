@@ -79,9 +79,7 @@ def test_salts_that_all_stand_for_one_tenant_are_found(part: str, monkeypatch: p
 @pytest.mark.parametrize(
     ("part", "case"), [("adapter", "other-model"), ("serde", "other-model"), ("serde", "renamed-object")]
 )
-def test_objects_without_names_of_their_own_are_found(
-    part: str, case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_objects_without_names_of_their_own_are_found(part: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = custody_thread if part == "adapter" else sealed_serde
     monkeypatch.setattr(module, "chunk_key", lambda key: bytes(32))
     assert kvcustody_lmcache.main(case, part)["found"] is True

@@ -50,9 +50,7 @@ def serve_in_clear(folder: Path, settings: Mapping[str, str]) -> LMCacheServer:
     """LMCache's server with its own adapter for files, and no serde."""
     kept = {"type": "fs", "base_path": str(folder / "tier")}
     tokens = deployment.CHUNK_TOKENS
-    return LMCacheServer(
-        folder / "lmcache", settings, kept, "--l2-store-policy", "skip_l1", chunk_tokens=tokens
-    )
+    return LMCacheServer(folder / "lmcache", settings, kept, "--l2-store-policy", "skip_l1", chunk_tokens=tokens)
 
 
 def in_clear(setup: Setup) -> LMCacheUnderTest:

@@ -127,14 +127,10 @@ def test_lmcache_hears_of_what_ended(world: ChunkWorld) -> None:
     assert world.adapter.get_usage().total_bytes_used == 2 * SIZE
 
 
-def test_a_tenant_holds_no_more_of_the_tier_than_its_cap(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tenant_holds_no_more_of_the_tier_than_its_cap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of a tier that has room for ten chunks: two, the ones that it stored last."""
     room = 10 * (SIZE + 4096)
-    small = POLICY.replace(
-        "  acme: {quota: {guaranteed: 0%, cap: 100%", "  acme: {quota: {guaranteed: 0%, cap: 25%"
-    )
+    small = POLICY.replace("  acme: {quota: {guaranteed: 0%, cap: 100%", "  acme: {quota: {guaranteed: 0%, cap: 25%")
     assert small != POLICY
     monkeypatch.setattr(chunk_site, "POLICY", small)
     world = ChunkWorld(tmp_path, monkeypatch, KVCUSTODY_NVME_TIER_BYTES=str(room))

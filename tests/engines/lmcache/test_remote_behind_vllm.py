@@ -68,9 +68,7 @@ def machine(
         )
         running.append(server)
         connectors = transfer(CONNECTOR, server.connector())
-        return Machine(
-            start(deployment=site, kv_transfer_config=connectors, num_gpu_blocks_override=BLOCKS), server
-        )
+        return Machine(start(deployment=site, kv_transfer_config=connectors, num_gpu_blocks_override=BLOCKS), server)
 
     yield of
     for server in running:

@@ -52,9 +52,7 @@ def serde(world: ChunkWorld) -> Iterator[SealedProcessor]:
 def frame(size: int) -> TensorMemoryObj:
     """Memory for an object."""
     raw = torch.zeros(size, dtype=torch.uint8)
-    return TensorMemoryObj(
-        raw, MemoryObjMetadata(raw.shape, torch.uint8, 0, size, 1, fmt=MemoryFormat.BINARY), None
-    )
+    return TensorMemoryObj(raw, MemoryObjMetadata(raw.shape, torch.uint8, 0, size, 1, fmt=MemoryFormat.BINARY), None)
 
 
 def sealed(serde: SealedProcessor, seed: int, named: object) -> TensorMemoryObj:
@@ -114,9 +112,7 @@ def test_every_flipped_bit_is_found(world: ChunkWorld, serde: SealedProcessor) -
     assert opened(serde, one, named) == content(chunk(1))
 
 
-def test_a_deadline_ends_it_and_so_does_a_policy_that_keeps_it_here(
-    world: ChunkWorld, serde: SealedProcessor
-) -> None:
+def test_a_deadline_ends_it_and_so_does_a_policy_that_keeps_it_here(world: ChunkWorld, serde: SealedProcessor) -> None:
     brief, long = key(1, world.salt("brief", classification="brief")), key(1, world.salt("acme"))
     first, second = sealed(serde, 1, brief), sealed(serde, 2, long)
     assert opened(serde, first, brief) is not None
@@ -129,9 +125,7 @@ def test_a_deadline_ends_it_and_so_does_a_policy_that_keeps_it_here(
 def test_an_erased_subjects_and_a_destroyed_tenants_objects_open_nowhere(
     world: ChunkWorld, serde: SealedProcessor
 ) -> None:
-    one, other, theirs = (
-        key(1, world.salt(*whose)) for whose in (("acme", "one"), ("acme", "two"), ("beta", "one"))
-    )
+    one, other, theirs = (key(1, world.salt(*whose)) for whose in (("acme", "one"), ("acme", "two"), ("beta", "one")))
     objects = [sealed(serde, number + 1, named) for number, named in enumerate((one, other, theirs))]
     governor = serde.custody.worker.governor
     governor.call(lambda mine: mine.erase(Selector("acme", "one", None))).result(10)

@@ -50,9 +50,7 @@ def test_files_of_lmcaches_own_adapter(
             """Ask, and wait until it is in files; the first chunk's first."""
             before = set(folder.rglob("*.data"))
             assert engine.ask(tokens, max_tokens=8, **whose).cached_tokens == 0
-            assert until(lambda: len(set(folder.rglob("*.data")) - before) == CHUNKS), server.log.read_text()[
-                -2000:
-            ]
+            assert until(lambda: len(set(folder.rglob("*.data")) - before) == CHUNKS), server.log.read_text()[-2000:]
             made = set(folder.rglob("*.data")) - before
             displace(engine)
             return sorted(made, key=lambda path: path.stat().st_mtime_ns)

@@ -86,9 +86,7 @@ def test_the_first_writer_wins_and_what_is_listed_is_there(place: InMooncake) ->
     store.delete([other])
 
 
-def test_another_worker_has_own_hits_and_nobody_else(
-    place: InMooncake, tmp_path: Path, master: Master
-) -> None:
+def test_another_worker_has_own_hits_and_nobody_else(place: InMooncake, tmp_path: Path, master: Master) -> None:
     b = InMooncake(tmp_path, master, "b", place.prefix)
     acme = place.label("acme")
     assert b.label("acme").tenant == "acme" and place.keep(acme, "p", 8) == 8 == place.bring(acme, "p", 8)
@@ -106,9 +104,7 @@ def test_another_worker_has_own_hits_and_nobody_else(
     place.tier.erase("e", Selector("acme"), 0)
 
 
-def test_the_first_heir_of_a_dead_worker_has_its_copies(
-    place: InMooncake, tmp_path: Path, master: Master
-) -> None:
+def test_the_first_heir_of_a_dead_worker_has_its_copies(place: InMooncake, tmp_path: Path, master: Master) -> None:
     acme = place.label("acme")
     assert place.keep(acme, "p", 8) == 8
     place.store.close()  # as one that is killed: it does not say that it stopped

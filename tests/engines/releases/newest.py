@@ -134,9 +134,7 @@ def run_suite(engine: GovernedEngine, version: str) -> list[str]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", action="store_true")
     parser.add_argument("--page", action="store_true")
     parser.add_argument("--only", metavar="ENGINE[==RELEASE]", default="", help="this one, of this release")

@@ -164,9 +164,7 @@ def run(home: Path, injection: str | None, *more: str, path: str = "") -> Result
         "KVCUSTODY_INJECTED": injection or "",
         "PYTHONPATH": os.pathsep.join([str(LIBRARY), path]),
     }
-    done = subprocess.run(
-        command, cwd=home, env=os.environ | settings, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=home, env=os.environ | settings, capture_output=True, text=True, check=False)
     passed = re.search(r"(\d+) passed", done.stdout)
     failed = re.findall(r"^(?:FAILED|ERROR) \S+::(\S+)", done.stdout, re.MULTILINE)
     return Result(int(passed[1]) if passed else 0, failed, done.stdout + done.stderr)
@@ -176,9 +174,7 @@ def main() -> int:
     """Run all three; 0 if each passes as many tests as there are, `UNAVAILABLE` where there is no source to run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--version", default=installed(), help="of vllm (default: the installed one)")
-    parser.add_argument(
-        "--folder", type=Path, help="keep what was fetched here (default: a temporary folder)"
-    )
+    parser.add_argument("--folder", type=Path, help="keep what was fetched here (default: a temporary folder)")
     parser.add_argument("--modes", help="default: classes, and custody for the installed release")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

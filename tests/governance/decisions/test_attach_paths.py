@@ -75,9 +75,7 @@ LEASED = {
         "begin_look_up": "the decision",
         "attachable_tokens": "`attachable`",
     },
-    "integrations/vllm/scheduler/deferred_calls.py": {
-        "_report_allocations": "told after `attachable_tokens`"
-    },
+    "integrations/vllm/scheduler/deferred_calls.py": {"_report_allocations": "told after `attachable_tokens`"},
     "integrations/transformers/batching/paged_cache.py": {"prepare_fork_request": "`may_fork`"},
 }
 

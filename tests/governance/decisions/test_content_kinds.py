@@ -99,11 +99,7 @@ def kept(hints: Hints, more: str = EVICTION) -> list[tuple[int, int]]:
     governor.release(admitted.request_id)
     size = governor.block_tokens
     nodes = list(governor.managers[0].tree.nodes())
-    own = [
-        (depth * size, node.priority)
-        for node in nodes
-        for depth in range(node.depth, node.depth + node.length)
-    ]
+    own = [(depth * size, node.priority) for node in nodes for depth in range(node.depth, node.depth + node.length)]
 
     port = builders.port(decisions)
     residency = port.admit(principal(), MODEL, tokens, request_id=1, hints=hints)  # type: ignore[arg-type]
@@ -115,9 +111,7 @@ def kept(hints: Hints, more: str = EVICTION) -> list[tuple[int, int]]:
     ranking = port.pool.ranking
     assert ranking is not None
     blocks = np.arange(1, 6)
-    external = list(
-        zip((ranking.depth[blocks] * BLOCK).tolist(), ranking.priority[blocks].tolist(), strict=True)
-    )
+    external = list(zip((ranking.depth[blocks] * BLOCK).tolist(), ranking.priority[blocks].tolist(), strict=True))
     assert sorted(at for at in own if at[0] % BLOCK == 0) == external
     return external
 
@@ -175,9 +169,7 @@ def test_what_one_tenant_says_of_its_content_moves_none_of_anothers_blocks(polic
     So too where its messages' roles say it, which a tenant writes as it likes and the door believes.
     """
     decisions = table(
-        builders.policy(
-            more=f"eviction: {{policy: {policy}, ranges: [{{from: 0, priority: {base}}}], {KINDS}}}"
-        )
+        builders.policy(more=f"eviction: {{policy: {policy}, ranges: [{{from: 0, priority: {base}}}], {KINDS}}}")
     )
 
     def left(kinds: tuple[KindRange, ...]) -> tuple[list[int], int]:

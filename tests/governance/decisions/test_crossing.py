@@ -50,9 +50,7 @@ audit: {{on_outage: {{decisions: deny, lifecycle: spill, own_hits: aggregate}}}}
 """
 
 
-def of(
-    *, region: str = "eu", crosses: str = "", scope: str = "tenant", segments: str = "[]"
-) -> DecisionTable:
+def of(*, region: str = "eu", crosses: str = "", scope: str = "tenant", segments: str = "[]") -> DecisionTable:
     return compiled(POLICY.format(region=region, crosses=crosses, scope=scope, segments=segments))
 
 
@@ -177,9 +175,7 @@ def test_nothing_is_recorded_for_a_grant_that_can_open_nothing(scope: str) -> No
     ledger = Recording()
     assert reused(of(scope=scope), ledger) == 0
     assert ledger.of(DecisionRecorded) == []
-    assert [
-        one for one in ledger.of(HitCounted) if isinstance(one, HitCounted) and one.tenant == "reader"
-    ] == []
+    assert [one for one in ledger.of(HitCounted) if isinstance(one, HitCounted) and one.tenant == "reader"] == []
 
 
 def test_what_was_reused_is_counted_in_blocks_and_tokens() -> None:

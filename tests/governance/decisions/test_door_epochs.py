@@ -194,9 +194,7 @@ def test_a_raise_is_of_its_own_scope(engine: Engine) -> None:
 def test_a_tenant_wide_domain_outlives_a_subjects_raise_and_ends_with_its_tenants(wide: Engine) -> None:
     wide.hits(BOB, NO_EPOCHS)
     wide.facade.take_epochs(OF_ANN, FOREVER)
-    assert wide.hits(ANN, OF_ANN.of("idp", "holder", "ann")) == 3, (
-        "what Ann wrote in it the erasure itself ends"
-    )
+    assert wide.hits(ANN, OF_ANN.of("idp", "holder", "ann")) == 3, "what Ann wrote in it the erasure itself ends"
     known = raised(EpochScope("idp", "holder", "ann"), WHOLE_TENANT)
     wide.facade.take_epochs(known, FOREVER)
     assert wide.hits(BOB, known.of("idp", "holder", "bob")) == 0
@@ -206,9 +204,7 @@ def test_a_tenant_wide_domain_outlives_a_subjects_raise_and_ends_with_its_tenant
 @pytest.mark.parametrize("scope", ["subject", "tenant"])
 @pytest.mark.parametrize("kind", ["governor", "port"])
 @pytest.mark.parametrize("is_erased", [True, False])
-def test_what_runs_while_its_subject_is_erased_leaves_nothing(
-    kind: str, scope: str, *, is_erased: bool
-) -> None:
+def test_what_runs_while_its_subject_is_erased_leaves_nothing(kind: str, scope: str, *, is_erased: bool) -> None:
     """The control: where nothing is erased, what it leaves is found."""
     engine = Engine(kind, scope, erasure="{within: 1h, running: finish}")
     selector = Selector("holder", "ann")
@@ -319,9 +315,7 @@ def test_the_erasure_that_was_waiting_applies_before_what_ran_is_found(engine: E
     clock.advance(MICROSECONDS)
     erased_us = clock.now_us()
     engine.hits()
-    facade.call(
-        lambda owner: owner.erase(Selector("holder", "ann"), before_us=erased_us, erasure="e", on_record=True)
-    )
+    facade.call(lambda owner: owner.erase(Selector("holder", "ann"), before_us=erased_us, erasure="e", on_record=True))
     facade.call(lambda owner: owner.renew_custody(ERASURES, FOREVER))
     facade.step()
     assert engine.hits() == 0

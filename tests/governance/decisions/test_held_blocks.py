@@ -134,9 +134,7 @@ def test_blocks_that_are_overdue_are_their_owners(
         tables = summary([*read_units(connection, CustodySelection(), now_us=late_us)])
         one = summary([*read_units(connection, CustodySelection(tenant="acme"), now_us=late_us)])
     again = summary([*units_of(LeafRecord(leaves), CustodySelection(), now_us=late_us)])
-    oracle = Counter(
-        item.tenant for item in judge(History(leaves), as_of_us=late_us) if item.verdict == "overdue"
-    )
+    oracle = Counter(item.tenant for item in judge(History(leaves), as_of_us=late_us) if item.verdict == "overdue")
     overdue = {row.tenant: row.overdue for row in tables.rows if row.overdue}
     assert overdue == {row.tenant: row.overdue for row in again.rows if row.overdue} == dict(oracle)
     assert sum(row.overdue for row in one.rows) == overdue["acme"]

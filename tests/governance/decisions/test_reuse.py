@@ -8,9 +8,7 @@ from kvcustody.governance.decisions.reuse_decision import Moment
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.request import read_prompt
 
-_spec = importlib.util.spec_from_file_location(
-    "activation_world", Path(__file__).with_name("test_activation.py")
-)
+_spec = importlib.util.spec_from_file_location("activation_world", Path(__file__).with_name("test_activation.py"))
 assert _spec is not None and _spec.loader is not None
 activation = importlib.util.module_from_spec(_spec)
 sys.modules["activation_world"] = activation

@@ -47,9 +47,7 @@ def test_the_epoch_of_a_scope_is_the_newest_of_its_numbers() -> None:
 def test_tags_with_equal_first_halves_are_told_apart() -> None:
     tag = bytes(range(16))
     near = tag[:8] + bytes(8)
-    epochs = EraseEpochs(
-        [RaisedEpoch(1, tag), RaisedEpoch(2, near), RaisedEpoch(3, tag[:8] + b"\xff" * 8)], version=3
-    )
+    epochs = EraseEpochs([RaisedEpoch(1, tag), RaisedEpoch(2, near), RaisedEpoch(3, tag[:8] + b"\xff" * 8)], version=3)
     assert (epochs.epoch(tag), epochs.epoch(near), epochs.epoch(tag[:8] + b"\x01" * 8)) == (1, 2, 0)
 
 
@@ -63,9 +61,7 @@ def test_a_snapshot_in_parts_is_the_whole_snapshot(seed: int) -> None:
         version = raised[upto - 1].number if upto else 0
         floor = chance.randint(known.floor, version)
         known = known.extended(raised[at:upto], version=version, floor=floor)
-        whole = EraseEpochs(
-            [one for one in raised[:upto] if one.number > floor], version=version, floor=floor
-        )
+        whole = EraseEpochs([one for one in raised[:upto] if one.number > floor], version=version, floor=floor)
         assert known.digest == whole.digest
         assert all(known.epoch(TAGS.of(scope)) == whole.epoch(TAGS.of(scope)) for scope in SCOPES)
         at = upto

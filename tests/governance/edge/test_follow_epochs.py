@@ -27,9 +27,7 @@ WAIT_SECONDS = 30
 
 
 def version(number: int) -> KnownEpochs:
-    given = [
-        RaisedEpoch(each, TAGS.of(EpochScope("idp", "holder", f"p{each}"))) for each in range(1, number + 1)
-    ]
+    given = [RaisedEpoch(each, TAGS.of(EpochScope("idp", "holder", f"p{each}"))) for each in range(1, number + 1)]
     return KnownEpochs(EraseEpochs(given, version=number), TAGS)
 
 

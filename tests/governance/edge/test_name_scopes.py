@@ -40,9 +40,7 @@ def test_a_tenants_own_scope_and_affinity_hold_before_the_policys() -> None:
         "unlisted": NARROWEST,
     }
     everybody = NameScopes.of_policies([made("subject", affinity="segment", own="affinity: private")])
-    assert (
-        everybody.of("corp", "acme") is ScopeKind.TENANT and everybody.of("corp", "own") is ScopeKind.SUBJECT
-    )
+    assert everybody.of("corp", "acme") is ScopeKind.TENANT and everybody.of("corp", "own") is ScopeKind.SUBJECT
 
 
 @pytest.mark.parametrize(("one", "other", "narrower"), [

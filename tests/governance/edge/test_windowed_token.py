@@ -121,9 +121,7 @@ def test_other_keys_groups_and_windows_are_refused() -> None:
     def unreadable() -> Any:
         raise IdentityError("credentials file: unreadable", reason="unreadable")
 
-    assert WindowedTokens(unreadable, world.clock, window_seconds=WINDOW).verify(text) == Rejected(
-        "other-key"
-    )
+    assert WindowedTokens(unreadable, world.clock, window_seconds=WINDOW).verify(text) == Rejected("other-key")
     for seconds in (0, 59, 86_401):
         with pytest.raises(ConfigError):
             WindowedTokens(lambda: world.keys, world.clock, window_seconds=seconds)

@@ -75,9 +75,7 @@ def test_a_ticket_is_for_one_fetch(pair: Pair, label: DomainLabel) -> None:
 def test_a_ticket_is_for_one_worker(pair: Pair, label: DomainLabel) -> None:
     text = pair.ticket(label, "prompt")
     assert pair.fetch(text, worker="other") == Fetched(reason="other-peer")
-    assert pair.fetch(text, worker="decode", signer="other") == Fetched(reason="forged"), (
-        "and says so with its key"
-    )
+    assert pair.fetch(text, worker="decode", signer="other") == Fetched(reason="forged"), "and says so with its key"
     assert pair.fetch(text).objects, "control: neither has used it up"
 
 
@@ -86,9 +84,7 @@ def test_a_ticket_ends_with_its_deadline_and_with_the_workers_life(pair: Pair, l
     assert pair.fetch(other) == Fetched(reason="other-life")
     pair.clock.advance(30_000_000)
     assert read_ticket(text, pair.peers.keys, pair.clock) == RefusedTicket("expired")
-    assert pair.offers.take(pair_ticket(text, pair), time.monotonic()) == "unknown", (
-        "nor is anything held for it"
-    )
+    assert pair.offers.take(pair_ticket(text, pair), time.monotonic()) == "unknown", "nor is anything held for it"
 
 
 def pair_ticket(text: str, pair: Pair) -> Ticket:
@@ -159,9 +155,7 @@ def test_what_is_torn_on_the_way_does_not_match_its_sum(
     if not is_checked:
         monkeypatch.setattr(exchange, "_sum", lambda nonce, data: bytes(32))
     found = pair.fetch(pair.ticket(label, "prompt"))
-    assert (found.reason, len(found.objects)) == (("torn", 0) if is_checked else ("", 2)), (
-        "control: nobody looks"
-    )
+    assert (found.reason, len(found.objects)) == (("torn", 0) if is_checked else ("", 2)), "control: nobody looks"
     pair.decode.tier.receive(label, keys_of("prompt", BLOCKS), found.objects)
     assert pair.decode.bring(label, "prompt", BLOCKS) == 0, "and what is sealed does not open"
 
@@ -172,9 +166,7 @@ def test_blocks_of_another_prompt_subject_or_tenant_are_not_taken(pair: Pair, la
         assert pair.decode.tier.receive(whose, keys_of("prompt", BLOCKS), found.objects) == 0
     assert pair.decode.tier.receive(label, keys_of("other", BLOCKS), found.objects) == 0
     pair.decode.allowed = {}
-    assert pair.decode.tier.receive(label, keys_of("prompt", BLOCKS), found.objects) == 0, (
-        "nor where policy says no"
-    )
+    assert pair.decode.tier.receive(label, keys_of("prompt", BLOCKS), found.objects) == 0, "nor where policy says no"
     pair.decode.allowed = {"internal": 16_000_000}
     assert pair.decode.tier.receive(label, keys_of("prompt", BLOCKS), found.objects) == BLOCKS, "control"
 
@@ -187,17 +179,13 @@ def test_an_erasure_while_it_is_on_its_way_leaves_nothing(pair: Pair, label: Dom
     assert pair.fetch(pair.ticket(label, "prompt"), seconds=0.2).reason == "gone"
 
 
-def test_a_worker_that_is_away_or_silent_is_a_miss_within_the_deadline(
-    pair: Pair, label: DomainLabel
-) -> None:
+def test_a_worker_that_is_away_or_silent_is_a_miss_within_the_deadline(pair: Pair, label: DomainLabel) -> None:
     text = pair.ticket(label, "prompt")
     pair.server.close()
     assert pair.fetch(text, seconds=0.2).reason.startswith("unreachable")
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\x00\x00\x00\x05hello", b"\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n"]
-)
+@pytest.mark.parametrize("data", [b"", b"\x00\x00\x00\x05hello", b"\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n"])
 def test_garbage_is_not_answered_and_the_next_is(pair: Pair, label: DomainLabel, data: bytes) -> None:
     with socket.create_connection(pair.server.address, 5) as connection:
         connection.sendall(data)
@@ -213,8 +201,7 @@ def test_peers_are_read_from_their_document_and_problems_name_the_worker(tmp_pat
 
     def write(address: str, text: str) -> None:
         path.write_text(
-            "schema: kvcustody/handover-peers@1\nworkers:\n"
-            f"  prefill-1: {{address: '{address}', key: '{text}'}}\n"
+            f"schema: kvcustody/handover-peers@1\nworkers:\n  prefill-1: {{address: '{address}', key: '{text}'}}\n"
         )
 
     write("10.0.0.5:9470", str(key.verifier))

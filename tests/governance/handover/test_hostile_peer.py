@@ -68,12 +68,8 @@ WHOLE = write_text("prefill") + write_text("decode")
         (WHOLE, 0),
     ],
 )
-def test_a_ticket_that_a_peer_signed_and_that_is_none_is_refused(
-    pair: Pair, texts: bytes, blocks: int
-) -> None:
-    assert read_ticket(signed(pair, texts, blocks=blocks), pair.peers.keys, pair.clock) == RefusedTicket(
-        "malformed"
-    )
+def test_a_ticket_that_a_peer_signed_and_that_is_none_is_refused(pair: Pair, texts: bytes, blocks: int) -> None:
+    assert read_ticket(signed(pair, texts, blocks=blocks), pair.peers.keys, pair.clock) == RefusedTicket("malformed")
     assert isinstance(read_ticket(signed(pair, WHOLE), pair.peers.keys, pair.clock), Ticket), "control"
 
 
@@ -138,9 +134,7 @@ def test_what_a_peer_says_of_itself_is_of_few_characters(pair: Pair, label: Doma
     assert len(objects) == 2 and given.peer_life == PEER_LIFE, "control"
 
 
-@pytest.mark.parametrize(
-    ("said", "reason"), [("\0\x1b[2J", "malformed"), ("x" * 4_000, "malformed"), ("gone", "gone")]
-)
+@pytest.mark.parametrize(("said", "reason"), [("\0\x1b[2J", "malformed"), ("x" * 4_000, "malformed"), ("gone", "gone")])
 def test_why_a_peer_gives_nothing_is_a_word(
     pair: Pair, label: DomainLabel, monkeypatch: pytest.MonkeyPatch, said: str, reason: str
 ) -> None:
@@ -167,9 +161,7 @@ def test_a_server_without_descriptors_answers_when_it_has_some_again(pair: Pair,
     assert pair.fetch(text, seconds=2.0).objects
 
 
-def test_what_arrives_after_an_erasure_of_a_classification_is_not_kept(
-    pair: Pair, label: DomainLabel
-) -> None:
+def test_what_arrives_after_an_erasure_of_a_classification_is_not_kept(pair: Pair, label: DomainLabel) -> None:
     """No key is destroyed for it, so what is on its way opens still."""
     found = pair.fetch(pair.ticket(label, "prompt"))
     assert len(found.objects) == 2

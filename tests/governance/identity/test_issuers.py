@@ -58,9 +58,7 @@ MODEL = tiny_model()
 def issuing(tenants: dict[str, str], issuers: str = "") -> str:
     """A policy of these tenants, by quota."""
     kept = "{idle: 30m, absolute: 8h, active_max: 2h}"
-    return builders.policy(
-        tenants, name="issuers", retention=kept, scrub="{within: 1s, verify: all}", more=issuers
-    )
+    return builders.policy(tenants, name="issuers", retention=kept, scrub="{within: 1s, verify: all}", more=issuers)
 
 
 TWO = issuing(
@@ -82,9 +80,7 @@ def opened(folder: Path, policy: str = TWO, **more: object) -> Worker:
         **more,  # type: ignore[arg-type]
     )
     size = TensorMemory.allocate(1, SPEC).bytes_per_block
-    return open_worker(
-        settings, MemoryPlan(lambda blocks: TensorMemory.allocate(blocks, SPEC), BLOCKS, 1, size)
-    )
+    return open_worker(settings, MemoryPlan(lambda blocks: TensorMemory.allocate(blocks, SPEC), BLOCKS, 1, size))
 
 
 @contextmanager
@@ -265,15 +261,11 @@ def test_a_ledger_of_one_issuer_goes_on_under_two_without_a_byte_rewritten(
 
 def everything(folder: Path) -> list[tuple[str, int, str, bytes]]:
     with ledger(folder) as engine, engine.connect() as connection:
-        query = select(logs.c.name, events.c.idx, events.c.kind, events.c.leaf).join(
-            logs, logs.c.id == events.c.log
-        )
+        query = select(logs.c.name, events.c.idx, events.c.kind, events.c.leaf).join(logs, logs.c.id == events.c.log)
         return sorted((name, idx, kind, bytes(leaf)) for name, idx, kind, leaf in connection.execute(query))
 
 
-def test_fsck_names_a_log_whose_issuer_nobody_assigned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fsck_names_a_log_whose_issuer_nobody_assigned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TenantNames, "met", lambda self, principal: self.called("evil", principal.tenant))
     with opened(tmp_path, issuing({"acme^evil": builders.BORROWS}, "issuers: [corp, evil]")) as worker:
         serve(worker.governor, of("evil"))
@@ -299,9 +291,7 @@ def test_only_tenants_of_listed_issuers_are_admitted(tmp_path: Path) -> None:
         governor = worker.governor
         refused = governor.admit(of("evil"), MODEL, PROMPT)
         assert isinstance(refused, AdmissionRefused) and refused.reason == "tenant is not in the policy"
-        assert serve(governor, identify(issuer="partner", tenant="globex")) == 0, (
-            "control: it admits strangers"
-        )
+        assert serve(governor, identify(issuer="partner", tenant="globex")) == 0, "control: it admits strangers"
         assert {account.name for account in governor.managers[0].accounts.values()} >= {"globex^partner"}
 
 
@@ -312,9 +302,7 @@ def test_who_is_not_admitted_is_on_record(tmp_path: Path, monkeypatch: pytest.Mo
             worker.governor.admit(of("evil"), MODEL, PROMPT)
         worker.governor.step()
         worker.writer.flush()
-        assert not any(kind == "attempts-refused" for _, _, kind, _ in everything(tmp_path)), (
-            "not each by itself"
-        )
+        assert not any(kind == "attempts-refused" for _, _, kind, _ in everything(tmp_path)), "not each by itself"
         status = worker_status(worker.governor.stats(), 16)
         assert status["identity.unknown-tenant"] == 3
         monkeypatch.setattr(attempts, "WINDOW_SECONDS", 0)

@@ -27,9 +27,7 @@ def test_lists_arrays_and_tuples_give_the_same_bytes(count: int) -> None:
     st.integers(0, 5000),
     st.sampled_from([-1, 1 << 31, -(1 << 31), 1.5, "7", None]),
 )
-def test_an_id_that_is_no_integer_of_31_bits_is_refused_wherever_it_stands(
-    count: int, at: int, bad: object
-) -> None:
+def test_an_id_that_is_no_integer_of_31_bits_is_refused_wherever_it_stands(count: int, at: int, bad: object) -> None:
     ids: list[object] = [(1 << 31) - 1] * count
     ids[at % count] = bad
     with pytest.raises(ConfigError, match="31 bits"):

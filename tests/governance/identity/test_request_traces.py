@@ -48,9 +48,7 @@ def test_a_requests_leaves_say_its_trace_and_the_next_ones_do_not() -> None:
     world, plain = World(), World()
     hits = [world.serve("holder", trace=TRACE), world.serve("holder"), world.serve("holder", trace=OTHER)]
     own = [pair for pair in traces(world.ledger) if pair[0] != "KeyEvent"]
-    assert own == [
-        (name, trace) for trace in (TRACE, "", OTHER) for name in ("ResidencyOpened", "ResidencyReleased")
-    ]
+    assert own == [(name, trace) for trace in (TRACE, "", OTHER) for name in ("ResidencyOpened", "ResidencyReleased")]
     assert hits == [plain.serve("holder") for _ in range(3)], "a trace decides nothing"
 
 
@@ -70,17 +68,13 @@ def test_a_fork_and_a_window_that_passes_keep_the_trace() -> None:
     assert opened == [TRACE, TRACE]
 
 
-@pytest.mark.parametrize(
-    "trace", ["0" * 32, TRACE.upper(), TRACE + "\n", "x", f"00-{TRACE}-00f067aa0ba902b7-01"]
-)
+@pytest.mark.parametrize("trace", ["0" * 32, TRACE.upper(), TRACE + "\n", "x", f"00-{TRACE}-00f067aa0ba902b7-01"])
 def test_what_is_no_trace_admits_nothing(trace: str) -> None:
     world = World()
     with pytest.raises(IdentityError, match="trace"):
         world.admit("holder", trace=trace)
     with pytest.raises(IdentityError, match="trace"):
-        PortByHand().port.admit(
-            identify(issuer="idp", tenant="holder"), MODEL, PROMPT, request_id=1, trace=trace
-        )
+        PortByHand().port.admit(identify(issuer="idp", tenant="holder"), MODEL, PROMPT, request_id=1, trace=trace)
     assert traces(world.ledger) == [] and not world.governor.running
 
 

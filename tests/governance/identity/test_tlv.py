@@ -53,9 +53,7 @@ def test_a_record_decodes_to_itself(fields: dict[int, Any]) -> None:
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(records, st.data())
-def test_a_damaged_record_is_refused_or_is_another_record(
-    fields: dict[int, Any], data: st.DataObject
-) -> None:
+def test_a_damaged_record_is_refused_or_is_another_record(fields: dict[int, Any], data: st.DataObject) -> None:
     encoded = bytearray(tlv.encode("kvcustody/test", 3, fields))
     at = data.draw(st.integers(0, len(encoded) - 1))
     encoded[at] ^= data.draw(st.integers(1, 255))
@@ -97,9 +95,7 @@ def _adversarial(count: int) -> set[tuple[Any, ...]]:
     texts = ["".join(letters) for n in (1, 2) for letters in itertools.product(_ALPHABET, repeat=n)]
     chosen: dict[Any, tuple[Any, ...]] = {}
     while len(chosen) < count:
-        row = tuple(
-            random_.choice(_PIECES) if random_.random() < 0.4 else random_.choice(texts) for _ in range(3)
-        )
+        row = tuple(random_.choice(_PIECES) if random_.random() < 0.4 else random_.choice(texts) for _ in range(3))
         chosen[_typed(row)] = row
     return set(chosen.items())  # type: ignore[arg-type]
 

@@ -52,9 +52,7 @@ def test_a_malformed_traceparent_is_none(case: str) -> None:
     assert trace_of(MALFORMED[case]) == ""
 
 
-@pytest.mark.parametrize(
-    "text", [f"00-{TRACE}-{SPAN}-01", f"cc-{TRACE}-{SPAN}-00", f"01-{TRACE}-{SPAN}-01-x y"]
-)
+@pytest.mark.parametrize("text", [f"00-{TRACE}-{SPAN}-01", f"cc-{TRACE}-{SPAN}-00", f"01-{TRACE}-{SPAN}-01-x y"])
 def test_a_trace_is_read_from_its_header(text: str) -> None:
     """Versions that come later may say more."""
     assert trace_of(text) == trace_in({"traceparent": text, "tracestate": "a=b"}) == TRACE

@@ -88,9 +88,7 @@ def test_a_handover_is_on_record_and_both_keys_keep_to_their_trees(
     assert key_periods(first.verifier, []) != periods
 
 
-def test_an_interrupted_handover_is_finished_or_dropped(
-    engine: Engine, writer: EventWriter, tmp_path: Path
-) -> None:
+def test_an_interrupted_handover_is_finished_or_dropped(engine: Engine, writer: EventWriter, tmp_path: Path) -> None:
     path = tmp_path / "signing.key"
     first = open_signing_key(path, ORIGIN, engine, writer, CLOCK)
     assert first is not None
@@ -99,16 +97,12 @@ def test_an_interrupted_handover_is_finished_or_dropped(
     assert not (tmp_path / "signing.key.next").exists()
     signer = CheckpointSigner(engine, [first], memory=tmp_path / "last", clock=CLOCK)
     second = rotate_signing_key(path, signer, writer, CLOCK, "custodian")
-    path.rename(
-        tmp_path / "signing.key.next"
-    )  # recorded, and the process died before the files changed places
+    path.rename(tmp_path / "signing.key.next")  # recorded, and the process died before the files changed places
     (tmp_path / f"signing.key.{first.verifier.key_id.hex()}").rename(path)
     assert open_signing_key(path, ORIGIN, engine, writer, CLOCK) == second
 
 
-def test_a_handover_that_is_not_recorded_does_not_happen(
-    engine: Engine, writer: EventWriter, tmp_path: Path
-) -> None:
+def test_a_handover_that_is_not_recorded_does_not_happen(engine: Engine, writer: EventWriter, tmp_path: Path) -> None:
     class Away(CountingLedger):
         def submit_durable(self, event: object, /) -> int:
             raise LedgerUnavailable("away", sequence=1, cause="away")

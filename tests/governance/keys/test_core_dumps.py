@@ -54,9 +54,7 @@ def test_a_worker_asks_before_it_opens_a_key(tmp_path, monkeypatch):
     from kvcustody.governance.worker.open_foundation import open_foundation
 
     monkeypatch.setenv(SWITCHES[0], "1")
-    settings = Settings(
-        profile="strict", keyring_path=tmp_path / "keys.json", root_key_path=tmp_path / "root.key"
-    )
+    settings = Settings(profile="strict", keyring_path=tmp_path / "keys.json", root_key_path=tmp_path / "root.key")
     with pytest.raises(ConfigError, match="would write device memory"):
         open_foundation(settings, SystemClock(), None, blocks=1, shards=1, bytes_per_block=1, device="cpu")
     assert not list(tmp_path.iterdir())

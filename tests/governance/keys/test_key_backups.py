@@ -97,9 +97,7 @@ def results(world: World) -> list[tuple[str, str]]:
         world.clock.advance(2_000_000)
         governor.step()
     if governor.erasures.pending:
-        assert (
-            not governor.erasures.looks_at_blocks and governor.erasures.next_due_us() > world.clock.now_us()
-        )  # type: ignore[operator]
+        assert not governor.erasures.looks_at_blocks and governor.erasures.next_due_us() > world.clock.now_us()  # type: ignore[operator]
         world.clock.advance(governor.table.policy.erasure.within_us)
         governor.step()
         world.clock.advance(30 * DAY_US)

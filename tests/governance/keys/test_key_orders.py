@@ -184,9 +184,7 @@ def test_an_order_to_destroy_is_complete_when_every_process_of_then_has_dropped_
         with KeyBuffer() as key:
             held.refresh()
             held.derive(ORG, 1, b"use", key)
-        last = until(
-            lambda: (said := fleet.standing()).waiting == ("two",) and said, meanwhile=one.governor.step
-        )
+        last = until(lambda: (said := fleet.standing()).waiting == ("two",) and said, meanwhile=one.governor.step)
         assert last.state == "open" and one.governor._keyring.epochs(ORG) == (2,)
         assert held._secrets, "control: another process still has what the order ended"
         fleet.until("complete", one, two)
@@ -217,9 +215,7 @@ def test_an_order_is_open_until_the_key_service_has_destroyed_the_epochs_key(
             one.governor._keyring.ensure([ORG])
             keys = server.keys()
             asked = threading.Event()
-            monkeypatch.setattr(
-                one.governor, "end_keys_in_service", asked.set
-            )  # the service is not asked yet
+            monkeypatch.setattr(one.governor, "end_keys_in_service", asked.set)  # the service is not asked yet
             fleet.order("destroy")
             last = until(lambda: (said := fleet.standing()).in_service and said, meanwhile=one.governor.step)
             assert asked.wait(60) and (last.state, last.in_service) == ("open", 1)

@@ -209,9 +209,7 @@ def test_a_store_that_cannot_be_written_still_ends_the_epoch_here(tmp_path: Path
     ring.ensure([ACME])
     _block_key(ring, _spec())
     monkeypatch.setattr(os, "fsync", _no_space)
-    with pytest.raises(
-        KeyringError, match=r"cannot be written \(No space left on device\); nothing was changed"
-    ):
+    with pytest.raises(KeyringError, match=r"cannot be written \(No space left on device\); nothing was changed"):
         ring.destroy(ACME, 1)
     with pytest.raises(KeyringError):
         ring.domains.state(_spec())

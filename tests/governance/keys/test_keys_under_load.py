@@ -19,9 +19,7 @@ import pytest
 from standins import PLACE
 from standins.governance.tier_place import STEP
 
-pytestmark = pytest.mark.system(
-    "a process that is killed while keys end loses copies, or opens what has ended"
-)
+pytestmark = pytest.mark.system("a process that is killed while keys end loses copies, or opens what has ended")
 TENANTS, SUBJECTS = ("acme", "beta"), 12
 ROTATIONS = 20
 
@@ -123,9 +121,7 @@ class Load:
                 self.victims.begin(number, "erase", tenant, subject, f"e{self.erasures}")
                 self._die(number)
             self.victims.ask(number, "erase", tenant, subject, f"e{self.erasures}")
-            self._end(
-                number, {one for one in self.live[number] if (one.tenant, one.subject) == (tenant, subject)}
-            )
+            self._end(number, {one for one in self.live[number] if (one.tenant, one.subject) == (tenant, subject)})
 
     def rotate(self, *, killed: bool = False) -> None:
         """One process begins the next epoch and destroys the last; the other follows."""

@@ -36,9 +36,7 @@ def one_by_one(extras: dict[int, bytes]) -> list[bytes]:
 
 @pytest.mark.parametrize("extras", [{}, EXTRAS])
 @pytest.mark.parametrize("reached", [0, 1, 4, 5, 18, 19])
-def test_lazy_keys_are_the_keys_however_far_they_were_asked_for(
-    extras: dict[int, bytes], reached: int
-) -> None:
+def test_lazy_keys_are_the_keys_however_far_they_were_asked_for(extras: dict[int, bytes], reached: int) -> None:
     lazy, keys = LazyKeys(state(), prompt(extras)), one_by_one(extras)
     assert list(islice(lazy, reached)) == keys[:reached]
     assert len(lazy) <= max(4, 2 * reached) and (reached or not lazy)  # the rest was not made

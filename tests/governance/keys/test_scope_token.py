@@ -188,9 +188,7 @@ def test_hostile_salts_are_rejected_without_an_exception(value: object, expected
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    st.text(max_size=200) | st.binary(max_size=90).map(scope_record.encoded), st.none() | st.text(max_size=99)
-)
+@given(st.text(max_size=200) | st.binary(max_size=90).map(scope_record.encoded), st.none() | st.text(max_size=99))
 def test_random_salts_are_rejected_without_an_exception(salt: str, transfer: str | None) -> None:
     assert isinstance(tokens().verify(salt, transfer), Rejected)
 

@@ -57,9 +57,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("make", "expected"), BAD_FILES.values(), ids=BAD_FILES.keys())
-def test_a_bad_key_file_is_refused_with_one_line(
-    path: Path, make: Callable[[Path], object], expected: str
-) -> None:
+def test_a_bad_key_file_is_refused_with_one_line(path: Path, make: Callable[[Path], object], expected: str) -> None:
     make(path)
     with pytest.raises(KeyringError) as caught:
         open_wrapping("file", path)

@@ -174,10 +174,7 @@ def test_forks_are_in_the_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_forked_from_a_request_that_would_wait_waits_with_it() -> None:
     one = engine(400)
     order(one, MONITOR)
-    waits = [
-        RequestSpec(reader("gamma", f"u{number}"), tuple(range(10, 210)), max_tokens=12)
-        for number in range(4)
-    ]
+    waits = [RequestSpec(reader("gamma", f"u{number}"), tuple(range(10, 210)), max_tokens=12) for number in range(4)]
     handles = [one.submit(ask) for ask in waits]
     for _ in range(25):
         one.step()
@@ -196,9 +193,7 @@ def test_what_is_forked_from_a_request_that_would_wait_waits_with_it() -> None:
 def test_requests_that_would_be_put_off_are_recorded_once_it_is_known_what_they_would_find() -> None:
     one = engine(400)
     order(one, MONITOR)
-    waits = [
-        RequestSpec(reader("gamma", f"u{number}"), tuple(range(10, 210)), max_tokens=4) for number in range(4)
-    ]
+    waits = [RequestSpec(reader("gamma", f"u{number}"), tuple(range(10, 210)), max_tokens=4) for number in range(4)]
     handles = [one.submit(ask) for ask in waits]
     one.step()
     assert {one.outcome(handle).state for handle in handles} == {RUNNING}, "nothing is enforced"

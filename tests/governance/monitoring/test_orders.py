@@ -131,9 +131,7 @@ def test_the_command_moves_a_worker_and_shows_what_it_foresaw(tmp_path: Path) ->
         assert by_tenant["globex"].prefilled_again_tokens == by_tenant["globex"].reused_tokens
         assert by_tenant["acme"].would_deny == 0 == by_tenant["acme"].reused_tokens
         rows = showback(connection, 0, CLOCK.utc_us(), {})
-        assert sum(row.taken_hit_blocks + row.given_hit_blocks for row in rows) == 0, (
-            "no reuse across tenants"
-        )
+        assert sum(row.taken_hit_blocks + row.given_hit_blocks for row in rows) == 0, "no reuse across tenants"
         assert sum(row.own_hit_blocks for row in rows) > 0, "control: what was enforced counts"
         assert len(list(recorded_requests(connection))) == 3, "of the five, those that were enforced"
     engine.dispose()

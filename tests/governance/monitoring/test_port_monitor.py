@@ -39,9 +39,7 @@ def engine(blocks: int = 400, policy: str = POLICY) -> ReferenceEngine:
     return made
 
 
-def order(
-    one: ReferenceEngine, mode: str, *, tenants: frozenset[str] = frozenset(), share: str = "0"
-) -> None:
+def order(one: ReferenceEngine, mode: str, *, tenants: frozenset[str] = frozenset(), share: str = "0") -> None:
     until_us = one.clock.utc_us() + 3_600_000_000
     stage = Stage(tenants, Fraction(share))
     one.port.order_enforcement(Enforcement(mode, stage, SEED, until_us, "olga", 5, "adoption"))
@@ -53,9 +51,7 @@ def monitored(one: ReferenceEngine) -> list[RequestMonitored]:
     return [event for event in one.ledger() if isinstance(event, RequestMonitored)]
 
 
-def ask(
-    one: ReferenceEngine, tenant: str, subject: str, tokens: tuple[int, ...] = WORDS, session: str = "s"
-) -> int:
+def ask(one: ReferenceEngine, tenant: str, subject: str, tokens: tuple[int, ...] = WORDS, session: str = "s") -> int:
     return serve(one, [RequestSpec(reader(tenant, subject, session), tokens)])[0]
 
 
@@ -126,9 +122,7 @@ def test_who_would_wait_is_recorded_once_it_is_known_what_it_would_find() -> Non
     one = engine(400)
     order(one, MONITOR)
     tokens = tuple(range(10, 210))
-    handles = [
-        one.submit(RequestSpec(reader("gamma", f"u{number}"), tokens, max_tokens=4)) for number in range(4)
-    ]
+    handles = [one.submit(RequestSpec(reader("gamma", f"u{number}"), tokens, max_tokens=4)) for number in range(4)]
     one.step()
     assert {one.outcome(handle).state for handle in handles} == {RUNNING}, "nothing is enforced"
     one.port.stats()
@@ -240,9 +234,7 @@ def test_a_monitored_key_is_none_that_an_enforced_request_can_ask_for() -> None:
         found = [one.blocks.find(key) for key in one.port.look_up(residency, one.blocks.find).keys]
         assert any(block >= 0 for block in found) is keyed_alike
         there = [block for block in found if block >= 0]
-        assert one.port.attachable(residency, there) == 0, (
-            "and its domain is another one, whatever its key is"
-        )
+        assert one.port.attachable(residency, there) == 0, "and its domain is another one, whatever its key is"
         one.close()
 
 

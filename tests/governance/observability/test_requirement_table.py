@@ -36,9 +36,7 @@ def rows_of(page: str) -> tuple[RequirementRow, ...]:
     lines = [line for line in page.splitlines() if line.startswith("| ")][1:]
     cells = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines]
     return tuple(
-        RequirementRow(
-            requirement, what, *(tuple(re.findall("`([^`]+)`", cell)) for cell in names), *verdicts
-        )
+        RequirementRow(requirement, what, *(tuple(re.findall("`([^`]+)`", cell)) for cell in names), *verdicts)
         for requirement, what, *names, one, two, three in cells
         for verdicts in [(one, two, three)]
     )

@@ -133,9 +133,7 @@ class Counted:
                 self.cached.append(request.cached_tokens)
                 hit = request.table[: request.cached_tokens // BLOCK_TOKENS]
                 owners = self._owners()
-                self.crossed += sum(
-                    owners[block] != request.principal.tenant for block in hit if request.principal
-                )
+                self.crossed += sum(owners[block] != request.principal.tenant for block in hit if request.principal)
             return did
 
         def answered(*what: Any, **how: Any) -> Any:
@@ -160,11 +158,7 @@ class Counted:
         for event in self.engine.ledger()[self.events_seen :]:
             self.events_seen += 1
             if isinstance(event, CustodyEnded) and event.cause in EVICTIONS:
-                gone = [
-                    (int(block), run.generation + at)
-                    for run in event.runs
-                    for at, block in enumerate(run.blocks)
-                ]
+                gone = [(int(block), run.generation + at) for run in event.runs for at, block in enumerate(run.blocks)]
                 self.lost.update(self.content[one] for one in gone if one in self.content)
         if request.principal is None:
             return

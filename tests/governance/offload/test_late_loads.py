@@ -90,9 +90,7 @@ def test_positive_control_a_load_that_does_not_look_at_the_time_again(
     assert hit == 4 * TOKENS, "one object is attached past its ceiling"
 
 
-def test_what_came_first_is_late_when_the_last_has_arrived(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_came_first_is_late_when_the_last_has_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each object is in time by itself; the load is as late as its last one."""
     world = World(tmp_path, "host")
     world.serve("acme", KEPT[: 4 * TOKENS + 1])

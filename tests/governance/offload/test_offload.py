@@ -146,9 +146,7 @@ def test_after_a_restart_the_nvme_tier_has_it_still(tmp_path: Path) -> None:
     world.worker.close()
 
 
-def test_a_device_that_fails_in_a_restore_leaves_no_request(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_fails_in_a_restore_leaves_no_request(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = prompt(1, 10)
     world.serve("acme", mine)
     world.crowd()
@@ -166,9 +164,7 @@ def test_a_device_that_fails_in_a_restore_leaves_no_request(
 
 
 @pytest.mark.parametrize("lie", [b"", b"short", None])
-def test_a_tier_that_lies_costs_a_computation(
-    world: World, lie: bytes | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tier_that_lies_costs_a_computation(world: World, lie: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = prompt(1, 10)
     world.serve("acme", mine)
     world.crowd()
@@ -245,9 +241,7 @@ def test_what_a_policy_narrows_ends_even_where_it_cannot_be_recorded(
 def test_a_tenant_that_nobody_listed_takes_its_copies_along(tmp_path: Path) -> None:
     world = World(tmp_path, "host")
     world.worker.close()
-    world.policy = POLICY.replace(
-        "  beta:", "  default: {quota: {guaranteed: 0%, cap: 100%}, tenants_max: 1}\n  beta:"
-    )
+    world.policy = POLICY.replace("  beta:", "  default: {quota: {guaranteed: 0%, cap: 100%}, tenants_max: 1}\n  beta:")
     world.open()
     (tier,) = world.tiers
     world.serve("stranger", prompt(1, 10))

@@ -31,9 +31,7 @@ def test_a_segment_comes_back_to_whom_it_is_for_and_to_nobody_else(world: Shared
     assert world.serve("beta", SHARED + prompt(9, 4)) == covered, "from a tier"
     assert world.restored() == PREFIX - 1
     world.crowd(2)
-    assert world.serve("acme", SHARED + prompt(5, 4)) >= covered + TOKENS, (
-        "and what is its owner's own follows"
-    )
+    assert world.serve("acme", SHARED + prompt(5, 4)) >= covered + TOKENS, "and what is its owner's own follows"
     assert world.serve("gamma", SHARED + prompt(8, 4)) >= covered, "its own copy, that it computed itself"
     world.worker.close()
 
@@ -43,9 +41,7 @@ def test_where_its_classification_may_not_go_a_segment_does_not(world: SharedWor
     world.share(classified="public")
     world.serve("acme", SHARED + prompt(5, 4))
     world.serve("beta", SHARED + prompt(6, 4))
-    assert world.serve("beta", SHARED + prompt(7, 4)) == (PREFIX - 1) * TOKENS, (
-        "void: it is not shared at all"
-    )
+    assert world.serve("beta", SHARED + prompt(7, 4)) == (PREFIX - 1) * TOKENS, "void: it is not shared at all"
     world.crowd()
     assert world.serve("beta", SHARED + prompt(9, 4)) == 0 == world.restored()
     world.worker.close()

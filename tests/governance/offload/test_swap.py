@@ -118,7 +118,5 @@ def test_no_number_of_swaps_prolongs_what_was_computed_first(world: World, token
         at += 5
         request = admitted
         for block, index in enumerate(governor.blocks(request.request_id).tolist()):
-            world.memory.write(
-                0, np.array([index]), memoryview(bytearray(content(world, text + made[:at], block)))
-            )
+            world.memory.write(0, np.array([index]), memoryview(bytearray(content(world, text + made[:at], block))))
     assert trip == 6

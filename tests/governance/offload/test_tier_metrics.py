@@ -52,9 +52,7 @@ class Recount:
     def said(self) -> dict[str, float]:
         found = worker_status(self.world.worker.governor.stats(), 16)
         name = self.tier.name
-        return {
-            key.removesuffix(f".{name}"): value for key, value in found.items() if key.startswith("tier_")
-        }
+        return {key.removesuffix(f".{name}"): value for key, value in found.items() if key.startswith("tier_")}
 
 
 @pytest.mark.parametrize("kind", ["host", "nvme"])

@@ -73,9 +73,7 @@ def test_a_tier_that_is_always_slower_is_not_used_after_its_first_samples(tmp_pa
         assert one.transfer_us > one.recompute_us and one.reason == "slower" and not one.actual_us
     stores = [one for one in decided if one.action == "store"]
     later = stores[len(stores) // 2 :]
-    assert sum(one.choice == "transfer" for one in later) <= len(later) // 8 + 1, (
-        "nor is much kept for nothing"
-    )
+    assert sum(one.choice == "transfer" for one in later) <= len(later) // 8 + 1, "nor is much kept for nothing"
     world.worker.close()
 
 

@@ -44,9 +44,7 @@ def ledger(decided: DecidedWorld) -> Iterator[Engine]:
     engine.dispose()
 
 
-def every(
-    ledger: Engine, wanted: TransferFilter, limit: int, *, newest: bool = True
-) -> list[RecordedTransfer]:
+def every(ledger: Engine, wanted: TransferFilter, limit: int, *, newest: bool = True) -> list[RecordedTransfer]:
     """Page after page."""
     found: list[RecordedTransfer] = []
     after, pages = None, 0
@@ -165,9 +163,7 @@ def test_a_summary_is_what_a_recount_says(decided: DecidedWorld, ledger: Engine,
         assert (row.predicted, row.predicted_us) == (len(known), sum(one.transfer_us for one in known))
         assert row.predicted_actual_us == sum(one.actual_us for one in known)
         sized = [(one.bytes, one.actual_us, one.transfer_us) for one in done]
-        assert list(row.sizes) == [
-            of_size(sized, at) for at in range(len(SIZES)) if of_size(sized, at).transfers
-        ]
+        assert list(row.sizes) == [of_size(sized, at) for at in range(len(SIZES)) if of_size(sized, at).transfers]
         wrong = sum(abs(one.transfer_us - one.actual_us) for one in known)
         assert row.error == pytest.approx(wrong / row.predicted_actual_us)
         saved = sum(one.recompute_us - one.actual_us for one in done)
@@ -250,9 +246,7 @@ def test_a_ledger_without_tiers_knows_none(store: Engine) -> None:
 
 def test_pages_are_read_by_the_index(ledger: Engine) -> None:
     """What a page costs does not grow with the history: the newest rows are found, not sorted."""
-    assert "ix_transfer_decisions_at" in {
-        index.name for index in metadata.tables["transfer_decisions"].indexes
-    }
+    assert "ix_transfer_decisions_at" in {index.name for index in metadata.tables["transfer_decisions"].indexes}
     asked: list[str] = []
 
     @event.listens_for(ledger, "before_cursor_execute")

@@ -93,9 +93,7 @@ def test_a_policy_of_which_nobody_has_the_document_is_named(ledger: RecordLedger
     hidden = [one for one in later.record(56, 58).policies if one.name == "hidden"]
     assert [one.source for one in hidden] == ["unknown"]
     assert not any(one.policy_digest == hidden[0].digest for one in later.record(56, 58).time_limits)
-    assert [one.name for one in ledger.record(56, 58).policies] == ["second"], (
-        "not under the checkpoint of before"
-    )
+    assert [one.name for one in ledger.record(56, 58).policies] == ["second"], "not under the checkpoint of before"
 
 
 def test_it_verifies_and_says_what_was_not_checked(ledger: RecordLedger) -> None:
@@ -120,9 +118,7 @@ def test_it_is_verified_against_an_export_alone(ledger: RecordLedger) -> None:
     assert found.problems == () and found.source == "the export"
     assert not {"recipients", "policies", "due", "controls"} & {one.path for one in found.unchecked}
     later = record.facts | {"checkpoint": record.checkpoint + 1}
-    bad = ledger.check(
-        signed_again(record, later, ledger.report_key).to_bytes(), is_compared=False, source=folder
-    )
+    bad = ledger.check(signed_again(record, later, ledger.report_key).to_bytes(), is_compared=False, source=folder)
     assert not bad.ok and "is of checkpoint" in bad.source_rejected
     leaves = max(folder.rglob("*.ndjson*"), key=lambda path: path.stat().st_size)
     data = leaves.read_bytes()

@@ -211,9 +211,7 @@ def test_an_engine_on_the_port_reuses_nothing_and_all_again() -> None:
 
 
 def test_a_grant_opens_nothing_of_it() -> None:
-    one = ReferenceEngine(
-        Setup(SUBJECTS.replace("scope: subject", "scope: tenant"), VirtualClock(), blocks=200)
-    )
+    one = ReferenceEngine(Setup(SUBJECTS.replace("scope: subject", "scope: tenant"), VirtualClock(), blocks=200))
 
     def through() -> int:
         ask(one, "beta", "eve")  # the first use is put on record
@@ -224,9 +222,7 @@ def test_a_grant_opens_nothing_of_it() -> None:
     one.port.restrict(of(("alpha", "ann")))
     assert through() > 0, "its own by now"
     one.close()
-    two = ReferenceEngine(
-        Setup(SUBJECTS.replace("scope: subject", "scope: tenant"), VirtualClock(), blocks=200)
-    )
+    two = ReferenceEngine(Setup(SUBJECTS.replace("scope: subject", "scope: tenant"), VirtualClock(), blocks=200))
     ask(two, "alpha", "ann")
     residency = two.port.admit(
         identify(issuer="idp", tenant="beta", verified={"subject": "eve"}),
@@ -253,9 +249,7 @@ def test_an_order_to_monitor_does_not_open_it() -> None:
     one = ReferenceEngine(Setup(SUBJECTS, VirtualClock(), blocks=200))
     one.port.may_monitor = True
     until_us = one.clock.utc_us() + 3_600_000_000
-    one.port.order_enforcement(
-        Enforcement(MONITOR, seed="5eed" * 8, until_utc_us=until_us, actor="olga", order=1)
-    )
+    one.port.order_enforcement(Enforcement(MONITOR, seed="5eed" * 8, until_utc_us=until_us, actor="olga", order=1))
     ask(one, "alpha", "ann")
     assert ask(one, "beta", "bob") > 0, "control: the engine's own keys know no tenant"
     one.port.restrict(of(("alpha", "ann")))

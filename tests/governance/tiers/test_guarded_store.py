@@ -65,9 +65,7 @@ def place(tmp_path: Path, hanging: Hanging) -> Place:
     made.tier.close()
     made.store = GuardedStore(hanging, seconds=SECONDS, clock=made.world.clock)
     terms = made.tier._index.terms
-    made.tier = SealedTier(
-        made.store, made.world.keys, made.world.shred, made.staging, made.world.clock, terms
-    )
+    made.tier = SealedTier(made.store, made.world.keys, made.world.shred, made.staging, made.world.clock, terms)
     return made
 
 
@@ -233,9 +231,7 @@ def test_memory_that_is_had_too_late_is_given_back(
     place.tier.close()
 
 
-def test_memory_for_the_next_is_had_while_a_file_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_for_the_next_is_had_while_a_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what is being written counts: no more is prepared than there is room for."""
     files, free, writing = FileStore(tmp_path / "tier", 3000), threading.Event(), threading.Event()
 
@@ -300,9 +296,7 @@ def test_what_is_read_ahead_and_not_wanted_is_let_go(
     place.tier.close()
 
 
-def test_a_write_that_fails_late_is_no_copy(
-    place: Place, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_late_is_no_copy(place: Place, hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was sealed, and the next with it; the store says only then that it has no room for the first."""
     acme, complete, first = place.label("acme"), HostArena.complete_store, list[bytes]()
 

@@ -50,9 +50,7 @@ def test_a_machine_says_which_nodes_it_has(tmp_path: Path) -> None:
     ]
     (tmp_path / "other").mkdir()
     some = machine(tmp_path / "other", {0: "0", 1: "1"}, {0: "10 20", 1: "20 10"}, "1")
-    assert read_nodes(some) == [MemoryNode(1, frozenset({1}), {1: 10})], (
-        "processors without memory are no place"
-    )
+    assert read_nodes(some) == [MemoryNode(1, frozenset({1}), {1: 10})], "processors without memory are no place"
 
 
 @pytest.mark.parametrize("broken", ["absent", "words", "fewer distances"])
@@ -70,11 +68,7 @@ def test_a_machine_that_does_not_say_has_one_arena(tmp_path: Path, broken: str) 
 def test_a_machine_with_several_nodes_has_an_arena_for_each_unless_they_are_small(tmp_path: Path) -> None:
     nodes = three(tmp_path)
     store = open_host_arena(3 << 30, nodes)
-    assert (
-        isinstance(store, NodeArenas)
-        and store.capacity_bytes == 3 << 30
-        and sorted(store.arenas) == [0, 1, 2]
-    )
+    assert isinstance(store, NodeArenas) and store.capacity_bytes == 3 << 30 and sorted(store.arenas) == [0, 1, 2]
     store.close()
     small = open_host_arena((3 << 30) - 1, nodes)
     assert isinstance(small, HostArena)

@@ -35,9 +35,7 @@ def key(secret: bytes | None = None) -> ExtendedNonceKey:
         return ExtendedNonceKey(buffer)
 
 
-def opens(
-    with_key: ExtendedNonceKey, name: bytes, what: ObjectFacts, data: bytes | bytearray, size: int
-) -> bool:
+def opens(with_key: ExtendedNonceKey, name: bytes, what: ObjectFacts, data: bytes | bytearray, size: int) -> bool:
     into = bytearray(b"\xff" * size)
     try:
         open_into(with_key, name, what, memoryview(data), memoryview(into))

@@ -29,9 +29,7 @@ time.sleep(60)
 
 
 def shred_keys(folder: Path, of: str = "") -> ShredKeys:
-    return ShredKeys.open(
-        folder / f"shred{of}", open_wrapping("generated", folder / f"root{of}.key"), SystemClock()
-    )
+    return ShredKeys.open(folder / f"shred{of}", open_wrapping("generated", folder / f"root{of}.key"), SystemClock())
 
 
 def test_a_notice_says_so_while_it_is_held(tmp_path: Path) -> None:

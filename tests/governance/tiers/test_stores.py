@@ -168,9 +168,7 @@ def test_thousands_of_operations_are_as_a_dictionary_has_them(store: TierStore) 
     assert {one.name: one.size for one in everything(store)} == {key: len(data) for key, data in held.items()}
     assert all(get(store, key) == data for key, data in held.items())
     store.delete(list(held))
-    assert store.used_bytes == 0 and put(store, name(1), bytes(largest(store) - 4096)), (
-        "all room is one again"
-    )
+    assert store.used_bytes == 0 and put(store, name(1), bytes(largest(store) - 4096)), "all room is one again"
 
 
 # -- the host ----------------------------------------------------------------------------------------------------------
@@ -237,9 +235,7 @@ def test_what_somebody_removes_or_cuts_is_a_miss_or_what_is_there(tmp_path: Path
 
 @pytest.mark.parametrize("what", ["link", "pipe", "file"])
 @pytest.mark.parametrize("when", ["before the start", "while it runs"])
-def test_something_else_in_the_place_of_a_folder_is_a_miss_and_is_found(
-    tmp_path: Path, what: str, when: str
-) -> None:
+def test_something_else_in_the_place_of_a_folder_is_a_miss_and_is_found(tmp_path: Path, what: str, when: str) -> None:
     """It refuses no start, holds nobody, hides no other object, and a scan lists and ends it. Control: the object."""
     folder, target = tmp_path / "tier", tmp_path / "elsewhere"
     target.mkdir()

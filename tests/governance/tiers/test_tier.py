@@ -20,9 +20,7 @@ from standins.governance.tier_place import ABSOLUTE_US, BLOCK, STEP, Place, cont
 
 
 @pytest.fixture(params=["host", "nvme", *MOST])
-def place(
-    request: pytest.FixtureRequest, tmp_path: Path, server: Callable[[str], StoreServer]
-) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, tmp_path: Path, server: Callable[[str], StoreServer]) -> Iterator[Place]:
     made = Place(tmp_path, request.param, server=server(request.param) if request.param in KINDS else None)
     yield made
     live, there = made.counted()
@@ -113,9 +111,7 @@ def test_a_subject_s_erasure_ends_its_copies_and_its_key_alone(place: Place) -> 
     assert place.tier.erase("e2", Selector("acme"), 0).objects == 6 and len(place.tier) == 0
 
 
-def test_an_erasure_does_not_wait_for_a_store_that_is_away(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_erasure_does_not_wait_for_a_store_that_is_away(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Index and key at once, the bytes when the store is there again."""
     ada = place.label("acme", "ada")
     place.keep(ada, "p", 8)
@@ -194,9 +190,7 @@ def test_after_an_epoch_nothing_is_found_and_nothing_fails(place: Place) -> None
     assert len(found) == 2 and acme.spec is not None
     place.world.keyring.destroy(acme.spec.owner, 1)
     assert place.bring(acme, "p", 8) == 0 and place.keep(acme, "q", 4) == 0
-    assert place.tier.load(acme, keys_of("p", 8), 0, found, lambda *_: None) == [], (
-        "nor what was found before"
-    )
+    assert place.tier.load(acme, keys_of("p", 8), 0, found, lambda *_: None) == [], "nor what was found before"
     assert place.bring(beta, "p", 8) == 8
 
 
@@ -266,9 +260,7 @@ def test_a_store_that_lies_gives_misses(place: Place, lie: Lie, monkeypatch: pyt
     assert place.bring(beta, "p", 4) == 4
 
 
-def test_a_store_that_fails_gives_misses_and_loses_nothing(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_fails_gives_misses_and_loses_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     acme = place.label("acme")
     place.keep(acme, "p", 4)
 
@@ -312,9 +304,7 @@ def test_after_a_restart_files_are_found_again(tmp_path: Path) -> None:
     assert place.bring(beta, "p", 6) == 0 == place.bring(ada, "p", 6) == place.bring(acme, "q", 6)
     assert place.bring(acme, "p", 6) == 6 == place.bring(ada, "q", 6)
     assert {(one.born_us, one.ceiling_us) for one in place.restored} == {(born_us, born_us + 9_000_000)}
-    assert place.tier.erase("e", Selector("acme", "ada"), 0).objects == 4, (
-        "ada's, and what is acme's together"
-    )
+    assert place.tier.erase("e", Selector("acme", "ada"), 0).objects == 4, "ada's, and what is acme's together"
     assert place.bring(beta, "r", 6) == 6
     place.world.clock.advance(1_000_000)
     assert place.bring(beta, "r", 6) == 0 and place.tier.expire() == 2
@@ -431,9 +421,7 @@ def test_a_tenant_takes_no_room_that_is_another_s(tmp_path: Path) -> None:
     assert sum(place.bring(beta, f"q{number}", 4) == 4 for number in range(12)) == 4
     for number in range(3, 12):
         assert place.keep(acme, f"p{number}", 4) == 4
-    assert sum(place.bring(beta, f"q{number}", 4) == 4 for number in range(12)) == 4, (
-        "acme gave way to itself"
-    )
+    assert sum(place.bring(beta, f"q{number}", 4) == 4 for number in range(12)) == 4, "acme gave way to itself"
     assert sum(place.bring(acme, f"p{number}", 4) == 4 for number in range(12)) == 4
     place.tier.close()
 
@@ -488,9 +476,7 @@ def test_no_order_of_operations_prolongs_a_life_or_crosses_a_tenant(tmp_path: Pa
     place.world.close()
 
 
-def test_what_waits_for_a_store_that_is_away_is_no_orphan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_waits_for_a_store_that_is_away_is_no_orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Controls: an object that nobody waits for, and one that the store said it deleted."""
     place = Place(tmp_path, "nvme")
     acme, beta = place.label("acme"), place.label("beta")
@@ -508,9 +494,7 @@ def test_what_waits_for_a_store_that_is_away_is_no_orphan(
     assert place.orphans() == [] and place.bring(beta, "b", 4) == 4
 
 
-def test_what_a_store_took_and_did_not_say_so_is_no_orphan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_store_took_and_did_not_say_so_is_no_orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place(tmp_path, "nvme")
     completes = place.store.complete_store
 
@@ -545,11 +529,7 @@ def _fails(*_: object) -> None:
 
 def test_of_two_that_end_alike_the_longer_is_kept(place: Place) -> None:
     acme = place.label("acme")
-    assert (
-        place.keep(acme, "p", 4, 3) == 1
-        and place.bring(acme, "p", 4, 3) == 1
-        and place.bring(acme, "p", 4) == 0
-    )
+    assert place.keep(acme, "p", 4, 3) == 1 and place.bring(acme, "p", 4, 3) == 1 and place.bring(acme, "p", 4) == 0
     assert place.keep(acme, "p", 4, 1) == 3 and place.bring(acme, "p", 4, 1) == 3
     assert place.keep(acme, "p", 4, 2) == 0, "it has that"
     assert place.keep(acme, "p", 4) == 4 and place.bring(acme, "p", 4) == 4

@@ -42,9 +42,7 @@ class Recorded(Place):
         spill = self.folder / f"spill-{len(self.writers)}"
         self.writer = builders.writer(self.database, spill, worker="gpu-0", clock=self.world.clock)
         self.writers.append(self.writer)
-        self.writer.submit(
-            [WorkerStarted(self.world.clock.now_us(), "gpu-0", 64, 1, BLOCK_BYTES, "cpu", "test")]
-        )
+        self.writer.submit([WorkerStarted(self.world.clock.now_us(), "gpu-0", 64, 1, BLOCK_BYTES, "cpu", "test")])
         self.told()
 
     def told(self) -> None:
@@ -159,9 +157,7 @@ def test_a_restart_hands_what_is_in_files_over(store: Engine, tmp_path: Path) ->
         writer.close()
 
 
-def test_what_a_stop_leaves_and_nobody_takes_over_is_open_once_it_is_due(
-    store: Engine, tmp_path: Path
-) -> None:
+def test_what_a_stop_leaves_and_nobody_takes_over_is_open_once_it_is_due(store: Engine, tmp_path: Path) -> None:
     place = Recorded(tmp_path, "nvme", store)
     fill(place)
     stored = place.tier.counts.stored

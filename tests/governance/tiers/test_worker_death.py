@@ -202,9 +202,7 @@ def test_who_is_an_heir() -> None:
     assert death_before(one.written(), other) == WorkerDeath(one, True)
     assert death_before(same.written(), other) == WorkerDeath(same, False)
     nobody = TierHolder("c", "default", "4")
-    assert death_before(same.written(), nobody) == WorkerDeath(same, False), (
-        "the group without a name is none"
-    )
+    assert death_before(same.written(), nobody) == WorkerDeath(same, False), "the group without a name is none"
     odd = [one._replace(worker=name).written() for name in ("a\0", "a\x1b[2J", "a" * 257)]
     for torn in (b"", b"{", one.written()[:-3], b"[]", b"{}", *odd):
         assert death_before(torn, one) == WorkerDeath(UNKNOWN, False)

@@ -83,9 +83,7 @@ def test_nothing_goes_to_a_group_before_a_policy_is_known(edge: Edge) -> None:
     with pytest.raises(RequestRefused) as refused:
         fleet.send(fleet.clients.acme)
     assert (refused.value.status, refused.value.client_code) == (503, "placement_unknown")
-    assert fleet.edge.metrics.registry.get_sample_value(
-        "kvcustody_door_misplaced_total", {"code": "placement_unknown"}
-    )
+    assert fleet.edge.metrics.registry.get_sample_value("kvcustody_door_misplaced_total", {"code": "placement_unknown"})
 
 
 def test_a_door_without_groups_refuses_what_its_own_may_not_serve(edge: Edge) -> None:
@@ -133,8 +131,7 @@ def test_past_its_lease_a_door_acts_by_the_last_rules_that_it_heard(edge: Edge, 
     """Whether or not it has named anybody by them. The control: one that heard none sends nobody anywhere."""
     said: list[KnownEpochs | None] = [KnownEpochs(EraseEpochs(), EpochTags(bytes(32)), None, scopes())]
     fleet, deaf = (
-        edge(NameScopes(), placement=FOUR, scopes=None, epochs=epochs)
-        for epochs in (lambda: said[0], lambda: None)
+        edge(NameScopes(), placement=FOUR, scopes=None, epochs=epochs) for epochs in (lambda: said[0], lambda: None)
     )
     assert status_of(fleet, HIGH) == 403
     if has_named:

@@ -42,9 +42,7 @@ class Feed:
         return len(self.raised)
 
     def known(self) -> KnownEpochs | None:
-        return (
-            KnownEpochs(EraseEpochs(self.raised, version=len(self.raised)), TAGS) if self.is_heard else None
-        )
+        return KnownEpochs(EraseEpochs(self.raised, version=len(self.raised)), TAGS) if self.is_heard else None
 
 
 class World:
@@ -101,9 +99,7 @@ def metric(world: World, name: str, **labels: str) -> float:
         (FLEET, {"alice", "bob", "session", "globex"}),
     ],
 )
-def test_a_raised_epoch_ends_the_names_of_its_scope(
-    world: World, scope: EpochScope, changed: set[str]
-) -> None:
+def test_a_raised_epoch_ends_the_names_of_its_scope(world: World, scope: EpochScope, changed: set[str]) -> None:
     before = world.names()
     assert world.names() == before, "the control: nothing was raised"
     world.feed.raise_epoch(scope)
@@ -136,9 +132,7 @@ def test_a_token_says_what_its_principal_stands_on(world: World) -> None:
     assert world.epochs(clients.globex) == Epochs(1, 0, 0)
 
 
-def test_where_a_tenant_has_one_name_tokens_still_say_the_subjects_epoch(
-    tmp_path: Path, signers: Signers
-) -> None:
+def test_where_a_tenant_has_one_name_tokens_still_say_the_subjects_epoch(tmp_path: Path, signers: Signers) -> None:
     """The worker compares by principal; the shared name ends in batches."""
     world = World(tmp_path, signers, scopes=lambda: NameScopes(Scope.TENANT))
     before = world.names()
@@ -159,8 +153,7 @@ def test_past_the_lease_nothing_is_found_and_nothing_breaks(world: World) -> Non
     assert world.epochs(clients.alice) == Epochs(0, 0, 1), "as last known"
     assert metric(world, "past_lease_total") == 4
     assert (
-        world.fleet.edge.lacks()
-        and world.fleet.workers[0].ask(world.fleet.send(clients.alice).forwarded).status == 200
+        world.fleet.edge.lacks() and world.fleet.workers[0].ask(world.fleet.send(clients.alice).forwarded).status == 200
     )
     world.feed.is_heard = True
     assert world.name(clients.alice) == world.name(clients.alice) and not world.fleet.edge.lacks()

@@ -90,9 +90,7 @@ async def _ask_proxy(place: ListenPlace, authority: Path, pair: Pair | None, hea
         return (await client.get(f"https://{place}/v1/models", headers=headers)).status_code
 
 
-@pytest.mark.parametrize(
-    ("shown", "is_served"), [("ours", True), ("none", False), ("others", False), ("ended", False)]
-)
+@pytest.mark.parametrize(("shown", "is_served"), [("ours", True), ("none", False), ("others", False), ("ended", False)])
 def test_a_proxy_serves_those_alone_who_show_a_certificate_of_its_authority(
     fleet: FleetEdge, shown: str, is_served: bool
 ) -> None:
@@ -232,7 +230,5 @@ def test_windowed_tokens_go_to_no_other_machine_in_clear(
 def test_a_key_is_printed_again_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     first = CliRunner().invoke(app, ["key", "door-1.example"]).stdout
-    assert first == CliRunner().invoke(app, ["key", "door-1.example"]).stdout and first.startswith(
-        "door-1.example+"
-    )
+    assert first == CliRunner().invoke(app, ["key", "door-1.example"]).stdout and first.startswith("door-1.example+")
     assert CliRunner().invoke(app, ["key", "door-2.example"]).exit_code != 0, "the file is another door's"

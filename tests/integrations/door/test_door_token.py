@@ -26,15 +26,11 @@ from kvcustody.governance.request import Hints
 from kvcustody.ids import SubjectId, TenantId
 from standins.integrations.fleet_edge import door_key
 
-ACME = Principal(
-    "corp", TenantId("acme"), SubjectId("ann"), subject_asserted=True, route="/v1/chat/completions"
-)
+ACME = Principal("corp", TenantId("acme"), SubjectId("ann"), subject_asserted=True, route="/v1/chat/completions")
 NAMESPACE = "n" * 32
 
 
-def claims(
-    who: Principal = ACME, *, uses: int = 2, group: str = "default", hint: str | None = None
-) -> DoorClaims:
+def claims(who: Principal = ACME, *, uses: int = 2, group: str = "default", hint: str | None = None) -> DoorClaims:
     return DoorClaims(who, Hints(hint), NAMESPACE, group, "request-1", uses)
 
 
@@ -67,12 +63,8 @@ def reason(found: PresentedToken | RejectedToken) -> str:
 
 @pytest.mark.parametrize("hint", [None, "confidential"])
 @pytest.mark.parametrize("salt", [b"", b"twelve bytes"])
-@pytest.mark.parametrize(
-    "subject", [None, "ann", "\u0141ukasz", "0b9a6d7e-8f3c-4f0e-9d53-2a1f4c5b6e7d", "s" * 128]
-)
-def test_what_was_issued_is_what_is_read(
-    fleet: Fleet, hint: str | None, salt: bytes, subject: str | None
-) -> None:
+@pytest.mark.parametrize("subject", [None, "ann", "\u0141ukasz", "0b9a6d7e-8f3c-4f0e-9d53-2a1f4c5b6e7d", "s" * 128])
+def test_what_was_issued_is_what_is_read(fleet: Fleet, hint: str | None, salt: bytes, subject: str | None) -> None:
     who = Principal("corp", TenantId("acme"), None if subject is None else SubjectId(subject), route="/v1/x")
     found = presented(fleet.verifiers[0].present(fleet.issue(claims(who, hint=hint), salt=salt)))
     assert found.claims.principal == who and found.claims.hints.classification == hint
@@ -95,9 +87,7 @@ def test_no_byte_of_a_token_can_be_changed(fleet: Fleet) -> None:
     assert isinstance(fleet.verifiers[0].present(PREFIX + encoded(data + b"\0")), RejectedToken)
 
 
-def test_without_the_signature_a_forged_tenant_would_pass(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_signature_a_forged_tenant_would_pass(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: verification accepts every signature."""
     token = _forged(fleet, door_key().verifier.key_id)
     assert reason(fleet.verifiers[0].present(token)) == "forged"
@@ -157,9 +147,7 @@ def test_a_token_ends_at_its_deadline(fleet: Fleet, seconds: int) -> None:
     fleet.clock.advance(seconds * MICROSECONDS - 1000)
     found = presented(verifier.present(token))
     fleet.clock.advance(1000)
-    assert reason(verifier.present(token)) == "expired" and verifier.spend(found, 1) == RejectedToken(
-        "expired"
-    )
+    assert reason(verifier.present(token)) == "expired" and verifier.spend(found, 1) == RejectedToken("expired")
     assert reason(verifier.present(token)) == "expired"
 
 
@@ -171,9 +159,7 @@ def test_a_restarted_worker_takes_no_earlier_token(fleet: Fleet) -> None:
 
 def test_a_token_of_the_future_is_refused(fleet: Fleet) -> None:
     ahead = VirtualClock(utc_us=fleet.clock.utc_us() + 6 * MICROSECONDS)
-    assert (
-        reason(fleet.verifiers[0].present(DoorTokenIssuer(door_key, ahead).issue(claims()))) == "future-dated"
-    )
+    assert reason(fleet.verifiers[0].present(DoorTokenIssuer(door_key, ahead).issue(claims()))) == "future-dated"
 
 
 def test_a_token_is_for_one_group(fleet: Fleet) -> None:
@@ -200,9 +186,7 @@ def test_keys_overlap_while_one_is_replaced(fleet: Fleet) -> None:
 def test_a_full_memory_refuses_and_forgets_nothing(fleet: Fleet) -> None:
     small = DoorTokens(lambda: fleet.keys, fleet.clock, remembered_max=4)
     found = [presented(small.present(fleet.issue(claims(uses=1)))) for _ in range(2)]
-    assert [small.spend(each, 1) for each in found] == [None, RejectedToken("memory-full")], (
-        "a quarter a tenant"
-    )
+    assert [small.spend(each, 1) for each in found] == [None, RejectedToken("memory-full")], "a quarter a tenant"
     assert small.spend(found[0], 1) == RejectedToken("replayed")
 
 
@@ -232,8 +216,6 @@ def test_a_malformed_name_is_refused(fleet: Fleet, field: str, value: str) -> No
         fleet.issue(claims()._replace(**{field: value}))
 
 
-@pytest.mark.parametrize(
-    "text", ["", "kvd1.", "kvd1.!!!!", "kvd2.AAAA", "kvd1." + "A" * 400, "kvd1." + "A" * 9000]
-)
+@pytest.mark.parametrize("text", ["", "kvd1.", "kvd1.!!!!", "kvd2.AAAA", "kvd1." + "A" * 400, "kvd1." + "A" * 9000])
 def test_what_is_no_token_is_malformed(fleet: Fleet, text: str) -> None:
     assert reason(fleet.verifiers[0].present(text)) in ("malformed", "other-key")

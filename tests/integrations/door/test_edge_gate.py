@@ -81,9 +81,7 @@ def test_the_namespace_is_of_the_scope_that_policy_says(
         found.setdefault(fleet.send(key, headers=headers).json["cache_salt"], set()).add(one)
     lasting = set().union(*alike)
     named_once = [each for each in found.values() if not each <= lasting]
-    assert sorted(map(sorted, (each for each in found.values() if each <= lasting))) == sorted(
-        map(sorted, alike)
-    )
+    assert sorted(map(sorted, (each for each in found.values() if each <= lasting))) == sorted(map(sorted, alike))
     assert len(named_once) == 2 * (len(who) - len(lasting))
     own = fleet.send(clients.alice).json["cache_salt"]
     for forged in ({"cache_salt": own}, {"nvext": {"cache_salt": own}}):
@@ -165,9 +163,7 @@ def test_a_request_has_one_id(fleet: FleetEdge) -> None:
 
 def test_anothers_stored_response_is_none(fleet: FleetEdge) -> None:
     """A router that keeps responses would answer with it."""
-    owner = fleet.send(fleet.clients.acme, headers={"x-request-id": "r"}).forwarded.headers["x-request-id"][
-        :-2
-    ]
+    owner = fleet.send(fleet.clients.acme, headers={"x-request-id": "r"}).forwarded.headers["x-request-id"][:-2]
     own = {"input": "p", "previous_response_id": f"resp_{owner}_1"}
     assert fleet.send(fleet.clients.acme, own, path="/v1/responses").json["previous_response_id"]
     for key, body in (

@@ -64,9 +64,7 @@ class Edge(NamedTuple):
     client: httpx.Client
     routers: list[int]
 
-    def ask(
-        self, key: str | None, body: bytes = b'{"prompt":"p"}', path: str = "/v1/completions", **more: str
-    ) -> Any:
+    def ask(self, key: str | None, body: bytes = b'{"prompt":"p"}', path: str = "/v1/completions", **more: str) -> Any:
         Upstream.last = {}
         given = more | ({} if key is None else {"authorization": f"Bearer {key}"})
         return self.client.post(f"{self.url}{path}", content=body, headers=given)
@@ -131,9 +129,7 @@ def edge(tmp_path_factory: pytest.TempPathFactory, signers: Signers) -> Iterator
         )
         stack.callback(_stop, envoy)
         client = stack.enter_context(httpx.Client(timeout=30))
-        found = Edge(
-            f"http://127.0.0.1:{listen}", f"http://127.0.0.1:{about}", process, fleet, client, routers
-        )
+        found = Edge(f"http://127.0.0.1:{listen}", f"http://127.0.0.1:{about}", process, fleet, client, routers)
         _wait(client, f"{found.about}/ready")
         _wait(client, f"{found.url}/health")
         yield found

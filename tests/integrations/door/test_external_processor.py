@@ -138,9 +138,7 @@ def test_a_plain_path_goes_on_with_a_token_and_its_own_body(fleet: FleetEdge) ->
         is_whole=True,
     )
     common = exchange(fleet.edge, [asked])[0].messages[0].request_headers.response
-    assert _set_headers(common)["authorization"].startswith("Bearer kvd1.") and not common.HasField(
-        "body_mutation"
-    )
+    assert _set_headers(common)["authorization"].startswith("Bearer kvd1.") and not common.HasField("body_mutation")
 
 
 def test_an_open_path_needs_nothing_and_gets_nothing(fleet: FleetEdge) -> None:
@@ -171,9 +169,7 @@ def test_an_open_path_passes_no_credential_on(fleet: FleetEdge) -> None:
         (lambda fleet: [_trailers()], 400),
     ],
 )
-def test_what_may_not_pass_is_answered(
-    fleet: FleetEdge, make: Callable[[FleetEdge], list[Any]], status: int
-) -> None:
+def test_what_may_not_pass_is_answered(fleet: FleetEdge, make: Callable[[FleetEdge], list[Any]], status: int) -> None:
     assert refused(fleet.edge, *make(fleet)) == status
 
 
@@ -196,9 +192,7 @@ def test_a_busy_door_says_so(fleet: FleetEdge) -> None:
     assert exchange(fleet.edge, sent, under_way_bytes_max=200)[0].forwarded.body
 
 
-def test_an_error_of_ours_is_a_500_and_never_a_pass(
-    fleet: FleetEdge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_ours_is_a_500_and_never_a_pass(fleet: FleetEdge, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("a bug")
 
@@ -214,9 +208,7 @@ def test_a_response_says_nothing_of_workers(fleet: FleetEdge) -> None:
     told = ("x-smg-routed-worker-id", "x-llm-d-pod", "x-kvcustody-found", "x-a-router-of-tomorrow", "server")
     names = (":status", "content-type", "transfer-encoding", *told, "x-request-id")
     fields = [base_pb2.HeaderValue(key=name, raw_value=b"1") for name in names]
-    sent = messages.ProcessingRequest(
-        response_headers=messages.HttpHeaders(headers=base_pb2.HeaderMap(headers=fields))
-    )
+    sent = messages.ProcessingRequest(response_headers=messages.HttpHeaders(headers=base_pb2.HeaderMap(headers=fields)))
     answer = exchange(fleet.edge, [request(fleet.clients.acme), body({"prompt": "p"}), sent])[0].messages[-1]
     removed = set(answer.response_headers.response.header_mutation.remove_headers)
     assert removed == {*told}
@@ -245,9 +237,7 @@ _HOSTILE = st.lists(
         st.builds(
             lambda fields, whole: headers(fields, is_whole=whole),
             st.dictionaries(
-                st.sampled_from(
-                    [":method", ":path", "authorization", "x-api-key", "content-length", "upgrade"]
-                ),
+                st.sampled_from([":method", ":path", "authorization", "x-api-key", "content-length", "upgrade"]),
                 st.text(max_size=40),
             ),
             st.booleans(),

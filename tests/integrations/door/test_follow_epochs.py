@@ -92,10 +92,7 @@ def test_an_erasure_ends_the_name_of_its_subject(
         assert fleet.send(fleet.clients.alice).json["cache_salt"] != before
         assert (shown(metrics, "version"), shown(metrics, "age_seconds")) == (1, 0)
         session = {"x-kvcustody-session": "s1"}
-        assert (
-            len({fleet.send(fleet.clients.alice, headers=each).json["cache_salt"] for each in ({}, session)})
-            == 1
-        )
+        assert len({fleet.send(fleet.clients.alice, headers=each).json["cache_salt"] for each in ({}, session)}) == 1
         for scopes, names in ((NameScopes(Scope.SESSION), 3), (NameScopes(Scope.TENANT), 1), (BY_SUBJECT, 2)):
             plane.scopes = scopes
             feed.ask()
@@ -108,9 +105,7 @@ def test_an_erasure_ends_the_name_of_its_subject(
         clock.advance(299 * MICROSECONDS)
         assert not fleet.edge.lacks()
         clock.advance(MICROSECONDS)
-        assert (
-            fleet.edge.lacks() and metrics.registry.get_sample_value("kvcustody_door_past_lease_total") == 0
-        )
+        assert fleet.edge.lacks() and metrics.registry.get_sample_value("kvcustody_door_past_lease_total") == 0
         names = {fleet.send(fleet.clients.alice).json["cache_salt"] for _ in range(3)}
         assert len(names) == metrics.registry.get_sample_value("kvcustody_door_past_lease_total") == 3
 

@@ -140,9 +140,7 @@ def _attack(fleet: FleetEdge, seed: int, count: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("count", [1_000, pytest.param(100_000, marks=pytest.mark.soak)])
-def test_hostile_requests_crash_nothing_and_pass_nothing(
-    tmp_path: Path, signers: Signers, count: int
-) -> None:
+def test_hostile_requests_crash_nothing_and_pass_nothing(tmp_path: Path, signers: Signers, count: int) -> None:
     fleet = FleetEdge(tmp_path, signers)
     found = _attack(fleet, 1, count)
     assert found.keys() >= {"0", "400", "401", "403", "413"}, found

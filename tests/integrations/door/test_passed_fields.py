@@ -64,9 +64,7 @@ def test_every_field_that_is_acted_on_is_refused_by_name_on_every_route(fleet: F
     for field in sorted(ACTED_ON_FIELDS - HINTS - {SALT}):
         answer = refused(fleet, {**prompt(kind), field: {"forged": 1}}, PATHS[kind])
         assert (answer.status, answer.param) == (400, field)
-        assert (
-            field not in fleet.send(fleet.clients.acme, {**prompt(kind), field: None}, path=PATHS[kind]).json
-        )
+        assert field not in fleet.send(fleet.clients.acme, {**prompt(kind), field: None}, path=PATHS[kind]).json
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -79,9 +77,7 @@ def test_and_so_it_is_inside_sampling_parameters(fleet: FleetEdge, several: bool
 
 
 @pytest.mark.parametrize("field", sorted(ACTED_ON_FIELDS - HINTS - {SALT}))
-def test_a_list_that_had_it_would_pass_it(
-    fleet: FleetEdge, field: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_that_had_it_would_pass_it(fleet: FleetEdge, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
     listed = {**PASSED_FIELDS, Body.COMPLETION: PASSED_FIELDS[Body.COMPLETION] | {field}}
     monkeypatch.setattr(passed_fields, "PASSED_FIELDS", listed)
@@ -149,9 +145,7 @@ def test_an_operator_lists_more(tmp_path: Path, signers: Signers) -> None:
 
 
 def test_an_operator_lists_more_of_answers() -> None:
-    assert not PassedFields().is_returned("x-house") and PassedFields(returned=["X-House"]).is_returned(
-        "x-house"
-    )
+    assert not PassedFields().is_returned("x-house") and PassedFields(returned=["X-House"]).is_returned("x-house")
     for header in ("x-smg-routed-worker-id", "x-gateway-destination-endpoint", "x-kvcustody-worker"):
         with pytest.raises(ConfigError, match=header):
             PassedFields(returned=[header])

@@ -28,9 +28,7 @@ from standins.integrations.fleet_edge import FleetEdge
 
 def document(groups: int = 4, spread: int = 1, first: int = 0) -> PlacementDocument:
     named = {f"g{number}": {"router": f"http://r{number}"} for number in range(first, groups)}
-    return PlacementDocument.model_validate(
-        {"schema": "kvcustody/placement@1", "groups": named, "spread": spread}
-    )
+    return PlacementDocument.model_validate({"schema": "kvcustody/placement@1", "groups": named, "spread": spread})
 
 
 def of(found: PlacementDocument, *who: Any, **more: Any) -> str | None:
@@ -129,9 +127,7 @@ def test_a_proxy_sends_each_request_to_its_groups_router(tmp_path: Path, signers
     async def run() -> None:
         behind = httpx.AsyncClient(transport=httpx.MockTransport(router), base_url="http://r-first")
         routers = {name: group.router for name, group in placement.groups.items()}
-        proxy = ReverseProxy(
-            fleet.edge, behind, body_bytes_max=4096, under_way_bytes_max=4096, routers=routers
-        )
+        proxy = ReverseProxy(fleet.edge, behind, body_bytes_max=4096, under_way_bytes_max=4096, routers=routers)
         async with (
             behind,
             httpx.AsyncClient(transport=httpx.ASGITransport(proxy), base_url="http://door") as client,
@@ -152,9 +148,7 @@ def test_a_proxy_sends_each_request_to_its_groups_router(tmp_path: Path, signers
 def test_envoy_has_a_route_for_each_group_and_none_for_another() -> None:
     places = {name: ListenPlace("127.0.0.1", 1000 + number) for number, name in enumerate(GROUPS)}
     door, listen = ListenPlace("127.0.0.1", 1), ListenPlace("127.0.0.1", 2)
-    made = yaml.safe_load(envoy_configuration(listen, door, places, body_bytes_max=1 << 20))[
-        "static_resources"
-    ]
+    made = yaml.safe_load(envoy_configuration(listen, door, places, body_bytes_max=1 << 20))["static_resources"]
     (chain,) = made["listeners"][0]["filter_chains"]
     (host,) = chain["filters"][0]["typed_config"]["route_config"]["virtual_hosts"]
     *grouped, unknown, rest = host["routes"]

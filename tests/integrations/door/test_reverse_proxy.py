@@ -123,9 +123,7 @@ def through(
         async with _served(router.application()) as port:
             behind = httpx.AsyncClient(base_url=f"http://127.0.0.1:{router_port or port}", timeout=SECONDS)
             async with behind:
-                proxy = ReverseProxy(
-                    gate, behind, body_bytes_max=BODY_MAX, under_way_bytes_max=under_way_bytes_max
-                )
+                proxy = ReverseProxy(gate, behind, body_bytes_max=BODY_MAX, under_way_bytes_max=under_way_bytes_max)
                 async with _served(proxy) as door:
                     client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{door}", timeout=SECONDS)
                     async with client:
@@ -166,9 +164,7 @@ def test_a_request_goes_on_with_namespace_and_token(fleet: FleetEdge) -> None:
         (True, "/v1/completions", BODY_MAX + 1, 413),
     ],
 )
-def test_what_may_not_pass_reaches_nobody(
-    fleet: FleetEdge, key: bool, path: str, size: int, status: int
-) -> None:
+def test_what_may_not_pass_reaches_nobody(fleet: FleetEdge, key: bool, path: str, size: int, status: int) -> None:
     async def call(world: World) -> None:
         body = b'{"prompt":"' + b"p" * (size - 13) + b'"}'
         headers = bearer(fleet.clients.acme) if key else {}
@@ -184,9 +180,7 @@ def test_a_chunked_body_is_bounded_too(fleet: FleetEdge) -> None:
             yield b" " * 1024
 
     async def call(world: World) -> None:
-        answer = await world.client.post(
-            "/v1/completions", content=parts(), headers=bearer(fleet.clients.acme)
-        )
+        answer = await world.client.post("/v1/completions", content=parts(), headers=bearer(fleet.clients.acme))
         assert answer.status_code == 413 and not world.router.received
 
     through(fleet.edge, call)
@@ -207,9 +201,7 @@ def test_a_client_that_leaves_ends_its_request_at_the_router(fleet: FleetEdge) -
 
     async def call(world: World) -> None:
         body = {"messages": [], "stream": True}
-        asked = world.client.stream(
-            "POST", "/v1/chat/completions", json=body, headers=bearer(fleet.clients.acme)
-        )
+        asked = world.client.stream("POST", "/v1/chat/completions", json=body, headers=bearer(fleet.clients.acme))
         async with asked as answer:
             chunks = answer.aiter_raw()
             assert (await anext(chunks)).startswith(b"data: ")
@@ -236,9 +228,7 @@ def test_a_stream_that_was_cut_does_not_look_complete_and_is_not_asked_for_again
 
 def test_a_router_that_is_away_is_a_502(fleet: FleetEdge) -> None:
     async def call(world: World) -> None:
-        answer = await world.client.post(
-            "/v1/completions", json={"prompt": "p"}, headers=bearer(fleet.clients.acme)
-        )
+        answer = await world.client.post("/v1/completions", json={"prompt": "p"}, headers=bearer(fleet.clients.acme))
         assert answer.status_code == 502 and answer.json()["error"]["message"].startswith("the router")
 
     through(fleet.edge, call, router_port=1)

@@ -53,9 +53,7 @@ def test_every_figure_is_what_the_recorder_saw(store: Engine, tmp_path: Path, si
         assert fsck(connection).problems == []
 
 
-def test_a_half_that_is_lost_is_a_finding_and_never_a_zero(
-    store: Engine, tmp_path: Path, signers: Signers
-) -> None:
+def test_a_half_that_is_lost_is_a_finding_and_never_a_zero(store: Engine, tmp_path: Path, signers: Signers) -> None:
     fleet = RoutedFleet(tmp_path, signers, store, make_model())
     key = fleet.edge.clients.acme
     without_door = fleet.ask(key, "ann", "acme", 20, mute="door")
@@ -113,16 +111,12 @@ def test_an_answer_that_does_not_begin_within_an_hour_has_a_half_without_one(
     assert {(half.status, half.answer_ms) for half in halves if half} == {(0, 3_600_000), (200, 3_599_999)}
 
 
-def test_of_requests_that_are_not_drawn_nothing_is_written(
-    store: Engine, tmp_path: Path, signers: Signers
-) -> None:
+def test_of_requests_that_are_not_drawn_nothing_is_written(store: Engine, tmp_path: Path, signers: Signers) -> None:
     fleet = RoutedFleet(tmp_path, signers, store, make_model(), share="1/2")
     fleet.run(60)
     fleet.close()
     found = joined(store)
     assert 10 < len(found.receipts) < 50
     drawn = {one.receipt for one in found.receipts}
-    assert figures_of(measure(found.receipts)) == truth_of(
-        [one for one in fleet.seen if one.receipt in drawn]
-    )
+    assert figures_of(measure(found.receipts)) == truth_of([one for one in fleet.seen if one.receipt in drawn])
     assert all(one.problem is ReceiptProblem.NOT_FOUND for one in found.findings)

@@ -103,9 +103,7 @@ def test_a_worker_mints_a_victims_token(fleet: FleetEdge) -> None:
     for token in (minted, as_the_doors):
         assert statuses(fleet, with_token(sent, token)) == [401] * WORKERS
     by_the_door = DoorTokenIssuer(lambda: fleet.key, fleet.clock).issue(victim)
-    assert statuses(fleet, with_token(sent, by_the_door)) == [200] * WORKERS, (
-        "the control: the key alone decides"
-    )
+    assert statuses(fleet, with_token(sent, by_the_door)) == [200] * WORKERS, "the control: the key alone decides"
 
 
 def test_a_worker_whose_key_is_trusted_would_pass(fleet: FleetEdge) -> None:
@@ -245,9 +243,7 @@ def test_another_groups_token_is_refused(tmp_path: Path, signers: Signers) -> No
 # -- an older epoch ---------------------------------------------------------------------------------------------------
 
 
-def test_a_token_from_before_an_erasure_cannot_claim_the_epoch_after_it(
-    tmp_path: Path, signers: Signers
-) -> None:
+def test_a_token_from_before_an_erasure_cannot_claim_the_epoch_after_it(tmp_path: Path, signers: Signers) -> None:
     """It says the older epoch, under signature, and names the older namespace: no router finds what came after."""
     raised: list[RaisedEpoch] = []
 
@@ -277,11 +273,7 @@ def test_a_former_key_ends_with_its_line_in_the_file(fleet: FleetEdge) -> None:
     fleet.trust(former, current)
     under_former = fleet.send(fleet.clients.acme).forwarded
     fleet.key = current
-    assert (
-        statuses(fleet, under_former)
-        == statuses(fleet, fleet.send(fleet.clients.acme).forwarded)
-        == [200] * WORKERS
-    )
+    assert statuses(fleet, under_former) == statuses(fleet, fleet.send(fleet.clients.acme).forwarded) == [200] * WORKERS
     fleet.trust(current)
     assert statuses(fleet, under_former) == [401] * WORKERS
     stolen = DoorTokenIssuer(lambda: former, fleet.clock).issue(claims_of(fleet, under_former))

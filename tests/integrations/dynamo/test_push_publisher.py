@@ -71,9 +71,7 @@ def test_a_store_names_its_namespace(sink: Sink, names: CurrentNamespaces) -> No
 
 def test_what_cannot_be_scoped_is_not_handed_over(sink: Sink, names: CurrentNamespaces) -> None:
     pushed = PushPublisher(sink, names)
-    pushed.publish(
-        [some(scope=ALICE), some(medium="CPU"), some(group=1), some()._replace(tokens=()), cleared(1, "x")]
-    )
+    pushed.publish([some(scope=ALICE), some(medium="CPU"), some(group=1), some()._replace(tokens=()), cleared(1, "x")])
     assert sink.batches == []
     with pytest.raises(IsolationError):
         pushed.publish([some()._replace(scope=None)])  # type: ignore[arg-type]

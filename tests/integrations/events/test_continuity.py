@@ -40,9 +40,7 @@ class Source:
         if self.deaf:
             return None
         start = max(first, len(self.batches) - self.buffer)
-        return ReplayedBatches(
-            [(n, self.batches[n]) for n in range(start, len(self.batches)) if n not in self.drop]
-        )
+        return ReplayedBatches([(n, self.batches[n]) for n in range(start, len(self.batches)) if n not in self.drop])
 
 
 def numbers(arrivals: list[Arrival]) -> list[object]:

@@ -59,9 +59,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     """The same command in a process of its own."""
     command = [sys.executable, __file__, "observe", *map(str, arguments)]
     with_standins = {**os.environ, "PYTHONPATH": str(LIBRARY)}
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=with_standins
-    )
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=with_standins)
 
 
 @pytest.mark.system("`observe` does not end cleanly")
@@ -70,9 +68,7 @@ def test_it_watches_records_and_ends_cleanly(tmp_path: Path, ending: int) -> Non
     policy, salts, ledger = tmp_path / "short.yaml", tmp_path / "salts.yaml", tmp_path / "ledger.db"
     policy.write_text(STRICT)
     salts.write_text("acme: [pepper-of-acme]\n")
-    with EventPublisher(
-        LOCAL, LOCAL, tokens_published=True
-    ) as engine:  # tokens and salts, as an ungoverned one
+    with EventPublisher(LOCAL, LOCAL, tokens_published=True) as engine:  # tokens and salts, as an ungoverned one
         engine.publish([some_stored(0, 3)])
         engine.publish([some_stored(50, 2, salt=None)])
         process = start(

@@ -162,9 +162,7 @@ def test_what_left_in_time_is_not_overdue_and_what_left_late_is_late() -> None:
     assert engine.observed.overdue() == [] and engine.observed.stats().blocks == 0
     stored, removed, overdue = engine.observed.drain()
     assert isinstance(stored, ObservedStored) and isinstance(removed, ObservedRemoved)
-    assert isinstance(overdue, ObservedOverdue) and overdue.blocks == 1, (
-        "on record although it left before the drain"
-    )
+    assert isinstance(overdue, ObservedOverdue) and overdue.blocks == 1, "on record although it left before the drain"
     assert (removed.cause, removed.blocks, removed.late, removed.remaining) == ("removed", 2, 1, 0)
     engine.remove(1, 77)
     assert engine.observed.stats().unmatched_removals == 2 and engine.kinds() == ["ObservationGap"]
@@ -400,9 +398,7 @@ def test_observed_blocks_are_on_record_and_in_no_figure_of_custody(
         bodies = [bytes(leaf) for leaf in connection.scalars(select(leaves_table.c.leaf))]
     assert bodies and all(b"salt-of" not in body for body in bodies)
     secret = (1).to_bytes(32, "big")
-    assert all(secret not in body and secret.hex().encode() not in body for body in bodies), (
-        "no hash in a leaf (W5)"
-    )
+    assert all(secret not in body and secret.hex().encode() not in body for body in bodies), "no hash in a leaf (W5)"
     assert any(b'"observed-overdue"' in body for body in bodies)
 
 

@@ -204,9 +204,7 @@ def test_an_event_without_scope_is_refused_at_the_door(publisher: EventPublisher
 
 @pytest.mark.parametrize("form", ["vllm", "sglang"])
 @pytest.mark.parametrize("switch", ["withheld", "published"])
-def test_a_canary_on_the_wire_is_found_only_where_the_switch_is_on(
-    form: Any, switch: Any, tmp_path: Path
-) -> None:
+def test_a_canary_on_the_wire_is_found_only_where_the_switch_is_on(form: Any, switch: Any, tmp_path: Path) -> None:
     settings = Settings(
         scope_token_key_path=tmp_path / "scope.key",
         kv_events_endpoint=LOCAL,
@@ -241,9 +239,7 @@ def test_other_machines_need_a_setting(endpoint: str) -> None:
     assert check_bind(endpoint, remote_allowed=True) == endpoint
 
 
-@pytest.mark.parametrize(
-    "endpoint", ["tcp://127.9.0.1:1", "tcp://[::1]:1", "tcp://localhost:0", "ipc:///tmp/x"]
-)
+@pytest.mark.parametrize("endpoint", ["tcp://127.9.0.1:1", "tcp://[::1]:1", "tcp://localhost:0", "ipc:///tmp/x"])
 def test_loopback_needs_none(endpoint: str) -> None:
     assert check_bind(endpoint, remote_allowed=False) == endpoint
 

@@ -185,9 +185,7 @@ ENVELOPE = {
 
 
 def test_mooncakes_events_have_its_documented_fields_and_no_alias() -> None:
-    clear, stored, removed = told(
-        mooncake(), some_stored(5, 2, ACME, parent=key(4)), some_removed(5, 2, ACME)
-    )
+    clear, stored, removed = told(mooncake(), some_stored(5, 2, ACME, parent=key(4)), some_removed(5, 2, ACME))
     assert set(clear) == ENVELOPE | {"kvcustody"}
     assert set(stored) == ENVELOPE | {"seq_hashes", "base_block_idx", "parent_hash", "token_ids", "kvcustody"}
     assert set(removed) == ENVELOPE | {"seq_hashes", "base_block_idx", "kvcustody"}
@@ -195,9 +193,7 @@ def test_mooncakes_events_have_its_documented_fields_and_no_alias() -> None:
     for event in (clear, stored, removed):
         assert event["tenant_id"] == event["additional_salt"] == NS_ACME
         assert event["medium"] == "gpu" and event["backend_id"] == "worker-0" and event["timestamp"] == 1500
-    assert (
-        stored["seq_hashes"] == removed["seq_hashes"] == [int.from_bytes(key(n)[:8], "big") for n in (5, 6)]
-    )
+    assert stored["seq_hashes"] == removed["seq_hashes"] == [int.from_bytes(key(n)[:8], "big") for n in (5, 6)]
     assert stored["parent_hash"] == int.from_bytes(key(4)[:8], "big") and stored["block_size"] == 4
     assert told(mooncake(), some_stored(scope=ACME))[1]["base_block_idx"] == 0
 
@@ -291,9 +287,7 @@ DOCUMENTED_REMOVED = {**_BARE, "event_id": 43, "event_type": "removed", "seq_has
 DOCUMENTED_CLEARED = {**_BARE, "event_id": 44, "event_type": "cleared"}
 
 
-def of_the_master(
-    tenant: str, object_key: str, *, stored: bool = True, aliases: bool = True
-) -> dict[str, Any]:
+def of_the_master(tenant: str, object_key: str, *, stored: bool = True, aliases: bool = True) -> dict[str, Any]:
     """A map as the master's source packs it, for a key that is no number."""
     event: dict[str, Any] = {"event_id": 1, "timestamp": 1739145600000}
     event["event_type"] = "stored" if stored else "removed"

@@ -90,9 +90,7 @@ def test_messages_that_the_wire_dropped_come_by_replay() -> None:
             first = item.first if isinstance(item, Missed) else item.sequence  # type: ignore[union-attr]
             assert first == expected, "nothing is skipped in silence"
             expected = item.last + 1 if isinstance(item, Missed) else first + 1
-        assert any(isinstance(item, Delivered) and item.replayed for item in found), (
-            "the control: some were dropped"
-        )
+        assert any(isinstance(item, Delivered) and item.replayed for item in found), "the control: some were dropped"
 
 
 def test_a_gap_that_no_replay_fills_is_reported() -> None:
@@ -140,9 +138,7 @@ def test_a_restart_that_reached_the_same_number_is_recognised_too() -> None:
             until(lambda: second.stats().batches == 4)
             until(lambda: subscriber.poll(20) or subscriber.stats().connected)
             second.publish([some_stored(99, 1)])
-            found = until(
-                lambda: subscriber.poll(100), meanwhile=lambda: second.publish([some_stored(99, 1)])
-            )
+            found = until(lambda: subscriber.poll(100), meanwhile=lambda: second.publish([some_stored(99, 1)]))
             assert Restarted(4) in found and numbers(found)[:3] == [Restarted(4), 0, 1]
 
 
@@ -174,9 +170,7 @@ def test_a_message_beyond_the_limit_breaks_its_connection_and_nothing_else() -> 
             until(lambda: subscriber.poll(10) or subscriber.stats().connected)
             pub.send_multipart([b"", bytes(8), bytes(1_000_000)])
             until(lambda: subscriber.poll(20) or subscriber.stats().disconnects >= 1)
-            found = until(
-                lambda: subscriber.poll(50), meanwhile=lambda: pub.send_multipart([b"", bytes(8), b"small"])
-            )
+            found = until(lambda: subscriber.poll(50), meanwhile=lambda: pub.send_multipart([b"", bytes(8), b"small"]))
             assert numbers(found)[0] == 0
 
 

@@ -230,9 +230,7 @@ def test_a_clear_ends_everything_that_was_told(world: World) -> None:
     assert not world.index.blocks and len(world.told) == 0
     assert world.tell(remove(OF_ANN, (1, 2))) == []
     world.tell(store(OF_ANN, (1, 2, 3)))
-    assert world.overlaps((1, 2, 3))["ann"] == 0, (
-        "what came before the clear is unknown: no chain from its first block"
-    )
+    assert world.overlaps((1, 2, 3))["ann"] == 0, "what came before the clear is unknown: no chain from its first block"
 
 
 def test_further_names_are_bounded_and_the_oldest_are_let_go() -> None:
@@ -273,9 +271,7 @@ def test_every_worker_of_a_fleet_tells_one_hash_for_equal_tokens() -> None:
     assert len(told) == 6, "two of the tenant, and four of the subject"
     assert second.hashes(*map(as_other_worker, CHAIN)) == told
     assert (
-        first.overlaps((1, 2, 3, 4))
-        == second.overlaps((1, 2, 3, 4))
-        == {**{"tenant": 2, "ann": 4, "bob": 0, "eve": 0}}
+        first.overlaps((1, 2, 3, 4)) == second.overlaps((1, 2, 3, 4)) == {**{"tenant": 2, "ann": 4, "bob": 0, "eve": 0}}
     )
     own = World().hashes(*CHAIN)
     assert own != World().hashes(*map(as_other_worker, CHAIN)), "the control: hashes of each worker's keys"
@@ -359,11 +355,7 @@ def test_what_an_index_holds_is_what_the_book_says(seed: int, fleet_hashes: bool
 )
 def test_each_form_has_the_namespace_where_its_index_reads_it(wire: Any, named: Any) -> None:
     made = NamedWire(wire, NAMES).events(store(WIDE, (1,), by=ANN), store(OF_ANN, (2,)))
-    stores = [
-        event
-        for event in made
-        if "stored" in (event.get("event_type", ""), event.get("type", "")[5:].lower())
-    ]
+    stores = [event for event in made if "stored" in (event.get("event_type", ""), event.get("type", "")[5:].lower())]
     assert [named(event) for event in stores] == [name(TENANT), name(ANN), name(ANN)]
     assert "ann" not in str(made), "no name of a person leaves"
 

@@ -99,9 +99,7 @@ sglang_events = st.one_of(
         lora_name=maybe_text,
         **ours,
     ),
-    st.builds(
-        sglang_wire.SglangBlockRemoved, block_hashes=st.lists(int64, max_size=3), medium=maybe_text, **ours
-    ),
+    st.builds(sglang_wire.SglangBlockRemoved, block_hashes=st.lists(int64, max_size=3), medium=maybe_text, **ours),
     st.builds(sglang_wire.SglangAllBlocksCleared, **ours),
 )
 

@@ -59,9 +59,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient
 def settings_of(folder: Path) -> tuple[Settings, dict[str, str]]:
     """A worker's settings in a folder, with a client's key for each of two tenants."""
     (folder / "policy.yaml").write_text(library.source("regulated-saas"))
-    keys = {
-        name: add_key(folder / "keys.yaml", {"name": name, "tenant": name}) for name in ("acme", "globex")
-    }
+    keys = {name: add_key(folder / "keys.yaml", {"name": name, "tenant": name}) for name in ("acme", "globex")}
     (folder / "identity.yaml").write_text("schema: kvcustody/identity@1\napi_keys: {path: keys.yaml}\n")
     made = Settings(
         **builders.worker_files(folder),
@@ -130,9 +128,7 @@ def test_blocks_of_prompts_are_told_with_their_tokens(tmp_path: Path) -> None:
     assert engine.serving.wait(WAIT_SECONDS) and engine.error is None, engine.error
     listening.connect(endpoint)
     gate, verify = open_request_gate(settings), open_verifier(settings).verify
-    application = ModellessServer("worker-0", engine, verify).application(
-        lambda inner: IdentityMiddleware(inner, gate)
-    )
+    application = ModellessServer("worker-0", engine, verify).application(lambda inner: IdentityMiddleware(inner, gate))
     wanted = tokens_of(PROMPT, engine.block_tokens).tolist()
     with TestClient(application) as client:
 

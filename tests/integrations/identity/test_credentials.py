@@ -92,9 +92,7 @@ def test_a_broken_key_file_vouches_for_nobody_until_it_is_whole(deployment: Depl
 
 def test_a_key_ends_at_its_date(deployment: Deployment) -> None:
     path = deployment.directory / "keys.yaml"
-    key = add_key(
-        path, {"name": "brief", "tenant": "acme", "until": "2026-01-02"}
-    )  # the clock is at 2026-01-01
+    key = add_key(path, {"name": "brief", "tenant": "acme", "until": "2026-01-02"})  # the clock is at 2026-01-01
     deployment.clock.advance(MICROSECONDS)
     assert who(deployment, key) is not None
     deployment.clock.advance(86_400 * MICROSECONDS - 2 * MICROSECONDS)
@@ -121,9 +119,7 @@ def test_an_existing_key_can_be_adopted_and_a_weak_one_cannot(deployment: Deploy
     assert path.read_bytes() == before
 
 
-def test_keys_are_compared_by_digest_in_constant_time(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_are_compared_by_digest_in_constant_time(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[str, str]] = []
 
     def watch(one: str, other: str) -> bool:

@@ -27,9 +27,7 @@ ADMINISTRATION = (
 )  # fmt: skip
 
 
-def scoped(
-    deployment: Deployment, key: str, headers: dict[str, str] | None = None, path: str = "/v1/completions"
-):  # type: ignore[no-untyped-def]
+def scoped(deployment: Deployment, key: str, headers: dict[str, str] | None = None, path: str = "/v1/completions"):  # type: ignore[no-untyped-def]
     found = deployment.verify(ask(deployment.gate, path, headers=headers, key=key).passed.json)
     assert isinstance(found, VerifiedToken), found
     return found
@@ -82,9 +80,7 @@ def test_every_identity_that_is_refused_is_noted_with_its_network(deployment: De
 
     for key in (None, "a-secret-that-somebody-mistyped", deployment.token(exp=5), deployment.acme):
         ask(deployment.gate, key=key, refused=refused)
-    ask(
-        deployment.gate, "/v1/completions", b"{", key=deployment.acme, refused=refused
-    )  # of somebody, and wrong
+    ask(deployment.gate, "/v1/completions", b"{", key=deployment.acme, refused=refused)  # of somebody, and wrong
     ask(deployment.gate, "/metrics", key=deployment.acme, refused=refused)
     ask(deployment.gate, "/v1/responses/resp_x", method="GET", key=deployment.acme, refused=refused)
     network = "203.0.113.0/24"
@@ -106,9 +102,7 @@ def test_what_a_door_refused_is_in_the_metrics_of_its_server(deployment: Deploym
 
 
 @pytest.mark.parametrize("path", sorted(ADMINISTRATION))
-def test_administration_is_refused_to_tenants_and_open_to_operators(
-    deployment: Deployment, path: str
-) -> None:
+def test_administration_is_refused_to_tenants_and_open_to_operators(deployment: Deployment, path: str) -> None:
     for key in (deployment.acme, deployment.token()):
         reply = ask(deployment.gate, path, key=key)
         assert (reply.status, reply.received) == (403, None)
@@ -246,9 +240,7 @@ def test_a_malformed_header_is_a_400_and_never_a_missing_one(
         [(b"proxy-authorization", b"Bearer %s")],
     ],
 )
-def test_anything_but_one_credential_is_the_401(
-    deployment: Deployment, headers: list[tuple[bytes, bytes]]
-) -> None:
+def test_anything_but_one_credential_is_the_401(deployment: Deployment, headers: list[tuple[bytes, bytes]]) -> None:
     key = deployment.acme.encode()
     raw = [(name, value.replace(b"%s", key)) for name, value in headers]
     assert ask(deployment.gate, headers=raw) == ask(deployment.gate)

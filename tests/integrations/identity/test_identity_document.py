@@ -47,9 +47,7 @@ def test_a_mistake_is_reported_with_its_place(old: str, new: str, expected: str)
 
 
 def test_every_mistake_is_reported_at_once_and_no_value_is_quoted() -> None:
-    text = DOCUMENT.replace("path: keys.yaml", "path: {s3cret: 1}").replace(
-        "audience: kvcustody", "audience: [s3cret]"
-    )
+    text = DOCUMENT.replace("path: keys.yaml", "path: {s3cret: 1}").replace("audience: kvcustody", "audience: [s3cret]")
     with pytest.raises(ConfigError) as caught:
         parse_model(IdentityDocument, text.encode(), "identity.yaml")
     assert len(caught.value.message.splitlines()) == 2
@@ -115,9 +113,7 @@ def test_a_door_for_two_issuers_needs_a_policy_that_lists_them(tmp_path: Path) -
     add_key(tmp_path / "keys.yaml", {"name": "ci", "tenant": "acme", "issuer": "idp"})
     check_issuers(settings, ())
     add_key(tmp_path / "keys.yaml", {"name": "other", "tenant": "acme"})
-    with pytest.raises(
-        ConfigError, match="`api-keys`, `idp` name tenants, and the policy lists no `issuers`"
-    ):
+    with pytest.raises(ConfigError, match="`api-keys`, `idp` name tenants, and the policy lists no `issuers`"):
         check_issuers(settings, ())
     check_issuers(settings, ("idp", "api-keys"))
 

@@ -32,12 +32,7 @@ from kvcustody.integrations.identity.routes import SCOPED, Body, Room
 from kvcustody.integrations.sglang.middleware import SERVER
 from standins.integrations.door_world import Deployment, ask, secret
 
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(10**30), 10**30)
-    | st.floats(allow_nan=False, allow_infinity=False)
-)
+SCALARS = st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
 # `from_type` text includes lone surrogates, which JSON escapes can carry.
 TEXTS = st.text(st.characters(exclude_categories=[]), max_size=12)
 VALUES = st.recursive(
@@ -289,9 +284,7 @@ def test_without_binding_sessions_would_meet(
 
 def test_a_session_that_is_none_is_dropped_and_a_malformed_one_refused(deployment: Deployment) -> None:
     key = deployment.acme
-    empty = ask(
-        deployment.gate, body={"prompt": "p", "session_id": None}, headers={"X-Session-Id": ""}, key=key
-    )
+    empty = ask(deployment.gate, body={"prompt": "p", "session_id": None}, headers={"X-Session-Id": ""}, key=key)
     assert empty.passed.json["session_id"] is None and "x-session-id" not in empty.passed.headers
     for body, headers in (
         ({"session_id": "a b"}, {}),
@@ -311,17 +304,13 @@ def test_ids_of_different_owners_never_meet(deployment: Deployment) -> None:
     }
     seen = {"request_id": set(), "uuid": set(), "header": set()}
     for key in (deployment.acme, deployment.globex, deployment.alice):
-        reply = ask(
-            deployment.gate, "/v1/chat/completions", copy.deepcopy(body), {"X-Request-Id": "7"}, key=key
-        )
+        reply = ask(deployment.gate, "/v1/chat/completions", copy.deepcopy(body), {"X-Request-Id": "7"}, key=key)
         got = reply.passed.json
         seen["request_id"].add(got["request_id"])
         seen["uuid"].add(got["messages"][0]["content"][0]["uuid"])
         seen["header"].add(reply.passed.headers["x-request-id"])
         assert got["messages"][0]["content"][1] == {"type": "text", "text": "uuid"}
-        again = ask(
-            deployment.gate, "/v1/chat/completions", copy.deepcopy(body), {"X-Request-Id": "7"}, key=key
-        )
+        again = ask(deployment.gate, "/v1/chat/completions", copy.deepcopy(body), {"X-Request-Id": "7"}, key=key)
         assert again.passed.json["request_id"] == got["request_id"]
     assert all(len(values) == 3 for values in seen.values()), seen
     assert all(value.endswith("7") for value in seen["request_id"] | seen["header"])
@@ -426,9 +415,7 @@ def test_the_headers_trace_goes_with_the_body_where_there_is_room(deployment: De
     assert isinstance(deployment.verify(traced.json), VerifiedToken)
 
 
-@pytest.mark.parametrize(
-    "header", ["", "x", TRACE, TRACEPARENT.upper(), TRACEPARENT.replace(TRACE, "0" * 32)]
-)
+@pytest.mark.parametrize("header", ["", "x", TRACE, TRACEPARENT.upper(), TRACEPARENT.replace(TRACE, "0" * 32)])
 def test_what_is_no_trace_goes_nowhere_and_refuses_nothing(deployment: Deployment, header: str) -> None:
     """Nor does a trace that the client writes where ours goes."""
     sent = {"prompt": "p", "kv_transfer_params": {OUR_TRACE_FIELD: TRACE}}
@@ -445,13 +432,9 @@ def test_what_a_client_says_of_its_content_goes_with_the_body_where_there_is_roo
 ) -> None:
     marks = [[0, 9, "system_prompt"]]  # which the server alone may write, behind the door
     forged = {"kv_transfer_params": {OUR_KINDS_FIELD: [[0, 9, "y"]], OUR_MARKS_FIELD: marks}}
-    got = ask(
-        deployment.gate, path, {"prompt": "p", OUR_KINDS_FIELD: SPANS, **forged}, key=deployment.acme
-    ).passed.json
+    got = ask(deployment.gate, path, {"prompt": "p", OUR_KINDS_FIELD: SPANS, **forged}, key=deployment.acme).passed.json
     carried = got.get("kv_transfer_params", {}).get(OUR_KINDS_FIELD)
-    assert carried == (
-        [[0, 512, "pasted_log"], [600, 601, "x"]] if SCOPED[path].room is Room.TRANSFER else None
-    )
+    assert carried == ([[0, 512, "pasted_log"], [600, 601, "x"]] if SCOPED[path].room is Room.TRANSFER else None)
     assert OUR_KINDS_FIELD not in got and OUR_MARKS_FIELD not in str(got)
     assert isinstance(deployment.verify(got), VerifiedToken)
 
@@ -462,9 +445,7 @@ def test_what_a_client_says_of_its_content_goes_with_the_body_where_there_is_roo
      [{"from": -1, "to": 4, "kind": "x"}], [{"from": 0, "to": 4, "kind": 4}], [{"from": 0, "to": 4}], SPANS * 33],
 )  # fmt: skip
 def test_what_is_no_span_of_content_is_refused(deployment: Deployment, said: object) -> None:
-    assert (
-        ask(deployment.gate, body={"prompt": "p", OUR_KINDS_FIELD: said}, key=deployment.acme).status == 400
-    )
+    assert ask(deployment.gate, body={"prompt": "p", OUR_KINDS_FIELD: said}, key=deployment.acme).status == 400
 
 
 FORGED = {
@@ -493,9 +474,7 @@ def test_sglangs_bodies_carry_the_trace_and_kinds_in_custom_params(
 ) -> None:
     """And what the client writes there of ours is gone: without a trace and kinds of its own nothing is there."""
     directory = deployment.directory
-    gate = RequestGate(
-        load_identity(directory / "identity.yaml"), directory, secret(), deployment.clock, server=SERVER
-    )
+    gate = RequestGate(load_identity(directory / "identity.yaml"), directory, secret(), deployment.clock, server=SERVER)
     headers = {"traceparent": TRACEPARENT}
     sent = body | {OUR_KINDS_FIELD: SPANS, OUR_LATENCY_FIELD: "interactive"}
     bare = ask(gate, path, body, key=deployment.acme).passed.json
@@ -503,14 +482,10 @@ def test_sglangs_bodies_carry_the_trace_and_kinds_in_custom_params(
     assert not any(field in str(bare) for field in FORGED)
     holders = [got]
     if path == "/generate":
-        holders = (
-            got["sampling_params"] if isinstance(got["sampling_params"], list) else [got["sampling_params"]]
-        )
+        holders = got["sampling_params"] if isinstance(got["sampling_params"], list) else [got["sampling_params"]]
     for holder in holders:
         ours = {field: holder["custom_params"].pop(field) for field in OUR_THREE}
-        assert ours == dict(
-            zip(OUR_THREE, ([0, 512, "pasted_log", 600, 601, "x"], TRACE, "interactive"), strict=True)
-        )
+        assert ours == dict(zip(OUR_THREE, ([0, 512, "pasted_log", 600, 601, "x"], TRACE, "interactive"), strict=True))
         assert holder["custom_params"] in ({}, {"mine": 1})
     assert OUR_KINDS_FIELD not in got and "kv_transfer_params" not in got
 

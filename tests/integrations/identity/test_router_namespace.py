@@ -58,9 +58,7 @@ def test_it_is_the_credentials_tenant(deployment: Deployment, forged: list[tuple
     assert seen(deployment, deployment.alice) == own, "one for the tenant, whoever asks"
 
 
-def test_without_it_the_clients_header_gets_through(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_it_the_clients_header_gets_through(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the door does not know the header."""
     monkeypatch.setattr(authenticate_request, "NAMESPACE_HEADER", "x-other")
     assert seen(deployment, deployment.acme, [(b"x-tenant-id", b"globex")]) == "globex"
@@ -109,12 +107,8 @@ def test_equal_tenants_of_two_issuers_are_apart(deployment: Deployment) -> None:
     assert seen(deployment, token) != seen(deployment, deployment.acme)
 
 
-@pytest.mark.parametrize(
-    "sent", [{"nvext": {"cache_salt": "s"}}, {"nvext": {"cache_salt": "s"}, "cache_salt": "s"}]
-)
-def test_a_salt_for_the_router_narrows_and_goes_no_further(
-    deployment: Deployment, sent: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("sent", [{"nvext": {"cache_salt": "s"}}, {"nvext": {"cache_salt": "s"}, "cache_salt": "s"}])
+def test_a_salt_for_the_router_narrows_and_goes_no_further(deployment: Deployment, sent: dict[str, Any]) -> None:
     got = ask(deployment.gate, body={"prompt": "p", **sent}, key=deployment.acme).passed.json
     assert got["nvext"] == {} and got["cache_salt"] != "s"
     found = deployment.verify(got)

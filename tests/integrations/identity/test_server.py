@@ -119,9 +119,7 @@ def test_streams_are_unchanged_byte_for_byte(configured: Deployment, governed: s
     body = {"prompt": "p", "stream": True}
     found = []
     for address in (plain, governed):
-        with httpx.stream(
-            "POST", f"{address}/v1/completions", json=body, headers=bearer(configured.acme)
-        ) as reply:
+        with httpx.stream("POST", f"{address}/v1/completions", json=body, headers=bearer(configured.acme)) as reply:
             headers = {name: value for name, value in reply.headers.items() if name != "date"}
             found.append((reply.status_code, headers, b"".join(reply.iter_raw())))
     assert found[0] == found[1] and found[1][2] == b"".join(CHUNKS)
@@ -149,9 +147,7 @@ def test_the_door_of_a_running_server(configured: Deployment, governed: str, pla
     assert client.post("/reset_prefix_cache", headers=bearer(configured.operator)).status_code == 200
     large = client.post("/v1/completions", content=b"x" * ((1 << 20) + 1), headers=bearer(configured.acme))
     assert large.status_code == 413
-    assert (
-        httpx.post(f"{plain}/reset_prefix_cache").status_code == 200
-    )  # the control: nothing else refuses it
+    assert httpx.post(f"{plain}/reset_prefix_cache").status_code == 200  # the control: nothing else refuses it
 
 
 def test_a_wrong_deployment_serves_nothing(configured: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,9 +92,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [OPERATOR, ACCOUNT, USER])
 def test_a_keys_text_is_read_back_and_a_changed_one_is_not(kind: str) -> None:
     key = NatsKey.generate(kind)
-    assert (
-        NatsKey.from_seed(key.seed) == key and key.seed.startswith(f"S{kind}") and key.public.startswith(kind)
-    )
+    assert NatsKey.from_seed(key.seed) == key and key.seed.startswith(f"S{kind}") and key.public.startswith(kind)
     assert key.seed not in repr(key)
     changed = key.seed[:20] + ("A" if key.seed[20] != "A" else "B") + key.seed[21:]
     with pytest.raises(ConfigError):

@@ -110,21 +110,15 @@ def test_events_reach_their_tenants_readers_alone_and_erasures_purge(server: Nat
                 await until(lambda: every.streams.is_usable("gpu-1", ACME) and len(held(all_index)) == 4)
                 await until(lambda: len(held(all_index, GLOBEX)) == 2)
                 await until(lambda: own.streams.is_usable("gpu-1", ACME) and len(held(own_index)) == 4)
-                for number in range(
-                    3, 100
-                ):  # by the stream, not by snapshots alone, once consumers are there
+                for number in range(3, 100):  # by the stream, not by snapshots alone, once consumers are there
                     told.publish([store(ANN, number)])
-                    await until(
-                        lambda number=number: len(held(all_index)) == number + 2 == len(held(own_index))
-                    )
+                    await until(lambda number=number: len(held(all_index)) == number + 2 == len(held(own_index)))
                     if all(one.streams.counts["messages"] for one in (every, own)):
                         break
                 assert own.streams.counts["messages"], "it has a consumer of its own"
                 told.publish([remove(ANN, *range(3, number + 1))])
                 await until(lambda: len(held(all_index)) == 4 == len(held(own_index)))
-                await until(
-                    lambda: every.streams.is_usable("gpu-1", ACME) and own.streams.is_usable("gpu-1", ACME)
-                )
+                await until(lambda: every.streams.is_usable("gpu-1", ACME) and own.streams.is_usable("gpu-1", ACME))
                 assert set(own_index.blocks) == {("gpu-1", ACME)}, "nothing of another tenant"
                 await kept(keeper)
                 before = keeper.stats.messages
@@ -208,9 +202,7 @@ def test_nobody_does_more_than_its_credentials_say(server: NatsServer) -> None:
 
                 return act
 
-            assert await refusals(worker, publishes(ours, theirs, "beat.t.gpu-1", "snap.r.gpu-1")) == [], (
-                "control"
-            )
+            assert await refusals(worker, publishes(ours, theirs, "beat.t.gpu-1", "snap.r.gpu-1")) == [], "control"
             refused = (
                 foreign,
                 "beat.t.gpu-2",
@@ -343,16 +335,12 @@ def test_tls_cannot_be_talked_away(server: NatsServer, tmp_path: Path) -> None:
         pair = authority.issue("localhost", server=True)
         behind = NatsServer(tmp_path / "tls", tls=(pair.certificate, pair.key))
         try:
-            place = behind.worker("gpu-1")._replace(
-                url=f"tls://127.0.0.1:{behind.port}", authority=authority.pem
-            )
+            place = behind.worker("gpu-1")._replace(url=f"tls://127.0.0.1:{behind.port}", authority=authority.pem)
             client = await open_connection(place)
             assert client.is_connected
             await client.close()
             strangers = place._replace(authority=None)
-            clear = server.worker("gpu-1")._replace(
-                url=f"tls://127.0.0.1:{server.port}", authority=authority.pem
-            )
+            clear = server.worker("gpu-1")._replace(url=f"tls://127.0.0.1:{server.port}", authority=authority.pem)
             for other in (strangers, clear):
                 with pytest.raises(Exception):  # noqa: B017 - whatever the client calls it
                     await asyncio.wait_for(open_connection(other), 10)
@@ -405,9 +393,7 @@ def test_a_killed_or_stopped_server_costs_time_alone(server: NatsServer) -> None
                     else:
                         server.signal(signal.SIGCONT)
                     wanted = {key(ANN, at) for at in range(3 if fault == "kill" else 2)}
-                    await until(
-                        lambda wanted=wanted: every.streams.is_usable("gpu-1", ACME) and held(index) == wanted
-                    )
+                    await until(lambda wanted=wanted: every.streams.is_usable("gpu-1", ACME) and held(index) == wanted)
                 assert keeper.stats.made >= 2, "its memory was gone: the stream was made anew"
             finally:
                 await asyncio.to_thread(told.close)
@@ -453,9 +439,7 @@ def test_the_stream_is_bounded_and_a_purge_takes_ended_subjects_alone(server: Na
 
 
 @pytest.mark.system("a round of the keeper takes as long as erasures are many, or leaves what they ended")
-def test_rounds_are_bounded_and_leave_nothing_that_ended(
-    server: NatsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_are_bounded_and_leave_nothing_that_ended(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper_module, "PURGES_MAX", 3)
     people = [ANN._replace(subject=f"s{number}") for number in range(8)]
     after = epochs(*(EpochScope(ISSUER, "acme", one.subject) for one in people))

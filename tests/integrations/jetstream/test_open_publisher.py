@@ -19,9 +19,7 @@ from standins.integrations.jetstream.told_world import ANN, epochs, store
 def test_nats_that_is_away_is_not_waited_for(tmp_path: Path, endpoint: str) -> None:
     keys = FleetKeys.create(tmp_path / "keys")
     file = tmp_path / "gpu-1.creds"
-    file.write_text(
-        credentials(keys.fleet, "gpu-1", worker_permissions("gpu-1"), now=int(time.time()), seconds=60)
-    )
+    file.write_text(credentials(keys.fleet, "gpu-1", worker_permissions("gpu-1"), now=int(time.time()), seconds=60))
     settings = Settings(
         worker_name="gpu-1",
         control_plane=f"unix:{tmp_path}/api.sock",

@@ -101,9 +101,7 @@ def test_a_lost_message_makes_locations_unusable_until_a_snapshot() -> None:
     assert line.usable()
     line.arrive(third)
     assert not line.usable() and line.streams.counts["gaps"] == 1
-    assert line.index.matched(WORKER, ACME, line.name(), PROMPT) == 4, (
-        "what came after the hole is not told yet"
-    )
+    assert line.index.matched(WORKER, ACME, line.name(), PROMPT) == 4, "what came after the hole is not told yet"
     assert line.heal() == 1 and line.usable()
     assert line.index.matched(WORKER, ACME, line.name(), PROMPT) == 12
     line.arrive(lost)  # late
@@ -255,9 +253,7 @@ def test_a_tenants_reader_is_given_its_tenants_snapshot_and_one_a_second() -> No
     told = told_stream()
     told.messages([store(ANN, 0), store(EVE, 0)], epochs(), 1.0)
     [part] = told.answer(f"ask.{GLOBEX}.r1.gpu-1", f"q {ACME}".encode(), 1.0, 1.0)
-    assert part.headers["Kvc-Tenant"] == GLOBEX and b"ann" not in part.payload, (
-        "what it says is not looked at"
-    )
+    assert part.headers["Kvc-Tenant"] == GLOBEX and b"ann" not in part.payload, "what it says is not looked at"
     assert told.answer(f"ask.{GLOBEX}.r1.gpu-1", b"q", 1.5, 1.0) == []
     assert len(told.answer(f"ask.{GLOBEX}.r1.gpu-1", b"q", 2.1, 1.0)) == 1
     assert told.answer("ask.ff.r1.gpu-1", b"q", 9.0, 1.0) == told.answer("ask", b"q", 9.0, 1.0) == []
@@ -367,9 +363,7 @@ def test_a_tenant_without_blocks_is_let_go_and_comes_back_by_a_snapshot(
     line.arrive(*line.tell(store(ANN, 0), store(EVE, 0)), *line.tell(remove(ANN, 0)))
     for _ in range(4):
         line.beat()
-    assert {one.subject.split(".")[1] for one in line.told.beats()} == {GLOBEX}, (
-        "eve's block is told of still"
-    )
+    assert {one.subject.split(".")[1] for one in line.told.beats()} == {GLOBEX}, "eve's block is told of still"
     line.now += 1.0
     line.arrive(*line.tell(store(ANN, 1)))
     assert not line.usable() and line.usable(GLOBEX), "it may have missed something"

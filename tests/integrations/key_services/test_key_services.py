@@ -90,9 +90,7 @@ def key_of(ring: Keyring, owner: KeyOwner, epoch: int) -> bytes:
         return bytes(key.view())
 
 
-def test_epochs_open_in_another_process_and_under_no_other_deployment(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+def test_epochs_open_in_another_process_and_under_no_other_deployment(deployment: Deployment, tmp_path: Path) -> None:
     ring = deployment.ring()
     ring.ensure([ACME, LABS])
     assert key_of(deployment.ring(), ACME, 1) == key_of(ring, ACME, 1) != key_of(ring, LABS, 1)
@@ -346,9 +344,7 @@ def test_the_command_moves_keys_into_a_service_and_between_roots_and_ends_the_ol
     assert not old.exists()
     backup, backed_root = store.read_bytes(), (folder / "one.wrapped").read_bytes()
     again = ["--from-service", deployment.document, *into]
-    assert cli(
-        "keys", "rewrap", store, "--from", folder / "one.wrapped", "--to", folder / "two.wrapped", *again
-    )
+    assert cli("keys", "rewrap", store, "--from", folder / "one.wrapped", "--to", folder / "two.wrapped", *again)
     port = deployment.port("two.wrapped")
     keys = ShredKeys.open(shred, port, VirtualClock(utc_us=NOW_US))
     assert key_of(deployment.ring(port), ACME, 1) == secret and bytes(keys.secret(subject).view()) == sealed
@@ -368,9 +364,7 @@ def test_the_old_root_is_not_ended_where_shred_keys_would_be_lost_with_it(
     Deployment(tmp_path, tmp_path).ring(port).ensure([ACME])
     ShredKeys.open(tmp_path / "shred.keys", port, VirtualClock(utc_us=NOW_US)).close()
     open_root("generated", new)
-    result = CliRunner().invoke(
-        app, ["keys", "rewrap", str(store), "--from", str(old), "--to", str(new), "--end-old"]
-    )
+    result = CliRunner().invoke(app, ["keys", "rewrap", str(store), "--from", str(old), "--to", str(new), "--end-old"])
     assert result.exit_code and "give --shred-keys" in result.output
     assert old.exists() and "kvcustody" in store.read_text()
 

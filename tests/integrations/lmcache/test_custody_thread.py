@@ -76,9 +76,7 @@ def test_a_restart_ends_what_is_overdue_and_closes_the_dead_one_before_anybody_a
     assert thread.is_open
     assert until(lambda: len(site.files()) == 1)
     assert until(lambda: lives(site.deployment.ledger_url)[0] not in (None, "stopped"))
-    order = thread.run(
-        lambda chunks: chunks.governor.call(lambda mine: mine.erase(Selector("acme", "s", None)))
-    )
+    order = thread.run(lambda chunks: chunks.governor.call(lambda mine: mine.erase(Selector("acme", "s", None))))
     order.result(10).result(10)
     assert until(lambda: site.files() == []), "an order reaches it, and nobody stored"
     thread.close()
@@ -153,9 +151,7 @@ def test_a_shape_that_does_not_fit_is_refused_at_start(
     assert len(site.files()) == 1, "what is there stays"
 
 
-def test_what_cannot_be_opened_is_told_at_start(
-    site: ChunkSite, opened: Callable[..., CustodyThread]
-) -> None:
+def test_what_cannot_be_opened_is_told_at_start(site: ChunkSite, opened: Callable[..., CustodyThread]) -> None:
     opened().close()
     (site.deployment.folder / "salts").chmod(0o644)
     with pytest.raises(CustodyError, match="scope_salts_path"):

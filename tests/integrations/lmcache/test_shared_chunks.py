@@ -24,9 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
 
 
 @pytest.fixture
-def worker(
-    tmp_path: Path, server: Callable[[str], StoreServer], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Opened]:
+def worker(tmp_path: Path, server: Callable[[str], StoreServer], monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
     """`worker(name)`: what has a call done by one more server's worker; `worker.site` tells salts."""
     there = server(VALKEY)
     assert isinstance(there, ValkeyServer)

@@ -16,9 +16,7 @@ ANYBODY = ("anybody", "", "")
 
 def order(engine: PagedEngine, mode: str) -> None:
     until_us = engine.clock.utc_us() + 3_600_000_000
-    engine.port.order_enforcement(
-        Enforcement(mode, seed="5eed" * 8, until_utc_us=until_us, actor="olga", order=3)
-    )
+    engine.port.order_enforcement(Enforcement(mode, seed="5eed" * 8, until_utc_us=until_us, actor="olga", order=3))
 
 
 def monitored(engine: PagedEngine, tenant: str | None, narrowed_by: str = "") -> int:

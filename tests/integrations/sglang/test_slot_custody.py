@@ -53,9 +53,7 @@ def test_a_grant_opens_the_owners_chain_and_what_is_added_is_the_readers():
     shared.finish(rid)
     owners = {shared.port.pool.domains[tag].owner.name for tag in shared.port.pool.tag[one.request.found]}
     assert owners == {"alpha"}
-    assert shared.run("alpha", "ann", longer) == len(PROMPT), (
-        "what the reader added is not in the owner's chain"
-    )
+    assert shared.run("alpha", "ann", longer) == len(PROMPT), "what the reader added is not in the owner's chain"
     assert shared.problems() == []
 
 
@@ -145,9 +143,7 @@ def test_a_tree_without_namespaces_is_noticed(monkeypatch):
     monkeypatch.setattr(SlotRequest, "name", lambda self, namespace: "everybody")
     open_to_all = engine()
     open_to_all.run("alpha", "ann", PROMPT)
-    monkeypatch.setattr(
-        "kvcustody.allocator.external.pool.ExternalPool.attachable", lambda self, b, e, n: len(b)
-    )
+    monkeypatch.setattr("kvcustody.allocator.external.pool.ExternalPool.attachable", lambda self, b, e, n: len(b))
     with pytest.raises(AssertionError, match="what it attaches"):
         open_to_all.run("beta", "eve", PROMPT)
 

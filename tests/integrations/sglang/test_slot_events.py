@@ -224,12 +224,8 @@ def test_a_segment_is_told_in_its_own_domain_and_what_follows_in_its_readers(tmp
     compare(one)
     whole = (*SHARED[:COVERED], 7, 8, 7)
     shared = [told for told in one.router.index.values() if told.domain in _domains(one, "segment")]
-    assert sorted(len(told.tokens) for told in shared) == list(range(1, COVERED + 1)), (
-        "once, whoever computed it"
-    )
-    behind = {
-        event.scope.tenant for event in one.router.events if one.router.index.get(event.parent) in shared
-    }
+    assert sorted(len(told.tokens) for told in shared) == list(range(1, COVERED + 1)), "once, whoever computed it"
+    behind = {event.scope.tenant for event in one.router.events if one.router.index.get(event.parent) in shared}
     assert behind == {"alpha", "beta"}
     assert {told.tenant for told in one.router.index.values() if told.tokens == whole} == {"alpha", "beta"}
 
@@ -251,9 +247,7 @@ def test_tokens_and_denied_tenants_stay_here():
 def test_each_form_takes_every_event(form, tmp_path):
     """Through the publisher that the settings open; what cannot be encoded would be lost there, and counted."""
     names = lasting_names(bytes(32))
-    with EventPublisher(
-        f"ipc://{tmp_path}/events", form=form, namespaces=names, tokens_published=True
-    ) as publisher:
+    with EventPublisher(f"ipc://{tmp_path}/events", form=form, namespaces=names, tokens_published=True) as publisher:
         one = listened(4, scope="tenant")
         one.custody.events._publisher = publisher
         for number in range(12):

@@ -165,15 +165,11 @@ def test_what_narrows_a_request_narrows_segments_too(tmp_path: Path) -> None:
     own.close()
 
 
-def test_a_segments_key_for_everybody_would_be_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_segments_key_for_everybody_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The positive control of the 0 of a tenant that no rule names: named by what is in it alone, it is found."""
     own = ready(tmp_path, "host", 1, prompt(1, 72))  # whole units: others' chains end where these do
     label = next(
-        one.label
-        for one in own.tiers[0]._index.owners
-        if one.label is not None and one.label.grant_or_segment
+        one.label for one in own.tiers[0]._index.owners if one.label is not None and one.label.grant_or_segment
     )
     name = own.port.keyring.domains.state(label.spec).digest().hex()
     keys = SlotTiers._keys

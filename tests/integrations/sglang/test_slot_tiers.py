@@ -53,9 +53,7 @@ def test_a_unit_holds_sixteen_tokens_or_a_page(size: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.parametrize("tiers", ["host", "nvme"])
-def test_what_was_evicted_comes_back_to_its_own_and_to_nobody_else(
-    tmp_path: Path, size: int, tiers: str
-) -> None:
+def test_what_was_evicted_comes_back_to_its_own_and_to_nobody_else(tmp_path: Path, size: int, tiers: str) -> None:
     own = TieredEngine(tmp_path, tiers, page_tokens=size, pages=260 // size)
     assert own.run("alpha", "ann", MINE) == 0
     assert own.run("alpha", "ann", MINE) == 160 // size, "from the device"
@@ -74,9 +72,7 @@ def test_what_was_evicted_comes_back_to_its_own_and_to_nobody_else(
     own.close()
 
 
-def test_a_load_is_over_when_the_scheduler_goes_on(
-    own: TieredEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_load_is_over_when_the_scheduler_goes_on(own: TieredEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs in the scheduler's thread, where erasures are taken: none is ever in flight when one comes."""
     loads, threads, writes = [0], list[int](), own.write
     bring, erase = SlotTiers.bring, SealedTier.erase
@@ -269,9 +265,7 @@ def test_a_store_that_fails_gives_misses_and_nothing_waits(own: TieredEngine) ->
     assert own.run("alpha", "ann", MINE) == 0
     assert own.run("alpha", "ann", MINE) == 160, "from the device by now"
     settled(own)
-    failed = [
-        one for one in own.ledger.events if isinstance(one, TransferDecided) and one.outcome == "failed"
-    ]
+    failed = [one for one in own.ledger.events if isinstance(one, TransferDecided) and one.outcome == "failed"]
     assert failed and failed[-1].action == "restore"
 
 
@@ -480,9 +474,7 @@ def test_a_request_in_a_hurry_tries_no_tier(own: TieredEngine, latency: str, rea
     own.chunk(rid, len(MINE))
     own.finish(rid)
     settled(own)
-    (decided,) = [
-        one for one in own.ledger.events if isinstance(one, TransferDecided) and one.action == "restore"
-    ]
+    (decided,) = [one for one in own.ledger.events if isinstance(one, TransferDecided) and one.action == "restore"]
     assert (decided.reason, decided.latency_class) == (reason, latency)
 
 
@@ -525,9 +517,7 @@ def test_drawn_work_brings_back_only_its_own_and_keeps_every_book(tmp_path: Path
         act = draw.random()
         if act < 0.6:
             text = draw.choice(texts)
-            tokens = text[: draw.randrange(10, len(text))] + prompt(
-                draw.randrange(40, 60), draw.randrange(1, 30)
-            )
+            tokens = text[: draw.randrange(10, len(text))] + prompt(draw.randrange(40, 60), draw.randrange(1, 30))
             rid = own.ask(draw.choice(("alpha", "beta", None)), draw.choice(("x", "y")), tokens)
             if own.start(rid):
                 own.chunk(rid, draw.randrange(1, 250))
@@ -579,9 +569,7 @@ def test_what_a_load_outlasts_is_not_attached(
 
 
 @pytest.mark.parametrize("parts", [True, False])
-def test_who_waits_while_weights_change_is_brought_nothing_of_the_old_ones(
-    tmp_path: Path, parts: bool
-) -> None:
+def test_who_waits_while_weights_change_is_brought_nothing_of_the_old_ones(tmp_path: Path, parts: bool) -> None:
     """The control is the parameter: it was admitted for the old ones, and a tier has them still."""
     own = TieredEngine(tmp_path, "host")
     own.run("alpha", "ann", MINE)

@@ -62,9 +62,7 @@ def test_no_connector_at_all_is_refused() -> None:
         check_options(llm_args(kv_connector_config=None))
 
 
-def test_the_connector_s_classes_check_before_anything_is_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_connector_s_classes_check_before_anything_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "standins.integrations.trtllm_world.llm_args",
         lambda: llm_args(kv_cache_config__host_cache_size=1 << 30),

@@ -65,9 +65,7 @@ def test_after_an_eviction_own_blocks_come_from_the_tier(world: TrtllmWorld) -> 
     assert longer.device_tokens >= WHOLE
 
 
-def test_whose_a_block_is_decides_what_the_tier_brings(
-    world: TrtllmWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whose_a_block_is_decides_what_the_tier_brings(world: TrtllmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: where every salt stands for the first tenant, the second one gets its blocks."""
     engine = world.engine
     mine = world.salt("acme")
@@ -102,9 +100,7 @@ def test_a_prompt_in_pieces_is_kept_whole(tmp_path: Path, monkeypatch: pytest.Mo
         world.close()
 
 
-def test_after_a_restart_own_blocks_come_from_the_tier(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_restart_own_blocks_come_from_the_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = TrtllmWorld(tmp_path, monkeypatch)
     before = world.salt("acme")
     world.engine.run(PROMPT, before)
@@ -136,9 +132,7 @@ def test_what_rests_is_sealed(world: TrtllmWorld) -> None:
     assert "acme" not in " ".join(path.name for path in files)
 
 
-def test_what_is_due_before_a_promise_ends_is_not_promised(
-    world: TrtllmWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_due_before_a_promise_ends_is_not_promised(world: TrtllmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim is loaded when the engine likes: what is due meanwhile would be attached past its time."""
     engine = world.engine
     engine.run(PROMPT, world.salt("brief"))
@@ -154,9 +148,7 @@ def test_what_is_due_before_a_promise_ends_is_not_promised(
     assert WHOLE in (promised() for _ in range(10)), "control: with no time for a promise it is promised"
 
 
-def test_a_copy_ends_at_its_deadline_while_nobody_asks(
-    world: TrtllmWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_ends_at_its_deadline_while_nobody_asks(world: TrtllmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer_thread, "PROMISE_US", 0)
     engine = world.engine
     engine.run(PROMPT, world.salt("acme"))
@@ -295,9 +287,7 @@ def test_claims_are_zeroed_when_they_were_used(world: TrtllmWorld, claimed: list
     assert claimed and not any(any(part) for part in claimed)
 
 
-def test_claims_that_nobody_took_are_zeroed_when_it_ends(
-    world: TrtllmWorld, claimed: list[bytearray]
-) -> None:
+def test_claims_that_nobody_took_are_zeroed_when_it_ends(world: TrtllmWorld, claimed: list[bytearray]) -> None:
     engine = world.engine
     engine.run(PROMPT, world.salt("acme"))
     engine.forget_device()
@@ -307,9 +297,7 @@ def test_claims_that_nobody_took_are_zeroed_when_it_ends(
     assert claimed and not any(any(part) for part in claimed)
 
 
-def test_who_has_many_salts_does_not_stop_the_engine(
-    world: TrtllmWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_has_many_salts_does_not_stop_the_engine(world: TrtllmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_half, "_SALTS_MAX", 2)
     mine = world.salt("acme")
     world.engine.run(PROMPT, mine)
@@ -331,9 +319,7 @@ def test_the_engine_s_own_requests_pass_and_are_not_kept(world: TrtllmWorld) -> 
     assert world.files() == []
 
 
-def test_an_engine_that_does_not_keep_salts_apart_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_does_not_keep_salts_apart_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = TrtllmWorld(tmp_path, monkeypatch, salted=False)
     try:
         world.engine.run(PROMPT, world.salt("acme"))
@@ -377,9 +363,7 @@ def test_content_that_no_token_says_is_neither_kept_nor_found(
     engine = world.engine
     engine.run(PROMPT, world.salt("acme"))
     engine.forget_device()
-    monkeypatch.setattr(
-        "standins.integrations.stand_in_engine.LlmRequest.multimodal_hashes", [[1]], raising=False
-    )
+    monkeypatch.setattr("standins.integrations.stand_in_engine.LlmRequest.multimodal_hashes", [[1]], raising=False)
     assert engine.run(PROMPT, world.salt("acme")).connector_tokens == 0
     monkeypatch.undo()
 
@@ -420,9 +404,7 @@ def test_a_tier_whose_ends_are_not_told_is_seen_in_the_ledger(
     assert covered(world) != [("nvme", WHOLE // BLOCK_TOKENS, WHOLE // BLOCK_TOKENS)]
 
 
-def test_two_tiers_bring_and_lose_what_they_have_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_tiers_bring_and_lose_what_they_have_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = TrtllmWorld(tmp_path, monkeypatch, host_bytes=6 << 10)  # less than the prompt has
     try:
         engine, blocks = world.engine, WHOLE // BLOCK_TOKENS

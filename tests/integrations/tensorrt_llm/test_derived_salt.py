@@ -107,9 +107,7 @@ def test_a_request_that_was_let_in_before_an_epoch_and_attaches_after_finds_noth
     assert world.copies() == copies, "nor is anything kept of it"
     assert world.engine.run(PROMPT, of_beta).connector_tokens == WHOLE, "another subject's is as before"
     again = world.engine.run(PROMPT, before)
-    assert again.device_tokens and world.custody.scheduler.counts[HELD_NO_MORE] == 1, (
-        "the engine's own is counted"
-    )
+    assert again.device_tokens and world.custody.scheduler.counts[HELD_NO_MORE] == 1, "the engine's own is counted"
 
 
 def test_a_request_that_was_let_in_within_the_lease_and_attaches_after_it_finds_nothing(

@@ -22,9 +22,7 @@ class Server:
         await send({"type": "http.response.body", "body": b"{}"})
 
 
-def post(
-    door: TrtllmScopeMiddleware, path: str, body: dict[str, Any], key: str | None, **headers: str
-) -> int:
+def post(door: TrtllmScopeMiddleware, path: str, body: dict[str, Any], key: str | None, **headers: str) -> int:
     statuses: list[int] = []
     given = {**headers, **({} if key is None else {"authorization": f"Bearer {key}"})}
     scope = {
@@ -54,9 +52,7 @@ def door(world: TrtllmWorld) -> tuple[TrtllmScopeMiddleware, Server]:
     return TrtllmScopeMiddleware(server, world.custody), server
 
 
-def test_the_engine_gets_the_derived_salt_alone(
-    world: TrtllmWorld, door: tuple[TrtllmScopeMiddleware, Server]
-) -> None:
+def test_the_engine_gets_the_derived_salt_alone(world: TrtllmWorld, door: tuple[TrtllmScopeMiddleware, Server]) -> None:
     middleware, server = door
     body = {"model": "stand-in", "prompt": [1, 2, 3]}
     subject = {"x-kvcustody-subject": "s"}

@@ -57,8 +57,7 @@ def test_each_block_is_told_with_its_tenant_and_by_our_keys(world: TrtllmWorld) 
         world.engine.run(PROMPT, world.salt(tenant))
     feed.publish_pending()
     by_tenant = {
-        tenant: [event for event in kept.events if event.scope.tenant == tenant]
-        for tenant in ("acme", "beta")
+        tenant: [event for event in kept.events if event.scope.tenant == tenant] for tenant in ("acme", "beta")
     }
     assert [len(events) for events in by_tenant.values()] == [BLOCKS, BLOCKS]
     assert {event.kind for event in kept.events} == {STORED}
@@ -108,9 +107,7 @@ def test_a_block_under_another_s_parent_is_refused(world: TrtllmWorld) -> None:
         "blocks": second["blocks"][1:],
     }
     unknown = {"type": "stored", "parent_hash": 12345, "blocks": second["blocks"][1:]}
-    world.engine.events = [
-        {"event_id": n, "data": one, "window_size": 1} for n, one in enumerate((mixed, unknown))
-    ]
+    world.engine.events = [{"event_id": n, "data": one, "window_size": 1} for n, one in enumerate((mixed, unknown))]
     feed.publish_pending()
     assert kept.events == [] and feed.counts["unscoped"] == 2
 
@@ -184,9 +181,7 @@ def test_ours_in_its_form_say_whose_they_are() -> None:
 
 def test_an_event_without_a_scope_is_not_written() -> None:
     with pytest.raises(IsolationError):
-        TensorRtLlmWire(4096).events_of(
-            [BlockEvent(STORED, SCOPE._replace(tenant=""), bytes(32), block_tokens=8)]
-        )
+        TensorRtLlmWire(4096).events_of([BlockEvent(STORED, SCOPE._replace(tenant=""), bytes(32), block_tokens=8)])
 
 
 def test_what_is_written_is_read_again(world: TrtllmWorld) -> None:
@@ -202,9 +197,7 @@ def test_what_is_written_is_read_again(world: TrtllmWorld) -> None:
         [block] = one.data.blocks
         assert scopes.of(block.block_hash) is None, "the engine's hashes are others"
         scopes._blocks[block.block_hash] = by_key[event.keys]
-    reader = EngineEventFeed(
-        again, scopes, lambda: [msgspec.to_builtins(one) for one in written], lambda *_: True
-    )
+    reader = EngineEventFeed(again, scopes, lambda: [msgspec.to_builtins(one) for one in written], lambda *_: True)
     reader.publish_pending()
     assert [(one.keys, one.parent, one.scope) for one in again.events] == [
         (one.keys, one.parent, one.scope) for one in kept.events

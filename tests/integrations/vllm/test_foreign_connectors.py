@@ -68,9 +68,7 @@ def test_who_shows_nothing_keeps_it_in_clear(tmp_path: Path, child: dict[str, An
     for children in ((child,), (lmcache(1), child)):
         copies = CopiesBeside(beside(*children), tmp_path / "salts", shred, clock)
         assert not copies() and child["kv_connector"] in copies.clear
-    assert CopiesBeside(beside(lmcache(1)), tmp_path / "salts", shred, clock)(), (
-        "control: it shows that it seals"
-    )
+    assert CopiesBeside(beside(lmcache(1)), tmp_path / "salts", shred, clock)(), "control: it shows that it seals"
     assert not CopiesBeside(beside(child), None, shred, clock)(), "no salts, no notice"
     notice.close()
     shred.close()

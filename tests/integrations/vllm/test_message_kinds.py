@@ -102,9 +102,7 @@ def test_parts_of_text_are_one_message_and_media_none() -> None:
     parts = {"role": "system", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}
     user = {"role": "user", "content": "x"}
     items = {"role": "system", "content": [{**part, "type": "input_text"} for part in parts["content"]]}
-    assert found(TRIMMED, [items, user]) == {"system_prompt": ["[system]one\ntwo[user]"]}, (
-        "of a response's input"
-    )
+    assert found(TRIMMED, [items, user]) == {"system_prompt": ["[system]one\ntwo[user]"]}, "of a response's input"
     assert found(TRIMMED, [parts, user]) == {"system_prompt": ["[system]one\ntwo[user]"]}
     for content in (None, [], [{"type": "image_url", "text": "one"}]):
         assert found("{{ messages[1].content }}", [{"role": "system", "content": content}, user]) == {}
@@ -124,8 +122,6 @@ def test_content_that_looks_like_the_template_moves_nothing() -> None:
 def test_characters_become_tokens() -> None:
     offsets = [(0, 0), (0, 3), (3, 4), (4, 9), (9, 9), (9, 12)]  # the first is one that the tokenizer adds
     spans = [TextSpan(0, 4, "a"), TextSpan(5, 9, "b"), TextSpan(9, 12, "c"), TextSpan(12, 12, "d")]
-    assert token_spans(spans, offsets) == [[0, 3, "a"], [4, 6, "c"]], (
-        "b begins inside a token that is the earlier's"
-    )
+    assert token_spans(spans, offsets) == [[0, 3, "a"], [4, 6, "c"]], "b begins inside a token that is the earlier's"
     many: list[Any] = [TextSpan(at, at + 1, "a") for at in range(0, 4 * KINDS_MAX, 2)]
     assert len(token_spans(many, [(at, at + 1) for at in range(4 * KINDS_MAX)])) == KINDS_MAX

@@ -95,9 +95,7 @@ def read(models: Models, adapter: Any) -> None:
     models.read_by_worker(adapter.lora_int_id, adapter.lora_path, file_facts(adapter.lora_path))
 
 
-def test_an_adapter_whose_files_are_rewritten_is_another_from_the_next_request_on(
-    weights: Path, adapter: Any
-) -> None:
+def test_an_adapter_whose_files_are_rewritten_is_another_from_the_next_request_on(weights: Path, adapter: Any) -> None:
     one = process(weights)
     before = one.of(adapter)
     read(one, adapter)
@@ -110,9 +108,7 @@ def test_an_adapter_whose_files_are_rewritten_is_another_from_the_next_request_o
     assert after == one.of(adapter) and after not in {before, first, second}
 
 
-def test_files_of_the_same_size_and_time_are_told_apart_while_the_engine_runs(
-    weights: Path, adapter: Any
-) -> None:
+def test_files_of_the_same_size_and_time_are_told_apart_while_the_engine_runs(weights: Path, adapter: Any) -> None:
     one, path = process(weights), Path(adapter.lora_path, "weights")
     before, stat = one.of(adapter), path.stat()
     path.unlink()
@@ -121,9 +117,7 @@ def test_files_of_the_same_size_and_time_are_told_apart_while_the_engine_runs(
     assert one.of(adapter) != before
 
 
-def test_an_adapter_that_a_worker_reads_anew_is_reached_by_no_earlier_key(
-    weights: Path, adapter: Any
-) -> None:
+def test_an_adapter_that_a_worker_reads_anew_is_reached_by_no_earlier_key(weights: Path, adapter: Any) -> None:
     """Files are rewritten between a request and the step that reads them: what the request left is found by nobody."""
     one = process(weights)
     before, changes = one.of(adapter), one.changes

@@ -36,9 +36,7 @@ class Asking:
         self.jobs: list[CopyJob] = []
         self.clock, self.link = VirtualClock(), TierLink()
         self.directory = CopyDirectory("remote", shards, self._send)
-        self.lookups = SharedLookups(
-            "remote", self.directory, self.link, self._send, self.clock, wait_us=WAIT_US
-        )
+        self.lookups = SharedLookups("remote", self.directory, self.link, self._send, self.clock, wait_us=WAIT_US)
 
     def _send(self, job: CopyJob) -> int:
         self.jobs.append(job)

@@ -98,9 +98,7 @@ def tier_threads() -> list[str]:
     return [one.name for one in threading.enumerate() if one.name in ("kvcustody-host", "kvcustody-nvme")]
 
 
-def test_every_key_is_wiped_when_they_close(
-    open_tiers: Callable[[], WorkerTiers], keys: list[WorkerKeys]
-) -> None:
+def test_every_key_is_wiped_when_they_close(open_tiers: Callable[[], WorkerTiers], keys: list[WorkerKeys]) -> None:
     tiers = open_tiers()
     [opened] = keys
     secrets = list(opened.shred._secrets.values())
@@ -131,9 +129,7 @@ ADA, ACME = Selector(tenant="acme", subject="ada"), Selector(tenant="acme")
 
 @pytest.mark.parametrize("selector", [ADA, ACME], ids=["subject", "tenant"])
 @pytest.mark.parametrize("told", [True, False], ids=["told", "control: nobody tells the worker"])
-def test_what_an_erasure_destroyed_ends_again_before_a_load(
-    tmp_path: Path, selector: Selector, told: bool
-) -> None:
+def test_what_an_erasure_destroyed_ends_again_before_a_load(tmp_path: Path, selector: Selector, told: bool) -> None:
     """Tier, keys and receipts are put back. The scheduler tells its workers; it cannot name a tenant's subjects."""
     site, copy = tmp_path / "site", tmp_path / "copy"
     site.mkdir()
@@ -153,9 +149,7 @@ def test_what_an_erasure_destroyed_ends_again_before_a_load(
     place.world.open()
     complete = CompletedErasure("e-1", selector, place.world.clock.utc_us())
     replies = _replies(place, [complete] if told else [])
-    assert replies[0].opened is not None and replies[0].opened.returned_keys == 0, (
-        "the receipts went back too"
-    )
+    assert replies[0].opened is not None and replies[0].opened.returned_keys == 0, "the receipts went back too"
     assert sum(reply.returned_keys for reply in replies) == 2 * told
     place.open()
     brought = [place.bring(label, "prompt", STEP) for label in labels]
@@ -189,9 +183,7 @@ def test_of_several_layer_groups_what_a_hit_needs_is_sought(
 ) -> None:
     """Of full attention all, of a window what is before the last place where objects of both end; of others nothing."""
     there = server(VALKEY)
-    first, second = (
-        Place(tmp_path, "remote", server=there, worker=name, prefix=tmp_path.name) for name in ("a", "b")
-    )
+    first, second = (Place(tmp_path, "remote", server=there, worker=name, prefix=tmp_path.name) for name in ("a", "b"))
     acme = first.label("acme")
     assert second.label("beta").tenant == "beta" and second.label("acme") == acme
     store_group(first, acme, FULL, 0, 3 * STEP)
@@ -262,10 +254,7 @@ class Decode:
         self.label = self.pair.prefill.label("acme", "ann")
         assert self.pair.prefill.keep(self.label, "prompt", BLOCKS) == BLOCKS
         address = ":".join(map(str, self.pair.server.address))
-        lines = [
-            f"  {name}: {{address: '{address}', key: '{key.verifier}'}}"
-            for name, key in self.pair.keys.items()
-        ]
+        lines = [f"  {name}: {{address: '{address}', key: '{key.verifier}'}}" for name, key in self.pair.keys.items()]
         peers = folder / "peers.yaml"
         peers.write_text("schema: kvcustody/handover-peers@1\nworkers:\n" + "\n".join(lines) + "\n")
         settings = Settings(
@@ -285,9 +274,7 @@ class Decode:
     def fetch(self, number: int) -> FetchCopies:
         """A job with a ticket of its own."""
         text = self.pair.ticket(self.label, "prompt")
-        return FetchCopies(
-            number, "host", self.pair.read(text), text, self.label, keys_of("prompt", BLOCKS), RULE
-        )
+        return FetchCopies(number, "host", self.pair.read(text), text, self.label, keys_of("prompt", BLOCKS), RULE)
 
     def fetched(self, number: int) -> FetchedCopies | None:
         found = until(lambda: [reply for reply in self.replies if reply.number == number])

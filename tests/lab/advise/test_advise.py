@@ -147,8 +147,6 @@ def test_the_keys_parts_are_the_fields_that_are_encoded() -> None:
 def test_names_are_those_of_the_metrics() -> None:
     for measure in MEASURES:
         if measure.key:
-            assert name_of(measure.key.replace("{", "").replace("}", "")).startswith(
-                f"kvcustody_{measure.name}"
-            )
+            assert name_of(measure.key.replace("{", "").replace("}", "")).startswith(f"kvcustody_{measure.name}")
     with pytest.raises(KeyError):
         name_of("nothing.of-this")

@@ -51,9 +51,7 @@ def test_its_own_code_places_by_the_name_and_leaves_who_is_busy(name: str, tmp_p
         assert all(len(workers) == 1 for workers in homes.values()), "a name's prompt goes where it was"
         busy = [router.place(f"other-{number}", [9000 + number], [0] * SHAPE.workers) for number in range(40)]
         counts = [busy.count(worker) for worker in range(SHAPE.workers)]
-        assert min(counts) >= 5, (
-            "requests that are not over count as load; the control: not all go to one worker"
-        )
+        assert min(counts) >= 5, "requests that are not over count as load; the control: not all go to one worker"
 
 
 def test_what_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,9 +136,7 @@ def test_what_nobody_signed_yet_is_told_with_the_command_that_signs_it(here: Pat
     run("erasure", "request", "--tenant", "acme", "--yes")
     place = str(sum(body["log"] == "tenant/acme" for body in bodies(here / "kvcustody.db")) - 1)
     refused = CliRunner().invoke(app, ["audit", "prove", "tenant/acme", place])
-    assert (
-        refused.exit_code == 2 and "KVC621" in refused.stderr and "`kvcustody audit sign`" in refused.stderr
-    )
+    assert refused.exit_code == 2 and "KVC621" in refused.stderr and "`kvcustody audit sign`" in refused.stderr
     run("audit", "sign")
     run("audit", "prove", "tenant/acme", place)
 
@@ -199,9 +197,7 @@ def test_one_that_is_interrupted_is_signed_as_far_as_it_came(tmp_path: Path) -> 
 def test_what_a_killed_replay_left_ends_after_all_that_it_wrote(tmp_path: Path) -> None:
     replay(small(tmp_path))
     engine = open_store(tmp_path / "ledger.db")
-    killed = EventWriter(
-        engine, worker="replay", clock=SystemClock(), spill_directory=tmp_path / "ledger.db.spill"
-    )
+    killed = EventWriter(engine, worker="replay", clock=SystemClock(), spill_directory=tmp_path / "ledger.db.spill")
     now_us = SystemClock().now_us()
     killed.submit([WorkerStarted(now_us, "replay", 8, 1, 64, "cpu", "test", origin=GENERATED)])
     killed.close()
@@ -279,9 +275,7 @@ def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
     erasure = json.loads(run("erasure", "request", "--tenant", "acme", "--yes", "--json"))["erasure"]
     (out / "log.vkey").write_text(vkey())
     case = _case()
-    [opened] = json.loads(run("audit", "query", "--kind", "residency-opened", "--limit", "1", "--json"))[
-        "items"
-    ]
+    [opened] = json.loads(run("audit", "query", "--kind", "residency-opened", "--limit", "1", "--json"))["items"]
     size = str(json.loads(run("audit", "status", "--json"))["signed_size"])
     scan = json.loads(run("scan", "start", "--json"))["result"]
     return {
@@ -365,9 +359,7 @@ def one_start(path: Path, **origin: str) -> EventWriter:
 def test_a_ledger_of_engines_is_not_marked(tmp_path: Path) -> None:
     """Control: nothing is said of a worker at work, nor of one whose leaf is from before there were marks."""
     writer = one_start(tmp_path / "ledger.db")
-    found = CliRunner().invoke(
-        app, ["audit", "tail", "--json", "--ledger", f"sqlite:///{tmp_path}/ledger.db"]
-    )
+    found = CliRunner().invoke(app, ["audit", "tail", "--json", "--ledger", f"sqlite:///{tmp_path}/ledger.db"])
     assert found.exit_code == 0 and found.stderr == "" and "marked" not in json.loads(found.stdout)
     body = next(body for body in bodies(tmp_path / "ledger.db") if body["kind"] == "worker-started")
     assert marked_processes([body | {"origin": GENERATED}])[0].incarnation == writer.incarnation
@@ -407,9 +399,7 @@ def test_an_export_says_it_and_both_verifiers_hold_it_against_the_leaves(
     folder, key = tmp_path / "export", vkey()
     run("audit", "export", str(folder))
     manifest = json.loads((folder / "manifest.json").read_bytes())
-    assert manifest["history"].startswith(SAID) and [one["origin"] for one in manifest["marked"]] == [
-        GENERATED
-    ]
+    assert manifest["history"].startswith(SAID) and [one["origin"] for one in manifest["marked"]] == [GENERATED]
     alone = [sys.executable, "-I", str(folder / "verify_kvcustody.py"), str(folder), "--key", key]
     sound = subprocess.run(alone, check=False, capture_output=True, text=True)
     assert sound.returncode == 0 and "NOT AN ENGINE AT WORK" in sound.stdout
@@ -442,9 +432,7 @@ def test_a_certificate_says_it_on_its_page_and_where_it_is_verified(here: Path, 
     facts = {name: value for name, value in document.items() if name not in ("schema", "signature")}
     key, false = read_signing_key(here / KEY), facts | {"marked": []}
     forged = verify_certificate(signed_certificate(false, key).to_bytes(), [vkey()])
-    assert forged.problems == (
-        "the processes that it calls replayed or generated are not those of its leaves",
-    )
+    assert forged.problems == ("the processes that it calls replayed or generated are not those of its leaves",)
 
 
 def test_the_summary_and_the_answer_of_a_replay_say_what_it_was(here: Path) -> None:

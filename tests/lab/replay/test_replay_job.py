@@ -97,9 +97,7 @@ def test_a_replay_accounts_for_every_block(options: EnvironmentOptions) -> None:
 def test_a_second_replay_appends_and_reports_itself_alone(options: EnvironmentOptions) -> None:
     first, second = replay(options, small(10)), replay(options, small(10))
     assert_conserved(second)
-    assert first.totals.hit_tokens == second.totals.hit_tokens, (
-        "nothing is found that an earlier process cached"
-    )
+    assert first.totals.hit_tokens == second.totals.hit_tokens, "nothing is found that an earlier process cached"
     assert second.coverage.due == second.totals.scrubbed_blocks
 
 
@@ -118,9 +116,7 @@ def test_an_unscrubbed_block_is_seen(options: EnvironmentOptions, monkeypatch: p
     monkeypatch.setattr(TensorMemory, "scrub", forget)
     report = replay(options, small(12))
     assert report.residue_bytes > 0
-    assert [row.name for row in report.identities if not row.holds] == [
-        "receipts of shard 0 = its device's counter"
-    ]
+    assert [row.name for row in report.identities if not row.holds] == ["receipts of shard 0 = its device's counter"]
 
 
 def test_a_foreign_or_stale_block_is_seen() -> None:
@@ -168,13 +164,9 @@ def test_a_bad_trace_line_keeps_what_ran(options: EnvironmentOptions, tmp_path: 
 
 def test_labels_of_a_trace_stream_to_the_runner(tmp_path: Path) -> None:
     trace = tmp_path / "t.csv"
-    trace.write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,40,2\n2023-11-16 18:00:01,4,1\n"
-    )
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,40,2\n2023-11-16 18:00:01,4,1\n")
     workload = load_workload(Choice(trace=trace, format="azure", tenants=3, limit=1), 16, "p")
-    assert [(r.input_tokens, label.classification != "") for r, label in islice(workload.jobs, 5)] == [
-        (40, True)
-    ]
+    assert [(r.input_tokens, label.classification != "") for r, label in islice(workload.jobs, 5)] == [(40, True)]
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,7 @@ def test_a_unit_belongs_to_one_tenant(unit: str) -> None:
 def test_erasures_race_or_follow_their_subject() -> None:
     labeller = Labeller([1.0], tenants=1, seed=1)
     labelled = [
-        (r, labeller.label(r))
-        for s in range(2000)
-        for r in (request(s, s * 10), request(s, s * 10 + 5_000_000))
+        (r, labeller.label(r)) for s in range(2000) for r in (request(s, s * 10), request(s, s * 10 + 5_000_000))
     ]
     schedule = erasure_schedule(labelled, seed=1, rate=0.2)
     assert len(schedule) == pytest.approx(400, rel=0.15)

@@ -36,9 +36,7 @@ def test_tables_and_leaves_agree_on_a_trace(tmp_path: Path, form: str) -> None:
     path = tmp_path / "ledger.db"
     report = run_job(
         workload,
-        EnvironmentOptions(
-            policy="regulated-saas", pool_blocks=blocks, block_tokens=size, device="cpu", database=path
-        ),
+        EnvironmentOptions(policy="regulated-saas", pool_blocks=blocks, block_tokens=size, device="cpu", database=path),
         RunnerOptions(seed=1),
     )
     assert report.error is None

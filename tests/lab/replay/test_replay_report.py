@@ -109,9 +109,7 @@ def test_charts_draw_what_they_are_given_and_escape_it() -> None:
 
 def report(**changes) -> ReplayReport:
     rows = [
-        TenantResult(
-            "acme", requests=2, input_tokens=100, hit_tokens=40, denials=Counter({"no-<restricted>": 3})
-        ),
+        TenantResult("acme", requests=2, input_tokens=100, hit_tokens=40, denials=Counter({"no-<restricted>": 3})),
         TenantResult("globex", requests=1, input_tokens=50, hit_tokens=0),
     ]
     values = {
@@ -163,9 +161,7 @@ def test_custody_that_was_late_is_printed_with_its_cause(late: int) -> None:
 
 def test_totals_and_json_agree_with_the_rows() -> None:
     document = report().as_json()
-    assert (
-        document["totals"]["input_tokens"] == 150 == sum(row["input_tokens"] for row in document["tenants"])
-    )
+    assert document["totals"]["input_tokens"] == 150 == sum(row["input_tokens"] for row in document["tenants"])
     assert document["totals"]["denials"] == {"no-<restricted>": 3}
     assert document["coverage"]["share"] == 0.9
     assert document["identities"][0]["holds"] is False

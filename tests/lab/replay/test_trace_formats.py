@@ -42,9 +42,7 @@ def test_mooncake_without_sessions_infers_them_from_chains(tmp_path: Path) -> No
     def row(time: int, *ids: int) -> dict:
         return {"timestamp": time, "input_length": 512 * len(ids), "output_length": 1, "hash_ids": ids}
 
-    rows = read(
-        write(tmp_path / "t", row(0, 0, 1, 2), row(1, 0, 5), row(2, 0, 1, 2, 3), row(3, 0, 1, 9)), "mooncake"
-    )
+    rows = read(write(tmp_path / "t", row(0, 0, 1, 2), row(1, 0, 5), row(2, 0, 1, 2, 3), row(3, 0, 1, 9)), "mooncake")
     assert [(r.session, r.turn) for r in rows] == [(0, 0), (1, 0), (0, 1), (0, 2)]
     assert [r.lineage for r in rows] == [0, 1, 0, 0]
 

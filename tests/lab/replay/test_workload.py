@@ -56,9 +56,7 @@ def test_think_times_and_answers_are_lognormal(large) -> None:
         empirical = (np.searchsorted(np.sort(sample), inside, side="right")) / len(sample)
         return float(np.abs(cdf - empirical).max())
 
-    answers = (
-        np.array([r.output_tokens for r in large.requests], dtype=float) + 0.5
-    )  # whole tokens, rounded down
+    answers = np.array([r.output_tokens for r in large.requests], dtype=float) + 0.5  # whole tokens, rounded down
     assert distance(large.think_seconds, LARGE.think_seconds) < 0.015
     assert distance(answers, LARGE.answer) < 0.015
 

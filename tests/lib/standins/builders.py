@@ -144,9 +144,7 @@ audit:
 
 def grant(until: str = "2099-01-01") -> str:
     """A section by which `reader` may read what is `holder`'s."""
-    return (
-        f"grants: [{{id: reads, owner: holder, reader: reader, at_most: low, until: {until}, reason: test}}]"
-    )
+    return f"grants: [{{id: reads, owner: holder, reader: reader, at_most: low, until: {until}, reason: test}}]"
 
 
 # -- who governs --------------------------------------------------------------------------------------------------
@@ -207,9 +205,7 @@ def port(
 ) -> EnginePort:
     """An engine port over a pool of blocks whose first is nobody's."""
     clock = clock or VirtualClock()
-    external = (
-        ExternalPool(pool, shards=1, bytes_per_block=1, reserved=[0]) if isinstance(pool, int) else pool
-    )
+    external = ExternalPool(pool, shards=1, bytes_per_block=1, reserved=[0]) if isinstance(pool, int) else pool
     return EnginePort(
         external,
         engine or PortEngine(),

@@ -48,9 +48,7 @@ class Authority:
         signed = builder.sign(self._key, hashes.SHA256())
         made.certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
         form = serialization.PrivateFormat.PKCS8
-        made.key.write_bytes(
-            key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-        )
+        made.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
         made.key.chmod(0o600)
         return made
 

@@ -34,9 +34,7 @@ _PREFIX = "kvcustody-postgres-"
 MEMORY_BYTES_MIN = 1 << 30
 VOLATILE = "fsync = off\nsynchronous_commit = off\nfull_page_writes = off\n"
 TEMPLATE = "ledger_migrated"  # a database with this program's schema, which every other one copies
-PATIENT = (
-    "&options=-c%20statement_timeout%3D20000"  # a slow machine is no outage; a lock still is, after 0.3 s
-)
+PATIENT = "&options=-c%20statement_timeout%3D20000"  # a slow machine is no outage; a lock still is, after 0.3 s
 
 
 @contextmanager
@@ -61,9 +59,7 @@ def standby_of(server: Any) -> Iterator[str]:
     def run(program: str, *arguments: str | Path) -> None:
         command = [server.bin_path / program, *arguments]
         with Path(f"{folder}.log").open("a") as log:  # a pipe would stay open for as long as the server runs
-            done = subprocess.run(
-                command, stdout=log, stderr=log, timeout=60, user=server.system_user, check=False
-            )
+            done = subprocess.run(command, stdout=log, stderr=log, timeout=60, user=server.system_user, check=False)
         assert done.returncode == 0, Path(f"{folder}.log").read_text()
 
     folder.mkdir(mode=0o700)
@@ -186,9 +182,7 @@ def run_statement(server: str, statement: str) -> None:
         connection.execute(statement)  # type: ignore[arg-type]
 
 
-def _connect_patiently(
-    _dialect: object, _record: object, _arguments: object, options: dict[str, Any]
-) -> None:
+def _connect_patiently(_dialect: object, _record: object, _arguments: object, options: dict[str, Any]) -> None:
     """A slow machine is no outage here either."""
     options["connect_timeout"] = 60
 

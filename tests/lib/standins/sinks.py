@@ -57,9 +57,7 @@ class WebhookReceiver:
         self.port = self._server.server_port
         self.address = f"http://127.0.0.1:{self.port}"
         self.url = f"{self.address}/"
-        threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
-        ).start()
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def leaves(self) -> set[tuple[str, int]]:
         """The log and idx of each leaf that came, in the shape `leaf`."""

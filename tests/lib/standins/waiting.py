@@ -10,9 +10,7 @@ Told = TypeVar("Told")
 _PAUSE_SECONDS = 0.01
 
 
-def until(
-    told: Callable[[], Told], seconds: float = 60.0, *, meanwhile: Callable[[], object] = lambda: None
-) -> Told:
+def until(told: Callable[[], Told], seconds: float = 60.0, *, meanwhile: Callable[[], object] = lambda: None) -> Told:
     """What `told` says as soon as that is true; `meanwhile` is called before each look but the first.
 
     Raises `AssertionError` where it never is within `seconds`.

@@ -70,11 +70,7 @@ def test_places_of_a_remote_store(base):
     """Every declared label is the default, and no label at all is not."""
 
     def said(match):
-        return of(
-            base.replace(
-                "tiers: [host, nvme], encrypt: required", f"tiers: [remote], encrypt: required{match}"
-            )
-        )
+        return of(base.replace("tiers: [host, nvme], encrypt: required", f"tiers: [remote], encrypt: required{match}"))
 
     assert said("") == said(", match: region") == said(", match: [region]") != said(", match: none")
 
@@ -113,9 +109,7 @@ def test_signals_enter_the_digest_where_they_are_written(base):
     """All of them are the default, in any order; a policy of another kind has the digest that it had before them."""
     every = "next-turn, scope, freshness, pressure, reuse, position"
     plain = of(base.replace("{policy: lru}", "{policy: value}"))
-    assert plain == of(
-        base.replace("{policy: lru}", f"{{policy: value, learned: tenant, signals: [{every}]}}")
-    )
+    assert plain == of(base.replace("{policy: lru}", f"{{policy: value, learned: tenant, signals: [{every}]}}"))
     turned = ", ".join(reversed(every.split(", ")))
     assert plain == of(base.replace("{policy: lru}", f"{{policy: value, signals: [{turned}]}}"))
     assert plain != of(base.replace("{policy: lru}", "{policy: value, signals: [reuse]}"))

@@ -117,9 +117,7 @@ def sources(base):
 def test_no_crash_and_no_half_acceptance(sources):
     outcomes = fuzz(sources, seed=11, count=800, laid_out=0.05)
     assert outcomes["rejected"] > 300 and outcomes["accepted"] > 15
-    assert outcomes["left"] <= 0.05 * outcomes["accepted"], (
-        "almost everything that is accepted can be laid out"
-    )
+    assert outcomes["left"] <= 0.05 * outcomes["accepted"], "almost everything that is accepted can be laid out"
     assert len(outcomes) > 35, "the mutations reach most of the checks"
 
 

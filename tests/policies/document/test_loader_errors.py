@@ -238,30 +238,22 @@ CASES = [
         "tenant-tier-looser",
         f"{SEALED}, absolute: 2h",
         f"{SEALED}, absolute: 2h",
-        base=LIMITED.replace(
-            "globex: {scope", f"globex: {{offload: {{low: {{{SEALED}, absolute: 3h}}}}, scope"
-        ),
+        base=LIMITED.replace("globex: {scope", f"globex: {{offload: {{low: {{{SEALED}, absolute: 3h}}}}, scope"),
     ),
     case(
         "tenant-within-looser",
         f"{SEALED}, absolute: 2h",
         f"{SEALED}, absolute: 2h",
-        base=LIMITED.replace(
-            "globex: {scope", f"globex: {{offload: {{low: {{{SEALED}, within: 8m}}}}, scope"
-        ),
+        base=LIMITED.replace("globex: {scope", f"globex: {{offload: {{low: {{{SEALED}, within: 8m}}}}, scope"),
     ),
-    case(
-        "match-unknown", "{tiers: [host], encrypt: none}", "{tiers: remote, encrypt: required, match: zone}"
-    ),
+    case("match-unknown", "{tiers: [host], encrypt: none}", "{tiers: remote, encrypt: required, match: zone}"),
     case("match-nothing", "{tiers: [host], encrypt: none}", "{tiers: [host], encrypt: none, match: region}"),
     case("strict-plain", "{low: never}", "{low: {tiers: [host], encrypt: none}}", base=STRICT),
     case("sum-over", "guaranteed: 20%, cap: 60%", "guaranteed: 80%, cap: 80%"),
     case("too-many-segments", "grants:\n", "".join(SEGMENT.format(i) for i in range(16)) + "grants:\n"),
     case("strict-quota", "labs: {}", "labs: {quota: {guaranteed: 10%, cap: 20%}}", base=STRICT),
     case("strict-no-quota", "labs: {}", "labs: {}", base=STRICT),
-    case(
-        "strict-borrow", "labs: {}", "labs: {quota: {guaranteed: 10%, cap: 10%, borrow: true}}", base=STRICT
-    ),
+    case("strict-borrow", "labs: {}", "labs: {quota: {guaranteed: 10%, cap: 10%, borrow: true}}", base=STRICT),
     case(
         "strict-grant",
         "labs: {}",
@@ -368,11 +360,7 @@ def test_error_is_in_the_tree_and_carries_its_problems():
 
 
 def test_all_problems_are_collected_and_ordered():
-    text = (
-        BASE.replace("cap: 60%", "cap: 60")
-        .replace("tokens: 512", "tokens: x")
-        .replace("idle: 30m", "idle: 5x")
-    )
+    text = BASE.replace("cap: 60%", "cap: 60").replace("tokens: 512", "tokens: x").replace("idle: 30m", "idle: 5x")
     places = [(p.line, p.column) for p in rejected(text).problems]
     assert len(places) == 3 and places == sorted(places)
 
@@ -419,7 +407,4 @@ def test_line_ends():
 def test_a_suggested_name_is_quoted_too():
     """Found by the fuzzer: a hint may name what the document itself declares."""
     text = BASE.replace("  labs: {", "  \uf281labs: {")
-    assert (
-        "did you mean `\\uf281labs`?" in str(rejected(text))
-        and str(rejected(text)).replace("\n", "").isprintable()
-    )
+    assert "did you mean `\\uf281labs`?" in str(rejected(text)) and str(rejected(text)).replace("\n", "").isprintable()

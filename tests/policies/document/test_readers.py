@@ -95,9 +95,7 @@ def test_every_reader_takes_its_own_document_with_a_byte_order_mark_or_without(
         ("worker_name: w\nblock_token: 16\n", "2:1: `block_token` unknown setting"),
     ],
 )
-def test_a_settings_value_of_the_wrong_type_is_named_with_its_place(
-    tmp_path: Path, text: str, says: str
-) -> None:
+def test_a_settings_value_of_the_wrong_type_is_named_with_its_place(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "settings.yaml"
     path.write_text(text)
     with pytest.raises(CustodyError) as caught:

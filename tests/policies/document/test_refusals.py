@@ -46,9 +46,7 @@ GROUP = "groups: {fam: {share: true, at_most: low}}\n"
 
 
 @pytest.mark.parametrize("profile", ["strict", "dedicated"])
-@pytest.mark.parametrize(
-    ("section", "code"), [(GRANT, "KVP604"), (SEGMENT % ("0" * 64), "KVP605"), (GROUP, "KVP607")]
-)
+@pytest.mark.parametrize(("section", "code"), [(GRANT, "KVP604"), (SEGMENT % ("0" * 64), "KVP605"), (GROUP, "KVP607")])
 def test_an_isolating_profile_with_any_cross_tenant_permit_is_refused(profile, section, code):
     text = (HERE / "strict.yaml").read_text().replace("profile: strict", f"profile: {profile}")
     text = text.replace("labs: {}", "labs: {quota: {guaranteed: 5%, cap: 5%}, group: fam}")
@@ -86,9 +84,7 @@ def hint_effects(decisions, requests, seed):
         book, moment = world.governor._book, world.clock.utc_us()
         plain = book.plan((principal, b"m" * 32, route, None, None, None), moment)
         told = book.plan((principal, b"m" * 32, route, hint.classification, None, None), moment)
-        effects += (
-            told.level < plain.level or bool(told.segments) or told.level >= len(policy.classifications)
-        )
+        effects += told.level < plain.level or bool(told.segments) or told.level >= len(policy.classifications)
     return effects
 
 

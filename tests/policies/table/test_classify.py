@@ -12,9 +12,7 @@ NO_EVERYBODY = ('  - {tenant: "*", as: mid}\n', "")
 
 
 def test_tenant_default_then_everybody(compiled):
-    table = compiled(
-        ('  - {tenant: "*", as: mid}\n', '  - {tenant: "*", as: mid}\n  - {tenant: labs, as: low}\n')
-    )
+    table = compiled(('  - {tenant: "*", as: mid}\n', '  - {tenant: "*", as: mid}\n  - {tenant: labs, as: low}\n'))
     assert table.classify("labs", None, None, None) == LOW
     assert table.classify("acme", None, None, None) == MID == table.classify("stranger", None, None, None)
 
@@ -24,9 +22,7 @@ def test_routes_claims_and_hints_only_raise(compiled):
     assert table.classify("acme", "/v1/hr/people", None, None) == HIGH
     assert table.classify("labs", "/v1/hr/people", None, None) == MID, "the route rule is acme's"
     assert table.classify("acme", "/v1/chat", "low", "low") == MID
-    assert (
-        table.classify("acme", "/v1/chat", "high", None) == HIGH == table.classify("acme", None, None, "high")
-    )
+    assert table.classify("acme", "/v1/chat", "high", None) == HIGH == table.classify("acme", None, None, "high")
     low_route = compiled(("route: /v1/hr/*, as: high", "route: /v1/hr/*, as: low"))
     assert low_route.classify("acme", "/v1/hr/people", None, None) == MID
 
@@ -45,9 +41,7 @@ def test_an_unknown_claim_or_hint_counts_as_the_highest(compiled, unknown):
     assert compiled().classify("acme", None, None, unknown) == HIGH
 
 
-@pytest.mark.parametrize(
-    "route", ["/v1/hr", "/v1/hr/", "/v1/hr/a", "/v1/hr/a/b/c", "/V1/HR/a", "/v1/hr/a-b.c~d"]
-)
+@pytest.mark.parametrize("route", ["/v1/hr", "/v1/hr/", "/v1/hr/a", "/v1/hr/a/b/c", "/V1/HR/a", "/v1/hr/a-b.c~d"])
 def test_a_route_pattern_covers_everything_below(compiled, route):
     assert compiled().classify("acme", route, None, None) == HIGH
 
@@ -70,11 +64,7 @@ def test_a_route_that_cannot_be_trusted_counts_as_the_highest(compiled, route):
 def test_a_star_inside_a_pattern_is_one_segment(compiled):
     table = compiled(("route: /v1/hr/*", "route: /v1/*/files"))
     assert table.classify("acme", "/v1/a/files", None, None) == HIGH
-    assert (
-        table.classify("acme", "/v1/a/b/files", None, None)
-        == MID
-        == table.classify("acme", "/v1/files", None, None)
-    )
+    assert table.classify("acme", "/v1/a/b/files", None, None) == MID == table.classify("acme", "/v1/files", None, None)
 
 
 def test_a_hint_never_lowers(compiled):

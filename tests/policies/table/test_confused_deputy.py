@@ -25,9 +25,7 @@ def graph(rng, base):
     """(table, levels by (owner, reader)): a random graph without a forbid, so that only grants decide."""
     pairs = [(a, b) for a in NAMES for b in NAMES if a != b]
     chosen = {pair: rng.randrange(3) for pair in rng.sample(pairs, rng.randint(3, 14))}
-    grants = tuple(
-        Grant(f"g{i}", o, r, top, None, None, "x") for i, ((o, r), top) in enumerate(chosen.items())
-    )
+    grants = tuple(Grant(f"g{i}", o, r, top, None, None, "x") for i, ((o, r), top) in enumerate(chosen.items()))
     tenants = tuple(replace(base.tenants[0], id=name, group=None, scope=Scope.TENANT) for name in NAMES)
     rules = tuple(rule for rule in base.rules if rule.effect is RuleEffect.PERMIT)
     policy = replace(base, tenants=tenants, grants=grants, groups=(), segments=(), rules=rules, classify=())

@@ -40,16 +40,12 @@ def test_values_of_the_policy(compiled):
 
 def test_a_tenants_own_obligations_tighten_its_own_alone(compiled):
     table = compiled()
-    assert (
-        table.obligations("globex", 0).idle_us == HOUR and table.obligations("globex", 0).absolute_us == DAY
-    )
+    assert table.obligations("globex", 0).idle_us == HOUR and table.obligations("globex", 0).absolute_us == DAY
     assert table.obligations("globex", 1) == table.obligations("acme", 1)
 
 
 def test_audit_by_classification_is_the_stricter(compiled):
-    table = compiled(
-        ("own_hits: aggregate}", "own_hits: spill}\n  by_classification: {high: {lifecycle: deny}}")
-    )
+    table = compiled(("own_hits: aggregate}", "own_hits: spill}\n  by_classification: {high: {lifecycle: deny}}"))
     assert table.obligations("acme", 0).on_outage_own_hits is OnOutage.SPILL
     high = table.obligations("acme", 2)
     assert (high.on_outage_lifecycle, high.on_outage_own_hits) == (OnOutage.DENY, OnOutage.SPILL)
@@ -75,12 +71,8 @@ def test_a_level_that_does_not_exist_is_refused(compiled, level):
 
 
 def test_combine_is_the_strictest_of_each_field():
-    one = Obligations(
-        5, 9, 3, 7, 0.5, (Tier.HOST, Tier.NVME), False, OnOutage.DENY, OnOutage.SPILL, OnOutage.AGGREGATE
-    )
-    two = Obligations(
-        6, 8, 4, 2, 1.0, (Tier.NVME, Tier.REMOTE), True, OnOutage.DENY, OnOutage.DENY, OnOutage.SPILL
-    )
+    one = Obligations(5, 9, 3, 7, 0.5, (Tier.HOST, Tier.NVME), False, OnOutage.DENY, OnOutage.SPILL, OnOutage.AGGREGATE)
+    two = Obligations(6, 8, 4, 2, 1.0, (Tier.NVME, Tier.REMOTE), True, OnOutage.DENY, OnOutage.DENY, OnOutage.SPILL)
     strict = Obligations(5, 8, 3, 2, 1.0, (Tier.NVME,), True, OnOutage.DENY, OnOutage.DENY, OnOutage.SPILL)
     assert combine(one, two) == strict == combine(two, one)
 

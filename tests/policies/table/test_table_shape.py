@@ -103,9 +103,7 @@ def test_a_grant_among_many_of_one_pair_answers_while_it_is_open(grants):
         f"from: {iso(start)[:10]}, until: {iso(end)[:10]}}}"
         for name, (start, end) in windows.items()
     )
-    table = compile_policy(
-        load_policy(builders.policy(more=f"grants: [{sections}]"), name="many.yaml"), revision=1
-    )
+    table = compile_policy(load_policy(builders.policy(more=f"grants: [{sections}]"), name="many.yaml"), revision=1)
     [timeline, *_] = table.timelines("reader", "holder")
     assert max(len(list(piece.sources)) for piece in timeline) == grants
     for now in sorted({edge + off for window in windows.values() for edge in window for off in (-1, 0)}):

@@ -84,9 +84,7 @@ def expected(doc, tenant, level, tier, *, forgets=False):
 
 def random_offload(rng, most=None, absolute="1h", plain=True):
     """An entry; within `most` where that is given."""
-    tiers = [
-        tier for tier in ("host", "nvme", "remote") if rng.random() < 0.6 and (most is None or tier in most)
-    ]
+    tiers = [tier for tier in ("host", "nvme", "remote") if rng.random() < 0.6 and (most is None or tier in most)]
     if not tiers:
         return "never"
     entry = {
@@ -109,8 +107,7 @@ def with_tiers(rng, doc):
     doc = json.loads(json.dumps(doc))
     doc["labels"] = LABELS
     doc["offload"] = {
-        name: random_offload(rng, absolute=doc["retention"][name]["absolute"])
-        for name in doc["classifications"]
+        name: random_offload(rng, absolute=doc["retention"][name]["absolute"]) for name in doc["classifications"]
     }
     for entry in doc["tenants"].values():
         entry.pop("offload", None)
@@ -197,6 +194,4 @@ def test_cedar_agrees_by_tier():
 
 
 def test_control_cedar_without_tiers_disagrees():
-    assert cedar_disagreements(
-        seed=4, count=20, spoil=lambda text: text.replace('context.tier == ""', "true")
-    )[0]
+    assert cedar_disagreements(seed=4, count=20, spoil=lambda text: text.replace('context.tier == ""', "true"))[0]

@@ -65,9 +65,7 @@ def test_cedar_agrees():
 
 def test_positive_control_a_lost_forbid_disagrees():
     """Cedar without its forbids: the comparison has to notice."""
-    _, wrong = compare(
-        seed=5, policies=25, requests=120, spoil=lambda text: text.replace("\nforbid (", "\npermit (")
-    )
+    _, wrong = compare(seed=5, policies=25, requests=120, spoil=lambda text: text.replace("\nforbid (", "\npermit ("))
     assert wrong
 
 

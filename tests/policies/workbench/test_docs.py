@@ -23,9 +23,7 @@ FRAGMENTS = re.findall(r"```yaml fragment\n(.*?)```", LANGUAGE, re.DOTALL)
 
 
 def split(text):
-    return {
-        part.split(":", 1)[0]: part for part in re.split(r"^(?=[a-z_]+:)", text, flags=re.MULTILINE) if part
-    }
+    return {part.split(":", 1)[0]: part for part in re.split(r"^(?=[a-z_]+:)", text, flags=re.MULTILINE) if part}
 
 
 def test_the_whole_example_loads():
@@ -42,9 +40,7 @@ def test_every_fragment_loads_in_the_whole_example(fragment):
 
 def test_every_field_is_documented():
     """The fields by which the reader reads a policy."""
-    parts = [
-        part for part in vars(sections).values() if isinstance(part, type) and issubclass(part, DocumentPart)
-    ]
+    parts = [part for part in vars(sections).values() if isinstance(part, type) and issubclass(part, DocumentPart)]
     known = {name for part in parts if part is not DocumentPart for name in field_names(part)[0]}
     assert len(known) > 45
     missing = {name for name in known if not re.search(rf"[`.{{ ]{name}[`: ]", LANGUAGE)}

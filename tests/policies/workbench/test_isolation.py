@@ -94,8 +94,7 @@ def test_grants_are_never_transitive(compiled, seed):
     pairs = rng.sample(list(itertools.permutations(names, 2)), 12)
     levels = {pair: rng.randint(LOW, HIGH) for pair in pairs}
     grants = tuple(
-        Grant(f"g{i}", owner, reader, levels[owner, reader], None, None, "x")
-        for i, (owner, reader) in enumerate(pairs)
+        Grant(f"g{i}", owner, reader, levels[owner, reader], None, None, "x") for i, (owner, reader) in enumerate(pairs)
     )
     rules = tuple(rule for rule in base.rules if rule.effect is RuleEffect.PERMIT)
     policy = dataclasses.replace(base, tenants=tenants, grants=grants, segments=(), rules=rules, groups=())
@@ -103,9 +102,7 @@ def test_grants_are_never_transitive(compiled, seed):
     for owner, reader in itertools.permutations(names, 2):
         open_levels = {level for level in (LOW, MID, HIGH) if reuse(table, reader, owner, level)}
         assert open_levels == set(range(levels.get((owner, reader), -1) + 1))
-    closed = sum(
-        1 for (a, b), (c, d) in itertools.product(pairs, pairs) if b == c and a != d and (a, d) not in levels
-    )
+    closed = sum(1 for (a, b), (c, d) in itertools.product(pairs, pairs) if b == c and a != d and (a, d) not in levels)
     assert closed, "the graph has chains that a transitive reading would have opened"
 
 
@@ -154,14 +151,10 @@ def test_unlisted_tenants_are_refused_without_a_default(compiled):
     assert with_default.decide(admit, NOW).reasons == ("tenants:default",)
     assert without.decide(admit, NOW).reasons == ("default-deny",)
     assert without.tenant("stranger") is None and with_default.tenant("stranger").id == "default"
-    assert not any(
-        d for (_, reader, *_), d in everything(without, ["stranger", "acme"]) if reader == "stranger"
-    )
+    assert not any(d for (_, reader, *_), d in everything(without, ["stranger", "acme"]) if reader == "stranger")
 
 
-@pytest.mark.parametrize(
-    "nobody", [None, "", 7, b"acme", ("acme",), ["acme"], {}, "x" * 258, True, float("nan")]
-)
+@pytest.mark.parametrize("nobody", [None, "", 7, b"acme", ("acme",), ["acme"], {}, "x" * 258, True, float("nan")])
 @pytest.mark.parametrize("via", Via)
 def test_what_is_not_a_tenant_gets_nothing(compiled, nobody, via):
     table = compiled(("tenants: [acme, labs]", 'tenants: "*"'))
@@ -299,9 +292,7 @@ def test_next_change_is_the_next_edge_and_answers_hold_until_then(compiled):
 
 def test_a_revoked_id_stays_out_whatever_the_policy_says(compiled):
     assert reuse(compiled(), "labs", "acme").reasons == ("family~acme~labs", "labs-reads-acme")
-    assert reuse(compiled(revoked=frozenset({"labs-reads-acme"})), "labs", "acme").reasons == (
-        "family~acme~labs",
-    )
+    assert reuse(compiled(revoked=frozenset({"labs-reads-acme"})), "labs", "acme").reasons == ("family~acme~labs",)
     assert reuse(compiled(revoked=frozenset({"family"})), "labs", "acme").reasons == ("labs-reads-acme",)
     pair = compiled(revoked=frozenset({"family~acme~labs", "labs-reads-acme"}))
     assert not reuse(pair, "labs", "acme") and not pair.grants_for("labs", LOW, NOW)
@@ -352,9 +343,7 @@ def test_effect_and_decision_truth(compiled):
     assert bool(Effect.DENY) and bool(Effect.PERMIT), "an effect is never falsy; ask the decision"
     assert reuse(compiled(), "labs", "acme").permitted and not reuse(compiled(), "globex", "acme").permitted
     assert (
-        compiled(revision=9)
-        .decide(AccessRequest(Action.ADMIT, "acme", "acme", 0, Scope.SESSION, Via.OWN), 0)
-        .revision
+        compiled(revision=9).decide(AccessRequest(Action.ADMIT, "acme", "acme", 0, Scope.SESSION, Via.OWN), 0).revision
         == 9
     )
 

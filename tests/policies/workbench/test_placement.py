@@ -60,10 +60,7 @@ def test_every_matching_rule_narrows_and_a_dedicated_group_is_closed_to_others()
 def test_what_says_nothing_new_has_the_digest_that_it_had() -> None:
     plain = digest(table().policy)
     assert digest(table(more="on_worker_death: {default: restore}\n").policy) == plain
-    assert (
-        len({plain, digest(table(OWN).policy), digest(table(more="on_worker_death: {low: fail}\n").policy)})
-        == 3
-    )
+    assert len({plain, digest(table(OWN).policy), digest(table(more="on_worker_death: {low: fail}\n").policy)}) == 3
     assert digest(table(OWN, EU).policy) == digest(table(EU, OWN).policy)
     policy = table(more="on_worker_death: {default: restore, high: fail}\n").policy
     assert [each.name for each in policy.on_worker_death] == ["RESTORE", "RESTORE", "FAIL"]

@@ -263,9 +263,7 @@ def test_copies_that_may_not_be_where_they_are_are_found(compiled, declared, edi
     found = {one.id: one for one in prove(compiled(*declared, *edits), declared=base.policy).broken}
     example = found["ISO-12"].counterexample
     assert why in example.text and set(example.data) == {"tenant", "classification", "tier"}
-    assert prove(base, declared=compiled(*declared, *edits).policy).holds or "nvme" in example.text, (
-        "the stricter one"
-    )
+    assert prove(base, declared=compiled(*declared, *edits).policy).holds or "nvme" in example.text, "the stricter one"
 
 
 @pytest.mark.parametrize(
@@ -281,9 +279,7 @@ def test_copies_that_may_not_be_where_they_are_are_found(compiled, declared, edi
 )
 def test_a_fault_in_what_workers_ask_is_found(compiled, monkeypatch, fault):
     """Obligations and decisions are right: only what a tier is told is wrong, and nothing else sees it."""
-    table = compiled(
-        LIMITED, ("mid: {tiers: [host], encrypt: none}", "mid: {tiers: remote, encrypt: required}")
-    )
+    table = compiled(LIMITED, ("mid: {tiers: [host], encrypt: none}", "mid: {tiers: remote, encrypt: required}"))
     assert broken(table) == set()
     real = Obligations.in_tier
     monkeypatch.setattr(Obligations, "in_tier", lambda self, tier: fault(real(self, tier)))
@@ -293,9 +289,7 @@ def test_a_fault_in_what_workers_ask_is_found(compiled, monkeypatch, fault):
 def test_every_tenant_classification_and_tier_is_asked(compiled):
     table = compiled()
     (tiers,) = (one for one in prove(table).properties if one.id == "ISO-12")
-    assert tiers.cells == (len(table.policy.tenants) + 2) * 3 * 4, (
-        "with two fresh tenants, and a tier of no name"
-    )
+    assert tiers.cells == (len(table.policy.tenants) + 2) * 3 * 4, "with two fresh tenants, and a tier of no name"
     assert tiers.permits == 15, "low on host and nvme, mid on host, for each of five tenants"
 
 
@@ -330,9 +324,7 @@ def test_the_library_is_proved_and_the_proof_is_repeatable(name):
     proofs = [prove(compile_policy(library.load(name), revision=1)) for _ in range(2)]
     assert proofs[0].holds and json.dumps(proofs[0].data()) == json.dumps(proofs[1].data())
     data = proofs[0].data()
-    assert [p["id"] for p in data["properties"]] == [
-        name for name in PROPERTIES if name not in ("ISO-11", "ISO-14")
-    ]
+    assert [p["id"] for p in data["properties"]] == [name for name in PROPERTIES if name not in ("ISO-11", "ISO-14")]
     assert data["digest"] == data["table_digest"] and data["versions"]["kvcustody"]
 
 
@@ -462,9 +454,7 @@ def smt_leak(declared, running):
     reader, owner = z3.Const("reader", tenant), z3.Const("owner", tenant)
     level, scope, action, via, now = z3.Ints("level scope action via now")
     solver = z3.Solver()
-    solver.add(
-        z3.Distinct(*names.values()), reader != owner, level >= 0, level < len(LEVELS), scope >= 0, scope <= 4
-    )
+    solver.add(z3.Distinct(*names.values()), reader != owner, level >= 0, level < len(LEVELS), scope >= 0, scope <= 4)
     solver.add(action >= 0, action <= 6, via >= 1, via <= 2)
 
     def one_of(value, members):
@@ -503,9 +493,7 @@ def smt_leak(declared, running):
             if r.relation is not None and r.relation.value == "owner":
                 terms.append(z3.BoolVal(False))
             elif r.relation is not None:
-                same = [
-                    (a, b) for a in groups for b in groups if a != b and groups[a] and groups[a] == groups[b]
-                ]
+                same = [(a, b) for a in groups for b in groups if a != b and groups[a] and groups[a] == groups[b]]
                 terms.append(z3.Or([z3.And(reader == names[a], owner == names[b]) for a, b in same]))
             forbidden.append(z3.And(terms))
         return z3.And(z3.Or(opened), z3.Not(z3.Or(forbidden)))

@@ -41,9 +41,7 @@ def share(scopes: NameScopes, tenant: str, hint: str | None = None) -> Fraction:
 def test_a_share_is_of_the_tenant_and_the_classification_and_all_where_others_reach_it() -> None:
     said = policy("{default: 1/4, high: all}", globex="{low: none, mid: none}", default="{default: 1/2}")
     scopes = NameScopes.from_data(json.loads(json.dumps(NameScopes.of_policies([said]).data())))
-    assert [share(scopes, "globex"), share(scopes, "globex", "high")] == [NONE, ALL], (
-        "its level is the request's"
-    )
+    assert [share(scopes, "globex"), share(scopes, "globex", "high")] == [NONE, ALL], "its level is the request's"
     assert [share(scopes, "stranger"), share(scopes, "stranger", "high")] == [Fraction(1, 2)] * 2
     assert [share(scopes, "acme"), share(scopes, "labs")] == [ALL, ALL], "a segment and a grant open them"
     silent = NameScopes.of_policies([policy()])
@@ -71,9 +69,7 @@ def test_what_says_nothing_new_has_the_digest_that_it_had() -> None:
     assert len({plain, *map(digest, others)}) == 4
 
 
-@pytest.mark.parametrize(
-    ("said", "code"), [("{default: 2/1}", "KVP211"), ("{top: all}", "KVP402"), ("all", "KVP205")]
-)
+@pytest.mark.parametrize(("said", "code"), [("{default: 2/1}", "KVP211"), ("{top: all}", "KVP402"), ("all", "KVP205")])
 def test_what_cannot_be_meant_is_refused(said: str, code: str) -> None:
     for written in ({"section": said}, {"globex": said}):
         with pytest.raises(PolicyRejected) as rejected:

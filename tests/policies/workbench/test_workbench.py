@@ -80,11 +80,7 @@ def test_verdicts(compiled, edits, verdict):
 @pytest.mark.parametrize("where", ["policy", "tenant"])
 def test_one_name_for_a_tenants_requests_is_a_placement_channel_that_somebody_approves(compiled, where):
     line = "scope: session, "
-    edit = (
-        (line, line + "affinity: segment, ")
-        if where == "tenant"
-        else ("classify:", "affinity: segment\nclassify:")
-    )
+    edit = (line, line + "affinity: segment, ") if where == "tenant" else ("classify:", "affinity: segment\nclassify:")
     found = diff(compiled(), compiled(edit))
     assert found.verdict is DiffVerdict.WIDER and found.approval_digest and not found.cells
     assert {duty[1:] for duty in found.duties} == {
@@ -92,9 +88,7 @@ def test_one_name_for_a_tenants_requests_is_a_placement_channel_that_somebody_ap
     }
     assert len(found.duties) == (1 if where == "tenant" else 4), "the listed tenants, and one that is not"
     assert diff(compiled(edit), compiled()).verdict is DiffVerdict.NARROWER
-    one_new = diff(
-        compiled((DEFAULT, "")), compiled((DEFAULT, DEFAULT.replace("{", "{affinity: segment, ", 1)))
-    )
+    one_new = diff(compiled((DEFAULT, "")), compiled((DEFAULT, DEFAULT.replace("{", "{affinity: segment, ", 1))))
     assert "affinity" in {duty.field for duty in one_new.duties}, "of a tenant that comes, too"
 
 
@@ -115,9 +109,7 @@ def test_a_difference_is_exact(compiled):
                 for level, name in enumerate(one.policy.classifications):
                     for scope in Scope:
                         for via in Via:
-                            at = (
-                                1_806_000_000_000_000  # April 2027: the old grant is over, the new one is not
-                            )
+                            at = 1_806_000_000_000_000  # April 2027: the old grant is over, the new one is not
                             before, after = (
                                 t.decide(AccessRequest(action, reader, owner, level, scope, via), at)
                                 for t in (one, two)
@@ -260,9 +252,7 @@ def test_findings_that_need_to_be_told_something(compiled):
 
 
 def test_every_lint_code_is_shown():
-    assert {*LINT, "KVP715", "KVP721", "KVP751", "KVP771", "KVP772", "KVP773", "KVP774", "KVP775"} == set(
-        LINT_CODES
-    )
+    assert {*LINT, "KVP715", "KVP721", "KVP751", "KVP771", "KVP772", "KVP773", "KVP774", "KVP775"} == set(LINT_CODES)
 
 
 def test_lint_leaves_the_library_alone():
@@ -281,9 +271,7 @@ def test_what_does_nothing_is_told_until_it_works(compiled):
     assert told() == [], "the base is honest"
     assert told((LRU, "eviction: {policy: slru, hits: 3}")) == [], "control: what works is not told"
     for works in ("{policy: slru, protected: 80%}", "{policy: priority, priority: 40}", "{policy: cost}"):
-        assert not [
-            one for one in told((LRU, f"eviction: {works}"), owner=PoolOwner.ENGINE) if "eviction" in one
-        ]
+        assert not [one for one in told((LRU, f"eviction: {works}"), owner=PoolOwner.ENGINE) if "eviction" in one]
 
 
 def test_a_tier_that_nobody_has_is_told(compiled):
@@ -307,10 +295,7 @@ def test_a_tier_that_nobody_has_is_told(compiled):
         "offload of `low`",
     ]
     low, mid = told(owner=PoolOwner.ENGINE, tiers=None)
-    assert (
-        "`host`, `nvme` beside this engine" in low
-        and "offload of `mid`: nothing is offloaded to `host`" in mid
-    )
+    assert "`host`, `nvme` beside this engine" in low and "offload of `mid`: nothing is offloaded to `host`" in mid
     assert told(owner=PoolOwner.ENGINE, tiers=("host", "nvme")) == []
 
 
@@ -329,9 +314,7 @@ def test_copies_that_only_a_store_could_take_are_an_error_where_there_is_none(co
 
 
 def test_copies_of_what_is_never_kept_are_told(compiled):
-    (only,) = lint(
-        compiled(PLAIN, *OPEN, ("high: never", "high: {tiers: [host], encrypt: required}")), now_us=NOW
-    )
+    (only,) = lint(compiled(PLAIN, *OPEN, ("high: never", "high: {tiers: [host], encrypt: required}")), now_us=NOW)
     assert only.code == "KVP761" and "nothing of it outlives its request" in only.message
 
 
@@ -393,9 +376,7 @@ def test_the_schema_refuses(base, old, new):
 
 def test_what_loads_without_being_written_by_us_fits_too(base):
     """One word for a list of one, and every other form that the loader takes."""
-    text = base.replace("name: base\n", "name: base\nissuers: corp\n").replace(
-        "{at_least: high}", "[mid, high]"
-    )
+    text = base.replace("name: base\n", "name: base\nissuers: corp\n").replace("{at_least: high}", "[mid, high]")
     text = text.replace("tenants: [acme, labs]", 'tenants: "*"').replace("{reader: owner}", "{reader: acme}")
     load_policy(text, name="p.yaml")
     assert fits(text) == []
@@ -412,9 +393,7 @@ def test_the_schema_describes_every_field():
     """An editor shows what each is for: of itself, or of the section that it holds."""
     sections = schema()["$defs"] | {"the policy": schema()}
     assert all(part["description"] for part in sections.values())
-    fields = [
-        (name, field, told) for name, part in sections.items() for field, told in part["properties"].items()
-    ]
+    fields = [(name, field, told) for name, part in sections.items() for field, told in part["properties"].items()]
     assert len(fields) > 60
     assert [(name, field) for name, field, told in fields if not told.keys() & {"description", "$ref"}] == []
 
@@ -514,9 +493,7 @@ def test_a_wrong_cases_file_is_refused_with_its_place(compiled, old, new, code):
 # Explanations
 
 
-def ask(
-    reader="labs", owner="acme", level=1, scope=Scope.TENANT, via=Via.GRANT, now=NOW, action=Action.REUSE
-):
+def ask(reader="labs", owner="acme", level=1, scope=Scope.TENANT, via=Via.GRANT, now=NOW, action=Action.REUSE):
     return Request(action, reader, owner, level, scope, via, now)
 
 
@@ -558,9 +535,7 @@ def test_an_explanation_of_offload_tells_each_tier_and_who_says_so(compiled):
     assert "copies at most 1d" in str(nvme) and "encrypted" in str(nvme)
     said = {source.what: source.says for source in host.sources}
     assert said["tenant `globex`: offload of `low`"] == "not to host"
-    assert said["offload of `low`"].startswith("at most 7d") and all(
-        source.line > 1 for source in host.sources
-    )
+    assert said["offload of `low`"].startswith("at most 7d") and all(source.line > 1 for source in host.sources)
     assert [tier["tier"] for tier in found.data()["tiers"]] == ["host", "nvme", "remote"]
     plain = explain(table, asked._replace(level=1)).tiers[0]
     assert "plain memory allowed" in str(plain)
@@ -637,9 +612,7 @@ def test_recorded_requests_are_decided_again(compiled):
 def test_recorded_requests_say_whose_copies_could_be_where(compiled):
     recorded = [Recorded(tenant, "low", NOW, ("own",), 1, 1) for tenant in ("labs", "labs", "globex")]
     new = compiled((SEALED, "low: {tiers: [host], encrypt: required, absolute: 2h}"), (DEFAULT, ""))
-    changes = {
-        change.tenant: change.data(16)["tiers"] for change in simulate(compiled(), new, recorded).tenants
-    }
+    changes = {change.tenant: change.data(16)["tiers"] for change in simulate(compiled(), new, recorded).tenants}
     day = 86_400_000_000
     assert changes["labs"]["host"] == {
         "requests_before": 2,

@@ -38,8 +38,7 @@ def _shared_lru() -> World:
     return World(
         table(
             tenants="\n".join(
-                f"  {name}: {{quota: {{guaranteed: 0%, cap: 100%, borrow: true}}}}"
-                for name in ("victim", "attacker")
+                f"  {name}: {{quota: {{guaranteed: 0%, cap: 100%, borrow: true}}}}" for name in ("victim", "attacker")
             )
         ),
         blocks=BLOCKS,
@@ -62,9 +61,7 @@ def _prime_and_probe(world: World, random: Random, at: int) -> None:
         for prompt in random.sample(own, 8):
             world.probe("attacker", prompt)
     if at % 4 == 3:
-        greedy = [
-            world.admit("attacker", tokens(random, 90 * BLOCK), request_id=("big", n)) for n in range(3)
-        ]
+        greedy = [world.admit("attacker", tokens(random, 90 * BLOCK), request_id=("big", n)) for n in range(3)]
         for answer in greedy:
             world.observe("attacker", answer, 90 * BLOCK)
             if isinstance(answer, Admission):

@@ -105,9 +105,7 @@ def test_nothing_ends_as_destroyed_because_its_secret_cannot_be_had_now(place: P
     assert place.bring(acme, "p", 4) == 4, "it comes back with the service"
     assert acme.spec is not None
     place.world.keyring.destroy(acme.spec.owner, 1)
-    assert place.tier.narrow() == 1 and place.ends() == ["key-destroyed"], (
-        "control: an epoch that is destroyed"
-    )
+    assert place.tier.narrow() == 1 and place.ends() == ["key-destroyed"], "control: an epoch that is destroyed"
 
 
 def test_a_copy_whose_key_cannot_be_had_while_it_is_loaded_is_not_broken(place: Place) -> None:

@@ -134,9 +134,7 @@ def test_a_request_is_never_given_one(tmp_path: Path, tiers: str, rounds: int) -
     world, drawn = World(tmp_path, tiers), Random(3)
     broken = [watched(tier) for tier in world.tiers]
     assert world.worker.governor.offload is not None
-    world.worker.governor.offload.transfers.cost = DeclaredRate(
-        1
-    )  # stored whether or not anything of it comes back
+    world.worker.governor.offload.transfers.cost = DeclaredRate(1)  # stored whether or not anything of it comes back
     for number in range(rounds):
         mine = prompt(number, 8)
         world.serve("acme", mine)

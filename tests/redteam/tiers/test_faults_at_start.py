@@ -58,16 +58,12 @@ def a_linked_mark(folder: Path) -> None:
     ],
     ids=["another's", "another user's", "open to all", "link", "file", "linked mark"],
 )
-def test_a_folder_that_is_not_ours_is_named_with_its_setting(
-    tmp_path: Path, prepare: Prepare, says: str
-) -> None:
+def test_a_folder_that_is_not_ours_is_named_with_its_setting(tmp_path: Path, prepare: Prepare, says: str) -> None:
     prepare(tmp_path)
     before = sorted(path.name for path in tmp_path.rglob("*") if "tier" in path.parts)
     with pytest.raises(ConfigError, match=rf"^KVC100: setting `nvme_tier_path`: .*{says}"):
         World(tmp_path, "nvme")
-    assert sorted(path.name for path in tmp_path.rglob("*") if "tier" in path.parts) == before, (
-        "left as it was"
-    )
+    assert sorted(path.name for path in tmp_path.rglob("*") if "tier" in path.parts) == before, "left as it was"
 
 
 @contextmanager
@@ -83,9 +79,7 @@ def somebody() -> Iterator[None]:
         _LIBC.setfsuid(0)
 
 
-def test_a_folder_without_permission_is_named_with_its_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_without_permission_is_named_with_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(folder: Path, capacity_bytes: int) -> FileStore:
         with somebody():
             return FileStore(folder, capacity_bytes)
@@ -98,9 +92,7 @@ def test_a_folder_without_permission_is_named_with_its_setting(
 
 
 @pytest.mark.parametrize(("given", "says"), [(100, "give more"), (1 << 62, "give less")])
-def test_a_host_tier_that_cannot_be_had_is_named_with_its_setting(
-    tmp_path: Path, given: int, says: str
-) -> None:
+def test_a_host_tier_that_cannot_be_had_is_named_with_its_setting(tmp_path: Path, given: int, says: str) -> None:
     class Odd(World):
         def open(self) -> None:
             self.set["host_tier_bytes"] = given
@@ -139,9 +131,7 @@ def test_shred_keys_under_another_root_key_are_named_with_their_setting(tmp_path
     for name in ("root.key", "keys.json"):
         (tmp_path / "one" / name).rename(tmp_path / name)
     for _ in range(2):  # what failed once lets go of the folder
-        with pytest.raises(
-            ConfigError, match=r"setting `shred_keys_path`: .*do not open under this root key; give"
-        ):
+        with pytest.raises(ConfigError, match=r"setting `shred_keys_path`: .*do not open under this root key; give"):
             world.open()
     for name in ("root.key", "keys.json"):
         (tmp_path / name).replace(tmp_path / "one" / name)
@@ -211,9 +201,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     def mount(options: str) -> Path:
         place = tmp_path / f"disk-{len(made)}"
         place.mkdir()
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True, check=False
-        )
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True, check=False)
         if done.returncode:
             pytest.skip("no right to mount a disk here")
         made.append(place)

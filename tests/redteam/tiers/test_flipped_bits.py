@@ -120,9 +120,7 @@ def test_a_tier_attaches_nothing_of_an_object_with_a_flipped_bit(hostile: Hostil
     assert flip_often(hostile, flips) == 0 and hostile.tried == flips
 
 
-def test_without_the_tag_almost_every_flip_is_attached(
-    hostile: HostileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_tag_almost_every_flip_is_attached(hostile: HostileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: of a bit in the header's name, length and kind alone something else tells."""
     without_tag(monkeypatch)
     assert flip_often(hostile, 200) > 160

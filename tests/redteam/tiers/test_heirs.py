@@ -36,9 +36,7 @@ class Process(Place):
 
 
 @pytest.fixture(params=MOST)
-def process(
-    request: pytest.FixtureRequest, tmp_path: Path, server: Callable[[str], StoreServer]
-) -> Iterator[Made]:
+def process(request: pytest.FixtureRequest, tmp_path: Path, server: Callable[[str], StoreServer]) -> Iterator[Made]:
     """`process(worker, heir_of=…)`: the next of this worker, on the same keys and store."""
     there, made, number = server(request.param), list[Place](), count(1)
 

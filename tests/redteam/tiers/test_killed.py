@@ -109,12 +109,8 @@ def told(progress: Path) -> list[int]:
 def test_no_plaintext_is_left_and_the_next_start_takes_up_whole_objects(tmp_path: Path, kills: int) -> None:
     before = shared()
     killed = kill_often(tmp_path, kills)
-    assert killed.lives > kills // 2 and killed.served > 5 * kills, (
-        "void: they were killed before they did anything"
-    )
-    assert killed.restored > kills and killed.found > 0, (
-        "void: nothing came from a tier, or was found by a start"
-    )
+    assert killed.lives > kills // 2 and killed.served > 5 * kills, "void: they were killed before they did anything"
+    assert killed.restored > kills and killed.found > 0, "void: nothing came from a tier, or was found by a start"
     assert places(tmp_path, before) == []
     assert list((tmp_path / "tier").rglob("*")), "void: nothing is in the folder"
 

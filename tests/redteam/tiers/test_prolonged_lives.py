@@ -89,15 +89,11 @@ def operate(world: LastingWorld, operations: int, seed: int) -> None:
 def test_nothing_is_found_after_its_ceiling(tmp_path: Path, operations: int) -> None:
     world = LastingWorld(tmp_path)
     operate(world, operations, seed=11)
-    assert world.hits > operations // 10 and world.restored > operations // 10, (
-        "void: almost nothing came back"
-    )
+    assert world.hits > operations // 10 and world.restored > operations // 10, "void: almost nothing came back"
     world.worker.close()
 
 
-def test_a_round_trip_that_began_a_new_life_would_be_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_round_trip_that_began_a_new_life_would_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: what comes from a tier is as young as if it had been computed."""
     real = SealedTier.load
 

@@ -157,9 +157,7 @@ def test_a_store_that_stands_still_costs_a_deadline_and_no_more(place: Guarded, 
         assert place.bring(acme, "p", 8) == 0 and place.keep(acme, "q", 4) == 0
     assert time.monotonic() - began < 20 * SECONDS, "void: no time would tell one deadline from twenty"
     done = place.tier.erase("e", Selector("acme"), 0)
-    assert not done.done and place.tier.lookup(acme, keys_of("p", 8), 0) == [], (
-        "an erasure does not wait for it"
-    )
+    assert not done.done and place.tier.lookup(acme, keys_of("p", 8), 0) == [], "an erasure does not wait for it"
     valkey.signal(signal.SIGCONT)
     until(place.answers)
     until(lambda: place.tier.expire() == 0 and place.tier.erase("e", Selector("acme"), 0).done)
@@ -288,9 +286,7 @@ def test_the_end_of_an_object_is_that_of_every_version_and_marker(tmp_path: Path
     assert (len(ids), markers) == (2, 1)
     reads = [s3.ask("GET", VERSIONED, key, query={"versionId": one}).body for one in ids]
     assert old in reads, "void: a plain delete was enough"
-    assert [one.name for one in place.store.page(b"", 9)] == [name], (
-        "a marker hides it from nobody who lists versions"
-    )
+    assert [one.name for one in place.store.page(b"", 9)] == [name], "a marker hides it from nobody who lists versions"
     gone = place.store.delete([name])
     assert (gone.objects, gone.versions, gone.markers) == (1, 2, 1)
     assert versions(s3, VERSIONED, place.prefix) == ([], 0)
@@ -298,9 +294,7 @@ def test_the_end_of_an_object_is_that_of_every_version_and_marker(tmp_path: Path
 
 
 @pytest.mark.system
-def test_what_is_locked_ends_by_its_key_and_is_asked_for_when_the_lock_ends(
-    tmp_path: Path, s3: S3Server
-) -> None:
+def test_what_is_locked_ends_by_its_key_and_is_asked_for_when_the_lock_ends(tmp_path: Path, s3: S3Server) -> None:
     place = InBucket(tmp_path, s3, LOCKED)
     ada = place.label("acme", "ada")
     assert place.keep(ada, "p", 4) == 4
@@ -309,8 +303,7 @@ def test_what_is_locked_ends_by_its_key_and_is_asked_for_when_the_lock_ends(
     day_us = 86_400_000_000
     now_us = time.time_ns() // 1000
     assert (
-        isinstance(locked, Locked)
-        and now_us + day_us - 600_000_000 < locked.until_us < now_us + day_us + 600_000_000
+        isinstance(locked, Locked) and now_us + day_us - 600_000_000 < locked.until_us < now_us + day_us + 600_000_000
     )
     assert place.tier.erase("e", Selector("acme", "ada"), 0).waiting == 1, "its bytes are there"
     evidence = [one.cause for one in place.events() if one.step == "destroyed"]

@@ -19,9 +19,7 @@ def in_a_process(folder: Path, restarts: int, seals: int, *, counts: bool = Fals
         return pool.apply(lives, (folder, restarts, seals), {"counts": counts})
 
 
-@pytest.mark.parametrize(
-    ("restarts", "seals"), [(10, 4_000), pytest.param(1_000, 10_000_000, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize(("restarts", "seals"), [(10, 4_000), pytest.param(1_000, 10_000_000, marks=pytest.mark.soak)])
 def test_no_key_and_nonce_are_used_twice(tmp_path: Path, restarts: int, seals: int) -> None:
     made, twice = in_a_process(tmp_path, restarts, seals)
     assert made > seals * 0.99 and twice == 0

@@ -84,9 +84,7 @@ def _erased(engine: Engine, spill: Path, now_us: int) -> None:
     writer.close()
 
 
-def test_a_key_that_was_made_after_the_erasure_stays(
-    deployment: Deployment, tmp_path: Path, migrated: Path
-) -> None:
+def test_a_key_that_was_made_after_the_erasure_stays(deployment: Deployment, tmp_path: Path, migrated: Path) -> None:
     tier, shred = deployment.place.tier, deployment.place.world.shred
     before_us = deployment.place.world.clock.utc_us()
     assert shred.find_subject(shred_name("acme", "ada")) is not None

@@ -38,9 +38,7 @@ class Worker(Place):
 
 
 @pytest.fixture(params=MOST)
-def worker(
-    request: pytest.FixtureRequest, tmp_path: Path, server: Callable[[str], StoreServer]
-) -> Iterator[Made]:
+def worker(request: pytest.FixtureRequest, tmp_path: Path, server: Callable[[str], StoreServer]) -> Iterator[Made]:
     """`worker(name)`: one more on the same keys and store; `folder`: on keys of its own."""
     there, made = server(request.param), list[Place]()
 
@@ -121,9 +119,7 @@ def test_what_its_owner_ends_nobody_finds(worker: Made) -> None:
     assert a.keep(ada, "p", 4) == 4 == b.bring(ada, "p", 4)
     assert a.keep(acme, "q", 4) == 4 == b.bring(acme, "q", 4)
     a.tier.end_tenant("acme")
-    assert b.bring(acme, "q", 4) == 0 == b.bring(ada, "p", 4) and b.ends() == [], (
-        "it is no end of a copy of b's"
-    )
+    assert b.bring(acme, "q", 4) == 0 == b.bring(ada, "p", 4) and b.ends() == [], "it is no end of a copy of b's"
     b.world.clock.advance(6_000_000)
     a.world.clock.advance(6_000_000)
     assert a.keep(ada, "p", 4) == 4 == b.bring(ada, "p", 4), "void: not found again"
@@ -186,9 +182,7 @@ def test_what_came_of_a_late_put_is_its_owners_to_end(worker: Made, monkeypatch:
     assert a.keep(acme, "p", 4) == 4 == b.bring(acme, "p", 4)
 
 
-def test_a_lost_answer_to_a_put_that_is_made_again_is_a_copy(
-    worker: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_answer_to_a_put_that_is_made_again_is_a_copy(worker: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     a = worker("a")
     assert isinstance(a.store, RemoteStore)
     put, asked = a.store._client.put, list[bool]()
@@ -274,9 +268,7 @@ def test_a_slower_store_is_tried_again_and_a_look_up_is_part_of_what_a_restore_t
     assert transfers.best(acme, keys_of("p", 4), 0, 4) == (None, []) and b.tier.sought == 0
     clock.advance(PROBE_US)
     transfers.step(clock.now_us())
-    assert transfers.best(acme, keys_of("q", 4), 0, 4) == (None, []) and b.tier.sought == 1, (
-        "nobody stored it"
-    )
+    assert transfers.best(acme, keys_of("q", 4), 0, 4) == (None, []) and b.tier.sought == 1, "nobody stored it"
     clock.advance(2 * PROBE_US)
     transfers.step(clock.now_us())
     way.link.looked(7_000_000)

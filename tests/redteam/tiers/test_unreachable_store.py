@@ -65,9 +65,7 @@ def causes(steps: list[CopyEvent], at_us: int) -> set[tuple[str, str]]:
     return {(one.step, one.cause) for one in steps if one.at_us == at_us}
 
 
-def test_the_key_ends_them_at_once_and_they_are_unlinked_when_it_is_back(
-    world: SubjectWorld, tmp_path: Path
-) -> None:
+def test_the_key_ends_them_at_once_and_they_are_unlinked_when_it_is_back(world: SubjectWorld, tmp_path: Path) -> None:
     hers, his = prompt(1, 10), prompt(2, 10)
     world.serve("acme", hers, subject="ada")
     world.crowd()
@@ -91,9 +89,7 @@ def test_the_key_ends_them_at_once_and_they_are_unlinked_when_it_is_back(
     assert len(files_in(folder)) == before, "void: the store was not away"
     assert world.serve("acme", hers, subject="ada") == 0
     first = certificate(world, erasure)
-    assert (
-        first["nvme"] | {"ended": count, "key_destroyed": count, "unlinked": 0, "waiting": 0} == first["nvme"]
-    )
+    assert first["nvme"] | {"ended": count, "key_destroyed": count, "unlinked": 0, "waiting": 0} == first["nvme"]
     for _ in range(60):
         world.clock.advance(MINUTE_US)
         governor.step()
@@ -106,10 +102,7 @@ def test_the_key_ends_them_at_once_and_they_are_unlinked_when_it_is_back(
     assert {one.number for one in unlinked} == ended
     assert {one.at_us - erased_us for one in unlinked} == {62 * MINUTE_US}
     later = certificate(world, erasure)
-    assert (
-        later["nvme"] | {"ended": count, "key_destroyed": count, "unlinked": count, "waiting": 0}
-        == later["nvme"]
-    )
+    assert later["nvme"] | {"ended": count, "key_destroyed": count, "unlinked": count, "waiting": 0} == later["nvme"]
     world.worker.close()
 
 

@@ -66,16 +66,13 @@ def test_the_bootstrap_key_enrols_and_nothing_else(client, people, service) -> N
     key = people["bootstrap"]
     answer = client("POST", "/v1/principals", key, json={"name": "eve", "roles": ["auditor"]})
     assert (
-        answer.status_code == 201
-        and client("GET", "/v1/whoami", answer.json()["key"]["key"]).json()["name"] == "eve"
+        answer.status_code == 201 and client("GET", "/v1/whoami", answer.json()["key"]["key"]).json()["name"] == "eve"
     )
     for path in ("/v1/whoami", "/v1/audit/events", "/v1/health", "/v1/keys"):
         assert client("GET", path, key).status_code == 403
     both = {"name": "mallory", "roles": ["author", "approver"]}
     assert client("POST", "/v1/principals", key, json=both).status_code == 422
-    assert (
-        client("POST", "/v1/principals", key, json={"name": "m", "roles": ["bootstrap"]}).status_code == 422
-    )
+    assert client("POST", "/v1/principals", key, json={"name": "m", "roles": ["bootstrap"]}).status_code == 422
     assert client("POST", "/v1/principals", key, json={"name": "eve", "roles": ["dpo"]}).status_code == 409
 
 
@@ -132,16 +129,8 @@ def test_a_side_that_was_taken_by_a_further_key_or_by_enabling_stays(client, ser
         {"workers_listen": "127.0.0.1:1"},
         {"tls_key_path": "key.pem"},
         {"issuers": [{"issuer": "https://a", "name": "a", "audience": "b", "keys": "http://a/jwks"}]},
-        {
-            "issuers": [
-                {"issuer": "https://a", "name": "a", "audience": "b", "keys": "k", "roles": {"x": "worker"}}
-            ]
-        },
-        {
-            "issuers": [
-                {"issuer": "https://a", "name": "a", "audience": "b", "keys": "k", "algorithms": ["HS256"]}
-            ]
-        },
+        {"issuers": [{"issuer": "https://a", "name": "a", "audience": "b", "keys": "k", "roles": {"x": "worker"}}]},
+        {"issuers": [{"issuer": "https://a", "name": "a", "audience": "b", "keys": "k", "algorithms": ["HS256"]}]},
     ],
 )
 def test_settings_that_would_open_the_door_are_refused(given: dict[str, object]) -> None:

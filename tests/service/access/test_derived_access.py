@@ -121,9 +121,7 @@ def test_a_session_of_another_form_or_with_another_key_named_in_it_is_none(clien
     assert works(client, headers=session)
 
 
-def test_a_key_that_was_made_in_a_session_expires_with_it_and_with_its_key(
-    service: Service, client, people
-) -> None:
+def test_a_key_that_was_made_in_a_session_expires_with_it_and_with_its_key(service: Service, client, people) -> None:
     key = people.add("ivy", Role.AUDITOR)
     expires_us = service.principals.expiry(str(prefix_of(key)))
     made = rotated(client, headers=session_of(client, key))
@@ -143,9 +141,7 @@ def test_revoking_a_key_ends_every_key_that_was_made_with_it(
     name = f"jane-{in_session}"
     key = people.add(name, Role.AUDITOR)
     apart = service.principals.issue_key(name, days=1, by="test").key
-    child = (
-        rotated(client, headers=session_of(client, key))["key"] if in_session else rotated(client, key)["key"]
-    )
+    child = rotated(client, headers=session_of(client, key))["key"] if in_session else rotated(client, key)["key"]
     grandchild = rotated(client, child)["key"]
     assert all(works(client, found) for found in (key, child, grandchild, apart)), "control: all work"
     by_revoking(service, key)
@@ -228,15 +224,11 @@ def test_an_answer_that_is_held_open_in_a_session_is_not_given_once_it_ended(
         service.authenticator.check_still_valid(caller)
 
 
-def test_an_answer_that_is_held_open_ends_with_its_session_and_its_token(
-    service: Service, client, people
-) -> None:
+def test_an_answer_that_is_held_open_ends_with_its_session_and_its_token(service: Service, client, people) -> None:
     cookie = session_of(client, people["auditor"])["Cookie"].partition("=")[2]
     caller = service.authenticator.of_session(cookie)
     assert caller is not None
-    token = caller._replace(
-        by="token", session="", key="", until_us=service.clock.utc_us() + MICROSECONDS * 60
-    )
+    token = caller._replace(by="token", session="", key="", until_us=service.clock.utc_us() + MICROSECONDS * 60)
     service.authenticator.check_still_valid(token)
     service.sessions.end(cookie)
     for ended in (caller, token._replace(until_us=service.clock.utc_us())):
@@ -291,9 +283,7 @@ def test_a_link_ends_when_its_principal_is_narrowed(service: Service, people) ->
 
     key = people.add("lou", Role.AUDITOR)
     kept, ended = service.sign_in_links.make("lou").token, service.sign_in_links.make("lou").token
-    assert log_in_by_link(service, kept, direct=True, tls=False).caller.name == "lou", (
-        "control: a link signs in"
-    )
+    assert log_in_by_link(service, kept, direct=True, tls=False).caller.name == "lou", "control: a link signs in"
     by_revoking(service, key)
     with pytest.raises(ProblemError):
         log_in_by_link(service, ended, direct=True, tls=False)
@@ -345,9 +335,7 @@ SESSION_ENDS: dict[str, Callable[[Service, str, dict[str, str]], None]] = {
 
 
 @pytest.mark.parametrize("name", SESSION_ENDS)
-def test_whatever_ends_a_session_ends_all_that_is_derived_from_it(
-    service: Service, client, people, name: str
-) -> None:
+def test_whatever_ends_a_session_ends_all_that_is_derived_from_it(service: Service, client, people, name: str) -> None:
     """The session, answers held open in it, keys made in it and with those, and sessions begun with these."""
     who = f"derived-{name.replace(' ', '-')}"
     key = people.add(who, Role.AUDITOR)
@@ -374,8 +362,7 @@ def test_whatever_ends_a_session_ends_all_that_is_derived_from_it(
     over = {found.prefix: found for found in service.principals.keys(who)}
     now_us = service.clock.utc_us()
     assert all(
-        over[prefix_of(one)].expires_us <= now_us or over[prefix_of(one)].revoked_us
-        for one in (minted, further)
+        over[prefix_of(one)].expires_us <= now_us or over[prefix_of(one)].revoked_us for one in (minted, further)
     )
 
 

@@ -29,13 +29,9 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_a_key_is_nowhere_in_the_database(service: Service, people, client) -> None:
     key = people["auditor"]
     assert client("GET", "/v1/whoami", key).status_code == 200
-    raw = b"".join(
-        path.read_bytes() for path in builders.ledger_file(service.engine).parent.glob("ledger.db*")
-    )
+    raw = b"".join(path.read_bytes() for path in builders.ledger_file(service.engine).parent.glob("ledger.db*"))
     secret = key.split("_")[2].encode()
-    assert secret not in raw and key.split("_")[1].encode() in raw, (
-        "void: the prefix is there, the secret is not"
-    )
+    assert secret not in raw and key.split("_")[1].encode() in raw, "void: the prefix is there, the secret is not"
 
 
 def test_keys_expire_are_revoked_and_replaced(service: Service, client) -> None:
@@ -107,9 +103,7 @@ def test_a_caller_who_is_known_showed_the_same_a_moment_ago(service: Service) ->
     shown = f"Bearer {book.issue_key('gpu-known', days=1, certificate=own, by='test').key}"
     assert who.known(shown, own) is None
     assert who.caller(shown, None, "192.0.2.1", own) == who.known(shown, own), "control"
-    assert [who.known(shown, other), who.known(shown), who.known(shown.replace("Bearer", "Basic"), own)] == [
-        None
-    ] * 3
+    assert [who.known(shown, other), who.known(shown), who.known(shown.replace("Bearer", "Basic"), own)] == [None] * 3
     bound = time.monotonic() + 30
     while who.known(shown, own) is not None and time.monotonic() < bound:
         time.sleep(0.05)
@@ -152,15 +146,12 @@ def test_malformed_credentials_are_one_answer(client, authorization: str) -> Non
 
 def test_a_path_tells_nothing_without_a_credential(client) -> None:
     answers = {
-        client("GET", path).content
-        for path in ("/v1/whoami", "/v1/nothing", "/v1/audit/events", "/metrics", "/")
+        client("GET", path).content for path in ("/v1/whoami", "/v1/nothing", "/v1/audit/events", "/metrics", "/")
     }
     assert len(answers) == 1
 
 
-@pytest.mark.parametrize(
-    ("address", "prefix"), [("1.1.1.1", "same"), ("1.1.1.1", "other"), ("2.2.2.2", "same")]
-)
+@pytest.mark.parametrize(("address", "prefix"), [("1.1.1.1", "same"), ("1.1.1.1", "other"), ("2.2.2.2", "same")])
 def test_bad_keys_are_told_to_wait_and_a_good_one_never_is(make_service, address: str, prefix: str) -> None:
     """Of the same address, of the same prefix, of both; nothing of it was verified before."""
     service = make_service(failures_per_minute=3, key_failures_per_minute=3)
@@ -190,9 +181,7 @@ class Seen:
         return self.value
 
 
-@pytest.mark.parametrize(
-    ("role", "kept"), [(Role.WORKER, True), (Role.DOOR, True), (Role.AUDITOR, False)], ids=str
-)
+@pytest.mark.parametrize(("role", "kept"), [(Role.WORKER, True), (Role.DOOR, True), (Role.AUDITOR, False)], ids=str)
 def test_a_process_key_is_not_looked_up_again_while_no_credential_changes(
     service: Service, role: Role, *, kept: bool
 ) -> None:

@@ -36,9 +36,7 @@ def _other(tenant: str) -> str:
 
 def desk(plane: ControlPlane, connection: ControlPlaneConnection) -> ReleaseWorkflow:
     trust = read_trust(plane.folder / "trust.toml")
-    return ReleaseWorkflow(
-        WorkflowReleaseStore(connection), trust, clock=SystemClock(), ledger=CountingLedger()
-    )
+    return ReleaseWorkflow(WorkflowReleaseStore(connection), trust, clock=SystemClock(), ledger=CountingLedger())
 
 
 def own(plane: ControlPlane, connection: ControlPlaneConnection) -> OwnerConsents:
@@ -111,9 +109,7 @@ def attacked(tmp_path: Path) -> Any:
 def test_foreign_absent_and_shared_grants_are_one_answer(both: ControlPlane) -> None:
     with both.connect("holger") as owner:
         before = owner.get("/v1/policies/release")["steps"]
-        answers = {
-            send(both, owner, ids) for ids in (["theirs"], ["absent"], ["mine", "theirs"], ["mine", "absent"])
-        }
+        answers = {send(both, owner, ids) for ids in (["theirs"], ["absent"], ["mine", "theirs"], ["mine", "absent"])}
         assert len(answers) == 1 and answers.pop()[0] == 404
         assert send(both, owner, [])[0] == 409 and send(both, owner, "mine")[0] == 409, "no ids at all"
         assert send(both, owner, ["mine"], "/v1/policies:revoke")[0] == 403
@@ -134,9 +130,7 @@ def test_a_proposal_that_takes_an_id_takes_no_owners_right(plane: ControlPlane) 
     """`reads` is the holder's in effect; an author proposes it as the reader's. The holder still takes it back."""
     connect = plane.connect
     with connect("ada") as author, connect("holger") as owner, connect("grace") as approver:
-        revision = (
-            desk(plane, author).propose(grants(again="holder"), plane.signers["ada"], note="ours").revision
-        )
+        revision = desk(plane, author).propose(grants(again="holder"), plane.signers["ada"], note="ours").revision
         own(plane, owner).consent(revision, "again", plane.signers["holger"])
         cells = desk(plane, approver).review(revision).cells
         desk(plane, approver).approve(revision, plane.signers["grace"], cells=cells)
@@ -163,9 +157,7 @@ def test_the_command_takes_an_owners_grant_back(both: ControlPlane) -> None:
         assert "last" in owner.get("/v1/policies/release")["revoked"]
 
 
-def test_control_without_the_check_of_owners_a_foreign_grant_is_gone(
-    attacked: ControlPlane, monkeypatch: Any
-) -> None:
+def test_control_without_the_check_of_owners_a_foreign_grant_is_gone(attacked: ControlPlane, monkeypatch: Any) -> None:
     with attacked.connect("holger") as owner:
         assert send(attacked, owner, ["theirs"])[0] == 404
         monkeypatch.setattr(ReleaseState, "owners", lambda state, source: {"holder"})

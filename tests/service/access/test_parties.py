@@ -87,9 +87,7 @@ def test_one_partys_open_requests_keep_no_other_out(
     import httpx
 
     async def main() -> tuple[list[int], int]:
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=app), base_url="http://testserver"
-        ) as http:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://testserver") as http:
 
             async def ask(path: str, key: str) -> int:
                 return (await http.get(path, headers={"Authorization": f"Bearer {key}"})).status_code
@@ -179,9 +177,7 @@ def test_a_credential_that_is_being_checked_holds_no_place(
         return real(authorization, *more)
 
     async def main() -> int:
-        assert (await request(app, "/v1/custody/live", key))[
-            0
-        ] == 200  # known from here on, as a client at work is
+        assert (await request(app, "/v1/custody/live", key))[0] == 200  # known from here on, as a client at work is
         monkeypatch.setattr(service.authenticator, "caller", slow)
         held = await many(
             lambda number: request(app, "/v1/custody/live", f"kvc_wrong{number}"),
@@ -210,9 +206,7 @@ def test_requests_without_a_credential_take_no_callers_place_and_no_other_addres
     if shared:
         place_of = gate.Gate._place_of
         nobody = Caller("nobody", frozenset(), "labs", "key")  # as if of a party
-        monkeypatch.setattr(
-            gate.Gate, "_place_of", lambda self, caller, address: place_of(self, caller or nobody, "")
-        )
+        monkeypatch.setattr(gate.Gate, "_place_of", lambda self, caller, address: place_of(self, caller or nobody, ""))
 
     async def main() -> tuple[int, int, int, int]:
         go = asyncio.Event()

@@ -75,12 +75,8 @@ def keep_alice(desk: Desk) -> None:
 def keep_alice_near(desk: Desk, folder: Path, keys: SubjectKeys) -> None:
     """Custody of hers, by a worker that writes to the ledger itself."""
     clock, spill = SystemClock(), folder / "near"
-    writer = EventWriter(
-        desk.service.engine, worker="near", clock=clock, spill_directory=spill, subject_keys=keys
-    )
-    writer.submit(
-        [event for event in Worker().request("acme", "alice") if isinstance(event, ResidencyOpened)]
-    )
+    writer = EventWriter(desk.service.engine, worker="near", clock=clock, spill_directory=spill, subject_keys=keys)
+    writer.submit([event for event in Worker().request("acme", "alice") if isinstance(event, ResidencyOpened)])
     writer.close()
 
 
@@ -100,9 +96,7 @@ def test_people_are_found_by_name_and_no_row_names_them(opened, tmp_path: Path) 
     assert desk.orders() == {erasure: (False, None)}
 
 
-def test_positive_control_a_service_without_the_keys_finds_only_what_stands_by_name(
-    opened, tmp_path: Path
-) -> None:
+def test_positive_control_a_service_without_the_keys_finds_only_what_stands_by_name(opened, tmp_path: Path) -> None:
     before = opened(subject_names="clear")
     keep_alice(before)
     assert before.custody() == ["internal"]

@@ -39,9 +39,7 @@ def decisions(plane: ControlPlane, action: str) -> list[tuple[str, str, str, str
     """Effect, tenant, classification and outage class of what is on record about an action."""
     engine = open_store(f"sqlite:///{plane.folder / 'ledger.db'}", read_only=True)
     with engine.connect() as connection:
-        leaves = [
-            json.loads(row.leaf) for row in connection.execute(events.select()) if row.kind == "decision"
-        ]
+        leaves = [json.loads(row.leaf) for row in connection.execute(events.select()) if row.kind == "decision"]
     engine.dispose()
     return [
         (leaf["effect"], leaf["reader"], leaf["classification"], leaf["outage"])
@@ -169,9 +167,7 @@ def test_a_webhook_waits_where_its_permit_cannot_be_recorded(
     assert service.exports.leaving(rows) == rows
 
 
-def test_where_no_policy_is_released_the_role_decides_and_is_on_record(
-    make_service, make_client, make_people
-) -> None:
+def test_where_no_policy_is_released_the_role_decides_and_is_on_record(make_service, make_client, make_people) -> None:
     service = make_service()
     client, people = make_client(service), make_people(service)
     for _ in range(2):
@@ -181,9 +177,7 @@ def test_where_no_policy_is_released_the_role_decides_and_is_on_record(
     assert client("POST", "/v1/erasures", people["tenant-admin@acme"], json=asked).status_code == 202
     assert client("POST", "/v1/erasures", people["tenant-viewer@acme"], json=asked).status_code == 403
     with service.reading() as connection:
-        leaves = [
-            json.loads(row.leaf) for row in connection.execute(events.select()) if row.kind == "decision"
-        ]
+        leaves = [json.loads(row.leaf) for row in connection.execute(events.select()) if row.kind == "decision"]
     assert [(leaf["action"], leaf["effect"], leaf["revision"], leaf["reasons"]) for leaf in leaves] == [
         ("export", "permit", 0, ["role:tenant-viewer"]),
         ("administer", "permit", 0, ["role:tenant-admin"]),

@@ -18,9 +18,7 @@ from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from standins.service.control_plane_world import ControlPlane
 
 
-def test_refused_credentials_are_counted_recorded_and_shown(
-    client: Any, people: Any, service: Service
-) -> None:
+def test_refused_credentials_are_counted_recorded_and_shown(client: Any, people: Any, service: Service) -> None:
     for key in ("kvc_wrong", None, "kvc_wrong"):
         assert client("GET", "/v1/health", key).status_code == 401
     metrics = client("GET", "/metrics", people["operator"]).text
@@ -38,9 +36,7 @@ def test_refused_credentials_are_counted_recorded_and_shown(
     assert "kvc_wrong" not in str(leaves)
 
 
-def test_what_a_door_refused_goes_on_record_as_its_workers(
-    client: Any, people: Any, service: Service
-) -> None:
+def test_what_a_door_refused_goes_on_record_as_its_workers(client: Any, people: Any, service: Service) -> None:
     items = [{"reason": "invalid", "source": "203.0.113.0/24", "attempts": 17}]
     report = {"seconds": 60, "items": items}
     for name in ("auditor", "operator", "tenant-admin@acme"):
@@ -87,9 +83,7 @@ def test_a_door_behind_a_control_plane_hands_its_refusals_over(plane: ControlPla
     """From the request that is refused at the door to the leaf in the ledger that the control plane writes."""
     (tmp_path / "identity.yaml").write_text(IDENTITY)
     known = add_key(tmp_path / "keys.yaml", {"name": "holder-ci", "tenant": "holder"})
-    settings = plane.settings(
-        identity_path=tmp_path / "identity.yaml", scope_token_key_path=tmp_path / "scope.key"
-    )
+    settings = plane.settings(identity_path=tmp_path / "identity.yaml", scope_token_key_path=tmp_path / "scope.key")
 
     async def engine(*_: Any) -> None:
         raise AssertionError("a request that is refused reached the engine")

@@ -50,12 +50,8 @@ _forgets(
     "read_in_commit_order",
     _without(stream_api.read_in_commit_order, "log"),
 )
-_forgets(
-    "/v1/custody/live", custody_api, "live_residencies", _without(custody_api.live_residencies, "tenant")
-)
-_forgets(
-    "/v1/custody/coverage?since=1", custody_api, "coverage", _without(coverage_module.coverage, "tenant")
-)
+_forgets("/v1/custody/live", custody_api, "live_residencies", _without(custody_api.live_residencies, "tenant"))
+_forgets("/v1/custody/coverage?since=1", custody_api, "coverage", _without(coverage_module.coverage, "tenant"))
 _forgets(
     "/v1/custody/coverage?since=1&tier=nvme",
     custody_api,
@@ -133,9 +129,7 @@ def opened(database: str, tmp_path_factory, opened_in, make_client, make_people)
         events.append(TransferDecided(9, "restore", "nvme", tenant, number, 4, 100, 20, 10, *told_why))
     left = CopyEvent("destroyed", name, 0, "", "", 0, 100, 9, 0, "unlinked")
     events += copy_leaves("nvme", [left])
-    traced = [
-        event._replace(trace=TRACE) if "trace" in event.__struct_fields__ else event for event in events
-    ]
+    traced = [event._replace(trace=TRACE) if "trace" in event.__struct_fields__ else event for event in events]
     assert ship(opened.client, key, worker, worker.batch(traced)).status_code == 200
     assert service.writer.seal()  # verdicts are of the newest checkpoint
     service.figures.close()  # by the clock of this machine nothing of it was due lately
@@ -189,9 +183,7 @@ def _plain(answer: Any) -> Any:
 
 
 @pytest.mark.parametrize("path", sorted(FORGETFUL))
-def test_a_forgotten_filter_shows_nothing_foreign(
-    opened: Opened, viewer: str, path: str, monkeypatch
-) -> None:
+def test_a_forgotten_filter_shows_nothing_foreign(opened: Opened, viewer: str, path: str, monkeypatch) -> None:
     honest = opened.client("GET", path, viewer)
     assert honest.status_code == 200 and "labs" not in honest.text
     module, name, made = FORGETFUL[path]

@@ -47,7 +47,4 @@ def test_an_act_from_another_page_is_refused(client, people, headers: dict[str, 
     refused = client("POST", "/v1/keys:rotate", json={}, headers={**session, **sent})
     assert refused.status_code == 403 and refused.json()["type"].endswith(":csrf")
     ours = {"X-CSRF-Token": csrf, "Origin": "http://testserver", "Sec-Fetch-Site": "same-origin"}
-    assert (
-        client("POST", "/v1/keys:rotate", json={"overlap_days": 1}, headers={**session, **ours}).status_code
-        == 201
-    )
+    assert client("POST", "/v1/keys:rotate", json={"overlap_days": 1}, headers={**session, **ours}).status_code == 201

@@ -110,9 +110,7 @@ def test_no_session_begins_over_tls_with_the_plain_cookie(
     session = {"Cookie": begun.headers["set-cookie"].split(";")[0]}
     assert client("GET", "/v1/whoami", headers=session).status_code == 200
     plain = service.settings
-    service.settings = plain.model_copy(
-        update={"tls_certificate_path": Path("c.pem"), "tls_key_path": Path("k.pem")}
-    )
+    service.settings = plain.model_copy(update={"tls_certificate_path": Path("c.pem"), "tls_key_path": Path("k.pem")})
     try:
         assert service.settings.tls
         over_tls = make_client(service)
@@ -131,9 +129,7 @@ def test_a_private_folder_is_in_private_folders(tmp_path: Path) -> None:
         (tmp_path / "other" / "worker-1").mkdir(mode=0o700, parents=True)
     finally:
         os.umask(before)
-    modes = {
-        path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "spill", tmp_path / "other")
-    }
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "spill", tmp_path / "other")}
     assert modes == {"spill": 0o700, "other": 0o755}
     assert stat.S_IMODE((tmp_path / "spill" / "worker-1").stat().st_mode) == 0o700
 
@@ -212,9 +208,7 @@ def test_nobody_has_the_name_of_a_part_of_the_product(service: Any, name: str) -
     assert service.principals.enrol(f"{name}-2-{name}", [Role.AUDITOR], by="test").name
 
 
-def test_a_health_check_by_head_is_answered_and_no_attempt_to_get_in(
-    service: Any, client: Any, people: Any
-) -> None:
+def test_a_health_check_by_head_is_answered_and_no_attempt_to_get_in(service: Any, client: Any, people: Any) -> None:
     """Nor is another method. Control: where a credential is needed, a request without one is an attempt."""
     service.attempts.attempts.take()
     shown = client("GET", "/health/live")
@@ -280,9 +274,7 @@ def test_a_wrong_key_at_the_console_counts_for_whom_the_trusted_proxy_names(
 ) -> None:
     """Control: without a trusted proxy it counts for the connection's own address."""
     counted: list[str] = []
-    monkeypatch.setattr(
-        service.authenticator._failures, "take", lambda address: counted.append(address) or 0.0
-    )
+    monkeypatch.setattr(service.authenticator._failures, "take", lambda address: counted.append(address) or 0.0)
     plain = service.settings
     try:
         for trusted in (("127.0.0.1",), ()):

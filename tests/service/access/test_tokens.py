@@ -306,9 +306,7 @@ def test_a_slow_issuer_and_an_unsigned_token_stall_no_good_token(
     assert server.questions == 2
 
 
-def test_tokens_with_unknown_keys_cannot_take_every_thread(
-    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_with_unknown_keys_cannot_take_every_thread(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the bound every thread of the pool waits, and the last line waits with them."""
     server = SlowIssuer(RSA)
     monkeypatch.setattr(issuer_keys, "exchange", server)

@@ -49,9 +49,7 @@ def test_who_sees_all_says_whose_tenant_is_meant(client: Any, people: Any, path:
     bare = client("GET", f"{path}&tenant=acme", people["auditor"])
     assert bare.status_code == 422 and "`acme^corp` or `acme^partner`" in bare.text, bare.text
     for said in ("acme^corp", "acme^partner"):
-        assert (
-            client("GET", f"{path}&tenant={said.replace('^', '%5E')}", people["auditor"]).status_code == 200
-        )
+        assert client("GET", f"{path}&tenant={said.replace('^', '%5E')}", people["auditor"]).status_code == 200
     assert client("GET", f"{path}&tenant=acme%5Eevil", people["auditor"]).status_code == 422
 
 

@@ -79,9 +79,7 @@ def register(connection: ControlPlaneConnection) -> bool:
 
 
 @pytest.mark.parametrize("whose", ["none", "another authority's", "one that has ended", "a server's"])
-def test_a_worker_without_a_certificate_of_ours_is_refused_whatever_its_key(
-    walled: Walled, whose: str
-) -> None:
+def test_a_worker_without_a_certificate_of_ours_is_refused_whatever_its_key(walled: Walled, whose: str) -> None:
     with pytest.raises(ServiceError) as refused:
         register(connect(walled, whose))
     # Under TLS 1.3 the server's alert may come behind the end of the connection.

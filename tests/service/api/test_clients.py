@@ -182,9 +182,7 @@ def test_a_body_that_is_too_large_is_a_clean_413(server) -> None:
 
 def test_a_body_that_does_not_end_is_cut_off(server) -> None:
     here = server(body_bytes_max=MIB, batch_bytes_max=MIB)
-    head = here.head(
-        "Host: kv", "Transfer-Encoding: chunked", "Idempotency-Key: b", method="POST", path="/v1/exports"
-    )
+    head = here.head("Host: kv", "Transfer-Encoding: chunked", "Idempotency-Key: b", method="POST", path="/v1/exports")
     with here.connect() as sock:
         sent = 0
         with contextlib.suppress(ConnectionError):
@@ -260,9 +258,7 @@ def test_a_tenants_people_share_one_bound(server) -> None:
         held[-1].sendall(here.head("Host: kv", key=here.issue(name, Role.TENANT_VIEWER, tenant)))
         assert status(held[-1].recv(65_536)) == 200
     assert closed_within(held[0], 2.0)
-    assert not any(closed_within(sock, 0.05) for sock in held[1:]), (
-        "control: four of one, and another tenant's"
-    )
+    assert not any(closed_within(sock, 0.05) for sock in held[1:]), "control: four of one, and another tenant's"
     for sock in held:
         sock.close()
 
@@ -310,9 +306,7 @@ def test_an_address_whose_last_connection_gave_way_is_counted_from_there() -> No
     assert limits._all.count == 0 and not limits._of_one
 
 
-@pytest.mark.parametrize(
-    "hosts", [[], ["Host: a", "Host: b"], ["Host: "], ["Host: a b"], ["Host: a,b"], ["Host: a/b"]]
-)
+@pytest.mark.parametrize("hosts", [[], ["Host: a", "Host: b"], ["Host: "], ["Host: a b"], ["Host: a,b"], ["Host: a/b"]])
 def test_a_request_says_once_whom_it_means(server, hosts: list[str]) -> None:
     here = server()
     assert status(here.raw(here.head(*hosts, "Connection: close"))) == 400
@@ -352,9 +346,7 @@ def test_bad_keys_from_one_address_lock_nobody_out(server) -> None:
     def storm() -> None:
         with httpx.Client(base_url=f"http://127.0.0.1:{here.port}", timeout=20) as client:
             while not stop.is_set():
-                refused.append(
-                    client.get("/v1/whoami", headers={"Authorization": f"Bearer {bad}"}).status_code
-                )
+                refused.append(client.get("/v1/whoami", headers={"Authorization": f"Bearer {bad}"}).status_code)
 
     threads = [threading.Thread(target=storm) for _ in range(3)]
     for thread in threads:

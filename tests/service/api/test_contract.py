@@ -50,14 +50,10 @@ def test_a_path_without_parameters_has_its_own_methods_alone(client, people) -> 
 
 def test_a_kept_answer_cannot_be_read_from_the_database(service: Service, client, people) -> None:
     """An answer can hold a new API key: it is sealed under the caller's own idempotency key."""
-    made = client(
-        "POST", "/v1/keys:rotate", people["author"], json={}, headers={"Idempotency-Key": "sealed"}
-    ).json()
+    made = client("POST", "/v1/keys:rotate", people["author"], json={}, headers={"Idempotency-Key": "sealed"}).json()
     people.keys["author"] = made["key"]
     with service.reading() as connection:
-        kept = b"".join(
-            bytes(row.sealed) for row in connection.execute(select(service_answers)) if row.sealed
-        )
+        kept = b"".join(bytes(row.sealed) for row in connection.execute(select(service_answers)) if row.sealed)
     assert kept and made["key"].split("_")[2].encode() not in kept and b'"key"' not in kept
 
 
@@ -66,16 +62,9 @@ def test_a_request_in_work_holds_its_key(service: Service, client, people) -> No
     request = b"/v1/session?\0\0"
     claim = answers.claim("auditor", "held", request)
     held = client("POST", "/v1/session", people["auditor"], headers={"Idempotency-Key": "held"})
-    assert (
-        held.status_code == 409
-        and held.json()["type"].endswith(":in-flight")
-        and "retry-after" in held.headers
-    )
+    assert held.status_code == 409 and held.json()["type"].endswith(":in-flight") and "retry-after" in held.headers
     answers.give_up(claim)
-    assert (
-        client("POST", "/v1/session", people["auditor"], headers={"Idempotency-Key": "held"}).status_code
-        == 201
-    )
+    assert client("POST", "/v1/session", people["auditor"], headers={"Idempotency-Key": "held"}).status_code == 201
 
 
 def test_a_failure_on_our_side_frees_the_key(client, people, service: Service, monkeypatch) -> None:
@@ -86,10 +75,7 @@ def test_a_failure_on_our_side_frees_the_key(client, people, service: Service, m
         patch.setattr(service.sessions, "begin", broken)
         failed = client("POST", "/v1/session", people["auditor"], headers={"Idempotency-Key": "again"})
     assert failed.status_code == 500 and b"disk" not in failed.content
-    assert (
-        client("POST", "/v1/session", people["auditor"], headers={"Idempotency-Key": "again"}).status_code
-        == 201
-    )
+    assert client("POST", "/v1/session", people["auditor"], headers={"Idempotency-Key": "again"}).status_code == 201
 
 
 def test_a_mutating_post_needs_a_key(client, people) -> None:
@@ -140,9 +126,7 @@ def test_pages_add_up_and_repeat_as_of_a_checkpoint(service: Service, client, pe
         stolen = client("GET", f"/v1/audit/events?as_of={size}&limit=3&cursor={cursor}", people["dpo"])
         assert stolen.status_code == 400, "another principal's cursor"
     assert found == whole["items"] and len(found) > 6
-    assert client("GET", f"/v1/audit/events?as_of={size}&limit=1000", key).json() == whole, (
-        "reads were added meanwhile"
-    )
+    assert client("GET", f"/v1/audit/events?as_of={size}&limit=1000", key).json() == whole, "reads were added meanwhile"
     assert client("GET", "/v1/audit/events?as_of=99999999", key).status_code == 404
 
 
@@ -174,10 +158,7 @@ def test_every_answer_has_the_headers_of_a_closed_door(client, people) -> None:
     ):
         headers = answer.headers
         assert "default-src 'none'" in headers["content-security-policy"]
-        assert (
-            "frame-ancestors 'none'" in headers["content-security-policy"]
-            and headers["x-frame-options"] == "DENY"
-        )
+        assert "frame-ancestors 'none'" in headers["content-security-policy"] and headers["x-frame-options"] == "DENY"
         assert headers["x-content-type-options"] == "nosniff" and headers["cache-control"] == "no-store"
         assert len(headers["x-request-id"]) == 20 and "access-control-allow-origin" not in headers
         assert "server" not in headers
@@ -197,9 +178,7 @@ def test_bodies_have_a_limit(client, people) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/prefixes", "/v1/showback", "/v1/tiers"])
-def test_a_period_that_ends_before_a_day_has_passed_begins_at_the_beginning(
-    client, people, path: str
-) -> None:
+def test_a_period_that_ends_before_a_day_has_passed_begins_at_the_beginning(client, people, path: str) -> None:
     for until, status in ((0, 422), (1, 200), (10, 200)):
         answer = client("GET", path, people["operator"], params={"until": until})
         assert answer.status_code == status, answer.text

@@ -26,9 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_the_query_that_is_taken_is_the_one_that_is_documented() -> None:
     api = every_operation()
     documented = {
-        operation["operationId"]: {
-            item["name"] for item in operation.get("parameters", ()) if item["in"] == "query"
-        }
+        operation["operationId"]: {item["name"] for item in operation.get("parameters", ()) if item["in"] == "query"}
         for methods in whole_document()["paths"].values()
         for operation in methods.values()
     }
@@ -49,10 +47,7 @@ def test_the_unit_is_closed_and_names_settings() -> None:
     text = (ROOT / "packaging" / "systemd" / "kvcustody.service").read_text()
     unit.read_string(text)
     assert unit["Service"]["Type"] == "notify" and unit["Service"]["CapabilityBoundingSet"] == ""
-    assert (
-        unit["Service"]["ExecStart"].endswith("kvcustody serve")
-        and unit["Service"]["NoNewPrivileges"] == "yes"
-    )
+    assert unit["Service"]["ExecStart"].endswith("kvcustody serve") and unit["Service"]["NoNewPrivileges"] == "yes"
     for line in text.splitlines():
         if line.startswith("Environment=KVCUSTODY_SERVICE_"):
             name = line.split("=")[1].removeprefix("KVCUSTODY_SERVICE_").lower()
@@ -90,10 +85,7 @@ def test_a_workers_status_becomes_its_metrics() -> None:
     pool = PoolStats(10, {"clean": 4, "active": 5, "cached": 1}, 12, (8, 9), 2, 3, {"lru": 1}, 4, 0)
     status = worker_status(Stats({"acme": tally}, (pool,), 2), block_tokens=16)
     samples = {(name, labels): value for name, labels, value in of_worker("gpu-0", status)}
-    assert (
-        samples["kv_cache_blocks", ("gpu-0", "active")] == 5
-        and samples["kv_cache_usage_ratio", ("gpu-0",)] == 0.6
-    )
+    assert samples["kv_cache_blocks", ("gpu-0", "active")] == 5 and samples["kv_cache_usage_ratio", ("gpu-0",)] == 0.6
     assert samples["prefix_cache_hits_tokens_total", ("gpu-0",)] == 48
     assert (
         samples["requests_deferred_total", ("gpu-0", "quota")] == 2

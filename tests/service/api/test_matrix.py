@@ -83,15 +83,11 @@ ROWS = {
         ok=404,
     ),
     "enablePrincipal": Row("/v1/principals:enable", every="bootstrap", body={"name": "auditor"}),
-    "enrolPrincipal": Row(
-        "/v1/principals", every="bootstrap", body={"name": "new-{fresh}", "roles": ["dpo"]}, ok=201
-    ),
+    "enrolPrincipal": Row("/v1/principals", every="bootstrap", body={"name": "new-{fresh}", "roles": ["dpo"]}, ok=201),
     "issueKey": Row("/v1/principals/auditor/keys", every="bootstrap", body={"days": 1}, ok=201),
     "listSigningKeys": Row("/v1/keys/signing", every="key-custodian"),
     "rotateSigningKey": Row("/v1/keys/signing:rotate", every="key-custodian", body={}),
-    "confirmBreak": Row(
-        "/v1/keys/signing:confirm-break", every="key-custodian", body={"reason": "x"}, ok=409
-    ),
+    "confirmBreak": Row("/v1/keys/signing:confirm-break", every="key-custodian", body={"reason": "x"}, ok=409),
     "unlinkSubject": Row(
         "/v1/keys/subjects:destroy",
         every="key-custodian",
@@ -161,12 +157,8 @@ ROWS = {
     "testPolicy": Row("/v1/policies:test", every="author approver", body={"source": POLICY, "cases": CASES}),
     "diffPolicy": Row("/v1/policies:diff", every="author approver", body={"source": POLICY, "old": POLICY}),
     "provePolicy": Row("/v1/policies:prove", every="author approver", body={"source": POLICY}),
-    "simulatePolicy": Row(
-        "/v1/policies:simulate", every="author approver", body={"source": POLICY, "old": POLICY}
-    ),
-    "explainDecision": Row(
-        "/v1/decisions:explain", every="author approver", body=QUESTION | {"source": POLICY}
-    ),
+    "simulatePolicy": Row("/v1/policies:simulate", every="author approver", body={"source": POLICY, "old": POLICY}),
+    "explainDecision": Row("/v1/decisions:explain", every="author approver", body=QUESTION | {"source": POLICY}),
     "proposePolicy": Row("/v1/policies:propose", every="author approver", body=STEP, ok=409),
     "approvePolicy": Row("/v1/policies:approve", every="approver", body=STEP, ok=409),
     "consentToPolicy": Row("/v1/policies:consent", own="tenant-admin", body=STEP, ok=409),
@@ -229,9 +221,7 @@ ROWS = {
     "resumeReportSchedule": Row(f"/v1/reports/schedules/{'ab' * 8}/resume", **READERS, body={}, ok=404),
     "deleteReportSchedule": Row(f"/v1/reports/schedules/{'ab' * 8}/delete", **READERS, body={}, ok=404),
     "retryReport": Row(f"/v1/reports/{'ab' * 16}/retry", **READERS, ok=404),
-    "makeProcessingRecord": Row(
-        "/v1/reports:processing", **READERS, body={"policy": POLICY}, own_refused=403
-    ),
+    "makeProcessingRecord": Row("/v1/reports:processing", **READERS, body={"policy": POLICY}, own_refused=403),
     "checkLedger": Row("/v1/checks", **READERS, body={}, ok=202, own_refused=403),
     "startScan": Row("/v1/orphans/scans", every="operator", ok=202),
     "listScans": Row("/v1/orphans/scans", every=OPERATORS),
@@ -291,12 +281,8 @@ ROWS = {
     "registerIncarnation": Row(
         "/v1/worker/incarnations/{life}", every="worker door", body={"offset_us": OFFSET_US}, of_caller=True
     ),
-    "reportStatus": Row(
-        "/v1/worker/incarnations/{life}/status", every="worker", body={"status": {}}, of_caller=True
-    ),
-    "checkKept": Row(
-        "/v1/worker/incarnations/{life}/kept", every="worker door", body={"runs": []}, of_caller=True
-    ),
+    "reportStatus": Row("/v1/worker/incarnations/{life}/status", every="worker", body={"status": {}}, of_caller=True),
+    "checkKept": Row("/v1/worker/incarnations/{life}/kept", every="worker door", body={"runs": []}, of_caller=True),
     "shipBatch": Row("/v1/worker/incarnations/{life}/batches/1", every="worker door", of_caller=True),
 }
 OPEN = {"live", "ready"}
@@ -382,9 +368,7 @@ def world(service, client, people, operations) -> World:
             "order": "0" * 32,
         }
         if tenant in generations:
-            asked = client(
-                "POST", "/v1/erasures", people["dpo"], json={"tenant": tenant, "subject": "user-1"}
-            )
+            asked = client("POST", "/v1/erasures", people["dpo"], json={"tenant": tenant, "subject": "user-1"})
             names[about]["erasure"] = asked.json()["erasure"]
             request = {"tenant": tenant, "subject": "user-1", "right": "erasure", "channel": "mail"}
             case = client("POST", "/v1/cases", people["dpo"], json=request).json()["case_id"]
@@ -450,14 +434,10 @@ def test_the_page_says_what_every_operation_needs() -> None:
         said = needs[f"{declared[name].method} {declared[name].path}"]
         actions = [Permission(action) for action in re.findall(r"`([^`]+)`", said)]
         reached = {
-            role: max((reach(frozenset({role}), action) for action in actions), key=_far)
-            for role in Role
-            if actions
+            role: max((reach(frozenset({role}), action) for action in actions), key=_far) for role in Role if actions
         }
         own = {role.value for role, far in reached.items() if far is not Reach.NONE and role in OF_TENANTS}
-        every = {
-            role.value for role, far in reached.items() if far is not Reach.NONE and role not in OF_TENANTS
-        }
+        every = {role.value for role, far in reached.items() if far is not Reach.NONE and role not in OF_TENANTS}
         whole = said.endswith(", of all tenants")
         assert whole == bool(row.own_refused), name
         mine = set() if whole else own
@@ -577,9 +557,7 @@ class Recorded:
 
     def leaves(self) -> list[tuple[str, Any]]:
         """Their kinds, and what they say."""
-        since = [
-            (kind, orjson.loads(leaf)) for place, kind, leaf in self._leaves() if place not in self._before
-        ]
+        since = [(kind, orjson.loads(leaf)) for place, kind, leaf in self._leaves() if place not in self._before]
         return [(kind, steady(body)) for kind, body in since if body.get("actor") == self._actor]
 
     def _leaves(self) -> list[tuple[tuple[int, int], str, bytes]]:
@@ -624,9 +602,7 @@ def test_a_call_without_http_is_answered_refused_and_recorded_alike(
     the byte, the same answer, the same leaves. Each role is refused by some operation.
     """
     recorded_any = False
-    if (
-        operation == "assignIssuer"
-    ):  # said once of a ledger: a second issuer would give every tenant another name
+    if operation == "assignIssuer":  # said once of a ledger: a second issuer would give every tenant another name
         assert world.send(operation, "worker").status_code == 200
     for who in answered_and_two_refused(operation):
         answers, leaves = [], []
@@ -639,14 +615,10 @@ def test_a_call_without_http_is_answered_refused_and_recorded_alike(
         assert answers[0] == answers[1], who
         assert leaves[0] == leaves[1], who
         recorded_any = recorded_any or bool(leaves[0])
-    assert recorded_any or not every_operation().operations.by_name[operation].recorded, (
-        "control: it is recorded"
-    )
+    assert recorded_any or not every_operation().operations.by_name[operation].recorded, "control: it is recorded"
 
 
-def test_an_act_that_was_done_over_http_is_not_done_again_without_it(
-    world: World, local: World, people
-) -> None:
+def test_an_act_that_was_done_over_http_is_not_done_again_without_it(world: World, local: World, people) -> None:
     """The same key and the same act: the same bytes, once on record. Another act under that key is refused."""
     asked = {"json": {"framework": "soc2", "formats": ["json"], "every": "weekly"}}
     how = asked | {"headers": {"Idempotency-Key": "once-for-both"}}
@@ -655,19 +627,13 @@ def test_an_act_that_was_done_over_http_is_not_done_again_without_it(
     again = local.ask("POST", "/v1/reports/schedules", key, **how)
     assert first.status_code == again.status_code == 201 and again.content == first.content
     assert again.headers["idempotency-replayed"] == "true" and "idempotency-replayed" not in first.headers
-    other = local.ask(
-        "POST", "/v1/reports/schedules", key, **{**how, "json": {**asked["json"], "every": "monthly"}}
-    )
+    other = local.ask("POST", "/v1/reports/schedules", key, **{**how, "json": {**asked["json"], "every": "monthly"}})
     assert other.status_code == 422 and other.json()["type"].endswith("key-reused")
     anew = local.ask("POST", "/v1/reports/schedules", key, **asked)
-    assert anew.status_code == 201 and anew.json()["schedule"] != first.json()["schedule"], (
-        "control: another key"
-    )
+    assert anew.status_code == 201 and anew.json()["schedule"] != first.json()["schedule"], "control: another key"
 
 
-def test_a_read_without_http_that_cannot_be_recorded_is_not_answered(
-    local: World, service, monkeypatch
-) -> None:
+def test_a_read_without_http_that_cannot_be_recorded_is_not_answered(local: World, service, monkeypatch) -> None:
     from kvcustody.errors import LedgerUnavailable
 
     def away(*_: object) -> None:
@@ -679,9 +645,7 @@ def test_a_read_without_http_that_cannot_be_recorded_is_not_answered(
     assert local.send("listTotals", "tenant-viewer@acme").status_code == 200, "control: nothing to record"
 
 
-def test_a_call_without_http_is_held_to_the_limits_of_a_request(
-    local: World, service, monkeypatch, people
-) -> None:
+def test_a_call_without_http_is_held_to_the_limits_of_a_request(local: World, service, monkeypatch, people) -> None:
     """How often, how large, and which parameters there are."""
     key = people["auditor"]
     unknown = local.ask("GET", "/v1/custody/totals?tenent=acme", key)
@@ -742,15 +706,9 @@ def test_reads_of_those_who_see_others_are_on_record(world: World, service, peop
     world.send("listTotals", "tenant-viewer@acme")
     after = recorded()
     assert after - before == 2, "the read, and the count before it"
-    page = world.ask(
-        "GET", "/v1/audit/events?kind=access&limit=1000&actor=auditor", people["auditor"]
-    ).json()["items"]
+    page = world.ask("GET", "/v1/audit/events?kind=access&limit=1000&actor=auditor", people["auditor"]).json()["items"]
     mine = [item["leaf"] for item in page if item["leaf"]["operation"] == "listTotals"]
-    assert (
-        mine[-1]["of_tenant"] == "labs"
-        and mine[-1]["filters"] == ["tenant"]
-        and mine[-1]["roles"] == ["auditor"]
-    )
+    assert mine[-1]["of_tenant"] == "labs" and mine[-1]["filters"] == ["tenant"] and mine[-1]["roles"] == ["auditor"]
     assert set(AccessRecorded.__struct_fields__) - {"at_us", "trace"} <= set(mine[-1])
 
 

@@ -59,9 +59,7 @@ def make_work() -> Iterator[Callable[..., PolicyWork]]:
 
 
 OLD, NEW = Draft(large_policy(14, 40, seed=1)), Draft(large_policy(14, 40, seed=2))
-QUESTION = Question(
-    Action.REUSE, "tenant-00001", "tenant-00002", "public", Scope.TENANT, Via.GRANT, NOW_US, None
-)
+QUESTION = Question(Action.REUSE, "tenant-00001", "tenant-00002", "public", Scope.TENANT, Via.GRANT, NOW_US, None)
 GIVEN: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "validate": (tasks.validated, (NEW,)),
     "lint": (tasks.linted, (NEW, NOW_US, ("host",))),

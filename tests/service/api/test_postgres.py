@@ -56,9 +56,7 @@ def _restart(server: Any) -> None:
 def test_a_service_on_postgres_loses_nothing_when_the_database_restarts(
     postgres: Any, tmp_path: Path, make_service: Callable[..., Service], make_client: Callable[..., Any]
 ) -> None:
-    service = make_service(
-        database_url=postgres.get_uri(), subject_keys_url=f"sqlite:///{tmp_path}/people.db"
-    )
+    service = make_service(database_url=postgres.get_uri(), subject_keys_url=f"sqlite:///{tmp_path}/people.db")
     client = make_client(service)
     keys = {}
     for name, role in (("w1", Role.WORKER), ("auditor", Role.AUDITOR)):
@@ -82,12 +80,8 @@ def test_a_service_on_postgres_loses_nothing_when_the_database_restarts(
         number += 1
     restarted.join()
     deadline = time.monotonic() + 30
-    while (
-        answer := client("GET", "/v1/audit/events?tenant=acme&limit=5", keys["auditor"])
-    ).status_code != 200:
-        assert answer.status_code == 503 and time.monotonic() < deadline, (
-            "an audited read waits for the ledger"
-        )
+    while (answer := client("GET", "/v1/audit/events?tenant=acme&limit=5", keys["auditor"])).status_code != 200:
+        assert answer.status_code == 503 and time.monotonic() < deadline, "an audited read waits for the ledger"
         time.sleep(0.1)
     with service.reading() as connection:
         life = select(incarnations.c.id).where(incarnations.c.uuid == made.incarnation).scalar_subquery()

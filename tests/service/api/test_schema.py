@@ -100,9 +100,7 @@ def _configuration(document: dict[str, Any], people: Any) -> str:
             parameters = {parameter["name"] for parameter in operation.get("parameters", ())}
             expected = "200, 201, 202, 204, 401, 403, 404, 409"
             expected += ", 400" * ("cursor" in parameters)  # a cursor is opaque: most texts are none
-            expected += ", 422" * (
-                "Idempotency-Key" in parameters
-            )  # a key that came before with another body
+            expected += ", 422" * ("Idempotency-Key" in parameters)  # a key that came before with another body
             expected += ", 428" * ("If-Match" in parameters or "if-match" in parameters)
             expected += f", {REFUSES[name]}" if name in REFUSES else ""
             lines += ["[[operations]]", f'include-operation-id = "{name}"']
@@ -111,9 +109,7 @@ def _configuration(document: dict[str, Any], people: Any) -> str:
     return "\n".join(lines)
 
 
-def _run(
-    server: str, service: Any, people: Any, folder: Path, *arguments: str
-) -> subprocess.CompletedProcess[str]:
+def _run(server: str, service: Any, people: Any, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "openapi.json").write_bytes(openapi_document.document())
     (folder / "schemathesis.toml").write_text(_configuration(openapi_document.whole_document(), people))
     command = [
@@ -145,9 +141,7 @@ def _run(
 
 
 def _clean(done: subprocess.CompletedProcess[str]) -> None:
-    assert done.returncode == 0 and "Failures:" not in done.stdout, (
-        done.stdout[-20_000:] + done.stderr[-3000:]
-    )
+    assert done.returncode == 0 and "Failures:" not in done.stdout, done.stdout[-20_000:] + done.stderr[-3000:]
     found = re.search(r"(\d+) generated, (\d+) passed", done.stdout)
     assert found is not None and int(found[2]) >= 50, done.stdout[-3000:]
 
@@ -157,9 +151,7 @@ def test_every_operation_is_as_documented(server: str, service, people, tmp_path
 
 
 @pytest.mark.soak
-def test_every_operation_with_every_check_and_chains_of_requests(
-    server: str, service, people, tmp_path: Path
-) -> None:
+def test_every_operation_with_every_check_and_chains_of_requests(server: str, service, people, tmp_path: Path) -> None:
     _clean(_run(server, service, people, tmp_path, "--phases", "examples,coverage,fuzzing,stateful"))
 
 

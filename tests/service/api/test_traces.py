@@ -69,9 +69,7 @@ def test_two_traces_are_none(service, client, people) -> None:
     assert newest_read(service, client, people)["trace"] == TRACE, "control"
 
 
-@pytest.mark.parametrize(
-    "trace", ["", "0" * 32, OTHER.upper(), OTHER[1:], OTHER + "0", "zz" * 16, OTHER + "%0A"]
-)
+@pytest.mark.parametrize("trace", ["", "0" * 32, OTHER.upper(), OTHER[1:], OTHER + "0", "zz" * 16, OTHER + "%0A"])
 def test_a_filter_that_is_no_trace_is_refused(client, people, trace: str) -> None:
     answer = client("GET", f"/v1/audit/events?trace={trace}", people["auditor"])
     assert answer.status_code == 422 and answer.json()["type"].endswith(":invalid")
@@ -82,9 +80,7 @@ def test_a_workers_leaves_keep_their_own_trace(service, client, people) -> None:
     """A worker's batch is stored as it came: its request's header is not what its leaves are about."""
     worker = Worker()
     assert register(client, people["worker"], worker).status_code == 200
-    traced = [
-        event._replace(trace=OTHER) for event in worker.request("acme") if "trace" in event.__struct_fields__
-    ]
+    traced = [event._replace(trace=OTHER) for event in worker.request("acme") if "trace" in event.__struct_fields__]
     batch = worker.batch([worker.started(), *traced, *worker.request("labs")])
     path = f"{worker.path}/batches/{batch.first}"
     media = {"Content-Type": "application/x-ndjson"}

@@ -58,9 +58,7 @@ def test_a_request_is_a_span_of_its_callers_trace(service, client, people, off: 
     assert ask().parent is None, "control: without `traceparent` a trace begins here"
 
 
-@pytest.mark.parametrize(
-    "wrong", ["", "00-" + "0" * 32 + f"-{PARENT}-01", "x" * 9000, f"00-{TRACE}-{PARENT}"]
-)
+@pytest.mark.parametrize("wrong", ["", "00-" + "0" * 32 + f"-{PARENT}-01", "x" * 9000, f"00-{TRACE}-{PARENT}"])
 def test_a_malformed_traceparent_begins_a_trace_and_refuses_nothing(
     service, client, people, off: None, wrong: str
 ) -> None:
@@ -76,9 +74,7 @@ def test_a_span_names_no_tenant_and_no_person(service, client, people, off: None
     assert "acme" in named and "user-secret" not in named, "control: the tenant alone, where it is asked for"
 
 
-def test_a_span_is_current_while_its_request_is_answered(
-    service, client, people, off: None, monkeypatch
-) -> None:
+def test_a_span_is_current_while_its_request_is_answered(service, client, people, off: None, monkeypatch) -> None:
     seen = []
     reading = service.reading
 

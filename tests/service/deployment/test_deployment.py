@@ -66,9 +66,7 @@ def test_it_is_whole_and_closed(made: Any) -> None:
             named_setting(variable["name"])
     ports = {port["name"]: port["containerPort"] for port in pod["containers"][0]["ports"]}
     served = load_service_settings(**settings)
-    assert served.listen.endswith(f":{ports['api']}") and served.workers_listen.endswith(
-        f":{ports['workers']}"
-    )
+    assert served.listen.endswith(f":{ports['api']}") and served.workers_listen.endswith(f":{ports['workers']}")
     assert served.tls and served.subject_keys_url, "a ledger on a server needs a store of subject keys"
 
 
@@ -164,9 +162,7 @@ def test_compose_is_closed_and_every_file_that_it_names_is_there_or_a_secret() -
         for secret in one.get("secrets", ()):
             assert (secret if isinstance(secret, str) else secret["source"]) in made["secrets"]
     assert all(one["file"].startswith("secrets/") for one in made["secrets"].values())
-    assert (
-        COMPOSE / made["services"]["service"]["build"]["context"] / "packaging" / "Containerfile"
-    ).exists()
+    assert (COMPOSE / made["services"]["service"]["build"]["context"] / "packaging" / "Containerfile").exists()
     scraped = yaml.safe_load((COMPOSE / "prometheus.yaml").read_text())["scrape_configs"][0]
     assert scraped["static_configs"][0]["targets"] == [f"service:{settings.listen.rpartition(':')[2]}"]
 
@@ -246,14 +242,11 @@ def test_what_kubernetes_mounts_and_probes_is_what_the_service_uses(made: Any) -
     assert targets == {one for one in paths_of(settings) if is_in(one, "/run/tls")}
     writable = {mount["mountPath"] for mount in keys["volumeMounts"] if not mount.get("readOnly")}
     assert copied[2] in writable and all(
-        any(is_in(source, mount["mountPath"]) for mount in keys["volumeMounts"])
-        for source in copied[1].split()
+        any(is_in(source, mount["mountPath"]) for mount in keys["volumeMounts"]) for source in copied[1].split()
     )
     ports = {port["name"] for port in service["ports"]}
     assert {port["targetPort"] for port in objects["Service"]["spec"]["ports"]} == ports
-    assert {
-        port["port"] for rule in objects["NetworkPolicy"]["spec"]["ingress"] for port in rule["ports"]
-    } == ports
+    assert {port["port"] for rule in objects["NetworkPolicy"]["spec"]["ingress"] for port in rule["ports"]} == ports
     probed = [service[name]["httpGet"] for name in ("readinessProbe", "livenessProbe")]
     assert [one["path"] for one in probed] == ["/health/ready", "/health/live"]
     assert {one["path"] for one in probed} <= {

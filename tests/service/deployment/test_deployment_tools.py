@@ -75,9 +75,7 @@ def test_helm_renders_the_fleet_that_the_other_tests_read(changed: dict[str, Any
 def test_helm_has_nothing_against_a_chart(chart: Path) -> None:
     found = helm().lint(str(chart))
     assert found["total_charts_linted"] == 1 and not found["errors"]
-    assert max((one["severity"] for one in found["messages"]), default=0) <= 1, (
-        found
-    )  # 1: "an icon is recommended"
+    assert max((one["severity"] for one in found["messages"]), default=0) <= 1, found  # 1: "an icon is recommended"
 
 
 @pytest.mark.parametrize("made", ["kustomize", "helm", "fleet"])

@@ -111,9 +111,7 @@ def test_a_worker_is_reached_through_a_door_and_the_router_alone() -> None:
     assert ways(made) == REACHES | {("clients", "door")}
     policies = [one for one in made if one["kind"] == "NetworkPolicy"]
     assert {one["spec"]["podSelector"]["matchLabels"]["kvcustody.io/part"] for one in policies} == PARTS
-    ports = {
-        part(pod): {p["name"] for c in containers(pod) for p in c.get("ports", ())} for pod in pods(made)
-    }
+    ports = {part(pod): {p["name"] for c in containers(pod) for p in c.get("ports", ())} for pod in pods(made)}
     for one in policies:
         named = {port["port"] for rule in one["spec"]["ingress"] for port in rule["ports"]}
         assert named <= ports[one["spec"]["podSelector"]["matchLabels"]["kvcustody.io/part"]]
@@ -125,15 +123,11 @@ def test_a_worker_is_reached_through_a_door_and_the_router_alone() -> None:
 def test_every_file_that_a_setting_names_is_put_there() -> None:
     for pod in pods(charted()):
         sources = [
-            source
-            for volume in pod["spec"]["volumes"]
-            for source in volume.get("projected", {}).get("sources", ())
+            source for volume in pod["spec"]["volumes"] for source in volume.get("projected", {}).get("sources", ())
         ]
         put = {item["path"] for source in sources for one in source.values() for item in one["items"]}
         words = [
-            word
-            for one in pod["spec"]["containers"]
-            for word in (*environment(one).values(), *one.get("args", ()))
+            word for one in pod["spec"]["containers"] for word in (*environment(one).values(), *one.get("args", ()))
         ]
         used = {Path(word).name for word in words if str(word).startswith("/run/kvcustody/")}
         beside = {"doors.vkeys", "clients.yaml", "tls.crt", "tls.key"}  # named by documents, and by Envoy's
@@ -192,11 +186,7 @@ def test_compose_has_the_same_fleet_and_every_file_that_it_names() -> None:
             assert source in made["volumes"] or (COMPOSE / source).exists(), source
         put = {secret["target"] for secret in one.get("secrets", ())}
         put |= {mount.split(":")[1] for mount in one.get("volumes", ())}
-        used = {
-            value
-            for value in one.get("environment", {}).values()
-            if str(value).startswith(("/run/", "/var/lib/"))
-        }
+        used = {value for value in one.get("environment", {}).values() if str(value).startswith(("/run/", "/var/lib/"))}
         assert {path for path in used if not any(path.startswith(place) for place in put)} == set(), name
     assert all((PACKAGING / name).exists() for name in ("Containerfile", "Containerfile.router"))
 

@@ -51,9 +51,7 @@ def own(kind: Any, sender: Worker) -> Any:
 
 
 @pytest.mark.parametrize("kind", EVERY, ids=lambda kind: KINDS[kind].name)
-def test_a_door_hands_in_its_own_kinds_and_no_other(
-    client: Any, people: Any, door: Worker, kind: Any
-) -> None:
+def test_a_door_hands_in_its_own_kinds_and_no_other(client: Any, people: Any, door: Worker, kind: Any) -> None:
     if door.sequence == 0:
         assert handed(client, people["door"], door, door.batch([own(EpochsTaken, door)])).status_code == 200
     batch = door.batch([own(kind, door)])
@@ -98,9 +96,7 @@ def test_a_door_reaches_epochs_and_its_ledger_alone(client: Any, people: Any) ->
         for each in every_operation().operations.by_name.values()
         if each.action is not None and reach(frozenset({Role.DOOR}), each.action) is not Reach.NONE
     }
-    own_keys = {
-        each.name for each in every_operation().operations.by_name.values() if each.action is Permission.SELF
-    }
+    own_keys = {each.name for each in every_operation().operations.by_name.values() if each.action is Permission.SELF}
     assert reached - own_keys == {"takeEpochs", "registerIncarnation", "shipBatch", "checkKept"}
     for path in (
         "/v1/worker/erasures",
@@ -126,9 +122,7 @@ def test_a_door_is_no_worker(client: Any, people: Any, door: Worker) -> None:
     assert "kvcustody_epoch_behind_seconds 0" in scraped
 
 
-def test_workers_and_who_is_behind_are_shown_from_the_same_rows(
-    service: Any, client: Any, people: Any
-) -> None:
+def test_workers_and_who_is_behind_are_shown_from_the_same_rows(service: Any, client: Any, people: Any) -> None:
     worker = Worker("worker")
     assert register(client, people["worker"], worker).status_code == 200
     service.raise_above(None)

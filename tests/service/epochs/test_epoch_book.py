@@ -52,9 +52,7 @@ class Desk:
             namespace_days=30,
         )
 
-    def erase(
-        self, selector: Selector, *, seconds: int = 86_400, book: EpochBook | None = None
-    ) -> list[EpochRaised]:
+    def erase(self, selector: Selector, *, seconds: int = 86_400, book: EpochBook | None = None) -> list[EpochRaised]:
         """Raise and record, as the service does."""
         self.asked += 1
         erasure, now_us = f"erasure-{self.asked}", self.clock.now_us()
@@ -152,9 +150,7 @@ def test_the_shared_name_is_raised_once_for_all_that_wait(desk: Desk) -> None:
     assert desk.batches() == [], "control: the last batch was just now, and the deadlines are far"
     desk.clock.advance(240 * 60 * MICROSECONDS)
     made = desk.batches()
-    assert {each.erasure for each in made} == {"erasure-2", "erasure-3"} and {
-        each.number for each in made
-    } == {5}
+    assert {each.erasure for each in made} == {"erasure-2", "erasure-3"} and {each.number for each in made} == {5}
     assert desk.batches() == []
     assert desk.known().of("corp", "acme").private == 5
 
@@ -242,9 +238,7 @@ def test_another_key_raises_the_fleet_once(desk: Desk) -> None:
     assert before.fleet == 0 and after.fleet == 2
     again = desk.known(other)
     assert again.epochs.version == 2, "control: once"
-    assert desk.known().epochs.version == 2, (
-        "nothing was erased under the other key: the first one has no need to"
-    )
+    assert desk.known().epochs.version == 2, "nothing was erased under the other key: the first one has no need to"
     assert [each.scope for each in other.raise_batches(1)] == ["fleet", "fleet"], "on record, and who waited"
     desk.erase(ANA)
     assert desk.known(other).of("corp", "acme", "bob").fleet == 4
@@ -262,9 +256,7 @@ def test_a_break_on_record_raises_the_fleet_once_when_the_service_starts(desk: D
     restarted = desk.made()
     found = desk.known(restarted).of("corp", "acme", "bob").fleet
     assert found > desk.clock.utc_us() - MICROSECONDS
-    assert [each.scope for each in restarted.raise_batches(1)] == ["fleet", "fleet"], (
-        "on record, and who waited"
-    )
+    assert [each.scope for each in restarted.raise_batches(1)] == ["fleet", "fleet"], "on record, and who waited"
     assert desk.known(desk.made()).of("corp", "acme", "bob").fleet == found, "once"
 
 
@@ -309,8 +301,6 @@ def test_no_row_names_anybody(desk: Desk) -> None:
     with desk.engine.connect() as connection:
         rows = connection.execute(select(erase_epochs)).all()
     text = b"|".join(
-        bytes(value) if isinstance(value, (bytes, memoryview)) else str(value).encode()
-        for row in rows
-        for value in row
+        bytes(value) if isinstance(value, (bytes, memoryview)) else str(value).encode() for row in rows for value in row
     )
     assert not any(name in text for name in (b"ana", b"s1", b"acme"))

@@ -89,9 +89,7 @@ def test_a_lease_runs_from_when_the_question_was_sent(fleet: Fleet) -> None:
     heard: list[tuple[KnownEpochs, int]] = []
     with fleet.connect() as connection:
         clock = MovedClock()
-        feed = EpochFeed(
-            connection, clock, lease_seconds=60, on_known=lambda *known: heard.append(known), spread=float
-        )
+        feed = EpochFeed(connection, clock, lease_seconds=60, on_known=lambda *known: heard.append(known), spread=float)
         before_us = clock.now_us()
         get = connection.get
 
@@ -125,9 +123,7 @@ def test_pages_are_one_snapshot_and_acknowledged_once(fleet: Fleet, monkeypatch:
         feed = EpochFeed(connection, SystemClock(), lease_seconds=60)
         feed.ask()
         known = feed.known()
-    assert known is not None and all(
-        known.of("corp", "acme", f"subject-{number}").private for number in range(5)
-    )
+    assert known is not None and all(known.of("corp", "acme", f"subject-{number}").private for number in range(5))
     assert len(asked) >= 3 and {query["known"] for query in asked} == {0}
 
 
@@ -140,17 +136,13 @@ def test_what_does_not_fit_its_digest_is_asked_for_anew(fleet: Fleet) -> None:
         assert heard is not None
         raised = heard.known.epochs.after(0, 100)
         tag = heard.known.tags.of(EpochScope("corp", "acme", "somebody"))
-        lost = type(heard.known.epochs)(
-            [raised[0]._replace(tag=tag), *raised[1:]], version=heard.known.epochs.version
-        )
+        lost = type(heard.known.epochs)([raised[0]._replace(tag=tag), *raised[1:]], version=heard.known.epochs.version)
         feed._heard = heard._replace(known=heard.known._replace(epochs=lost))
         assert feed.known().of("corp", "acme", "ana").private == 0  # type: ignore[union-attr]
         feed.ask()
         found = feed.known()
         assert found is not None and found.of("corp", "acme", "ana").private == raised[0].number
-        assert found.of("corp", "acme", "ana").fleet > lost.version, (
-            "what it knew was nowhere: every name ends"
-        )
+        assert found.of("corp", "acme", "ana").fleet > lost.version, "what it knew was nowhere: every name ends"
 
 
 def test_a_raise_that_the_control_plane_lacks_ends_every_name(fleet: Fleet) -> None:

@@ -72,9 +72,7 @@ class Follower:
         self.ask()
 
     def ask(self) -> KnownEpochs:
-        with ControlPlaneConnection(
-            self.plane.fleet.server.address, self.plane.fleet.people[self.who]
-        ) as connection:
+        with ControlPlaneConnection(self.plane.fleet.server.address, self.plane.fleet.people[self.who]) as connection:
             self.feed._connection = connection
             self.feed.ask()
         known = self.feed.known()
@@ -83,9 +81,7 @@ class Follower:
 
 
 @pytest.fixture
-def plane(
-    tmp_path: Path, make_service: Callable[..., Service], make_client: Any, make_people: Any
-) -> Iterator[Plane]:
+def plane(tmp_path: Path, make_service: Callable[..., Service], make_client: Any, make_people: Any) -> Iterator[Plane]:
     made = Plane(tmp_path, make_service, make_client, make_people)
     yield made
     made.fleet.service.stopping.set()
@@ -135,9 +131,7 @@ def test_a_restored_database_ends_every_name_and_brings_none_back(
     assert epochs(worker.ask()).private > epochs(found).fleet
 
 
-def test_without_the_raise_the_older_snapshot_is_refused(
-    plane: Plane, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_raise_the_older_snapshot_is_refused(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: a control plane that raises nothing is not followed."""
     plane.save()
     plane.fleet.erase(ALICE)
@@ -164,6 +158,4 @@ def test_who_lies_of_what_was_lost_is_refused_or_bounded(plane: Plane) -> None:
 def test_a_raise_for_a_restore_is_on_record(plane: Plane) -> None:
     plane.fleet.service.raise_above(1)
     found = plane.fleet.client("GET", "/v1/audit/events?kind=epoch-raised", plane.fleet.people["auditor"])
-    assert [(one["leaf"]["scope"], one["leaf"]["erasure"]) for one in found.json()["items"]] == [
-        ("fleet", "")
-    ]
+    assert [(one["leaf"]["scope"], one["leaf"]["erasure"]) for one in found.json()["items"]] == [("fleet", "")]

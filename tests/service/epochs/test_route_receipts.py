@@ -31,14 +31,10 @@ def halves(client: Any, people: Any) -> None:
     at_us = door.now_us
     lost = request_digest("r2") + "0e" * 8
     for receipt, promised in ((RECEIPT, 112), (lost, -1)):
-        sent = RouteSent(
-            at_us, "acme", receipt, "subject", 0, 0, 0, "worker", "w1", 200, 4, 1, 3, promised, 900_000
-        )
+        sent = RouteSent(at_us, "acme", receipt, "subject", 0, 0, 0, "worker", "w1", 200, 4, 1, 3, promised, 900_000)
         assert handed(client, people["door"], door, door.batch([sent])).status_code == 200
     found = RouteFound(worker.now_us, "acme", RECEIPT, True, 128, 96, 2, 40, False, True)
-    assert (
-        handed(client, people["worker"], worker, worker.batch([worker.started(), found])).status_code == 200
-    )
+    assert handed(client, people["worker"], worker, worker.batch([worker.started(), found])).status_code == 200
 
 
 def test_operators_see_measures_receipts_and_findings(client: Any, people: Any, halves: None) -> None:
@@ -46,17 +42,11 @@ def test_operators_see_measures_receipts_and_findings(client: Any, people: Any, 
     made = client("GET", f"/v1/routes?{ever}", people["operator"]).json()
     assert (made["receipts"], made["requests"], made["locality"], made["hit_length"]) == (2, 1, 0.75, 96.0)
     assert (made["promised_tokens"], made["kept_tokens"], made["stale_misses"]) == (112, 96, 1)
-    assert made["queue_delta_mean"] is None and made["imbalance"] is None, (
-        "one worker has nobody to compare with"
-    )
+    assert made["queue_delta_mean"] is None and made["imbalance"] is None, "one worker has nobody to compare with"
     assert made["scores"] == [{"score_from": 0.81, "requests": 1, "prompt_tokens": 128, "found_tokens": 96}]
     first = client("GET", f"/v1/routes/receipts?{ever}&limit=1", people["auditor"]).json()
-    second = client(
-        "GET", f"/v1/routes/receipts?{ever}&limit=1&cursor={first['next']}", people["auditor"]
-    ).json()
-    assert {one["items"][0]["receipt"][:16] for one in (first, second)} == set(
-        map(request_digest, ("r1", "r2"))
-    )
+    second = client("GET", f"/v1/routes/receipts?{ever}&limit=1&cursor={first['next']}", people["auditor"]).json()
+    assert {one["items"][0]["receipt"][:16] for one in (first, second)} == set(map(request_digest, ("r1", "r2")))
     assert second["next"] is None
     mine = client("GET", f"/v1/routes/receipts?{ever}&request=r1", people["operator"]).json()["items"]
     assert [one["receipt"] for one in mine] == [RECEIPT]

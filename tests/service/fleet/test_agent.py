@@ -42,9 +42,7 @@ def test_a_workers_counters_revision_and_charges_are_known_there(plane: ControlP
     with plane.worker() as worker, plane.connect("olive") as operator:
         life = worker.writer.incarnation
         assert ask(worker, "holder") == 0
-        until(
-            lambda: known(plane, life)["charged"] == {"holder": 4}, worker
-        )  # and the partial block is CLEAN
+        until(lambda: known(plane, life)["charged"] == {"holder": 4}, worker)  # and the partial block is CLEAN
         found = known(plane, life)
         said = found["status"]
         assert found["policy_revision"] == worker.governor.table.revision > 0
@@ -97,9 +95,7 @@ def test_a_governor_that_nobody_steps_when_it_is_idle_is_known_as_it_is(
         assert known(plane, life)["status"]["hit_requests"] == 1
 
 
-def test_counters_that_come_late_are_as_old_as_they_are(
-    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counters_that_come_late_are_as_old_as_they_are(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "_SNAPSHOT_SECONDS", 0.02)
     with plane.worker() as worker:
         made = agents.Agent(plane.connect("gpu-0"), worker.governor, worker.writer, None, bytes_per_block=1)  # type: ignore[arg-type]
@@ -150,9 +146,7 @@ def test_top_shows_workers_and_tenants_as_they_said(plane: ControlPlane) -> None
         until(lambda: known(plane, life)["status"].get("hit_requests") == 1, worker)
         worker.governor.tenant_counters["reader"] = TenantCounters()
         worker.governor.tenant_counters["reader"].recomputed_blocks = 500
-        worker.governor.admit(
-            identify(issuer="idp", tenant="reader"), MODEL, [*range(900, 920)], request_id="r"
-        )
+        worker.governor.admit(identify(issuer="idp", tenant="reader"), MODEL, [*range(900, 920)], request_id="r")
         until(lambda: known(plane, life)["tenants"].get("thrashing") == {"reader": 1.0}, worker)
         ledger = str(plane.folder / "ledger.db")
         for where in ((), ("--ledger", f"sqlite:///{ledger}")):
@@ -185,9 +179,7 @@ def test_advise_answers_from_what_a_worker_said(plane: ControlPlane) -> None:
             assert found["workers"] == ["gpu-0"] and len(found["answers"]) == 7
             size, budgets, *_, cleanup = found["answers"]
             assert size["answer"] == f"`gpu-0` {1024 // worker.governor.block_tokens:,} bytes of a shard"
-            assert (
-                "128 blocks" in budgets["answer"] and "charged to tenants (1): 4 blocks" in budgets["answer"]
-            )
+            assert "128 blocks" in budgets["answer"] and "charged to tenants (1): 4 blocks" in budgets["answer"]
             assert any(one.startswith("orphans:") for one in cleanup["unknown"]) == (where == ())
             text = _shown(plane, worker, "advise", *where)
             assert "7. What cleanup is required?" in text and "kvcustody_kv_cache_bytes_per_block" in text
@@ -214,9 +206,7 @@ def test_a_scan_that_was_asked_for_finds_and_repairs_and_is_on_record(plane: Con
         ask(worker, "holder")
         [manager] = worker.governor.managers
         assert worker_status(worker.governor.stats(), 16)["active_tokens"] == 0
-        lost = worker.governor.admit(
-            identify(issuer="idp", tenant="holder"), MODEL, PROMPT, request_id="lost"
-        )
+        lost = worker.governor.admit(identify(issuer="idp", tenant="holder"), MODEL, PROMPT, request_id="lost")
         assert isinstance(lost, Admission)
         assert worker_status(worker.governor.stats(), 16)["active_tokens"] == len(PROMPT)
         (handle,) = worker.governor.running
@@ -232,9 +222,7 @@ def test_a_scan_that_was_asked_for_finds_and_repairs_and_is_on_record(plane: Con
         [finding] = shown["findings"]
         assert (finding["orphan"], finding["outcome"]) == ("lost finish", "recovered")
         assert finding in officer.get("/v1/orphans/findings", tenant="holder")["items"]
-        assert worker.governor.check() == [] and manager.decode.sequences.count(None) == len(
-            manager.decode.sequences
-        )
+        assert worker.governor.check() == [] and manager.decode.sequences.count(None) == len(manager.decode.sequences)
         anew = _by_command(plane, worker)  # control: what was done is done anew when asked anew
         assert anew["order"] != first["order"] and (anew["findings"], anew["found"]) == (0, [])
         found = operator.get("/v1/orphans/orders", limit=1)
@@ -243,9 +231,7 @@ def test_a_scan_that_was_asked_for_finds_and_repairs_and_is_on_record(plane: Con
         assert older[0]["order"] == first["order"]
 
 
-def test_an_order_outlives_the_process_that_took_it(
-    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_order_outlives_the_process_that_took_it(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "_SNAPSHOT_SECONDS", 0.02)
     with plane.worker() as worker, plane.connect("olive") as operator:
         order = operator.post("/v1/workers/gpu-0/scans", {})["order"]
@@ -255,9 +241,7 @@ def test_an_order_outlives_the_process_that_took_it(
         assert order_of(plane, order)["incarnation"] == worker.writer.incarnation
 
 
-def test_a_worker_that_cannot_be_reached_is_named(
-    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_cannot_be_reached_is_named(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "_SNAPSHOT_SECONDS", 0.02)
     with plane.worker() as worker, plane.connect("olive") as operator:
         with pytest.raises(ServiceError, match="Nothing here"):

@@ -63,9 +63,7 @@ def test_a_key_that_ended_stays_ended_when_the_clock_steps_back(world: Any, back
     assert client("GET", "/v1/whoami", key).status_code == 401
 
 
-def test_positive_control_by_the_wall_clock_the_key_lives_again(
-    world: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_positive_control_by_the_wall_clock_the_key_lives_again(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, start = world
     monkeypatch.setattr(DeadlineClock, "utc_us", lambda self: self._wall.utc_us())
     _, people, client = start()
@@ -88,9 +86,7 @@ def test_a_jump_ends_no_key_until_an_operator_confirms_it_on_record(world: Any) 
     step = client("POST", "/v1/policies:propose", people["author"], json={"record": "{}"})
     assert step.status_code == 409  # this service releases nothing; the refusal in doubt is in tests/release
     clock.step_us -= 10 * YEAR
-    assert client("GET", "/v1/clock", operator).json()["in_doubt"] is False, (
-        "set right, nothing is left of it"
-    )
+    assert client("GET", "/v1/clock", operator).json()["in_doubt"] is False, "set right, nothing is left of it"
     clock.step_us += 10 * YEAR
     now = client("POST", "/v1/clock:confirm", operator, json=why).json()
     assert not now["in_doubt"] and now["ahead_us"] < MICROSECONDS
@@ -104,9 +100,7 @@ def test_a_jump_ends_no_key_until_an_operator_confirms_it_on_record(world: Any) 
     assert client("GET", "/v1/whoami", auditor).status_code == 401
 
 
-def test_the_command_confirms_a_worker_s_clock_on_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_confirms_a_worker_s_clock_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     engine = open_store("sqlite:///kvcustody.db")
     upgrade(engine)

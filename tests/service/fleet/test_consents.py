@@ -38,9 +38,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 def desk(plane: ControlPlane, connection: ControlPlaneConnection) -> ReleaseWorkflow:
     trust = read_trust(plane.folder / "trust.toml")
-    return ReleaseWorkflow(
-        WorkflowReleaseStore(connection), trust, clock=SystemClock(), ledger=CountingLedger()
-    )
+    return ReleaseWorkflow(WorkflowReleaseStore(connection), trust, clock=SystemClock(), ledger=CountingLedger())
 
 
 def refused(connection: ControlPlaneConnection, path: str) -> int:
@@ -53,10 +51,7 @@ def test_a_tenants_administrator_sees_its_own_openings_and_no_policy(plane: Cont
     with plane.connect("holger") as owner, plane.connect("grace") as approver:
         for path in ("/v1/policies/records", "/v1/policies", "/v1/policies/1", "/v1/policies/1/review"):
             assert refused(owner, path) == 403
-        shown = (
-            owner.request("GET", "/v1/policies/consents").text
-            + owner.request("GET", "/v1/policies/release").text
-        )
+        shown = owner.request("GET", "/v1/policies/consents").text + owner.request("GET", "/v1/policies/release").text
         assert '"reads"' in shown and HIDDEN not in shown
         everything = approver.request("GET", "/v1/policies/records").text
         assert HIDDEN in everything, "control: the steps show what is not the owner's"
@@ -76,9 +71,7 @@ def test_a_consent_is_signed_from_what_its_owner_sees(plane: ControlPlane) -> No
         assert [opening.id for opening in missing] == [HIDDEN], "the other owner's is still missing"
 
 
-def test_an_answer_that_shows_something_else_than_it_names_is_not_signed(
-    plane: ControlPlane, monkeypatch: Any
-) -> None:
+def test_an_answer_that_shows_something_else_than_it_names_is_not_signed(plane: ControlPlane, monkeypatch: Any) -> None:
     with plane.connect("holger") as owner:
         item = {"revision": 1, "manifest": "sha256:00", "opening": "sha256:11", "what": {"id": "reads"}}
         monkeypatch.setattr(owner, "get", lambda path, **query: {"items": [item], "next": None})

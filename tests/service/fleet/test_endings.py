@@ -41,15 +41,11 @@ def test_a_disabled_principal_is_an_unknown_one_at_once(service: Service, client
     unknown = client("GET", "/v1/whoami", **UNKNOWN)
     for refused in (client("GET", "/v1/whoami", key), client("GET", "/v1/whoami", headers=cookie)):
         assert (
-            (refused.status_code, refused.content)
-            == (unknown.status_code, unknown.content)
-            == (401, unknown.content)
+            (refused.status_code, refused.content) == (unknown.status_code, unknown.content) == (401, unknown.content)
         )
     assert recorded(service, "dan")[-1] == ("disabled", "key-custodian")
     again = client("POST", "/v1/principals:disable", custodian, json={"name": "dan"})
-    assert again.json() == answer.json() and recorded(service, "dan")[-2][0] == "key-issued", (
-        "no second event"
-    )
+    assert again.json() == answer.json() and recorded(service, "dan")[-2][0] == "key-issued", "no second event"
 
 
 @pytest.mark.parametrize("how", ["disabled", "revoked", "expired"])
@@ -135,10 +131,7 @@ def test_the_last_who_manages_keys_stays_unless_it_is_meant(make_service, make_c
         refused = client("POST", path, one, json=body)
         assert refused.status_code == 409 and "allow_last" in refused.json()["detail"]
     assert client("DELETE", f"/v1/keys/{prefix}", one).status_code == 409
-    assert (
-        client("GET", "/v1/whoami", one).status_code == 200
-        and client("GET", "/v1/whoami", two).status_code == 401
-    )
+    assert client("GET", "/v1/whoami", one).status_code == 200 and client("GET", "/v1/whoami", two).status_code == 401
     other = service.principals.issue_key("one", days=1, by="test").key
     assert client("DELETE", f"/v1/keys/{prefix}", one).status_code == 204, "control: another key is left"
     ended = client("POST", "/v1/principals:disable", other, json={"name": "one", "allow_last": True})
@@ -200,10 +193,7 @@ def test_a_disabled_principals_tokens_count_no_more(
     assert issued.status_code == 409
     assert client("POST", "/v1/principals:enable", people["bootstrap"], json=body).status_code == 200
     assert client("GET", "/v1/whoami", alice).status_code == 200
-    assert (
-        client("POST", "/v1/principals/id:alice/keys", people["bootstrap"], json={"days": 1}).status_code
-        == 409
-    )
+    assert client("POST", "/v1/principals/id:alice/keys", people["bootstrap"], json={"days": 1}).status_code == 409
 
 
 @pytest.mark.parametrize("by", ["disable", "revoke"])
@@ -261,9 +251,7 @@ def test_an_administrator_moves_a_worker_to_another_certificate(service: Service
         assert valid == ([old, None] if thumbprint == old else [new])
 
 
-def test_the_commands_end_and_let_back_in_on_the_ledger_itself(
-    tmp_path: Path, migrated: Path, monkeypatch
-) -> None:
+def test_the_commands_end_and_let_back_in_on_the_ledger_itself(tmp_path: Path, migrated: Path, monkeypatch) -> None:
     shutil.copy(migrated, tmp_path / "ledger.db")
     monkeypatch.setenv("KVCUSTODY_SERVICE_DATABASE_URL", f"sqlite:///{tmp_path}/ledger.db")
     monkeypatch.setenv("KVCUSTODY_SERVICE_STATE_PATH", str(tmp_path / "state"))

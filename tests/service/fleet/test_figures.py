@@ -74,9 +74,7 @@ def test_a_scrape_asks_for_no_evidence(lived: Any) -> None:
         for statement in heard
         if re.search(r"events\.kind (IN|=) ", statement) and "logs.name = ?" in statement
     ]
-    assert len(control) <= 5, (
-        "what waits or is in force: erasures, policies, orders; few and of the system log"
-    )
+    assert len(control) <= 5, "what waits or is in force: erasures, policies, orders; few and of the system log"
     routed = [statement for statement in heard if "FROM routes_" in statement]
     assert len(routed) == 4, "receipts of ten minutes, read twice a minute at most"
     apart = [*control, *routed]
@@ -105,9 +103,7 @@ def test_a_scrape_asks_as_often_whatever_was_recorded(lived: Any) -> None:
     worker = Worker()
     register(client, people["worker"], worker)
     events = [each for _ in range(200) for each in worker.request("acme")]
-    assert (
-        ship(client, people["worker"], worker, worker.batch([worker.started(), *events])).status_code == 200
-    )
+    assert ship(client, people["worker"], worker, worker.batch([worker.started(), *events])).status_code == 200
     assert scrape() == before
 
 
@@ -125,9 +121,7 @@ def test_the_api_counts_and_shows_hours(lived: Any) -> None:
     assert [(row["row"]["tenant"], row["row"]["due"]) for row in hours["items"]] == [("acme", 6)]
 
 
-def test_the_keeper_folds_and_judges_and_goes_on_after_a_failure(
-    lived: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_keeper_folds_and_judges_and_goes_on_after_a_failure(lived: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     service, _, _ = lived
     made: list[str] = []
 
@@ -235,9 +229,7 @@ def test_what_was_read_last_is_shown_while_the_next_read_hangs(reading: Any) -> 
     assert read.begun.acquire(timeout=60) and not read.begun.acquire(blocking=False)
 
 
-def test_a_failed_read_is_seen_and_an_old_value_is_not_shown(
-    reading: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_read_is_seen_and_an_old_value_is_not_shown(reading: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read, collector = reading
     read.value = 1
     read.let.release(3)
@@ -341,25 +333,17 @@ def test_batches_that_wait_for_their_commit_hold_no_other_request(lived: Any) ->
 
     async def busy() -> tuple[list[int], list[int]]:
         shipped = [
-            asyncio.ensure_future(
-                ask("PUT", f"{worker.path}/batches/1", people["worker"], content=batch.body)
-            )
+            asyncio.ensure_future(ask("PUT", f"{worker.path}/batches/1", people["worker"], content=batch.body))
             for worker, batch in zip(workers, batches, strict=True)
         ]
         try:
-            while not committing.is_set() or service.ingest._leaves < (60 - first[0]) * len(
-                batches[0].leaves
-            ):
+            while not committing.is_set() or service.ingest._leaves < (60 - first[0]) * len(batches[0].leaves):
                 await asyncio.sleep(0.01)
-            asked = [
-                ask("GET", path, people["operator"]) for path in ("/metrics", "/health/ready", "/v1/workers")
-            ]
+            asked = [ask("GET", path, people["operator"]) for path in ("/metrics", "/health/ready", "/v1/workers")]
             answers = await asyncio.wait_for(asyncio.gather(*asked), 60)
             assert not any(each.done() for each in shipped)
         finally:
             goes_on.set()
-        return [each.status_code for each in answers], [
-            each.status_code for each in await asyncio.gather(*shipped)
-        ]
+        return [each.status_code for each in answers], [each.status_code for each in await asyncio.gather(*shipped)]
 
     assert client.run(asyncio.wait_for(busy(), 120)) == ([200] * 3, [200] * 60)

@@ -30,9 +30,7 @@ def bodies(service: Any, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.system("a new signing key needs a restart")
-def test_the_signing_key_changes_hands_under_a_running_service(
-    service: Any, client: Any, people: Any
-) -> None:
+def test_the_signing_key_changes_hands_under_a_running_service(service: Any, client: Any, people: Any) -> None:
     path, custodian = service.settings.signing_key_path, people["key-custodian"]
     old = read_signing_key(path)
     [before] = client("GET", "/v1/keys/signing", custodian).json()["items"]
@@ -42,9 +40,7 @@ def test_the_signing_key_changes_hands_under_a_running_service(
     first, second = answer.json()["items"]
     assert first["last_size"] == second["first_size"] and second["last_size"] is None
     assert second["key"] == str(read_signing_key(path).verifier) != first["key"]
-    assert (
-        read_signing_key(path.with_name(f"{path.name}.{old.verifier.key_id.hex()}")).verifier == old.verifier
-    )
+    assert read_signing_key(path.with_name(f"{path.name}.{old.verifier.key_id.hex()}")).verifier == old.verifier
     people.add("after-the-handover", Role.AUDITOR)  # what comes next is signed by the new key
     size = first["last_size"]
     until(lambda: service.signer.status().size > size)
@@ -86,9 +82,7 @@ def test_a_subjects_link_is_destroyed_on_record(service: Any, client: Any, peopl
     lift_hold(service.engine, "case-9", actor="counsel", reason="closed", clock=service.clock)
     done = client("POST", "/v1/keys/subjects:destroy", people["key-custodian"], json=body).json()
     assert (done["pseudonyms"], done["keys"], done["remains"]) == (1, 1, [])
-    assert service.names_of("acme", "user-1") == [] and service.names_of("acme", "user-2"), (
-        "control: nobody else"
-    )
+    assert service.names_of("acme", "user-1") == [] and service.names_of("acme", "user-2"), "control: nobody else"
     [leaf] = bodies(service, "subject-unlinked")
     assert (leaf["actor"], leaf["reason"]) == ("key-custodian", "request 12") and "user-1" not in str(leaf)
 

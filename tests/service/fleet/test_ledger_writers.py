@@ -106,9 +106,7 @@ class World:
         )
         with self.service.reading() as connection:
             rows = connection.execute(query.where(incarnations.c.uuid == writer.incarnation)).all()
-        return sorted(
-            (Leaf(row.sequence, row.kind, json.loads(row.leaf)) for row in rows), key=lambda leaf: leaf[:2]
-        )
+        return sorted((Leaf(row.sequence, row.kind, json.loads(row.leaf)) for row in rows), key=lambda leaf: leaf[:2])
 
     def kinds(self, writer: LedgerWriter) -> list[str]:
         return [leaf.kind for leaf in self.leaves(writer)]
@@ -277,9 +275,9 @@ def test_a_full_spill_stops_admission_and_what_is_held_arrives(world: World) -> 
         writer.submit_durable(key_event(), timeout_seconds=1.0)
     world.back(writer)
     assert writer.admitting and world.gaps(writer) == []
-    assert sorted(
-        leaf.body["residency"] for leaf in world.leaves(writer) if leaf.kind == "residency-opened"
-    ) == [*range(60)]
+    assert sorted(leaf.body["residency"] for leaf in world.leaves(writer) if leaf.kind == "residency-opened") == [
+        *range(60)
+    ]
 
 
 def test_what_was_encoded_ahead_waits_behind_what_is_held(world: World) -> None:
@@ -450,9 +448,7 @@ def test_a_control_plane_that_hangs_holds_up_no_engine(world: World, monkeypatch
 
     with socket.create_server(("127.0.0.1", 0)) as hangs:  # it accepts, and reads nothing
         there = writer._plane._connection
-        writer._plane._connection = ControlPlaneConnection(
-            f"http://127.0.0.1:{hangs.getsockname()[1]}", "nobody"
-        )
+        writer._plane._connection = ControlPlaneConnection(f"http://127.0.0.1:{hangs.getsockname()[1]}", "nobody")
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         asking.join(15)  # the connection's own bound is 30 seconds

@@ -110,9 +110,7 @@ def test_health_says_how_far_witnesses_have_seen(client, people, worker) -> None
     assert found["witnesses"] == [] and found["warning"] == UNWITNESSED
 
 
-def test_what_no_checkpoint_covers_is_visible_and_a_fault_after_three_intervals(
-    make_service, make_client
-) -> None:
+def test_what_no_checkpoint_covers_is_visible_and_a_fault_after_three_intervals(make_service, make_client) -> None:
     service = make_service(root_interval_seconds=3600.0)
     service.principals.enrol("olga", [Role.OPERATOR], by="test")
     key = service.principals.issue_key("olga", days=1, by="test").key
@@ -180,9 +178,7 @@ def test_a_webhook_is_sent_every_leaf_detached_attached_and_given_its_dead_again
     headers, body = receiver.batches[0]
     signed = (headers[f"webhook-{part}"] for part in ("id", "timestamp", "signature"))
     check_webhook(KEY, *signed, body, now_seconds=int(time.time()))
-    detached = client(
-        "POST", "/v1/sinks/siem/detach", people["operator"], json={"reason": "collector is down"}
-    )
+    detached = client("POST", "/v1/sinks/siem/detach", people["operator"], json={"reason": "collector is down"})
     assert detached.json()["attached"] is False
     receiver.status = 400  # refuses for good: the batch is given up and kept
     assert client("POST", "/v1/sinks/siem/attach", people["operator"], json={}).json()["attached"] is True

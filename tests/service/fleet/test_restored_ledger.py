@@ -52,9 +52,7 @@ NEVER = 3600.0
 class World:
     """A service whose database can be saved and put back, and a worker's ledger that goes on meanwhile."""
 
-    def __init__(
-        self, folder: Path, make_service: Any, make_people: Any, postgres: Any, seconds: float
-    ) -> None:
+    def __init__(self, folder: Path, make_service: Any, make_people: Any, postgres: Any, seconds: float) -> None:
         self.folder = folder
         self._make, self._people, self.postgres = make_service, make_people, postgres
         self._seconds = seconds
@@ -162,9 +160,7 @@ class Moving(ControlPlaneConnection):
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def make_world(
-    request: Any, tmp_path: Path, make_service: Any, make_people: Any
-) -> Iterator[Callable[[float], World]]:
+def make_world(request: Any, tmp_path: Path, make_service: Any, make_people: Any) -> Iterator[Callable[[float], World]]:
     made: list[World] = []
 
     def make(seconds: float, postgres: Any = None) -> World:
@@ -219,18 +215,14 @@ def test_what_a_failover_lost_is_handed_in_again_once(make_world: Any, signed: b
     work(world, ledger)
     world.reached = max(before) + 1
     whole(world, ledger)
-    told = [
-        leaf["cause"] for leaf in world.kinds("spill-started") if leaf["incarnation"] == ledger.incarnation
-    ]
+    told = [leaf["cause"] for leaf in world.kinds("spill-started") if leaf["incarnation"] == ledger.incarnation]
     assert any("the ledger" in cause for cause in told), told
     assert world.kinds("replay-completed")[-1]["added"] > 0
     ledger.close()
 
 
 @pytest.mark.parametrize("pins", [True, False], ids=["pinned", "control: no pin"])
-def test_a_ledger_that_went_back_while_no_worker_ran_is_seen_by_the_next_process(
-    make_world: Any, pins: bool
-) -> None:
+def test_a_ledger_that_went_back_while_no_worker_ran_is_seen_by_the_next_process(make_world: Any, pins: bool) -> None:
     """Everything that this worker kept is signed, so no leaf of its own is missing: the pinned size alone tells."""
     world: World = make_world(NEVER)
     ledger = world.open()
@@ -487,9 +479,7 @@ def test_signing_goes_on_after_a_lost_signature_by_a_confirmed_act_alone(make_wo
     done = CliRunner().invoke(app, command)
     assert "replayed since" in done.output, done.output
     again = CliRunner().invoke(app, command)
-    assert again.exit_code and isinstance(again.exception, (ConfigError, SystemExit)), (
-        "control: no break is left"
-    )
+    assert again.exit_code and isinstance(again.exception, (ConfigError, SystemExit)), "control: no break is left"
     world.begin()
     signer = world.service.signer
     assert signer is not None and not signer.contradiction()

@@ -91,11 +91,7 @@ def test_a_policy_from_a_file_is_told_everywhere(watcher: Watcher) -> None:
         overview, policy, grants = (watcher.page(path) for path in PAGES)
         assert "Isolation proved" in overview and "regulated-saas, in effect since" in overview
         assert "No policy" not in overview
-        assert (
-            "on gpu-0" in policy
-            and "a file of the worker" in policy
-            and "No policy is in effect" not in policy
-        )
+        assert "on gpu-0" in policy and "a file of the worker" in policy and "No policy is in effect" not in policy
         assert GRANT in grants and NONE_READS not in grants
         assert "name: regulated-saas" in watcher.page("/policy/draft", "author")
         asked = f"/decisions?reader=acme-labs&owner=acme&classification=internal&via=grant&grant={GRANT}"
@@ -236,9 +232,7 @@ def test_a_worker_of_which_no_leaf_says_what_it_runs_is_named(
         assert "Nobody else may read" not in watcher.page("/grants", "tenant-admin@acme")
 
 
-def test_doors_name_by_the_scopes_of_what_workers_run(
-    watcher: Watcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doors_name_by_the_scopes_of_what_workers_run(watcher: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scopes_in_effect, "_SECONDS", 0.0)
     assert not watcher.service.name_scopes.now().is_known, "the control: nobody runs anything"
     with open_file_worker(watcher.folder) as worker:

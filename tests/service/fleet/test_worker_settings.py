@@ -93,9 +93,7 @@ def test_every_event_is_in_the_ledger_once_across_a_kill_of_the_server(plane: Co
     sequences = [sequence for sequence, _ in rows]
     kinds = [body["kind"] for _, leaf in rows for body in plain_bodies(orjson.loads(leaf))]
     assert sequences == sorted(set(sequences)) and kinds.count("residency-opened") == 60
-    assert (
-        kinds.count("residency-released") == 60 and "spill-started" in kinds and kinds[-1] == "worker-stopped"
-    )
+    assert kinds.count("residency-released") == 60 and "spill-started" in kinds and kinds[-1] == "worker-stopped"
 
 
 def test_an_erasure_is_received_acknowledged_and_certified(plane: ControlPlane) -> None:
@@ -145,9 +143,7 @@ def test_a_worker_starts_without_the_control_plane_on_what_it_kept_until_that_ex
     clock = MovedClock()
     plane.release(READS, seconds=7200)
     with plane.worker("gpu-1", clock=clock) as worker:
-        ask(
-            worker, "holder"
-        )  # a tenant's first key is recorded before it is used: not without the control plane
+        ask(worker, "holder")  # a tenant's first key is recorded before it is used: not without the control plane
         assert glance(worker) == 64
     plane.end()
     try:
@@ -218,9 +214,7 @@ def test_a_refused_key_is_no_absence(plane: ControlPlane, tmp_path: Path) -> Non
         ({"subject_keys_url": "sqlite:///s.db"}, "belongs to the process that keeps the ledger"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(
-    tmp_path: Path, values: dict[str, Any], words: str
-) -> None:
+def test_settings_that_contradict_each_other_are_refused(tmp_path: Path, values: dict[str, Any], words: str) -> None:
     given: dict[str, Any] = {
         "control_plane": "unix:/x",
         "control_plane_key_path": tmp_path / "k",

@@ -73,15 +73,10 @@ def leaf_count(service: Service, worker: Worker) -> int:
 # -- batches ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_stored_once_however_often_it_comes(
-    service: Service, client, people, worker: Worker
-) -> None:
+def test_a_batch_is_stored_once_however_often_it_comes(service: Service, client, people, worker: Worker) -> None:
     first = worker.batch([worker.started(), *worker.request("acme")])
     second = worker.batch(worker.request("labs"))
-    answers = [
-        ship(client, people["worker"], worker, batch).json()
-        for batch in (first, first, second, first, second)
-    ]
+    answers = [ship(client, people["worker"], worker, batch).json() for batch in (first, first, second, first, second)]
     assert [(answer["added"], answer["known"]) for answer in answers] == [
         (len(first.leaves), 0),
         (0, len(first.leaves)),
@@ -216,9 +211,7 @@ FORGED: dict[str, Callable[[bytes], bytes]] = {
 def test_a_forged_leaf_is_refused_with_its_whole_batch(
     service: Service, client, people, worker: Worker, forgery: str
 ) -> None:
-    batch = worker.batch(
-        [event for event in worker.request("acme") if isinstance(event, ResidencyOpened)] * 2
-    )
+    batch = worker.batch([event for event in worker.request("acme") if isinstance(event, ResidencyOpened)] * 2)
     body = write_batch([], [batch.leaves[0], FORGED[forgery](batch.leaves[1])])
     refused = ship(client, people["worker"], worker, batch._replace(body=body))
     assert refused.status_code == 422 and refused.json()["type"].endswith(":refused-leaf"), refused.text
@@ -254,9 +247,7 @@ def test_leaves_are_compared_each_with_its_own_line(cut: str) -> None:
 def test_batches_together_are_the_batch_of_their_leaves() -> None:
     worker = Worker()
     now = worker.now_us
-    decision = DecisionRecorded(
-        now, "reuse", "permit", "labs", "acme", "internal", ("labs-reads-acme",), 1, "grant"
-    )
+    decision = DecisionRecorded(now, "reuse", "permit", "labs", "acme", "internal", ("labs-reads-acme",), 1, "grant")
     lists = [[worker.started(), *worker.request("acme"), decision], worker.request("labs", None, 9)]
     traced = [event for event in worker.request("acme") if "trace" in event.__struct_fields__]
     lists.append([*worker.request("acme"), *(event._replace(trace="ab" * 16) for event in traced), decision])
@@ -291,9 +282,7 @@ def _plain(batch: LeafBatch) -> Any:
 def test_the_honest_twin_of_every_forgery_is_taken(service: Service, client, people, worker: Worker) -> None:
     """Control: the same leaves unchanged; a decision of two tenants; a key's event of the system log."""
     now = worker.now_us
-    decision = DecisionRecorded(
-        now, "reuse", "permit", "labs", "acme", "internal", ("labs-reads-acme",), 1, "grant"
-    )
+    decision = DecisionRecorded(now, "reuse", "permit", "labs", "acme", "internal", ("labs-reads-acme",), 1, "grant")
     made = [worker.started(), *worker.request("acme"), decision, KeyEvent(now, None, "made", 1, "governor")]
     traced = [decision, *worker.request("acme")]
     made += [event._replace(trace="ab" * 16) for event in traced if "trace" in event.__struct_fields__]
@@ -303,9 +292,7 @@ def test_the_honest_twin_of_every_forgery_is_taken(service: Service, client, peo
 
 
 @pytest.mark.parametrize("origin", ["live\r\nSet-Cookie: a=b", ["generated"], None, "Generated"])
-def test_an_origin_that_is_none_is_refused_and_one_of_old_has_none(
-    client, people, worker: Worker, origin: Any
-) -> None:
+def test_an_origin_that_is_none_is_refused_and_one_of_old_has_none(client, people, worker: Worker, origin: Any) -> None:
     """What a worker says of itself is shown on every page, and sent in a header of every answer."""
     batch = worker.batch([started("worker")])
     leaf = orjson.loads(batch.leaves[0])
@@ -380,9 +367,7 @@ def test_a_new_incarnation_closes_the_dead_ones_custody_once(service: Service, c
     def ended() -> Any:
         service.writer.flush()
         with service.reading() as connection:
-            row = connection.execute(
-                select(incarnations).where(incarnations.c.uuid == first.incarnation)
-            ).one()
+            row = connection.execute(select(incarnations).where(incarnations.c.uuid == first.incarnation)).one()
         return row if row.end is not None else None
 
     lives = until(ended)  # it is closed behind the answer
@@ -422,9 +407,7 @@ def test_a_session_that_a_worker_asks_to_erase_has_a_row(
 def test_erasures_reach_a_waiting_worker_at_once_and_until_it_answers(
     client, server: Server, people, worker: Worker
 ) -> None:
-    ship(
-        client, people["worker"], worker, worker.batch([worker.started(), *worker.request("acme", "user-7")])
-    )
+    ship(client, people["worker"], worker, worker.batch([worker.started(), *worker.request("acme", "user-7")]))
     with ControlPlaneConnection(server.address, people["worker"]) as connection:
         before = {item["erasure"] for item in connection.get("/v1/worker/erasures")["items"]}
         asked: list[str] = []
@@ -461,9 +444,7 @@ def test_a_server_killed_under_load_loses_no_acknowledged_batch(tmp_path: Path) 
     stop = threading.Event()
 
     def begin() -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, str(program), str(folder)], stdout=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen([sys.executable, str(program), str(folder)], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None and process.stdout.readline().strip() == "ready"
         return process
 
@@ -477,9 +458,7 @@ def test_a_server_killed_under_load_loses_no_acknowledged_batch(tmp_path: Path) 
         registered = False
         while not stop.is_set() or waiting:
             try:
-                with ControlPlaneConnection(
-                    f"unix:{folder}/api.sock", keys[name], timeout_seconds=5
-                ) as connection:
+                with ControlPlaneConnection(f"unix:{folder}/api.sock", keys[name], timeout_seconds=5) as connection:
                     if not registered:
                         connection.put(made.path, {"offset_us": OFFSET_US})
                         registered = True
@@ -487,9 +466,7 @@ def test_a_server_killed_under_load_loses_no_acknowledged_batch(tmp_path: Path) 
                         if not waiting:
                             waiting.append(made.batch(made.request("acme")))
                         batch = waiting[0]
-                        connection.put_bytes(
-                            f"{made.path}/batches/{batch.first}", batch.body, "application/x-ndjson"
-                        )
+                        connection.put_bytes(f"{made.path}/batches/{batch.first}", batch.body, "application/x-ndjson")
                         acknowledged[made.incarnation].update(range(batch.first, batch.last + 1))
                         waiting.pop(0)
             except ServiceError:

@@ -150,9 +150,7 @@ def test_what_is_wrong_is_told_alike_everywhere(
     world: World, monkeypatch: pytest.MonkeyPatch, plant: Callable[..., None], kind: TroubleKind
 ) -> None:
     plant(world, monkeypatch)
-    kinds = {kind.value} | (
-        {"ledger"} if kind is TroubleKind.THREAD else set()
-    )  # its writer admits nothing then
+    kinds = {kind.value} | ({"ledger"} if kind is TroubleKind.THREAD else set())  # its writer admits nothing then
     assert world.told() == dict.fromkeys(("health", "metrics", "inbox"), kinds)
     assert world.ready() is (kind not in NOT_READY)
 

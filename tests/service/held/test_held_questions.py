@@ -50,9 +50,7 @@ class Held:
         self._service = service
         self.answers: dict[str, Any] = {}
         clients = {path: make_client(service) for path in paths}
-        self.threads = {
-            path: threading.Thread(target=self._ask, args=(clients[path], path, key)) for path in paths
-        }
+        self.threads = {path: threading.Thread(target=self._ask, args=(clients[path], path, key)) for path in paths}
         for thread in self.threads.values():
             thread.start()
         self.until(lambda: len(service.held._waiting) == len(self.threads))

@@ -96,9 +96,7 @@ def test_questions_that_wait_keep_nobody_out(
     app = create_app(service)
 
     async def main() -> tuple[list[int], int]:
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=app), base_url="http://testserver"
-        ) as http:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://testserver") as http:
 
             async def ask(path: str, key: str) -> int:
                 return (await http.get(path, headers={"Authorization": f"Bearer {key}"})).status_code

@@ -44,9 +44,7 @@ def test_an_encoding_that_is_not_known_is_refused_with_the_one_that_is(
 
 
 @pytest.mark.parametrize("stated", [True, False])
-def test_a_bomb_is_refused_before_it_is_inflated(
-    client: Any, people: Any, worker: Worker, stated: bool
-) -> None:
+def test_a_bomb_is_refused_before_it_is_inflated(client: Any, people: Any, worker: Worker, stated: bool) -> None:
     frames = zstandard.ZstdCompressor(write_content_size=stated)
     bomb = frames.compress(bytes(1 << 30))
     assert len(bomb) < 100_000
@@ -88,9 +86,7 @@ LIES[LIES.find((100_000).to_bytes(4, "little"))] -= 1
         b"\x50\x2a\x4d\x18\x04\0\0\0abcd" + FRAME,
     ],
 )
-def test_what_is_not_one_whole_frame_is_refused(
-    client: Any, people: Any, worker: Worker, body: bytes
-) -> None:
+def test_what_is_not_one_whole_frame_is_refused(client: Any, people: Any, worker: Worker, body: bytes) -> None:
     answer = put(client, people["worker"], worker, body)
     assert answer.status_code == 400 and answer.json()["type"].endswith(":malformed"), answer.text
     assert put(client, people["worker"], worker, FRAME).status_code == 200, "control"

@@ -64,9 +64,7 @@ def test_a_certificate_verifies_with_the_public_key_alone(client, people, worker
     assert report.ok and report.shown["opened"] and report.shown["erasure"] == erasure, report.problems
     assert "user-1" in opening.selector and b"user-1" not in made.content
     wrong = made.content.replace(b'"outcome":"partial"', b'"outcome":"complete"', 1)
-    assert wrong != made.content and not verify_certificate(wrong, [vkey]).ok, (
-        "control: an altered one does not verify"
-    )
+    assert wrong != made.content and not verify_certificate(wrong, [vkey]).ok, "control: an altered one does not verify"
     page = client("GET", f"{path}/certificate.html", admin)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert erasure in page.text and "default-src 'none'" in page.headers["content-security-policy"]

@@ -81,15 +81,10 @@ def own_fleet(make_service: Any, make_client: Any, make_people: Any, request: py
 def open_fleet(service: Service, client: Any, people: Any, name: str) -> Fleet:
     """A worker that serves one tenant, another that serves another, and orders about both."""
     worker, other = Worker(name), Worker("other")
-    keys = {
-        each.name: people.keys.get(each.name) or people.add(each.name, "worker") for each in (worker, other)
-    }
+    keys = {each.name: people.keys.get(each.name) or people.add(each.name, "worker") for each in (worker, other)}
     for one, tenant in ((worker, OWN), (other, STRANGER)):
         register(client, keys[one.name], one)
-        assert (
-            ship(client, keys[one.name], one, one.batch([one.started(), *one.request(tenant)])).status_code
-            == 200
-        )
+        assert ship(client, keys[one.name], one, one.batch([one.started(), *one.request(tenant)])).status_code == 200
     with service.reading() as connection:
         is_new = newest_order(connection) is None
     now_us = service.clock.now_us()
@@ -98,9 +93,7 @@ def open_fleet(service: Service, client: Any, people: Any, name: str) -> Fleet:
             about = (ERASURES[tenant], tenant, "tenant", None, None, now_us + 10**9, "dora")
             service.record(ErasureRequested(now_us, *about))
             service.record(
-                CaseOpened(
-                    now_us, CASES[tenant], tenant, "p" * 24, "restriction", "mail", 5, "UTC", (), "dora"
-                )
+                CaseOpened(now_us, CASES[tenant], tenant, "p" * 24, "restriction", "mail", 5, "UTC", (), "dora")
             )
             service.record(
                 CaseStepped(now_us, CASES[tenant], tenant, "restrict", "", "18(1)(a)", "", "test", "", "dora")
@@ -142,9 +135,7 @@ def honest(fleet: Fleet, kind: type[Event]) -> Event:
             values[field.name] = ()
         else:
             meaning = meaning_of(field.type)
-            known = (
-                min(meaning.values) if isinstance(meaning, OneOf) else meant.get(meaning, meant.get(plain))
-            )
+            known = min(meaning.values) if isinstance(meaning, OneOf) else meant.get(meaning, meant.get(plain))
             values[field.name] = () if known is None and plain not in (str, str | None) else known
             if values[field.name] is None:
                 values[field.name] = OWN
@@ -186,9 +177,7 @@ def attacks(kind: type[Event]) -> list[tuple[str, dict[str, Any]]]:
         if isinstance(meaning, OneOf):
             made.append((field.name, {field.name: "boom"}))
         elif meaning is FieldMeaning.ORDERED:
-            made.append(
-                (field.name, {field.name: "monitor" if plain_type(field.type) is str else (STRANGER,)})
-            )
+            made.append((field.name, {field.name: "monitor" if plain_type(field.type) is str else (STRANGER,)}))
         elif meaning in foreign:
             made.append((field.name, {field.name: foreign[meaning]}))
     return made
@@ -206,9 +195,7 @@ def test_what_a_worker_says_of_itself_is_taken(fleet: Fleet, kind: type[Event]) 
 @pytest.mark.parametrize(
     ("kind", "field", "changes"), ATTACKS, ids=[f"{NAMES[kind]}-{field}" for kind, field, _ in ATTACKS]
 )
-def test_a_field_of_anothers_is_refused(
-    fleet: Fleet, kind: type[Event], field: str, changes: dict[str, Any]
-) -> None:
+def test_a_field_of_anothers_is_refused(fleet: Fleet, kind: type[Event], field: str, changes: dict[str, Any]) -> None:
     answer = fleet.hand_in(forged(fleet, kind, changes))
     assert answer.status_code == 422, answer.text
     told = answer.json()
@@ -227,9 +214,7 @@ def test_a_leaf_in_a_log_of_anothers_is_refused(fleet: Fleet, kind: type[Event],
     if body["log"] == log:
         pytest.skip("its own log")
     forged = msgspec.json.encode(dict(sorted((body | {"log": log}).items())))
-    answer = ship(
-        fleet.client, fleet.key, fleet.worker, batch._replace(body=check_leaves.write_batch([], [forged]))
-    )
+    answer = ship(fleet.client, fleet.key, fleet.worker, batch._replace(body=check_leaves.write_batch([], [forged])))
     assert answer.status_code == 422 and answer.json()["field"] == "log", answer.text
 
 

@@ -151,9 +151,7 @@ def test_it_ends_with_its_parent_and_was_told_no_secret() -> None:
         assert parent.stdout is not None
         folder = Path("/proc") / parent.stdout.readline().strip()
         until(lambda: b"reader_processes" in (folder / "cmdline").read_bytes())
-        assert b"hidden" in Path(f"/proc/{parent.pid}/environ").read_bytes(), (
-            "there was one to tell (control)"
-        )
+        assert b"hidden" in Path(f"/proc/{parent.pid}/environ").read_bytes(), "there was one to tell (control)"
         assert b"hidden" not in (folder / "environ").read_bytes()
         parent.kill()
 

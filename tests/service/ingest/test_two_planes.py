@@ -99,9 +99,7 @@ def sound(engine: Engine) -> None:
         assert fsck(connection).problems == [] and gaps(connection) == ()
 
 
-def test_what_another_writer_has_is_left_and_the_rest_is_committed(
-    make_plane: Any, postgres_store: Engine
-) -> None:
+def test_what_another_writer_has_is_left_and_the_rest_is_committed(make_plane: Any, postgres_store: Engine) -> None:
     plane = make_plane()
     one, two = plane.worker("one", "hot", "cold"), plane.worker("two", "cold")
     had = one.sequence
@@ -234,9 +232,7 @@ def test_two_planes_of_the_same_tenants(make_plane: Any, postgres_store: Engine)
         assert list(pool.map(work, range(len(workers)))) == [12 * 16] * len(workers)
     for worker in workers:
         assert there(postgres_store, worker) == [*range(1, worker.sequence + 1)]
-    with (
-        postgres_store.connect() as connection
-    ):  # a process's leaves are in a log in the order of their sequences
+    with postgres_store.connect() as connection:  # a process's leaves are in a log in the order of their sequences
         rows = connection.execute(
             select(events.c.log, events.c.incarnation, events.c.sequence).order_by(events.c.log, events.c.idx)
         ).all()
@@ -301,9 +297,7 @@ def test_a_turn_is_not_waited_for_longer_than_its_patience(
     sound(postgres_store)
 
 
-def test_turns_begin_where_others_leave_less_than_three_quarters_and_end_where_a_commit_without_finds_all() -> (
-    None
-):
+def test_turns_begin_where_others_leave_less_than_three_quarters_and_end_where_a_commit_without_finds_all() -> None:
     turns = CommitTurns()
     turns.committed(6, 8, 0.0)
     assert not turns.needed

@@ -95,10 +95,7 @@ def test_the_control_plane_writes_the_request_and_names_the_worker(service: Serv
     assert (asked.actor, asked.tenant, asked.selector) == (asker.name, "acme", "subject")
     [writer] = {name for name, leaf in writers_of(service, "erasure-requested") if leaf["erasure"] == "e-1"}
     assert writer == service.settings.name != asker.name
-    assert (
-        not (asker.folder / "erasures.json").exists()
-        or (asker.folder / "erasures.json").read_bytes() == b"[]"
-    )
+    assert not (asker.folder / "erasures.json").exists() or (asker.folder / "erasures.json").read_bytes() == b"[]"
 
 
 def test_a_request_outlives_an_outage_and_the_process(service: Service, asker: Asker) -> None:
@@ -110,9 +107,7 @@ def test_a_request_outlives_an_outage_and_the_process(service: Service, asker: A
     assert ledger.flush(30), "it is in the spill"
     ledger.close()
     assert b"e-2" in (asker.folder / "erasures.json").read_bytes()
-    assert not [leaf for _, leaf in writers_of(service, "erasure-requested") if leaf["erasure"] == "e-2"], (
-        "control"
-    )
+    assert not [leaf for _, leaf in writers_of(service, "erasure-requested") if leaf["erasure"] == "e-2"], "control"
     asker.connection.away = False
     successor = asker.open()
     successor.submit([asker.started()])
@@ -128,9 +123,7 @@ def test_an_erasure_of_somebody_elses_id_is_another_and_refused(client: Any, peo
     body = {"selector": '{"tenant":"acme"}', "deadline_us": 1_900_000_000_000_000}
     path = "/v1/worker/erasures/e-3"
     assert client("PUT", path, people["worker"], json=body).json() == {"new": True}
-    assert client("PUT", path, people["worker"], json=body).json() == {"new": False}, (
-        "control: the same again"
-    )
+    assert client("PUT", path, people["worker"], json=body).json() == {"new": False}, "control: the same again"
     other = people.keys.get("second") or people.add("second", Role.WORKER)
     assert client("PUT", path, other, json=body).status_code == 409
     for wrong in ('{"tenant":"acme"', "{}", '{"subject":"erin"}'):

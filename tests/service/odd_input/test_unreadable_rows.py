@@ -132,15 +132,12 @@ class Rows:
     def key(self, table: str, number: int) -> str:
         """What a row goes by."""
         column: Any = TABLES[table].c[KEYS[table]]
-        return (
-            self.workers[number] if table == "service_workers" else f"{number:x}" * (column.type.length or 32)
-        )
+        return self.workers[number] if table == "service_workers" else f"{number:x}" * (column.type.length or 32)
 
     def put(self, table: str, number: int, odd: dict[str, Any] | None = None) -> None:
         key = self.key(table, number)
         values = {
-            column: value.format(key) if isinstance(value, str) else value
-            for column, value in ROWS[table].items()
+            column: value.format(key) if isinstance(value, str) else value for column, value in ROWS[table].items()
         } | (odd or {})
         marks = ["CAST(? AS TEXT)" if isinstance(value, tuple) else "?" for value in values.values()]
         plain = tuple(value[0] if isinstance(value, tuple) else value for value in values.values())
@@ -150,9 +147,7 @@ class Rows:
         """Take away what was put, whatever became of its key."""
         kept = [key for key in self.before[table] if key not in self.workers]
         marks = ", ".join("?" * len(kept))
-        self.run(
-            f"DELETE FROM {table}" + (f" WHERE {KEYS[table]} NOT IN ({marks})" if kept else ""), tuple(kept)
-        )
+        self.run(f"DELETE FROM {table}" + (f" WHERE {KEYS[table]} NOT IN ({marks})" if kept else ""), tuple(kept))
 
     def run(self, statement: str, values: tuple[Any, ...] = ()) -> None:
         with self.engine.connect().execution_options(**WRITE) as connection, connection.begin():
@@ -303,9 +298,7 @@ def _paged(desk: Desk, path: str, key: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("column", ["begun_us", "used_us", "expires_us", "principal"])
-def test_a_session_that_cannot_be_read_is_nobodys(
-    desk: Desk, make_people: Any, make_client: Any, column: str
-) -> None:
+def test_a_session_that_cannot_be_read_is_nobodys(desk: Desk, make_people: Any, make_client: Any, column: str) -> None:
     """Control: before it is edited it is somebody's."""
     service, client = desk.service, make_client(desk.service)
     people, name = make_people(service), f"person-{column.replace('_', '-')}"
@@ -355,17 +348,13 @@ def test_an_answer_that_is_kept_and_cannot_be_read_is_a_conflict(
             assert client("POST", "/v1/session", key, headers=again).json() == first.json()
             mark = "CAST(? AS TEXT)" if isinstance(value, tuple) else "?"
             plain = value[0] if isinstance(value, tuple) else value
-            desk.rows.run(
-                f"UPDATE service_answers SET {column.name} = {mark} WHERE principal = ?", (plain, "repeats")
-            )
+            desk.rows.run(f"UPDATE service_answers SET {column.name} = {mark} WHERE principal = ?", (plain, "repeats"))
             answer = client("POST", "/v1/session", key, headers=again)
             assert answer.status_code in (201, 409), (column.name, value, answer.text)
             desk.rows.run("DELETE FROM service_answers WHERE principal = ?", ("repeats",))
 
 
-def test_control_without_the_reader_of_odd_rows_answers_fail(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_without_the_reader_of_odd_rows_answers_fail(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_rows, "_read", lambda column, value: (value, ""))
     _put(desk.rows, "service_principals", TABLES["service_principals"].c.enrolled_us)
     assert desk.get("/v1/principals").status_code == 500

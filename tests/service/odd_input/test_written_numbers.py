@@ -51,9 +51,7 @@ def test_control_a_number_that_is_written_so_is_taken(
     for method, path, operation, parameter in every:
         who = who_may(people, operation["x-kvcustody-action"])
         answer = client(method, _target(path, operation, parameter["name"], "1"), who)
-        found = (
-            [error["at"] for error in answer.json().get("errors", ())] if answer.status_code == 422 else []
-        )
+        found = [error["at"] for error in answer.json().get("errors", ())] if answer.status_code == 422 else []
         assert f"{parameter['in']}.{parameter['name']}" not in found, (path, parameter["name"], answer.text)
 
 

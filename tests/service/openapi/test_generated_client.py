@@ -87,10 +87,7 @@ def test_every_operation_is_made_and_those_without_arguments_answer(
     assert made == {module_of(name) for name in api.operations.by_name if name != NDJSON}
 
     (tmp_path / "calls.py").write_text(CALLS)
-    keys = [
-        people[role.value]
-        for role in (Role.AUDITOR, Role.KEY_CUSTODIAN, Role.DPO, Role.OPERATOR, Role.AUTHOR)
-    ]
+    keys = [people[role.value] for role in (Role.AUDITOR, Role.KEY_CUSTODIAN, Role.DPO, Role.OPERATOR, Role.AUTHOR)]
     done = subprocess.run(
         [str(environment / "python"), "calls.py", server.address, *keys],
         cwd=tmp_path, capture_output=True, text=True, check=False,

@@ -335,9 +335,7 @@ def test_a_redirect_leads_nowhere(hook: WebhookReceiver, kind: str) -> None:
     assert len(hook.batches) == 1
 
 
-def test_a_report_that_is_too_large_is_not_sent_in_part(
-    hook: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_that_is_too_large_is_not_sent_in_part(hook: WebhookReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhook_delivery, "_BODY_BYTES_MAX", 100)
     with pytest.raises(SinkError, match="too large"):
         WebhookDelivery("hook", hook.address, KEY).deliver(PARCEL)
@@ -359,9 +357,7 @@ def opened(make_service: Callable[..., Service], make_client: Any, make_people: 
 def due_now(service: Service) -> None:
     with service.engine.connect().execution_options(**WRITE) as connection, connection.begin():
         connection.execute(
-            update(service_report_deliveries)
-            .where(service_report_deliveries.c.state == "waiting")
-            .values(next_us=0)
+            update(service_report_deliveries).where(service_report_deliveries.c.state == "waiting").values(next_us=0)
         )
 
 
@@ -492,9 +488,7 @@ def test_one_destination_that_fails_holds_up_no_other(
     assert client("POST", deleted, people["auditor"], json={}).status_code == 200
     [report] = reports(client, people["auditor"])
     assert [each["state"] for each in report["deliveries"]] == ["given-up", "delivered"]
-    assert [
-        i for i in client("GET", "/v1/inbox", people["auditor"]).json()["items"] if i["kind"] == "report"
-    ] == []
+    assert [i for i in client("GET", "/v1/inbox", people["auditor"]).json()["items"] if i["kind"] == "report"] == []
 
 
 def test_files_that_were_changed_on_disk_are_not_handed_over(

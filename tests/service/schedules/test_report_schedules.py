@@ -130,15 +130,11 @@ def test_missed_months_are_each_made_once_over_a_restart(
     assert [each["since_us"] for each in found[1:]] == ends[:-1]  # without a hole
     events = [each["report"] for each in on_record(again.service, "scheduled-report-made")]
     assert sorted(events) == sorted(started)
-    delivered = [
-        each for each in on_record(again.service, "report-delivery") if each["action"] == "delivered"
-    ]
+    delivered = [each for each in on_record(again.service, "report-delivery") if each["action"] == "delivered"]
     assert sorted(each["report"] for each in delivered) == sorted(started)
 
 
-def test_what_was_missed_beyond_a_year_is_listed_and_not_made(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_missed_beyond_a_year_is_listed_and_not_made(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_scheduler, "_CAUGHT_UP_MAX", 2)
     schedule = world.schedule(destinations=[])
     move_back(world.service, schedule["schedule"], 125)
@@ -158,11 +154,7 @@ def test_two_services_on_one_ledger_make_each_once(on_both: World, tmp_path: Pat
     with open_service(second, documents=ConsoleDocuments()) as other:
         schedule = on_both.schedule()
         move_back(on_both.service, schedule["schedule"], 160)
-        threads = [
-            threading.Thread(target=each.scheduler.turn)
-            for _ in range(4)
-            for each in (on_both.service, other)
-        ]
+        threads = [threading.Thread(target=each.scheduler.turn) for _ in range(4) for each in (on_both.service, other)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -273,9 +265,7 @@ def test_only_destinations_of_the_settings_are_reached(world: World) -> None:
         assert listed == ([{"name": "share", "kind": "folder"}] if status == 201 else [])
 
 
-def test_a_verdict_is_the_reports_and_not_its_rows(
-    world: World, share: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_verdict_is_the_reports_and_not_its_rows(world: World, share: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One UPDATE makes every row unqualified: list, job, page and parcel say what the report says. Control: the row."""
     schedule = world.schedule("auditor", destinations=["share"])
     ask = {"framework": "soc2", "formats": ["json"]}
@@ -289,9 +279,7 @@ def test_a_verdict_is_the_reports_and_not_its_rows(
 
     def rows(**values: Any) -> None:
         with world.service.engine.connect().execution_options(**WRITE) as connection, connection.begin():
-            connection.execute(
-                update(service_reports).where(service_reports.c.state == "made").values(**values)
-            )
+            connection.execute(update(service_reports).where(service_reports.c.state == "made").values(**values))
             if "opinion" in values:
                 for kept in connection.execute(select(service_jobs)).all():
                     if kept.result:
@@ -307,8 +295,7 @@ def test_a_verdict_is_the_reports_and_not_its_rows(
         name: real[name] for name in ("opinion", "reasons", "signed_by")
     }
     assert (
-        world.client("GET", f"/v1/jobs/{job}", world.people["auditor"]).json()["result"]["opinion"]
-        == real["opinion"]
+        world.client("GET", f"/v1/jobs/{job}", world.people["auditor"]).json()["result"]["opinion"] == real["opinion"]
     )
     with world.service.reading() as connection:
         believed, _ = made_reports(connection, only=job, verdicts=believe_the_row)
@@ -400,9 +387,7 @@ def test_a_report_that_another_process_made_has_the_verdict_of_its_leaf(world: W
 
 
 def believe_the_row(connection: Any, rows: Any) -> dict[str, Verdict]:
-    return {
-        row.report: Verdict(row.digest, row.opinion, orjson.loads(row.reasons), row.signed_by) for row in rows
-    }
+    return {row.report: Verdict(row.digest, row.opinion, orjson.loads(row.reasons), row.signed_by) for row in rows}
 
 
 def test_a_tenants_viewer_has_nothing_handed_over(world: World, share: Path) -> None:
@@ -437,9 +422,7 @@ def test_who_is_no_longer_administrator_has_nothing_handed_over(
     move_back(world.service, mine["schedule"], 31)
     [report] = world.settled(mine)
     assert report["deliveries"][0]["state"] == "waiting"
-    assert "may not have reports handed over" in report["deliveries"][0]["error"] and not list(
-        share.iterdir()
-    )
+    assert "may not have reports handed over" in report["deliveries"][0]["error"] and not list(share.iterdir())
 
 
 def test_a_destination_that_was_closed_to_a_tenant_gets_nothing(
@@ -450,10 +433,7 @@ def test_a_destination_that_was_closed_to_a_tenant_gets_nothing(
     monkeypatch.setattr(world.service.schedules, "destinations", {"share": closed})
     move_back(world.service, schedule["schedule"], 31)
     [report] = world.settled(schedule)
-    assert (
-        report["deliveries"][0]["state"] == "waiting"
-        and "no such destination" in report["deliveries"][0]["error"]
-    )
+    assert report["deliveries"][0]["state"] == "waiting" and "no such destination" in report["deliveries"][0]["error"]
     assert list(share.iterdir()) == []
 
 
@@ -540,7 +520,5 @@ def test_a_schedule_of_a_time_that_this_machine_lacks_ends_no_list(
     assert world.settled(other)
     with pytest.raises(ConfigError, match=named):
         world.service.schedules.get(afar["schedule"]).calendar.next(0)
-    gone = world.client(
-        "POST", f"/v1/reports/schedules/{afar['schedule']}/delete", world.people["auditor"], json={}
-    )
+    gone = world.client("POST", f"/v1/reports/schedules/{afar['schedule']}/delete", world.people["auditor"], json={})
     assert gone.status_code == 200 and gone.json()["state"] == "deleted"

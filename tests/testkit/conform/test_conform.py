@@ -43,9 +43,7 @@ HERE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("target", "case"), [(name, case) for name in HERE for case in TARGET_OF[name].cases]
-)
+@pytest.mark.parametrize(("target", "case"), [(name, case) for name in HERE for case in TARGET_OF[name].cases])
 def test_every_case_holds_here(target: str, case: str) -> None:
     found = HERE[target](case)
     assert found["found"] is False and found["evidence"]
@@ -100,13 +98,9 @@ def test_every_public_report_is_a_case_or_is_left_out_with_a_reason() -> None:
     assert len(set(left_out)) == len(left_out) and not set(left_out) & set(cited)
     assert all(one.says and one.reason for one in LEFT_OUT)
     numbered = [
-        source
-        for source in (*cited, *left_out)
-        if source.rsplit("/", 1)[-1][-4:].isdigit() or "GHSA" in source
+        source for source in (*cited, *left_out) if source.rsplit("/", 1)[-1][-4:].isdigit() or "GHSA" in source
     ]
-    found = {
-        (source.split("//")[1].removeprefix("github.com/"), source.rsplit("/", 1)[-1]) for source in numbered
-    }
+    found = {(source.split("//")[1].removeprefix("github.com/"), source.rsplit("/", 1)[-1]) for source in numbered}
     told = {(project, str(number)) for project, numbers in PUBLIC.items() for number in numbers}
     assert {
         (place.split("/vuln")[0] if "nvd" in place else "/".join(place.split("/")[:2]), number)
@@ -167,9 +161,7 @@ def test_a_tier_that_binds_nothing_is_found(case: str, monkeypatch: pytest.Monke
 
 def test_a_tier_whose_layout_nobody_tells_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The positive control: every layout is the same one."""
-    monkeypatch.setattr(
-        kvcustody_tier, "TierTerms", lambda _, *more, **named: TierTerms(bytes(32), *more, **named)
-    )
+    monkeypatch.setattr(kvcustody_tier, "TierTerms", lambda _, *more, **named: TierTerms(bytes(32), *more, **named))
     assert kvcustody_tier.main("other-layout")["found"] is True
 
 
@@ -227,9 +219,7 @@ def test_a_door_that_knows_neither_header_nor_parameters_is_found(monkeypatch: p
 
 
 @pytest.mark.parametrize("terms", [{"tokens_published": True}])
-def test_a_publisher_that_tells_prompts_is_found(
-    monkeypatch: pytest.MonkeyPatch, terms: dict[str, bool]
-) -> None:
+def test_a_publisher_that_tells_prompts_is_found(monkeypatch: pytest.MonkeyPatch, terms: dict[str, bool]) -> None:
     """The positive control: the publisher is told to publish tokens."""
     heard = kvcustody_events.heard
     monkeypatch.setattr(kvcustody_events, "heard", lambda: heard(**terms))

@@ -18,9 +18,7 @@ def test_the_example_runs():
 
 def test_its_figures_are_the_kits():
     assert f"| {len(ALL)} pass | {len(reference.MUTANTS)} of {len(reference.MUTANTS)} killed |" in PAGE
-    killed = (
-        f"{len(native.MUTANTS)} of {len(native.MUTANTS)} killed, {len(native.NOT_APPLICABLE)} do not apply"
-    )
+    killed = f"{len(native.MUTANTS)} of {len(native.MUTANTS)} killed, {len(native.NOT_APPLICABLE)} do not apply"
     assert killed in PAGE
     assert len(native.MUTANTS) + len(native.NOT_APPLICABLE) == len(FAULTS) == len(reference.MUTANTS)
 

@@ -24,9 +24,7 @@ def test_the_reference_engine_with_a_historic_bug_fails(mutant):
 @pytest.mark.parametrize("mutant", native.MUTANTS, ids=names(native.MUTANTS))
 def test_the_native_engine_with_a_historic_bug_fails(mutant):
     runnable = [
-        name
-        for name in FAULTS[mutant.fault].cases
-        if not why_skipped(BY_NAME[name], capabilities_of(NativeEngine))
+        name for name in FAULTS[mutant.fault].cases if not why_skipped(BY_NAME[name], capabilities_of(NativeEngine))
     ]
     death = kill(NativeEngine, mutant)
     assert death.case == runnable[0], death or "survived"
@@ -46,16 +44,12 @@ def test_the_catalogue_names_cases_that_exist():
 
 def test_a_harmless_change_survives():
     """The control of the controls: a patch that changes nothing kills nothing."""
-    harmless = Mutant(
-        "scope dropped at store", patch(ReferenceEngine, "store_name", lambda original: original)
-    )
+    harmless = Mutant("scope dropped at store", patch(ReferenceEngine, "store_name", lambda original: original))
     assert not kill(ReferenceEngine, harmless).killed
 
 
 def test_a_patch_that_no_longer_applies_is_said():
-    gone = Mutant(
-        "scope dropped at store", patch(ReferenceEngine, "no_such_method", lambda original: original)
-    )
+    gone = Mutant("scope dropped at store", patch(ReferenceEngine, "no_such_method", lambda original: original))
     with pytest.raises(ConfigError, match="no_such_method"):
         kill(ReferenceEngine, gone)
 
@@ -70,6 +64,4 @@ def test_a_patch_is_undone():
 
 def test_an_unknown_fault_is_refused():
     with pytest.raises(ConfigError, match="no fault of the catalogue"):
-        kill(
-            ReferenceEngine, Mutant("bad weather", patch(ReferenceEngine, "tick", lambda original: original))
-        )
+        kill(ReferenceEngine, Mutant("bad weather", patch(ReferenceEngine, "tick", lambda original: original)))

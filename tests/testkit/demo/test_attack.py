@@ -95,9 +95,7 @@ def test_the_plain_engine_gives_everything_away_and_the_governed_one_nothing(res
     assert document["own_reuse"] == {"cached_tokens": 48, "cacheable_tokens": 48}
 
 
-def test_an_engine_whose_scrub_does_nothing_is_found_out(
-    governed: TransformersDemoEngine, book: Codebook
-) -> None:
+def test_an_engine_whose_scrub_does_nothing_is_found_out(governed: TransformersDemoEngine, book: Codebook) -> None:
     assert governed._governed is not None
     (memory,) = governed._governed.custody.blocks.memories
     for table in memory.tables:  # what is zeroed and read back is a copy
@@ -122,9 +120,7 @@ def test_an_attack_that_works_on_neither_engine_is_void(
 ) -> None:
     monkeypatch.setattr("kvcustody.testkit.demo.transformers_engine.NEW_TOKENS", 1)
     submit = plain.submit
-    monkeypatch.setattr(
-        plain, "submit", lambda tenant, prompt: submit(tenant, prompt, 1)
-    )  # publishes nothing
+    monkeypatch.setattr(plain, "submit", lambda tenant, prompt: submit(tenant, prompt, 1))  # publishes nothing
     nothing = probe(plain, draw_secret(Random(4)), 4).by_metadata
     assert not nothing.gave_away
     assert Attack("", "", nothing, nothing).verdict == "void"
@@ -136,9 +132,7 @@ def test_what_a_victim_reuses_itself_is_measured(plain: TransformersDemoEngine) 
     assert own_reuse(plain, words) == (48, 48)
 
 
-def test_a_block_reads_as_what_was_written_and_nothing_else(
-    plain: TransformersDemoEngine, book: Codebook
-) -> None:
+def test_a_block_reads_as_what_was_written_and_nothing_else(plain: TransformersDemoEngine, book: Codebook) -> None:
     (served,) = plain.serve(VICTIM, [token_ids(note(SECRET))])
     assert [word for word in book.read(served.left) if word][: len(note(SECRET))] == list(note(SECRET))
     assert book.read(served.left * 0) == [None] * plain.block_tokens
@@ -173,9 +167,7 @@ CONCLUSIONS = [
 
 
 @pytest.mark.parametrize(("made", "verdict", "code"), CONCLUSIONS)
-def test_what_may_be_concluded(
-    made: AttackReport, verdict: str, code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_may_be_concluded(made: AttackReport, verdict: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demonstration, "demonstrate", lambda *given: made)
     shown = CliRunner().invoke(app, ["demo", "attack"])
     assert shown.exit_code == code
@@ -194,14 +186,10 @@ def test_both_engines_stand_side_by_side() -> None:
 @pytest.mark.parametrize("engine", ["vllm", "transformers"])
 def test_an_engine_that_is_not_installed(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == engine else find(name)
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == engine else find(name))
     shown = CliRunner().invoke(app, ["demo", "attack", "--engine", engine])
     assert shown.exit_code == 2
-    assert (
-        shown.stderr.startswith(f"error: KVC100: {engine} is not installed") and "pip install" in shown.stderr
-    )
+    assert shown.stderr.startswith(f"error: KVC100: {engine} is not installed") and "pip install" in shown.stderr
     assert len(shown.stderr.strip().splitlines()) == 1
 
 

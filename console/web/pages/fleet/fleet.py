@@ -70,9 +70,7 @@ def _memory(workers: Sequence[WorkerRun]) -> Figure:
     drawn = [one for one in workers if one.status.get("blocks.total")][:_DRAWN_MAX]
     values = []
     for one in drawn:
-        total, active, cached = (
-            int(one.status.get(f"blocks.{name}", 0)) for name in ("total", "active", "cached")
-        )
+        total, active, cached = (int(one.status.get(f"blocks.{name}", 0)) for name in ("total", "active", "cached"))
         values.append([active, cached, max(0, total - active - cached)])
     return rows(
         "Blocks by worker",

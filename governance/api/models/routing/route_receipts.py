@@ -73,9 +73,7 @@ class JoinedReceipt(BaseModel):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "examples": [
-                {"receipt": _RECEIPT, "tenant": "acme", "sent": _SENT, "found": [_FOUND], "at_us": _AT_US}
-            ]
+            "examples": [{"receipt": _RECEIPT, "tenant": "acme", "sent": _SENT, "found": [_FOUND], "at_us": _AT_US}]
         }
     )
 
@@ -101,9 +99,7 @@ class RoutesOfWorker(shown(WorkerRoutes, "WorkerRoutes", _WORKER)):  # type: ign
 class RoutesOfTenant(shown(TenantRoutes, "TenantRoutes", {"tenant": "acme", **_SUMS, **_STALE})):  # type: ignore[misc]
     """One tenant: its requests with a receipt, and what they found where they went."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"tenant": "acme", **_SUMS, **_STALE, "locality": 0.75}]}
-    )
+    model_config = ConfigDict(json_schema_extra={"examples": [{"tenant": "acme", **_SUMS, **_STALE, "locality": 0.75}]})
 
     locality: float | None
 

@@ -58,9 +58,7 @@ _MEDIA = {
 def add_cases(api: Declarations) -> None:
     """Declare the operations."""
     missing = ("not-found",)
-    opening = Operation(
-        "openCase", "POST", "/v1/cases", Permission.ERASE, "cases", keyed=True, command="case open"
-    )
+    opening = Operation("openCase", "POST", "/v1/cases", Permission.ERASE, "cases", keyed=True, command="case open")
     api.add(opening, open_case, answers=CaseSummaryModel, status=201, problems=missing)
     api.add(
         _read("listCases", path="/v1/cases", command="case list"),

@@ -47,16 +47,12 @@ RequestId = Annotated[
         description="Of this request alone: its `X-Request-Id`, as the answer of the door has it.",
     ),
 ]
-ReceiptName = Annotated[
-    str | None, Query(pattern=r"^[0-9a-f]{1,32}$", description="Receipts whose name begins so.")
-]
+ReceiptName = Annotated[str | None, Query(pattern=r"^[0-9a-f]{1,32}$", description="Receipts whose name begins so.")]
 
 
 def add_routes(api: Declarations) -> None:
     """Declare the operations."""
-    api.add(
-        _read("getRoutes", path="/v1/routes", command="routes summary"), summary, answers=RouteMeasuresModel
-    )
+    api.add(_read("getRoutes", path="/v1/routes", command="routes summary"), summary, answers=RouteMeasuresModel)
     api.add(
         _read("listRouteReceipts", path="/v1/routes/receipts", command="routes list"),
         listed,
@@ -95,8 +91,7 @@ def measures_of(joined: JoinedRoutes, measures: RouteMeasures) -> dict[str, Any]
         "hit_length": measures.hit_length,
         "stale_rate": measures.stale_rate,
         "workers": [
-            one._asdict() | {"locality": one.locality, "stale_rate": one.stale_rate}
-            for one in measures.workers
+            one._asdict() | {"locality": one.locality, "stale_rate": one.stale_rate} for one in measures.workers
         ],
         "tenants": [one._asdict() | {"locality": one.locality} for one in measures.tenants],
         "scores": [one._asdict() for one in measures.scores],
@@ -126,9 +121,7 @@ def listed(
     after = BEFORE_ALL if position is None else HalfPlace(*map(int, position))
     with desk.reading(period.tenant) as connection:
         receipts = [*islice(receipts_in_order(connection, period, after=after), limit + 1)]
-    following = (
-        desk.cursors.write(question, list(receipts[limit - 1].place)) if len(receipts) > limit else None
-    )
+    following = desk.cursors.write(question, list(receipts[limit - 1].place)) if len(receipts) > limit else None
     return {"items": [_shown(one) for one in receipts[:limit]], "next": following}
 
 
@@ -173,9 +166,7 @@ def findings(
     return {"items": items, "next": desk.cursors.write(question, following) if following else None}
 
 
-def _period(
-    desk: Desk, caller: Caller, tenant: str | None, since: int | None, until: int | None
-) -> RoutePeriod:
+def _period(desk: Desk, caller: Caller, tenant: str | None, since: int | None, until: int | None) -> RoutePeriod:
     mine = desk.tenant_of(caller, Permission.READ_OPERATIONS, tenant)
     return RoutePeriod(*last_day_or(desk, since, until), mine)
 

@@ -169,9 +169,7 @@ def main(case: str) -> dict[str, Any]:
 
 DIFFERENT: dict[str, dict[str, Any]] = {
     "model-revision": {"revision": "another"},
-    "rope-scaling": {
-        "hf_overrides": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}
-    },
+    "rope-scaling": {"hf_overrides": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}},
     "other-layout": {"layout": "LBHNC"},
 }
 
@@ -216,9 +214,7 @@ def _look(case: str, folder: Path) -> tuple[bool, str]:
     assert case == "guessable-name"
     guesses = [list(range(start, start + BLOCK_TOKENS)) for start in range(-3, 4)]
     told = {path.stem for path in names}
-    right = [
-        guess for guess in guesses if block_keys([token % 1024 for token in guess])[0][:-4].hex() in told
-    ]
+    right = [guess for guess in guesses if block_keys([token % 1024 for token in guess])[0][:-4].hex() in told]
     salted = sum(block_keys(prompt, "acme")[0][:-4].hex() == name for name in told)
     assert salted == 0, "a salted prompt has another name"
     return bool(

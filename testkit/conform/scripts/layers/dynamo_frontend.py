@@ -22,9 +22,7 @@ def _ask(port: int, headers: dict[str, str]) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": True}
     body["nvext"] = {"cache_salt": "acme"}  # as a gateway in front of it would have put
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
-    request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"Content-Type": "application/json", **headers}
-    )
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json", **headers})
     with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310
         answer.read()
 

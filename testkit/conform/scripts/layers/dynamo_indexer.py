@@ -129,9 +129,7 @@ def main(case: str) -> dict[str, Any]:
         with stored(named("acme"), "acme") as index:
             dump = json.dumps(index.call("/dump"))
         told = [sum(str(hash_) in dump for hash_ in guessed(TOKENS, salt)) for salt in ("acme", "beta")]
-        evidence = (
-            f"of a guessed prompt and tenant the dump, which anybody gets, tells {told[0]} of {BLOCKS} blocks"
-        )
+        evidence = f"of a guessed prompt and tenant the dump, which anybody gets, tells {told[0]} of {BLOCKS} blocks"
         assert told[1] == 0, "another tenant's are other blocks"
         return {"found": told[0] > 0, "evidence": evidence}
     if case == "unscoped-events":

@@ -126,9 +126,7 @@ def _look(case: str, folder: Path) -> tuple[bool, str]:
     if case == "renamed-object":
         _write(runner.file, {slots[one]: contents[two], slots[two]: contents[one]})
         wrong = [runner.deliver(one) == contents[two], runner.deliver(two) == contents[one]]
-        return any(
-            wrong
-        ), f"{sum(wrong)} of 2 blocks that changed places in the file were served as the other"
+        return any(wrong), f"{sum(wrong)} of 2 blocks that changed places in the file were served as the other"
     if case == "older-object":
         older = os.urandom(BLOCK)
         _write(runner.file, {slots[one]: older})
@@ -137,9 +135,7 @@ def _look(case: str, folder: Path) -> tuple[bool, str]:
     if case == "erase-tenant":
         ends, tier = runner.ends(), runner.where(one)
         said = (
-            f"of its calls {', '.join(ends)} end a block"
-            if ends
-            else "none of its calls ends a block by key or owner"
+            f"of its calls {', '.join(ends)} end a block" if ends else "none of its calls ends a block by key or owner"
         )
         return not ends and bool(tier), f"{said}; it is still in {tier}"
     if case == "never-deleted":

@@ -96,8 +96,7 @@ def _master(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
     port = _free_port()
     quotas = folder / "quotas.yaml"
     quotas.write_text(
-        "version: 1\ntenants:\n"
-        + "".join(f"  - name: {name}\n    quota: 64MB\n" for name in ("acme", "beta"))
+        "version: 1\ntenants:\n" + "".join(f"  - name: {name}\n    quota: 64MB\n" for name in ("acme", "beta"))
     )
     process = subprocess.Popen(  # noqa: S603 - the product's own
         [

@@ -243,13 +243,9 @@ def answered(answer: HttpAnswer) -> HttpAnswer:
 
 def _placed(fleet: RoutedWorkers, first: str | None, second: str | None) -> tuple[bool, str]:
     """Whether another tenant's prompt goes where it was asked before, beside the control."""
-    foreign = together(
-        fleet, lambda p: fleet.ask("a", p, first), lambda p: fleet.ask("b", p, second), same=True
-    )
+    foreign = together(fleet, lambda p: fleet.ask("a", p, first), lambda p: fleet.ask("b", p, second), same=True)
     own = together(fleet, lambda p: fleet.ask("a", p, first), lambda p: fleet.ask("a", p, first), same=True)
-    control = together(
-        fleet, lambda p: fleet.ask("a", p, first), lambda p: fleet.ask("a", p, first), same=False
-    )
+    control = together(fleet, lambda p: fleet.ask("a", p, first), lambda p: fleet.ask("a", p, first), same=False)
     if abs(control / PAIRS - 0.5) > 0.2 or own < 0.9 * PAIRS:
         raise RuntimeError(f"void: control {control} and own prompt {own} of {PAIRS}")
     said = f"another tenant's prompt went where it had been asked {foreign} of {PAIRS} times"
@@ -273,10 +269,7 @@ def chosen_worker(fleet: RoutedWorkers) -> tuple[bool, str]:
         values = ["0", "1"] if header == "x-smg-target-worker" else ["key-1", "key-2"]
         seen = []
         for value in values:
-            asked = [
-                answered(fleet.ask("a", prompts.text(), None, headers={header: value})).worker
-                for _ in range(16)
-            ]
+            asked = [answered(fleet.ask("a", prompts.text(), None, headers={header: value})).worker for _ in range(16)]
             seen.append(set(asked) - {""})
         if all(len(each) == 1 for each in seen) and seen[0] != seen[1]:
             return True, f"`{header}` chose the worker of 32 requests"

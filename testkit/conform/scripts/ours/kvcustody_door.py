@@ -80,16 +80,12 @@ def main(case: str) -> dict[str, Any]:
         door = Door(Path(folder))
         assert door.ask({}) == 200 and len(door.reached) == 1, "an ordinary request passes"
         if case == "tenant-by-own-word":
-            spelt = [
-                {name: value} for name in ("x-tenant-id", "X_Tenant-Id") for value in ("beta", door.beta)
-            ]
+            spelt = [{name: value} for name in ("x-tenant-id", "X_Tenant-Id") for value in ("beta", door.beta)]
             answers = [door.ask(headers) for headers in spelt]
             assert set(answers) == {200}
             [own, *claimed] = [headers.get("x-tenant-id") for headers in door.reached]
             wrong = sum(name != own for name in claimed)
-            evidence = (
-                f"{wrong} of {len(claimed)} requests that named another tenant were passed on as another's"
-            )
+            evidence = f"{wrong} of {len(claimed)} requests that named another tenant were passed on as another's"
             return {"found": wrong > 0, "evidence": evidence}
         assert case == "params-end-engine"
         names = [name for name in COMPLETE if name != "do_remote_prefill"]

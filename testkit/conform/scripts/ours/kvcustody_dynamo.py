@@ -58,9 +58,7 @@ def _published(case: str) -> dict[str, Any]:
         dump = json.dumps(index.call("/dump"))
     guesses = (None, "acme", f"{ISSUER}/acme", beta)
     told = max(sum(str(hash_) in dump for hash_ in asked.guessed(asked.TOKENS, salt)) for salt in guesses)
-    assert all(str(hash_) in dump for hash_ in asked.guessed(asked.TOKENS, own)), (
-        "they are in it, by their own name"
-    )
+    assert all(str(hash_) in dump for hash_ in asked.guessed(asked.TOKENS, own)), "they are in it, by their own name"
     found = told > 0 or "acme" in dump
     return {
         "found": found,

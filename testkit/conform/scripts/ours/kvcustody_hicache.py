@@ -33,9 +33,7 @@ def opened(folder: Path, **given: Any) -> Any:
     from sglang.srt.mem_cache.storage import StorageBackendFactory
 
     fields = {field.name: field for field in dataclasses.fields(HiCacheStorageConfig)}
-    values: dict[str, Any] = {
-        name: 0 for name, field in fields.items() if field.default is dataclasses.MISSING
-    }
+    values: dict[str, Any] = {name: 0 for name, field in fields.items() if field.default is dataclasses.MISSING}
     values |= {"tp_size": 1, "pp_size": 1, "attn_cp_size": 1, "model_name": "org/m", "is_mla_model": False}
     values |= {name: given.pop(name) for name in list(given) if name in fields}
     values["extra_config"] = TERMS | {"path": str(folder / "tier")} | given
@@ -81,9 +79,7 @@ def main(case: str) -> dict[str, Any]:
             os.environ[f"KVCUSTODY_{name}_PATH"] = str(folder / file)
         storage = opened(folder)
         first = drawn()
-        assert storage.set(ONE, first) and come(storage, ONE) == first.numpy().tobytes(), (
-            "own pages come back"
-        )
+        assert storage.set(ONE, first) and come(storage, ONE) == first.numpy().tobytes(), "own pages come back"
         found, evidence = _look(case, folder, storage, first.numpy().tobytes())
     return {"found": found, "evidence": evidence}
 
@@ -104,9 +100,7 @@ def _look(case: str, folder: Path, storage: Any, content: bytes) -> tuple[bool, 
         two.write_bytes(data)
         pages = [come(storage, key) for key in (ONE, TWO)]
         storage.close()
-        return any(
-            pages
-        ), f"{sum(page is not None for page in pages)} of 2 files that changed places were served"
+        return any(pages), f"{sum(page is not None for page in pages)} of 2 files that changed places were served"
     if case == "older-object":
         [place] = files(folder)
         old = place.read_bytes()

@@ -34,9 +34,7 @@ audit:
 """
 
 
-def with_door(
-    start: Callable[..., int], folder: Path, router: str, ports: list[int]
-) -> dict[str, dict[str, str]]:
+def with_door(start: Callable[..., int], folder: Path, router: str, ports: list[int]) -> dict[str, dict[str, str]]:
     """Start our door as a proxy before the router; headers of clients."""
     keys = {tenant: add_key(folder / "keys.yaml", {"name": tenant, "tenant": tenant}) for tenant in "ab"}
     (folder / "identity.yaml").write_text(

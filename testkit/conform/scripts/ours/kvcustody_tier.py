@@ -132,11 +132,7 @@ def _look(case: str, folder: Path, stack: ExitStack) -> tuple[bool, str]:
     mine, other = os.urandom(BLOCK), os.urandom(BLOCK)
     assert our.store(acme, first, mine) and our.load(acme, first) == mine, "own copies come back"
     if case == "salt-dropped" or case in DIFFERENT:
-        asks = (
-            [our.label("acme", **DIFFERENT[case])]
-            if case in DIFFERENT
-            else [beta, our.label("acme", salt="x")]
-        )
+        asks = [our.label("acme", **DIFFERENT[case])] if case in DIFFERENT else [beta, our.label("acme", salt="x")]
         come = [our.load(label, first) for label in asks]
         return any(come), f"{sum(one is not None for one in come)} of {len(come)} foreign look-ups found it"
     if case == "renamed-object":
@@ -191,9 +187,7 @@ def _erase_tenant(folder: Path, stack: ExitStack) -> tuple[bool, str]:
     our.clock.advance(1)
     our.tier.erase("erasure-1", Selector("beta", None, None), our.clock.now_us())
     left, gone = our.load(acme, KEY) == content, our.load(beta, KEY) is None
-    return not (
-        left and gone
-    ), f"{int(gone)} of 1 of the tenant's are ended, {int(left)} of 1 of another's are there"
+    return not (left and gone), f"{int(gone)} of 1 of the tenant's are ended, {int(left)} of 1 of another's are there"
 
 
 def _tenant_wipe(folder: Path, stack: ExitStack) -> tuple[bool, str]:
@@ -231,9 +225,7 @@ def _other_layout(folder: Path, stack: ExitStack) -> tuple[bool, str]:
         by_model = our.load(our.label("acme", kv_layout="two"), key)
     our = OurTier(folder, stack, layout=hashlib.sha256(b"another").digest())
     come = [by_model, our.load(our.label("acme"), key)]
-    return any(
-        come
-    ), f"{sum(one is not None for one in come)} of {len(come)} look-ups in another layout found it"
+    return any(come), f"{sum(one is not None for one in come)} of {len(come)} look-ups in another layout found it"
 
 
 def _residue(folder: Path, stack: ExitStack) -> tuple[bool, str]:

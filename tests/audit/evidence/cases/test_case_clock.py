@@ -172,9 +172,7 @@ def test_days_that_are_none_are_counted_and_said(kept: str) -> None:
 
 @given(
     received_us=st.integers(moment_us("2020-01-01T00:00:00Z"), moment_us("2030-01-01T00:00:00Z")),
-    zone=st.sampled_from(
-        ["Etc/GMT+12", "Etc/GMT-14", "Asia/Kolkata", "America/New_York", "Pacific/Apia", "UTC"]
-    ),
+    zone=st.sampled_from(["Etc/GMT+12", "Etc/GMT-14", "Asia/Kolkata", "America/New_York", "Pacific/Apia", "UTC"]),
 )
 def test_where_the_zone_is_not_known_no_end_is_too_late(received_us: int, zone: str) -> None:
     known, unknown = days_of(received_us, zone, "", ""), days_of(received_us, "Nowhere/Land", "", "")

@@ -68,9 +68,7 @@ class Told:
 
     def tell(self) -> None:
         self.writer.submit_durable(self.enrolled("dana"))
-        self.writer.submit_durable(
-            ReportKeyRecorded(self.base, "made", str(REPORT_KEY.verifier), "", "governor")
-        )
+        self.writer.submit_durable(ReportKeyRecorded(self.base, "made", str(REPORT_KEY.verifier), "", "governor"))
         self.opened("missed", 0)
         self.opened("late", 0)
         self.opened("answered", 0)
@@ -115,9 +113,7 @@ class Told:
             return newest_checkpoint(connection)
 
     def report(self, size: int, until: float, framework: str = "gdpr") -> Report:
-        asked = ReportParameters(
-            framework, size, DAY_0, DAY_0 + round(until * DAY_US), sample=0, recount=False
-        )
+        asked = ReportParameters(framework, size, DAY_0, DAY_0 + round(until * DAY_US), sample=0, recount=False)
         with self.store.connect() as connection:
             made = build_report(connection, asked)
             return signed_by_reports_key(connection, made, REPORT_KEY)
@@ -148,9 +144,7 @@ def test_they_are_read_as_their_leaves_say_and_fsck_holds_the_rows_against_them(
             "near": CaseState.OPEN,
         }
         assert found["near"].state(DAY_0 + 54 * DAY_US) is CaseState.NEAR
-        assert "not confirmed who asks" in found["missed"].steps[0].void, (
-            "recorded by hand, and counts for nothing"
-        )
+        assert "not confirmed who asks" in found["missed"].steps[0].void, "recorded by hand, and counts for nothing"
         assert found["missed"].outcome == ""
         assert read_cases(connection, tenant="labs") == () and len(read_cases(connection, tenant="acme")) == 4
         assert problems(connection) == []
@@ -169,9 +163,7 @@ def test_an_edited_row_of_a_case_is_found(told: Told, column: str) -> None:
 @pytest.mark.parametrize("column", ["outcome", ""])
 def test_an_edited_or_lost_row_of_a_step_is_found(told: Told, column: str) -> None:
     one = case_steps.c.case_id == "late"
-    edit = (
-        update(case_steps).where(one).values({column: "false"}) if column else delete(case_steps).where(one)
-    )
+    edit = update(case_steps).where(one).values({column: "false"}) if column else delete(case_steps).where(one)
     with told.store.connect().execution_options(**WRITE) as connection, connection.begin():
         connection.execute(edit)
     with told.store.connect() as connection:
@@ -220,19 +212,14 @@ def test_a_report_is_qualified_by_who_was_not_answered_in_time(told: Told, tmp_p
     told.step("near", 53, "identity", "asked", "", "", "", "")
     soon = told.report(told.sign(), 54)
     assert {case.case_id: case.state for case in soon["activity"].cases}["near"] == "near"
-    assert not any(one.id == "case:near" for one in soon["opinion"].exceptions), (
-        "near is listed, and no exception"
-    )
+    assert not any(one.id == "case:near" for one in soon["opinion"].exceptions), "near is listed, and no exception"
     page = render_all(soon, ["html"])["report.html"].decode()
     assert "are to be answered within a week, or were not answered in time" in page
     write_export(tmp_path / "export", LedgerSource(told.store), made_at_us=1)
     vkeys = [str(told.key.verifier)]
     again = report_again(tmp_path / "export", soon, vkeys)
     assert verify_report(soon.to_bytes(), vkeys, source=again).problems == ()
-    false = [
-        case._replace(state="answered") if case.case_id == "missed" else case
-        for case in soon["activity"].cases
-    ]
+    false = [case._replace(state="answered") if case.case_id == "missed" else case for case in soon["activity"].cases]
     forged = soon.replace(activity=soon["activity"]._replace(cases=tuple(false)))
     with told.store.connect() as connection:
         forged = signed_by_reports_key(connection, forged, REPORT_KEY)
@@ -242,18 +229,11 @@ def test_a_report_is_qualified_by_who_was_not_answered_in_time(told: Told, tmp_p
 
 def deadlines_in(report: Report) -> list[str]:
     """What a report says of the time in which a person is answered."""
-    text = " ".join(
-        (*strings_of(page_of(report)), *(f"{one.id} {one.risk}" for one in report["opinion"].exceptions))
-    )
+    text = " ".join((*strings_of(page_of(report)), *(f"{one.id} {one.risk}" for one in report["opinion"].exceptions)))
     words = ("due before 2026", "in the time that", "within a week", "case:missed", "GDPR 12", "GDPR 18")
-    tables = [
-        block for section in page_of(report).sections for block in section.blocks if isinstance(block, Table)
-    ]
+    tables = [block for section in page_of(report).sections for block in section.blocks if isinstance(block, Table)]
     states = {
-        row[table.headings.index("state")]
-        for table in tables
-        if table.headings[0] == "case"
-        for row in table.rows
+        row[table.headings.index("state")] for table in tables if table.headings[0] == "case" for row in table.rows
     }
     return [word for word in words if word in text] + sorted(states & {"missed", "late"})
 
@@ -266,9 +246,7 @@ def test_only_a_framework_with_the_month_of_an_answer_says_it(
     assert {"case:missed", "within a week", "late", "missed"} <= {*deadlines_in(told.report(size, 55))}
     report = told.report(size, 55, framework)
     assert len(report["activity"].cases) >= 4 and deadlines_in(report) == []
-    monkeypatch.setattr(
-        Framework, "has_answer_deadline", True
-    )  # the control: a framework that has it would say it
+    monkeypatch.setattr(Framework, "has_answer_deadline", True)  # the control: a framework that has it would say it
     assert {"case:missed", "late", "missed"} <= {*deadlines_in(told.report(size, 55, framework))}
 
 
@@ -289,9 +267,7 @@ def test_a_report_says_whose_processing_was_restricted_then(told: Told) -> None:
 def test_a_hold_on_one_person_keeps_their_pseudonyms_and_no_other_persons(told: Told) -> None:
     told.opened("of-bob", 1, "bob")
     assert told.writer.flush(60)
-    place_hold(
-        told.store, "case-9", "acme", subject="ada", actor="counsel", reason="litigation", clear_names=True
-    )
+    place_hold(told.store, "case-9", "acme", subject="ada", actor="counsel", reason="litigation", clear_names=True)
     with told.store.connect() as connection:
         [hold] = active_holds(connection)
         [ada] = names_of(connection, "acme", "ada")
@@ -387,9 +363,7 @@ def test_from_the_command_line_on_the_ledger_itself(
     assert "template" in asked("letter", case, *to, "--template", str(own), "--ledger", url, code=2)
 
 
-def test_a_case_of_a_zone_that_this_machine_lacks_ends_no_list(
-    told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_case_of_a_zone_that_this_machine_lacks_ends_no_list(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is shown with what could not be read, restrictions go on, and a report counts it as due at the earliest.
 
     Control: with an error in place of the earliest end, the list ends, other cases with it.

@@ -46,9 +46,7 @@ def record(store: Engine, writer: Any, events: list[Event]) -> None:
     assert writer.flush()
 
 
-def both(
-    store: Engine, chosen: CustodySelection, as_of_us: int | None = None
-) -> tuple[CopyCoverage, CopyCoverage]:
+def both(store: Engine, chosen: CustodySelection, as_of_us: int | None = None) -> tuple[CopyCoverage, CopyCoverage]:
     """By the rows, and from leaves alone."""
     with store.connect() as connection:
         record_ = LeafRecord(leaves_in_database(connection))
@@ -154,10 +152,7 @@ CASES: dict[str, tuple[str, list[CopyEvent]]] = {
         "disputed",
         [
             *steps(STORED),
-            *(
-                event._replace(due_us=DUE + 9 * SECOND)
-                for event in steps(("ended", DUE + 8 * SECOND, "ceiling"))
-            ),
+            *(event._replace(due_us=DUE + 9 * SECOND) for event in steps(("ended", DUE + 8 * SECOND, "ceiling"))),
             *steps(("destroyed", DUE + 8 * SECOND, "zeroed")),
         ],
     ),
@@ -210,9 +205,7 @@ def test_a_digest_differs_where_one_verdict_does(store: Engine, make_writer: Any
 # -- conservation -----------------------------------------------------------------------------------------------------
 
 
-def identities(
-    store: Engine, writer: Any, worlds: list[CopyWorld], events: list[Event]
-) -> list[ConservationIdentity]:
+def identities(store: Engine, writer: Any, worlds: list[CopyWorld], events: list[Event]) -> list[ConservationIdentity]:
     record(store, writer, events)
     counts = NOTHING._replace(tiers=tuple(world.counts() for world in worlds))
     with store.connect() as connection:
@@ -315,10 +308,7 @@ def test_what_belongs_together_is_one_leaf_and_a_step_is_never_lost() -> None:
         {"due_boot_us": []},
         {"bytes_each": [-1]},
         {"blocks_each": ["4"]},
-        {
-            key: []
-            for key in ("names", "numbers", "blocks_each", "bytes_each", "due_boot_us", "stored_boot_us")
-        },
+        {key: [] for key in ("names", "numbers", "blocks_each", "bytes_each", "due_boot_us", "stored_boot_us")},
     ],
 )
 def test_lists_that_do_not_belong_together_are_no_leaf(change: dict[str, Any]) -> None:
@@ -332,28 +322,20 @@ def test_lists_that_do_not_belong_together_are_no_leaf(change: dict[str, Any]) -
 
 def test_decisions_are_found_by_their_request(any_store: Engine, make_writer: Any) -> None:
     decisions = [
-        TransferDecided(
-            10, "restore", "nvme", "acme", 7, 48, 3 << 20, 812, 40_312, "transfer", "done", 799, "faster"
-        ),
-        TransferDecided(
-            11, "restore", "host", "labs", 7, 1, 99, 900, 200, "recompute", "", 0, "tier is slow"
-        ),
+        TransferDecided(10, "restore", "nvme", "acme", 7, 48, 3 << 20, 812, 40_312, "transfer", "done", 799, "faster"),
+        TransferDecided(11, "restore", "host", "labs", 7, 1, 99, 900, 200, "recompute", "", 0, "tier is slow"),
         TransferDecided(12, "store", "host", "acme", 0, 4, 400, 1, 2, "none", "", 0, "no samples yet"),
     ]
     writer = make_writer(any_store)
     record(any_store, writer, [START, *decisions])
     with any_store.connect() as connection:
         found = transfers_of(connection, writer.incarnation, 7)
-        assert [
-            (one.tier, one.transfer_us, one.recompute_us, one.choice, one.actual_us) for one in found
-        ] == [
+        assert [(one.tier, one.transfer_us, one.recompute_us, one.choice, one.actual_us) for one in found] == [
             ("nvme", 812, 40_312, "transfer", 799),
             ("host", 900, 200, "recompute", 0),
         ]
         assert found[0].at_us == 10 + writer.offset_us and found[0].bytes == 3 << 20
-        assert [one.tier for one in transfers_of(connection, writer.incarnation, 7, tenant="labs")] == [
-            "host"
-        ]
+        assert [one.tier for one in transfers_of(connection, writer.incarnation, 7, tenant="labs")] == ["host"]
         assert [one.reason for one in transfers_of(connection, writer.incarnation, 0)] == ["no samples yet"]
         assert fsck(connection).problems == []
 

@@ -96,9 +96,7 @@ def test_what_a_dead_process_held_is_ended_and_unproven(any_store: Engine, make_
         assert other.open == len(world.waiting) == other.waiting
 
 
-def test_what_the_next_process_destroys_in_time_is_proved(
-    any_store: Engine, make_writer: Any, tmp_path: Path
-) -> None:
+def test_what_the_next_process_destroys_in_time_is_proved(any_store: Engine, make_writer: Any, tmp_path: Path) -> None:
     writer = make_writer(any_store, worker="gone")
     world = CopyWorld("nvme", 4)
     for number in range(20):
@@ -106,9 +104,7 @@ def test_what_the_next_process_destroys_in_time_is_proved(
     record(writer, [start("gone"), *copy_leaves("nvme", world.events)])
     assert close(any_store, writer.incarnation) and rows(any_store)["nvme"].unproven == 20
 
-    other = make_writer(
-        any_store, worker="another"
-    )  # its store has objects of these names too: it is another store
+    other = make_writer(any_store, worker="another")  # its store has objects of these names too: it is another store
     record(other, [start("another"), *copy_leaves("nvme", left_behind(world, world.now))])
     assert rows(any_store)["nvme"].unproven == 20
 
@@ -121,11 +117,7 @@ def test_what_the_next_process_destroys_in_time_is_proved(
     [row] = rows(any_store).values()
     assert (row.covered, row.late, row.unproven, row.unlinked) == (10, 10, 0, 20)
     assert (
-        sum(
-            found["nvme"].covered
-            for found in (rows(any_store, tenant="acme"), rows(any_store, tenant="labs"))
-        )
-        == 10
+        sum(found["nvme"].covered for found in (rows(any_store, tenant="acme"), rows(any_store, tenant="labs"))) == 10
     )
 
 

@@ -36,12 +36,8 @@ from standins.console.read_page import page_of, strings_of
 KEY = SigningKey.generate("ledger.test")
 VKEY = str(KEY.verifier)
 DECISIONS = [
-    TransferDecided(
-        10, "restore", "nvme", "acme", 7, 48, 3 << 20, 812, 40_312, "transfer", "done", 799, "faster"
-    ),
-    TransferDecided(
-        11, "restore", "nvme", "acme", 8, 4, 1 << 20, 200, 400, "transfer", "done", 201, "faster"
-    ),
+    TransferDecided(10, "restore", "nvme", "acme", 7, 48, 3 << 20, 812, 40_312, "transfer", "done", 799, "faster"),
+    TransferDecided(11, "restore", "nvme", "acme", 8, 4, 1 << 20, 200, 400, "transfer", "done", 201, "faster"),
     TransferDecided(12, "restore", "host", "labs", 9, 1, 99, 900, 200, "recompute", "", 0, "tier is slow"),
 ]
 
@@ -101,9 +97,7 @@ def test_a_report_has_a_chapter_of_tiers_and_is_sound(told: Told) -> None:
     }
     assert sum(row.covered for row in tiers.rows) > 0 and all(item.holds for item in tiers.balances)
     assert len(tiers.balances) == 2 + 2 * 3
-    assert [
-        (one.tier, one.choice, one.decisions, one.recompute_us, one.actual_us) for one in tiers.decisions
-    ] == [
+    assert [(one.tier, one.choice, one.decisions, one.recompute_us, one.actual_us) for one in tiers.decisions] == [
         ("host", "recompute", 1, 200, 0),
         ("nvme", "transfer", 2, 40_712, 1000),
     ]
@@ -127,9 +121,7 @@ def test_a_tenants_own_report_has_its_own_copies_alone(told: Told) -> None:
     assert own["tiers"].rows == tuple(row for row in whole["tiers"].rows if row.tenant == "acme") != ()
     assert [one.tier for one in own["tiers"].decisions] == ["nvme"]
     assert all("counter" not in item.name for item in own["tiers"].balances)
-    assert "labs" not in own.to_bytes().decode() and all(
-        worker.tiers == () for worker in own["boundary"].workers
-    )
+    assert "labs" not in own.to_bytes().decode() and all(worker.tiers == () for worker in own["boundary"].workers)
 
 
 @pytest.mark.parametrize("lost", ["stored", "ended", "destroyed"])

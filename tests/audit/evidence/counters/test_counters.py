@@ -268,8 +268,7 @@ def test_several_write_and_several_fold_at_once(
 
     played = [world(seed, tenants=3).run(80) for seed in (5, 6)]
     writers = [
-        make_writer(engine, worker=f"w-{number}", spill_directory=tmp_path / f"spill-{number}")
-        for number in range(2)
+        make_writer(engine, worker=f"w-{number}", spill_directory=tmp_path / f"spill-{number}") for number in range(2)
     ]
     histories = [
         [
@@ -320,9 +319,7 @@ def test_one_folds_at_a_time(postgres_store: Engine, make_writer: Any, world: An
 
 def _add_logs(store: Engine, count: int) -> None:
     """Logs of tenants, long enough for every delta of these tests."""
-    rows = [
-        {"id": log, "name": f"tenant/t{log}", "size": 100, "frontier": b""} for log in range(1, count + 1)
-    ]
+    rows = [{"id": log, "name": f"tenant/t{log}", "size": 100, "frontier": b""} for log in range(1, count + 1)]
     with store.begin() as connection:
         connection.execute(insert(logs), rows)
 
@@ -414,8 +411,7 @@ def test_verdicts_by_hour_are_those_of_coverage(any_store: Engine, make_writer: 
             for one in sums:
                 mine = [r for r in expected.rows if (r.tenant if r.tenant in tenants else "") == one.tenant]
                 assert one[1:5] == tuple(
-                    sum(getattr(row, name) for row in mine)
-                    for name in ("due", "covered", "overdue", "unproven")
+                    sum(getattr(row, name) for row in mine) for name in ("due", "covered", "overdue", "unproven")
                 )
             assert sum(one.due for one in sums) == found.total.due
             assert max(one.lag_us_max for one in sums) == found.lag_us_max
@@ -440,9 +436,7 @@ def test_a_pass_during_which_retention_drops_leaves_judged_nothing(
     def meanwhile(*given: Any) -> Any:
         if drops.pop():
             drops.append(False)
-            writer.submit_durable(
-                RetentionPurged(1, "tenant/tenant-0", 0, 1, 1, "sha256:2", "one", "two", "age")
-            )
+            writer.submit_durable(RetentionPurged(1, "tenant/tenant-0", 0, 1, 1, "sha256:2", "one", "two", "age"))
             with any_store.connect().execution_options(**WRITE) as other, other.begin():
                 log = other.scalar(select(logs.c.id).where(logs.c.name == "tenant/tenant-0"))
                 unguarded(other)

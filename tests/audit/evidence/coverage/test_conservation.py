@@ -22,9 +22,7 @@ STEPS: dict[str, Callable[[Event], bool]] = {
 }
 
 
-def identities(
-    store: Engine, writer: Any, world: Any, events: list[Event]
-) -> tuple[ConservationIdentity, ...]:
+def identities(store: Engine, writer: Any, world: Any, events: list[Event]) -> tuple[ConservationIdentity, ...]:
     writer.submit(events)
     assert writer.flush()
     with store.connect() as connection:
@@ -42,9 +40,7 @@ def test_everything_recorded_holds(store: Engine, make_writer: Any, world: Any, 
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_one_removed_recording_breaks_an_identity(
-    store: Engine, make_writer: Any, world: Any, step: str
-) -> None:
+def test_one_removed_recording_breaks_an_identity(store: Engine, make_writer: Any, world: Any, step: str) -> None:
     played = world(4).run(250)
     chosen = [number for number, event in enumerate(played.events) if STEPS[step](event)]
     middle = chosen[len(chosen) // 2]

@@ -154,9 +154,7 @@ def test_an_erasure_ends_the_holds_it_selects(
 
 def test_overdue_custody_is_due_and_not_ended(store: Engine, make_writer: Any) -> None:
     events = [event for event in story() if not isinstance(event, (CustodyEnded, ReceiptRecorded))]
-    row = measure(
-        store, make_writer, [*events, WorkerStarted(501, "worker-1", 64, 2, 4096, "cpu", "test")]
-    ).total
+    row = measure(store, make_writer, [*events, WorkerStarted(501, "worker-1", 64, 2, 4096, "cpu", "test")]).total
     assert (row.due, row.ended, row.overdue, row.in_time, row.coverage) == (UNITS, 0, UNITS, 0, 0.0)
 
 
@@ -201,11 +199,7 @@ def second_reading(events: list[Event], shards: int) -> dict[str, int]:
             verdict = "in_time"
             for shard in range(shards):
                 found = proofs.get((*unit, shard), [])
-                good = [
-                    r.ended_us
-                    for r in found
-                    if r.result == "ok" and r.started_us >= max(last, event.retired_us)
-                ]
+                good = [r.ended_us for r in found if r.result == "ok" and r.started_us >= max(last, event.retired_us)]
                 if good:
                     ends.append(min(good))
                 elif found:

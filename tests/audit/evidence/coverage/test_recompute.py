@@ -149,10 +149,7 @@ def test_every_selection_agrees(any_store: Engine, world: Any, selection: str) -
     for seed in range(4):
         events = [e for e in world(seed).run(120).events if chance.random() < 0.97]
         histories.append(
-            [
-                e._replace(model=chance.choice(["aaaa", "bbbb", ""])) if hasattr(e, "model") else e
-                for e in events
-            ]
+            [e._replace(model=chance.choice(["aaaa", "bbbb", ""])) if hasattr(e, "model") else e for e in events]
         )
     store_all(any_store, histories)
     chosen = dict(SELECTIONS[selection])
@@ -202,9 +199,7 @@ def test_what_was_let_go_of_and_attached_again_was_used_until_the_second_time(st
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["ceiling on record", "control: no ceiling"])
-def test_custody_past_its_ceiling_shows_though_every_other_time_was_moved_along(
-    store: Engine, recorded: bool
-) -> None:
+def test_custody_past_its_ceiling_shows_though_every_other_time_was_moved_along(store: Engine, recorded: bool) -> None:
     """Hold, due time, end and receipts agree with each other: the ceiling in its end alone tells."""
     moved = {"hold_us": 9000, "due_us": 9000, "ended_us": 9000, "retired_us": 200}
     events = story(**moved, ceiling_us=900 if recorded else 0, receipt={"started_us": 9001, "ended_us": 9100})

@@ -77,9 +77,7 @@ def sorted_plainly(engine: Engine, wanted: EventFilter, newest: bool) -> list[tu
     with engine.connect() as connection:
         order = {
             name: place
-            for place, name in enumerate(
-                dict.fromkeys(row.log for row in every_event(connection, EventFilter()))
-            )
+            for place, name in enumerate(dict.fromkeys(row.log for row in every_event(connection, EventFilter())))
         }
         rows: list[EventRow] = list(every_event(connection, wanted))
     rows.sort(key=lambda row: (row.at_us, order[row.log], row.idx), reverse=newest)
@@ -164,25 +162,19 @@ def test_facets_and_histogram_are_a_count_of_the_leaves(filled: Engine, folded: 
                 if not wanted.kinds or body["kind"] in wanted.kinds
             ]
             found = summarize(connection, wanted)
-        facets = {
-            name: {value.value: value.events for value in values} for name, values in found.facets.items()
-        }
+        facets = {name: {value.value: value.events for value in values} for name, values in found.facets.items()}
         assert found.exact and found.total == len(rows) > 0
         if not wanted.kinds:
             assert facets["kind"] == Counter(body["kind"] for _, body in rows)
         if wanted.tenant is None:
-            assert facets["tenant"] == Counter(
-                log.removeprefix("tenant/") for log, _ in rows if log != "system"
-            )
+            assert facets["tenant"] == Counter(log.removeprefix("tenant/") for log, _ in rows if log != "system")
         assert sum(column.events for column in found.columns) == len(rows)
         hours = Counter(int(body["at_us"]) // found.column_us * found.column_us for _, body in rows)
         assert {column.at_us: column.events for column in found.columns if column.events} == hours
 
 
 @pytest.mark.parametrize("folded", [False, True])
-def test_a_short_period_is_counted_by_the_minute(
-    filled: Engine, folded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_period_is_counted_by_the_minute(filled: Engine, folded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With controls: a longer period, and one with more leaves than are read, are counted in whole hours."""
     if folded:
         fold(filled)
@@ -214,16 +206,14 @@ def test_a_short_period_is_counted_by_the_minute(
             assert {column.at_us: column.events for column in found.columns if column.events} == minutes
             tenants = {value.value: value.events for value in found.facets["tenant"]}
             assert tenants == Counter(log.removeprefix("tenant/") for log, _ in rows if log != "system")
-        assert {value.value for value in summarize(connection, wanted[1]).facets["kind"]} > {
-            "residency-released"
-        }, "what else could be chosen"
+        assert {value.value for value in summarize(connection, wanted[1]).facets["kind"]} > {"residency-released"}, (
+            "what else could be chosen"
+        )
         assert summarize(connection, EventFilter(since_us=span[0], until_us=span[1])).column_us == HOUR_US
         monkeypatch.setattr(summary, "FINE_LEAVES_MAX", 5)
         asked: list[int] = []
         plain = summary.find_by_time
-        monkeypatch.setattr(
-            summary, "find_by_time", lambda *of, **how: asked.append(how["limit"]) or plain(*of, **how)
-        )
+        monkeypatch.setattr(summary, "find_by_time", lambda *of, **how: asked.append(how["limit"]) or plain(*of, **how))
         busy = summarize(connection, short)
         assert busy.column_us == HOUR_US and busy.exact
         assert asked == [summary.SAMPLE_MAX], "the leaves of a period with too many are not read"

@@ -73,10 +73,7 @@ def test_a_changed_row_changes_no_answer_and_fsck_names_it(ledger: Engine, life:
         )
         other = select(workers.c.id).where(workers.c.name == ("gpu-1" if named == "gpu-0" else "gpu-0"))
         value = other.scalar_subquery() if column == "worker" else 7
-        assert (
-            connection.execute(update(incarnations).where(row.uuid == life).values({column: value})).rowcount
-            == 1
-        )
+        assert connection.execute(update(incarnations).where(row.uuid == life).values({column: value})).rowcount == 1
     assert answers(ledger) == before
     with ledger.connect() as connection:
         found = [problem.what for problem in fsck(connection).problems]

@@ -55,9 +55,7 @@ def _recount(connection: Connection) -> list[tuple[int, str]]:
 
 def _numbers(found: tuple[Gap, ...]) -> list[tuple[int, str]]:
     return sorted(
-        (number, gap.incarnation)
-        for gap in found
-        for number in range(gap.first_sequence, gap.last_sequence + 1)
+        (number, gap.incarnation) for gap in found for number in range(gap.first_sequence, gap.last_sequence + 1)
     )
 
 
@@ -158,9 +156,7 @@ def test_short_processes_are_kept_many_to_a_transaction(
         assert keep_spans(any_store) == 5
     finally:
         event.remove(any_store, "begin", note)
-    assert (len(begun) <= 3) == bool(
-        short
-    )  # a look at all, a transaction of the whole ones, one of the lacking one
+    assert (len(begun) <= 3) == bool(short)  # a look at all, a transaction of the whole ones, one of the lacking one
     with any_store.connect() as connection:
         lives = connection.execute(select(incarnations.c.id, incarnations.c.uuid)).all()
         kept = {uuid: kept_spans(connection, life) for life, uuid in lives}
@@ -197,9 +193,7 @@ def test_a_range_that_no_leaf_has_is_found(any_store: Engine, make_writer: Any, 
     assert writer.flush()
     keep_spans(any_store)
     with any_store.connect() as connection:
-        life = int(
-            connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == writer.incarnation)) or 0
-        )
+        life = int(connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == writer.incarnation)) or 0)
         ((_, last),) = kept_spans(connection, life)
         assert fsck(connection).problems == [] and dropped_spans(connection, life) == []
     with any_store.connect().execution_options(**WRITE) as connection, connection.begin():

@@ -58,9 +58,7 @@ def test_a_subject_is_found_in_every_span(filled: Connection) -> None:
     assert both == places(filled, *plain) and len(both) > len(PLACES)
 
 
-def test_the_control_a_span_that_is_left_out_is_missed(
-    filled: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_control_a_span_that_is_left_out_is_missed(filled: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     each = by_subject._each_span
     monkeypatch.setattr(by_subject, "_each_span", lambda connection, last: each(connection, last - 1))
     found = places(filled, *of_subjects(filled, "acme", ["alice"]))

@@ -41,9 +41,7 @@ def fill(store: Engine, make_writer: Any, world: Any) -> Any:
     played = world(5).run(120)
     writer = make_writer(store)
     traced = [
-        event._replace(trace=TRACES[number % 7])
-        if number % 7 < 3 and "trace" in event.__struct_fields__
-        else event
+        event._replace(trace=TRACES[number % 7]) if number % 7 < 3 and "trace" in event.__struct_fields__ else event
         for number, event in enumerate(played.events)
     ]
     writer.submit(traced)
@@ -56,9 +54,7 @@ def fill(store: Engine, make_writer: Any, world: Any) -> Any:
                 DecisionRecorded(
                     now, "reuse", effect, "tenant-0", f"tenant-{number % 3}", "internal", reasons, number % 4
                 ),
-                PolicyActivated(
-                    now + number, number, 'g-1","actor":"eve', "shared", "d", ("alice", "bob")[number % 2]
-                ),
+                PolicyActivated(now + number, number, 'g-1","actor":"eve', "shared", "d", ("alice", "bob")[number % 2]),
                 KeyEvent(now, "tenant-1", "made", number, "alice"),
                 ErasureRequested(now, f"e{number}", "tenant-2", "subject", None, None, now, "dpo"),
                 ErasureCompleted(now, f"e{number}", "tenant-2", ("complete", "partial")[number % 2], 1, 1, 0),
@@ -77,18 +73,13 @@ def whole(store: Engine) -> list[EventRow]:
         ).all()
     rows = sorted(rows, key=lambda row: (row.id, row.at_us, row.idx))
     return [
-        EventRow(row.name, row.idx, row.at_us, row.kind, orjson.loads(bytes(row.leaf)), bytes(row.leaf))
-        for row in rows
+        EventRow(row.name, row.idx, row.at_us, row.kind, orjson.loads(bytes(row.leaf)), bytes(row.leaf)) for row in rows
     ]
 
 
 def _reads(body: dict[str, Any], tenant: str) -> bool:
     """A decision names its reader; what else names an owner is of its reader's log."""
-    return (
-        body["reader"] == tenant
-        if body["kind"] == "decision"
-        else "owner" in body and body["tenant"] == tenant
-    )
+    return body["reader"] == tenant if body["kind"] == "decision" else "owner" in body and body["tenant"] == tenant
 
 
 def test_every_filter_is_a_scan_of_all_leaves(
@@ -109,10 +100,7 @@ def test_every_filter_is_a_scan_of_all_leaves(
         return any(key == (0, generation) and index in (block, NOWHERE) for key, index in listed(runs))
 
     reader, owner = next(
-        (each["reader"], each["owner"])
-        for row in leaves
-        for each in items_of(row.body)
-        if each["kind"] == "decision"
+        (each["reader"], each["owner"]) for row in leaves for each in items_of(row.body) if each["kind"] == "decision"
     )
 
     def hands_out(row: EventRow) -> bool:
@@ -215,9 +203,7 @@ def test_as_of_a_checkpoint_pages_repeat(any_store: Engine, make_writer: Any, wo
     with any_store.connect() as connection:
         size = LedgerProofs(connection).checkpoint().size
         before = find_events(connection, EventFilter(), limit=10_000, as_of=size)
-    writer.submit(
-        [KeyEvent(1, "tenant-1", "made", 99, "alice")]
-    )  # earlier than all others, and recorded later
+    writer.submit([KeyEvent(1, "tenant-1", "made", 99, "alice")])  # earlier than all others, and recorded later
     assert writer.flush()
     with any_store.connect() as connection:
         assert find_events(connection, EventFilter(), limit=10_000, as_of=size) == before

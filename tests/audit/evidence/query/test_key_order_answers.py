@@ -42,9 +42,7 @@ def started(store: Engine, make_writer: Any, worker: str = "w1") -> Any:
 
 
 @pytest.mark.parametrize("moment", [1 << 60, 0])
-def test_an_answer_that_was_given_before_its_order_is_none(
-    store: Engine, make_writer: Any, moment: int
-) -> None:
+def test_an_answer_that_was_given_before_its_order_is_none(store: Engine, make_writer: Any, moment: int) -> None:
     worker = started(store, make_writer)
     said(worker, KeysDropped(1, moment, 0))
     at_us = order(store)
@@ -66,9 +64,7 @@ def test_an_answer_about_another_tenants_order_is_none(store: Engine, make_write
     assert standing(store).state == "complete", "control: of a later one on the same tenant"
 
 
-def test_who_seems_to_have_begun_later_by_a_clock_that_is_ahead_is_waited_for(
-    store: Engine, make_writer: Any
-) -> None:
+def test_who_seems_to_have_begun_later_by_a_clock_that_is_ahead_is_waited_for(store: Engine, make_writer: Any) -> None:
     at_us = order(store)
     worker = make_writer(store, worker="ahead")
     begun = at_us - worker.offset_us + CLOCKS_DIFFER_US // 2
@@ -96,9 +92,7 @@ def test_one_epoch_that_is_said_to_be_gone_twice_hides_no_other(store: Engine, m
     assert standing(store).state == "complete", "control"
 
 
-def test_what_a_process_owed_that_died_before_it_said_so_keeps_the_order_open(
-    store: Engine, make_writer: Any
-) -> None:
+def test_what_a_process_owed_that_died_before_it_said_so_keeps_the_order_open(store: Engine, make_writer: Any) -> None:
     worker = started(store, make_writer)
     at_us = order(store)
     said(worker, KeysDropped(1, at_us, 0))

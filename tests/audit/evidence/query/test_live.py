@@ -23,9 +23,7 @@ def released(residency: int, at_us: int, hold_us: int) -> Event:
     return ResidencyReleased(at_us, residency, "acme", "finished", (), hold_us)
 
 
-def live(
-    store: Engine, make_writer: Any, events: list[Event], now_us: int, limit: int = 100
-) -> dict[int, Live]:
+def live(store: Engine, make_writer: Any, events: list[Event], now_us: int, limit: int = 100) -> dict[int, Live]:
     """By residency, read in pages of `limit`; every page but the last is full."""
     writer = make_writer(store)
     writer.submit(events)

@@ -59,9 +59,7 @@ def test_a_search_finds_what_a_look_at_every_leaf_finds(filled: Engine, number: 
     wanted = WANTED[number]
     with filled.connect() as connection:
         plain = [
-            row
-            for row in every_event(connection, EventFilter(tenant=wanted.tenant))
-            if asking.says(row.body, wanted)
+            row for row in every_event(connection, EventFilter(tenant=wanted.tenant)) if asking.says(row.body, wanted)
         ]
         for page in (1, 7, 1000):
             assert list(every_event(connection, wanted, page=page)) == plain

@@ -107,9 +107,7 @@ def test_the_command_shows_a_tenants_own_and_never_content(replayed: Path) -> No
     ledger = f"sqlite:///{replayed}/kvcustody.db"
 
     def asked(*words: str) -> str:
-        found = CliRunner().invoke(
-            app, ["prefixes", "top", "--ledger", ledger, "--since", "2020-01-01", *words]
-        )
+        found = CliRunner().invoke(app, ["prefixes", "top", "--ledger", ledger, "--since", "2020-01-01", *words])
         assert found.exit_code == 0, found.output
         return found.stdout
 

@@ -15,15 +15,11 @@ QUESTIONS = [("SELECT name FROM workers WHERE id = ?", (size,)) for size in SIZE
 def test_together_is_what_one_by_one_is(any_store: Engine) -> None:
     with any_store.connect() as connection:
         for size in SIZES:
-            connection.exec_driver_sql(
-                f"INSERT INTO workers (id, name) VALUES ({size % (1 << 30) + 7}, 'w{size}')"
-            )
+            connection.exec_driver_sql(f"INSERT INTO workers (id, name) VALUES ({size % (1 << 30) + 7}, 'w{size}')")
         asked = [("SELECT name FROM workers WHERE id = ?", (size % (1 << 30) + 7,)) for size in SIZES]
         found = fetch_pipelined(connection, asked)
         assert [[tuple(row) for row in rows] for rows in found] == [[(f"w{size}",)] for size in SIZES]
-        assert [list(rows) for rows in found] == [
-            list(fetch_all(connection, *question)) for question in asked
-        ]
+        assert [list(rows) for rows in found] == [list(fetch_all(connection, *question)) for question in asked]
 
 
 def test_a_question_that_fails_is_sqlalchemys_error_and_the_connection_goes_on(any_store: Engine) -> None:

@@ -78,9 +78,7 @@ def halves(store: Engine, tmp_path: Path) -> dict[str, str]:
         at = clock.now_us()
         for worker, requests, uses in case.doors:
             written["door"].append(
-                RouteSent(
-                    at, "acme", names[name], "subject", 0, 0, 0, worker, "", 200, 4, requests, uses, -1, -1
-                )
+                RouteSent(at, "acme", names[name], "subject", 0, 0, 0, worker, "", 200, 4, requests, uses, -1, -1)
             )
         for half in case.found:
             when = at + int(half.after * SECOND)
@@ -121,8 +119,7 @@ def test_each_fault_is_found_and_nothing_else(store: Engine, halves: dict[str, s
     with store.connect() as connection:
         joined = read_routes(connection, RoutePeriod(0, 1 << 60), now_us=1 << 60)
     found = {
-        name: tuple(sorted(one.problem for one in joined.findings if one.receipt == halves[name]))
-        for name in CASES
+        name: tuple(sorted(one.problem for one in joined.findings if one.receipt == halves[name])) for name in CASES
     }
     assert found == {name: case.problems for name, case in CASES.items()}
     again = from_leaves(store)
@@ -166,9 +163,7 @@ def test_a_request_that_lasts_long_has_both_halves(store: Engine, tmp_path: Path
     with store.connect() as connection:
         at_us = read_routes(connection, RoutePeriod(0, 1 << 60), now_us=1 << 60).receipts[0].at_us
         while_it_ran = RoutePeriod(0, at_us - 600 * SECOND)
-        assert read_routes(connection, while_it_ran, now_us=1 << 60)[:2] == ((), ()), (
-            "it is not of this period"
-        )
+        assert read_routes(connection, while_it_ran, now_us=1 << 60)[:2] == ((), ()), "it is not of this period"
         later = read_routes(connection, RoutePeriod(at_us, at_us + 1), now_us=1 << 60)
     assert later.findings == () and later.receipts[0].found[0].at_us == at_us - LONG_US
 
@@ -186,9 +181,7 @@ def test_receipts_come_in_slices_and_pages_without_a_gap(
             rest = [tuple(receipts_in_order(connection, ever, after=one.place)) for one in whole]
             assert rest == [whole[number:] for number in range(1, len(whole) + 1)]
         newest = read_routes(connection, ever, now_us=1 << 60, halves_max=5)
-    assert newest.since_us > 0 and newest.receipts == tuple(
-        one for one in whole if one.at_us >= newest.since_us
-    )
+    assert newest.since_us > 0 and newest.receipts == tuple(one for one in whole if one.at_us >= newest.since_us)
     assert 0 < len(newest.receipts) < len(whole)
 
 

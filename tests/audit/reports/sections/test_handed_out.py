@@ -78,9 +78,7 @@ def test_the_cover_says_whose_it_is_of_what_and_when(report: Report) -> None:
 
 def test_outsiders_find_its_words_explained(report: Report) -> None:
     explained = words_of(page_of(report))
-    assert {"leaf", "custody", "unit", "incarnation", "fence", "checkpoint", "receipt", "hold"} <= set(
-        explained
-    )
+    assert {"leaf", "custody", "unit", "incarnation", "fence", "checkpoint", "receipt", "hold"} <= set(explained)
     assert not any(", " in name for name in explained), "one word an entry"
     assert max(len(sentence.split()) for said in explained.values() for sentence in said.split(". ")) <= 25
 
@@ -132,16 +130,12 @@ def test_times_of_a_zone_stand_beside_utc(report: Report) -> None:
     assert "--zone Europe/Berlin" in berlin.rerun() and "--zone" not in report.rerun()
     assert berlin.digest() != report.digest() and rendered(berlin) == rendered(berlin)
     command = next(
-        block.text
-        for block in page_of(berlin).section("Sign-off and re-run").blocks
-        if isinstance(block, Literal)
+        block.text for block in page_of(berlin).section("Sign-off and re-run").blocks if isinstance(block, Literal)
     )
     assert "--zone Europe/Berlin" in command
 
 
-@pytest.mark.parametrize(
-    ("zone", "said"), [("Europe/Bonn", "is not known here"), ("US/Eastern", "America/New_York")]
-)
+@pytest.mark.parametrize(("zone", "said"), [("Europe/Bonn", "is not known here"), ("US/Eastern", "America/New_York")])
 def test_a_zone_that_is_none_is_refused(tmp_path: Path, report: Report, zone: str, said: str) -> None:
     ledger = str(tmp_path / "ledger.db")
     words = ["report", "make", "--framework", "soc2", "--ledger", ledger, "--format", "json", "--zone", zone]
@@ -211,9 +205,7 @@ def test_a_long_table_is_in_a_file_beside_the_page_and_compared(report: Report, 
     [head, *rows] = csv.reader(io.StringIO(files["coverage.csv"].decode(), newline=""))
     assert head[:3] == ["tenant", "classification", "due"]
     assert [row[2] for row in rows[:-1]] == [str(place) for place in range(1, 401)] and rows[-1][0] == "all"
-    tables = [
-        block for block in read_page(files["report.html"].decode()).blocks() if isinstance(block, Table)
-    ]
+    tables = [block for block in read_page(files["report.html"].decode()).blocks() if isinstance(block, Table)]
     [shown] = [table for table in tables if table.headings[:3] == ("tenant", "classification", "due")]
     assert len(shown.rows) == 300
 

@@ -208,13 +208,9 @@ def test_each_section_says_what_it_is() -> None:
         assert sys.modules[f"{FOLDER}.{each.name}"].SECTION is each
         assert isinstance(each, Section) and [*each.types] == [*each.fields]
         has_template = resources.files("kvcustody").joinpath(each.template).is_file()
-        assert has_template is (each.part is not None), (
-            "templates of other sections print those without a part"
-        )
+        assert has_template is (each.part is not None), "templates of other sections print those without a part"
 
 
 def test_the_library_cites_what_sections_declare() -> None:
-    cited = {
-        name for edition in NAMES for control in load_framework(edition).controls for name in control.evidence
-    }
+    cited = {name for edition in NAMES for control in load_framework(edition).controls for name in control.evidence}
     assert cited <= citations().keys() and len(cited) > 15

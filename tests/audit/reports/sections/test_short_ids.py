@@ -20,7 +20,5 @@ ONE = "d0c51234567890abcdef1234567890ab"
         (["0" * 31 + "1", "0" * 31 + "2"], ["00000001", "00000002"]),
     ],
 )
-def test_the_shortest_beginning_that_tells_all_apart_else_the_last_letters(
-    ids: list[str], shown: list[str]
-) -> None:
+def test_the_shortest_beginning_that_tells_all_apart_else_the_last_letters(ids: list[str], shown: list[str]) -> None:
     assert [short_ids(ids)(each) for each in ids] == shown

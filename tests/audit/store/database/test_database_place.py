@@ -46,9 +46,7 @@ def test_the_named_file_is_opened_for_its_user_alone(tmp_path: Path, folder: str
         with writer.connect().execution_options(**WRITE) as connection, connection.begin():
             connection.exec_driver_sql("CREATE TABLE here (x)")
         assert file_of(writer) == path and _target(writer) == f"sqlite:///{path}"
-        assert [(each.name, each.stat().st_mode & 0o777) for each in path.parent.glob("*.db")] == [
-            (name, 0o600)
-        ]
+        assert [(each.name, each.stat().st_mode & 0o777) for each in path.parent.glob("*.db")] == [(name, 0o600)]
         with reader.connect() as connection, pytest.raises(Exception, match="readonly"):
             connection.exec_driver_sql("CREATE TABLE there (x)")
         for engine in (reader, writer):

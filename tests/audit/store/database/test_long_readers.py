@@ -103,9 +103,7 @@ def test_a_copy_is_its_users_alone_and_of_one_moment(ledger: Path) -> None:
     with at_rest(engine) as read, read.connect() as connection:
         copy = file_of(read)
         assert copy is not None and copy.name == ledger.name and copy != ledger
-        assert (
-            stat.S_IMODE(copy.stat().st_mode) == 0o600 and stat.S_IMODE(copy.parent.stat().st_mode) == 0o700
-        )
+        assert stat.S_IMODE(copy.stat().st_mode) == 0o600 and stat.S_IMODE(copy.parent.stat().st_mode) == 0o700
         before = connection.execute(text("PRAGMA user_version")).scalar()
         assert not is_held(ledger)
         assert connection.execute(text("PRAGMA user_version")).scalar() == before

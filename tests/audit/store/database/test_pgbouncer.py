@@ -23,9 +23,7 @@ from standins.postgres import volatile_server
 BINARY = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
 pytestmark = [
     pytest.mark.system,
-    pytest.mark.skipif(
-        BINARY is None, reason="pgbouncer is not installed (Debian: apt-get install pgbouncer)"
-    ),
+    pytest.mark.skipif(BINARY is None, reason="pgbouncer is not installed (Debian: apt-get install pgbouncer)"),
 ]
 SETTINGS = """[databases]
 * = host={host} user=postgres
@@ -67,9 +65,7 @@ def pooler(server: Path) -> Iterator[Pooler]:
         file.write_text(SETTINGS.format(host=server, port=port, mode=mode, more=more, folder=folder))
         for path in (folder, file):
             os.chown(path, owner.pw_uid, owner.pw_gid)
-        as_owner = (
-            {"user": owner.pw_uid, "group": owner.pw_gid} if os.geteuid() == 0 else {}
-        )  # it refuses root
+        as_owner = {"user": owner.pw_uid, "group": owner.pw_gid} if os.geteuid() == 0 else {}  # it refuses root
         running.append(subprocess.Popen([str(BINARY), str(file)], stderr=subprocess.DEVNULL, **as_owner))
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
@@ -85,9 +81,7 @@ def pooler(server: Path) -> Iterator[Pooler]:
         process.wait(30)
 
 
-@pytest.mark.parametrize(
-    ("mode", "more"), [("transaction", IGNORED), ("transaction", ""), ("session", IGNORED)]
-)
+@pytest.mark.parametrize(("mode", "more"), [("transaction", IGNORED), ("transaction", ""), ("session", IGNORED)])
 @pytest.mark.parametrize("read_only", [True, False])
 def test_a_pooler_is_refused_in_one_line(pooler: Pooler, mode: str, more: str, *, read_only: bool) -> None:
     engine = open_store(pooler(mode, more), read_only=read_only)

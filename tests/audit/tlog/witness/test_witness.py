@@ -51,9 +51,7 @@ class Log:
     def note(self, size: int) -> bytes:
         from kvcustody.audit.tlog.proofs import tree_root
 
-        return sign_checkpoint(
-            root_checkpoint(ORIGIN, TreeHead(size, tree_root(self.tiles, size))), [self.key]
-        )
+        return sign_checkpoint(root_checkpoint(ORIGIN, TreeHead(size, tree_root(self.tiles, size))), [self.key])
 
     def body(self, old: int, size: int) -> bytes:
         path = consistency_proof(self.tiles, old, size) if 0 < old < size else []
@@ -205,9 +203,7 @@ def test_a_dead_or_silent_witness_costs_its_deadline_and_no_more(tmp_path: Path,
         assert time.monotonic() - began < 60
 
 
-def test_a_request_that_never_ends_does_not_stop_the_others(
-    server: WitnessServer, witness: Witness, log: Log
-) -> None:
+def test_a_request_that_never_ends_does_not_stop_the_others(server: WitnessServer, witness: Witness, log: Log) -> None:
     path = server.address.removeprefix("unix:")
     slow = socket.socket(socket.AF_UNIX)
     slow.connect(path)
@@ -240,9 +236,7 @@ def test_bytes_at_random_are_no_request() -> None:
     chance = random.Random(1)
     for _ in range(2000):
         with pytest.raises(LedgerError):
-            parse_request(
-                bytes(chance.choice(b"old 0123456789\n=+/A\x80") for _ in range(chance.randrange(60)))
-            )
+            parse_request(bytes(chance.choice(b"old 0123456789\n=+/A\x80") for _ in range(chance.randrange(60))))
 
 
 def test_a_logs_key_cannot_be_a_witness(memory: WitnessMemory) -> None:
@@ -291,9 +285,7 @@ def test_kill_9_never_makes_it_sign_two_histories(tmp_path: Path, log: Log) -> N
     for thread in threads:
         thread.start()
     for _ in range(5):
-        process = subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         assert process.stdout and process.stdout.readline() == "ready\n"
         before, give_up = sum(signed.values()), time.monotonic() + 60
         while sum(signed.values()) == before and time.monotonic() < give_up:
@@ -316,9 +308,7 @@ def test_signature_lines_are_what_a_witness_returns(witness: Witness, log: Log) 
 def test_a_dead_witness_delays_no_commit_and_is_seen(store: Engine, make_writer: Any, tmp_path: Path) -> None:
     """The submitter's thread alone waits for a witness that accepts connections and never answers."""
     key = SigningKey.generate("witness.example", KeyKind.COSIGNATURE).verifier
-    signer = CheckpointSigner(
-        store, [SigningKey.generate(ORIGIN)], memory=tmp_path / "last", clock=SystemClock()
-    )
+    signer = CheckpointSigner(store, [SigningKey.generate(ORIGIN)], memory=tmp_path / "last", clock=SystemClock())
     writer = make_writer(store)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

@@ -124,9 +124,7 @@ def of_records(folder: Path, source: str) -> Iterator[Forgeable]:
     engine = open_store(folder / "ledger.db")
     upgrade(engine)
     ledger: RecordLedger = record_ledger.fill(engine, folder)
-    document = ledger.document(
-        30, 45, role=PROCESSOR, controllers=(ServedController("holder", "Example AG"),)
-    )
+    document = ledger.document(30, 45, role=PROCESSOR, controllers=(ServedController("holder", "Example AG"),))
 
     def check(data: bytes, facts: Facts) -> DocumentCheck:
         if source == "export":
@@ -173,9 +171,7 @@ def test_whoever_has_the_key_is_found_at_every_place_or_it_is_listed(forgeable: 
 
 
 @pytest.mark.parametrize("count", [300, SOAK])
-def test_every_forgery_is_found_or_its_field_is_among_those_not_checked(
-    forgeable: Forgeable, count: int
-) -> None:
+def test_every_forgery_is_found_or_its_field_is_among_those_not_checked(forgeable: Forgeable, count: int) -> None:
     if forgeable.document.kind == RECORD:
         count //= 10  # each is made again
     every = [forge_any(forgeable.document.facts, random.Random(seed)) for seed in range(count)]
@@ -211,9 +207,7 @@ def test_the_stand_alone_verifier_finds_whoever_has_no_key_and_nothing_that_is_s
     assert found_alone(forgeable, document.to_bytes()) == (), "control"
     every = [each for each in walk(document.facts, seed=1) if each.facts != document.facts]
     assert [
-        each.path
-        for each in every
-        if not found_alone(forgeable, document._replace(facts=each.facts).to_bytes())
+        each.path for each in every if not found_alone(forgeable, document._replace(facts=each.facts).to_bytes())
     ] == []
     signed = [(each, signed_again(document, each.facts, forgeable.key).to_bytes()) for each in every]
     by_itself = [(each, data) for each, data in signed if found_alone(forgeable, data)]

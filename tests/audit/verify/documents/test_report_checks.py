@@ -95,9 +95,7 @@ def witnessed(world_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.mark.parametrize("framework", ["cc-fdp-rip", "soc2"])
-def test_a_report_of_a_witnessed_ledger_is_sound_against_its_export(
-    witnessed: Signed, framework: str
-) -> None:
+def test_a_report_of_a_witnessed_ledger_is_sound_against_its_export(witnessed: Signed, framework: str) -> None:
     """Statuses and limitations follow from the witness too. Control: made without it, they differ."""
     with witnessed.engine.connect() as connection:
         asked = witnessed.asked._replace(framework=framework)
@@ -107,9 +105,7 @@ def test_a_report_of_a_witnessed_ledger_is_sound_against_its_export(
     found = verify_report(report.to_bytes(), [witnessed.vkey], source=again)
     assert found.ok, found.problems
     assert is_unchecked("boundary.witnessed.size", found.unchecked), "who witnessed is still in no leaf"
-    alone = report.replace(
-        boundary=report["boundary"]._replace(witnessed=Witnessed((), 0, None, UNWITNESSED))
-    )
+    alone = report.replace(boundary=report["boundary"]._replace(witnessed=Witnessed((), 0, None, UNWITNESSED)))
     blind = report_again(witnessed.folder, alone, [witnessed.vkey])
     blind = blind._replace(facts={**blind.facts, "boundary": report.document().facts["boundary"]})
     assert not verify_report(report.to_bytes(), [witnessed.vkey], source=blind).ok
@@ -143,9 +139,7 @@ def test_decisions_limitations_a_witness_and_totals_that_were_made_up(signed: Si
     for name, change in {
         "decisions": lambda body: body["decided"]["counts"][0].update(requests=999_999),
         "limitations": lambda body: body.update(limitations=["None."]),
-        "a witness": lambda body: body["boundary"]["witnessed"].update(
-            witnesses=["witness.example"], size=1, age_us=5
-        ),
+        "a witness": lambda body: body["boundary"]["witnessed"].update(witnesses=["witness.example"], size=1, age_us=5),
         "totals": lambda body: body["total"].update(due=2 * body["total"]["due"]),
     }.items():
         body = json.loads(signed.data)
@@ -207,8 +201,7 @@ def test_an_export_shows_which_checkpoint_was_extended(
     monkeypatch.setattr(report_rules, "_earlier_state", without_an_opening)
     closed = report_again(tmp_path / "export", report, vkeys)
     assert (
-        report_rules.EARLIER_EDITION in closed.unchecked
-        and verify_report(report.to_bytes(), vkeys, source=closed).ok
+        report_rules.EARLIER_EDITION in closed.unchecked and verify_report(report.to_bytes(), vkeys, source=closed).ok
     )
     monkeypatch.undo()
     path = report["boundary"].consistency
@@ -227,9 +220,7 @@ def test_an_export_shows_which_checkpoint_was_extended(
         assert any("boundary.consistency" in problem for problem in found.problems), extends
 
 
-def test_the_file_alone_agrees_with_itself_on_tiers_workers_and_ages(
-    world_class: Any, tmp_path: Path
-) -> None:
+def test_the_file_alone_agrees_with_itself_on_tiers_workers_and_ages(world_class: Any, tmp_path: Path) -> None:
     """A figure that another section has, changed in one of them: found without any ledger."""
     engine = open_store(tmp_path / "ledger.db")
     upgrade(engine)
@@ -247,9 +238,7 @@ def test_the_file_alone_agrees_with_itself_on_tiers_workers_and_ages(
         "other tenants": lambda made: made["board"].update(tenants_due=1),
         "other erasures": lambda made: made["board"].update(erasures_on_time=99),
         "more workers": lambda made: made["board"].update(workers_scanned=3),
-        "fewer workers": lambda made: (
-            made["board"].update(workers_scanned=0, workers=3) or made.update(unscanned=[])
-        ),
+        "fewer workers": lambda made: made["board"].update(workers_scanned=0, workers=3) or made.update(unscanned=[]),
         "last period of the trend": lambda made: made["board"]["trend"][-1].update(covered=1),
         "custodies of the population": lambda made: made["storage"][0].update(
             overdue=made["storage"][0]["overdue"] + 1

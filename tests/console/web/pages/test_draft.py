@@ -36,9 +36,7 @@ def test_a_draft_shows_how_its_text_differs(world: World) -> None:
     assert "The text is that of what is in effect." in checked(world, source=source)
 
 
-@pytest.mark.parametrize(
-    ("expected", "says"), [("permit", "1 of 1 checks pass"), ("deny", "0 of 1 checks pass")]
-)
+@pytest.mark.parametrize(("expected", "says"), [("permit", "1 of 1 checks pass"), ("deny", "0 of 1 checks pass")])
 def test_cases_run_with_the_check(world: World, expected: str, says: str) -> None:
     assert says in checked(world, source=policy_source(), cases=CASES.replace("EXPECTED", expected))
 

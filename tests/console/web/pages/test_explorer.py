@@ -76,10 +76,7 @@ def test_facets_and_the_total_count_what_there_is(world: World, signed: Client) 
     assert answer["exact"] and answer["total"] == sum(column["events"] for column in answer["columns"])
     assert kinds["residency-opened"] > 0
     page = signed("auditor").get("/console/audit?tenant=acme").text
-    assert (
-        f'kind=residency-opened">residency-opened</a> <span class="quiet">{kinds["residency-opened"]:,}<'
-        in page
-    )
+    assert f'kind=residency-opened">residency-opened</a> <span class="quiet">{kinds["residency-opened"]:,}<' in page
     assert 'aria-label="Events over time"' in page
     for preset in ("15m", "1h", "4h", "24h", "7d", "30d"):
         assert f"last={preset}" in page
@@ -103,16 +100,13 @@ def test_an_export_is_what_is_shown_and_no_cell_is_a_formula(world: World, signe
     client = signed("auditor")
     query = "?tenant=acme&kind=residency-opened"
     shown = listed(client.get("/console/audit" + query).text)
-    lines = [
-        orjson.loads(line) for line in client.get("/console/audit/export/ndjson" + query).text.splitlines()
-    ]
+    lines = [orjson.loads(line) for line in client.get("/console/audit/export/ndjson" + query).text.splitlines()]
     rows = list(csv.DictReader(io.StringIO(client.get("/console/audit/export/csv" + query).text)))
     assert [(line["log"], line["idx"]) for line in lines[: len(shown)]] == shown != []
     assert [(row["log"], int(row["idx"])) for row in rows] == [(line["log"], line["idx"]) for line in lines]
     with world.service.reading() as connection:
         leaf = next(
-            row.leaf
-            for row in every_event(connection, EventFilter(tenant="acme", kinds=("residency-opened",)))
+            row.leaf for row in every_event(connection, EventFilter(tenant="acme", kinds=("residency-opened",)))
         )
     assert leaf.decode() in {row["leaf"] for row in rows}
     assert client.get("/console/audit/export/parquet").status_code == 404

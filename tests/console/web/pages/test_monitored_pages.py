@@ -86,9 +86,7 @@ def test_every_page_that_says_what_is_in_effect_says_for_whom(world: World) -> N
     )
     world.worker.ship([changed, request])
     after = pages(world)
-    assert all(SAID in text for text in after.values()), [
-        place for place, text in after.items() if SAID not in text
-    ]
+    assert all(SAID in text for text in after.values()), [place for place, text in after.items() if SAID not in text]
     assert "Isolation proved" not in after["/console/policy"] + after["/console/"]
     policy = after["/console/policy"]
     assert_coverage_says_so(world)
@@ -101,7 +99,5 @@ def test_every_page_that_says_what_is_in_effect_says_for_whom(world: World) -> N
     ):
         assert part in policy, part
     assert "870" in policy, "what enforcing would have prefilled again"
-    world.worker.ship(
-        [EnforcementChanged(world.worker.now_us, "enforce", (), 0, 0, 1, made["order"], "approver")]
-    )
+    world.worker.ship([EnforcementChanged(world.worker.now_us, "enforce", (), 0, 0, 1, made["order"], "approver")])
     assert not any(f"{SAID} e" in text or f"{SAID} all" in text for text in pages(world).values())

@@ -65,9 +65,7 @@ def offered(page: Any, text: str) -> list[str]:
     found: dict[str, None] = {}
     chosen = page.locator("[role=option][aria-selected]")
     first = chosen.inner_text()
-    while (
-        True
-    ):  # the list shows some that are around the choice, and one in the middle only when it is chosen
+    while True:  # the list shows some that are around the choice, and one in the middle only when it is chosen
         last = chosen.inner_text()
         found |= dict.fromkeys(page.locator("[role=option] .cm-completionLabel").all_inner_texts())
         page.wait_for_timeout(100)  # an early key is not taken for a choice
@@ -95,9 +93,9 @@ def test_keys_are_those_of_the_schema_at_the_place(page: Any) -> None:
     written = {"schema", "classifications", "labels", "tenants", "groups", "eviction"}
     assert set(offered(page, NAMES + "|")) == set(schema()["properties"]) - written
     assert set(offered(page, NAMES + "rules:\n  - |")) == set(definition("RuleEntry")["properties"])
-    assert set(offered(page, NAMES + "rules:\n  - id: one\n    |\n")) == set(
-        definition("RuleEntry")["properties"]
-    ) - {"id"}
+    assert set(offered(page, NAMES + "rules:\n  - id: one\n    |\n")) == set(definition("RuleEntry")["properties"]) - {
+        "id"
+    }
     assert set(offered(page, NAMES + "rules:\n  - id: one\n    when: {|}\n")) == set(
         definition("WhenTerms")["properties"]
     )
@@ -244,17 +242,13 @@ def test_nothing_serious_and_nothing_refused(page: Any, sign_in: SignIn) -> None
         expect(page.get_by_role("listbox")).to_be_visible()
         found = Axe().run(page).response["violations"]
         serious = [
-            (item["id"], item["nodes"][0]["html"][:200])
-            for item in found
-            if item["impact"] in ("serious", "critical")
+            (item["id"], item["nodes"][0]["html"][:200]) for item in found if item["impact"] in ("serious", "critical")
         ]
         assert serious == [], (scheme, width)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.keyboard.press("Escape")
     assert page.evaluate("window.refused") == []
-    page.evaluate(
-        "document.body.append(Object.assign(document.createElement('style'), {textContent: 'a {}'}))"
-    )
+    page.evaluate("document.body.append(Object.assign(document.createElement('style'), {textContent: 'a {}'}))")
     page.wait_for_function("() => window.refused.length === 1")  # what it would look like
 
 

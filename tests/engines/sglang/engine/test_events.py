@@ -70,9 +70,7 @@ class Router:
         until = time.monotonic() + 20
         while True:
             self.read()
-            truth = Counter(
-                (tenant, domain, tuple(tokens)) for tenant, domain, tokens in engine.probe("indexed")
-            )
+            truth = Counter((tenant, domain, tuple(tokens)) for tenant, domain, tokens in engine.probe("indexed"))
             told = Counter(self.index.values())
             if told == truth:
                 return
@@ -115,16 +113,10 @@ def test_a_router_rebuilds_the_index_and_no_tenants_blocks_are_anothers(listened
     engine.run(shared, site.token("brief"))
     router.agrees(engine)
     mine, other = (
-        {
-            key
-            for key, told in router.index.items()
-            if told[0] == tenant and told[2] == tuple(shared)[: len(told[2])]
-        }
+        {key for key, told in router.index.items() if told[0] == tenant and told[2] == tuple(shared)[: len(told[2])]}
         for tenant in ("acme", "beta")
     )
-    assert len(mine) == len(other) >= len(shared) // page_size and not mine & other, (
-        "one prompt, two tenants' keys"
-    )
+    assert len(mine) == len(other) >= len(shared) // page_size and not mine & other, "one prompt, two tenants' keys"
     every = list(router.stored.values())
     assert sum(map(len, every)) == len(set[int]().union(*every)), "no key is two tenants'"
     assert router.stored.keys() >= {"acme", "beta", "gamma", "brief"}

@@ -102,9 +102,7 @@ def test_after_new_weights_nothing_from_before_is_found_though_the_cache_was_not
 
     inner = engine.engine
     update = UpdateWeightFromDiskReqInput(model_path=inner.server_args.model_path, flush_cache=False)
-    success, message, *_ = inner.loop.run_until_complete(
-        inner.tokenizer_manager.update_weights_from_disk(update, None)
-    )
+    success, message, *_ = inner.loop.run_until_complete(inner.tokenizer_manager.update_weights_from_disk(update, None))
     assert success, message
     assert engine.run(tokens, site.token("kappa")).cached_tokens == 0
     assert engine.run(tokens, site.token("kappa")).cached_tokens == len(tokens) - 1

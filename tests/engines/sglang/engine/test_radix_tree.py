@@ -129,9 +129,7 @@ def side_by_side(seed: int, page_size: int, slots: int, *, evicts: bool) -> Iter
 
 def differences(page_size: int, slots: dict[int, int], *, evicts: bool) -> tuple[list[Seen], int, set[str]]:
     """Where they said different things; how many tokens were found, and what was done."""
-    every = [
-        one for seed in range(SEEDS) for one in side_by_side(seed, page_size, slots[page_size], evicts=evicts)
-    ]
+    every = [one for seed in range(SEEDS) for one in side_by_side(seed, page_size, slots[page_size], evicts=evicts)]
     hits = sum(max(0, one.own[0]) for one in every if one.act == "start")
     return [one for one in every if one.own != one.ours], hits, {one.act for one in every}
 

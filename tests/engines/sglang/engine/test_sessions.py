@@ -27,9 +27,7 @@ def test_requests_of_a_session_are_refused_and_leave_nothing(start, new_deployme
     named = engine.run(FIRST, site.token("acme"), session_id="s")
     assert "sessions are not governed" in named.reason["message"]
     assert engine.run(FIRST, site.token("acme")).cached_tokens == 0, "nothing was computed for them"
-    assert engine.run(FIRST, site.token("acme")).cached_tokens == len(FIRST) - 1, (
-        "a turn finds the one before"
-    )
+    assert engine.run(FIRST, site.token("acme")).cached_tokens == len(FIRST) - 1, "a turn finds the one before"
     clean(engine)
 
 

@@ -7,9 +7,7 @@ import pytest
 from standins.engines.sglang.sglang_tiers import SMALL, TIER_POLICY, clean, displace, prompt, settings
 
 SHARED = prompt(50, 109)
-NAMED = "".join(
-    f"  {name}: {{quota: {{guaranteed: 0%, cap: 100%, borrow: true}}}}\n" for name in ("beta", "gamma")
-)
+NAMED = "".join(f"  {name}: {{quota: {{guaranteed: 0%, cap: 100%, borrow: true}}}}\n" for name in ("beta", "gamma"))
 POLICY = TIER_POLICY.replace("  default: {quota", NAMED + "  default: {quota")
 
 
@@ -17,9 +15,7 @@ POLICY = TIER_POLICY.replace("  default: {quota", NAMED + "  default: {quota")
 def test_a_segment_comes_back_to_whom_it_is_for_and_to_nobody_else(start, new_deployment, page_size):
     """Controls: the same prompts of a tenant that no rule names, and of one that did when the segment is withdrawn."""
     site = new_deployment(policy=POLICY)
-    engine = start(
-        deployment=site, settings=settings(site.folder, "host"), **{**SMALL, "page_size": page_size}
-    )
+    engine = start(deployment=site, settings=settings(site.folder, "host"), **{**SMALL, "page_size": page_size})
     engine.run(prompt(60, 40), site.token("acme"))
     made = engine.probe("declare", owner="acme", tokens=SHARED)
     covered = made["covered"]

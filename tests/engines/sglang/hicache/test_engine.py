@@ -93,9 +93,7 @@ def test_pages_rest_sealed_and_come_back_to_their_owner_alone(start: Start, tmp_
     plain = start("file")
     first = plain.run(PROMPT)
     until(lambda: len(pages(tmp_path / "plain")) >= count)
-    assert start("file").run(PROMPT) == first._replace(cached_tokens=WHOLE), (
-        "positive control: storage is read"
-    )
+    assert start("file").run(PROMPT) == first._replace(cached_tokens=WHOLE), "positive control: storage is read"
     clear = pages(tmp_path / "plain")
 
     ours = start(path=str(folder))

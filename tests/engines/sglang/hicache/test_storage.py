@@ -190,9 +190,7 @@ def test_destroying_the_owners_epoch_ends_all_of_them(tier: str, tmp_path: Path,
     storage = open_storage(path=tier)
     storage.set(KEYS[0], page(0))
     port = open_wrapping("file", tmp_path / "root.key")
-    Keyring(FileKeyStore(tmp_path / "keyring.json"), port, SystemClock()).destroy(
-        tenant_owner("sglang", "acme"), 1
-    )
+    Keyring(FileKeyStore(tmp_path / "keyring.json"), port, SystemClock()).destroy(tenant_owner("sglang", "acme"), 1)
     assert found(storage, KEYS[:1]) == [None] and not storage.exists(KEYS[0])
     assert not storage.set(KEYS[1], page(1))
 

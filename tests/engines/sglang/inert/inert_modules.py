@@ -96,9 +96,7 @@ def _somebody_only_asks() -> bool:
     frame, depth = sys._getframe(2), 0
     while frame is not None and depth < 8:
         code = frame.f_code
-        if code.co_name in _ASKS or (
-            code.co_name == "find_spec" and code.co_filename.endswith("importlib/util.py")
-        ):
+        if code.co_name in _ASKS or (code.co_name == "find_spec" and code.co_filename.endswith("importlib/util.py")):
             return True
         frame, depth = frame.f_back, depth + 1
     return False

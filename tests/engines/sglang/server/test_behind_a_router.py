@@ -37,8 +37,6 @@ def edge(model, new_deployment, tmp_path_factory) -> Iterator[Edge]:
             stack.callback(servers[-1].stop)
         return servers
 
-    paths = (
-        "/health, /health_generate, /get_model_info, /model_info, /get_server_info, /server_info, /v1/models"
-    )
+    paths = "/health, /health_generate, /get_model_info, /model_info, /get_server_info, /server_info, /v1/models"
     with opened(new_deployment, folder, start, paths) as found:
         yield found

@@ -53,9 +53,7 @@ def test_without_a_credential_nobody_gets_in(served):
     assert server.post("/flush_cache", {}, authorization="Bearer nonsense").status_code == 401
 
 
-@pytest.mark.parametrize(
-    "path", ["/flush_cache", "/open_session", "/abort_request", "/update_weights_from_disk"]
-)
+@pytest.mark.parametrize("path", ["/flush_cache", "/open_session", "/abort_request", "/update_weights_from_disk"])
 def test_a_tenant_administers_nothing(served, path):
     server, site = served
     assert server.post(path, {}, authorization=f"Bearer {site.api_key('acme')}").status_code == 403
@@ -105,11 +103,7 @@ def test_a_server_that_is_asked_to_stop_ends_all_custody(served):
     server.stop()
     ledger = open_store(site.ledger_url)
     with ledger.connect() as connection:
-        ends = (
-            connection.execute(select(incarnations.c.end).where(incarnations.c.device == "cpu"))
-            .scalars()
-            .all()
-        )
+        ends = connection.execute(select(incarnations.c.end).where(incarnations.c.device == "cpu")).scalars().all()
     ledger.dispose()
     assert ends == ["stopped"]
     assert sqlite3.connect(site.folder / "ledger.db").execute("pragma integrity_check").fetchone() == ("ok",)

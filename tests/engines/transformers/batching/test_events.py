@@ -133,9 +133,7 @@ def test_a_step_that_stores_and_removes_nothing_tells_nothing() -> None:
         before = router.batches
         for _ in range(20):
             engine.step()
-        assert (
-            router.batches == before == 1
-        )  # the prompt's blocks; decoded ones may be found when it has ended
+        assert router.batches == before == 1  # the prompt's blocks; decoded ones may be found when it has ended
 
 
 def test_nothing_is_recorded_where_nobody_listens() -> None:

@@ -51,6 +51,4 @@ def test_the_reported_time_to_first_token_is_what_clients_measure() -> None:
         for theirs, ours in ((misses, measures.first_without_hit), (hits, measures.first_with_hit)):
             assert min(theirs) >= FORWARD_SECONDS
             assert ours.total == len(theirs) == REQUESTS
-            assert REQUESTS * FORWARD_SECONDS <= ours.sum <= sum(theirs), (
-                "a client is told later than we measure"
-            )
+            assert REQUESTS * FORWARD_SECONDS <= ours.sum <= sum(theirs), "a client is told later than we measure"

@@ -64,9 +64,7 @@ def test_random_values_over_the_cache_are_recomputed(values: dict[str, Any]) -> 
         stats = engine.governor.stats().pools[0]
         assert stats.mismatched_blocks == 6 and stats.checked_blocks == 3 * 6
         counted = engine.governor.stats().tenants["a"]
-        assert counted.verified_blocks == counted.hit_blocks == 2 * 6, (
-            "every hit was present, none unverified"
-        )
+        assert counted.verified_blocks == counted.hit_blocks == 2 * 6, "every hit was present, none unverified"
 
 
 def test_positive_control_without_the_check_random_values_are_served() -> None:

@@ -57,9 +57,7 @@ def test_the_last_token_is_always_computed_so_no_shared_block_is_written(tokens:
         again = engine.submit(person(), prompt(tokens))
         engine.step()
         shared = engine.tables()[again][: (tokens - 1) // PAGE]
-        written = engine.allocator.get_write_indices(
-            again, engine.reused[again], tokens - engine.reused[again]
-        )
+        written = engine.allocator.get_write_indices(again, engine.reused[again], tokens - engine.reused[again])
         assert engine.reused[again] == (tokens - 1) // PAGE * PAGE
         assert not {index // engine.allocator.block_physical_stride for index in written} & set(shared)
         engine.run()
@@ -102,9 +100,7 @@ def test_ids_that_nobody_claimed_reuse_nothing_not_even_their_own() -> None:
         engine.run()
         assert [engine.reused[name] for name in names] == [0, 0, 0]
         assert {tuple(engine.output(name)) for name in names} == {tuple(engine.output(known))}
-        cached = {
-            name: account.cached_blocks for name, account in engine.governor.managers[0].accounts.items()
-        }
+        cached = {name: account.cached_blocks for name, account in engine.governor.managers[0].accounts.items()}
         assert cached == {
             "a": 7,
             "b": 0,

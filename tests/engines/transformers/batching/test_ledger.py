@@ -52,7 +52,5 @@ def test_evidence_is_complete_after_hits_forks_pressure_erasure_and_cancellation
         identities = conservation(connection, incarnation, counts)
     store.dispose()
     assert whole.due == whole.in_time > 30
-    assert (
-        whole.late == whole.failed == whole.missing == whole.unproven == whole.overdue == whole.disputed == 0
-    )
+    assert whole.late == whole.failed == whole.missing == whole.unproven == whole.overdue == whole.disputed == 0
     assert [identity for identity in identities if identity.difference] == []

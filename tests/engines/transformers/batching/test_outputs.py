@@ -82,9 +82,7 @@ def test_several_sequences_for_one_prompt(kind: str) -> None:
 
 @pytest.mark.system
 def test_generate_batch_and_the_models_own_entry_point() -> None:
-    plainly = model().generate_batch(
-        PROMPTS, generation_config=generation(), continuous_batching_config=batching()
-    )
+    plainly = model().generate_batch(PROMPTS, generation_config=generation(), continuous_batching_config=batching())
     expected = [result.generated_tokens for result in plainly.values()]
     with governed() as engine:
         ours = engine.batching.generate_batch(person(), PROMPTS)

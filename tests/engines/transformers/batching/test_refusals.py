@@ -133,9 +133,7 @@ def test_a_cache_that_is_not_the_engines_own(monkeypatch: pytest.MonkeyPatch) ->
     class Other(PagedAttentionCache):
         pass
 
-    monkeypatch.setattr(
-        "transformers.generation.continuous_batching.continuous_api.PagedAttentionCache", Other
-    )
+    monkeypatch.setattr("transformers.generation.continuous_batching.continuous_api.PagedAttentionCache", Other)
     with pytest.raises(ConfigError, match="a cache of type `Other`"):
         open_one()
 

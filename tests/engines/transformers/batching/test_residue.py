@@ -87,9 +87,7 @@ def settle(engine: Governed, done: Callable[[], bool]) -> None:
 
 
 def used(engine: Governed) -> int:
-    return engine.nonzero(
-        range(engine.custody.blocks.parts[0].first, engine.custody.blocks.parts[0].first + 64)
-    )
+    return engine.nonzero(range(engine.custody.blocks.parts[0].first, engine.custody.blocks.parts[0].first + 64))
 
 
 def test_an_idle_loop_wipes_what_is_past_its_deadline() -> None:

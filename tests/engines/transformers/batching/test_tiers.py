@@ -30,9 +30,7 @@ SMALL = {"num_blocks": 32, "max_batch_tokens": 64}
 
 
 def tiers(kind: str, folder: Path) -> dict[str, Any]:
-    return (
-        {"host_bytes": 8 << 20} if kind == "host" else {"nvme_path": folder / "tier", "nvme_bytes": 8 << 20}
-    )
+    return {"host_bytes": 8 << 20} if kind == "host" else {"nvme_path": folder / "tier", "nvme_bytes": 8 << 20}
 
 
 def restored(engine: Governed) -> int:
@@ -123,9 +121,7 @@ def test_no_output_changes_over_many_requests(requests: int, tmp_path: Path) -> 
             name = engine.add(tokens)
             engine.run()
             expected.append(engine.output(name))
-    with governed(
-        text=POLICY, generate=generate, config=batching(**SMALL), tiers=tiers("host", tmp_path)
-    ) as engine:
+    with governed(text=POLICY, generate=generate, config=batching(**SMALL), tiers=tiers("host", tmp_path)) as engine:
         answers = []
         for at in range(0, requests, 3):
             names = [engine.submit(person(whose), tokens) for whose, tokens in asked[at : at + 3]]

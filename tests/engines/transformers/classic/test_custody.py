@@ -116,9 +116,7 @@ def test_idle_without_a_timer_is_seen_by_the_next_use(world: World) -> None:
     ended_well(world, "idle")
 
 
-@pytest.mark.parametrize(
-    ("tenant", "seconds", "cause"), [("org", 600, "active-max"), ("lab", 300, "absolute")]
-)
+@pytest.mark.parametrize(("tenant", "seconds", "cause"), [("org", 600, "active-max"), ("lab", 300, "absolute")])
 def test_no_use_prolongs_the_ceiling(world: World, tenant: str, seconds: int, cause: str) -> None:
     with world.open(who=person(tenant)) as cache:
         slabs = fill(cache)
@@ -296,9 +294,7 @@ def test_a_narrower_policy_binds_open_caches(world: World) -> None:
     ended_well(world, "idle")
 
 
-def test_a_device_without_room_is_an_error_and_no_custody(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_without_room_is_an_error_and_no_custody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object, **options: object) -> torch.Tensor:
         raise RuntimeError("out of memory")
 

@@ -54,9 +54,7 @@ class Pair:
     def do(self, operation: str) -> None:
         getattr(self, operation)()
         for layer in range(len(self.theirs)):
-            assert (
-                int(self.ours.get_seq_length(layer)) == int(self.theirs.get_seq_length(layer)) == self.tokens
-            )
+            assert int(self.ours.get_seq_length(layer)) == int(self.theirs.get_seq_length(layer)) == self.tokens
             assert self.ours.get_mask_sizes(1, layer) == self.theirs.get_mask_sizes(1, layer)
 
     def update(self) -> None:
@@ -162,9 +160,7 @@ def test_a_lent_copy_lives_until_its_layer_is_used_again(world: World, kind: str
             for layer in range(4):
                 cache.update(states, states, layer)
         copies = [tensor for held in lent.values() for tensor in held]
-        assert len(copies) == 4 and all(
-            bool((copy == 1).all()) for copy in copies
-        )  # two windowed layers, two sides
+        assert len(copies) == 4 and all(bool((copy == 1).all()) for copy in copies)  # two windowed layers, two sides
         cache.update(states[:, :, :1], states[:, :, :1], 0)
         assert [nonzero([copy]) > 0 for copy in copies] == [False, False, True, True]
     assert nonzero(copies) == 0
@@ -227,9 +223,7 @@ def test_what_has_no_governed_form_is_an_error(world: World, config: Any, option
 def test_shared_layers_hold_nothing(world: World) -> None:
     config = config_of("full_attention", "moe", "sliding_attention")
     for kind in ("dynamic", "static"):
-        with governed_cache(
-            world.custodian, person(), MODEL, config=config, kind=kind, max_tokens=8
-        ) as cache:
+        with governed_cache(world.custodian, person(), MODEL, config=config, kind=kind, max_tokens=8) as cache:
             states = torch.ones(1, 1, 3, 8)
             cache.update(states, states, 0)
             cache.update(states, states, 2)

@@ -23,9 +23,7 @@ from standins.engines.transformers.classic_world import (
     plain_cache,
 )
 
-CASES = [
-    (model, kind) for model in (llama, gemma) for kind in ("dynamic", "static", "quantized", "offloaded")
-]
+CASES = [(model, kind) for model in (llama, gemma) for kind in ("dynamic", "static", "quantized", "offloaded")]
 CASES.remove((gemma, "quantized"))  # transformers refuses windows there, and so do we
 
 
@@ -78,9 +76,7 @@ def test_beams_are_reordered_in_place(world: World, kind: str) -> None:
 def test_prompt_look_up_decoding_takes_tokens_back(world: World) -> None:
     for model in (llama(), gemma()):
         repeated = list(range(1, 9)) * 4
-        expected = generate(
-            model, plain_cache("dynamic", model.config), prompt=repeated, prompt_lookup_num_tokens=4
-        )
+        expected = generate(model, plain_cache("dynamic", model.config), prompt=repeated, prompt_lookup_num_tokens=4)
         with world.open(model=model) as cache:
             got = generate(model, cache, prompt=repeated, prompt_lookup_num_tokens=4)
         assert got == expected
@@ -99,9 +95,7 @@ def test_half_precision(world: World) -> None:
 
 def test_an_encoder_and_a_decoder_have_a_cache_each(world: World) -> None:
     torch.manual_seed(3)
-    config = T5Config(
-        vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0
-    )
+    config = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0)
     model = T5ForConditionalGeneration(config).eval()
     options = {"config": model.config, "kv_shape": (4, 8, 8)}
     ids = torch.arange(1, 12)[None]

@@ -106,9 +106,7 @@ def rig(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TruthRig]
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("windows", [False, True])
-def test_stored_minus_removed_is_the_index(
-    rig: Callable[..., TruthRig], windows: bool, asynchronous: bool
-) -> None:
+def test_stored_minus_removed_is_the_index(rig: Callable[..., TruthRig], windows: bool, asynchronous: bool) -> None:
     """Chunked prefill, decode, preemption, eviction, twins, in a pool that holds few."""
     one = rig(blocks=36, windows=windows, asynchronous=asynchronous)
     for turn in range(30):
@@ -219,9 +217,7 @@ def test_a_router_is_told_in_the_doors_namespaces(
     stores = [event for event in told if event["type"] == "BlockStored"]
     with open_scope_key(key) as secret:
         names = CurrentNamespaces(RouterNamespaces(secret), SystemClock())
-    places = [
-        named_requester(Principal("idp", tenant, "u"), ScopeKind(scope)) for tenant in ("alpha", "beta")
-    ]
+    places = [named_requester(Principal("idp", tenant, "u"), ScopeKind(scope)) for tenant in ("alpha", "beta")]
     expected = {names.of(*place) for place in places if place is not None}
     assert len(expected) == 2
     assert {event["cache_salt"] for event in stores} == expected
@@ -261,9 +257,7 @@ def test_nobody_listens_nothing_is_collected(model: Path, monkeypatch: pytest.Mo
         one.side.publish_to(Router())
 
 
-def test_an_event_without_scope_is_not_published(
-    rig: Callable[..., TruthRig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_event_without_scope_is_not_published(rig: Callable[..., TruthRig], monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: with its scope dropped, the event is refused."""
     original = block_events.removed
     monkeypatch.setattr(block_events, "removed", lambda scope, keys, **named: original(None, keys, **named))
@@ -275,9 +269,7 @@ def test_an_event_without_scope_is_not_published(
 
 
 @pytest.mark.parametrize("drop", ["stored", "removed"])
-def test_a_dropped_event_is_seen(
-    rig: Callable[..., TruthRig], monkeypatch: pytest.MonkeyPatch, drop: str
-) -> None:
+def test_a_dropped_event_is_seen(rig: Callable[..., TruthRig], monkeypatch: pytest.MonkeyPatch, drop: str) -> None:
     """The control of the comparison itself."""
     one = rig()
     one.ask(prompt(40), "alpha")

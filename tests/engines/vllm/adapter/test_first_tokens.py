@@ -116,9 +116,7 @@ def test_a_request_preempted_before_its_first_token_waits_on_for_it(rig: Callabl
 
 @pytest.mark.parametrize("defers", [False, True])
 @pytest.mark.parametrize("kind", ["lru", "lfu"])
-def test_what_is_computed_again_after_an_eviction_is_counted(
-    rig: Callable[..., Rig], kind: str, defers: bool
-) -> None:
+def test_what_is_computed_again_after_an_eviction_is_counted(rig: Callable[..., Rig], kind: str, defers: bool) -> None:
     """Alpha's six whole blocks make room for beta's; the first time, and of beta, there is nothing to count."""
     one = rig(blocks=20, eviction=KINDS[kind], defers=defers)
     mine = prompt(6 * BLOCK_TOKENS + 4)

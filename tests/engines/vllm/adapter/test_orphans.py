@@ -74,9 +74,7 @@ def forgotten_key(busy: Busy) -> str:
     return "unreachable chain"
 
 
-@pytest.mark.parametrize(
-    "plant", [leaked_reference, leaked_hold, forgotten_key], ids=lambda plant: plant.__name__
-)
+@pytest.mark.parametrize("plant", [leaked_reference, leaked_hold, forgotten_key], ids=lambda plant: plant.__name__)
 def test_what_is_planted_is_repaired_between_steps(busy: Busy, plant: Callable[[Busy], str]) -> None:
     assert busy.scan(recover=False) == []
     orphan = plant(busy)

@@ -87,7 +87,5 @@ def test_ids_are_those_of_the_owner(deployment: Deployment) -> None:
 def test_the_paths_of_this_version_are_those_of_our_table() -> None:
     """A path that a version renames would be refused to tenants without a word; other paths are refused anyway."""
     root = Path(vllm.__file__).parent / "entrypoints"
-    served = {
-        path for file in root.rglob("api_router.py") for path in re.findall(r'"(/[^"]+)"', file.read_text())
-    }
+    served = {path for file in root.rglob("api_router.py") for path in re.findall(r'"(/[^"]+)"', file.read_text())}
     assert set(SCOPED) | PLAIN <= served

@@ -52,9 +52,7 @@ def test_without_a_valid_token_nothing_is_read_or_published(rig: Callable[..., R
     one.verify()
 
 
-def test_the_engine_says_which_models_keys_it_makes(
-    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_engine_says_which_models_keys_it_makes(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
     log = CapturingLogger()
     monkeypatch.setattr("kvcustody.integrations.vllm.model_identity._log", log)
     one = rig()
@@ -66,9 +64,7 @@ def test_the_engine_says_which_models_keys_it_makes(
     said = [call.kwargs["model_digest"] for call in log.calls if call.args == ("model identity",)]
     assert said == [before, governed_request(after).model.digest.hex()]
     assert said[0] != said[1], "weights that were loaded again are another model"
-    assert governed_request(request).model == governed_request(after).model, (
-        "one that waited runs on them, too"
-    )
+    assert governed_request(request).model == governed_request(after).model, "one that waited runs on them, too"
 
 
 def test_the_token_is_taken_from_the_request(rig: Callable[..., Rig]) -> None:
@@ -126,9 +122,7 @@ def test_churn(rig: Callable[..., Rig], defers: bool, windows: bool, asynchronou
     for turn in range(40):
         ids = prompt(30 + 11 * (turn % 9), seed=turn % 7)
         tenant = "alpha" if turn % 3 else "beta"
-        asked.append(
-            (one.add(ids, tenant, n=3 + 5 * (turn % 6)), plain.add(ids, "alpha", n=3 + 5 * (turn % 6)))
-        )
+        asked.append((one.add(ids, tenant, n=3 + 5 * (turn % 6)), plain.add(ids, "alpha", n=3 + 5 * (turn % 6))))
         if turn % 4 == 3:
             one.step()
             plain.step()
@@ -278,8 +272,7 @@ def test_media_are_part_of_the_key(rig: Callable[..., Rig]) -> None:
 
     one = rig()
     requests = [
-        one.add(prompt(100), "alpha", mm_features=image(name, at))
-        for name, at in (("a", 20), ("b", 20), ("a", 40))
+        one.add(prompt(100), "alpha", mm_features=image(name, at)) for name, at in (("a", 20), ("b", 20), ("a", 40))
     ]
     keys = []
     for request in requests:
@@ -292,9 +285,7 @@ def test_media_are_part_of_the_key(rig: Callable[..., Rig]) -> None:
     assert extras_of(one.add(prompt(100), "alpha", mm_features=image("a", 98)), BLOCK_TOKENS).begin_after(6)
 
 
-def test_what_acts_behind_governance_is_refused(
-    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_acts_behind_governance_is_refused(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm import envs
     from vllm.config import KVEventsConfig
 

@@ -109,9 +109,7 @@ class Allocated:
             engine.cache_config.kv_cache_layout = "LBHNC"
             layers = get_layers_from_vllm_config(engine, AttentionLayerBase)
             specs = {
-                name: spec
-                for name, layer in layers.items()
-                if (spec := layer.get_kv_cache_spec(engine)) is not None
+                name: spec for name, layer in layers.items() if (spec := layer.get_kv_cache_spec(engine)) is not None
             }
             self.block_tokens = engine.cache_config.block_size
             self.kinds: dict[Attention, tuple[int, int]] = {}
@@ -244,9 +242,7 @@ def test_states_split_over_shards_as_vllm_splits_them(shards: int) -> None:
         ("bamba", 512, 1, 16, 32, 48, 4),
         ("zamba2", 512, 2, 16, 32, 24, 4),
     ):
-        shapes = MambaStateShapeCalculator.mamba2_state_shape(
-            shards, inner, groups, heads, width, state, kernel
-        )
+        shapes = MambaStateShapeCalculator.mamba2_state_shape(shards, inner, groups, heads, width, state, kernel)
         dtypes = MambaStateDtypeCalculator.mamba2_state_dtype(torch.bfloat16, "auto", "auto")
         (states,) = (
             group
@@ -267,8 +263,6 @@ def test_quantised_keys_and_values_are_as_the_backends_pack_them(head_dim: int) 
         (KVQuantMode.FP8_PER_TENSOR, KvDtype.FP8, torch.uint8),
         (KVQuantMode.NONE, KvDtype.BF16, torch.bfloat16),
     ):
-        spec = FullAttentionSpec(
-            block_size=16, num_kv_heads=3, head_size=head_dim, dtype=dtype, kv_quant_mode=mode
-        )
+        spec = FullAttentionSpec(block_size=16, num_kv_heads=3, head_size=head_dim, dtype=dtype, kv_quant_mode=mode)
         packed = TritonAttentionBackend.customize_spec(spec)
         assert packed.page_size_bytes == 16 * 3 * 2 * ours.vector_bytes(head_dim)

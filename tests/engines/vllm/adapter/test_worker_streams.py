@@ -150,9 +150,7 @@ def test_the_scheduler_says_which_steps_have_to_wait(model: Path, monkeypatch: p
 
 @pytest.mark.parametrize("on_a_device", [True, False])
 @pytest.mark.parametrize("null_block", [None, 0])
-def test_what_padding_leaves_in_the_null_block_goes_with_an_order(
-    null_block: int | None, on_a_device: bool
-) -> None:
+def test_what_padding_leaves_in_the_null_block_goes_with_an_order(null_block: int | None, on_a_device: bool) -> None:
     """And is in no receipt and no count. The control: a worker that is not told of it leaves it there."""
     device = Device(5, null_block)
     if not on_a_device:

@@ -60,15 +60,11 @@ def serve(
     answers: dict[str, Any] = {}
     tenant_of: dict[str, str] = {}
     for at, ask in enumerate(asks):
-        while (running := len(tenant_of) - len(answers)) >= at_once or (
-            in_waves and running and not at % at_once
-        ):
+        while (running := len(tenant_of) - len(answers)) >= at_once or (in_waves and running and not at % at_once):
             answers |= engine.step()
         if at == len(asks) // 2:
             halfway()
-        tenant_of[engine.submit(ask.tokens, tenant=ask.tenant, subject=ask.subject, max_tokens=6)] = (
-            ask.tenant
-        )
+        tenant_of[engine.submit(ask.tokens, tenant=ask.tenant, subject=ask.subject, max_tokens=6)] = ask.tenant
     answers |= engine.finish()
     assert len(answers) == len(asks) and {one.reason for one in answers.values()} == {"length"}, "0 failed"
     found: Counter[str] = Counter()
@@ -102,9 +98,7 @@ def test_monitor_canary_enforce_and_back(
     for one in foreseen:
         predicted[one["tenant"]] += one["forecast_tokens"]
     said = {one.tenant: one for one in desk.read(forecasts)}
-    assert {name: one.forecast_tokens for name, one in said.items() if one.forecast_tokens} == dict(
-        +predicted
-    )
+    assert {name: one.forecast_tokens for name, one in said.items() if one.forecast_tokens} == dict(+predicted)
 
     desk.order("canary", ("green",), "30%")
     desk.await_mode("canary")
@@ -119,9 +113,7 @@ def test_monitor_canary_enforce_and_back(
     given = serve(engine, asks)
     assert len(desk.bodies("request-monitored")) == count
     off = abs(predicted.total() - given.total()) / given.total()
-    print(
-        f"reused {reused.total()}, refused {refused}, foreseen {predicted.total()}, given {given.total()}: {off:.2%}"
-    )
+    print(f"reused {reused.total()}, refused {refused}, foreseen {predicted.total()}, given {given.total()}: {off:.2%}")
     assert off <= 0.02, (predicted, given)
     assert given["secret"] == predicted["secret"] == 0
 
@@ -163,9 +155,7 @@ def foreseen_and_given(engine: LocalEngine, desk: Desk, asks: list[Ask], **how: 
     desk.order("enforce")
     desk.await_mode("enforce")
     given = serve(engine, asks, **how).total()
-    print(
-        f"reused {reused}; foreseen {predicted}, given {given} of {prompts}: {abs(predicted - given) / given:.2%}"
-    )
+    print(f"reused {reused}; foreseen {predicted}, given {given} of {prompts}: {abs(predicted - given) / given:.2%}")
     return predicted, given, prompts
 
 
@@ -196,9 +186,7 @@ def test_the_forecast_where_requests_that_find_less_take_more_steps(
     assert abs(predicted - given) <= 0.02 * prompts
 
 
-def test_an_order_to_monitor_is_not_followed_where_that_is_not_allowed(
-    governed: LocalEngine, tmp_path: Path
-) -> None:
+def test_an_order_to_monitor_is_not_followed_where_that_is_not_allowed(governed: LocalEngine, tmp_path: Path) -> None:
     assert governed.deployment is not None
     desk = Desk(governed.deployment, tmp_path)
     desk.order("monitor")

@@ -32,9 +32,7 @@ def test_a_killed_engine_is_closed_as_unproven_by_the_next(start, new_deployment
 
     with environment({SOILED: "1"}):
         again = start(deployment=deployment)
-    assert again.rpc("soiled_bytes")[0] > 100_000, (
-        "positive control: memory that the dead engine might have left"
-    )
+    assert again.rpc("soiled_bytes")[0] > 100_000, "positive control: memory that the dead engine might have left"
     assert sum(again.residue()) == 0
     assert again.ask(prompt, tenant="alpha").cached_tokens == 0
     assert again.ask(prompt, tenant="alpha").cached_tokens == 4 * BLOCK
@@ -42,9 +40,7 @@ def test_a_killed_engine_is_closed_as_unproven_by_the_next(start, new_deployment
 
     ledger = open_store(deployment.ledger_url)
     with ledger.connect() as connection:
-        with_blocks = select(incarnations).where(
-            incarnations.c.device.is_not(None)
-        )  # not who has closed the dead one
+        with_blocks = select(incarnations).where(incarnations.c.device.is_not(None))  # not who has closed the dead one
         dead, second = connection.execute(with_blocks.order_by(incarnations.c.id)).all()
         ends = connection.execute(select(custody_ends).where(custody_ends.c.incarnation == dead.id)).all()
         opened = connection.execute(select(residencies).where(residencies.c.incarnation == dead.id)).all()

@@ -42,9 +42,7 @@ def key_events(deployment: Deployment) -> int:
     return int(found)
 
 
-def test_an_erasure_and_an_order_on_keys_reach_an_engine_that_sleeps(
-    governed: LocalEngine, tmp_path: Path
-) -> None:
+def test_an_erasure_and_an_order_on_keys_reach_an_engine_that_sleeps(governed: LocalEngine, tmp_path: Path) -> None:
     deployment = governed.deployment
     assert deployment is not None
     assert governed.ask(PROMPT, tenant="sleeps").cached_tokens == 0

@@ -39,9 +39,7 @@ def flipped(token: str) -> str:
     return token[:-1] + ("A" if token[-1] != "A" else "B")
 
 
-@pytest.mark.parametrize(
-    "how", ["missing", "client's own", "forged", "replayed", "expired", "of another key"]
-)
+@pytest.mark.parametrize("how", ["missing", "client's own", "forged", "replayed", "expired", "of another key"])
 def test_without_a_valid_token_nothing_is_reused_nor_left(governed: LocalEngine, new_deployment, how: str):
     deployment = governed.deployment
     prompt = fresh_prompt()

@@ -20,9 +20,7 @@ def crowd(engine: LocalEngine) -> tuple[int, int, int]:
     """
     engine.probe("preemptions")
     hoarders = [
-        engine.submit(
-            [(number * 53 + at) % 480 + 20 for at in range(150)], tenant="small", max_tokens=HOARDED_TOKENS
-        )
+        engine.submit([(number * 53 + at) % 480 + 20 for at in range(150)], tenant="small", max_tokens=HOARDED_TOKENS)
         for number in range(HOARDERS)
     ]
     used = 0
@@ -41,9 +39,7 @@ def test_an_over_quota_tenant_neither_stalls_nor_preempts_another(governed: Loca
     steps, preempted, used = crowd(plain)
     print("plain:", steps, preempted, used)
     assert used > 40
-    assert preempted > 0 or steps > NEIGHBOUR_TOKENS + 20, (
-        "positive control: ungoverned, the last to come loses"
-    )
+    assert preempted > 0 or steps > NEIGHBOUR_TOKENS + 20, "positive control: ungoverned, the last to come loses"
 
     before = governed.governance("stats")["tenants"].get("small", {"requests": 0})["requests"]
     steps, preempted, used = crowd(governed)
@@ -57,9 +53,7 @@ def test_an_over_quota_tenant_neither_stalls_nor_preempts_another(governed: Loca
 
 
 def test_a_request_that_can_never_fit_its_share_is_refused_at_once(governed: LocalEngine):
-    answer = governed.ask(
-        [(7 * at) % 480 + 20 for at in range(int(SMALL_CAP * BLOCKS + 1) * BLOCK)], tenant="small"
-    )
+    answer = governed.ask([(7 * at) % 480 + 20 for at in range(int(SMALL_CAP * BLOCKS + 1) * BLOCK)], tenant="small")
     assert answer.tokens == []
     assert answer.reason in ("error", "abort")
     assert governed.ask([21, 22, 23], tenant="small").reason == "length"

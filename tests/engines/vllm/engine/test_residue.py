@@ -63,9 +63,7 @@ def test_a_restricted_request_is_wiped_when_it_ends(governed: LocalEngine, order
     governed.finish()
     assert settled(governed) == 0
     indexed = governed.probe("pool")["indexed"]
-    held = sum(
-        count for block, count in enumerate(governed.residue()) if count and not indexed[block] and block
-    )
+    held = sum(count for block, count in enumerate(governed.residue()) if count and not indexed[block] and block)
     assert held == 0
 
 

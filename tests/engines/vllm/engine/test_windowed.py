@@ -24,9 +24,7 @@ from standins.integrations.fleet_edge import door_key
 
 PREFIX = 3  # whole blocks
 ADD = b"\x00"
-WINDOW = next(
-    each for each in (3600, 5000, 7001) if time.time() % each < each - 300
-)  # none ends while these run
+WINDOW = next(each for each in (3600, 5000, 7001) if time.time() % each < each - 300)  # none ends while these run
 _prompts = itertools.count()
 
 

@@ -69,9 +69,7 @@ def test_fields_order_defaults_and_tags_are_theirs(kind: str) -> None:
     assert our.__struct_fields__ == their.__struct_fields__
     assert our.__struct_config__.tag == their.__struct_config__.tag == kind
     assert our.__struct_config__.omit_defaults == their.__struct_config__.omit_defaults
-    defaults = [
-        {f.name: f.default for f in msgspec.structs.fields(one) if not f.required} for one in (our, their)
-    ]
+    defaults = [{f.name: f.default for f in msgspec.structs.fields(one) if not f.required} for one in (our, their)]
     assert defaults[0] == defaults[1]
     governed = getattr(vllm_wire, GOVERNED[kind])
     assert governed.__struct_fields__ == (*their.__struct_fields__, "kvcustody")

@@ -106,9 +106,7 @@ def governed(tmp_path: Path):
 
 
 @pytest.mark.soak  # the same probe meets the same door on transformers in `make test-system`
-def test_a_door_that_takes_all_tenants_for_one_is_found_out(
-    governed: VllmDemoEngine, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_door_that_takes_all_tenants_for_one_is_found_out(governed: VllmDemoEngine, monkeypatch: pytest.MonkeyPatch):
     """The probe sees reuse in the governed engine wherever there is any, and none once the keys are their own again."""
     door = governed._gate
     assert door is not None

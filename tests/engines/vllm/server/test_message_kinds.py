@@ -20,9 +20,7 @@ HOT = 4 * BLOCK
 
 @pytest.fixture(scope="module")
 def server(model, site, new_deployment, tmp_path_factory) -> Iterator[HttpServer]:
-    made = new_deployment(
-        policy=POLICY.replace("eviction: {policy: lru}", EVICTION), identity=IDENTITY + KINDS
-    )
+    made = new_deployment(policy=POLICY.replace("eviction: {policy: lru}", EVICTION), identity=IDENTITY + KINDS)
     found = HttpServer(model, site, tmp_path_factory.mktemp("server"), deployment=made)
     for tenant in ("alpha", "beta", "gamma"):
         made.api_key(tenant)
@@ -39,9 +37,7 @@ def text(seed: int, count: int) -> str:
 def chat(server: HttpServer, tenant: str, *messages: tuple[str, object], **more) -> int:
     """One answer; returns the tokens that were found."""
     body = {"messages": [{"role": role, "content": content} for role, content in messages]}
-    reply = server.post(
-        "/v1/chat/completions", body | {"max_tokens": 2, "temperature": 0} | more, tenant=tenant
-    )
+    reply = server.post("/v1/chat/completions", body | {"max_tokens": 2, "temperature": 0} | more, tenant=tenant)
     assert reply.status == 200, reply.text
     return reply.cached_tokens
 

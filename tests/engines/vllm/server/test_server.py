@@ -64,9 +64,7 @@ def governed(servers) -> HttpServer:
 
 def request_for(path: str, tokens: list[int], **more) -> dict:
     text = words(tokens)
-    prompt = (
-        {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
-    )
+    prompt = {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
     return prompt | {"max_tokens": 12, "temperature": 0, "seed": 3} | more
 
 
@@ -134,12 +132,8 @@ def test_nobody_gets_in_without_identity(plain, governed, path):
 def test_own_hits_and_no_foreign_ones(plain, governed):
     body = request_for("/v1/completions", list(range(100, 100 + 3 * BLOCK + 1)))
     assert [plain.post("/v1/completions", body).cached_tokens for _ in range(2)] == [0, 3 * BLOCK]
-    asked = [
-        governed.post("/v1/completions", body, tenant=tenant).cached_tokens for tenant in ("alpha", "beta")
-    ]
-    asked += [
-        governed.post("/v1/completions", body, tenant=tenant).cached_tokens for tenant in ("alpha", "beta")
-    ]
+    asked = [governed.post("/v1/completions", body, tenant=tenant).cached_tokens for tenant in ("alpha", "beta")]
+    asked += [governed.post("/v1/completions", body, tenant=tenant).cached_tokens for tenant in ("alpha", "beta")]
     assert asked == [0, 0, 3 * BLOCK, 3 * BLOCK]
 
 

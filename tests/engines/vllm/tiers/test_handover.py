@@ -87,9 +87,7 @@ def test_a_ticket_for_another_worker_brings_nothing(handing: Handing) -> None:
     mine = prompt(5)
     ticket = handing.prefilled(mine, tenant="delta", peer="decode-2")
     assert ticket and handing.decoded(mine, ticket, tenant="delta").cached_tokens == 0
-    assert handing.prefilled(prompt(6), tenant="delta", peer="nobody") == "", (
-        "nor is one made for who is not trusted"
-    )
+    assert handing.prefilled(prompt(6), tenant="delta", peer="nobody") == "", "nor is one made for who is not trusted"
 
 
 def test_a_tenant_whose_blocks_may_not_leave_is_not_handed_over(handing: Handing, plain: LocalEngine) -> None:

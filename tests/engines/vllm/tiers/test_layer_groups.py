@@ -78,9 +78,7 @@ def test_own_prompts_come_back_and_foreign_ones_never(windowed: LocalEngine, pla
     before = restored(windowed)
     again = windowed.ask(mine, tenant="alpha", max_tokens=24)
     assert (again.cached_tokens, again.tokens) == (PREFIX * BLOCK, expected)
-    assert restored(windowed) - before == PREFIX + WINDOW, (
-        "all blocks of one group, the last ones of the other"
-    )
+    assert restored(windowed) - before == PREFIX + WINDOW, "all blocks of one group, the last ones of the other"
     displace(windowed)
     before = restored(windowed)
     for whose in ({"tenant": "beta"}, {"tenant": "alpha", "subject": "other"}):
@@ -90,9 +88,7 @@ def test_own_prompts_come_back_and_foreign_ones_never(windowed: LocalEngine, pla
     idle(windowed)
 
 
-def test_a_hit_ends_where_objects_of_both_groups_do(
-    windowed: LocalEngine, plain_windowed: LocalEngine, kept: int
-):
+def test_a_hit_ends_where_objects_of_both_groups_do(windowed: LocalEngine, plain_windowed: LocalEngine, kept: int):
     mine = prompt(2, PREFIX - 2)  # its end is not one of a whole object
     windowed.ask(mine, tenant="delta")
     displace(windowed)
@@ -107,9 +103,7 @@ def test_a_hit_ends_where_objects_of_both_groups_do(
         displace(windowed)
 
 
-def test_a_part_comes_from_the_device_and_the_rest_from_the_tier(
-    windowed: LocalEngine, plain_windowed: LocalEngine
-):
+def test_a_part_comes_from_the_device_and_the_rest_from_the_tier(windowed: LocalEngine, plain_windowed: LocalEngine):
     mine = prompt(3)
     longer = [*mine[:-1], *prompt(4, 2)]
     windowed.ask(mine, tenant="epsilon")
@@ -177,9 +171,7 @@ def test_one_group_is_of_no_use_without_the_other(windowed: LocalEngine, plain_w
     idle(windowed)
     displace(windowed)
     answer = windowed.ask(mine, tenant="kappa", max_tokens=24)
-    assert (answer.cached_tokens, answer.tokens) == (PREFIX * BLOCK, expected), (
-        "it was computed, and stored again"
-    )
+    assert (answer.cached_tokens, answer.tokens) == (PREFIX * BLOCK, expected), "it was computed, and stored again"
 
 
 def test_an_erasure_and_an_abort_while_loads_are_in_flight(windowed: LocalEngine):
@@ -202,12 +194,8 @@ def test_an_erasure_and_an_abort_while_loads_are_in_flight(windowed: LocalEngine
     idle(windowed)
 
 
-@pytest.mark.parametrize(
-    "requests", [pytest.param(60, id="60"), pytest.param(500, id="500", marks=pytest.mark.soak)]
-)
-def test_every_answer_is_that_of_the_plain_engine(
-    windowed: LocalEngine, plain_windowed: LocalEngine, requests: int
-):
+@pytest.mark.parametrize("requests", [pytest.param(60, id="60"), pytest.param(500, id="500", marks=pytest.mark.soak)])
+def test_every_answer_is_that_of_the_plain_engine(windowed: LocalEngine, plain_windowed: LocalEngine, requests: int):
     """Shared beginnings, several tenants, chunks, batches, and more work than the pool holds."""
     random = Random(requests)
     heads = [prompt(50 + number, random.choice((4, 8, 10))) for number in range(8)]

@@ -19,9 +19,7 @@ def rewrite(model: Path, seed: int) -> None:
     file = model / "model.safetensors"
     random = torch.Generator().manual_seed(seed)
     tensors = {
-        name: (torch.randn(tensor.shape, generator=random) * 0.2).to(tensor.dtype)
-        if "proj" in name
-        else tensor
+        name: (torch.randn(tensor.shape, generator=random) * 0.2).to(tensor.dtype) if "proj" in name else tensor
         for name, tensor in load_file(file).items()
     }
     save_file(tensors, file, metadata={"format": "pt"})

@@ -46,9 +46,7 @@ def files_with(folder: Path, content: bytes) -> tuple[int, int]:
     return sum(content in path.read_bytes() for path in files), len(files)
 
 
-def test_own_prompts_come_back_after_a_restart_and_foreign_ones_never(
-    start: Start, plain: LocalEngine, tmp_path: Path
-):
+def test_own_prompts_come_back_after_a_restart_and_foreign_ones_never(start: Start, plain: LocalEngine, tmp_path: Path):
     folder, mine = tmp_path / "tier", prompt(1)
     deployment = deployment_with(tmp_path / "site")
     there = options(**nvme(folder))
@@ -117,9 +115,7 @@ def test_a_policy_that_lets_nothing_leave_ends_what_has_left(start: Start, tmp_p
     engine.close()
 
 
-def test_a_key_that_was_destroyed_by_another_process_ends_its_copies(
-    start: Start, plain: LocalEngine, tmp_path: Path
-):
+def test_a_key_that_was_destroyed_by_another_process_ends_its_copies(start: Start, plain: LocalEngine, tmp_path: Path):
     mine = prompt(3)
     deployment = deployment_with(tmp_path / "site")
     engine = start(deployment=deployment, **options())
@@ -174,9 +170,7 @@ def test_what_a_killed_engine_left_is_found_again_or_ended_by_the_next(
     indexed = engine.probe("pool")["indexed"]
     contents = [engine.rpc("block_content", block)[0] for block, is_there in enumerate(indexed) if is_there]
     displace(engine, rounds=2)
-    assert until(
-        lambda: min(tier(engine, name)["copies"] for name in ("host", "nvme")) >= 2 * PREFIX // OBJECT
-    )
+    assert until(lambda: min(tier(engine, name)["copies"] for name in ("host", "nvme")) >= 2 * PREFIX // OBJECT)
     engine.submit(prompt(7), tenant="alpha", max_tokens=300)  # still running when it dies
     for _ in range(10):
         engine.step()
@@ -209,9 +203,7 @@ def test_what_a_killed_engine_left_is_found_again_or_ended_by_the_next(
         dead, second = connection.execute(
             select(incarnations).where(incarnations.c.device.is_not(None)).order_by(incarnations.c.id)
         ).all()
-        opened = connection.scalars(
-            select(residencies.c.residency).where(residencies.c.incarnation == dead.id)
-        )
+        opened = connection.scalars(select(residencies.c.residency).where(residencies.c.incarnation == dead.id))
         closed = connection.scalars(select(releases.c.residency).where(releases.c.incarnation == dead.id))
         assert set(opened) <= set(closed)
         lost, kept_on = (copy_totals(connection, dead.id)[name] for name in ("host", "nvme"))
@@ -224,9 +216,7 @@ def test_what_a_killed_engine_left_is_found_again_or_ended_by_the_next(
 
 
 @pytest.mark.parametrize("remembers", [True, False], ids=["ledger", "control: the ledger is put back too"])
-def test_erased_copies_stay_closed_after_keys_and_receipts_were_put_back(
-    start: Start, tmp_path: Path, remembers: bool
-):
+def test_erased_copies_stay_closed_after_keys_and_receipts_were_put_back(start: Start, tmp_path: Path, remembers: bool):
     mine, site, copy = prompt(7), tmp_path / "site", tmp_path / "copy"
     deployment = deployment_with(site)
     there = options(**nvme(site / "tier"))

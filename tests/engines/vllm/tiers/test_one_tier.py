@@ -77,9 +77,7 @@ def likelihoods(engine: LocalEngine, tokens: list[int], tenant: str) -> list[dic
     return found
 
 
-@pytest.mark.parametrize(
-    "requests", [pytest.param(90, id="90"), pytest.param(500, id="500", marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("requests", [pytest.param(90, id="90"), pytest.param(500, id="500", marks=pytest.mark.soak)])
 def test_every_answer_is_that_of_the_plain_engine(tiered: LocalEngine, plain: LocalEngine, requests: int):
     """Shared beginnings, several tenants, chunks, batches, and more work than the pool holds."""
     random = Random(requests)

@@ -55,9 +55,7 @@ class Case:
     def step(self, step: str, change: str) -> None:
         """Put a step on record, and wait for the engine's leaf; nobody sends it a request."""
         ground, reason = ("18(1)(a)", "") if step == "restrict" else ("", "checked")
-        self._put(
-            CaseStepped(CLOCK.now_us(), self.id, self._tenant, step, "", ground, "", reason, "", "dana")
-        )
+        self._put(CaseStepped(CLOCK.now_us(), self.id, self._tenant, step, "", ground, "", reason, "", "dana"))
         said = {"case_id": self.id, "change": change}
         assert until(
             lambda: any(said.items() <= body.items() for body in self.leaves("processing-restricted")),

@@ -53,9 +53,7 @@ def modes(engine: LocalEngine) -> Counter[str]:
     return Counter(rows)
 
 
-def test_what_a_worker_s_store_and_index_disagree_about_is_found_and_ended(
-    engine: LocalEngine, plain: LocalEngine
-):
+def test_what_a_worker_s_store_and_index_disagree_about_is_found_and_ended(engine: LocalEngine, plain: LocalEngine):
     mine = prompt(1)
     expected = plain.ask(mine, max_tokens=12).tokens
     engine.ask(mine, tenant="alpha", max_tokens=12)
@@ -64,9 +62,7 @@ def test_what_a_worker_s_store_and_index_disagree_about_is_found_and_ended(
     assert engine.rpc("plant_orphans", "host") == [OBJECT]
     assert engine.governance("scan") == [], "only looks, and the workers are not asked"
     assert engine.rpc("store_has", "host") == [True]
-    assert engine.governance("scan", True) == [], (
-        "what the engine's process has agrees; the workers answer later"
-    )
+    assert engine.governance("scan", True) == [], "what the engine's process has agrees; the workers answer later"
     expected_findings = Counter(
         {
             (STRAY, "in tier `host`", "destroyed", "recovered"): 1,

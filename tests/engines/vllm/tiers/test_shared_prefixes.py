@@ -13,9 +13,7 @@ from standins.engines.vllm.tier_engines import TIER_POLICY, deployment_with, dis
 from standins.waiting import until
 
 SHARED = prompt(1, 8)[:-1]
-NAMED = "".join(
-    f"  {name}: {{quota: {{guaranteed: 0%, cap: 100%, borrow: true}}}}\n" for name in ("beta", "gamma")
-)
+NAMED = "".join(f"  {name}: {{quota: {{guaranteed: 0%, cap: 100%, borrow: true}}}}\n" for name in ("beta", "gamma"))
 POLICY = TIER_POLICY.replace("  default: {quota", NAMED + "  default: {quota")
 GRANTING = POLICY.replace("scope: subject", "scope: tenant")  # a grant opens no subject's domain
 READERS = ("beta", "gamma")
@@ -147,9 +145,7 @@ def test_what_a_grant_s_reader_computed_behind_it_comes_back_to_it_alone(granted
     granted.open()
     displace(granted.engine)
     granted.engine.governance("erase", "alpha", None, None)
-    assert granted.ask("beta", mine) == (HEAD, 8), (
-        "its own copy of the beginning, and nothing behind its owner's"
-    )
+    assert granted.ask("beta", mine) == (HEAD, 8), "its own copy of the beginning, and nothing behind its owner's"
     granted.settle()
 
 

@@ -107,9 +107,7 @@ def test_a_trial_takes_along_what_goes_before_it(
     assert (answer.cached_tokens, answer.tokens) == (PREFIX * BLOCK if remembers else 0, expected)
     assert engine.governance("check") == []
     engine.close()
-    stores = [one for one in decided(deployment.ledger_url, "store") if one.tenant == "alpha"][
-        : 5 if remembers else 3
-    ]
+    stores = [one for one in decided(deployment.ledger_url, "store") if one.tenant == "alpha"][: 5 if remembers else 3]
     reasons = ["does not pay", "does not pay", "tried", *(["tried", "tried"] if remembers else [])]
     assert [one.reason for one in stores] == reasons
 

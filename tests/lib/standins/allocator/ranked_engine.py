@@ -21,17 +21,14 @@ HOUR = 60 * MINUTE
 class Engine:
     """The least of an engine that allocates by itself: an index by prefix, and a free list."""
 
-    def __init__(
-        self, blocks: int, policy: Callable[[], EvictionPolicy], tenants: tuple[str, ...] = ("a",)
-    ) -> None:
+    def __init__(self, blocks: int, policy: Callable[[], EvictionPolicy], tenants: tuple[str, ...] = ("a",)) -> None:
         self.pool = ExternalPool(blocks)
         self.pool.rank_by(policy)
         self.now = 1
         self.index: dict[Key, int] = {}
         self.free = list(range(blocks))
         self.domains = {
-            name: self.pool.domain(self.pool.account(name), idle_us=HOUR, absolute_us=HOUR)
-            for name in tenants
+            name: self.pool.domain(self.pool.account(name), idle_us=HOUR, absolute_us=HOUR) for name in tenants
         }
         self.victims: list[Key] = []
         self._requests = 0

@@ -43,8 +43,7 @@ def imported(tree: ast.AST, modules: set[str]) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {
-                name if (name := f"{node.module}.{alias.name}") in modules else node.module
-                for alias in node.names
+                name if (name := f"{node.module}.{alias.name}") in modules else node.module for alias in node.names
             }
     return found & modules
 

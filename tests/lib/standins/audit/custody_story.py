@@ -36,9 +36,7 @@ def story(**changes: Any) -> list[Event]:
     return [
         WorkerStarted(1, "worker-1", 64, 2, 4096, "cpu", "test"),
         opened(1, changes.get("attached", ())),
-        ResidencyReleased(
-            200, 1, "acme", "finish", changes.get("written", BLOCKS), changes.get("hold_us", 500)
-        ),
+        ResidencyReleased(200, 1, "acme", "finish", changes.get("written", BLOCKS), changes.get("hold_us", 500)),
         *changes.get("more", ()),
         CustodyEnded(510, "acme", "internal", BLOCKS, scrub_within_us=WITHIN, **ended),
         receipt(0, **proof),
@@ -47,9 +45,7 @@ def story(**changes: Any) -> list[Event]:
 
 
 def opened(residency: int, attached: tuple[Run, ...] = (), at_us: int = 100, tenant: str = "acme") -> Event:
-    return ResidencyOpened(
-        at_us, residency, tenant, "alice", None, False, "internal", (), attached, ("own",), 1, 900
-    )
+    return ResidencyOpened(at_us, residency, tenant, "alice", None, False, "internal", (), attached, ("own",), 1, 900)
 
 
 def receipt(shard: int, **facts: Any) -> Event:

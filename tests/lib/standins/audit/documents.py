@@ -41,9 +41,7 @@ def verify_certificate(
     return verify(data, vkeys, [CertificateRules(opening)], orders=orders, **how)
 
 
-def verify_record(
-    data: bytes, vkeys: Sequence[str], given: Policy | None = None, **how: Any
-) -> DocumentCheck:
+def verify_record(data: bytes, vkeys: Sequence[str], given: Policy | None = None, **how: Any) -> DocumentCheck:
     """A check of a record of processing."""
     return verify(data, vkeys, [RecordRules(given)], **how)
 

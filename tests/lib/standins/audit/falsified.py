@@ -50,9 +50,7 @@ def pairs(runs: Runs) -> list[Unit]:
 def covered_units(events: list[Event]) -> list[Unit]:
     """Units that the history covers, each in at least one receipt and one end."""
     covered = {item.generation for item in judge(history_of(events)) if item.covered}
-    return sorted(
-        unit for e in events if isinstance(e, CustodyEnded) for unit in pairs(e.runs) if unit[1] in covered
-    )
+    return sorted(unit for e in events if isinstance(e, CustodyEnded) for unit in pairs(e.runs) if unit[1] in covered)
 
 
 def without(runs: Runs, unit: Unit) -> Runs:
@@ -68,14 +66,9 @@ def _list(event: Any) -> Runs:
     return event.written if isinstance(event, ResidencyReleased) else event.runs
 
 
-def changed(
-    events: list[Event], unit: Unit, kind: type, field: str, make: Callable[[Any], Any]
-) -> list[Event]:
+def changed(events: list[Event], unit: Unit, kind: type, field: str, make: Callable[[Any], Any]) -> list[Event]:
     """Every event of a kind that names the unit, with one field made anew."""
-    return [
-        e._replace(**{field: make(e)}) if isinstance(e, kind) and unit in pairs(_list(e)) else e
-        for e in events
-    ]
+    return [e._replace(**{field: make(e)}) if isinstance(e, kind) and unit in pairs(_list(e)) else e for e in events]
 
 
 def receipts_of(events: list[Event], unit: Unit) -> list[ReceiptRecorded]:
@@ -113,11 +106,7 @@ def altered_time(events: list[Event], unit: Unit, chance: random.Random) -> list
         return changed(events, unit, ReceiptRecorded, "started_us", lambda e: e.ended_us + 1)
     if which == 2:
         return changed(events, unit, CustodyEnded, "retired_us", lambda e: proof.started_us + 1)
-    users = {
-        e.residency
-        for e in events
-        if isinstance(e, ResidencyOpened) and unit in pairs((*e.attached, *e.written))
-    }
+    users = {e.residency for e in events if isinstance(e, ResidencyOpened) and unit in pairs((*e.attached, *e.written))}
     users |= {e.residency for e in events if isinstance(e, ResidencyReleased) and unit in pairs(e.written)}
     who = chance.choice(sorted(users))
     return [
@@ -140,9 +129,7 @@ def attach_after_receipt(events: list[Event], unit: Unit, chance: random.Random)
     proof, end = receipts_of(events, unit)[-1], end_of(events, unit)
     at = proof.ended_us + 1 + chance.randrange(1000)
     run = (Run(np.array([unit[0]], np.int64), unit[1]),)
-    opened = ResidencyOpened(
-        at, 900_000, end.tenant, None, None, False, "internal", (1,), run, (), 1, at + 10**6
-    )
+    opened = ResidencyOpened(at, 900_000, end.tenant, None, None, False, "internal", (1,), run, (), 1, at + 10**6)
     if chance.random() < 0.5:
         opened = opened._replace(attached=())
         more = [opened, BlocksAttached(at, 900_000, end.tenant, run)]
@@ -177,9 +164,7 @@ def dropped_residency(events: list[Event], unit: Unit, chance: random.Random) ->
 
 def dropped_allocation(events: list[Event], unit: Unit, chance: random.Random) -> list[Event]:
     made = changed(events, unit, ResidencyReleased, "written", lambda e: without(e.written, unit))
-    return [
-        e._replace(written=without(e.written, unit)) if isinstance(e, ResidencyOpened) else e for e in made
-    ]
+    return [e._replace(written=without(e.written, unit)) if isinstance(e, ResidencyOpened) else e for e in made]
 
 
 def _binding(events: list[Event], chance: random.Random) -> tuple[HoldsNarrowed, int] | None:

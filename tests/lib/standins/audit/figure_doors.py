@@ -149,10 +149,7 @@ def _expected_reuse(leaves: LeafFigures, since_us: int, until_us: int) -> Figure
 
 
 def _denials(text: str) -> Figures:
-    return {
-        (row["reader"], row["owner"], row["rule"], str(row["revision"])): row["requests"]
-        for row in _items(text)
-    }
+    return {(row["reader"], row["owner"], row["rule"], str(row["revision"])): row["requests"] for row in _items(text)}
 
 
 def _expected_denials(facts: Facts, text: str) -> Figures:
@@ -169,12 +166,7 @@ _SECONDS = ("saved_seconds", "taken_seconds", "given_seconds")
 
 
 def _showback(rows: Sequence[Mapping[str, Any]]) -> Figures:
-    return {
-        (row["tenant"], name): row[name]
-        for row in rows
-        for name in (*_BILLED, *_SECONDS)
-        if row[name] is not None
-    }
+    return {(row["tenant"], name): row[name] for row in rows for name in (*_BILLED, *_SECONDS) if row[name] is not None}
 
 
 def _expected_showback(facts: Facts, text: str) -> Figures:
@@ -196,16 +188,12 @@ def _of_custodies(custodies: Sequence[oracle.Custody]) -> Figures:
     groups: dict[tuple[str, ...], list[oracle.Custody]] = {("*", "*"): list(custodies)}
     for custody in custodies:
         groups.setdefault((custody.tenant, custody.classification), []).append(custody)
-    return {
-        (*who, name): value for who, some in groups.items() for name, value in oracle.figures(some).items()
-    }
+    return {(*who, name): value for who, some in groups.items() for name, value in oracle.figures(some).items()}
 
 
 def _of_rows(rows: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) -> Figures:
     names = tuple(oracle.figures([]))
-    return {
-        (row["tenant"], row["classification"], name): row[name] for row in (*rows, total) for name in names
-    }
+    return {(row["tenant"], row["classification"], name): row[name] for row in (*rows, total) for name in names}
 
 
 def _covered(text: str) -> Figures:
@@ -216,8 +204,7 @@ def _covered(text: str) -> Figures:
 
 def _lags(custodies: Sequence[oracle.Custody]) -> Figures:
     return {
-        ("lag", name): oracle.lag_us(custodies, percent)
-        for name, percent in (("p50", 50), ("p99", 99), ("max", 100))
+        ("lag", name): oracle.lag_us(custodies, percent) for name, percent in (("p50", 50), ("p99", 99), ("max", 100))
     }
 
 
@@ -251,9 +238,7 @@ def _expected_hours(facts: Facts, text: str) -> Figures:
         due_us = custody.due + facts.read_at(judged_at).history.lives[custody.incarnation].offset_us
         who = (str(due_us // _HOUR_US * _HOUR_US), custody.tenant, custody.classification)
         groups.setdefault(who, []).append(custody)
-    return {
-        (*who, name): value for who, some in groups.items() for name, value in oracle.figures(some).items()
-    }
+    return {(*who, name): value for who, some in groups.items() for name, value in oracle.figures(some).items()}
 
 
 # -- erasures and events --------------------------------------------------------------------------------------------
@@ -268,11 +253,7 @@ def _expected_erasures(facts: Facts, text: str) -> Figures:
 
 
 def _counts(text: str) -> Figures:
-    return {
-        (row["log"], row["kind"], row["outcome"]): row["events"]
-        for row in _items(text)
-        if row["kind"] != "access"
-    }
+    return {(row["log"], row["kind"], row["outcome"]): row["events"] for row in _items(text) if row["kind"] != "access"}
 
 
 def _expected_counts(facts: Facts, text: str) -> Figures:
@@ -304,9 +285,7 @@ def _expected_explorer(facts: Facts, text: str) -> Figures:
 # -- pages ----------------------------------------------------------------------------------------------------------
 
 _BAR = re.compile(r'text-anchor="end">([^<]+)</text><text [^>]*text-anchor="start">([\d,]+)</text>')
-_TILE = re.compile(
-    r'<div class="tile[^"]*"><b>(?:<span[^>]*>[^<]*</span>)?\s*([^<]+)</b>\s*<span>(.*?)</span>'
-)
+_TILE = re.compile(r'<div class="tile[^"]*"><b>(?:<span[^>]*>[^<]*</span>)?\s*([^<]+)</b>\s*<span>(.*?)</span>')
 _DENIED = "Denied requests by reader, owner and rule"
 _DENIED_MAX = 5
 
@@ -322,9 +301,7 @@ def _ask_overview(visitor: Visitor, until_us: int) -> str:
 
 def _overview(text: str) -> Figures:
     page = text.partition("\n")[2]
-    found: Figures = {
-        ("held", html.unescape(tenant)): _number(blocks) for tenant, blocks in _BAR.findall(page)
-    }
+    found: Figures = {("held", html.unescape(tenant)): _number(blocks) for tenant, blocks in _BAR.findall(page)}
     for value, label in _TILE.findall(page):
         words = html.unescape(re.sub(r"<[^>]*>", "", label))
         if words.startswith("deletion coverage"):
@@ -357,9 +334,7 @@ def _expected_overview(facts: Facts, text: str) -> Figures:
     found[("overdue",)] = units["overdue"]
     states = Counter(leaves.erasures(facts.now_us).values())
     found |= {("erasures", state): states[state] for state in ("missed", "late")}
-    for (reader, owner, rule, revision), requests in sorted(leaves.denials.items(), key=_most_first)[
-        :_DENIED_MAX
-    ]:
+    for (reader, owner, rule, revision), requests in sorted(leaves.denials.items(), key=_most_first)[:_DENIED_MAX]:
         found["denied", reader, owner, rule, str(revision)] = requests
     return found
 
@@ -475,10 +450,7 @@ DOORS = (
     Door("erasures", _api("erasures", "/v1/erasures", limit=1000), _erasures, _expected_erasures),
     Door("counts", _api("counts", "/v1/audit/counts", limit=1000), _counts, _expected_counts),
     Door("explorer", _api("explorer", "/v1/audit/summary"), _explorer, _expected_explorer),
-    *(
-        Door(f"{name} report", _ask_report(name), _report, _expected_report, is_bound=True)
-        for name in FRAMEWORKS
-    ),
+    *(Door(f"{name} report", _ask_report(name), _report, _expected_report, is_bound=True) for name in FRAMEWORKS),
 )
 
 
@@ -505,11 +477,7 @@ class Shown(NamedTuple):
 
 
 def _is_near(here: float | str, there: float | str) -> bool:
-    return (
-        isinstance(here, float)
-        and isinstance(there, float)
-        and abs(here - there) <= _ROUNDING * max(1.0, there)
-    )
+    return isinstance(here, float) and isinstance(there, float) and abs(here - there) <= _ROUNDING * max(1.0, there)
 
 
 class _Reader:
@@ -550,9 +518,7 @@ def _ask(visitor: Visitor, reader: _Reader, door: Door, until_us: int) -> Shown:
         text = door.ask(visitor, until_us)
         ended_us, after = _utc_us(), snapshot(url)
         if door.is_bound:
-            return Shown(
-                door, text, door.expected(Facts(LeafFigures([]), reader.at, until_us, {}, ended_us), text)
-            )
+            return Shown(door, text, door.expected(Facts(LeafFigures([]), reader.at, until_us, {}, ended_us), text))
         if before != after:
             continue
         leaves = reader.now(after)

@@ -64,9 +64,7 @@ def ed25519(public: bytes, message: bytes, signature: bytes) -> bool:
         return False
     challenge = int.from_bytes(hashlib.sha512(signature[:32] + public + message).digest(), "little") % ORDER
     left, right = multiply(s, base), add(point, multiply(challenge, key))
-    return not (
-        (left[0] * right[2] - right[0] * left[2]) % P or (left[1] * right[2] - right[1] * left[2]) % P
-    )
+    return not ((left[0] * right[2] - right[0] * left[2]) % P or (left[1] * right[2] - right[1] * left[2]) % P)
 
 
 # -- the C2SP pages ----------------------------------------------------------------------------------------------------
@@ -120,9 +118,7 @@ def root_from_path(leaf: bytes, index: int, size: int, path: list[bytes]) -> byt
     split = 1 << (size - 1).bit_length() - 1
     if index < split:
         return hashlib.sha256(b"\x01" + root_from_path(leaf, index, split, path[:-1]) + path[-1]).digest()
-    return hashlib.sha256(
-        b"\x01" + path[-1] + root_from_path(leaf, index - split, size - split, path[:-1])
-    ).digest()
+    return hashlib.sha256(b"\x01" + path[-1] + root_from_path(leaf, index - split, size - split, path[:-1])).digest()
 
 
 def roots_from_proof(

@@ -32,9 +32,7 @@ class PrefillCost(NamedTuple):
 
     def seconds(self, place: int) -> float:
         """What one block takes at this place of a prompt, in blocks."""
-        return self.block_tokens * self.token_seconds + self.block_tokens**2 * self.pair_seconds * (
-            place + 0.5
-        )
+        return self.block_tokens * self.token_seconds + self.block_tokens**2 * self.pair_seconds * (place + 0.5)
 
 
 class Snapshot(NamedTuple):
@@ -57,9 +55,7 @@ def snapshot(database_url: str) -> Snapshot:
         said = connection.execute(text("SELECT worker, status FROM service_workers ORDER BY seen_us"))
         status = {worker: json.loads(line) for worker, line in said if line != "{}"}
     costs = {
-        worker: PrefillCost(
-            int(line["block_tokens"]), line["prefill_cost.token"], line.get("prefill_cost.pair", 0.0)
-        )
+        worker: PrefillCost(int(line["block_tokens"]), line["prefill_cost.token"], line.get("prefill_cost.pair", 0.0))
         for worker, line in status.items()
         if "block_tokens" in line and "prefill_cost.token" in line
     }
@@ -119,11 +115,7 @@ class LeafFigures:
     @cached_property
     def held(self) -> Counter[str]:
         """Blocks in each tenant's custody."""
-        ended = {
-            (uuid, key)
-            for uuid, life in self.history.lives.items()
-            for key, _, _ in life.named("custody-ended")
-        }
+        ended = {(uuid, key) for uuid, life in self.history.lives.items() for key, _, _ in life.named("custody-ended")}
         return Counter(owner for block, owner in self.owners.items() if block not in ended)
 
     @cached_property
@@ -191,17 +183,12 @@ class LeafFigures:
             found[reader, body["owner"], rule, int(body["revision"])] += int(body.get("requests", 1))
         return +found
 
-    def showback(
-        self, since_us: int, until_us: int, costs: Mapping[str, PrefillCost]
-    ) -> dict[str, list[float]]:
+    def showback(self, since_us: int, until_us: int, costs: Mapping[str, PrefillCost]) -> dict[str, list[float]]:
         """Tenant: block-seconds; own, taken and given hits; seconds of each."""
         found: dict[str, list[float]] = defaultdict(lambda: [0.0] * 7)
         for uuid, life in self.history.lives.items():
             cost = costs.get(life.start.get("worker", ""), PrefillCost(0, 0.0))
-            ended = {
-                key: int(body["ended_boot_us"]) + life.offset_us
-                for key, _, body in life.named("custody-ended")
-            }
+            ended = {key: int(body["ended_boot_us"]) + life.offset_us for key, _, body in life.named("custody-ended")}
             stopped = min(until_us, self._end_of(uuid) or until_us)
             for key, begun_us in _begun(life).items():
                 span = min(ended.get(key, stopped), until_us) - max(begun_us + life.offset_us, since_us)
@@ -293,7 +280,5 @@ def _hits(life: oracle.Life, since_us: int, until_us: int) -> Iterator[tuple[str
         residency = int(body["residency"])
         for key, _ in oracle.listed(body.get("runs", ())):
             place, places[residency] = places[residency], places[residency] + 1
-            if place >= int(body.get("earlier_blocks", 0)) and (
-                since_us <= life.at(body) + life.offset_us < until_us
-            ):
+            if place >= int(body.get("earlier_blocks", 0)) and (since_us <= life.at(body) + life.offset_us < until_us):
                 yield body["tenant"], key, place

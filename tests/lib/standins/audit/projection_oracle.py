@@ -253,15 +253,9 @@ TABLES = {
         "kind at_us",
         _PROCESS
         | {
-            "cause": lambda leaf: (
-                "refused" if leaf.body["kind"] == "withdrawn" else leaf.body.get("cause", "")
-            ),
-            "first_sequence": lambda leaf: int(
-                leaf.body.get("of_sequence", leaf.body.get("first_sequence", 0))
-            ),
-            "last_sequence": lambda leaf: int(
-                leaf.body.get("of_sequence", leaf.body.get("last_sequence", 0))
-            ),
+            "cause": lambda leaf: "refused" if leaf.body["kind"] == "withdrawn" else leaf.body.get("cause", ""),
+            "first_sequence": lambda leaf: int(leaf.body.get("of_sequence", leaf.body.get("first_sequence", 0))),
+            "last_sequence": lambda leaf: int(leaf.body.get("of_sequence", leaf.body.get("last_sequence", 0))),
             "added": lambda leaf: leaf.number("added"),
             "duplicates": lambda leaf: leaf.number("duplicates"),
         },
@@ -290,9 +284,7 @@ TABLES = {
         },
     ),
     "case_steps": Table(("case-step",), "case_id step outcome ground about reason digest actor at_us"),
-    "retention_purges": Table(
-        ("retention-purged",), "of_log first below size digest actor approver reason at_us"
-    ),
+    "retention_purges": Table(("retention-purged",), "of_log first below size digest actor approver reason at_us"),
     "legal_holds": Table(("legal-hold",), "hold tenant action reason actor at_us subject"),
 }
 _NUMBERS = frozenset((  # columns of numbers, which a leaf has as decimal strings where they are large

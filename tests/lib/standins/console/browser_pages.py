@@ -27,9 +27,7 @@ def check_in_browser(client: httpx.Client, places: Iterable[Place], name: str = 
     with playwright.sync_playwright() as begun:
         browser = begun.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         context = browser.new_context(base_url=str(client.base_url), bypass_csp=True)
-        context.add_cookies(
-            [{"name": "kvcustody", "value": client.cookies["kvcustody"], "url": str(client.base_url)}]
-        )
+        context.add_cookies([{"name": "kvcustody", "value": client.cookies["kvcustody"], "url": str(client.base_url)}])
         page = context.new_page()
         page.on("pageerror", lambda error: problems.append(str(error)))
         for place in places:

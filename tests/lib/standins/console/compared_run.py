@@ -79,9 +79,7 @@ class ComparedRun:
         """The whole of it. Short of a minute it takes as long as it needs."""
         until = time.monotonic() + 60 * minutes
         started = self._start()
-        self._await(
-            lambda leaves: contents(leaves).shared_blocks > 0 and contents(leaves).denied_requests > 0
-        )
+        self._await(lambda leaves: contents(leaves).shared_blocks > 0 and contents(leaves).denied_requests > 0)
         self._compare(started)
         started.end(signal.SIGKILL)
         with self._served() as site:
@@ -130,9 +128,7 @@ class ComparedRun:
         ready = threading.Event()
         with open_service(settings, documents=ConsoleDocuments()) as service:
             application = create_app(service, pages=Console(service))
-            thread = threading.Thread(
-                target=serve, args=(service,), kwargs={"app": application, "ready": ready.set}
-            )
+            thread = threading.Thread(target=serve, args=(service,), kwargs={"app": application, "ready": ready.set})
             thread.start()
             try:
                 assert ready.wait(60)

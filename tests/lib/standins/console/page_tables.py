@@ -11,9 +11,6 @@ def rows_of(page: str, caption: str) -> list[list[str]]:
     [table] = [part for part in page.split("<table")[1:] if f'<caption class="hidden">{caption}<' in part]
     body = table.split("</thead>")[1].split("</table>")[0]
     return [
-        [
-            html.unescape(re.sub(r"<[^>]*>", "", cell)).strip()
-            for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)
-        ]
+        [html.unescape(re.sub(r"<[^>]*>", "", cell)).strip() for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
         for row in re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)
     ]

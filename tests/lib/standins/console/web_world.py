@@ -192,13 +192,9 @@ class FakeWorker:
             at = now - (place + 1) * 120 * _SECOND
             events += self.held(at, ("acme", "labs")[place % 2], f"user-{place % 4}")
         for rule, owner, requests in (("no-restricted", "acme", 41), ("default-deny", "labs", 7)):
-            events.append(
-                HitCounters(now, "acme", owner, "reuse", "deny", rule, 1, now - 60 * _SECOND, requests, 3, 9)
-            )
+            events.append(HitCounters(now, "acme", owner, "reuse", "deny", rule, 1, now - 60 * _SECOND, requests, 3, 9))
         events.append(
-            DecisionRecorded(
-                now, "reuse", "deny", "labs", "acme", "restricted", ("no-restricted",), 1, "grant", 1
-            )
+            DecisionRecorded(now, "reuse", "deny", "labs", "acme", "restricted", ("no-restricted",), 1, "grant", 1)
         )
         runs = self.runs(2)
         events.append(
@@ -256,9 +252,7 @@ class FakeWorker:
         self.residency += 1
         made: list[Event] = [self.opened(at, tenant, subject, self.runs(4), session)]
         if self.residency % 3:
-            made.append(
-                ResidencyReleased(at + 1000, self.residency, tenant, "finish", (), at + 1800 * _SECOND)
-            )
+            made.append(ResidencyReleased(at + 1000, self.residency, tenant, "finish", (), at + 1800 * _SECOND))
         return made
 
     def opened(self, at: int, tenant: str, subject: str, runs: Any, session: str | None = None) -> Event:

@@ -40,9 +40,7 @@ STATE = 0x55
 class TracedEngine:
     """One engine of real blocks. mutate: what a test takes away, by name of a method here."""
 
-    def __init__(
-        self, device: FakeCuda, trace: Sequence[str], *, seed: int = 0, verify_share: float = 0.0
-    ) -> None:
+    def __init__(self, device: FakeCuda, trace: Sequence[str], *, seed: int = 0, verify_share: float = 0.0) -> None:
         self.device, self.trace = device, trace
         self.tensors = [torch.zeros(BLOCKS, 32, dtype=torch.uint8) for _ in range(2)]
         self.table = SegmentTable.from_tensors(self.tensors)
@@ -110,9 +108,7 @@ class TracedEngine:
     def precopy(self, number: int) -> None:
         """The first new block takes the state of a running request."""
         target = self._new[0]
-        self.device.op(
-            0, "precopy", writes=rows_of(self.table, [target]), act=lambda: self._fill([target], STATE)
-        )
+        self.device.op(0, "precopy", writes=rows_of(self.table, [target]), act=lambda: self._fill([target], STATE))
 
     def forward(self, number: int) -> None:
         """Reads all, writes what is new."""
@@ -124,9 +120,7 @@ class TracedEngine:
             self.found += [int(self._row(block).max()) for block in new if block not in moved]
             self._fill(new, 1 + number % 200)
 
-        self.device.op(
-            0, "forward", reads=rows_of(self.table, held), writes=rows_of(self.table, new), act=act
-        )
+        self.device.op(0, "forward", reads=rows_of(self.table, held), writes=rows_of(self.table, new), act=act)
         self.held += new
 
     def answers(self, number: int) -> None:

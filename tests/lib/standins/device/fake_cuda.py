@@ -106,9 +106,7 @@ class Graph:
 
     def __init__(self) -> None:
         self.is_open = True
-        self.recorded: list[
-            tuple[str, Callable[[], Iterable[Callable[[], None]]], list[Range], list[Range]]
-        ] = []
+        self.recorded: list[tuple[str, Callable[[], Iterable[Callable[[], None]]], list[Range], list[Range]]] = []
 
     @property
     def names(self) -> list[str]:
@@ -187,9 +185,7 @@ class FakeCuda:
             own[who] = own.get(who, 0) + 1
             self._note(who, name, list(reads), list(writes))
 
-    def copy_to_device(
-        self, stream: int, source: torch.Tensor, target: torch.Tensor, *, pinned: bool
-    ) -> None:
+    def copy_to_device(self, stream: int, source: torch.Tensor, target: torch.Tensor, *, pinned: bool) -> None:
         """`target.copy_(source, non_blocking=True)`: pageable sources are read now, pinned ones when it runs."""
         kept = source if pinned else source.clone()
         if pinned:
@@ -370,9 +366,7 @@ class FakeCuda:
             if faulty and entry & FAULT:
                 ctypes.memset(start, 1, 1)
             if read_back and entry & READ_BACK:
-                found = np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(start)).reshape(
-                    count, -1
-                )
+                found = np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(start)).reshape(count, -1)
                 for place in np.flatnonzero(found.any(axis=1)).tolist():
                     flags[position_of(entry) + place] = 1
 
@@ -414,9 +408,7 @@ class FakeCuda:
                 ctypes.memmove(write, read, length)
 
         reads = [(read, read + length) for read, _, length in pairs]
-        self._put(
-            stream, "copy", reads, [(write, write + length) for _, write, length in pairs], lambda: [act]
-        )
+        self._put(stream, "copy", reads, [(write, write + length) for _, write, length in pairs], lambda: [act])
 
     def _exchange_kernel(self, stream: int, arguments: tuple[Any, ...]) -> None:
         listed, address, stride, size, offset, rows, blocks, tiles, *constants = arguments

@@ -58,18 +58,14 @@ class Session:
         """What a command prints; its exit status is what its words say."""
         words = shlex.split(line)
         assert words[0] == "kvcustody", line
-        answer = CliRunner().invoke(
-            app, [self._values.get(word, word) for word in words[1:]], prog_name="kvcustody"
-        )
+        answer = CliRunner().invoke(app, [self._values.get(word, word) for word in words[1:]], prog_name="kvcustody")
         text = answer.output.rstrip("\n")
         self._after_each()
         for word, pattern in self._binds.items():
             if found := re.findall(pattern, text):
                 self._values[word] = found[-1]
         is_no = text.startswith(("error: ", "refused: ")) or "\ndenied: " in text
-        assert (answer.exit_code != 0) == is_no, (
-            f"{line}: exit {answer.exit_code}\n{text}\n{answer.exception!r}"
-        )
+        assert (answer.exit_code != 0) == is_no, f"{line}: exit {answer.exit_code}\n{text}\n{answer.exception!r}"
         for word, value in self._values.items():
             if not value.startswith("sha256:"):
                 text = text.replace(value, word)
@@ -101,9 +97,7 @@ def played(page: str, session: Session) -> str:
                 file.write("\n" + body)
         elif len(info) == 2 and info[0] == "diff":
             file = session.folder / info[1]
-            old, new = (
-                "".join(line[2:] + "\n" for line in body.splitlines() if line[0] == sign) for sign in "-+"
-            )
+            old, new = ("".join(line[2:] + "\n" for line in body.splitlines() if line[0] == sign) for sign in "-+")
             assert old in file.read_text(), "what the page changes is there"
             file.write_text(file.read_text().replace(old, new))
         elif info == ["console"]:

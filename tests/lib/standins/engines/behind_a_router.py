@@ -75,9 +75,7 @@ def opened(
     keys = {tenant: clients.api_key(tenant) for tenant in ("alpha", "beta")}
     ours = [sys.executable, "-m", "kvcustody.console.main", "door"]
     environment = os.environ | clients.environment()
-    said = subprocess.check_output(
-        [*ours, "key", "door-1.example", "--key", str(folder / "door.key")], env=environment
-    )
+    said = subprocess.check_output([*ours, "key", "door-1.example", "--key", str(folder / "door.key")], env=environment)
     deployments = [new_deployment(identity=_IDENTITY % open_paths) for _ in range(2)]
     for deployment in deployments:
         (deployment.folder / "doors.vkeys").write_bytes(said)
@@ -86,9 +84,7 @@ def opened(
         door, about, behind, metrics = _free_ports(4)
         urls = [f"http://127.0.0.1:{server.port}" for server in servers]
         places = ["--host", "127.0.0.1", "--port", str(behind), "--prometheus-port", str(metrics)]
-        _start(
-            stack, [str(router), "launch", "--worker-urls", *urls, "--policy", "cache_aware", *places], folder
-        )
+        _start(stack, [str(router), "launch", "--worker-urls", *urls, "--policy", "cache_aware", *places], folder)
         proxy = ["--router", f"http://127.0.0.1:{behind}", "--listen", f"127.0.0.1:{door}", "--retries", "4"]
         more = ["--about", f"127.0.0.1:{about}", "--key", str(folder / "door.key")]
         more += ["--policy", str(clients.folder / "policy.yaml")]

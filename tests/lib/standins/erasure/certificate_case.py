@@ -40,17 +40,13 @@ class Case:
             folder,
             seed=4,
             blocks=200,
-            chosen=lambda event: (
-                lost and self.dropping and isinstance(event, ReceiptRecorded) and event.shard == 1
-            ),
+            chosen=lambda event: lost and self.dropping and isinstance(event, ReceiptRecorded) and event.shard == 1,
         )
         self.world.break_a_block = lambda: None  # type: ignore[method-assign]
         self.world.run(60)
         self.dropping = True
         self.done = self.world.governor.erase(ANN)
-        self.world.lengths = {
-            one: n for one, n in self.world.lengths.items() if one in self.world.governor.running
-        }
+        self.world.lengths = {one: n for one, n in self.world.lengths.items() if one in self.world.governor.running}
         self.world.settle()
         self.record(copies)
         self.follow_epochs()
@@ -65,9 +61,7 @@ class Case:
         """Its epochs on record, and doors: one that follows, one that does not, and one that ended before it did."""
         now_us, erasure = self.world.clock.now_us(), self.done.erasure
         raised = [("subject", 6), ("shared", 8)]
-        self.world.writer.submit(
-            [EpochRaised(now_us, erasure, ANN.tenant, scope, number) for scope, number in raised]
-        )
+        self.world.writer.submit([EpochRaised(now_us, erasure, ANN.tenant, scope, number) for scope, number in raised])
         assert self.world.writer.flush()
         for name, versions in (("door-1", (5, 8, 9)), ("door-2", (5, 6)), ("door-3", (7,))):
             door = writer(self.store, self.folder / name, worker=name, clock=self.world.clock)

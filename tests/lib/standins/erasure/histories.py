@@ -41,9 +41,7 @@ class Tally(NamedTuple):
 class Histories:
     """One process that lives through many histories. `scope`: `subject` or `tenant`."""
 
-    def __init__(
-        self, seed: int, *, scope: str = "subject", running: str = "abort", blocks: int = 160
-    ) -> None:
+    def __init__(self, seed: int, *, scope: str = "subject", running: str = "abort", blocks: int = 160) -> None:
         self.random = random.Random(seed)
         self.clock = VirtualClock()
         self.scope = scope

@@ -31,9 +31,7 @@ from kvcustody.policies.bundle.trust import KeyRole, TrustedKey
 from standins import builders
 
 OLGA, ONE, EVE = map(SigningKey.generate, ("olga", "one", "eve"))
-TRUSTED = {
-    key.name: TrustedKey(key.name, key.verifier.public, frozenset({KeyRole.ORDERS})) for key in (OLGA, ONE)
-}
+TRUSTED = {key.name: TrustedKey(key.name, key.verifier.public, frozenset({KeyRole.ORDERS})) for key in (OLGA, ONE)}
 
 
 class AnyKey(SignedOrders):
@@ -44,9 +42,7 @@ class AnyKey(SignedOrders):
         return self._own is not None
 
 
-def orders(
-    key: SigningKey | None = None, *, name: str = "", ledger: str = "example.com/ledger"
-) -> SignedOrders:
+def orders(key: SigningKey | None = None, *, name: str = "", ledger: str = "example.com/ledger") -> SignedOrders:
     """The orders of a deployment that trusts Olga and the worker `one`; this process signs with `key`, under a name."""
     own = None if key is None else OwnKey(name or key.name, key.raw)
     return AnyKey("prod", ledger, lambda: TRUSTED, own)
@@ -57,9 +53,7 @@ def opened_as(store: Engine, signed: SignedOrders | None) -> Engine:
     return store.execution_options(**{ORDERS_OPTION: signed})
 
 
-def put(
-    store: Engine, folder: Path, clock: Clock, make: Callable[[int], Event], signed: SignedOrders | None
-) -> None:
+def put(store: Engine, folder: Path, clock: Clock, make: Callable[[int], Event], signed: SignedOrders | None) -> None:
     """An order on record, as a process that signs so writes it."""
     writer = builders.writer(opened_as(store, signed), folder / "desk", worker="desk", clock=clock)
     writer.submit_durable(make(clock.now_us()))
@@ -104,9 +98,7 @@ READERS: dict[str, Read] = {
         (monitor,), lambda connection: order_at(connection, 0) or newest_order(connection)
     ),
     "keys": Read((lambda at_us: KeysOrdered(at_us, "acme", "destroy", "olga", "test"),), key_orders),
-    "issuers": Read(
-        (lambda at_us: IssuerAssigned(at_us, "evil", BARE, "olga"),), lambda c: known_issuers(c).home
-    ),
+    "issuers": Read((lambda at_us: IssuerAssigned(at_us, "evil", BARE, "olga"),), lambda c: known_issuers(c).home),
     "a restriction": Read((case_opened, case_step("restrict", ground="18(1)(a)")), restrictions_in_force),
 }
 
@@ -116,9 +108,7 @@ def without_rules(connection: Connection) -> None:
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SET session_replication_role = replica")
         return
-    names = (
-        connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'trigger'").scalars().all()
-    )
+    names = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'trigger'").scalars().all()
     for name in names:
         connection.exec_driver_sql(f"DROP TRIGGER {name}")
     connection.exec_driver_sql("DROP INDEX IF EXISTS ix_events_incarnation_sequence")

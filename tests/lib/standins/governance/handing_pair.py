@@ -31,9 +31,7 @@ class HandedPlace(Place):
         self.tier.close()
         terms = self.tier._index.terms._replace(encloses=True)
         self.store = HostArena(self.capacity)
-        self.tier = SealedTier(
-            self.store, self.world.keys, self.world.shred, self.staging, self.world.clock, terms
-        )
+        self.tier = SealedTier(self.store, self.world.keys, self.world.shred, self.staging, self.world.clock, terms)
 
 
 class Pair:
@@ -46,8 +44,7 @@ class Pair:
         world = World(folder)
         self.prefill, self.decode = (HandedPlace(folder / name, "host", world=world) for name in ("p", "d"))
         self.keys = {
-            name: PeerKey(create_signing_key(folder / f"{name}.key", name))
-            for name in ("prefill", "decode", "other")
+            name: PeerKey(create_signing_key(folder / f"{name}.key", name)) for name in ("prefill", "decode", "other")
         }
         self.given: list[AnsweredFetch] = []
         self._nonces = itertools.count(1)

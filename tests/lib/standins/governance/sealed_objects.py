@@ -95,7 +95,5 @@ def sealed(
 ) -> bytearray:
     """One sealed object."""
     into = bytearray(object_bytes(len(content), enclosed=facts_key is not None, checked=checked))
-    assert seal_into(key, name, what, content, memoryview(into), facts_key=facts_key, checked=checked) == len(
-        into
-    )
+    assert seal_into(key, name, what, content, memoryview(into), facts_key=facts_key, checked=checked) == len(into)
     return into

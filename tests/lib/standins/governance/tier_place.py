@@ -71,9 +71,7 @@ class Place:
             holder=self.holder,
         )
         self.store = store
-        self.tier = SealedTier(
-            store, self.world.keys, self.world.shred, self.staging, self.world.clock, terms
-        )
+        self.tier = SealedTier(store, self.world.keys, self.world.shred, self.staging, self.world.clock, terms)
 
     def made(self) -> TierStore:
         """The store of this kind."""
@@ -107,9 +105,7 @@ class Place:
         keys, now_us = keys_of(prompt, blocks), self.world.clock.now_us()
         parent = keys[32 * (depth - 1) : 32 * depth] if depth else bytes(32)
         held_us = min(held_us, lives_us)
-        run = PublishedRun(
-            label, keys[32 * depth :], parent, depth, now_us, now_us + lives_us, now_us + held_us
-        )
+        run = PublishedRun(label, keys[32 * depth :], parent, depth, now_us, now_us + lives_us, now_us + held_us)
 
         def read(first: int, count: int, into: memoryview) -> None:
             into[:] = b"".join(content(run.keys, first + at) for at in range(count))

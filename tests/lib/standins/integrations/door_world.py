@@ -195,11 +195,7 @@ def ask(
 ) -> Reply:
     """One request through the middleware in this process."""
     data = body if isinstance(body, bytes) else json.dumps({"prompt": "p"} if body is None else body).encode()
-    given = (
-        headers
-        if isinstance(headers, list)
-        else [(k.encode(), v.encode()) for k, v in (headers or {}).items()]
-    )
+    given = headers if isinstance(headers, list) else [(k.encode(), v.encode()) for k, v in (headers or {}).items()]
     raw = [*given, (b"content-length", b"%d" % len(data)), (b"content-type", b"application/json")]
     if key is not None:
         raw.append((b"authorization", b"Bearer " + key.encode()))

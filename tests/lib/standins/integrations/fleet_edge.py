@@ -86,9 +86,7 @@ class FleetEdge:
         self.key = door_key()
         self.trust(self.key)
         document = load_identity(folder / "identity.yaml")
-        self.edge = EdgeGate(
-            document, folder, lambda: self.key, secret(), self.clock, retries=retries, **more
-        )
+        self.edge = EdgeGate(document, folder, lambda: self.key, secret(), self.clock, retries=retries, **more)
         self.clock.advance(MICROSECONDS)
         self.workers = [WorkerDoor(folder, doors, self.clock) for _ in range(2)]
 
@@ -112,9 +110,7 @@ class FleetEdge:
         kept = {name: value for name, value in given.items() if self.edge.passes(name)}
         return Sent(self.edge.scope(admitted, data), kept)
 
-    def admit(
-        self, key: str, headers: dict[str, str] | None = None, path: str = COMPLETIONS
-    ) -> AdmittedRequest:
+    def admit(self, key: str, headers: dict[str, str] | None = None, path: str = COMPLETIONS) -> AdmittedRequest:
         """A client's request once its headers passed; raises `RequestRefused`."""
         given = {"authorization": f"Bearer {key}", **(headers or {})}
         raw = RequestHeaders((name.encode(), value.encode()) for name, value in given.items())

@@ -55,9 +55,7 @@ def observed_totals(connection: Connection) -> tuple[ObservedTotals, ...]:
         for name, amount in _amounts(kind, body):
             row[name] += amount
     return tuple(
-        ObservedTotals._make(
-            (*who, len(chains[who]), *(rows[who][name] for name in _SUMS), gaps.get(who[0], 0))
-        )
+        ObservedTotals._make((*who, len(chains[who]), *(rows[who][name] for name in _SUMS), gaps.get(who[0], 0)))
         for who in sorted(rows)
     )
 

@@ -60,13 +60,9 @@ class Seen(NamedTuple):
 class Worker:
     """One worker: its own door, its verifier and its Governor, and how many requests it runs."""
 
-    def __init__(
-        self, fleet: FleetEdge, name: str, governor: Governor, writer: EventWriter, running_max: int
-    ) -> None:
+    def __init__(self, fleet: FleetEdge, name: str, governor: Governor, writer: EventWriter, running_max: int) -> None:
         self.name, self.governor, self.writer, self.running_max = name, governor, writer, running_max
-        self.door = WorkerDoor(
-            fleet.folder, "schema: kvcustody/identity@1\ndoors: {keys: doors.vkeys}\n", fleet.clock
-        )
+        self.door = WorkerDoor(fleet.folder, "schema: kvcustody/identity@1\ndoors: {keys: doors.vkeys}\n", fleet.clock)
         document = load_identity(fleet.folder / "worker.yaml")
         self.door.gate = RequestGate(document, fleet.folder, secret(), fleet.clock, worker=name)
         self.running: list[Any] = []
@@ -117,9 +113,7 @@ class RoutedFleet:
         governor = builders.governor(table, self.clock, ledger=writer, blocks=2048, options=options)
         return Worker(self.edge, name, governor, writer, self.random.randint(1, 6))
 
-    def ask(
-        self, key: str, subject: str, tenant: str, words: int, *, status: int = 200, mute: str = ""
-    ) -> Seen | None:
+    def ask(self, key: str, subject: str, tenant: str, words: int, *, status: int = 200, mute: str = "") -> Seen | None:
         """One request through door, router and worker; `mute`: whose half is not written, `door` or `worker`."""
         self.clock.advance(self.random.randint(500, 20_000))
         self._asked += 1
@@ -143,9 +137,7 @@ class RoutedFleet:
         tokens = [(seed * 7919 + place_ * 31) % 30_000 for place_ in range(SHARED_TOKENS + words)]
         queue = len(worker.running)
         hints = found.hints._replace(receipt=None) if mute == "worker" else found.hints
-        outcome = worker.governor.admit(
-            found.principal, self.model, tokens, hints=hints, request_id=self._asked
-        )
+        outcome = worker.governor.admit(found.principal, self.model, tokens, hints=hints, request_id=self._asked)
         assert isinstance(outcome, Admission), outcome
         at_us = self.clock.utc_us()
         worker.governor.commit([outcome.request_id], [len(tokens)])
@@ -179,9 +171,7 @@ class RoutedFleet:
             tenant = self.random.choice(("acme", "globex"))
             subject = f"{tenant}-{self.random.randrange(4)}"
             lengths[subject] = lengths.get(subject, 0) + self.random.randint(1, 12)
-            if (
-                lengths[subject] > 90
-            ):  # a new conversation, of which the router expects as much as of the last
+            if lengths[subject] > 90:  # a new conversation, of which the router expects as much as of the last
                 lengths[subject] = 1
             key = self.edge.clients.acme if tenant == "acme" else self.edge.clients.globex
             self.ask(key, subject, tenant, lengths[subject])
@@ -238,9 +228,7 @@ def truth_of(seen: list[Seen]) -> Truth:
     short = [(one.promised or 0) - one.found_tokens for one in seen if one.found_tokens < (one.promised or 0)]
     deltas, last = [], dict[str, Seen]()
     for one in sorted(seen, key=lambda each: each.at_us):
-        near = [
-            o.queue for o in last.values() if o.worker != one.worker and one.at_us - o.at_us <= 60_000_000
-        ]
+        near = [o.queue for o in last.values() if o.worker != one.worker and one.at_us - o.at_us <= 60_000_000]
         if near:
             deltas.append(one.queue - min(near))
         last[one.worker] = one

@@ -9,9 +9,7 @@ from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from standins.integrations.tiered_engine import TIER_POLICY, TieredEngine, prompt
 
-SHARED = prompt(
-    1, 69
-)  # of which the last eight may be tokenized otherwise: three units of 16 tokens and a part of one
+SHARED = prompt(1, 69)  # of which the last eight may be tokenized otherwise: three units of 16 tokens and a part of one
 
 
 COVERED = 61

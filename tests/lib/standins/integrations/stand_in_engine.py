@@ -254,9 +254,7 @@ class StandInEngine:
         if gone:
             self._tell({"type": "removed", "block_hashes": gone})
 
-    def _step(
-        self, data: RequestData, is_first: bool, request: LlmRequest, ids: list[int], at: int, count: int
-    ) -> int:
+    def _step(self, data: RequestData, is_first: bool, request: LlmRequest, ids: list[int], at: int, count: int) -> int:
         worker = self.worker
         if worker is not None:
             step = SchedulerOutput([data], []) if is_first else SchedulerOutput([], [data])
@@ -296,9 +294,7 @@ class StandInEngine:
         if not self.free:
             key, block = self.index.popitem(last=False)
             tokens = list(key[1])
-            self._tell(
-                {"type": "removed", "block_hashes": [self._hash(tokens, len(tokens) // BLOCK_TOKENS, key[0])]}
-            )
+            self._tell({"type": "removed", "block_hashes": [self._hash(tokens, len(tokens) // BLOCK_TOKENS, key[0])]})
             return block
         return self.free.pop()
 

@@ -24,12 +24,8 @@ from standins.integrations.paged_engine import Content, PagedEngine
 
 PAGE_BYTES = 32
 OBJECT_UNITS = 4  # 64 tokens
-TIER_POLICY = policy().replace(
-    "offload: {low: never", "offload: {low: {tiers: [host, nvme], encrypt: required}"
-)
-TIER_POLICY = TIER_POLICY.replace(
-    "guaranteed: 25%, cap: 75%", "guaranteed: 0%, cap: 100%"
-)  # a crowd takes all
+TIER_POLICY = policy().replace("offload: {low: never", "offload: {low: {tiers: [host, nvme], encrypt: required}")
+TIER_POLICY = TIER_POLICY.replace("guaranteed: 25%, cap: 75%", "guaranteed: 0%, cap: 100%")  # a crowd takes all
 assert "nvme" in TIER_POLICY and "25%, cap: 75%" not in TIER_POLICY
 
 

@@ -55,9 +55,7 @@ WHOLE = 64  # tokens of its whole blocks
 class TrtllmWorld:
     """Close it. `folder` may be an earlier world's: then it is a restart."""
 
-    def __init__(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, host_bytes: int = 0, **engine: Any
-    ) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, host_bytes: int = 0, **engine: Any) -> None:
         self.deployment = Deployment(folder, policy=POLICY)
         self.tier = folder / "tier"
         named = {

@@ -152,9 +152,7 @@ def _amd(kernel: str, architecture: str, alignment: int, assembly: str) -> Compi
 
     def widths(verb: str) -> frozenset[int]:
         return frozenset(
-            width[name]
-            for name in re.findall(rf"(?:global|buffer|flat)_{verb}_(\w+?)\b", assembly)
-            if name in width
+            width[name] for name in re.findall(rf"(?:global|buffer|flat)_{verb}_(\w+?)\b", assembly) if name in width
         )
 
     def figure(name: str) -> int:

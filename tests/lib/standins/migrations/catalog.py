@@ -104,9 +104,7 @@ def _sqlite(connection: Connection) -> Catalog:
     """Tables by what SQLite made of them; indexes and triggers by their text, which is all that there is of them."""
     run, see = connection.exec_driver_sql, inspect(connection)
     found: Catalog = {}
-    for row in run(
-        "SELECT type, name, sql FROM sqlite_master WHERE type <> 'table' AND sql IS NOT NULL"
-    ).all():
+    for row in run("SELECT type, name, sql FROM sqlite_master WHERE type <> 'table' AND sql IS NOT NULL").all():
         found[f"{row.type} {row.name}"] = _plain(row.sql)
     for table in run("PRAGMA table_list").all():
         name = table.name
@@ -119,11 +117,7 @@ def _sqlite(connection: Connection) -> Catalog:
             found[f"column {name}.{column.name}"] = repr(tuple(column)[2:])
         for index in run(f"PRAGMA index_list({name})").all():
             columns = [tuple(each)[2:] for each in run(f"PRAGMA index_xinfo({index.name})").all()]
-            label = (
-                index.name
-                if index.origin == "c"
-                else f"{name} {index.origin} {[c[0] for c in columns if c[-1]]}"
-            )
+            label = index.name if index.origin == "c" else f"{name} {index.origin} {[c[0] for c in columns if c[-1]]}"
             found[f"index of {label}"] = repr((index.unique, index.origin, index.partial, columns))
         for key, parts in (
             ("primary key", [see.get_pk_constraint(name)]),

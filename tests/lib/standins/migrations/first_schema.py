@@ -79,9 +79,7 @@ def table_digests(engine: Engine, columns: dict[str, Any]) -> dict[str, Any]:
 
 def _places(connection: Connection) -> list[tuple[str, int]]:
     """The first, the middle and the last leaf that each log still has."""
-    query = (
-        "SELECT name, min(idx), max(idx) FROM events JOIN logs ON logs.id = log GROUP BY name ORDER BY name"
-    )
+    query = "SELECT name, min(idx), max(idx) FROM events JOIN logs ON logs.id = log GROUP BY name ORDER BY name"
     return [
         (log, idx)
         for log, first, last in connection.exec_driver_sql(query).all()
@@ -175,9 +173,7 @@ def restore_postgres(server: str, name: str) -> str:
     url = server.replace("/postgres?", f"/{name}?")
     dump = lzma.decompress((RECORDED / "ledger.sql.xz").read_bytes()).decode()
     with psycopg.connect(server) as connection:
-        connection.execute(
-            "SELECT pg_advisory_xact_lock(1)"
-        )  # as `set_up_roles_in_turn`: roles are the server's
+        connection.execute("SELECT pg_advisory_xact_lock(1)")  # as `set_up_roles_in_turn`: roles are the server's
         for role in ("writer", "reader", "auditor", "signer", "retention"):
             known = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (f"kvcustody_{role}",))
             if known.fetchone() is None:
@@ -370,9 +366,7 @@ def main() -> None:
             run = "import sys, first_schema; first_schema.record(first_schema.Path(sys.argv[1]))"
             made = Path(folder) / "made"
             made.mkdir()
-            environment = os.environ | {
-                "PYTHONPATH": os.pathsep.join(map(str, (*paths, Path(__file__).parent)))
-            }
+            environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*paths, Path(__file__).parent)))}
             subprocess.run([sys.executable, "-c", run, str(made)], check=True, env=environment)
             RECORDED.mkdir(exist_ok=True)
             for path in made.glob("*.xz"):

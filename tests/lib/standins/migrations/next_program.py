@@ -61,8 +61,7 @@ def changed_rows(engine: Engine) -> ChangedRows:
     """The rows of the changed tables, by table."""
     with engine.connect() as connection:
         return {
-            name: sorted(map(tuple, connection.execute(select(metadata.tables[name]))), key=repr)
-            for name in CHANGED
+            name: sorted(map(tuple, connection.execute(select(metadata.tables[name]))), key=repr) for name in CHANGED
         }
 
 

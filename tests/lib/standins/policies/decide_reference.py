@@ -159,9 +159,7 @@ def random_document(rng):
             {
                 "id": f"r{i}",
                 "effect": "permit" if permit else "forbid",
-                "action": pick(["reuse", "export", "administer"])
-                if permit
-                else rng.sample(WORDS, rng.randint(1, 2)),
+                "action": pick(["reuse", "export", "administer"]) if permit else rng.sample(WORDS, rng.randint(1, 2)),
                 "when": {key: value for key, value in when.items() if value is not None},
             }
         )
@@ -219,8 +217,6 @@ def random_request(rng, doc):
 def call(table, request):
     action, reader, owner, level, scope, via, now, source = request
     return table.decide(
-        AccessRequest(
-            Action[action.upper()], reader, owner, level, Scope[scope.upper()], Via[via.upper()], source
-        ),
+        AccessRequest(Action[action.upper()], reader, owner, level, Scope[scope.upper()], Via[via.upper()], source),
         now,
     )

@@ -37,9 +37,7 @@ audit:
 """
 
 
-def large_policy(
-    tenants: int, grants: int, *, group: bool = False, windows: bool = False, seed: int = 1
-) -> str:
+def large_policy(tenants: int, grants: int, *, group: bool = False, windows: bool = False, seed: int = 1) -> str:
     """A document of so many tenants, and grants between any two of them for 90 days.
 
     `group`: all tenants are one sharing group. `windows`: the grants begin in years of days, and last up to one.

@@ -116,9 +116,7 @@ class Cast(NamedTuple):
         )
 
     def without(self, section, name):
-        return replace(
-            self.policy, **{section: tuple(x for x in getattr(self.policy, section) if x.id != name)}
-        )
+        return replace(self.policy, **{section: tuple(x for x in getattr(self.policy, section) if x.id != name)})
 
 
 def cast(rng: random.Random, declare) -> Cast:
@@ -143,9 +141,7 @@ def leaks(rng: random.Random, k: Cast) -> list[Mutant]:
     pairs = [(o, r) for o in (k.a, k.b, k.d, k.f) for r in (k.f, k.d) if o != r and (o, r) != (k.a, k.d)]
     owner, reader = rng.choice(pairs)
     new = Grant("g9", owner, reader, rng.randint(0, 1), None, None, "planted")
-    widened = rng.choice(
-        [{"levels": (0, 1)}, {"via": (Via.SEGMENT,)}, {"readers": (k.a,)}, {"owners": (k.d,)}]
-    )
+    widened = rng.choice([{"levels": (0, 1)}, {"via": (Via.SEGMENT,)}, {"readers": (k.a,)}, {"owners": (k.d,)}])
     return [
         Mutant("grant-reader", k.edit("grants", "g1", reader=k.f), Probe(k.a, k.f, LOW, MAY)),
         Mutant("grant-owner", k.edit("grants", "g1", owner=k.f), Probe(k.f, k.d, LOW, MAY)),
@@ -215,9 +211,7 @@ def safe(rng: random.Random, k: Cast) -> list[Mutant]:
         "rule-all-ways": k.edit("rules", "no-high", via=None),
         "rule-own": replace(k.policy, rules=(own, *k.policy.rules[1:])),
         "rule-permit-gone": k.without("rules", "own"),
-        "classify-higher": replace(
-            k.policy, classify=(replace(k.policy.classify[0], level=1), *k.policy.classify[1:])
-        ),
+        "classify-higher": replace(k.policy, classify=(replace(k.policy.classify[0], level=1), *k.policy.classify[1:])),
         "classify-route": _route_pattern(k, "/v1/*"),
         "retention": replace(k.policy, retention=retention),
         "quota": k.edit("tenants", k.a, cap=k.policy.tenants[0].guaranteed),

@@ -264,9 +264,7 @@ def without_tag(monkeypatch: pytest.MonkeyPatch) -> None:
     """A control: everything is checked but the tag. Sealing stays what it is."""
     real = sealer.open_into
 
-    def opens(
-        key: ExtendedNonceKey, name: bytes, facts: ObjectFacts, sealed: memoryview, into: memoryview
-    ) -> None:
+    def opens(key: ExtendedNonceKey, name: bytes, facts: ObjectFacts, sealed: memoryview, into: memoryview) -> None:
         class Key:
             def of_message(self, nonce: bytes) -> tuple[_WithoutTag, bytes]:
                 return _WithoutTag(hashlib.sha256(nonce).digest()), nonce[12:]

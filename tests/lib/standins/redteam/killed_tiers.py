@@ -46,9 +46,7 @@ class CanaryWorld(World):
         return (CANARY + hashlib.sha256(told).digest()) * (self.size // 64)
 
 
-def in_clear(
-    key: object, name: bytes, facts: object, content: memoryview, into: memoryview, **_: object
-) -> int:
+def in_clear(key: object, name: bytes, facts: object, content: memoryview, into: memoryview, **_: object) -> int:
     """A store that keeps blocks as they are: the control."""
     into[HEADER_BYTES : HEADER_BYTES + len(content)] = content
     return len(into)

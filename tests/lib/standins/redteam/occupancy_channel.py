@@ -73,9 +73,7 @@ SETTINGS = {
 def trial(setting: Setting, amount: int, seed: int, running: bool) -> dict[str, Hashable]:
     """What the attacker sees in each way when the victim holds `amount`/7 of its share, cached or `running`."""
     world, random, own = setting.build(), Random(seed), Random(1)
-    primed = [
-        tokens(own, SET_BLOCKS * BLOCK + 1) for _ in range(int(setting.attacker * BLOCKS) // (SET_BLOCKS + 1))
-    ]
+    primed = [tokens(own, SET_BLOCKS * BLOCK + 1) for _ in range(int(setting.attacker * BLOCKS) // (SET_BLOCKS + 1))]
     for prompt in primed:
         world.ask("attacker", prompt)
     world.step()
@@ -107,9 +105,7 @@ def mutual_information(amounts: Sequence[Hashable], symbols: Sequence[Hashable])
     count = len(amounts)
     left, right = Counter(amounts), Counter(symbols)
     both = Counter(zip(amounts, symbols, strict=True))
-    return sum(
-        n / count * log2(n * count / (left[amount] * right[symbol])) for (amount, symbol), n in both.items()
-    )
+    return sum(n / count * log2(n * count / (left[amount] * right[symbol])) for (amount, symbol), n in both.items())
 
 
 def measure(setting: Setting, trials: int, *, running: bool, shuffles: int = 200) -> dict[str, Channel]:

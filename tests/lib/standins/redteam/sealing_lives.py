@@ -25,9 +25,7 @@ from standins.governance.sealed_objects import World, facts
 
 THREADS = 8
 PRINT_BYTES = 16
-NAMES = [
-    bytes([at]) * 32 for at in range(4)
-]  # few: the same name again and again is what could repeat a nonce
+NAMES = [bytes([at]) * 32 for at in range(4)]  # few: the same name again and again is what could repeat a nonce
 HOUR_US = 3_600_000_000
 
 

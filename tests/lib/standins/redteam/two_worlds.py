@@ -286,9 +286,7 @@ def compare(
     victims = (Random(seed + 1), Random(seed + 1))
     different, first = 0, None
     for at in range(rounds):
-        for world, attacker, victims_own, act in zip(
-            worlds, attackers, victims, (other, victim), strict=True
-        ):
+        for world, attacker, victims_own, act in zip(worlds, attackers, victims, (other, victim), strict=True):
             world.seen.clear()
             if act is not None:
                 act(world, victims_own, at)

@@ -76,9 +76,7 @@ class People:
         keys = {name: SigningKey.generate(name) for name in roles}
         for name, key in keys.items():
             setattr(self, name, FileSigner(key))
-        text = write_trust(
-            "prod", [(str(keys[name].verifier), role, tenant) for name, (role, tenant) in roles.items()]
-        )
+        text = write_trust("prod", [(str(keys[name].verifier), role, tenant) for name, (role, tenant) in roles.items()])
         import tomllib
 
         self.trust: Trust = trust_of(tomllib.loads(text))
@@ -150,9 +148,7 @@ class Follower:
     def __init__(self, release: Release, *, mark: str = "mark", lease_seconds: float = 60) -> None:
         self.clock = release.clock
         self.ledger = StepLedger()
-        self.reader = ReleaseReader(
-            release.store, lambda: release.people.trust, RevisionMark(release.folder / mark)
-        )
+        self.reader = ReleaseReader(release.store, lambda: release.people.trust, RevisionMark(release.folder / mark))
         table, expires_us = self.reader.first("shared")
         self.governor = governor(table, self.clock, ledger=self.ledger, blocks=512, expires_utc_us=expires_us)
         self.feed = PolicyFeed(self.reader, self.governor, self.clock, lease_seconds=lease_seconds)

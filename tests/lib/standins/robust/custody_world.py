@@ -134,13 +134,9 @@ class CustodyWorld:
         make = memory or (lambda count, at: TensorMemory.allocate(count, SPEC, shards=SHARDS, clock=at))
         self.memory = make(blocks, self.clock)
         self.keyring = keyring(folder, self.clock)
-        self.writer = writer(
-            engine, folder / "spill", worker=worker, clock=self.clock, settings=settings, keys=keys
-        )
+        self.writer = writer(engine, folder / "spill", worker=worker, clock=self.clock, settings=settings, keys=keys)
         size = self.memory.bytes_per_block
-        self.writer.submit(
-            [WorkerStarted(self.clock.now_us(), worker, blocks, SHARDS, size, "cpu", "test", 1)]
-        )
+        self.writer.submit([WorkerStarted(self.clock.now_us(), worker, blocks, SHARDS, size, "cpu", "test", 1)])
         self.ledger = Dropping(self.writer, chosen or (lambda event: False))
         options = PoolOptions(
             block_tokens=BLOCK, reserve_low=4, reserve_high=8, evict_ahead=4, scrub_batch=8, windows=windows

@@ -77,9 +77,7 @@ class Edge:
         self.keys = [door_key(1), door_key(2)]
         (folder / "doors.vkeys").write_text("".join(f"{key.verifier}\n" for key in self.keys))
         (folder / "worker.yaml").write_text(TRUSTS_DOORS)
-        self.at_doors, self.at_workers = (
-            load_identity(folder / name) for name in ("identity.yaml", "worker.yaml")
-        )
+        self.at_doors, self.at_workers = (load_identity(folder / name) for name in ("identity.yaml", "worker.yaml"))
 
 
 class Finishing:
@@ -134,9 +132,7 @@ class PortWorker:
             return
         keys = self.facade.look_up(residency, lambda key: self.engine.index.get(key, -1))
         self.world.pause()
-        found = [
-            self.engine.index[key] for key in list(keys.keys)[: keys.readable] if key in self.engine.index
-        ]
+        found = [self.engine.index[key] for key in list(keys.keys)[: keys.readable] if key in self.engine.index]
         found = found[: self.facade.attachable(residency, found)]
         self.world.reused(principal, [self.writer_of[block] for block in found], epochs)
         self.facade.attached(residency, found)
@@ -220,9 +216,7 @@ class EpochWorld:
         self.tags = EpochTags(bytes(32))
         self.gates = [self._gate(place) for place in range(2)]
         self.tokens = ScopeTokens(secret(), self.clock)
-        self.worker_doors = [
-            RequestGate(edge.at_workers, edge.folder, secret(), self.clock) for _ in range(2)
-        ]
+        self.worker_doors = [RequestGate(edge.at_workers, edge.folder, secret(), self.clock) for _ in range(2)]
         self.named: dict[str, Epochs] = {}  # what a name of a router stood for when it was given
         self.epochs = EraseEpochs()
         self.erasures: list[Erasure] = []
@@ -232,9 +226,7 @@ class EpochWorld:
         self.taken: list[set[str]] = [set(), set()]
         self.stopped = [False, False]
         self.cut_off = [False, False]
-        self.flight: list[
-            tuple[int, Callable[[], None]]
-        ] = []  # the worker that hears it, -1: a door; and what
+        self.flight: list[tuple[int, Callable[[], None]]] = []  # the worker that hears it, -1: a door; and what
         self.number = 0
         self.requests = self.reuses = self.stale = self.renamed = 0
         self._be("nobody")
@@ -326,9 +318,7 @@ class EpochWorld:
         is_tenants = self.chance.random() < 0.1
         scope = EpochScope(who.issuer, who.tenant, None if is_tenants else who.subject)
         number = self.epochs.version + 1
-        self.epochs = self.epochs.extended(
-            [RaisedEpoch(number, self.tags.of(scope))], version=number, floor=0
-        )
+        self.epochs = self.epochs.extended([RaisedEpoch(number, self.tags.of(scope))], version=number, floor=0)
         self.history.append((self.clock.now_us(), self.epochs))
         selector = Selector(tenant=TENANT, subject=None if is_tenants else who.subject)
         self.erasures.append(Erasure(selector, self.clock.now_us(), f"e-{number}"))

@@ -101,9 +101,7 @@ class PortWorld:
         self.keyring = keyring(folder, self.clock)
         self.writer = writer(store, folder / "spill", worker=worker, clock=self.clock)
         size = self.memory.bytes_per_block
-        self.writer.submit(
-            [WorkerStarted(self.clock.now_us(), worker, blocks - 1, SHARDS, size, "cpu", "test", 1)]
-        )
+        self.writer.submit([WorkerStarted(self.clock.now_us(), worker, blocks - 1, SHARDS, size, "cpu", "test", 1)])
         self.ledger = Dropping(self.writer, chosen or (lambda event: False))
         self.pool = ExternalPool(blocks, shards=SHARDS, bytes_per_block=size, reserved=[0])
         self.table = table(policy)
@@ -375,11 +373,7 @@ class PortWorld:
             return conservation(connection, self.writer.incarnation, counts)
 
     def broken(self) -> dict[str, tuple[int, int]]:
-        return {
-            identity.name: (identity.left, identity.right)
-            for identity in self.identities()
-            if identity.difference
-        }
+        return {identity.name: (identity.left, identity.right) for identity in self.identities() if identity.difference}
 
     def cached(self, tenant: str) -> NDArray[np.int64]:
         """Blocks that are CACHED in a domain of `tenant`."""

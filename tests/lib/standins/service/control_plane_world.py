@@ -59,9 +59,7 @@ offload: {low: never, high: never}
 audit:
   on_outage: {decisions: deny, lifecycle: spill, own_hits: aggregate}
 """
-_GRANT = (
-    "grants:\n  - {id: reads, owner: holder, reader: reader, at_most: low, until: 2099-01-01, reason: test}\n"
-)
+_GRANT = "grants:\n  - {id: reads, owner: holder, reader: reader, at_most: low, until: 2099-01-01, reason: test}\n"
 READS, APART = POLICY.replace("GRANTS", _GRANT), POLICY.replace("GRANTS", "")
 MODEL = tiny_model(kv_dtype="bf16", attention={"heads": 8})
 PROMPT = [*range(1, 65), 7]
@@ -104,9 +102,7 @@ class ControlPlane:
     def _enrol(self) -> None:
         with open_administration(ServiceSettings(**self._fields)) as (principals, by):
             listed = {name: (role, tenant) for name, (role, tenant, _) in _PEOPLE.items()}
-            for name, (role, tenant) in (
-                listed | {name: (role, None) for name, role in _MACHINES.items()}
-            ).items():
+            for name, (role, tenant) in (listed | {name: (role, None) for name, role in _MACHINES.items()}).items():
                 principals.enrol(name, [role], tenant=tenant, by=by)
                 self.keys[name] = principals.issue_key(name, days=1, by=by).key
                 self.key_file(name).write_text(self.keys[name])
@@ -191,9 +187,7 @@ class ControlPlane:
         revision = desks["ada"].propose(document, sign["ada"], note="test", seconds=seconds).revision
         review = desks["grace"].review(revision)
         if review.change.consents:
-            OwnerConsents(self.connect("holger"), "prod", SystemClock()).consent(
-                revision, "reads", sign["holger"]
-            )
+            OwnerConsents(self.connect("holger"), "prod", SystemClock()).consent(revision, "reads", sign["holger"])
         desks["grace"].approve(revision, sign["grace"], cells=review.cells)
         desks["grace"].activate(revision, sign["grace"])
         return revision

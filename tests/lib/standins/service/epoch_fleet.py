@@ -32,9 +32,7 @@ def serve(service: Service, client: Any, people: Any) -> Fleet:
     worker = Worker("worker")
     register(client, people["worker"], worker)
     assert (
-        client(
-            "PUT", "/v1/worker/issuers", people["worker"], json={"issuer": "corp", "tenants": "bare"}
-        ).status_code
+        client("PUT", "/v1/worker/issuers", people["worker"], json={"issuer": "corp", "tenants": "bare"}).status_code
         == 200
     )
     batch = worker.batch([worker.started(), *worker.request("acme", "ana")])

@@ -72,9 +72,7 @@ def _pieces(template: str) -> Iterator[tuple[bool, str]]:
     yield False, template[place:].lstrip() if cut else template[place:]
 
 
-def _filled(
-    pieces: list[tuple[bool, str]], at: int, dot: Any, scopes: list[dict[str, Any]]
-) -> tuple[str, int]:
+def _filled(pieces: list[tuple[bool, str]], at: int, dot: Any, scopes: list[dict[str, Any]]) -> tuple[str, int]:
     """The text from `at` to the `end` of this block, and where that stands."""
     made: list[str] = []
     while at < len(pieces):

@@ -65,10 +65,7 @@ def settled(service: Service, client: Any, key: str, schedule: str) -> list[dict
             if each["state"] in ("waiting", "making") and "ended before" in (each["error"] or "ended before")
         ]
         untried = [
-            each
-            for item in found
-            for each in item["deliveries"]
-            if each["state"] == "waiting" and not each["tries"]
+            each for item in found for each in item["deliveries"] if each["state"] == "waiting" and not each["tries"]
         ]
         if found and not open_ and not untried:
             return found

@@ -89,9 +89,7 @@ class Simulation:
         hit = self.world.hit(name, [*tokens, 0])
         for depth in range(hit + 1, len(tokens) // SIZE + 1):
             for key in [
-                k
-                for k in self.model.entries
-                if k[0] == name and k[1][: SIZE * depth] == tuple(tokens[: SIZE * depth])
+                k for k in self.model.entries if k[0] == name and k[1][: SIZE * depth] == tuple(tokens[: SIZE * depth])
             ]:
                 if not self.model.entries[key].users:
                     del self.model.entries[key]

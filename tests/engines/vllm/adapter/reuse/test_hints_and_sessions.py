@@ -86,13 +86,9 @@ def test_unbound_sessions_would_meet(rig: Callable[..., Rig], monkeypatch: pytes
 def test_an_engine_binds_as_its_door_does() -> None:
     secret, jane = KeyBuffer.random(KEY_BYTES), Principal("idp", "acme", subject="jane")
     door, engine = OwnerTags(secret), OwnerTags(secret)
-    assert (
-        engine.bound(jane, f"{door.tag(jane)}-chat") == f"{door.tag(jane)}-chat" == engine.bound(jane, "chat")
-    )
+    assert engine.bound(jane, f"{door.tag(jane)}-chat") == f"{door.tag(jane)}-chat" == engine.bound(jane, "chat")
     assert OwnerTags(KeyBuffer.random(KEY_BYTES)).bound(jane, "chat") != engine.bound(jane, "chat")
-    assert [engine.bound(jane, each) for each in ("", "a b", "x" * 129, 7, f"{door.tag(jane)}-")][:4] == [
-        None
-    ] * 4
+    assert [engine.bound(jane, each) for each in ("", "a b", "x" * 129, 7, f"{door.tag(jane)}-")][:4] == [None] * 4
 
 
 def test_ours_comes_first_among_connectors(rig: Callable[..., Rig]) -> None:

@@ -64,9 +64,7 @@ def figures(one: Rig) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("pace", PACES)
-def test_a_changed_block_is_a_miss_with_all_that_continues_it(
-    rig: Callable[..., Rig], pace: dict[str, bool]
-) -> None:
+def test_a_changed_block_is_a_miss_with_all_that_continues_it(rig: Callable[..., Rig], pace: dict[str, bool]) -> None:
     one = rig(**pace)
     assert [one.ask(PROMPT), one.ask(PROMPT)] == [0, WHOLE]
     assert figures(one) == (6, 0)
@@ -84,9 +82,7 @@ def test_a_changed_block_is_a_miss_with_all_that_continues_it(
 
 
 @pytest.mark.parametrize("pace", PACES)
-def test_control_where_the_policy_compares_nothing_it_is_served(
-    rig: Callable[..., Rig], pace: dict[str, bool]
-) -> None:
+def test_control_where_the_policy_compares_nothing_it_is_served(rig: Callable[..., Rig], pace: dict[str, bool]) -> None:
     one = rig(verify="none", **pace)
     one.ask(PROMPT)
     flip(one, block_at(one, 2))
@@ -114,22 +110,14 @@ def test_a_block_that_changes_twice_is_withheld(rig: Callable[..., Rig]) -> None
         assert [blocks(leaf.runs) for leaf in mismatches(one)] == [[bad]] * times
         assert (bad in one.side.state.withheld) == (times == 2)
     assert BlockState(int(pool.state[bad])) is BlockState.QUARANTINED
-    failed = [
-        event
-        for event in one.ledger.events
-        if isinstance(event, ReceiptRecorded) and event.result == "failed"
-    ]
+    failed = [event for event in one.ledger.events if isinstance(event, ReceiptRecorded) and event.result == "failed"]
     assert [blocks(event.runs) for event in failed] == [[bad]]
     for seed in range(1, 12):
         one.ask(prompt(90, seed), "beta")
         assert pool.state[bad] == BlockState.QUARANTINED
-    assert {str(reason) for reason, _ in one.reasons.values()} == {"length"}, (
-        "whoever came next was not aborted"
-    )
+    assert {str(reason) for reason, _ in one.reasons.values()} == {"length"}, "whoever came next was not aborted"
     assert (one.device.wrong, one.device.residue, one.port.check()) == ([], [], [])
-    assert [(found.orphan, list(found.blocks)) for found in one.port.scan()] == [
-        ("failed verification", [bad])
-    ]
+    assert [(found.orphan, list(found.blocks)) for found in one.port.scan()] == [("failed verification", [bad])]
 
 
 def test_whoever_runs_on_it_goes_on_and_leaves_nothing_behind(rig: Callable[..., Rig]) -> None:

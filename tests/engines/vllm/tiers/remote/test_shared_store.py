@@ -56,9 +56,7 @@ def deployment(folder: Path, worker: str, policy: str = POLICY) -> Deployment:
     return Sharing(folder, policy=policy, worker=worker)
 
 
-def test_nothing_goes_to_a_store_with_other_labels(
-    start: Start, valkey: ValkeyServer, tmp_path: Path
-) -> None:
+def test_nothing_goes_to_a_store_with_other_labels(start: Start, valkey: ValkeyServer, tmp_path: Path) -> None:
     labelled = POLICY.replace("  alpha: {quota", "  alpha: {labels: {region: eu}, quota")
     labelled += "labels: {region: [eu, us]}\n"
     assert "region: eu}, quota" in labelled
@@ -69,9 +67,7 @@ def test_nothing_goes_to_a_store_with_other_labels(
     until(lambda: engine.probe("tier_copies", "remote").get("beta", 0) >= PREFIX)
     displace(engine)
     assert "alpha" not in engine.probe("tier_copies", "remote")
-    brought = {
-        one: engine.ask(prompt(1), tenant=one, max_tokens=4).cached_tokens for one in ("alpha", "beta")
-    }
+    brought = {one: engine.ask(prompt(1), tenant=one, max_tokens=4).cached_tokens for one in ("alpha", "beta")}
     assert brought == {"alpha": 0, "beta": PREFIX * BLOCK}, "the control has no label"
 
 
@@ -164,9 +160,7 @@ def test_another_worker_brings_back_what_one_stored_and_nobody_else_does(
     second = start(deployment=deployment(site, "gpu-2"), **there)
     answer = second.ask(mine, tenant="beta", max_tokens=16)
     assert (answer.cached_tokens, answer.tokens) == (PREFIX * BLOCK, expected), "after a restart"
-    restores = until(
-        lambda: len(found := [one for one in decided(second) if one.tenant == "beta"]) == 2 and found
-    )
+    restores = until(lambda: len(found := [one for one in decided(second) if one.tenant == "beta"]) == 2 and found)
     assert {one.outcome for one in restores} == {"done"}
     displace(second)
     first.governance("erase", "beta", None, None)

@@ -48,9 +48,7 @@ def check_content(connection: Connection, seed: int, incarnation: str) -> None:
         if right[0]["kind"] in SHARED:
             log = str(right[0]["log"])
             if len(did.get(log, ())) < len(shared.get(log, ())):
-                assert not lacks_alone, (
-                    f"operation {number} of life {seed} is on record before an earlier one"
-                )
+                assert not lacks_alone, f"operation {number} of life {seed} is on record before an earlier one"
                 did[log].append(right[0])
             else:
                 lacks_shared = True
@@ -76,9 +74,7 @@ def check_content(connection: Connection, seed: int, incarnation: str) -> None:
 def unknown_operations(connection: Connection, known: Sequence[str]) -> int:
     """How many leaves of operations are of lives that nobody knows of."""
     lives = set(connection.scalars(select(incarnations.c.id).where(incarnations.c.uuid.not_in(known))))
-    query = select(events.c.incarnation, func.count()).where(
-        events.c.kind.in_(("residency-opened", "decision"))
-    )
+    query = select(events.c.incarnation, func.count()).where(events.c.kind.in_(("residency-opened", "decision")))
     found = connection.execute(query.group_by(events.c.incarnation)).all()
     return sum(count for life, count in found if life in lives)
 

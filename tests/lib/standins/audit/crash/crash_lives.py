@@ -142,9 +142,7 @@ def check_exactly_once(store: Engine, make_writer: Any, folder: Path, made: list
     assert not list((folder / "spill").glob("*.spill"))
     assert [kill for kill in made if missing(store, kill, kill.durable)] == []
     with store.connect() as connection:
-        assert {name: connection.execute(query).all() for name, query in _twice()} == {
-            name: [] for name, _ in _twice()
-        }
+        assert {name: connection.execute(query).all() for name, query in _twice()} == {name: [] for name, _ in _twice()}
         assert [gap for gap in gaps(connection) if "continuation" in gap.cause] == []
         # a life ends blocks that nobody had, so that what tenants hold does not add up
         problems = [found for found in fsck(connection).problems if " holds " not in found.what]

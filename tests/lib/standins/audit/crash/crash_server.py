@@ -87,9 +87,7 @@ class Operations:
             return self._release(now)
         if lot < 0.4 and self._dirty:
             tenant, run = self._dirty[0]
-            return CustodyEnded(
-                now, tenant, "internal", (run,), "expired", now, now, now, 1_000_000, now + 10**9
-            )
+            return CustodyEnded(now, tenant, "internal", (run,), "expired", now, now, now, 1_000_000, now + 10**9)
         if lot < 0.6 and self._dirty:
             return self._receipt(now)
         return self._enter(now) if len(self._open) < 50 else self._release(now)
@@ -122,18 +120,14 @@ def durable_act(number: int, now: int) -> Event:
     """The n-th act of a life that waits for its record: a grant is used for the first time, or a key is made."""
     if number % 2:
         reader, grant = f"tenant-{number % 3}", (f"grant-{number}",)
-        return DecisionRecorded(
-            now, "reuse", "permit", reader, "owner", "internal", grant, 1, "grant", number
-        )
+        return DecisionRecorded(now, "reuse", "permit", reader, "owner", "internal", grant, 1, "grant", number)
     return KeyEvent(now, None, "made", number, "operator")
 
 
 def child(ledger: str, spill: str, progress: str, seed: int, pace: Pace) -> None:
     chance = random.Random(seed)
     engine = open_store(ledger, timeout_seconds=0.02)
-    settings = WriterSettings(
-        batch=pace.batch, interval_seconds=0.001, retry_seconds=0.01, durable_seconds=0.2
-    )
+    settings = WriterSettings(batch=pace.batch, interval_seconds=0.001, retry_seconds=0.01, durable_seconds=0.2)
     clock = SystemClock()
     writer = EventWriter(
         engine, worker="victim", clock=clock, spill_directory=Path(spill), settings=settings, clear_names=True

@@ -35,9 +35,7 @@ from standins.audit.documents import verify_record
 ORIGIN = "ledger.example/ropa"
 DAY_0 = moment_us("2026-01-01")
 FIRST = builders.policy(name="first", more=builders.grant("2026-03-01"))
-SECOND = builders.policy(
-    name="second", retention="{idle: 5m, absolute: 1h, active_max: 1h}", more=builders.grant()
-)
+SECOND = builders.policy(name="second", retention="{idle: 5m, absolute: 1h, active_max: 1h}", more=builders.grant())
 THIRD = builders.policy(name="third")
 
 
@@ -102,9 +100,7 @@ def fill(store: Engine, folder: Path) -> RecordLedger:
     base = clock.now_us()
     writer.submit([WorkerStarted(base, "gpu-0", 8, 1, 64, "cpu", "test"), *told(FIRST, base + 1)])
     used = base + 10 * DAY_US
-    writer.submit(
-        [DecisionRecorded(used, "reuse", "permit", "reader", "holder", "low", ("own",), 1, "grant")]
-    )
+    writer.submit([DecisionRecorded(used, "reuse", "permit", "reader", "holder", "low", ("own",), 1, "grant")])
     writer.submit(told(SECOND, base + 40 * DAY_US))
     writer.submit([GrantsRevoked(base + 50 * DAY_US, ("reads",), 1, "dana")])
     file = folder / "report.key"

@@ -59,9 +59,7 @@ def histories(world: Callable[..., Any]) -> list[list[Event]]:
         ErasureCompleted(at + 2, "e-1", "tenant-1", "partial", 1, 3, 1, "held by another residency"),
         HitCounters(at + 3, "tenant-2", "tenant-0", "reuse", "deny", "no-<grant>", 1, 1, 7, 0, 0),
         HitCounters(at + 3, "tenant-2", "tenant-0", "reuse", "permit", "grant-1", 1, 1, 2, 5, 80),
-        OrphanFound(
-            at + 4, 1, 1, "stuck fence", "bound passed", "tenant-0", 5, (), "quarantine", "quarantined"
-        ),
+        OrphanFound(at + 4, 1, 1, "stuck fence", "bound passed", "tenant-0", 5, (), "quarantine", "quarantined"),
         ReleaseStep(at + 4, 1, "propose", 1, "sha256:" + "cd" * 32, "ab" * 32, "ada"),
         ReleaseStep(at + 5, 2, "approve", 1, "sha256:" + "cd" * 32, "ab" * 32, "ben"),
         SpillStarted(at + 5, "the database is away", 9),
@@ -81,9 +79,7 @@ def fill(store: Engine, world: Callable[..., Any], folder: Path, *, seed: bytes 
     return fill_with(store, histories(world), folder, seed=seed)
 
 
-def fill_with(
-    store: Engine, every: list[list[Event]], folder: Path, *, seed: bytes = bytes(32)
-) -> SigningKey:
+def fill_with(store: Engine, every: list[list[Event]], folder: Path, *, seed: bytes = bytes(32)) -> SigningKey:
     """The same with other histories, each of a process and in a batch of its own."""
     with store.connect().execution_options(**WRITE) as connection:
         appender = Appender()

@@ -99,9 +99,7 @@ def _started(worker: str, events: list[Event], at_us: int = 1, origin: str = "")
 def _routed(at: int) -> list[Event]:
     """Route receipts: two whole ones, of which one was promised too much, and one without its worker's half."""
     sent = [
-        RouteSent(
-            at, tenant, name * 32, "subject", 0, 1, 3, "worker-1", "w1", 200, 7, 1, 3, promised, 875_000
-        )
+        RouteSent(at, tenant, name * 32, "subject", 0, 1, 3, "worker-1", "w1", 200, 7, 1, 3, promised, 875_000)
         for tenant, name, promised in (("acme", "a", 64), ("acme", "b", 112), ("labs", "c", -1))
     ]
     found = [RouteFound(at, "acme", name * 32, True, 128, 96, 2, 40, False, True) for name in "ab"]
@@ -171,8 +169,7 @@ def _case(name: str, at_us: int, days: int, steps: tuple[str, ...]) -> list[Even
         at_us, name, "tenant-1", "user-1", "erasure", "mail", received, "Europe/Berlin", ("2023-12-11",), "dana"
     )  # fmt: skip
     stepped = [
-        CaseStepped(at_us + place, name, "tenant-1", step, *parts[step], "dana")
-        for place, step in enumerate(steps, 1)
+        CaseStepped(at_us + place, name, "tenant-1", step, *parts[step], "dana") for place, step in enumerate(steps, 1)
     ]
     return [opened, *stepped]
 
@@ -188,9 +185,7 @@ def _next_process(dead: CopyWorld) -> list[Event]:
         )
         for copy in living
     ]  # fmt: skip
-    left = [
-        CopyEvent("destroyed", copy.name, 0, "", "", 0, copy.size, at + 7, 0, "unlinked") for copy in living
-    ]
+    left = [CopyEvent("destroyed", copy.name, 0, "", "", 0, copy.size, at + 7, 0, "unlinked") for copy in living]
     return _started(
         "worker-2",
         [

@@ -148,9 +148,7 @@ def _instant(month: int, day: int) -> int:
 def _opened(at_us: int, residency: int, tenant: str = TENANT) -> ResidencyOpened:
     run = Run(np.array([2 * residency, 2 * residency + 1]), 2 * residency + 1)
     person = f"user-{residency % 3}"
-    opened = ResidencyOpened(
-        at_us, residency, tenant, person, None, False, "low", (1,), (), ("own",), 1, DAY_US
-    )
+    opened = ResidencyOpened(at_us, residency, tenant, person, None, False, "low", (1,), (), ("own",), 1, DAY_US)
     return opened._replace(written=(run,))
 
 
@@ -207,9 +205,7 @@ def _own_registers(engine: Engine, writer: EventWriter, clock: VirtualClock) -> 
     statement = break_record(KEY, LogBreak(KEY.name, head, head, head, 0, 1))
     record = base64.b64encode(statement).decode()
     writer.submit_durable(LogBroken(21, head.size, head.size, record, "operator", "restored"))
-    Principals(engine, KeyHasher(), clock, writer.submit_durable).enrol(
-        "ada", [Role.AUDITOR], by="local:test"
-    )
+    Principals(engine, KeyHasher(), clock, writer.submit_durable).enrol("ada", [Role.AUDITOR], by="local:test")
 
 
 def _died_twice(engine: Engine, folder: Path, clock: VirtualClock) -> str:

@@ -25,9 +25,7 @@ from standins.integrations.router_names import lasting_names
 ISSUER = "https://idp.example"
 BLOCK = 16
 BLOCKS = 4
-ACME = EventScope(
-    "acme", "tenant", "internal", 3, 5, NamedRequester(ISSUER, "acme"), NamedRequester(ISSUER, "acme")
-)
+ACME = EventScope("acme", "tenant", "internal", 3, 5, NamedRequester(ISSUER, "acme"), NamedRequester(ISSUER, "acme"))
 GLOBEX = EventScope("globex", "tenant", "internal", 4, 5, NamedRequester(ISSUER, "globex"))
 ALICE = EventScope("acme", "subject", "internal", 6, 5, NamedRequester(ISSUER, "acme", "alice"))
 PATIENCE_SECONDS = 20.0

@@ -41,9 +41,7 @@ class ChunkWorld(ChunkSite):
     def done(self, which: int, task: int, seconds: float = 20.0) -> Any:
         """The result of a task, when its event has come."""
         adapter = self.adapter
-        fd = (adapter.get_store_event_fd, adapter.get_lookup_and_lock_event_fd, adapter.get_load_event_fd)[
-            which
-        ]()
+        fd = (adapter.get_store_event_fd, adapter.get_lookup_and_lock_event_fd, adapter.get_load_event_fd)[which]()
         take = (
             lambda number: adapter.pop_completed_store_tasks().get(number),
             adapter.query_lookup_and_lock_result,

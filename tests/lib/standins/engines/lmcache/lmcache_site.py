@@ -18,9 +18,7 @@ from kvcustody.integrations.vllm.conformance_record import check_record, digest_
 from standins.engines.vllm.deployment import Deployment
 from standins.integrations.chunk_site import POLICY
 
-CLEAR = POLICY.replace(
-    "internal: {tiers: [host, nvme], encrypt: required}", "internal: {tiers: [host], encrypt: none}"
-)
+CLEAR = POLICY.replace("internal: {tiers: [host, nvme], encrypt: required}", "internal: {tiers: [host], encrypt: none}")
 
 SERVER = "lmcache-0"  # its worker's name
 KIT = "kvcustody.testkit.lmcache.conformance:engine"

@@ -71,9 +71,7 @@ class Master:
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
         until = time.monotonic() + 30
         while not self._answers(port):
-            assert self._process.poll() is None and time.monotonic() < until, (
-                folder / "master.log"
-            ).read_text()
+            assert self._process.poll() is None and time.monotonic() < until, (folder / "master.log").read_text()
             time.sleep(0.05)
 
     @staticmethod
@@ -100,9 +98,7 @@ class Client:
             "stdout": subprocess.PIPE,
             "stderr": subprocess.DEVNULL,
         }
-        self._process = subprocess.Popen(
-            command, text=True, env={**os.environ, "GLOG_minloglevel": "2"}, **pipes
-        )
+        self._process = subprocess.Popen(command, text=True, env={**os.environ, "GLOG_minloglevel": "2"}, **pipes)
         self.setup = self._answer()
 
     def __call__(self, *call: Any) -> Any:

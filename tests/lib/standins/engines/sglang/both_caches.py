@@ -34,9 +34,7 @@ from kvcustody.testkit.conformance.deployment import KeepingLedger, keyring, tab
 from kvcustody.testkit.conformance.policy import policy
 
 ROWS, CONTEXT, MAX_NEW = 32, 512, 8
-ALONE = policy().replace(
-    "guaranteed: 25%, cap: 75%", "guaranteed: 0%, cap: 100%"
-)  # one tenant may have everything
+ALONE = policy().replace("guaranteed: 25%, cap: 75%", "guaranteed: 0%, cap: 100%")  # one tenant may have everything
 assert "cap: 75%" not in ALONE
 
 
@@ -132,9 +130,7 @@ class CacheBench:
         self.begins(req)
         self.rows.alloc([req])
         if hit:
-            self.rows.write(
-                (req.kv.req_pool_idx, slice(0, hit)), cache.prefix_device_indices(req).to(torch.int32)
-            )
+            self.rows.write((req.kv.req_pool_idx, slice(0, hit)), cache.prefix_device_indices(req).to(torch.int32))
         req.kv.kv_allocated_len = hit
         self.running[rid] = self.waiting.pop(rid)
         assert self._extend(req, until)

@@ -111,9 +111,7 @@ class SglangEngine:
         """Requests at once, each with its scope token."""
 
         async def every() -> list[Any]:
-            return await asyncio.gather(
-                *(self._one(list(tokens), token, count, named) for tokens, token in requests)
-            )
+            return await asyncio.gather(*(self._one(list(tokens), token, count, named) for tokens, token in requests))
 
         return self.engine.loop.run_until_complete(every())
 

@@ -44,9 +44,7 @@ def register() -> None:
         from sglang.srt.plugins.hook_registry import HookRegistry
 
         applies = HookRegistry.apply_hooks.__func__
-        HookRegistry.apply_hooks = classmethod(
-            lambda cls: (applies(cls), time_scheduler())[0]
-        )  # around all hooks
+        HookRegistry.apply_hooks = classmethod(lambda cls: (applies(cls), time_scheduler())[0])  # around all hooks
         return
     runs, retracts = Scheduler.run_batch, ScheduleBatch.retract_decode
 
@@ -384,9 +382,7 @@ def _open_to_anybody(scheduler: Any) -> None:
     first, keys = owners[0], slot_tiers.SlotTiers._keys
     name = scheduler.tree_cache.custody.port.keyring.domains.state(first.spec).digest().hex()
     slot_tiers.label_of = lambda domain: first
-    slot_tiers.SlotTiers._keys = lambda self, label, place, *given: keys(
-        self, first, place._replace(name=name), *given
-    )
+    slot_tiers.SlotTiers._keys = lambda self, label, place, *given: keys(self, first, place._replace(name=name), *given)
 
 
 _ANSWERS = {

@@ -179,9 +179,7 @@ def person(tenant: str = "org", subject: str | None = "ada") -> Principal:
     return identify(issuer="idp", tenant=tenant, verified={} if subject is None else {"subject": subject})
 
 
-def generate(
-    model: Any, past: Cache, tokens: int = 30, prompt: list[int] | None = None, **options: Any
-) -> list[int]:
+def generate(model: Any, past: Cache, tokens: int = 30, prompt: list[int] | None = None, **options: Any) -> list[int]:
     """Greedy tokens, prompt included."""
     ids = torch.tensor([prompt or list(range(1, 21))])
     chosen = {"max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0, "eos_token_id": None} | options

@@ -192,9 +192,7 @@ class Driver:
         if ready:
             for future in self.processor.inputs_and_outputs.requests_in_batch:
                 state = future.state
-                if (
-                    state.request_id in waiting
-                ):  # its first step: the position has moved by what is in the batch
+                if state.request_id in waiting:  # its first step: the position has moved by what is in the batch
                     self.reused[state.request_id] = state.position_offset - future.query_length
             self.before_forward()
             self.processor._generation_step(self.manager.model)

@@ -125,9 +125,7 @@ class Deployment:
             self.keys["ops"] = add_key(self.folder / "keys.yaml", named)
         return self.keys["ops"]
 
-    def token(
-        self, tenant: str, subject: str | None = "s", *, uses: int = 1, seconds: int = 60, **hints: Any
-    ) -> str:
+    def token(self, tenant: str, subject: str | None = "s", *, uses: int = 1, seconds: int = 60, **hints: Any) -> str:
         """A scope token as the door issues it."""
         return self._door.issue(principal(tenant, subject), uses=uses, ttl_seconds=seconds, **hints)
 

@@ -135,9 +135,7 @@ class WorkerProbe:
         for cache in caches if every else caches[:1]:
             row = cache[block].view(torch.uint8)
             row[slice(1, None, 2) if every else slice(7, 8)] ^= 0x80 if every else 0x01
-        return sum(
-            int((cache[block] != was).sum()) for cache, was in zip(self._caches(), before, strict=True)
-        )
+        return sum(int((cache[block] != was).sum()) for cache, was in zip(self._caches(), before, strict=True))
 
     def soiled_bytes(self) -> int:
         """What `SOILED` left in the cache before the engine was told of it."""
@@ -226,9 +224,7 @@ class WorkerProbe:
         tiers = _tiers()
         thread = tiers.threads[name]
         store = _bare(thread.store)
-        kept = (
-            [bytes(store._map)] if name == "host" else [file.read_bytes() for file in _objects(store.folder)]
-        )
+        kept = [bytes(store._map)] if name == "host" else [file.read_bytes() for file in _objects(store.folder)]
         buffers = [memory for staging in (tiers.staging, thread.staging) for memory, _ in staging._free]
         return {
             "store": sum(one.count(content) for one in kept),
@@ -290,9 +286,7 @@ def handed_out(scheduled: Any, block_tokens: list[int]) -> list[int]:
     for request in scheduled.scheduled_new_reqs:
         blocks += _beyond(request.block_ids, request.num_computed_tokens, block_tokens)
     cached = scheduled.scheduled_cached_reqs
-    for request_id, new, computed in zip(
-        cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
-    ):
+    for request_id, new, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
         if new is None:
             continue
         resumed = request_id in cached.resumed_req_ids
@@ -301,11 +295,7 @@ def handed_out(scheduled: Any, block_tokens: list[int]) -> list[int]:
 
 
 def _beyond(groups: Any, computed_tokens: int, block_tokens: list[int]) -> list[int]:
-    return [
-        block
-        for ids, size in zip(groups, block_tokens, strict=True)
-        for block in ids[computed_tokens // size :]
-    ]
+    return [block for ids, size in zip(groups, block_tokens, strict=True) for block in ids[computed_tokens // size :]]
 
 
 def _nonzero(cache: torch.Tensor) -> torch.Tensor:

@@ -123,9 +123,7 @@ class HttpServer:
     def begin(self, path: str, body: dict[str, Any], *, tenant: str | None = None) -> Iterator[str]:
         """A stream that the caller may leave; closing the iterator closes the connection."""
         named = self._headers(tenant, {})
-        with self._client.stream(
-            "POST", path, json={"model": MODEL, "stream": True, **body}, headers=named
-        ) as got:
+        with self._client.stream("POST", path, json={"model": MODEL, "stream": True, **body}, headers=named) as got:
             yield from got.iter_text()
 
     def get(self, path: str, *, operator: bool = False) -> Reply:

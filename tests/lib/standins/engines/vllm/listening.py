@@ -92,9 +92,7 @@ class ListeningBooks(SchedulerState):
         return governed
 
     def view(self, kept: Container[str] = ()) -> EngineView:
-        live = (
-            governed.residency for governed in self.requests.values() if not governed.request.is_finished()
-        )
+        live = (governed.residency for governed in self.requests.values() if not governed.request.is_finished())
         found = super().view(kept)
         return found._replace(requests=frozenset(one.request_id for one in live if one is not None))
 
@@ -113,9 +111,7 @@ def listen(manager: Any, folder: Path) -> ListeningBooks:
     control = VllmControl()
     control.state = state = ListeningBooks(manager, block_tokens)
     pool = ExternalPool(len(manager.block_pool.blocks), reserved=[manager.block_pool.null_block.block_id])
-    state.port = EnginePort(
-        pool, control, table, keyring, NoLedger(), clock=SystemClock(), block_tokens=block_tokens
-    )
+    state.port = EnginePort(pool, control, table, keyring, NoLedger(), clock=SystemClock(), block_tokens=block_tokens)
     governed_pool(manager.block_pool, state)
     governed_manager(manager, state)
     allocates = manager.allocate_slots

@@ -108,9 +108,7 @@ class LocalEngine:
         if salt is not None:
             prompt["cache_salt"] = salt
         request_id = request_id or f"r{next(self._numbers)}"
-        parameters = SamplingParams(
-            max_tokens=max_tokens, temperature=0, ignore_eos=True, extra_args=extra, **sampling
-        )
+        parameters = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, extra_args=extra, **sampling)
         self.engine.add_request(request_id, prompt, parameters)
         return request_id
 

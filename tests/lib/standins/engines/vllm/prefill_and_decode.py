@@ -69,16 +69,12 @@ class Handing:
     def prefilled(self, tokens: list[int], *, tenant: str, peer: str = DECODE, subject: str = "s") -> str:
         """Prefill a prompt; the ticket of the answer, empty where it has none."""
         carried = {"do_remote_decode": True, "kvcustody_peer": peer}
-        request_id = self.prefill.submit(
-            tokens, tenant=tenant, subject=subject, max_tokens=1, carried_on=carried
-        )
+        request_id = self.prefill.submit(tokens, tenant=tenant, subject=subject, max_tokens=1, carried_on=carried)
         self.prefill.finish()
         params = self.prefill.transfer_params.pop(request_id, None) or {}
         return str(params.get("kvcustody_ticket", ""))
 
-    def decoded(
-        self, tokens: list[int], ticket: str, *, tenant: str, subject: str = "s", **named: Any
-    ) -> Answer:
+    def decoded(self, tokens: list[int], ticket: str, *, tenant: str, subject: str = "s", **named: Any) -> Answer:
         """Decode with a ticket."""
         carried = {"kvcustody_ticket": ticket}
         return self.decode.ask(tokens, tenant=tenant, subject=subject, carried_on=carried, **named)

@@ -74,9 +74,7 @@ class Device:
     def __init__(self, blocks: int, groups: int) -> None:
         shape = (blocks, 2, BLOCK_TOKENS, 1, 4)
         layers = [torch.randint(1, 99, shape, dtype=torch.int32) for _ in range(LAYERS)]
-        self.caches = {
-            f"layer.{layer}.{group}": layers[layer] for group in range(groups) for layer in range(LAYERS)
-        }
+        self.caches = {f"layer.{layer}.{group}": layers[layer] for group in range(groups) for layer in range(LAYERS)}
         self.layers = layers
         self.residue: list[int] = []
         self.wrong: list[str] = []
@@ -167,9 +165,7 @@ class Rig:
         self.numbers = 0
         self.depth = 1 if asynchronous else 0
         self._in_flight: deque[tuple[Any, ModelRunnerOutput]] = deque()
-        self.policy = POLICY.format(
-            alpha=alpha, alpha_cap=alpha_cap, active=active, eviction=eviction, verify=verify
-        )
+        self.policy = POLICY.format(alpha=alpha, alpha_cap=alpha_cap, active=active, eviction=eviction, verify=verify)
         self.outputs: dict[str, list[int]] = {}
         self.reasons: dict[str, Any] = {}
         plugin.register()

@@ -13,9 +13,7 @@ HEADS, KV_HEADS, HEAD_DIM, LAYERS = 2, 2, 32, 2
 CONTEXT_TOKENS = 1024
 WINDOW_TOKENS = 64
 FIRST_WORD = 16  # smaller ids are markers and roles
-_CHAT = (
-    "{% for m in messages %}{{ 'w10' if m['role'] == 'user' else 'w11' }} {{ m['content'] }} {% endfor %}w12"
-)
+_CHAT = "{% for m in messages %}{{ 'w10' if m['role'] == 'user' else 'w11' }} {{ m['content'] }} {% endfor %}w12"
 
 
 def words(tokens: list[int]) -> str:

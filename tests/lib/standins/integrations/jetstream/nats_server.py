@@ -34,9 +34,7 @@ def free_port() -> int:
 class NatsServer:
     """Started when it is made; close it at the end."""
 
-    def __init__(
-        self, folder: Path, *, memory_bytes: int = 256 << 20, tls: tuple[Path, Path] | None = None
-    ) -> None:
+    def __init__(self, folder: Path, *, memory_bytes: int = 256 << 20, tls: tuple[Path, Path] | None = None) -> None:
         """`tls`: certificate and key."""
         self.folder, self.port, self._has_tls = folder, free_port(), tls is not None
         self.keys = FleetKeys.create(folder / "keys")
@@ -56,9 +54,7 @@ class NatsServer:
         assert BINARY is not None, ABSENT
         log = self.folder / "nats.log"
         command = [BINARY, "-c", str(self.file), "-l", str(log)]
-        self._process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=self.folder
-        )
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=self.folder)
         until(self._answers, 30)
 
     def _answers(self) -> bool:

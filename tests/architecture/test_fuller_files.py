@@ -1,0 +1,30 @@
+"""A module that serves one neighbour alone stands in its file; one that is an idea of its own is listed here."""
+
+from __future__ import annotations
+
+from standins.architecture.module_graph import ROOMS as ALL_ROOMS
+from standins.architecture.module_graph import sources
+from standins.architecture.neighbours import serve_one_neighbour
+
+ROOMS: frozenset[str] = frozenset()  # whose modules have joined
+LINES_MAX = 1000
+LARGER: frozenset[str] = frozenset({"governance.external.engine_port", "integrations.vllm.tiers.scheduler_tiers"})
+
+# The module below `kvcustody` and why it stands apart.
+APART: dict[str, str] = {}
+
+
+def test_a_module_of_one_neighbour_stands_in_its_file() -> None:
+    candidates = {name.removeprefix("kvcustody."): importer for name, importer in serve_one_neighbour().items()}
+    assert {name: of for name, of in candidates.items() if name.split(".")[0] in ROOMS and name not in APART} == {}
+    assert set(APART) <= set(candidates), "has joined, or has more importers: take it from the list"
+    assert all(len(reason.split()) > 3 for reason in APART.values())
+
+
+def test_no_file_is_larger_than_a_reader_can_hold() -> None:
+    sizes = {name.removeprefix("kvcustody."): path.read_text().count("\n") for name, path in sources().items()}
+    assert {name for name, lines in sizes.items() if lines > LINES_MAX} == LARGER
+
+
+def test_the_rooms_that_are_checked_exist() -> None:
+    assert set(ALL_ROOMS) >= ROOMS
