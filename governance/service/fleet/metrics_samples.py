@@ -2,7 +2,7 @@
 
 1. What the ledger says is read from its figures (`evidence.counters`): no leaf and no row of evidence is looked at, and
    of tenants no more rows than labels are shown. It is read at most every ten seconds, whoever asks. Route receipts
-   are read as rows (`route_samples`).
+   of the last ten minutes are read as rows, the newest 20,000 of them, at most every 30 seconds (`route_samples`).
 2. A scrape waits for no database (`MetricsCollector`): what comes of it says how old it is, and whether reading fails.
 """
 
@@ -12,13 +12,15 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import anyio
 from sqlalchemy import Connection
 
 from kvcustody.audit.evidence.counters.hourly_coverage import judged_state, recent_sums
 from kvcustody.audit.evidence.counters.read_figures import denials_by_rule, largest_tenants, orphans_by_class
+from kvcustody.audit.evidence.routes.route_measures import measure as measure_routes
+from kvcustody.audit.evidence.routes.route_receipts import RoutePeriod, by_problem, read_routes
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.root_sealer import unsealed
 from kvcustody.clock import MICROSECONDS
@@ -30,7 +32,6 @@ from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.epochs.epoch_book import EpochBook
 from kvcustody.governance.service.epochs.epoch_takers import EpochTaker
 from kvcustody.governance.service.fleet.metrics_collector import Collected, MetricsCollector
-from kvcustody.governance.service.fleet.route_samples import FRESH_SECONDS, route_samples
 from kvcustody.governance.service.fleet.webhooks import Sinks
 from kvcustody.governance.service.fleet.workers import Fleet, WorkerRun
 from kvcustody.governance.service.health.verdict import ServiceVerdict, TroubleKind
@@ -39,6 +40,7 @@ from kvcustody.governance.service.ingest.ingest import Ingest
 from kvcustody.governance.service.ingest.traced_writer import TracedWriter
 from kvcustody.governance.service.schedules.made_reports import Verdicts, report_figures, undelivered
 from kvcustody.governance.service.settings import ServiceSettings
+from kvcustody.times import SECOND_US
 
 _FRESH_SECONDS = 10.0
 PATIENCE_SECONDS = 0.02  # of a scrape, with what is read anew
@@ -49,6 +51,11 @@ _BY_TENANT = {
     "recomputed_blocks": "tenant_recomputed_blocks",
     "thrashing": "tenant_cache_thrashing",
 }  # what workers say of tenants, and the metric that it is
+
+
+FRESH_SECONDS: Final = 30.0
+WINDOW_US: Final = 600 * SECOND_US
+HALVES_MAX: Final = 20_000
 
 
 class MeasuredService(Protocol):
@@ -313,3 +320,33 @@ def _ages(*every: tuple[str, Collected[Any]]) -> Iterator[Sample]:
         if found.age_seconds is not None:
             yield "metrics_collector_age_seconds", (name,), found.age_seconds
         yield "metrics_collector_success", (name,), float(not found.failing and found.value is not None)
+
+
+def route_samples(connection: Connection, now_us: int) -> Iterator[Sample]:
+    """The samples; none where no request of that time has a receipt."""
+    period = RoutePeriod(now_us - WINDOW_US, now_us + 1)
+    joined = read_routes(connection, period, now_us=now_us, halves_max=HALVES_MAX)
+    if not joined.receipts:
+        return
+    measures = measure_routes(joined.receipts)
+    yield "route_receipts", (), len(joined.receipts)
+    yield "route_receipts_awaited", (), joined.awaited
+    for problem, number in by_problem(joined.findings).items():
+        yield "route_findings", (problem,), number
+    if measures.queue_delta_mean is not None:
+        yield "route_queue_delta", (), measures.queue_delta_mean
+    if measures.imbalance is not None:
+        yield "route_imbalance", (), measures.imbalance
+    if measures.promises:
+        yield "route_promised_tokens", (), measures.promised_tokens
+        yield "route_promised_found_tokens", (), measures.kept_tokens
+    for worker in measures.workers:
+        labels = (worker.worker,)
+        yield "route_requests", labels, worker.requests
+        if worker.locality is not None:
+            yield "route_locality_ratio", labels, worker.locality
+        yield "route_hit_tokens_mean", labels, worker.found_tokens / worker.requests
+        yield "route_queue_mean", labels, worker.queue_mean
+        yield "route_free_blocks", labels, worker.free_blocks_last
+        if worker.promises:
+            yield "route_stale_misses", labels, worker.stale_misses
