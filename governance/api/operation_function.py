@@ -101,14 +101,14 @@ class OperationFunction:
         assert isinstance(found, Answer), "a file is a job's"
         return found
 
-    def answer(self, found: Any) -> Answer | FileContent:
+    def answer(self, outcome: Any) -> Answer | FileContent:
         """What the function gave, as an answer; a file stays one, to be sent in parts."""
-        if isinstance(found, FileContent):
-            return found
-        if isinstance(found, Content):
-            return found.answer()
+        if isinstance(outcome, FileContent):
+            return outcome
+        if isinstance(outcome, Content):
+            return outcome.answer()
         assert self._bytes is not None
-        return Content(self._bytes(found), status=self._status).answer()
+        return Content(self._bytes(outcome), status=self._status).answer()
 
     def arguments(self, given: Mapping[str, Any], wire: Wire) -> dict[str, Any]:
         """Every argument by its name; `given`: what stands for a part of the call. Raises as `call`."""
@@ -153,23 +153,23 @@ class Parameter(NamedTuple):
 
 def parameters_of(endpoint: Endpoint, path: str) -> list[Parameter]:
     """The parameters of the function that answers `path`."""
-    found = []
+    parameters = []
     for name, parameter in inspect.signature(endpoint, eval_str=True).parameters.items():
         default = ... if parameter.default is parameter.empty else parameter.default
         annotation = parameter.annotation
-        said = next(
+        declared = next(
             (item for item in getattr(annotation, "__metadata__", ()) if isinstance(item, Given | RequestPart)),
             None,
         )
-        if said is not None:
-            place = "given" if isinstance(said, Given) else said.name
+        if declared is not None:
+            place = "given" if isinstance(declared, Given) else declared.name
         elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
             place = "body"
         else:
             place = "path" if f"{{{name}}}" in path else "query"
-        given = said.what if isinstance(said, Given) else None
-        found.append(Parameter(name, place, annotation, default, given))
-    return found
+        given = declared.what if isinstance(declared, Given) else None
+        parameters.append(Parameter(name, place, annotation, default, given))
+    return parameters
 
 
 def _model_of(place: str, asked: list[Parameter]) -> type[BaseModel]:

@@ -52,14 +52,14 @@ class GrantedRecipient(NamedTuple):
 
 def known_policies(periods: Iterable[PeriodPolicy], state: ReleaseState | None = None) -> tuple[KnownPolicy, ...]:
     """Each with its document: as a worker recorded it, or as a revision of the release (rule 1)."""
-    made = []
+    policies = []
     for one in periods:
         policy = policy_of_document(one.document, one.digest) if one.document else None
         proposal = None if state is None else state.proposals.get(one.revision)
         if policy is None and proposal is not None and proposal.manifest.digest == one.digest:
             policy = proposal.policy
-        made.append(KnownPolicy(one, policy))
-    return tuple(made)
+        policies.append(KnownPolicy(one, policy))
+    return tuple(policies)
 
 
 def recipients_in(

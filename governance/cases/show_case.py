@@ -185,15 +185,15 @@ def _erasures(
 ) -> Iterator[CaseErasure]:
     for erasure in case.erasures:
         try:
-            found = status(connection, erasure, now_us, periods)
+            progress = status(connection, erasure, now_us, periods)
         except LedgerError:
             yield CaseErasure(erasure, "", 0, 0, "", "not in the ledger", ())
             continue
-        asked = found.request
-        waiting = (*found.waiting, *found.unreachable)
+        asked = progress.request
+        waiting = (*progress.waiting, *progress.unreachable)
         yield CaseErasure(
             *(erasure, asked.selector, asked.at_us, asked.deadline_us),
-            *(found.state.value, found.outcome, waiting, found.standing.why),
+            *(progress.state.value, progress.outcome, waiting, progress.standing.why),
         )
 
 

@@ -182,7 +182,7 @@ class Agent:
 
     def _status(self, counted: Counted | None) -> dict[str, float]:
         ledger = self._ledger.status()
-        found: dict[str, float] = {
+        figures: dict[str, float] = {
             "ledger.backlog": float(ledger.backlog),
             "ledger.spilled_bytes": float(ledger.spilled_bytes),
             "ledger.replaying": float(ledger.replaying),
@@ -191,12 +191,12 @@ class Agent:
             "ledger.kept_unverified": float(bool(self._ledger.unverified)),
         }
         if ledger.spill_seconds is not None:
-            found["ledger.spill_seconds"] = ledger.spill_seconds
+            figures["ledger.spill_seconds"] = ledger.spill_seconds
         if counted is not None:
-            found["status_age_seconds"] = time.monotonic() - counted.at
+            figures["status_age_seconds"] = time.monotonic() - counted.at
             said = worker_status(counted.stats, self._facade.block_tokens, self._bytes_per_block)
-            found |= {name: float(value) for name, value in said.items()}
-        return dict(list(found.items())[:STATUS_MAX])
+            figures |= {name: float(value) for name, value in said.items()}
+        return dict(list(figures.items())[:STATUS_MAX])
 
 
 def _most(values: Mapping[str, int]) -> dict[str, int]:

@@ -232,13 +232,13 @@ def _json(answer: httpx.Response) -> Any:
 
 def _refusal(answer: httpx.Response) -> ServiceError:
     try:
-        found = orjson.loads(answer.content)
-        name = str(found["type"]).rpartition(":")[2]
-        says = found.get("detail") or found["title"]
-        for item in found.get("errors", ())[:3]:
+        problem = orjson.loads(answer.content)
+        name = str(problem["type"]).rpartition(":")[2]
+        says = problem.get("detail") or problem["title"]
+        for item in problem.get("errors", ())[:3]:
             says += f"; `{item['at']}` {item['what']}"
     except (ValueError, KeyError, TypeError):
-        found, name, says = {}, "unknown", f"answered {answer.status_code}"
+        problem, name, says = {}, "unknown", f"answered {answer.status_code}"
     retry = answer.headers.get("retry-after", "")
     wait_seconds = float(retry) if retry.isdecimal() else 0.0
     return ServiceError(
@@ -246,6 +246,6 @@ def _refusal(answer: httpx.Response) -> ServiceError:
         problem=name,
         status=answer.status_code,
         wait_seconds=wait_seconds,
-        leaf=found.get("leaf") if isinstance(found, dict) else None,
+        leaf=problem.get("leaf") if isinstance(problem, dict) else None,
         request_id=answer.headers.get("x-request-id", ""),
     )

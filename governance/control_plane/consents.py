@@ -29,18 +29,18 @@ class OwnerConsents:
 
     def waiting(self) -> list[dict[str, Any]]:
         """What waits for the own tenant's consent; raises `ReleaseError` where an answer does not fit itself."""
-        found: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         cursor = None
         while True:
             page = self._get("/v1/policies/consents", cursor=cursor, limit=1000)
-            found += page["items"]
+            rows += page["items"]
             cursor = page["next"]
             if cursor is None:
                 break
-        for item in found:
+        for item in rows:
             if item["opening"] != gates.opening_id(item["manifest"], item["what"]):
                 raise ReleaseError(f"the control plane names another opening than it shows of `{item['what']['id']}`")
-        return found
+        return rows
 
     def consent(self, revision: int, source: str, signer: Signer) -> list[dict[str, Any]]:
         """Consent to what a revision opens through the grant or segment `source`; returns what that is, in words."""

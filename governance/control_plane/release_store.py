@@ -59,15 +59,15 @@ class WorkerReleaseStore:
     def _take_in(self) -> None:
         while True:
             wait = self._wait_seconds if self.heard else 0
-            found = self._connection.get("/v1/worker/policy/records", after=len(self._records), wait=wait or None)
+            page = self._connection.get("/v1/worker/policy/records", after=len(self._records), wait=wait or None)
             self.heard = True
-            if found["total"] < len(self._records):
+            if page["total"] < len(self._records):
                 self._records.clear()
                 continue
-            self._records += [item.encode() for item in found["items"]]
-            if len(self._records) == found["total"]:
+            self._records += [item.encode() for item in page["items"]]
+            if len(self._records) == page["total"]:
                 return
-            if not found["items"]:
+            if not page["items"]:
                 raise ReleaseError("the control plane withholds steps of the release")
 
     def _take_kept(self) -> bool:
@@ -103,14 +103,14 @@ class WorkflowReleaseStore:
         """Every record beyond number `after`, and the release's `ETag` for the step that builds on them."""
         try:
             self._seen = self._connection.request("GET", "/v1/policies/release").headers["etag"]
-            found: list[bytes] = []
+            records: list[bytes] = []
             cursor = None
             while True:
                 page = self._connection.get("/v1/policies/records", cursor=cursor, limit=1000)
-                found += [item.encode() for item in page["items"]]
+                records += [item.encode() for item in page["items"]]
                 cursor = page["next"]
                 if cursor is None:
-                    return found[after:]
+                    return records[after:]
         except ServiceError as error:
             raise ReleaseError(error.message) from None
 

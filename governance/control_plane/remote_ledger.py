@@ -140,19 +140,19 @@ class ControlPlaneSink:
         self.own_erasures.hand_in(self._connection)
         segments = self.kept.closed()
         runs = [run for segment in segments for run in segment.runs]
-        found: list[dict[str, Any]] = []
+        covered_runs: list[dict[str, Any]] = []
         for start in range(0, max(1, len(runs)), KEPT_RUNS_MAX):
             answer = self._ask_kept(life, runs[start : start + KEPT_RUNS_MAX])
             if answer is None:
                 self._lost = "the ledger does not know this process any more"
                 return
-            found += answer["runs"]
+            covered_runs += answer["runs"]
             self._lost = self._lost or self._went_back(answer)
-        if any(one["leaves"] < run.leaves for one, run in zip(found, runs, strict=True)):
+        if any(one["leaves"] < run.leaves for one, run in zip(covered_runs, runs, strict=True)):
             self._lost = self._lost or "the ledger lost leaves that it had acknowledged"
         if self._lost or self.unverified:
             return
-        told = iter(found)
+        told = iter(covered_runs)
         for segment in segments:
             covered = [bool(next(told)["covered"]) for _ in segment.runs]
             if all(covered):

@@ -242,7 +242,7 @@ class ErasureInbox:
 
     def _orders(self, heard: HeardOrders) -> list[tuple[Selector, dict[str, Any]]]:
         """Those that are new."""
-        made = []
+        orders = []
         for requested, known in heard.owed:
             if requested.erasure in self._taken:
                 continue
@@ -255,8 +255,8 @@ class ErasureInbox:
                 _log.error("an erasure cannot be read", erasure=requested.erasure, exc_info=True)
                 continue
             self._taken.add(requested.erasure)
-            made.append((selector, self._order(requested)))
-        return made
+            orders.append((selector, self._order(requested)))
+        return orders
 
     def _order(self, requested: Requested) -> dict[str, Any]:
         return {

@@ -146,17 +146,17 @@ class KeyChain(OwnerData):
         tail += packed
         if len(tail) < size:
             return []
-        made: list[bytes] = []
+        digests: list[bytes] = []
         state = self.state
         at = 0
         while len(tail) - at >= size:
             if state is not None:
                 state.update(bytes(tail[at : at + size]))
-                made.append(state.digest())
+                digests.append(state.digest())
             at += size
         del tail[:at]
-        self.keys += made
-        return made
+        self.keys += digests
+        return digests
 
 
 def look_up(

@@ -58,16 +58,16 @@ def opened(residency: ExternalResidency, pool: ExternalPool, revision: int) -> R
 def assigned(residency: ExternalResidency, pool: ExternalPool, among: NDArray[np.int64] | None = None) -> list[Event]:
     """What it was handed for a segment of another tenant, as leaves list it: once, or only what is `among` these."""
     pending, residency.assigned = residency.assigned, []
-    made: list[Event] = []
+    events: list[Event] = []
     for blocks, first, domain in pending:
         generations = np.arange(first, first + len(blocks))
         chosen = np.ones(len(blocks), np.bool_) if among is None else np.isin(generations, among)
         if chosen.any():
             runs = FlatRuns(blocks[chosen], generations[chosen], pool.number)
-            made.append(blocks_assigned(residency.began_us, residency, domain, runs))
+            events.append(blocks_assigned(residency.began_us, residency, domain, runs))
         rest = np.flatnonzero(~chosen)
         residency.assigned += [(blocks[at : at + 1], first + int(at), domain) for at in rest]
-    return made
+    return events
 
 
 def _anonymous(domain: Domain) -> AdmissionFacts:

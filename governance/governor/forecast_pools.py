@@ -66,14 +66,14 @@ class PoolRun(ForecastRun):
         policy_read: ReadPlan,
         read: ReadPlan,
         prompt: Prompt,
-        found: PrefixMatch | None,
+        match: PrefixMatch | None,
     ) -> None:
         self.request = request
         self.plan = plan
         self.policy_read = policy_read
         self.read = read  # the same in twins
         self.prompt = prompt
-        self.found = found  # until it begins
+        self.found = match  # until it begins
         self.priorities: tuple[BlockPriority, ...] = ()
         self.lookahead_tokens = 0
         self.can_preempt = False

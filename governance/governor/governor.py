@@ -224,10 +224,10 @@ class Governor(Custody[BlockManager]):
                 if monitored is None
                 else (ReadPlan(monitored.chain), (MONITORED, *monitored.reasons))
             )
-            found, now_us = self._match(plan, read, prompt, now_us, is_monitored=is_monitored)
+            match, now_us = self._match(plan, read, prompt, now_us, is_monitored=is_monitored)
             begun = manager.allocate(
                 handle,
-                found,
+                match,
                 prompt,
                 manager.residency(plan.account, read.own.domain, plan.subject_key, plan, now_us, trace),
                 now_us,
@@ -238,7 +238,7 @@ class Governor(Custody[BlockManager]):
             if isinstance(begun, str):
                 since_us = now_us if asked_us is None else asked_us
                 most = plan.account.cap_blocks if can_preempt else plan.account.request_blocks
-                return self._without_room(plan, handle, begun, found, prompt.tokens + lookahead_tokens, most, since_us)
+                return self._without_room(plan, handle, begun, match, prompt.tokens + lookahead_tokens, most, since_us)
             earlier = RESUMED if is_resumed else self._asked.earlier_run(handle)
             begun.earlier_blocks, begun.monitored = min(begun.hit_blocks, earlier.blocks), monitored
             begun.priorities = () if is_monitored else self._book.priorities(plan, read.segment, kinds)
@@ -261,7 +261,7 @@ class Governor(Custody[BlockManager]):
         if self.offload is not None and self._restore(manager, begun, prompt, latency, takes_partial=takes_partial):
             answer = _admission(begun, self.block_tokens)
         self._measure(
-            begun, plan, found, prompt, counters, now_us, says_kinds=bool(kinds), is_new=earlier is NO_EARLIER
+            begun, plan, match, prompt, counters, now_us, says_kinds=bool(kinds), is_new=earlier is NO_EARLIER
         )
         return self._arrived(plan, begun, receipt, answer, prompt.tokens, now_us)
 
@@ -278,7 +278,7 @@ class Governor(Custody[BlockManager]):
         if receipt is None or plan.facts.tenant == ANONYMOUS:
             return answer
         counts = plan.manager.pool.counts
-        found = FoundHere(
+        found_here = FoundHere(
             prompt_tokens,
             answer.hit_tokens - answer.earlier_tokens,
             len(self._live) - 1,
@@ -286,7 +286,7 @@ class Governor(Custody[BlockManager]):
             any(domain.owner is not begun.account for domain in begun.foreign_blocks()),
             self.knows_epochs(plan),
         )
-        self._outbox += route_found(receipt, plan.facts, found, now_us, begun.residency.trace)
+        self._outbox += route_found(receipt, plan.facts, found_here, now_us, begun.residency.trace)
         return answer
 
     # -- monitored ----------------------------------------------------------------------------------------------------
@@ -401,19 +401,19 @@ class Governor(Custody[BlockManager]):
         began_ns, manager = perf_counter_ns(), plan.manager
         if is_monitored and self.custody.is_over(now_us):
             prompt = prompt._replace(limit=0)
-        found = manager.match_prefix(read, prompt, now_us)
+        match = manager.match_prefix(read, prompt, now_us)
         if manager.pool.sums is not None:
             now_us = self._clock.now_us()
-            if not self._holds_still(plan, found, now_us, is_monitored=is_monitored):
-                found = manager.match_prefix(read, prompt._replace(limit=0), now_us)
+            if not self._holds_still(plan, match, now_us, is_monitored=is_monitored):
+                match = manager.match_prefix(read, prompt._replace(limit=0), now_us)
         self.measures.look_up_ns += perf_counter_ns() - began_ns
-        return found, now_us
+        return match, now_us
 
     def _measure(
         self,
         begun: RunningSequence,
         plan: Plan[BlockManager],
-        found: PrefixMatch,
+        match: PrefixMatch,
         prompt: Prompt,
         counters: TenantCounters,
         now_us: int,
@@ -432,8 +432,8 @@ class Governor(Custody[BlockManager]):
             for domain, blocks in begun.foreign_blocks(first=begun.earlier_blocks).items():
                 counters.granted_hit_blocks += blocks
                 self._reuse.crossed(plan, domain, blocks, blocks * self.block_tokens)
-        counters.stale_blocks += found.stale_blocks
-        counters.verified_blocks += found.checked_blocks
+        counters.stale_blocks += match.stale_blocks
+        counters.verified_blocks += match.checked_blocks
         leaf, evicted = begun.leaf, plan.manager.tree.evicted_keys
         age_us = now_us - leaf.born_us if leaf is not None else 0
         self.measures.began(hits, age_us, now_us - begun.asked_us)
@@ -448,17 +448,17 @@ class Governor(Custody[BlockManager]):
         plan: Plan[BlockManager],
         handle: tuple[str, Hashable],
         reason: str,
-        found: PrefixMatch,
+        match: PrefixMatch,
         tokens: int,
         most: int,
         since_us: int,
     ) -> AdmissionRefused | Deferred:
         """It waits for room, where it could ever have it."""
         needed = -(-tokens // self.block_tokens)
-        if found.via is not plan.own.domain:
-            needed -= found.hit_blocks  # they are charged to whose they are, and so is what it writes for others
+        if match.via is not plan.own.domain:
+            needed -= match.hit_blocks  # they are charged to whose they are, and so is what it writes for others
         account = plan.account
-        needed -= sum(span.last - span.first for span in found.spans if span.domain.owner is not account)
+        needed -= sum(span.last - span.first for span in match.spans if span.domain.owner is not account)
         if needed > most:
             return self.too_large(handle[1], plan.tenant, needed, most)
         return self._deferred(self._counters(plan.tenant), handle, reason, since_us)

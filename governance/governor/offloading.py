@@ -118,7 +118,7 @@ class Offloading:
         `latency` is the request's class. The sequence has its blocks already; what came is published. Raises
         `DeviceError` where the device failed.
         """
-        come = 0
+        restored = 0
         while sequence.spans:
             span = sequence.spans[0]
             first = span.first
@@ -126,11 +126,11 @@ class Offloading:
             if until <= first or not span.domain.may_be_copied:
                 break
             came = self._restore_span(manager, sequence, span, until - first, latency)
-            come += came
+            restored += came
             if not came or first + came < span.last:
                 break
-        sequence.restored_blocks = come
-        return come
+        sequence.restored_blocks = restored
+        return restored
 
     def _restore_span(
         self,
@@ -148,23 +148,23 @@ class Offloading:
             return 0
         most = start + wanted
         keys = before + span.keys[: KEY_BYTES * (wanted + self._object_blocks)]  # the last may have more of the prompt
-        come, tried = 0, set[TierWay]()
-        while come < wanted:
-            way, found = self.transfers.best(label, keys, start + come, most, tried)
+        restored, tried = 0, set[TierWay]()
+        while restored < wanted:
+            way, found = self.transfers.best(label, keys, start + restored, most, tried)
             if way is None:
                 break
-            came = self._load(way, manager, sequence, label, keys, start + come, found, latency)
+            came = self._load(way, manager, sequence, label, keys, start + restored, found, latency)
             tried = {way} if came else tried | {way}  # it has told all that goes on from there
             now_us = self._clock.now_us()  # the load took time
             for one in came:
                 manager.publish_restored(sequence, span.first + one.blocks, one.born_us, one.ceiling_us, now_us)
                 leaf = sequence.leaf
-                if way is self.transfers.ways[0] and leaf is not None and leaf.start >= start + come:
+                if way is self.transfers.ways[0] and leaf is not None and leaf.start >= start + restored:
                     leaf.offered = Offered(leaf.start, 0, way.tier.ended)
-                come += one.blocks
-            if span.start != start + come:
+                restored += one.blocks
+            if span.start != start + restored:
                 break  # a key is taken by a node that cannot be attached: what comes is this request's alone
-        return come
+        return restored
 
     def _load(
         self,
@@ -174,11 +174,11 @@ class Offloading:
         label: DomainLabel,
         keys: bytes,
         depth: int,
-        found: list[Found],
+        copies: list[Found],
         latency: str,
     ) -> list[Restored]:
         reader = CopyReader(label, sequence.residency.id, latency)
-        choice = self.transfers.choose_restore(way, reader, depth, found)
+        choice = self.transfers.choose_restore(way, reader, depth, copies)
         if not choice.moves:
             return []
         memory = cast(CopyableMemory, manager.pool.memory)
@@ -188,7 +188,7 @@ class Offloading:
         def write(at: int, count: int, skip: int, data: memoryview) -> None:
             _write(memory, sequence.table[at + shift : at + shift + count], skip, data)
 
-        return self.transfers.restore(way, reader, keys, depth, found, choice, write)
+        return self.transfers.restore(way, reader, keys, depth, copies, choice, write)
 
     # -- swap -----------------------------------------------------------------------------------------------------
 

@@ -181,15 +181,15 @@ def own_domain(
 
     None where nothing of that request is reused across requests (`own_scope`).
     """
-    found = own_scope(principal, scope)
-    if found is None:
+    kind = own_scope(principal, scope)
+    if kind is None:
         return None
     return DomainSpec(
-        scope=found,
+        scope=kind,
         issuer=principal.issuer,
         tenant=principal.tenant,
-        subject=None if found is ScopeKind.TENANT else principal.subject,
-        session=principal.session if found is ScopeKind.SESSION else None,
+        subject=None if kind is ScopeKind.TENANT else principal.subject,
+        session=principal.session if kind is ScopeKind.SESSION else None,
         classification=classification,
         labels=tuple(labels),
         model=model,

@@ -31,15 +31,15 @@ def newest(orders: Iterable[OrderedKeys]) -> tuple[OrderedKeys, ...]:
 
     An order of no known kind is logged and passed over.
     """
-    found: dict[tuple[str, str], OrderedKeys] = {}
+    newest_by_key: dict[tuple[str, str], OrderedKeys] = {}
     for order in orders:
         if order.action not in (ROTATE, DESTROY):
             _log.error("an order on keys cannot be read", tenant=order.tenant, action=order.action)
             continue
         key = (order.tenant, order.action)
-        if key not in found or found[key].before_us < order.before_us:
-            found[key] = order
-    return tuple(found[key] for key in sorted(found))
+        if key not in newest_by_key or newest_by_key[key].before_us < order.before_us:
+            newest_by_key[key] = order
+    return tuple(newest_by_key[key] for key in sorted(newest_by_key))
 
 
 def apply_key_orders(

@@ -149,14 +149,14 @@ def confirm_break(
         with engine.connect() as connection:
             proofs = LedgerProofs(connection)
             stored = proofs.signed_or_none()
-            found = proofs.checkpoint().head
+            stored_head = proofs.checkpoint().head
             replays = select(events.c.leaf).where(events.c.kind == "replay-completed", has_leaf(events))
             if stored is not None:
                 replays = replays.where(events.c.at_us >= stored.at_us)
             replayed = sum(orjson.loads(bytes(leaf))["added"] for leaf in connection.scalars(replays))
         base = EMPTY.head() if stored is None else parse_checkpoint(parse_note(stored.note).text).head
         seconds = clock.utc_us() // MICROSECONDS
-        what = LogBreak(key.name, signer.last_head(), found, base, replayed, seconds)
+        what = LogBreak(key.name, signer.last_head(), stored_head, base, replayed, seconds)
         record = base64.b64encode(break_record(key, what)).decode()
         ledger.submit_durable(LogBroken(clock.now_us(), what.lost.size, what.base.size, record, actor, reason))
         signer.begin_again(None if stored is None else stored.note)

@@ -39,15 +39,15 @@ def disable_core_dumps(*, strict: bool, environment: Mapping[str, str] | None = 
 
     Raises `ConfigError` with the switches that are on.
     """
-    found = switched_on(os.environ if environment is None else environment)
-    if found and strict:
+    switches = switched_on(os.environ if environment is None else environment)
+    if switches and strict:
         raise ConfigError(
-            f"`{'`, `'.join(found)}` would write device memory to a file when a kernel fails; "
+            f"`{'`, `'.join(switches)}` would write device memory to a file when a kernel fails; "
             "the strict profile refuses to start: unset it",
-            switches=found,
+            switches=switches,
         )
-    if found:
-        _log.warning("a failing kernel would write device memory to a file", switches=found)
+    if switches:
+        _log.warning("a failing kernel would write device memory to a file", switches=switches)
     if strict:
         _, hard = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (0, hard))

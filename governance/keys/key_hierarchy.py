@@ -84,13 +84,13 @@ class KeyHierarchy(NamedTuple):
 
 
 def _receipt(key: DestroyedKey) -> dict[str, Any]:
-    said = {
+    fields = {
         "kind": key.kind,
         "id": key.id.hex(),
         "created": iso(key.created_us),
         "destroyed": iso(key.destroyed_us),
     }
-    return said | ({"classification": key.label, "due": iso(key.until_us)} if key.kind == "bucket" else {})
+    return fields | ({"classification": key.label, "due": iso(key.until_us)} if key.kind == "bucket" else {})
 
 
 def read_hierarchy(keyring: Path, shred: Path, now_us: int) -> KeyHierarchy:

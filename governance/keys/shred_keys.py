@@ -396,13 +396,13 @@ class ShredKeys:
 def read_shred_keys(path: Path) -> list[ShredKey]:
     """The living keys that a file has, as `ShredKeys.living`. Raises `KeyringError`; the file is only read."""
     content = whole_file(path)
-    found = []
+    keys = []
     for slot in range((len(content) - _HEADER_BYTES) // _RECORD_BYTES):
         kind, crc, id_, *others = _RECORD.unpack_from(content, _at(slot))
         if kind in (_BUCKET, _SUBJECT) and zlib.crc32(_RECORD.pack(kind, 0, id_, *others)) == crc:
             _, created_us, until_us, _, label = others
-            found.append(ShredKey(id_, _NAMES[kind], _text(label), created_us, until_us))
-    return sorted(found, key=_order)
+            keys.append(ShredKey(id_, _NAMES[kind], _text(label), created_us, until_us))
+    return sorted(keys, key=_order)
 
 
 def rewrap_shred_keys(path: Path, old: WrappingPort, new: WrappingPort) -> int:

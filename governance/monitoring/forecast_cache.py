@@ -107,7 +107,7 @@ class ForecastCache:
         The first that is published under a key stays; another's copy has no entry. What the request was charged for
         without a key is charged anew (`charge`) before anything makes room.
         """
-        made: list[ForecastEntry] = []
+        entries: list[ForecastEntry] = []
         ceiling_us = now_us + (1 << 60) if before is None else before.ceiling_us
         for key, domain in zip(keys, domains, strict=True):
             entry = self._by_key.get(key)
@@ -124,8 +124,8 @@ class ForecastCache:
             owner = domain.owner.name
             self._of[owner] = self._of.get(owner, 0) + 1
             self._refer(entry)
-            made.append(entry)
-        return made
+            entries.append(entry)
+        return entries
 
     def release(self, entries: Sequence[ForecastEntry], reader: str, now_us: int) -> None:
         """The request ended: it would hold its own tenant's entries, and segments, until their deadlines."""

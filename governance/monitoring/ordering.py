@@ -59,7 +59,7 @@ def enforcement_order(
             "policy is enforced"
         )
     seed = previous.seed if previous is not None and previous.seed else secrets.token_hex(16)
-    made = EnforcementOrdered(
+    order = EnforcementOrdered(
         at_us,
         mode,
         tuple(sorted(set(tenants))),
@@ -69,9 +69,9 @@ def enforcement_order(
         actor,
         reason,
     )
-    stage = Stage(frozenset(made.tenants), Fraction(made.share_millionths, MILLIONTHS))
+    stage = Stage(frozenset(order.tenants), Fraction(order.share_millionths, MILLIONTHS))
     Enforcement(mode, stage, seed, until_us, actor)  # says what does not fit together
-    return made
+    return order
 
 
 def followed(order: EnforcementOrder) -> Enforcement:

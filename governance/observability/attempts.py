@@ -89,20 +89,20 @@ class Attempts:
         """What the window holds, for the ledger."""
         return events_of(self._place, self.take(), self._clock.now_us())
 
-    def _add(self, one: Attempted) -> None:
-        key = (one.reason, one.source)
+    def _add(self, attempted: Attempted) -> None:
+        key = (attempted.reason, attempted.source)
         entry = self._window.get(key)
-        if entry is None and one.source != OTHERS:
-            if self._sources[one.reason] < SOURCES_MAX:
-                self._sources[one.reason] += 1
+        if entry is None and attempted.source != OTHERS:
+            if self._sources[attempted.reason] < SOURCES_MAX:
+                self._sources[attempted.reason] += 1
             else:
-                key = (one.reason, OTHERS)
+                key = (attempted.reason, OTHERS)
                 entry = self._window.get(key)
         if entry is None:
-            self._window[key] = [one.attempts, one.from_us]
+            self._window[key] = [attempted.attempts, attempted.from_us]
         else:
-            entry[0] += one.attempts
-            entry[1] = min(entry[1], one.from_us)
+            entry[0] += attempted.attempts
+            entry[1] = min(entry[1], attempted.from_us)
 
 
 class AttemptsReporter:

@@ -295,38 +295,38 @@ def families(samples: Iterable[Sample]) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     except ImportError:
         raise ConfigError("prometheus-client is not installed; pip install 'kvcustody[service]'") from None
-    found: dict[str, list[Sample]] = {}
+    by_name: dict[str, list[Sample]] = {}
     for sample in samples:
-        found.setdefault(sample[0], []).append(sample)
+        by_name.setdefault(sample[0], []).append(sample)
     for measure in MEASURES:
-        if measure.name not in found:
+        if measure.name not in by_name:
             continue
         make = CounterMetricFamily if measure.kind == "counter" else GaugeMetricFamily
         name = f"kvcustody_{measure.name}".removesuffix("_total")
         if measure.kind == "histogram":
             distribution = HistogramMetricFamily(name, measure.help, labels=measure.labels)
-            for one, (buckets, total) in _distributions(found[measure.name]).items():
+            for one, (buckets, total) in _distributions(by_name[measure.name]).items():
                 distribution.add_metric(one, buckets, total)
             yield distribution
             continue
         family = make(name, measure.help, labels=measure.labels)
-        for _, labels, value in found[measure.name]:
+        for _, labels, value in by_name[measure.name]:
             family.add_metric(labels, value)
         yield family
 
 
 def _distributions(samples: Iterable[Sample]) -> dict[tuple[str, ...], tuple[list[tuple[str, float]], float]]:
     """By labels: the buckets of a histogram in order, and its sum. The last label of a sample says which it is."""
-    found: dict[tuple[str, ...], tuple[dict[str, float], list[float]]] = {}
+    by_labels: dict[tuple[str, ...], tuple[dict[str, float], list[float]]] = {}
     for _, (*labels, part), value in samples:
-        buckets, total = found.setdefault(tuple(labels), ({}, []))
+        buckets, total = by_labels.setdefault(tuple(labels), ({}, []))
         if part == "sum":
             total.append(value)
         else:
             buckets["+Inf" if part == f"le.{INFINITE}" else part.removeprefix("le.")] = value
     return {
         labels: (sorted(buckets.items(), key=lambda item: float(item[0])), sum(total))
-        for labels, (buckets, total) in found.items()
+        for labels, (buckets, total) in by_labels.items()
     }
 
 
@@ -370,16 +370,16 @@ def of_worker(worker: str, status: Mapping[str, Any]) -> Iterator[Sample]:
 
 def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> dict[str, float]:
     """What a worker reports of a facade's `stats()`: counters by the keys of the measures, bounded in number."""
-    found: dict[str, float] = {
+    figures: dict[str, float] = {
         "block_tokens": block_tokens,
         "running": stats.running,
         "drift": stats.drift_blocks,
     }
     if bytes_per_block:
-        found["bytes_per_block"] = bytes_per_block
+        figures["bytes_per_block"] = bytes_per_block
 
     def add(name: str, value: float) -> None:
-        found[name] = found.get(name, 0) + value
+        figures[name] = figures.get(name, 0) + value
 
     slots = ages = aged = 0.0
     for pool in stats.pools:
@@ -409,7 +409,7 @@ def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> di
             slots += pool.active_slots
         if pool.tree is not None:
             add("shared_tokens", pool.tree.shared_blocks * block_tokens)
-            found["depth_blocks"] = max(found.get("depth_blocks", 0), pool.tree.deepest_blocks)
+            figures["depth_blocks"] = max(figures.get("depth_blocks", 0), pool.tree.deepest_blocks)
         if pool.advised_blocks:
             add("advised_blocks", pool.advised_blocks)
         if pool.cached_age_us is not None:
@@ -417,24 +417,24 @@ def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> di
             cached = pool.by_state.get("cached", 0)
             ages += mean_us * cached / 1_000_000
             aged += cached
-            found["cached_age_seconds_max"] = max(found.get("cached_age_seconds_max", 0), oldest_us / 1_000_000)
-        found["overdue_seconds"] = max(found.get("overdue_seconds", 0), pool.overdue_us / 1_000_000)
+            figures["cached_age_seconds_max"] = max(figures.get("cached_age_seconds_max", 0), oldest_us / 1_000_000)
+        figures["overdue_seconds"] = max(figures.get("overdue_seconds", 0), pool.overdue_us / 1_000_000)
     if slots:
-        found["fragmentation"] = found["waste_tokens"] / slots
+        figures["fragmentation"] = figures["waste_tokens"] / slots
     if aged:
-        found["cached_age_seconds"] = ages / aged
-    found |= {f"lease.{name}": seconds for name, seconds in stats.leases.items()}
-    found["monitors"] = float(stats.monitors)
-    found |= stats.tiers
-    found |= stats.events
-    found |= {name: value for name, value in stats.serving.items() if value or name != "look_up_seconds"}
+        figures["cached_age_seconds"] = ages / aged
+    figures |= {f"lease.{name}": seconds for name, seconds in stats.leases.items()}
+    figures["monitors"] = float(stats.monitors)
+    figures |= stats.tiers
+    figures |= stats.events
+    figures |= {name: value for name, value in stats.serving.items() if value or name != "look_up_seconds"}
     _count_tenants(stats, block_tokens, add)
     for reason, count in stats.attempts.items():
         add(f"identity.{reason}", count)
-    total = found.get("blocks.total", 0)
+    total = figures.get("blocks.total", 0)
     if total:
-        found["usage_ratio"] = (found.get("blocks.active", 0) + found.get("blocks.cached", 0)) / total
-    return found
+        figures["usage_ratio"] = (figures.get("blocks.active", 0) + figures.get("blocks.cached", 0)) / total
+    return figures
 
 
 def _count_tenants(stats: Any, block_tokens: int, add: Callable[[str, float], None]) -> None:

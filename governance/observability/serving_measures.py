@@ -125,7 +125,7 @@ class ServingMeasures:
         self._count_began()
         self._count_first()
         self._count_cancelled()
-        found: dict[str, float] = {
+        measured: dict[str, float] = {
             "stalled": self.stalled,
             "absent_stores": self.absent_stores,
             "look_up_seconds": self.look_up_ns / 1e9,
@@ -138,15 +138,15 @@ class ServingMeasures:
             ("hit_length", self.hit_tokens),
             ("cancel", self.cancels),
         ):
-            found.update(one.figures(name))
+            measured.update(one.figures(name))
         if self.cost.is_known:
-            found["prefill_avoided_seconds"] = self.avoided_seconds
+            measured["prefill_avoided_seconds"] = self.avoided_seconds
             self.cost.solve()
             for term, seconds in zip(("start", "token", "pair"), self.cost.coefficients.tolist(), strict=True):
-                found[f"prefill_cost.{term}"] = seconds
+                measured[f"prefill_cost.{term}"] = seconds
         if self.cost.error is not None:
-            found["prefill_cost_error"] = self.cost.error
-        return found
+            measured["prefill_cost_error"] = self.cost.error
+        return measured
 
 
 def _columns(rows: bytearray, used: int, row: Struct) -> NDArray[np.float64]:

@@ -180,15 +180,15 @@ def _orphan_found(number: int, at: int, finding: Finding, generations: NDArray[n
 
 def tier_findings(tiers: Iterable[CopyStore], now_us: int) -> list[RepairableFinding]:
     """Objects that no index names, index entries without an object, and copies that can be found past their ceiling."""
-    made: list[RepairableFinding] = []
+    findings: list[RepairableFinding] = []
     for tier in tiers:
         try:
-            made += _differences(tier, now_us)
+            findings += _differences(tier, now_us)
         except StoreError as error:
             _log.warning("tier not compared with its store", tier=tier.name, reason=error.message)
         if isinstance(tier, CopyCustody):
-            made += _past_ceiling(tier, tier.copies(), tier.known_us(now_us), now_us)
-    return made
+            findings += _past_ceiling(tier, tier.copies(), tier.known_us(now_us), now_us)
+    return findings
 
 
 def _differences(tier: CopyStore, now_us: int) -> list[RepairableFinding]:
@@ -197,24 +197,24 @@ def _differences(tier: CopyStore, now_us: int) -> list[RepairableFinding]:
         ("tier object without index", objects, index, tier.destroy, "destroyed"),
         ("index without tier object", index, objects, tier.forget, "forgotten"),
     )
-    made = []
+    findings = []
     for orphan, one, other, repair, action in pairs:
         for key in one.keys() - other.keys():
             age_us = max(0, now_us - one[key].since_us)
             finding = Finding(orphan, one[key].tenant, f"in tier `{tier.name}`", (), age_us)
-            made.append(RepairableFinding(finding, _TierRepair(repair, key, action)))
-    return made
+            findings.append(RepairableFinding(finding, _TierRepair(repair, key, action)))
+    return findings
 
 
 def _past_ceiling(tier: CopyStore, copies: Iterable[HeldCopy], known_us: int, now_us: int) -> list[RepairableFinding]:
     """`known_us`: what had ended by then is known here; later ends may be on their way."""
-    made = []
+    findings = []
     for copy in copies:
         if copy.due_us + PAST_US < known_us:
             cause = f"in tier `{tier.name}`, {copy.blocks} blocks"
             finding = Finding(PAST_CEILING, copy.tenant, cause, (), now_us - copy.due_us)
-            made.append(RepairableFinding(finding, _TierRepair(tier.destroy, copy.name, "destroyed")))
-    return made
+            findings.append(RepairableFinding(finding, _TierRepair(tier.destroy, copy.name, "destroyed")))
+    return findings
 
 
 class _TierRepair:

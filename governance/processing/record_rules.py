@@ -114,7 +114,7 @@ class RecordRules(DocumentRules):
         unchecked = [Unchecked(name, why) for name in (_OF_DOCUMENTS if lacking else ())]
         refused = orders_refused(connection, record.checkpoint, trust.orders)
         try:
-            made = build_record(connection, _request(record), given=self._given)
+            rebuilt = build_record(connection, _request(record), given=self._given)
         except ConfigError:
             if not lacking:
                 raise
@@ -122,12 +122,12 @@ class RecordRules(DocumentRules):
             return MadeAgain(opened.facts, "", nothing, refused)
         places = [place for place, one in enumerate(record.policies) if one.digest in lacking]
         unchecked += [Unchecked(f"policies[{place}]", why) for place in places]
-        made = made._replace(policies=_beside(record, made, lacking))
+        rebuilt = rebuilt._replace(policies=_beside(record, rebuilt, lacking))
         if record.version != __version__:
             problems.append(
                 f"version {record.version} made it and this is {__version__}: it can be made again with that one"
             )
-        return MadeAgain(made.document().facts, source, tuple(unchecked), refused, tuple(problems))
+        return MadeAgain(rebuilt.document().facts, source, tuple(unchecked), refused, tuple(problems))
 
 
 def _request(record: ProcessingRecord) -> RecordRequest:

@@ -97,34 +97,34 @@ def compared(state: ReleaseState, proposal: Proposal) -> tuple[PolicyAt, PolicyA
 
 def check(state: ReleaseState, proposal: Proposal, assess: Assess = assess) -> Review:
     """`review`, and raise `ReleaseError` unless the revision passes every gate."""
-    found = review(state, proposal, assess)
-    revision, proof = proposal.revision, found.proof
+    reviewed = review(state, proposal, assess)
+    revision, proof = proposal.revision, reviewed.proof
     if not (proof.holds and proof.digest == proposal.manifest.digest == proof.table_digest):
         broken = ", ".join(item.id for item in proof.broken) or "the digest"
         raise ReleaseError(f"revision `{revision}`: isolation is not proved ({broken}); see `kvcustody policy prove`")
     if proposal.is_break_glass:
-        if found.change.widens and not proposal.restores:
+        if reviewed.change.widens and not proposal.restores:
             raise ReleaseError(
                 f"revision `{revision}` widens the active one; breaking the glass only narrows, or restores a "
                 "revision that was in effect"
             )
-        return found
+        return reviewed
     approval = proposal.approval
     if approval is None:
         raise ReleaseError(f"revision `{revision}` is not approved")
-    if found.cells and approval.cells != found.cells:
+    if reviewed.cells and approval.cells != reviewed.cells:
         raise ReleaseError(
-            f"revision `{revision}` widens other cells (`{found.cells}`) than its approver signed for",
-            cells=found.cells,
+            f"revision `{revision}` widens other cells (`{reviewed.cells}`) than its approver signed for",
+            cells=reviewed.cells,
         )
-    if found.missing:
-        first = found.missing[0]
+    if reviewed.missing:
+        first = reviewed.missing[0]
         raise ReleaseError(
             f"revision `{revision}` opens `{first.id}`, and its owner `{first.owner}` has not consented; "
             "see `kvcustody policy consent`",
-            missing=found.missing,
+            missing=reviewed.missing,
         )
-    return found
+    return reviewed
 
 
 def table_of(proposal: Proposal, revoked: frozenset[str]) -> DecisionTable:

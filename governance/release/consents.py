@@ -28,16 +28,16 @@ class PendingConsent(NamedTuple):
 def pending_consents(state: ReleaseState, owner: str, assess: gates.Assess = gates.assess) -> Iterator[PendingConsent]:
     """What waits for the consent of this tenant, of the newest revision first."""
     for number in sorted(state.proposals, reverse=True):
-        found = state.proposals[number]
-        if number > state.active_revision and not found.activated:
+        proposal = state.proposals[number]
+        if number > state.active_revision and not proposal.activated:
             try:
-                missing = gates.review(state, found, assess).missing
+                missing = gates.review(state, proposal, assess).missing
             except gates.TooCostlyError:
                 continue  # nor does it come into effect here
             for opening in missing:
                 if opening.owner == owner:
-                    id_ = gates.consent_id(found, opening)
-                    yield PendingConsent(number, found.manifest.id, found.author, found.note, id_, opening)
+                    id_ = gates.consent_id(proposal, opening)
+                    yield PendingConsent(number, proposal.manifest.id, proposal.author, proposal.note, id_, opening)
 
 
 def revoked_of(state: ReleaseState, owner: str) -> frozenset[str]:

@@ -131,14 +131,14 @@ class PoliciesInEffect(NamedTuple):
 
     def openings(self, now_us: int, *, owner: str | None = None) -> tuple[DeclaredOpening, ...]:
         """What all of them open across tenants, or of this owner's data; of those unknown nothing is known."""
-        found = {
+        ways = {
             way
             for one in self.policies
             if one.policy is not None
             for way in declared_openings(one.policy, one.revoked, now_us)
             if owner is None or way.owner == owner
         }
-        return tuple(sorted(found))
+        return tuple(sorted(ways))
 
 
 def policies_in_effect(
@@ -197,18 +197,18 @@ def _released(state: ReleaseState | None) -> tuple[EffectivePolicy, ...]:
     return tuple(made)
 
 
-def _of_release(state: ReleaseState, found: Proposal, stage: str) -> EffectivePolicy:
+def _of_release(state: ReleaseState, proposal: Proposal, stage: str) -> EffectivePolicy:
     taken = [
         record.at_us
         for record in state.records
         if record.action in (ReleaseAction.ACTIVATED, ReleaseAction.BROKE_GLASS)
-        and record.body.get("revision") == found.revision
+        and record.body.get("revision") == proposal.revision
     ]
-    since_us = taken[-1] if taken else found.manifest.issued_us
-    revoked = state.revoked | frozenset(found.manifest.revoked)
-    manifest = found.manifest
+    since_us = taken[-1] if taken else proposal.manifest.issued_us
+    revoked = state.revoked | frozenset(proposal.manifest.revoked)
+    manifest = proposal.manifest
     return EffectivePolicy(
-        found.revision, manifest.name, manifest.digest, since_us, stage, (), True, found.policy, revoked
+        proposal.revision, manifest.name, manifest.digest, since_us, stage, (), True, proposal.policy, revoked
     )
 
 

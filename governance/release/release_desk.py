@@ -89,23 +89,24 @@ class ReleaseWorkflow:
         state = self.state()
         proposal = state.proposal(revision)
         proposal.approval = None  # an earlier approval, perhaps against another base, is replaced
-        found = gates.review(state, proposal)
-        if found.cells and cells != found.cells:
+        reviewed = gates.review(state, proposal)
+        if reviewed.cells and cells != reviewed.cells:
             raise ReleaseError(
-                f"revision `{revision}` widens {len(found.change.new_access)} cells and opens "
-                f"{len(found.change.openings)} ways; review it, then approve exactly that with --cells {found.cells}",
-                cells=found.cells,
+                f"revision `{revision}` widens {len(reviewed.change.new_access)} cells and opens "
+                f"{len(reviewed.change.openings)} ways; review it, then approve exactly that with --cells "
+                f"{reviewed.cells}",
+                cells=reviewed.cells,
             )
         body = {
             "revision": revision,
             "base": state.active_revision,
             "revoked": sorted(state.revoked),
-            "cells": found.cells,
-            "verdict": found.change.verdict.value,
+            "cells": reviewed.cells,
+            "verdict": reviewed.change.verdict.value,
             "signature": sign_manifest(proposal.manifest, signer).form(),
         }
         self._take(state, signer, ReleaseAction.APPROVED, body, proposal)
-        return found
+        return reviewed
 
     def consent(self, revision: int, source: str, signer: Signer) -> tuple[WidenedAccess, ...]:
         """The owner's consent to what a revision opens through the grant or segment `source`."""
@@ -129,17 +130,17 @@ class ReleaseWorkflow:
         state = self.state()
         proposal = state.proposal(revision)
         state.check_activable(proposal, self._at(state))
-        found = self._gate(state, proposal)
+        reviewed = self._gate(state, proposal)
         if stage is not None:
             if state.active is None:
                 raise ReleaseError("the first revision cannot be staged: nothing is in effect beside it")
             coming = gates.table_of(proposal, state.revoked)
             stage = Stage(frozenset(map(coming.policy.named, stage.tenants)), stage.share)
             StagedTable(gates.table_of(state.active, state.revoked), coming, stage)
-        body = {"revision": revision, "stage": stage_form(stage), "proof": gates.proof_digest(found.proof)}
+        body = {"revision": revision, "stage": stage_form(stage), "proof": gates.proof_digest(reviewed.proof)}
         detail = "" if stage is None else str(stage)
         self._take(state, signer, ReleaseAction.ACTIVATED, body, proposal, detail=detail)
-        return found
+        return reviewed
 
     def revoke(self, ids: Iterable[str], signer: Signer, *, reason: str) -> frozenset[str]:
         """Take grants, segments or groups back for good. In effect before it is recorded; returns all tombstones."""

@@ -45,19 +45,19 @@ class FolderStore:
         """The records; raises `ReleaseError` for a folder that is missing or whose files leave a gap."""
         try:
             names = sorted(path.name for path in self.path.iterdir() if path.name.endswith(".json"))
-            found = []
+            records = []
             for number, name in enumerate(names, 1):
                 if name != f"{number:06}.json":
                     raise ReleaseError(f"release folder `{self.path}`: `{name}` is out of place, or one is missing")
                 if number <= after:
                     continue
                 with (self.path / name).open("rb") as file:
-                    found.append(file.read(RECORD_BYTES_MAX + 1))
+                    records.append(file.read(RECORD_BYTES_MAX + 1))
         except OSError as error:
             raise ReleaseError(
                 f"release folder `{self.path}`: {error.strerror}; create it with `kvcustody policy trust`"
             ) from None
-        return found
+        return records
 
     def append(self, number: int, data: bytes) -> None:
         """Write the file and make it durable; a link fails where the name is there already."""

@@ -30,13 +30,13 @@ def read_trust(path: Path) -> Trust:
         data = path.read_bytes()
         if len(data) > _FILE_BYTES_MAX:
             raise ConfigError(f"trust file `{path}` is larger than 1 MiB", path=path)
-        found = tomllib.loads(data.decode("utf-8-sig"))
+        document = tomllib.loads(data.decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"trust file `{path}`: cannot be read ({error.strerror})", path=path) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"trust file `{path}`: {' '.join(str(error).split())[:200]}", path=path) from None
     try:
-        return trust_of(found)
+        return trust_of(document)
     except ConfigError as error:
         raise ConfigError(f"trust file `{path}`: {error.message}", path=path) from None
 
@@ -72,19 +72,19 @@ class TrustFile:
         return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def trust_of(found: Mapping[str, Any]) -> Trust:
+def trust_of(document: Mapping[str, Any]) -> Trust:
     """The trust configuration that a parsed file holds; raises `ConfigError`."""
-    unknown = sorted(found.keys() - _FIELDS)
+    unknown = sorted(document.keys() - _FIELDS)
     if unknown:
         raise ConfigError(f"`{unknown[0]}` is not a field; the fields are {', '.join(sorted(_FIELDS))}")
-    if found.get("schema") != SCHEMA:
+    if document.get("schema") != SCHEMA:
         raise ConfigError(f"`schema` is not `{SCHEMA}`")
-    audience, hours = found.get("audience"), found.get("break_glass_hours_max", 4)
+    audience, hours = document.get("audience"), document.get("break_glass_hours_max", 4)
     if not isinstance(audience, str) or not audience.isprintable() or not audience or " " in audience:
         raise ConfigError("`audience` must name this deployment, without spaces")
     if type(hours) is not int or not 1 <= hours <= 72:
         raise ConfigError("`break_glass_hours_max` must be a number of hours from 1 to 72")
-    listed = found.get("keys")
+    listed = document.get("keys")
     if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
         raise ConfigError("`keys` must be a list of tables (`[[keys]]`)")
     keys = [_key(item) for item in listed]

@@ -23,14 +23,14 @@ _log = get_logger(__name__)
 
 def restricted_now(connection: Connection, keys: SubjectKeys | None = None) -> RestrictedSubjects:
     """Those in force by the ledger, by name."""
-    found = []
+    subjects = []
     for one in restrictions_in_force(connection):
         name = None if one.subject is None else subject_behind(connection, one.subject, keys)
         if name is None:
             _log.error("a restriction's subject cannot be named", case=one.case_id)
         else:
-            found.append(RestrictedSubject(one.case_id, one.tenant, name))
-    return RestrictedSubjects(found)
+            subjects.append(RestrictedSubject(one.case_id, one.tenant, name))
+    return RestrictedSubjects(subjects)
 
 
 def restricted_from(items: Iterable[dict[str, str]]) -> RestrictedSubjects:

@@ -43,7 +43,7 @@ class Cursors:
         data = orjson.dumps(position)
         return base64.urlsafe_b64encode(self._tag(question, data) + data).rstrip(b"=").decode()
 
-    def read(self, question: CursorBinding, cursor: str | None) -> list[Any] | None:
+    def read(self, binding: CursorBinding, cursor: str | None) -> list[Any] | None:
         """The position in a cursor, None where there is none; raises `cursor-invalid` unless it fits (rule 1)."""
         if cursor is None:
             return None
@@ -55,7 +55,7 @@ class Cursors:
             raise ProblemError("cursor-invalid") from None
         tag, data = raw[:_TAG_BYTES], raw[_TAG_BYTES:]
         canonical = base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
-        if not hmac.compare_digest(tag, self._tag(question, data)) or canonical != cursor:
+        if not hmac.compare_digest(tag, self._tag(binding, data)) or canonical != cursor:
             raise ProblemError("cursor-invalid")
         position = orjson.loads(data)
         assert isinstance(position, list)

@@ -297,14 +297,14 @@ class Service(LedgerReads):
         failures = RateLimiter(settings.failures_per_minute / _MINUTE, settings.failures_per_minute)
         by_key = RateLimiter(settings.key_failures_per_minute / _MINUTE, settings.key_failures_per_minute)
         tokens = OidcTokens(settings.issuers, self.clock)
-        told = self.attempts.note
+        note_attempt = self.attempts.note
         return ServiceAuthenticator(
             self.principals,
             tokens,
             self.sessions,
             failures,
             by_key,
-            told,
+            note_attempt,
             self.clock,
             lambda: None if (seen := self.orders_seen_lately()) is None else seen.credentials,
         )
@@ -332,7 +332,7 @@ class Service(LedgerReads):
         """Closes processes that do not come back."""
         from kvcustody.governance.service.fleet.dead_workers import DeadWorkers
 
-        made = DeadWorkers(
+        dead = DeadWorkers(
             self.engine,
             self.clock,
             name=self.settings.name,
@@ -341,8 +341,8 @@ class Service(LedgerReads):
             record=self.record,
             at_once=not self._serves,
         )
-        self._stack.callback(made.close)
-        return made
+        self._stack.callback(dead.close)
+        return dead
 
     @cached_property
     def fleet(self) -> Fleet:
@@ -361,7 +361,7 @@ class Service(LedgerReads):
         from kvcustody.governance.service.ingest.ingest import Ingest
 
         settings = self.settings
-        made = Ingest(
+        ingest = Ingest(
             self.engine,
             self.fleet.flush,
             self._open_subject_keys(),
@@ -369,8 +369,8 @@ class Service(LedgerReads):
             readers=settings.readers,
             clock=self.clock,
         )
-        self._stack.callback(made.close)
-        return made
+        self._stack.callback(ingest.close)
+        return ingest
 
     @cached_property
     def policy_work(self) -> PolicyWork:
@@ -506,14 +506,14 @@ class Service(LedgerReads):
         """Keeps the ledger's figures ready."""
         from kvcustody.governance.service.fleet.figure_keeper import FigureKeeper
 
-        made = FigureKeeper(
+        keeper = FigureKeeper(
             self.engine,
             self.reader,
             self.clock,
             seconds=self.settings.figures_seconds,
             waited=lambda: self.ingest.is_busy,
         )
-        return self._stack.enter_context(closing(made))
+        return self._stack.enter_context(closing(keeper))
 
     @cached_property
     def verdicts(self) -> SignedVerdicts:
@@ -560,7 +560,7 @@ class Service(LedgerReads):
         """The webhooks that the ledger is pushed to."""
         from kvcustody.governance.service.fleet.webhooks import Sinks
 
-        made = Sinks(
+        sinks = Sinks(
             self.reader,
             self.settings.webhooks,
             self._folder / "sinks",
@@ -570,8 +570,8 @@ class Service(LedgerReads):
             identity=self.identity,
             delivers=self._serves,
         )
-        self._stack.callback(made.close)
-        return made
+        self._stack.callback(sinks.close)
+        return sinks
 
     @cached_property
     def _inbox(self) -> InboxReader:
@@ -706,16 +706,16 @@ class Service(LedgerReads):
         except (ConfigError, IdentityError):
             return ""
 
-    def tenant_of(self, caller: Caller, action: Permission, said: str | None) -> str | None:
+    def tenant_of(self, caller: Caller, action: Permission, tenant_text: str | None) -> str | None:
         """The tenant to answer a caller about, as they named it: None for all of them.
 
         Raises `not-found` where it is not theirs, and `ConfigError` where who sees all says an id of several tenants.
         """
         caller.must(action)
-        if said is None or said == caller.tenant:
-            return caller.tenant_of(action, said)
+        if tenant_text is None or tenant_text == caller.tenant:
+            return caller.tenant_of(action, tenant_text)
         try:
-            name = self.named(said)
+            name = self.named(tenant_text)
         except ConfigError:
             if caller.reach(action) is Reach.ALL:
                 raise

@@ -52,15 +52,15 @@ class Tracing:
         """What the span says of its request (rule 2); returns its trace's id, as logs show it."""
         from opentelemetry.trace import StatusCode
 
-        told: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             "http.request.method": method,
             "http.response.status_code": status,
             "kvcustody.request_id": request_id,
             "kvcustody.authenticated_by": "" if caller is None else caller.by,
         }
         if self._tenants and caller is not None and caller.tenant is not None:
-            told["kvcustody.tenant"] = caller.tenant
-        span.set_attributes(told)
+            attributes["kvcustody.tenant"] = caller.tenant
+        span.set_attributes(attributes)
         if status >= 500:
             span.set_status(StatusCode.ERROR)
         return format(span.get_span_context().trace_id, "032x")

@@ -99,7 +99,7 @@ def remote_plan(settings: Settings) -> RemotePlan:
     heir_of = tuple(name.strip() for name in settings.remote_tier_heir_of.split(",") if name.strip())
     if settings.worker_name in heir_of:
         raise ConfigError("setting `remote_tier_heir_of`: names this worker, which finds its own copies without it")
-    said = [part.strip().partition("=") for part in settings.remote_tier_labels.split(",") if part.strip()]
+    pairs = [part.strip().partition("=") for part in settings.remote_tier_labels.split(",") if part.strip()]
     return RemotePlan(
         settings.remote_tier_url,
         settings.remote_tier_bytes,
@@ -108,7 +108,7 @@ def remote_plan(settings: Settings) -> RemotePlan:
         settings.remote_tier_secret_path,
         settings.remote_tier_timeout_ms / 1000,
         settings.remote_tier_in_flight,
-        tuple((name, value) for name, _, value in said),
+        tuple((name, value) for name, _, value in pairs),
         heir_of,
     )
 

@@ -69,13 +69,13 @@ class TierWay:
     def look_up(self, label: DomainLabel, keys: bytes, depth: int, most: int, *, seeks: bool) -> list[Found]:
         """As the tier's, with the time that the store took where it was asked (rule 4)."""
         before, began_ns, expected_us = self.tier.sought, perf_counter_ns(), int(self.link.look_us)
-        found = self.tier.lookup(label, keys, depth, most, seeks=seeks)
+        copies = self.tier.lookup(label, keys, depth, most, seeks=seeks)
         self.looked = LookUp()
         if self.tier.sought != before:
             took_us = (perf_counter_ns() - began_ns) // 1000
             self.link.looked(took_us)
             self.looked = LookUp(expected_us, took_us)
-        return found
+        return copies
 
     def is_awaited(self, run: PublishedRun) -> bool:
         """Whether a run that goes on from this one was stored: it comes back only behind this one."""
@@ -193,16 +193,16 @@ class RunTransfers(CopyTiers):
         size = blocks * way.tier.block_bytes
         return way.link.pays_to_look(size, self._recompute_us(blocks, depth), self._clock.now_us())
 
-    def choose_restore(self, way: TierWay, reader: CopyReader, depth: int, found: Sequence[Found]) -> TransferChoice:
+    def choose_restore(self, way: TierWay, reader: CopyReader, depth: int, copies: Sequence[Found]) -> TransferChoice:
         """Whether to bring these back. On record by then, where they are not."""
-        blocks, size = _extent(found)
+        blocks, size = _extent(copies)
         recompute_us = self._recompute_us(blocks, depth)
         now_us = self._clock.now_us()
         choice = way.link.choose_restore(size, recompute_us, now_us, is_tried=way.is_tried, latency=reader.latency)
         if choice.transfer_us:
             choice = choice._replace(transfer_us=choice.transfer_us + way.looked.expected_us)
         if not choice.moves:
-            self._record("restore", _moved(way, reader, found), choice, latency=reader.latency)
+            self._record("restore", _moved(way, reader, copies), choice, latency=reader.latency)
         return choice
 
     def restore(
@@ -211,14 +211,14 @@ class RunTransfers(CopyTiers):
         reader: CopyReader,
         keys: bytes,
         depth: int,
-        found: list[Found],
+        copies: list[Found],
         choice: TransferChoice,
         write: Write,
     ) -> list[Restored]:
         """Bring back what was found and chosen; what came, in order. Raises `DeviceError` where the device failed."""
-        blocks, size = _extent(found)
+        blocks, size = _extent(copies)
         began_ns = perf_counter_ns()
-        came = way.tier.load(reader.label, keys, depth, found, write)
+        came = way.tier.load(reader.label, keys, depth, copies, write)
         took_us = (perf_counter_ns() - began_ns) // 1000
         count = sum(one.blocks for one in came)
         way.link.restored(size, count, took_us, asked=blocks)
@@ -228,7 +228,7 @@ class RunTransfers(CopyTiers):
             outcome = Outcome("done", took_us)
         else:
             outcome = Outcome("partial" if count else "failed", took_us, count)
-        self._record("restore", _moved(way, reader, found), choice, outcome, reader.latency)
+        self._record("restore", _moved(way, reader, copies), choice, outcome, reader.latency)
         return came
 
     # -- time -----------------------------------------------------------------------------------------------------
@@ -271,14 +271,14 @@ class RunTransfers(CopyTiers):
 
     def leaves(self) -> list[Event]:
         """What began, ended and was decided since the last call, for the ledger."""
-        found: list[Event] = []
+        recorded: list[Event] = []
         for way in self.ways:
             events = way.tier.take_events()
             if events:
-                found += copy_leaves(way.tier.name, events, way.tier.within_us)
+                recorded += copy_leaves(way.tier.name, events, way.tier.within_us)
         if self._decisions:
-            found += self.take_decisions()
-        return found
+            recorded += self.take_decisions()
+        return recorded
 
     def take_decisions(self) -> list[TransferDecided]:
         """What was decided since the last call."""

@@ -24,7 +24,7 @@ def check_json(body: bytes, content_type: str) -> None:
     if not body:
         return
     try:
-        found = json.loads(body.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number)
+        document = json.loads(body.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number)
     except UnicodeDecodeError:
         raise ProblemError("malformed", "the body is not UTF-8") from None
     except RecursionError:
@@ -35,7 +35,7 @@ def check_json(body: bytes, content_type: str) -> None:
                 raise ProblemError("malformed", "the body is UTF-8 without a byte order mark") from None
             return  # what is no JSON at all is refused by who reads it, with the place
         raise ProblemError("malformed", str(error)) from None
-    _check_depth(found)
+    _check_depth(document)
 
 
 def _check_depth(found: Any) -> None:

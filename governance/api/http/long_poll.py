@@ -43,9 +43,9 @@ async def long_poll(
     """
     ends = time.monotonic() + wait_seconds
     check: Callable[[], None] | None = None
-    question = None if kept is None else (caller.name, kept[0])
-    if question is not None and wait_seconds:
-        seen, known = service.held.version, service.held.known(question)
+    held_key = None if kept is None else (caller.name, kept[0])
+    if held_key is not None and wait_seconds:
+        seen, known = service.held.version, service.held.known(held_key)
         if known is not None and not news(known):
             with no_place():
                 if not await service.held.wait(seen, wait_seconds):
@@ -54,8 +54,8 @@ async def long_poll(
         seen, asked = service.held.version, time.monotonic()
         answer = await run_sync(_after(check, ask), limiter=service.held.threads)
         check = partial(service.authenticator.check_still_valid, caller)
-        if question is not None and kept is not None and kept[1](answer):
-            service.held.keep(question, seen, answer)
+        if held_key is not None and kept is not None and kept[1](answer):
+            service.held.keep(held_key, seen, answer)
         if news(answer) or asked >= ends or service.stopping.is_set():
             return answer
         left = max(0.0, ends - time.monotonic())
@@ -71,16 +71,16 @@ async def told_within(seconds: float) -> AsyncIterator[Callable[[], None]]:
 
     Past the seconds it goes on all the same: whoever began asks what came of it.
     """
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    loop, notified = asyncio.get_running_loop(), asyncio.Event()
 
     def tell() -> None:
         with suppress(RuntimeError):  # the loop has ended, and the request with it
-            loop.call_soon_threadsafe(told.set)
+            loop.call_soon_threadsafe(notified.set)
 
     yield tell
     with suppress(TimeoutError):  # it may be through in the last moment
         async with asyncio.timeout(seconds):
-            await told.wait()
+            await notified.wait()
 
 
 def _after(check: Callable[[], None] | None, ask: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:

@@ -178,14 +178,14 @@ async def _watch(service: Service, contexts: Sequence[ssl.SSLContext | None], en
 
 def _tls_files(settings: ServiceSettings) -> tuple[tuple[int, int] | None, ...]:
     """What tells whether certificate, key or the workers' authority is another file than before."""
-    found = []
+    states = []
     for path in (settings.tls_certificate_path, settings.tls_key_path, settings.tls_client_ca_path):
         try:
             state = None if path is None else path.stat()
         except OSError:
             state = None
-        found.append(None if state is None else (state.st_mtime_ns, state.st_ino))
-    return tuple(found)
+        states.append(None if state is None else (state.st_mtime_ns, state.st_ino))
+    return tuple(states)
 
 
 def _renewed(settings: ServiceSettings, contexts: Sequence[ssl.SSLContext | None]) -> bool:

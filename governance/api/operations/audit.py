@@ -210,16 +210,16 @@ def found_events(
     """Leaves by what they say: log by log, each in the order of time, or of all logs together by time."""
     mine = desk.tenant_of(caller, READ, sought.tenant)
     asked = sought.values() | {"tenant": mine, "order": order, "as_of": as_of}
-    question = CursorBinding("listEvents", caller.name, asked)
-    position = desk.cursors.read(question, cursor)
+    binding = CursorBinding("listEvents", caller.name, asked)
+    position = desk.cursors.read(binding, cursor)
     wanted = sought.filter(mine)
     after = None if position is None else Place(*position)
     with desk.reading(mine) as connection, absent_as(desk):
         if order is EventOrder.LOG:
-            found = find_events(connection, wanted, after=after, limit=limit, as_of=as_of, scan_max=_SCAN_MAX)
+            matches = find_events(connection, wanted, after=after, limit=limit, as_of=as_of, scan_max=_SCAN_MAX)
         else:
             newest = order is EventOrder.NEWEST
-            found = find_by_time(
+            matches = find_by_time(
                 connection,
                 wanted,
                 newest=newest,
@@ -228,9 +228,9 @@ def found_events(
                 as_of=as_of,
                 scan_max=_SCAN_MAX,
             )
-        if not found.rows and found.next is None and position is None:
+        if not matches.rows and matches.next is None and position is None:
             desk.check_said(connection, wanted)
-    following = None if found.next is None else desk.cursors.write(question, list(found.next))
+    following = None if matches.next is None else desk.cursors.write(binding, list(matches.next))
     items = [
         {
             "log": row.log,
@@ -240,7 +240,7 @@ def found_events(
             "kind": row.kind,
             "leaf": orjson.Fragment(row.leaf),
         }
-        for row in found.rows
+        for row in matches.rows
     ]
     answer = {"items": items, "next": following, "as_of": as_of}
     return Content(answer_bytes(EventPage, answer))
@@ -252,21 +252,21 @@ def summary(*, caller: CallerDep, desk: DeskDep, sought: EventQuery) -> dict[str
     mine = desk.tenant_of(caller, READ, sought.tenant)
     wanted = sought.filter(mine)
     with desk.reading(mine) as connection:
-        found = summarize(connection, wanted)
+        totals = summarize(connection, wanted)
     return {
-        "total": found.total,
-        "exact": found.exact,
+        "total": totals.total,
+        "exact": totals.exact,
         "facets": [
             {
                 "name": name,
-                "counted": name in found.counted,
+                "counted": name in totals.counted,
                 "values": [value._asdict() for value in values],
             }
-            for name, values in found.facets.items()
+            for name, values in totals.facets.items()
         ],
-        "sampled": found.sampled,
-        "column_us": found.column_us,
-        "columns": [column._asdict() for column in found.columns],
+        "sampled": totals.sampled,
+        "column_us": totals.column_us,
+        "columns": [column._asdict() for column in totals.columns],
     }
 
 

@@ -197,8 +197,8 @@ def held_now(
 ) -> dict[str, Any]:
     """Residencies that run, or whose hold has not ended, oldest first; people by pseudonym."""
     mine = desk.tenant_of(caller, READ, tenant)
-    question = CursorBinding("listLive", caller.name, {"tenant": mine})
-    position = desk.cursors.read(question, cursor)
+    binding = CursorBinding("listLive", caller.name, {"tenant": mine})
+    position = desk.cursors.read(binding, cursor)
     after = None if position is None else (int(position[0]), str(position[1]), int(position[2]))
     now_us, periods = desk.clock.utc_us(), desk.work_periods()
     with desk.reading(mine) as connection:
@@ -206,7 +206,7 @@ def held_now(
     following = None
     if len(found) > limit:
         last = found[limit - 1]
-        following = desk.cursors.write(question, [last.opened_us, last.incarnation, last.residency])
+        following = desk.cursors.write(binding, [last.opened_us, last.incarnation, last.residency])
     return {"items": facts(found[:limit]), "next": following, "now_us": now_us}
 
 
@@ -250,7 +250,7 @@ def covered(
     if since_us >= until_us:
         raise ProblemError("invalid", "`since` must be before `until`")
     with desk.reading_for_long(mine) as connection:
-        found = coverage(
+        covering = coverage(
             connection,
             since_us=since_us,
             until_us=until_us,
@@ -266,9 +266,9 @@ def covered(
     spans = unnamed(monitored)
     said = qualification(monitored) if mine is None else unnamed_qualification(spans)
     period = {"since_us": since_us, "until_us": until_us, "monitored": facts(spans), "qualification": said}
-    lag = {name: getattr(found, name) for name in ("lag_us_p50", "lag_us_p99", "lag_us_max")}
-    rows = {"rows": facts(found.rows), "copies": facts(copies.rows)}
-    return {**rows, "total": found.total._asdict(), **lag, **period}
+    lag = {name: getattr(covering, name) for name in ("lag_us_p50", "lag_us_p99", "lag_us_max")}
+    rows = {"rows": facts(covering.rows), "copies": facts(copies.rows)}
+    return {**rows, "total": covering.total._asdict(), **lag, **period}
 
 
 def covered_by_hour(
@@ -283,18 +283,18 @@ def covered_by_hour(
     `judged_us` says when, `as_of` over which checkpoint; null before the first time.
     """
     mine = desk.tenant_of(caller, READ, tenant)
-    question = CursorBinding("listHourlyCoverage", caller.name, {"tenant": mine})
-    position = desk.cursors.read(question, cursor)
+    binding = CursorBinding("listHourlyCoverage", caller.name, {"tenant": mine})
+    position = desk.cursors.read(binding, cursor)
     after = None if position is None else (int(position[0]), str(position[1]), str(position[2]))
     with desk.reading(mine) as connection:
         state = judged_state(connection)
-        found = by_hour(connection, tenant=mine, after=after, limit=limit + 1)
+        hours = by_hour(connection, tenant=mine, after=after, limit=limit + 1)
     following = None
-    if len(found) > limit:
-        last = found[limit - 1]
+    if len(hours) > limit:
+        last = hours[limit - 1]
         place = [last.hour_us, last.row.tenant, last.row.classification]
-        following = desk.cursors.write(question, place)
-    items = [each._asdict() | {"row": each.row._asdict()} for each in found[:limit]]
+        following = desk.cursors.write(binding, place)
+    items = [each._asdict() | {"row": each.row._asdict()} for each in hours[:limit]]
     judged = (None, None) if state is None else state
     return {"items": items, "next": following, "as_of": judged[0], "judged_us": judged[1]}
 

@@ -85,23 +85,23 @@ def add_erasures(api: Declarations) -> None:
         answers=ErasureStatus,
         problems=("not-found",),
     )
-    one = "/v1/erasures/{erasure}"
+    erasure_path = "/v1/erasures/{erasure}"
     missing = ("not-found", "conflict")
-    made = _paper(
+    certificate = _paper(
         "getCertificate",
-        path=f"{one}/certificate",
+        path=f"{erasure_path}/certificate",
         action=Permission.READ_CERTIFICATE,
         command="erasure fetch-certificate",
     )
-    api.add(made, certificate_of, answers=Certificate, problems=missing)
+    api.add(certificate, certificate_of, answers=Certificate, problems=missing)
     page_ = _paper(
         "getCertificatePage",
-        path=f"{one}/certificate.html",
+        path=f"{erasure_path}/certificate.html",
         action=Permission.READ_CERTIFICATE,
         command="erasure fetch-page",
     )
     api.add(page_, certificate_page, media="text/html", problems=(*missing, "not-acceptable"))
-    opens = _paper("getOpening", path=f"{one}/opening", action=Permission.CERTIFY, command="erasure opening")
+    opens = _paper("getOpening", path=f"{erasure_path}/opening", action=Permission.CERTIFY, command="erasure opening")
     api.add(opens, opening_of, answers=OpeningModel, problems=("not-found",))
 
 
@@ -153,7 +153,7 @@ def previewed(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> d
             beyond.append("session")
     periods = service.work_periods()
     with service.reading(tenant) as connection:
-        found = preview(
+        affected = preview(
             connection,
             now_us=service.clock.utc_us(),
             tenant=tenant,
@@ -163,9 +163,9 @@ def previewed(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> d
             not_counted=sorted(beyond),
             periods=periods,
         )
-    figures = {"residencies": found.residencies, "running": found.running, "is_cut": found.is_cut}
-    named = {"not_counted": list(found.not_counted), "workers": list(found.workers)}
-    return {"tenant": tenant, "selector": selector.kind, "rows": facts(found.rows), **figures, **named}
+    figures = {"residencies": affected.residencies, "running": affected.running, "is_cut": affected.is_cut}
+    named = {"not_counted": list(affected.not_counted), "workers": list(affected.workers)}
+    return {"tenant": tenant, "selector": selector.kind, "rows": facts(affected.rows), **figures, **named}
 
 
 def erasures(
@@ -190,22 +190,22 @@ def erasure_of(caller: CallerDep, desk: DeskDep, erasure: ErasureId) -> dict[str
     periods = desk.work_periods()
     with desk.reading(caller.tenant) as connection:
         try:
-            found = ledger.status(connection, erasure, desk.clock.utc_us(), periods)
+            progress = ledger.status(connection, erasure, desk.clock.utc_us(), periods)
         except LedgerError as error:
             raise desk.absent(error) from None
-    if caller.reach(READ) is Reach.OWN and found.request.tenant != caller.tenant:
+    if caller.reach(READ) is Reach.OWN and progress.request.tenant != caller.tenant:
         raise not_found()
     with desk.reading() as connection:  # no wall: a hold on everything is in the system log
-        holds = holds_on_erasure(connection, found.request.tenant, found.request.subject)
+        holds = holds_on_erasure(connection, progress.request.tenant, progress.request.subject)
     sees_all = caller.reach(READ) is Reach.ALL
     held = [hold if sees_all or hold.tenant is not None else hold._replace(reason="") for hold in holds]
     standing = {
-        **found.standing._asdict(),
-        "outcome": found.outcome,
-        "waiting": list(found.waiting),
-        "unreachable": list(found.unreachable),
+        **progress.standing._asdict(),
+        "outcome": progress.outcome,
+        "waiting": list(progress.waiting),
+        "unreachable": list(progress.unreachable),
     }
-    return _shown(found.request) | standing | {"answers": facts(found.answers), "holds": facts(held)}
+    return _shown(progress.request) | standing | {"answers": facts(progress.answers), "holds": facts(held)}
 
 
 def certificate_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> Content:

@@ -147,17 +147,17 @@ def quotas(
     effect = desk.policies_in_effect()
     policies = [one for one in effect.policies if not one.stage]
     policy = policies[0].policy if len(policies) == 1 else None  # several: no share is everybody's
-    named = {} if policy is None else {found.id: found for found in policy.tenants}
+    named = {} if policy is None else {listed.id: listed for listed in policy.tenants}
     rows = []
     for name in sorted(held.keys() | named.keys() | charged.keys()):
         if tenant in (None, name):
-            found = named.get(name)
+            listed = named.get(name)
             rows.append(
                 {
                     "tenant": name,
-                    "group": None if found is None else found.group,
-                    "guaranteed": None if found is None else _percent(found.guaranteed),
-                    "cap": None if found is None else _percent(found.cap),
+                    "group": None if listed is None else listed.group,
+                    "guaranteed": None if listed is None else _percent(listed.guaranteed),
+                    "cap": None if listed is None else _percent(listed.cap),
                     "held_blocks": held.get(name, 0),
                     "charged_blocks": charged[name],
                 }

@@ -84,7 +84,7 @@ def export(caller: CallerDep, service: ServiceDep, what: ExportRequest) -> dict[
             service.cover()
         source = LedgerSource(service.reader, as_of=what.as_of)
         folder = progress.folder / "export"
-        made = write_export(
+        export = write_export(
             folder,
             source,
             selection,
@@ -93,7 +93,7 @@ def export(caller: CallerDep, service: ServiceDep, what: ExportRequest) -> dict[
             progress=lambda log, done, total: progress(done, total),
         )
         packed = _pack(folder)
-        return {"leaves": made.leaves, "checkpoint": made.root.size, "files": [packed]}
+        return {"leaves": export.leaves, "checkpoint": export.root.size, "files": [packed]}
 
     parameters = what.model_dump(exclude_none=True)
     return shown(

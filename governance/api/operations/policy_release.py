@@ -220,7 +220,7 @@ def enforce_policy(caller: CallerDep, service: ServiceDep, why: EnforcingAsked) 
 
 def consents(caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
     """What a proposed revision would open on your own tenant's data, and has no consent yet."""
-    found = pending_consents(_state(service.policies), caller.tenant or "", service.policy_work.assess)
+    pending = pending_consents(_state(service.policies), caller.tenant or "", service.policy_work.assess)
     items = [
         {
             "revision": item.revision,
@@ -230,7 +230,7 @@ def consents(caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limi
             "opening": item.id,
             "what": item.opening.data(),
         }
-        for item in found
+        for item in pending
     ]
     return page(service, CursorBinding("listConsents", caller.name, {}), items, cursor, limit)
 
@@ -330,25 +330,25 @@ def _proposal(state: ReleaseState, revision: int) -> Proposal:
         raise not_found() from None
 
 
-def _revision(state: ReleaseState, found: Proposal) -> dict[str, Any]:
-    standing = "approved" if found.approval is not None else "proposed"
-    if found is state.staged:
+def _revision(state: ReleaseState, proposal: Proposal) -> dict[str, Any]:
+    standing = "approved" if proposal.approval is not None else "proposed"
+    if proposal is state.staged:
         standing = "staged"
-    elif found is state.active:
+    elif proposal is state.active:
         standing = "active"
-    elif found.activated:
+    elif proposal.activated:
         standing = "past"
     return {
-        "revision": found.revision,
-        "name": found.policy.name,
-        "digest": found.manifest.digest,
-        "author": found.author,
-        "note": found.note,
+        "revision": proposal.revision,
+        "name": proposal.policy.name,
+        "digest": proposal.manifest.digest,
+        "author": proposal.author,
+        "note": proposal.note,
         "state": standing,
-        "approver": None if found.approval is None else found.approval.approver,
-        "issued_us": found.manifest.issued_us,
-        "expires_us": found.manifest.expires_us,
-        "restores": found.restores,
+        "approver": None if proposal.approval is None else proposal.approval.approver,
+        "issued_us": proposal.manifest.issued_us,
+        "expires_us": proposal.manifest.expires_us,
+        "restores": proposal.restores,
     }
 
 

@@ -88,14 +88,14 @@ def disable(caller: CallerDep, service: ServiceDep, who: Ending) -> dict[str, An
     return shown(found)
 
 
-def revoke_keys(caller: CallerDep, service: ServiceDep, which: KeyEnding) -> dict[str, Any]:
+def revoke_keys(caller: CallerDep, service: ServiceDep, ending: KeyEnding) -> dict[str, Any]:
     """Refuse one key of a principal from now on, or all of them and its sessions; its keys, as they are then.
 
     With one key end the sessions that were begun with it, and the keys that were made with it.
     """
-    book, allow, name = service.principals, which.allow_last, which.name
-    if which.prefix is not None:
-        name = book.revoke_key(which.prefix, principal=name, allow_last=allow, by=caller.name).principal
+    book, allow, name = service.principals, ending.allow_last, ending.name
+    if ending.prefix is not None:
+        name = book.revoke_key(ending.prefix, principal=name, allow_last=allow, by=caller.name).principal
     else:
         assert name is not None, "the model refuses neither"
         book.revoke_keys(name, allow_last=allow, by=caller.name)
@@ -103,14 +103,14 @@ def revoke_keys(caller: CallerDep, service: ServiceDep, which: KeyEnding) -> dic
     return {"principal": name, "items": [key._asdict() for key in book.keys(name)]}
 
 
-def keep_key(caller: CallerDep, service: ServiceDep, which: KeyKeeping) -> dict[str, Any]:
+def keep_key(caller: CallerDep, service: ServiceDep, keeping: KeyKeeping) -> dict[str, Any]:
     """Let a key that its principal made stand alone: it ends no longer with the key that it was made with.
 
     Its principal cannot do this itself.
     """
     book = service.principals
-    book.keep_key(which.prefix, principal=which.name, days=which.days, by=caller.name)
-    return {"items": [key._asdict() for key in book.keys(which.name)]}
+    book.keep_key(keeping.prefix, principal=keeping.name, days=keeping.days, by=caller.name)
+    return {"items": [key._asdict() for key in book.keys(keeping.name)]}
 
 
 Named = Annotated[str, Path(min_length=1, max_length=128, examples=["alice"])]
@@ -123,14 +123,14 @@ def add_enrolment(api: Declarations) -> None:
         "listPrincipals", "GET", "/v1/principals", also=(Permission.MANAGE_KEYS,), command="principal list"
     )
     api.add(listing, principals, answers=PrincipalPage, problems=("cursor-invalid",))
-    one = _enrol(
+    enrolment = _enrol(
         "getPrincipal",
         "GET",
         "/v1/principals/{name}",
         also=(Permission.MANAGE_KEYS,),
         command="principal show",
     )
-    api.add(one, principal, answers=PrincipalModel, problems=("not-found",))
+    api.add(enrolment, principal, answers=PrincipalModel, problems=("not-found",))
     enrolling = _enrol("enrolPrincipal", "POST", "/v1/principals", keyed=True, command="principal add")
     api.add(enrolling, enrol, answers=Enrolled, status=201)
     issuing = _enrol("issueKey", "POST", "/v1/principals/{name}/keys", keyed=True, command="apikey issue")
@@ -222,13 +222,13 @@ def whoami(caller: CallerDep) -> dict[str, Any]:
 
 def version() -> Content:
     """The versions that decide how this service behaves."""
-    found = {
+    versions = {
         "kvcustody": __version__,
         "api": "v1",
         "schema": SCHEMA_REVISION,
         "python": platform.python_version(),
     }
-    return Content(orjson.dumps(found))
+    return Content(orjson.dumps(versions))
 
 
 def own_keys(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:

@@ -185,14 +185,14 @@ def _check_hands_over(caller: Caller, destinations: Sequence[object]) -> None:
 
 def change_schedule(caller: Caller, service: Service, schedule: str, act: str, reason: str) -> Schedule:
     """Pause, resume or delete: for whoever made it, those who see all, and its tenant's administrators."""
-    found = service.schedules.get(schedule)
+    current = service.schedules.get(schedule)
     whole = caller.reach(READ) is Reach.ALL
-    if not whole and (caller.tenant is None or found.tenant != caller.tenant):
+    if not whole and (caller.tenant is None or current.tenant != caller.tenant):
         raise not_found()
-    if not whole and found.principal != caller.name and Role.TENANT_ADMIN not in caller.roles:
+    if not whole and current.principal != caller.name and Role.TENANT_ADMIN not in caller.roles:
         raise ProblemError("forbidden", "another person made it")
     if act == "resume":
-        _check_hands_over(caller, found.destinations)
+        _check_hands_over(caller, current.destinations)
     return service.schedules.change(schedule, act, by=caller.name, reason=reason)
 
 
@@ -225,7 +225,7 @@ def _changing(act: str, says: str) -> Callable[..., dict[str, Any]]:
 
 def frameworks(desk: DeskDep) -> dict[str, Any]:
     """The frameworks that reports are arranged by, and the controls that there is evidence for."""
-    found = [load_framework(name) for name in NAMES]
+    loaded = [load_framework(name) for name in NAMES]
     return {
         "items": [
             {
@@ -236,7 +236,7 @@ def frameworks(desk: DeskDep) -> dict[str, Any]:
                 "ids_taken": item.ids_taken,
                 "controls": [_control(control) for control in item.controls],
             }
-            for item in found
+            for item in loaded
         ],
         "next": None,
     }

@@ -53,7 +53,7 @@ class ServiceAuthenticator:
         sessions: Sessions,
         failures: RateLimiter,
         key_failures: RateLimiter,
-        told: Callable[[str, str], None],
+        tell: Callable[[str, str], None],
         clock: Clock,
         credentials_seen: Callable[[], Hashable] = lambda: None,
     ) -> None:
@@ -62,7 +62,7 @@ class ServiceAuthenticator:
         `credentials_seen`: what a look into the database saw of all keys and principals a moment ago; else None.
         """
         self._credentials_seen = credentials_seen
-        self._tell = told
+        self._tell = tell
         self._clock = clock
         self._principals = principals
         self._tokens = tokens
@@ -97,14 +97,14 @@ class ServiceAuthenticator:
         """Who is asking, where that was proven a moment ago (rule 6); None: ask `caller`. No I/O."""
         if authorization is None:
             return None
-        found = self._known.get(self._digest(authorization, certificate))
-        if found is None or found.narrowings != self._principals.narrowings:
+        remembered = self._known.get(self._digest(authorization, certificate))
+        if remembered is None or remembered.narrowings != self._principals.narrowings:
             return None
         now_us = self._clock.now_us()
-        if now_us < found.until_us:
-            return found.caller
-        unchanged = now_us < found.unchanged_until_us and found.seen == self._credentials_seen()
-        return found.caller if unchanged and found.seen is not None else None
+        if now_us < remembered.until_us:
+            return remembered.caller
+        unchanged = now_us < remembered.unchanged_until_us and remembered.seen == self._credentials_seen()
+        return remembered.caller if unchanged and remembered.seen is not None else None
 
     def remembered(self, authorization: str | None, certificate: str | None = None) -> Caller | None:
         """Who is asking, where that was proven within the hour and the key has not ended (rule 7). No I/O."""

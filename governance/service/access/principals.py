@@ -173,19 +173,19 @@ class Principals:
             tenant = self.named(check_tenant_name(tenant))
         if held & ALONE:
             kind = "machine"
-        found = PrincipalRecord(name, kind, held, tenant, self._clock.utc_us(), by, None, 1)
+        record = PrincipalRecord(name, kind, held, tenant, self._clock.utc_us(), by, None, 1)
         if self.find(name) is not None:
             raise _taken(name)
         self._claim(by, held)
-        self._note(found, "enrolled", by)
-        values = found._asdict() | {"roles": roles_text(held)}
+        self._note(record, "enrolled", by)
+        values = record._asdict() | {"roles": roles_text(held)}
         del values["unread"]
         try:
             with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
                 connection.execute(insert(service_principals).values(**values))
         except IntegrityError:
             raise _taken(name) from None
-        return found
+        return record
 
     def disable(self, name: str, *, version: int | None = None, allow_last: bool = False, by: str) -> PrincipalRecord:
         """End a principal and all of its keys and sessions at once; on record afterwards.
@@ -256,12 +256,12 @@ class Principals:
         now_us = self._clock.utc_us()
         if certificate is None and overlap_days is not None:
             certificate = self._binding(name, now_us)
-        made = self._hasher.make()
+        fresh = self._hasher.make()
         expires_us = now_us + int(days * DAY_US)
         if source is not None and source.until_us is not None:
             expires_us = min(expires_us, source.until_us)
-        issued = IssuedKey(made.prefix, made.key, expires_us)
-        detail = made.prefix if certificate is None else f"{made.prefix} x5t#S256={certificate}"
+        issued = IssuedKey(fresh.prefix, fresh.key, expires_us)
+        detail = fresh.prefix if certificate is None else f"{fresh.prefix} x5t#S256={certificate}"
         self._note(principal, "key-replaced" if overlap_days is not None else "key-issued", by, detail)
         source_key = "" if source is None else source.key
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
@@ -279,12 +279,12 @@ class Principals:
             elif len(valid) >= _KEYS_MAX:
                 raise ProblemError("conflict", f"principal `{name}` has `{_KEYS_MAX}` valid keys; revoke one")
             row = {
-                "prefix": made.prefix,
+                "prefix": fresh.prefix,
                 "principal": name,
                 "issued_us": now_us,
                 "expires_us": issued.expires_us,
                 "certificate": certificate,
-                "hash": with_source(made.hash, source_key, session),
+                "hash": with_source(fresh.hash, source_key, session),
             }
             connection.execute(insert(service_keys).values(row))
         self.narrowings += 1
@@ -338,8 +338,8 @@ class Principals:
             is_valid = prefix in valid_keys(connection, owner.name, now_us)
         if row is None:
             raise not_found()
-        found = key_of(row)
-        if not is_valid or not (found.made_with or found.in_session):
+        key = key_of(row)
+        if not is_valid or not (key.made_with or key.in_session):
             why = "stands alone already" if is_valid else "is not valid any more"
             raise ProblemError("conflict", f"key `{prefix}` {why}")
         check_read(owner)
@@ -353,7 +353,7 @@ class Principals:
         self.narrowings += 1
         if not kept:
             raise ProblemError("conflict", f"key `{prefix}` is not valid any more")
-        return found._replace(expires_us=expires_us, made_with=None, in_session=False)
+        return key._replace(expires_us=expires_us, made_with=None, in_session=False)
 
     def revoke_keys(self, name: str, *, allow_last: bool = False, by: str) -> list[ApiKeyRecord]:
         """Refuse every key of a principal from now on, and end its sessions; on record afterwards."""

@@ -136,14 +136,14 @@ class EpochBook:
         now_us = self._clock.utc_us() if now_us is None else now_us
         with self._engine.connect() as connection:
             is_due = bool(self._due(connection, now_us))
-        made: list[Event] = []
+        events: list[Event] = []
         if is_due:
             ends_us = self._end_us()
             with self._writing() as connection:  # seen again: another process may have been first
                 for shared in self._due(connection, now_us):
                     [number] = self._insert(connection, [Raise(SHARED, shared, shared)], "", None, ends_us)
-                    made += self._settle(connection, at_us, shared, SHARED, number)
-        return made + self._taken_events()
+                    events += self._settle(connection, at_us, shared, SHARED, number)
+        return events + self._taken_events()
 
     def raise_above(self, known: int | None, at_us: int) -> list[Event]:
         """Raise the fleet above a version that somebody knows (None: any), unless it is (rule 6); leaves to be queued.
@@ -207,15 +207,15 @@ class EpochBook:
         people: Sequence[str] | None = [selector.subject] if selector.subject else []
         if not (selector.subject or selector.session):
             return whole
-        made: list[Raise] = []
+        raises: list[Raise] = []
         if selector.session:
             own = EpochScope(issuer, tenant, session=selector.session)
-            made.append(Raise(SESSION, self._tags.of(own), shared))
+            raises.append(Raise(SESSION, self._tags.of(own), shared))
             if not people:
                 people = subjects_of_session(connection, selector.tenant, selector.session)
         if people is None:
             return whole
-        return made + [Raise(SUBJECT, self._tags.of(EpochScope(issuer, tenant, one)), shared) for one in people]
+        return raises + [Raise(SUBJECT, self._tags.of(EpochScope(issuer, tenant, one)), shared) for one in people]
 
     def _insert(
         self,
@@ -258,14 +258,14 @@ class EpochBook:
         waits = [_table.deadline_us.is_not(None), *([] if shared is None else [_table.shared == shared])]
         erasures = connection.scalars(select(_table.erasure).where(*waits).order_by(_table.number)).all()
         connection.execute(update(erase_epochs).where(*waits).values(deadline_us=None))
-        made: list[Event] = []
+        events: list[Event] = []
         for erasure in dict.fromkeys(erasures):
             try:
                 tenant = request(connection, erasure).tenant
             except LedgerError:  # it was raised for, and then not recorded
                 continue
-            made.append(EpochRaised(at_us, erasure, tenant, kind, number))
-        return made
+            events.append(EpochRaised(at_us, erasure, tenant, kind, number))
+        return events
 
     def _due(self, connection: Connection, now_us: int) -> list[bytes]:
         """The tags of shared names whose end is due (rule 2): a raise waits for one while it has a deadline."""

@@ -44,7 +44,7 @@ def newest_and_floor(connection: Connection) -> tuple[int, int]:
 def listed_takers(connection: Connection, now_us: int) -> list[EpochTaker]:
     """Every door and worker that ever asked, by name; `now_us` is UTC."""
     newest, _ = newest_and_floor(connection)
-    made = []
+    takers = []
     for row in stored_rows(connection, select(service_epoch_takers).order_by(_takers.name)):
         behind_us = None
         if row.version < newest:
@@ -53,8 +53,8 @@ def listed_takers(connection: Connection, now_us: int) -> list[EpochTaker]:
         silent = now_us - row.heard_us > LIVE_SECONDS * MICROSECONDS
         state = "silent" if silent else "current" if behind_us is None else "behind"
         said = row.name, row.role, row.version, row.since_us, newest, row.heard_us
-        made.append(EpochTaker(*said, behind_us, state, row.unread))
-    return made
+        takers.append(EpochTaker(*said, behind_us, state, row.unread))
+    return takers
 
 
 class EpochTakers:

@@ -37,7 +37,7 @@ def find_runs(connection: Connection, worker: str, runs: Sequence[LeafRun], sign
     mine = query.where(workers.c.name == worker, incarnations.c.uuid.in_({run.incarnation for run in runs}))
     ids = {row.uuid: row.id for row in connection.execute(mine)}
     proofs, sealed = LedgerProofs(connection), dict[str, int]()
-    found = []
+    covered_runs = []
     for run in runs:
         counted = (
             select(logs.c.name, func.count().label("leaves"), func.max(events.c.idx).label("idx"))
@@ -51,5 +51,5 @@ def find_runs(connection: Connection, worker: str, runs: Sequence[LeafRun], sign
             if signed_size is not None and row.name not in sealed:
                 sealed[row.name] = proofs.head(row.name, as_of=signed_size).size
         covered = all(row.idx < sealed.get(row.name, 0) for row in rows)
-        found.append(FoundRun(sum(row.leaves for row in rows), bool(rows) and covered))
-    return found
+        covered_runs.append(FoundRun(sum(row.leaves for row in rows), bool(rows) and covered))
+    return covered_runs

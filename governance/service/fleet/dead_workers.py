@@ -110,16 +110,16 @@ class DeadWorkers:
         """
         now_us = self._clock.utc_us()
         with self._engine.connect() as connection:
-            found = open_processes(connection, incarnations.c.uuid == incarnation)
-            if not found:
+            open_lives = open_processes(connection, incarnations.c.uuid == incarnation)
+            if not open_lives:
                 raise not_found()
-            heard_us = last_heard_us(connection, found[0], now_us)
+            heard_us = last_heard_us(connection, open_lives[0], now_us)
             asked = _asked_by_another(connection, incarnation, actor, now_us - ASKED_US)
         silent_seconds = (now_us - heard_us) // SECOND_US
         if silent_seconds < AT_WORK_SECONDS:
             raise ProblemError("conflict", f"the process was heard {silent_seconds} s ago: it is at work")
         if asked is None:
-            self._record(WorkerClosingAsked(self._clock.now_us(), found[0].worker, incarnation, actor, reason))
+            self._record(WorkerClosingAsked(self._clock.now_us(), open_lives[0].worker, incarnation, actor, reason))
             return "asked"
         said = asked["reason"] if asked["reason"] == reason else f"{asked['reason']}; {reason}"
         why = Closing(DECLARED, silent_seconds, 0, asked["actor"], actor, said, spill_lost=True)

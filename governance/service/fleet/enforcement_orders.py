@@ -35,7 +35,7 @@ def order(
         _refuse_isolated(service)
     with service.reading() as connection:
         previous = enforcement.newest_order(connection)
-    made = enforcement_order(
+    order = enforcement_order(
         previous,
         mode,
         at_us=service.clock.now_us(),
@@ -46,7 +46,7 @@ def order(
         actor=actor,
         reason=reason,
     )
-    service.record(made)
+    service.record(order)
     service.changed()
     with service.reading() as connection:
         found = enforcement.newest_order(connection)

@@ -109,11 +109,11 @@ class MetricsCollector(Generic[Read]):
 
     def _collect(self, began: float) -> None:
         try:
-            found = self._read()
+            value = self._read()
         except Exception:
             if not self._failing:
                 _log.warning("metrics cannot be read", collector=self.name, exc_info=True)
             self._failing = True
         else:
             with self._state:
-                self._value, self._at, self._failing = found, began, False
+                self._value, self._at, self._failing = value, began, False

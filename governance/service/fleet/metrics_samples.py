@@ -205,7 +205,7 @@ class ServiceMetrics:
     def _read_fleet(self) -> _OfFleet:
         return _OfFleet(tuple(self._service.fleet.running()), tuple(self._service.epochs.takers.listed()))
 
-    def _add_tenants(self, worker: WorkerRun, found: Counter[Place]) -> None:
+    def _add_tenants(self, worker: WorkerRun, totals: Counter[Place]) -> None:
         """What a worker says of tenants: added up, but for what is so or not."""
         for measure, values in ({"charged": worker.charged} | worker.tenants).items():
             name = _BY_TENANT.get(measure)
@@ -213,7 +213,7 @@ class ServiceMetrics:
                 continue
             for tenant, value in values.items():
                 place = (name, (self._label(tenant, self._shown),))
-                found[place] = max(found[place], int(value)) if measure == "thrashing" else found[place] + int(value)
+                totals[place] = max(totals[place], int(value)) if measure == "thrashing" else totals[place] + int(value)
 
     def _read_routes(self) -> tuple[Sample, ...]:
         with self._service.reading() as connection:
@@ -223,7 +223,7 @@ class ServiceMetrics:
         now_us = self._service.clock.utc_us()
         with self._service.reading() as connection:
             tenants = largest_tenants(connection, self._service.settings.tenant_labels_max)
-            found = recent_sums(connection, tenants.leaves)
+            recent = recent_sums(connection, tenants.leaves)
             state = judged_state(connection)
             denials = denials_by_rule(connection)
             orphans = orphans_by_class(connection)
@@ -237,7 +237,7 @@ class ServiceMetrics:
             added["ledger_leaves", (OTHER,)] += tenants.others
         due: Counter[str] = Counter()
         covered: Counter[str] = Counter()
-        for sums in found:
+        for sums in recent:
             label = self._label(sums.tenant, shown)
             due[label] += sums.due
             covered[label] += sums.covered
@@ -249,19 +249,19 @@ class ServiceMetrics:
             added["reuse_denied_requests_total", (self._label(denial.reader, shown), denial.rule)] += denial.requests
         for orphan, number in orphans.items():
             added["orphan_findings", (orphan,)] += number
-        made: list[Sample] = [(name, labels, value) for (name, labels), value in sorted(added.items())]
+        samples: list[Sample] = [(name, labels, value) for (name, labels), value in sorted(added.items())]
         for label in sorted(due):
             ratio = covered[label] / due[label] if due[label] else 1.0
-            made.append(("deletion_coverage_ratio", (label,), ratio))
-        made.append(("ledger_unsealed_leaves", (), waiting.leaves))
-        made.append(("ledger_unsealed_age_seconds", (), waiting.age_us / MICROSECONDS))
+            samples.append(("deletion_coverage_ratio", (label,), ratio))
+        samples.append(("ledger_unsealed_leaves", (), waiting.leaves))
+        samples.append(("ledger_unsealed_age_seconds", (), waiting.age_us / MICROSECONDS))
         if state is not None:
-            lag_us = max((sums.lag_us_max for sums in found), default=0)
-            made.append(("deletion_lag_seconds_max", (), lag_us / MICROSECONDS))
-            made.append(("deletion_judged_age_seconds", (), max(0, now_us - state.at_us) / MICROSECONDS))
-        made += reports
-        made += _of_inbox(self._service.inbox(), now_us)
-        return _OfLedger(tuple(made), shown)
+            lag_us = max((sums.lag_us_max for sums in recent), default=0)
+            samples.append(("deletion_lag_seconds_max", (), lag_us / MICROSECONDS))
+            samples.append(("deletion_judged_age_seconds", (), max(0, now_us - state.at_us) / MICROSECONDS))
+        samples += reports
+        samples += _of_inbox(self._service.inbox(), now_us)
+        return _OfLedger(tuple(samples), shown)
 
     def _label(self, tenant: str, shown: Collection[str]) -> str:
         """How a tenant appears: bounded, and by pseudonym unless the settings say otherwise."""
@@ -280,27 +280,27 @@ def _of_takers(takers: Iterable[EpochTaker], now_us: int) -> Iterator[Sample]:
     yield "epoch_behind_seconds", (), max(0, now_us - since_us) / MICROSECONDS
 
 
-def _of_inbox(found: InboxContents, now_us: int) -> Iterator[Sample]:
+def _of_inbox(inbox: InboxContents, now_us: int) -> Iterator[Sample]:
     """What waits for somebody, and when what ends will."""
-    items = Counter((item.kind.value, item.state.value) for item in found.items)
+    items = Counter((item.kind.value, item.state.value) for item in inbox.items)
     for labels, number in sorted(items.items()):
         yield "inbox_items", labels, number
-    for state, number in found.erasures.items():
+    for state, number in inbox.erasures.items():
         yield "erasures", (state.value,), number
-    if found.next_deadline_us is not None:
-        yield "erasure_next_deadline_seconds", (), max(0, found.next_deadline_us - now_us) / MICROSECONDS
-    overdue_us = 0 if found.missed_deadline_us is None else max(0, now_us - found.missed_deadline_us)
+    if inbox.next_deadline_us is not None:
+        yield "erasure_next_deadline_seconds", (), max(0, inbox.next_deadline_us - now_us) / MICROSECONDS
+    overdue_us = 0 if inbox.missed_deadline_us is None else max(0, now_us - inbox.missed_deadline_us)
     yield "erasure_overdue_seconds_max", (), overdue_us / MICROSECONDS
-    for case_state, number in found.cases.items():
+    for case_state, number in inbox.cases.items():
         yield "subject_cases", (case_state.value,), number
-    if found.next_case_us is not None:
-        yield "subject_case_next_deadline_seconds", (), max(0, found.next_case_us - now_us) / MICROSECONDS
-    missed_us = 0 if found.missed_case_us is None else max(0, now_us - found.missed_case_us)
+    if inbox.next_case_us is not None:
+        yield "subject_case_next_deadline_seconds", (), max(0, inbox.next_case_us - now_us) / MICROSECONDS
+    missed_us = 0 if inbox.missed_case_us is None else max(0, now_us - inbox.missed_case_us)
     yield "subject_case_overdue_seconds_max", (), missed_us / MICROSECONDS
-    for kind, ends_us in sorted(found.ends.items()):
+    for kind, ends_us in sorted(inbox.ends.items()):
         yield "next_end_seconds", (kind.value,), (ends_us - now_us) / MICROSECONDS
-    yield "ledger_witnesses", (), found.witnesses
-    yield "ledger_unwitnessed_seconds", (), found.unwitnessed_us / MICROSECONDS
+    yield "ledger_witnesses", (), inbox.witnesses
+    yield "ledger_unwitnessed_seconds", (), inbox.unwitnessed_us / MICROSECONDS
 
 
 def _of_reports(connection: Connection, now_us: int, verdicts: Verdicts) -> Iterator[Sample]:

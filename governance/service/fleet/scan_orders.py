@@ -91,13 +91,13 @@ class ScanOrders:
         """What a worker is still to do, oldest first; what is shown here first counts as taken (rule 2)."""
         now_us = self._clock.utc_us()
         with self._engine.connect() as connection:
-            found = self._open(connection, worker, now_us)
-        fresh = [order.order for order in found if order.taken_us is None]
+            orders = self._open(connection, worker, now_us)
+        fresh = [order.order for order in orders if order.taken_us is None]
         if fresh:
             where = _table.scan_order.in_(fresh) & _table.taken_us.is_(None)
             with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
                 connection.execute(update(service_scan_orders).where(where).values(taken_us=now_us))
-        return found
+        return orders
 
     def answer(self, worker: str, order: str, incarnation: str, *, scan: int | None, reason: str | None) -> ScanOrder:
         """What became of an order: the number of a scan of this incarnation, or why there is none.

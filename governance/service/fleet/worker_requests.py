@@ -46,12 +46,12 @@ def request_erasure(service: Service, worker: str, erasure: str, selector: str, 
     somebody else asked for an erasure of this id.
     """
     try:
-        made = selector_from(selector)
-        if made.tenant is not None:
-            check_tenant_name(made.tenant)
+        chosen = selector_from(selector)
+        if chosen.tenant is not None:
+            check_tenant_name(chosen.tenant)
         for name in ("subject", "session", "classification", "segment"):
-            if getattr(made, name) is not None:
-                check_identifier(name, getattr(made, name))
+            if getattr(chosen, name) is not None:
+                check_identifier(name, getattr(chosen, name))
     except (ConfigError, IdentityError) as error:
         raise ProblemError("invalid", error.message) from None
     with service.requests_of_workers:
@@ -61,22 +61,22 @@ def request_erasure(service: Service, worker: str, erasure: str, selector: str, 
             except LedgerError:
                 there = None
             if there is not None:
-                if there.actor != worker or there.tenant != made.tenant:
+                if there.actor != worker or there.tenant != chosen.tenant:
                     raise ProblemError("conflict", "an erasure of this id is on record, and is another")
                 return False
-            issuer = (made.tenant or "").partition(SEPARATOR)[2]
+            issuer = (chosen.tenant or "").partition(SEPARATOR)[2]
             if issuer and not known_issuers(connection).knows(issuer):
                 raise ProblemError(
                     "conflict",
                     f"the ledger knows no issuer `{issuer}`: have it assigned first (`assignIssuer`)",
                 )
             try:
-                check_not_restricted(connection, made, service.subject_keys)
+                check_not_restricted(connection, chosen, service.subject_keys)
             except ConfigError as error:
                 raise ProblemError("conflict", error.message) from None
         deadline = deadline_us - service.writer.offset_us
-        event = request_event(made, erasure, worker, deadline, service.clock.now_us())
-        service.record_erasure(event, made)
+        event = request_event(chosen, erasure, worker, deadline, service.clock.now_us())
+        service.record_erasure(event, chosen)
     return True
 
 

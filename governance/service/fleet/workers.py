@@ -323,7 +323,7 @@ class Fleet:
                 query = query.where(or_(incarnations.c.uuid.in_(running), incarnations.c.end.is_(None)))
             takers = {one.name: one for one in listed_takers(connection, now_us)}
             processes = (row for row in connection.execute(query).mappings() if not (only_open and row["uuid"] in over))
-            found = []
+            workers_found = []
             for row, report in _with_reports(connection, processes):
                 uuid, seen_us = row["uuid"], report.seen_us
                 period, end = periods.get(uuid), over.get(uuid)
@@ -353,10 +353,10 @@ class Fleet:
                     None if taker is None else taker.behind_since_us,
                     report.unread,
                 )
-                found.append((row["id"], worker))
-                if len(found) == limit:
+                workers_found.append((row["id"], worker))
+                if len(workers_found) == limit:
                     break
-        return found
+        return workers_found
 
     def running(self) -> list[WorkerRun]:
         """The newest incarnation of every worker that has not ended, by the worker's name."""

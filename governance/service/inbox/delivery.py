@@ -65,15 +65,15 @@ class InboxDelivery:
         items = self._read()
         names = {_name(item): item for item in items}
         for receiver, deliver in self._receivers.items():
-            told = self._told[receiver] & names.keys()  # what is gone may come again
-            fresh = [item for name, item in names.items() if name not in told]
+            told_before = self._told[receiver] & names.keys()  # what is gone may come again
+            fresh = [item for name, item in names.items() if name not in told_before]
             if fresh:
                 try:
                     deliver(fresh)
                 except (SinkError, OSError, smtplib.SMTPException) as error:
                     _log.warning("inbox not delivered", receiver=receiver, reason=type(error).__name__)
                     fresh = []
-            self._told[receiver] = told | {_name(item) for item in fresh}
+            self._told[receiver] = told_before | {_name(item) for item in fresh}
         self._keep()
 
     def _run(self) -> None:
@@ -138,17 +138,17 @@ def _mail(where: InboxMail, ledger: str) -> Deliver:
 
 
 def _letter(where: InboxMail, ledger: str, items: Sequence[InboxItem]) -> EmailMessage:
-    made = EmailMessage()
+    letter = EmailMessage()
     overdue = sum(item.state == "overdue" for item in items)
     more = f", {overdue} overdue" if overdue else ""
-    made["Subject"] = f"kvcustody: {len(items)} wait{'s' if len(items) == 1 else ''} for somebody{more}"
-    made["From"], made["To"] = where.sender, ", ".join(where.to)
+    letter["Subject"] = f"kvcustody: {len(items)} wait{'s' if len(items) == 1 else ''} for somebody{more}"
+    letter["From"], letter["To"] = where.sender, ", ".join(where.to)
     lines = [f"In the ledger {ledger}:", ""]
     for item in items:
         until = "" if item.due_us is None else f" (until {readable(item.due_us)} UTC)"
         lines += [f"{item.state}: {item.text}{until}", f"    {item.command}", f"    /console{item.page}", ""]
-    made.set_content("\n".join(lines))
-    return made
+    letter.set_content("\n".join(lines))
+    return letter
 
 
 def _secret(path: Path, what: str) -> bytes:

@@ -280,17 +280,17 @@ def _keys(connection: Connection, now_us: int) -> Iterator[_End]:
         yield _End(InboxKind.KEY, ends_us, item)
 
 
-def _witness(found: WitnessStatus, now_us: int) -> Iterator[InboxItem]:
-    if not found.signed_size:
+def _witness(witness: WitnessStatus, now_us: int) -> Iterator[InboxItem]:
+    if not witness.signed_size:
         return  # nothing is signed that a witness could see
-    if not found.witnesses:
+    if not witness.witnesses:
         yield InboxItem(
             InboxKind.WITNESS, "none", InboxState.WAITING,
             "no witness has signed this ledger: split views and cut tails are undetected", None, None, None, None,
             "/health", "kvcustody witness serve",
         )  # fmt: skip
-    elif found.unwitnessed_us > WITNESS_AGE_US:
-        since_us = now_us - found.unwitnessed_us
+    elif witness.unwitnessed_us > WITNESS_AGE_US:
+        since_us = now_us - witness.unwitnessed_us
         yield InboxItem(
             InboxKind.WITNESS, "behind", InboxState.OVERDUE, "no witness has signed what was written since",
             since_us, since_us + WITNESS_AGE_US, None, None, "/health", "kvcustody audit status",

@@ -304,14 +304,14 @@ class Ingest:
         patience = 1 if self._waits else _PATIENT_ROUNDS
         waits_for = {waiting.stopped_by for waiting in group if waiting.stops >= patience}
         turn, began = TURN if self._turns.needed else None, time.monotonic()
-        found = self._committer.write_free(batches, waits_for, names, turn=turn)
-        if found is None:
+        written = self._committer.write_free(batches, waits_for, names, turn=turn)
+        if written is None:
             return False
-        added = sum(found.added)
+        added = sum(written.added)
         wanted = sum(len(batch.data) for batch in batches)
         self._measure(added, wanted)
         self.stored_leaves += added
-        for waiting, count, stopped_by in zip(group, *found, strict=True):
+        for waiting, count, stopped_by in zip(group, *written, strict=True):
             if count:
                 self._note_highest(waiting.incarnation, max(waiting.left.sequences[:count]))
             waiting.note(count, 0, stopped_by)

@@ -123,9 +123,9 @@ class _Process:
             return
 
 
-def _told(found: Received) -> bytes:
+def _told(received: Received) -> bytes:
     """A batch as bytes, without those of its leaves, which its reader has."""
-    batch = found.batch
+    batch = received.batch
     groups = [
         (
             group.kind,
@@ -137,7 +137,7 @@ def _told(found: Received) -> bytes:
     ]
     founders = {uuid: tuple(founder) for uuid, founder in batch.founders.items()}
     columns: list[Sequence[Any]] = [list(column) for column in batch[:8]]
-    return marshal.dumps((found.names, columns, groups, founders, list(batch.hashes), *found[2:]))
+    return marshal.dumps((received.names, columns, groups, founders, list(batch.hashes), *received[2:]))
 
 
 def _received(data: bytes, body: bytes) -> Received:

@@ -23,11 +23,11 @@ def page(
 
 
 def newest_page(
-    desk: Desk, question: CursorBinding, items: Sequence[dict[str, Any]], cursor: str | None, limit: int
+    desk: Desk, binding: CursorBinding, items: Sequence[dict[str, Any]], cursor: str | None, limit: int
 ) -> dict[str, Any]:
     """As `page`, the last items first. What is added at the end meanwhile moves no item to another page."""
-    position = desk.cursors.read(question, cursor)
+    position = desk.cursors.read(binding, cursor)
     end = min(int(position[0]), len(items)) if position else len(items)
     start = max(0, end - limit)
-    following = desk.cursors.write(question, [start]) if start else None
+    following = desk.cursors.write(binding, [start]) if start else None
     return {"items": list(items[start:end])[::-1], "next": following}

@@ -78,17 +78,17 @@ def send(process: subprocess.Popen[bytes], data: bytes, until: float) -> None:
 def receive(process: subprocess.Popen[bytes], until: float) -> bytes:
     """One answer; raises `TimeoutError` where it is not complete until then, `EOFError` where it ended."""
     assert process.stdout is not None
-    found, descriptor, wanted = bytearray(), process.stdout.fileno(), _LENGTH
-    while len(found) < wanted:
+    received, descriptor, wanted = bytearray(), process.stdout.fileno(), _LENGTH
+    while len(received) < wanted:
         if not is_there(process, select.POLLIN, until - time.monotonic()):
             raise TimeoutError("it does not answer")
         some = os.read(descriptor, PIPE_BYTES)
         if not some:
             raise EOFError
-        found += some
-        if len(found) >= _LENGTH:
-            wanted = _LENGTH + int.from_bytes(found[:_LENGTH], "little")
-    return bytes(found[_LENGTH:])
+        received += some
+        if len(received) >= _LENGTH:
+            wanted = _LENGTH + int.from_bytes(received[:_LENGTH], "little")
+    return bytes(received[_LENGTH:])
 
 
 def length(data: bytes) -> bytes:

@@ -131,19 +131,19 @@ class PolicyWork:
         key = (task.__name__, *given)
         if key not in self._kept:
             try:
-                made: Any = self.call(task, *given)
+                outcome: Any = self.call(task, *given)
             except TooCostlyError as error:
-                made = error
-            self._kept[key] = made
+                outcome = error
+            self._kept[key] = outcome
             while len(self._kept) > _KEPT_MAX:
                 with suppress(KeyError):  # another thread was first
                     self._kept.popitem(last=False)
-        made = self._kept.get(key)
-        if made is None:
+        outcome = self._kept.get(key)
+        if outcome is None:
             return self._keeping(task, *given)
-        if isinstance(made, TooCostlyError):
-            raise TooCostlyError(made.message)
-        found: Found = made
+        if isinstance(outcome, TooCostlyError):
+            raise TooCostlyError(outcome.message)
+        found: Found = outcome
         return found
 
     @contextmanager

@@ -185,15 +185,15 @@ def undelivered(connection: Connection) -> list[Undelivered]:
     """All of them, the oldest first."""
     table = service_report_schedules.c
     lives = select(table.schedule).where(table.state != DELETED)
-    made = select(service_reports).where(
+    query = select(service_reports).where(
         _reports.schedule.in_(lives), _reports.state.in_(_UNTIL_MADE), _reports.tries > 0
     )
-    found = [
+    reports = [
         Undelivered(
             row.report, row.schedule, row.framework, row.tenant, row.principal, "", row.state == "failed",
             row.tries, row.due_us or 0, row.error or "",
         )
-        for row in stored_rows(connection, made)
+        for row in stored_rows(connection, query)
         if row.error
     ]  # fmt: skip
     handed = (
@@ -207,14 +207,14 @@ def undelivered(connection: Connection) -> list[Undelivered]:
         .join_from(service_report_deliveries, service_reports, _reports.report == _deliveries.report)
         .where(_reports.schedule.in_(lives), _deliveries.state != "delivered", _deliveries.tries > 0)
     )
-    found += [
+    reports += [
         Undelivered(
             row.report, row.schedule, row.framework, row.tenant, row.principal, row.destination,
             row.state == "given-up", row.tries, row.failing_us or row.next_us, row.error or "",
         )
         for row in stored_rows(connection, handed)
     ]  # fmt: skip
-    return sorted(found, key=lambda each: (each.since_us, each.report, each.destination))
+    return sorted(reports, key=lambda each: (each.since_us, each.report, each.destination))
 
 
 def report_figures(connection: Connection, verdicts: Verdicts) -> dict[str, dict[str, int]]:

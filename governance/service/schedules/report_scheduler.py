@@ -138,8 +138,8 @@ class ReportScheduler:
 
     def _add(self, schedule: Schedule, due: list[Period], now_us: int) -> None:
         """Put periods on the list; whoever moves the schedule on does, and nobody else (rule 1)."""
-        made = [self._row(schedule, period, now_us) for period in due]
-        for row in made[:-_CAUGHT_UP_MAX]:
+        rows = [self._row(schedule, period, now_us) for period in due]
+        for row in rows[:-_CAUGHT_UP_MAX]:
             row |= {"state": "skipped", "error": "too many were missed"}
         table = _schedules
         mine = and_(
@@ -150,7 +150,7 @@ class ReportScheduler:
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             moved = connection.execute(update(service_report_schedules).where(mine).values(after_us=due[-1].due_us))
             if moved.rowcount:
-                connection.execute(dialect_of(connection).insert_new(service_reports), made)
+                connection.execute(dialect_of(connection).insert_new(service_reports), rows)
 
     def _row(self, schedule: Schedule, period: Period, now_us: int) -> dict[str, Any]:
         key = f"{schedule.schedule} {period.since_us}".encode()
@@ -234,13 +234,13 @@ class ReportScheduler:
 
     def _caller(self, schedule: Schedule) -> Caller:
         """Whoever made the schedule, as they are now (rule 2); raises `forbidden` for one who was disabled."""
-        found: PrincipalRecord | None = self._service.principals.find(schedule.principal)
-        if found is not None and (found.disabled_us is not None or found.unread):
+        record: PrincipalRecord | None = self._service.principals.find(schedule.principal)
+        if record is not None and (record.disabled_us is not None or record.unread):
             raise ProblemError("forbidden")
-        if found is None or found.kind == TOKEN:  # whom no book here has: by the roles of then
+        if record is None or record.kind == TOKEN:  # whom no book here has: by the roles of then
             roles = frozenset(Role(role) for role in schedule.roles)
             return Caller(schedule.principal, roles, schedule.of_tenant, "schedule")
-        return Caller(found.name, found.roles, found.tenant, "schedule")
+        return Caller(record.name, record.roles, record.tenant, "schedule")
 
     def _watch(self) -> None:
         """See what became of the jobs of this service, and renew its leases."""
@@ -408,7 +408,7 @@ class ReportScheduler:
         job = self._job(row)
         if job is None or job.result is None:
             return None
-        found: dict[str, bytes] = {}
+        contents: dict[str, bytes] = {}
         for each in job.result["files"]:
             try:
                 path = self._service.jobs.file(job.job, each["name"], principal=row.principal)
@@ -417,8 +417,8 @@ class ReportScheduler:
                 return None
             if hashlib.sha256(data).hexdigest() != each["sha256"]:
                 return None
-            found[each["name"]] = data
-        return found
+            contents[each["name"]] = data
+        return contents
 
     def _note(self, row: StoredRow, destination: str, action: str, reason: str = "") -> None:
         self._service.record(

@@ -136,16 +136,18 @@ class ScheduleBook:
         except ConfigError as error:
             raise ProblemError("invalid", error.message) from None
         now_us = self._clock.utc_us()
-        made = Schedule(
+        schedule = Schedule(
             uuid.uuid4().hex[:16], by.name, by.roles, by.of_tenant, wanted.tenant, wanted.framework, wanted.formats,
             wanted.destinations, wanted.every.value, zone, wanted.hour, ACTIVE, now_us, now_us, now_us, by.name,
         )  # fmt: skip
-        self._note(made, "made", by.name)
-        values = made._asdict() | {name: ",".join(getattr(made, name)) for name in ("roles", "formats", "destinations")}
+        self._note(schedule, "made", by.name)
+        values = schedule._asdict() | {
+            name: ",".join(getattr(schedule, name)) for name in ("roles", "formats", "destinations")
+        }
         del values["unread"]
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             connection.execute(insert(service_report_schedules).values(**values))
-        return made
+        return schedule
 
     def get(self, schedule: str, *, deleted: bool = False) -> Schedule:
         """A schedule; raises `not-found`, for one that was deleted too unless `deleted`."""

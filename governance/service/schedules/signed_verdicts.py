@@ -98,15 +98,15 @@ class SignedVerdicts:
 
 def _of_leaves(connection: Connection, reports: set[str]) -> dict[str, Verdict]:
     """The verdicts of scheduled reports by their leaves, the newest of each, in one pass that ends with the last."""
-    found: dict[str, Verdict] = {}
+    verdicts: dict[str, Verdict] = {}
     if not reports:
-        return found
+        return verdicts
     query = select(events.c.leaf).where(events.c.kind == _KIND, has_leaf(events)).order_by(events.c.at_us.desc())
     with connection.execution_options(yield_per=200).scalars(query) as leaves:
         for leaf in leaves:
             body = orjson.loads(leaf)
-            if body["report"] in reports and body["report"] not in found:
-                found[body["report"]] = Verdict(body["digest"], body["opinion"], [], body["signed_by"] or None)
-                if len(found) == len(reports):
+            if body["report"] in reports and body["report"] not in verdicts:
+                verdicts[body["report"]] = Verdict(body["digest"], body["opinion"], [], body["signed_by"] or None)
+                if len(verdicts) == len(reports):
                     break
-    return found
+    return verdicts

@@ -223,7 +223,7 @@ class FileStore(OwnPlace):
 
     def page(self, after: bytes, limit: int) -> list[Listed]:
         """What the folder itself has, by name: not what is believed of it."""
-        found: list[Listed] = []
+        entries: list[Listed] = []
         for number in range(after[0] if after else 0, 256):
             fan = f"{number:02x}"
             try:
@@ -233,27 +233,27 @@ class FileStore(OwnPlace):
             try:
                 if self._is_strange(fan):
                     name = _name_of_strange(number)
-                    found += [Listed(name, status.st_size)] if name > after else []
+                    entries += [Listed(name, status.st_size)] if name > after else []
                 else:
-                    found += self._page_of(fan, after, limit - len(found))
+                    entries += self._page_of(fan, after, limit - len(entries))
             except OSError as error:
                 raise StoreError(f"nvme tier `{self.folder}`: cannot be read ({error.strerror})") from None
-            if len(found) == limit:
+            if len(entries) == limit:
                 break
-        return found
+        return entries
 
     def _page_of(self, fan: str, after: bytes, limit: int) -> list[Listed]:
-        found: list[Listed] = []
+        entries: list[Listed] = []
         for file in sorted(_listed(self._fan(fan))):
             name = _name_of(file)
-            if name is None or name <= after or len(found) == limit:
+            if name is None or name <= after or len(entries) == limit:
                 continue
             try:
                 size = os.stat(file, dir_fd=self._fan(fan), follow_symlinks=False).st_size
             except FileNotFoundError:  # since it was listed
                 continue
-            found.append(Listed(name, size))
-        return found
+            entries.append(Listed(name, size))
+        return entries
 
     def holder(self) -> bytes:
         """What whoever holds the folder wrote last (`tiers.heirs`); nothing in a new one."""
@@ -356,15 +356,15 @@ class FileStore(OwnPlace):
     def _fan(self, file: str) -> int:
         """The folder of this file, opened once."""
         fan = file[:2]
-        found = self._fans.get(fan)
-        if found is None:
+        descriptor = self._fans.get(fan)
+        if descriptor is None:
             try:
                 os.mkdir(fan, 0o700, dir_fd=self._root)
                 os.fsync(self._root)
             except FileExistsError:
                 pass
-            found = self._fans[fan] = os.open(fan, _READ | os.O_DIRECTORY, dir_fd=self._root)
-        return found
+            descriptor = self._fans[fan] = os.open(fan, _READ | os.O_DIRECTORY, dir_fd=self._root)
+        return descriptor
 
     def _allocate(self, descriptor: int, size: int) -> None:
         """Room for the whole file. Raises `OSError` where there is none."""

@@ -133,14 +133,14 @@ class MooncakeClient:
         """The master lists all names at once: it is asked when a listing begins, and pages are of that."""
         if not after:
             self._names = self._list()
-        found: list[Listed] = []
+        entries: list[Listed] = []
         at = bisect_right(self._names, after)
-        while len(found) < limit and at < len(self._names):
+        while len(entries) < limit and at < len(self._names):
             length = self._size(self._key(self._names[at]))
             if length is not None:
-                found.append(Listed(self._names[at], length))
+                entries.append(Listed(self._names[at], length))
             at += 1
-        return found
+        return entries
 
     def read_note(self, name: str) -> bytes:
         """One small object."""

@@ -52,16 +52,16 @@ def read_nodes(root: Path = NODES) -> list[MemoryNode]:
     try:
         online = _listed((root / "online").read_text())
         with_memory = _listed((root / "has_memory").read_text())
-        found = []
+        nodes = []
         for number in sorted(with_memory):
             folder = root / f"node{number}"
             apart = [int(word) for word in (folder / "distance").read_text().split()]
             distances = dict(zip(sorted(online), apart, strict=True))
             near = {other: distances[other] for other in with_memory}
-            found.append(MemoryNode(number, _listed((folder / "cpulist").read_text()), near))
+            nodes.append(MemoryNode(number, _listed((folder / "cpulist").read_text()), near))
     except (OSError, ValueError, KeyError):
         return []
-    return found
+    return nodes
 
 
 def node_here(nodes: list[MemoryNode]) -> int:

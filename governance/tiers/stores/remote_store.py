@@ -306,16 +306,16 @@ class RemoteStore:
                 if begins is not None:
                     self._note_owner(name, begins)
             overdue_us = self._utc_us() - OVERDUE_US
-            found = []
+            entries = []
             for one in listed:
                 size = max(0, one.size - ENVELOPE_BYTES)
                 due_us = self._others.get(one.name)
                 if due_us is None:
                     self._note_own(one.name, size)
                 if due_us is None or 0 < due_us < overdue_us:
-                    found.append(Listed(one.name, size))
-            if found:
-                return found
+                    entries.append(Listed(one.name, size))
+            if entries:
+                return entries
             after = listed[-1].name
         raise StoreError(f"{self._client.place}: its listing does not end")
 

@@ -149,16 +149,16 @@ class S3Client:
 
     def page(self, after: bytes, limit: int) -> list[Listed]:
         """One request of at most a thousand versions. Names with old versions or markers alone are listed too."""
-        found: dict[bytes, int] = {}
+        sizes: dict[bytes, int] = {}
         start = {"key-marker": self._objects + after.hex()} if after else {}
         for versions in self._pages(self._objects, start):
             for one in versions:
                 name = self._name(one.key)
                 if name is not None and name > after:
-                    found[name] = max(found.get(name, 0), one.size)
-            if len(found) > limit:  # of the last name there may be more versions
+                    sizes[name] = max(sizes.get(name, 0), one.size)
+            if len(sizes) > limit:  # of the last name there may be more versions
                 break
-        return [Listed(name, found[name]) for name in sorted(found)[:limit]]
+        return [Listed(name, sizes[name]) for name in sorted(sizes)[:limit]]
 
     def read_note(self, name: str) -> bytes:
         """One request."""
@@ -214,19 +214,21 @@ class S3Client:
     def _list(self, ask: Mapping[str, str]) -> tuple[list[_Version], dict[str, str]]:
         """A page of versions, and what to ask for the next; nothing where that was all."""
         text = self._asked("GET", "", {"versions": "", **ask}).decode(errors="replace")
-        found = []
+        versions = []
         for kind, inside in _VERSION.findall(text):
             size = _field(inside, "Size")
             length = int(size) if size.isdecimal() else 0
-            found.append(_Version(_field(inside, "Key"), _field(inside, "VersionId"), length, kind == "DeleteMarker"))
+            versions.append(
+                _Version(_field(inside, "Key"), _field(inside, "VersionId"), length, kind == "DeleteMarker")
+            )
         behind = _VERSION.sub("", text)
         if _field(behind, "IsTruncated") != "true":
-            return found, {}
+            return versions, {}
         marks = {"key-marker": "NextKeyMarker", "version-id-marker": "NextVersionIdMarker"}
         following = {name: said for name, tag in marks.items() if (said := _field(behind, tag))}
         if following.items() <= dict(ask).items():
             raise StoreError(f"{self.place}: its listing does not go on")
-        return found, following
+        return versions, following
 
     def _end(self, versions: Sequence[_Version]) -> list[tuple[str, str]]:
         """End these; keys and ids of those that stay."""

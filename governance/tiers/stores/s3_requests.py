@@ -70,13 +70,13 @@ class S3Requests:
         """What the store answers. Raises `OSError` where it does not, in time and within bounds."""
         import httpx
 
-        path, said = f"/{self._bucket}/{name}" if name else f"/{self._bucket}", canonical_query(query or {})
+        path, query_text = f"/{self._bucket}/{name}" if name else f"/{self._bucket}", canonical_query(query or {})
         given = dict(headers or {})
         if body:
             digest = hashlib.md5(body, usedforsecurity=False).digest()
             given["content-md5"] = base64.b64encode(digest).decode()
-        signed = signed_headers(method, self._host, path, given, body, self._key, datetime.now(UTC), said)
-        url = self._endpoint + quote(path) + (f"?{said}" if said else "")
+        signed = signed_headers(method, self._host, path, given, body, self._key, datetime.now(UTC), query_text)
+        url = self._endpoint + quote(path) + (f"?{query_text}" if query_text else "")
         request = self._client.build_request(method, url, content=body, headers=signed)
         try:
             answer = read_bounded(self._client, request, deadline_seconds=self._seconds, bytes_max=ANSWER_BYTES_MAX)

@@ -119,17 +119,17 @@ def open_case(caller: CallerDep, service: ServiceDep, what: CaseRequest) -> dict
 
 def take_step(caller: CallerDep, service: ServiceDep, case: CaseId, what: StepRequest) -> dict[str, Any]:
     """Take a step of a case; what may not follow, or the ledger contradicts, is refused with the reason."""
-    found = find_case(service, caller, case, Permission.ERASE)
+    opened = find_case(service, caller, case, Permission.ERASE)
     _authorize(caller, service)
     now_us = service.clock.utc_us()
     given = what.model_dump() | {"step": what.step.value}
     step = CaseStep(**given, actor=caller.name, at_us=now_us)
     try:
         with service.reading() as connection:  # no wall: who is behind a pseudonym is in no tenant's log
-            check_step(connection, found, step, keys=service.subject_keys)
+            check_step(connection, opened, step, keys=service.subject_keys)
     except ConfigError as error:
         raise ProblemError("conflict", error.message) from None
-    service.record(step_event(service.clock.now_us(), found, step))
+    service.record(step_event(service.clock.now_us(), opened, step))
     if step.step in (StepKind.RESTRICT, StepKind.LIFT):
         service.changed()  # workers wait for it
     made = find_case(service, caller, case, Permission.ERASE)

@@ -141,8 +141,8 @@ def findings(
     A page looks at 20,000 receipts at most: one with fewer items than `limit` may have a following page.
     """
     period = _period(desk, caller, tenant, since, until)._replace(prefix=receipt or "")
-    question = _question("listRouteFindings", caller, period, since, until)
-    position = desk.cursors.read(question, cursor)
+    binding = _question("listRouteFindings", caller, period, since, until)
+    position = desk.cursors.read(binding, cursor)
     after, shown = (
         BEFORE_ALL,
         0,
@@ -163,7 +163,7 @@ def findings(
             if number == _JUDGED_MAX:
                 following = [*after, 0]
                 break
-    return {"items": items, "next": desk.cursors.write(question, following) if following else None}
+    return {"items": items, "next": desk.cursors.write(binding, following) if following else None}
 
 
 def _period(desk: Desk, caller: Caller, tenant: str | None, since: int | None, until: int | None) -> RoutePeriod:
