@@ -1,4 +1,4 @@
-"""The API document, OpenAPI 3.1: FastAPI writes it of the operations as they are declared.
+"""The OpenAPI 3.1 document: FastAPI generates it from the declared operations.
 
 What operations have in common stands in it once, as a component.
 
@@ -71,7 +71,7 @@ _METHODS = frozenset({"get", "put", "post", "delete", "patch"})
 
 
 def routed(every: Iterable[DeclaredOperation]) -> FastAPI:
-    """An application that has a route for each operation, to be documented."""
+    """Return an application with a route for each operation, for documentation only."""
     app = FastAPI(
         title="kvcustody",
         version=__version__,
@@ -187,7 +187,7 @@ def _problem_responses(names: set[str]) -> dict[int | str, dict[str, Any]]:
 
 
 def whole(app: FastAPI) -> dict[str, Any]:
-    """The document with every parameter and answer where it is used."""
+    """Return the document with every parameter and answer written out where it is used."""
     document = deepcopy(app.openapi())  # FastAPI keeps its own
     components = document.setdefault("components", {})
     components["securitySchemes"] = {
@@ -205,7 +205,7 @@ def whole(app: FastAPI) -> dict[str, Any]:
 
 
 def share(document: dict[str, Any]) -> None:
-    """Put what operations have in common into components (rule 1)."""
+    """Move what operations have in common into components (rule 1)."""
     parameters, responses = _Components(document, "parameters"), _Components(document, "responses")
     used = Counter(_text(one) for each in _operations(document) for one in each.get("parameters", ()))
     for operation in _operations(document):

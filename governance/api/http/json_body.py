@@ -1,4 +1,4 @@
-"""What a body may be that is read as JSON: UTF-8, and one value for each name.
+"""Checks of JSON bodies: UTF-8, and one value for each name.
 
 1. Two readers of one document must not read two things: a name that comes twice, another encoding and `NaN` are
    refused before anything reads the body.
@@ -16,7 +16,7 @@ DEPTH_MAX = 64
 
 
 def check_json(body: bytes, content_type: str) -> None:
-    """Raise `malformed` or `unsupported-media-type` for a body that others might read otherwise."""
+    """Raise `malformed` or `unsupported-media-type` for a body that another parser might read differently."""
     for part in content_type.split(";")[1:]:
         name, _, value = part.partition("=")
         if name.strip().lower() == "charset" and value.strip().strip('"').lower() not in ("utf-8", "utf8"):

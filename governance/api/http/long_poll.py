@@ -1,4 +1,4 @@
-"""Answers that are held open until there is something to tell, and no thread with them.
+"""Long polling: an answer is held open until there is news, without a thread.
 
 1. Whoever was disabled, or whose key was revoked, while a question was held open is told nothing new.
 """
@@ -35,7 +35,7 @@ async def long_poll(
     looks: bool = False,
     kept: tuple[str, Callable[[dict[str, Any]], bool]] | None = None,
 ) -> dict[str, Any]:
-    """What `ask` gives, as soon as it is news, or when the wait or the service is over.
+    """Return what `ask` gives as soon as it is news, or when the wait or the service ends.
 
     Whatever this process changes is seen at once; what another process does, within two seconds (`HeldQuestions`).
     `looks`: what it waits for is in no `OrdersSeen`, so it is asked anew that often.
@@ -67,7 +67,7 @@ async def long_poll(
 
 @asynccontextmanager
 async def told_within(seconds: float) -> AsyncIterator[Callable[[], None]]:
-    """Gives what another thread calls once it is through with what is begun inside; waits for that at the end.
+    """Give a callback for another thread, and wait at the end of the block until it was called.
 
     Past the seconds it goes on all the same: whoever began asks what came of it.
     """

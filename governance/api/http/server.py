@@ -283,7 +283,7 @@ _TURN_SECONDS = 0.0005  # the default is 0.005
 
 @contextmanager
 def short_switch_interval() -> Iterator[None]:
-    """Inside this block; afterwards they are as long as they were."""
+    """Shorten the interpreter's thread switch interval inside the block."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(_TURN_SECONDS)
     try:
@@ -298,7 +298,7 @@ class CertifiedProtocol(BoundedProtocol):
     app: Any
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Read the certificate once: it is the connection's, whatever is asked over it."""
+        """Read the connection's certificate once, for all of its requests."""
         super().connection_made(transport)
         self.app = _Certified(self.app, _thumbprint(transport))
 

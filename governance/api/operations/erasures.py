@@ -106,7 +106,7 @@ def add_erasures(api: Declarations) -> None:
 
 
 def request(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> dict[str, Any]:
-    """Ask that all custody of a selector end by a deadline, in every worker.
+    """Request that all custody of a selector end by a deadline, on every worker.
 
     Refused while a case restricts the processing of anybody whom it covers.
     """
@@ -134,7 +134,7 @@ def request(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> dic
 
 
 def previewed(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> dict[str, Any]:
-    """What this erasure would cover if it were asked for now: live residencies by tenant and classification.
+    """Preview an erasure: the live residencies that it would cover now, by tenant and classification.
 
     Parts of the selector that the ledger does not know of a residency are named in `not_counted`: then it covers at
     most what is counted. Nothing is erased.
@@ -171,7 +171,7 @@ def previewed(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> d
 def erasures(
     caller: CallerDep, desk: DeskDep, tenant: Tenant = None, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
-    """Erasures that were asked for, newest first, and how each stands."""
+    """List requested erasures, newest first, with the state of each."""
     mine = desk.tenant_of(caller, READ, tenant)
     periods = desk.work_periods()
     with desk.reading(mine) as connection:
@@ -183,7 +183,7 @@ def erasures(
 
 
 def erasure_of(caller: CallerDep, desk: DeskDep, erasure: ErasureId) -> dict[str, Any]:
-    """One erasure: which workers have answered, which have not, what each ended, and which legal holds are beside it.
+    """Get one erasure: answers of workers, those outstanding, what each ended, and legal holds that apply.
 
     Holds bind the ledger's record of it, and no block. The reason of one on everything is for those who see all.
     """
@@ -209,20 +209,20 @@ def erasure_of(caller: CallerDep, desk: DeskDep, erasure: ErasureId) -> dict[str
 
 
 def certificate_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> Content:
-    """The certificate of an erasure as it stands: figures, proofs, what remains and why, under one signature."""
+    """Get the certificate of an erasure: figures, proofs, what remains and why, under one signature."""
     _check_reach(caller, service, erasure, Permission.READ_CERTIFICATE)
     return Content(certificate(service, erasure).to_bytes())
 
 
 def certificate_page(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> Content:
-    """The certificate as one page for people, which prints."""
+    """Get the certificate as one printable page."""
     _check_reach(caller, service, erasure, Permission.READ_CERTIFICATE)
     made = service.documents.certificate(certificate(service, erasure))
     return Content(made, "text/html; charset=utf-8")
 
 
 def opening_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> dict[str, Any]:
-    """What opens the commitment of an erasure's certificate: it names the selector; keep it from others."""
+    """Get the opening of an erasure certificate's commitment. It reveals the selector: keep it secret."""
     _check_reach(caller, service, erasure, Permission.CERTIFY)
     return opening(service, erasure)._asdict()
 

@@ -1,4 +1,4 @@
-"""The ledger as a stream for security monitoring: pulled, in the order of seals, resumable for ever.
+"""The ledger as a stream for security monitoring: pulled, in sealing order, resumable at any time.
 
 1. `next` is always there: asked for with it, the answer goes on where this one ended, without a hole or a double.
    After a restore of the ledger the answer begins again at its first leaf, and says so.
@@ -69,7 +69,7 @@ async def stream(
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> Content:
-    """Leaves in the order in which they were sealed, from where the cursor left off; held open up to `wait` seconds."""
+    """Read leaves in sealing order from the cursor on; held open up to `wait` seconds."""
     mine = service.tenant_of(caller, Permission.READ_CUSTODY, tenant)
     binding = CursorBinding("streamEvents", caller.name, {"tenant": mine})
     given = service.cursors.read(binding, cursor)

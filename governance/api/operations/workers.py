@@ -1,4 +1,4 @@
-"""Operations on and of workers: what operators see of them, and how they hand in their ledgers.
+"""Operations on and by workers: what operators see of them, and how workers hand in their ledgers.
 
 1. A worker speaks for the incarnations that its own key registered: another's are absent.
 2. A batch that was answered with 200 is durable. The same batch again adds nothing.
@@ -144,7 +144,7 @@ def add_doors(api: Declarations) -> None:
 
 
 def close_worker(caller: CallerDep, service: ServiceDep, what: DeadProcess) -> dict[str, Any]:
-    """Declare a silent process dead, and its spill lost; another person says the same within a day, and it is closed.
+    """Declare a silent process dead, and its spill lost. Another person must confirm within a day; then it is closed.
 
     What it held is closed as unproven, as behind a crash. A process that was heard in the last minute is refused.
     """
@@ -158,7 +158,7 @@ async def policy_records(
     after: Annotated[int, Query(ge=0, lt=1 << 31), NUMBER] = 0,
     wait: Wait = 0,
 ) -> dict[str, Any]:
-    """Signed steps of the policy's release from `after` on; held open up to `wait` seconds for a new one."""
+    """Get signed steps of the policy release from `after` on; held open up to `wait` seconds for a new one."""
     return await long_poll(
         service,
         caller,
