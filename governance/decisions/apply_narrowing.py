@@ -1,4 +1,4 @@
-"""A new revision binds what is cached already.
+"""Applies a new revision's limits to blocks that are cached already.
 
 - From activation on, every live domain has the limits of the active revision, whoever asks for it next, or nobody.
 - A domain that no request can reach any more is closed: it serves no attach, and what it holds lapses. `is_reachable`
@@ -26,10 +26,10 @@ _LATEST_US = (1 << 53) - 1  # the latest instant that a leaf writes as a number
 
 
 class LimitedPool(Protocol):
-    """A pool whose domains can be given new limits. Domains are interned by its identity."""
+    """A pool whose domains can get new limits. Domains are interned by its identity."""
 
     def set_limits(self, changed: Mapping[Domain, DomainLimits], now_us: int) -> Mapping[Account, Iterable[Residency]]:
-        """Give these domains their limits; nothing moves later. Returns the holds of whom it narrows."""
+        """Set the limits of these domains; no deadline moves later. Returns the holds that were narrowed."""
 
 
 def apply_limits(
@@ -42,7 +42,7 @@ def apply_limits(
     revoked: Collection[str] = (),
     epoch_of: Callable[[KeyOwner], int | None] | None = None,
 ) -> list[HoldsNarrowed]:
-    """Give every domain, interned by spec and pool, its limits under `table`; returns what holds became of it.
+    """Set the limits of every domain under `table`; returns the changed holds.
 
     With `only_narrow` the stricter of old and new applies, field by field, and nothing is closed: for a revision that
     is not on record yet. `epoch_of` gives the key epoch in which an owner's blocks are found now.
@@ -67,7 +67,7 @@ def apply_limits(
 
 
 def remaining_holds(account: Account, holds: Iterable[Residency], revision: int, now_us: int) -> HoldsNarrowed:
-    """Every hold that a tenant has now, for the ledger: what is not among them is over."""
+    """Return every hold that a tenant has now, for the ledger; every other one has ended."""
     held = sorted((hold.id, min(hold.deadline_us, _LATEST_US)) for hold in holds)
     return HoldsNarrowed(
         now_us, account.name, revision, tuple(id_ for id_, _ in held), tuple(until for _, until in held)
@@ -96,7 +96,7 @@ def _limits(spec: DomainSpec, table: DecisionTable) -> DomainLimits | None:
 
 
 def is_reachable(spec: DomainSpec, table: DecisionTable, revoked: Collection[str] = ()) -> bool:
-    """Whether a reader of some kind may be led to `spec` by its own plan, a grant or a segment."""
+    """Whether any reader may be led to `spec` by its own plan, a grant or a segment."""
     if isinstance(table, StagedTable):
         return any(is_reachable(spec, either, revoked) for either in (table.base, table.candidate))
     if spec.tenant_name is None or table.tenant(spec.tenant_name) is None:
