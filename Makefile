@@ -11,9 +11,8 @@ FAST := tests/allocator/pool tests/allocator/prefix tests/policies/table tests/g
 NOT_FAST := $(addprefix --ignore=,tests/allocator/prefix/test_eviction_bound.py tests/allocator/prefix/test_window.py \
 	tests/policies/table/test_tiers_reference.py) # seconds each, of one kind of fault
 
-# The tests of a file share its set-up; two more processes than cores work while others wait. Files go in their order: by
-# number of tests, those with few and long ones would come last.
-IN_PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
+# The tests of a file share its set-up, and all processes one collection; two more than cores work while others wait.
+IN_PARALLEL := --forks 4
 
 # The suites' processes share two cores: a second thread of PyTorch waits for the first.
 test test-fast test-system test-loaded durations: export OMP_NUM_THREADS := 1
