@@ -100,7 +100,7 @@ def unreported(residency: ExternalResidency) -> int:
 
 
 def ends(pool: ExternalPool, now_us: int) -> list[Event]:
-    """What running requests let go of, then the ends of custody, since the last call."""
+    """Return blocks that running requests released, then the ends of custody, since the last call."""
     events: list[Event] = []
     if pool.released:
         passed, pool.released = pool.released, []
@@ -113,7 +113,7 @@ def ends(pool: ExternalPool, now_us: int) -> list[Event]:
 
 
 def receipts(launches: Sequence[Scrubbed], first: int, pool: ExternalPool, now_us: int) -> list[Event]:
-    """One receipt per launch and owner; launches are numbered from `first` + 1."""
+    """Return one receipt per launch and owner; launches are numbered from `first` + 1."""
     events: list[Event] = []
     for number, scrubbed in enumerate(launches, first + 1):
         events += scrub_receipts(scrubbed, number, pool.number, pool.bytes_per_block, now_us)

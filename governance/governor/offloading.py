@@ -1,4 +1,4 @@
-"""From a Governor's pools to its tiers and back: what is evicted goes in sealed, what a prompt lacks comes back.
+"""Moves blocks between a Governor's pools and its tiers: evicted blocks go in sealed, missing ones come back.
 
     offload = Offloading(transfers, clock, block_tokens)
     offload.watch(manager)                         # what it evicts is offered to the tiers from now on
@@ -44,17 +44,17 @@ class CopyableMemory(Memory, Protocol):
     """Memory whose blocks can be read and written from the host."""
 
     def read(self, shard: int, blocks: Blocks, into: memoryview) -> None:
-        """Copy a shard's part of `blocks`, one after the other, into host memory; waits."""
+        """Copy a shard's part of `blocks`, in order, into host memory; waits."""
 
     def write(self, shard: int, blocks: Blocks, data: memoryview) -> None:
-        """Copy what `read` made into a shard's part of `blocks`."""
+        """Copy bytes from `read` into a shard's part of `blocks`."""
 
     def pin(self, address: int, size: int) -> Callable[[], None]:
-        """Let the memory's devices reach `size` bytes of the host's; what is returned undoes it."""
+        """Give the memory's devices access to `size` bytes of host memory; the returned function undoes it."""
 
 
 class Offloading:
-    """One Governor's pools beside its tiers (`transfers`). Called on the owning thread."""
+    """The tiers (`transfers`) of one Governor's pools. Called on the owning thread."""
 
     def __init__(self, transfers: RunTransfers, clock: Clock, block_tokens: int) -> None:
         self.transfers = transfers
@@ -64,11 +64,11 @@ class Offloading:
 
     @property
     def tiers(self) -> list[SealedTier]:
-        """In the order in which they are asked."""
+        """The tiers in the order of look-up."""
         return self.transfers.tiers
 
     def watch(self, manager: BlockManager) -> None:
-        """What this manager evicts is offered from now on. Raises `ConfigError` where its blocks cannot be copied."""
+        """Offer this manager's evicted blocks from now on. Raises `ConfigError` where its blocks cannot be copied."""
         memory = cast(CopyableMemory, manager.pool.memory)
         if manager.options.windows:
             raise ConfigError("tiers: a pool with sliding-window groups is not copied; set no `tiers` for it")
@@ -113,7 +113,7 @@ class Offloading:
     # -- back -----------------------------------------------------------------------------------------------------
 
     def restore(self, manager: BlockManager, sequence: RunningSequence, limit: int, latency: str = "") -> int:
-        """Bring back what follows the sequence's hit, up to `limit` blocks of its prompt; how many came.
+        """Restore the blocks after the sequence's hit, up to `limit` blocks of its prompt; returns their number.
 
         `latency` is the request's class. The sequence has its blocks already; what came is published. Raises
         `DeviceError` where the device failed.
@@ -193,7 +193,7 @@ class Offloading:
     # -- swap -----------------------------------------------------------------------------------------------------
 
     def keep_tail(self, manager: BlockManager, sequence: RunningSequence) -> bool:
-        """Keep the block that the sequence has begun and not filled: it is never published, and no prompt finds it."""
+        """Store the block that the sequence has begun but not filled: it is never published, and no prompt finds it."""
         size, slot = self._block_tokens, sequence.slot
         whole, tokens = divmod(int(manager.decode.computed[slot]), size)
         if not (tokens and len(sequence.spans) == 1 and sequence.published == whole):
@@ -221,14 +221,16 @@ class Offloading:
         return self.transfers.store(run, memory.bytes_per_block * memory.shards, read) >= 0
 
     def keep_path(self, manager: BlockManager, leaf: Node | None) -> None:
-        """Keep what was published of a path that nobody refers to now; it stays in the pool while there is room."""
+        """Store the published blocks of a path without references; they also stay in the pool while there is room."""
         while leaf is not None:
             if leaf.refs == 0:
                 self._demote(manager, leaf, 0)
             leaf = leaf.parent
 
     def restore_tail(self, manager: BlockManager, sequence: RunningSequence, prompt: Prompt, latency: str = "") -> int:
-        """Bring back the block that a preempted request had begun, for all but its last token; how many tokens."""
+        """Restore the unfilled block of a preempted request, for all but its last token; returns the number of
+        tokens.
+        """
         size = self._block_tokens
         whole, tokens = divmod(prompt.tokens - 1, size)
         if not (tokens and len(sequence.spans) == 1 and sequence.published == whole):

@@ -1,4 +1,4 @@
-"""From an order on record to what a worker follows, and from what somebody asks for to an order.
+"""Converts a recorded order to what a worker follows, and a person's request to an order.
 
 record(enforcement_order(previous, "canary", tenants=["acme"], share="5%", until_us=…, actor="olga", reason="…"))
 """
@@ -41,7 +41,7 @@ def enforcement_order(
     actor: str,
     reason: str,
 ) -> EnforcementOrdered:
-    """The order, checked; a canary after a canary keeps its seed, so that a larger share only adds.
+    """Return the checked order; a canary after a canary keeps its seed, so that a larger share only adds sessions.
 
     Raises `ConfigError`: whoever monitors says until when, at most three months ahead, and who orders it says why.
     """
@@ -75,7 +75,7 @@ def enforcement_order(
 
 
 def followed(order: EnforcementOrder) -> Enforcement:
-    """What a worker follows: of an order that cannot be read, that the policy is enforced, and why (`unread`)."""
+    """Return what a worker follows; an unreadable order means enforcement, with the reason (`unread`)."""
     stage = Stage(frozenset(order.tenants), Fraction(order.share_millionths, MILLIONTHS))
     if order.mode != CANARY:
         stage = Stage()

@@ -1,4 +1,4 @@
-"""Metrics of a service and of its workers, in the names of the field, for Prometheus.
+"""Prometheus metrics of a service and its workers, under the field's usual names.
 
 1. A tenant appears under a pseudonym of this service (or its name, or not at all), and only so many of them: the rest
    are added up as `other`. A label is never a subject, a session, a prompt or a key.
@@ -345,7 +345,7 @@ def exposition(samples: Iterable[Sample]) -> bytes:
 
 
 def of_worker(worker: str, status: Mapping[str, Any]) -> Iterator[Sample]:
-    """The samples of what a worker says of itself; what no measure names is left out (rule 3)."""
+    """Return the samples of a worker's status; keys that no measure names are left out (rule 3)."""
     for measure in MEASURES:
         start, braces, label = measure.key.partition("{")
         if not measure.key:
@@ -369,7 +369,7 @@ def of_worker(worker: str, status: Mapping[str, Any]) -> Iterator[Sample]:
 
 
 def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> dict[str, float]:
-    """What a worker reports of a facade's `stats()`: counters by the keys of the measures, bounded in number."""
+    """Return a facade's `stats()` as counters by the keys of the measures, bounded in number."""
     figures: dict[str, float] = {
         "block_tokens": block_tokens,
         "running": stats.running,
@@ -463,7 +463,7 @@ def _count_tenants(stats: Any, block_tokens: int, add: Callable[[str, float], No
 
 
 def metrics_table() -> str:
-    """The table of docs/operate/metrics.md."""
+    """Return the table of the metrics page."""
     rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
     rows += [
         f"| `kvcustody_{measure.name}` | {measure.kind} | {', '.join(measure.labels)} | {measure.help} |"

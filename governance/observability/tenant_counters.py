@@ -1,4 +1,4 @@
-"""Plain counters by tenant, for metrics and reports; nothing here decides anything."""
+"""Plain counters by tenant, for metrics and reports; no decision depends on them."""
 
 from __future__ import annotations
 
