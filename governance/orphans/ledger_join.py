@@ -1,4 +1,4 @@
-"""The ledger's side of a full scan: what it records against what the process has, and what then goes on record.
+"""The ledger's side of a full scan: its records against what the process holds, and the records of repairs.
 
 - The writer is flushed first, so that nothing on its way counts as missing.
 - What is missing is recorded as found by a scan; nothing that is recorded is ever changed.
@@ -37,13 +37,15 @@ _log = get_logger(__name__)
 
 
 class WriterJoin:
-    """A writer's own ledger, joined with the process that it records."""
+    """A writer's own ledger, joined with the recorded process."""
 
     def __init__(self, writer: EventWriter) -> None:
         self._writer = writer
 
     def findings(self, held: Held, now_us: int) -> list[RepairableFinding]:
-        """What the ledger and this process disagree about; raises `LedgerUnavailable` where it is not up to date."""
+        """Return the disagreements of the ledger and this process; raises `LedgerUnavailable` where it is not up to
+        date.
+        """
         if not self._writer.flush():
             raise LedgerUnavailable("the ledger is behind: a scan against it would find what is on its way")
         with self._writer.engine.connect() as connection:
@@ -131,7 +133,7 @@ class WriterJoin:
 
 
 def recover(scan: Callable[[LedgerJoin | None], Scanned], writer: object) -> Scanned:
-    """Scan and repair, joined with the writer's ledger where it is this process's own and up to date.
+    """Scan and repair, joined with the writer's ledger where it belongs to this process and is up to date.
 
     Behind a control plane nobody here can read the ledger; one that is behind is joined by the next scan.
     """

@@ -1,4 +1,4 @@
-"""A full scan of one pool: what the allocator, the live sequences and the queues disagree about, and the repairs.
+"""A full scan of one pool: disagreements of the allocator, the live sequences and the queues, and their repairs.
 
 `PoolScan.findings` gives each disagreement with its repair: references and holds, the index against the tree (chains
 that nobody can find, entries that lead nowhere), and blocks in custody that no node and no sequence has.
@@ -31,7 +31,7 @@ from kvcustody.governance.orphans.pool_census import TreeCensus
 
 
 class PoolScan:
-    """One pool, read once. `live`: sequences of requests that have not ended here.
+    """One pool, read once. `live`: sequences whose requests have not ended.
 
     `end` ends a sequence in every book, with its evidence.
     """
@@ -52,7 +52,7 @@ class PoolScan:
         self._found = FindingBuilder(manager.number, now_us)
 
     def findings(self) -> list[RepairableFinding]:
-        """Every finding of this pool with its repair, in an order in which they can be repaired one by one."""
+        """Return every finding of this pool with its repair, in an order in which they can be repaired one by one."""
         return [
             *self._missing_references(),
             *self._lost_sequences(),
@@ -215,7 +215,7 @@ _CLASS = "unreachable chain"
 
 
 def index_findings(census: TreeCensus, new_finding: FindingBuilder) -> list[RepairableFinding]:
-    """Nodes that are indexed and not in the tree, and nodes of which an entry is missing."""
+    """Return findings of nodes that are indexed but not in the tree, and of nodes without an entry."""
     tree, now_us = census.manager.tree, new_finding.now_us
 
     def stray(node: Node) -> RepairableFinding:
@@ -259,7 +259,7 @@ def _entries(census: TreeCensus) -> tuple[list[Node], list[Node]]:
 
 
 def lost_blocks(census: TreeCensus, new_finding: FindingBuilder) -> list[RepairableFinding]:
-    """One finding for each account that is charged for more than nodes and sequences explain."""
+    """Return a finding for each account that is charged for more than nodes and sequences explain."""
     manager, now_us = census.manager, new_finding.now_us
     pool = manager.pool
     lost = np.flatnonzero(((pool.state == ACTIVE) | (pool.state == CACHED)) & ~_explained(census))

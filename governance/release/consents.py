@@ -1,4 +1,4 @@
-"""What an owner sees of a release: the openings on its own data that wait for its consent, and the step that gives it.
+"""A data owner's view of a release: openings on its own data without consent, and the step that consents.
 
 1. Nothing here shows a document, or what a revision opens on anybody else's data.
 2. A consent is of one opening by one manifest: its id is the digest of both, which whoever signs computes anew.
@@ -26,7 +26,7 @@ class PendingConsent(NamedTuple):
 
 
 def pending_consents(state: ReleaseState, owner: str, assess: gates.Assess = gates.assess) -> Iterator[PendingConsent]:
-    """What waits for the consent of this tenant, of the newest revision first."""
+    """Return the openings that wait for this tenant's consent, of the newest revision first."""
     for number in sorted(state.proposals, reverse=True):
         proposal = state.proposals[number]
         if number > state.active_revision and not proposal.activated:
@@ -41,7 +41,7 @@ def pending_consents(state: ReleaseState, owner: str, assess: gates.Assess = gat
 
 
 def revoked_of(state: ReleaseState, owner: str) -> frozenset[str]:
-    """What of the revoked was ever a grant, a segment or a sharing group of this tenant."""
+    """Return the revoked ids that ever were a grant, a segment or a sharing group of this tenant."""
     named: set[str] = set()
     for proposal in state.proposals.values():
         policy = proposal.policy
@@ -53,7 +53,7 @@ def revoked_of(state: ReleaseState, owner: str) -> frozenset[str]:
 
 
 def consent_body(revision: int, manifest: str, what: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of a consent to an opening, as `WidenedAccess.data` tells it."""
+    """Return the body of a consent to an opening, from `WidenedAccess.data`."""
     return {
         "revision": revision,
         "owner": what["owner"],

@@ -1,4 +1,4 @@
-"""The ways across a tenant boundary that a policy declares: its grants, its groups' grants and its segments."""
+"""The openings across tenants that a policy declares: its grants, its groups' grants and its segments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DeclaredOpening(NamedTuple):
 
 
 def declared_openings(policy: Policy, revoked: frozenset[str], now_us: int) -> tuple[DeclaredOpening, ...]:
-    """Every way across a tenant boundary that the policy declares."""
+    """Return every opening across tenants that the policy declares."""
     openings, barriers = [], Barriers(policy)
     for grant in (*policy.grants, *policy.group_grants()):
         state = _state({grant.id, grant.group or grant.id}, grant.from_us, grant.until_us, revoked, now_us)

@@ -1,4 +1,4 @@
-"""The release desk: every step of a policy's release as a call that checks, records and then takes effect.
+"""The release desk: every step of a policy release as a call that checks, records and then takes effect.
 
 1. A step is checked against the state that all records before it amount to, signed, and put on record: first as a
    class A event in the ledger, then in the store. Narrowing steps go into the store first and on record after.
@@ -56,11 +56,11 @@ class ReleaseWorkflow:
         self._gate = gate
 
     def state(self) -> ReleaseState:
-        """What the release has come to, every record verified; raises `ReleaseError`."""
+        """Return the state of the release, with every record verified; raises `ReleaseError`."""
         return fold(self._store.read(), self._trust)
 
     def review(self, revision: int) -> Review:
-        """The proof, the difference to what is active and the missing consents of a revision."""
+        """Return a revision's proof, its difference from the active one and its missing consents."""
         state = self.state()
         return gates.review(state, state.proposal(revision))
 
@@ -77,7 +77,9 @@ class ReleaseWorkflow:
         return self._propose(self.state(), document, signer, note=note, seconds=seconds, file=file)
 
     def rollback(self, revision: int, signer: Signer, *, note: str, seconds: int = YEAR_SECONDS) -> Proposal:
-        """Propose what `revision` said as a new, higher revision; it is approved and activated like any other."""
+        """Propose an earlier revision's document as a new, higher revision; it is approved and activated like any
+        other.
+        """
         state = self.state()
         old = state.proposal(revision)
         if not old.activated:
@@ -109,7 +111,7 @@ class ReleaseWorkflow:
         return reviewed
 
     def consent(self, revision: int, source: str, signer: Signer) -> tuple[WidenedAccess, ...]:
-        """The owner's consent to what a revision opens through the grant or segment `source`."""
+        """Record the owner's consent to what a revision opens through the grant or segment `source`."""
         state = self.state()
         proposal = state.proposal(revision)
         tenant = next((key.tenant for key in self._trust.keys.values() if key.name == signer.name), None)
@@ -143,7 +145,9 @@ class ReleaseWorkflow:
         return reviewed
 
     def revoke(self, ids: Iterable[str], signer: Signer, *, reason: str) -> frozenset[str]:
-        """Take grants, segments or groups back for good. In effect before it is recorded; returns all tombstones."""
+        """Withdraw grants, segments or groups permanently. It takes effect before it is recorded; returns all
+        tombstones.
+        """
         state = self.state()
         listed = sorted(set(ids))
         body = {"ids": listed, "reason": reason}
@@ -153,7 +157,7 @@ class ReleaseWorkflow:
     def break_glass(
         self, signer: Signer, *, reason: str, seconds: int, document: str | None = None, restores: int = 0
     ) -> Review:
-        """One person's act in an emergency: a narrower document, or a revision that was in effect, for `seconds`.
+        """Act in an emergency, by one person: a narrower document, or an earlier active revision, for `seconds`.
 
         When the time is over nothing is reused, until a revision is released in the ordinary way.
         """
@@ -172,7 +176,7 @@ class ReleaseWorkflow:
         return found
 
     def bundle(self, revision: int) -> bytes:
-        """An approved revision as a signed bundle; raises `ReleaseError` for one that is not approved."""
+        """Return an approved revision as a signed bundle; raises `ReleaseError` for one that is not approved."""
         state = self.state()
         proposal = state.proposal(revision)
         if proposal.approval is None or proposal.is_break_glass:

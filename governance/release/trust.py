@@ -1,4 +1,4 @@
-"""The trust configuration file: whose signatures this deployment asks for. TOML, kept by whoever runs the workers.
+"""The trust configuration file: the signers that this deployment accepts. TOML, kept by the operators of the workers.
 
 1. It alone demands signatures. A key has one name; a name has one key.
 2. One key never has the roles of author and approver, so whoever proposes cannot approve.
@@ -25,7 +25,7 @@ _KEY_FIELDS = {"key", "roles", "tenant"}
 
 
 def read_trust(path: Path) -> Trust:
-    """The trust configuration in a file; raises `ConfigError` with the reason."""
+    """Read the trust configuration in a file; raises `ConfigError` with the reason."""
     try:
         data = path.read_bytes()
         if len(data) > _FILE_BYTES_MAX:
@@ -42,7 +42,7 @@ def read_trust(path: Path) -> Trust:
 
 
 class TrustFile:
-    """A trust configuration that is read again when its file has changed: a key is added without a restart.
+    """A trust configuration that is read again when its file changes: adding a key needs no restart.
 
     A change that is no trust configuration changes nothing; the log says so once.
     """
@@ -53,7 +53,7 @@ class TrustFile:
         self._trust = read_trust(path)
 
     def current(self) -> Trust:
-        """The trust configuration as the file has it now, or had it last."""
+        """The present configuration, or the last valid one."""
         state = self._stat()
         if state != self._state:
             self._state = state
@@ -73,7 +73,7 @@ class TrustFile:
 
 
 def trust_of(document: Mapping[str, Any]) -> Trust:
-    """The trust configuration that a parsed file holds; raises `ConfigError`."""
+    """Return the trust configuration of a parsed file; raises `ConfigError`."""
     unknown = sorted(document.keys() - _FIELDS)
     if unknown:
         raise ConfigError(f"`{unknown[0]}` is not a field; the fields are {', '.join(sorted(_FIELDS))}")
@@ -93,7 +93,7 @@ def trust_of(document: Mapping[str, Any]) -> Trust:
 
 
 def write_trust(audience: str, keys: Iterable[tuple[str, str, str | None]], hours: int = 4) -> str:
-    """A trust file's text, of (vkey, role, tenant or None); raises `ConfigError` where it would be refused."""
+    """Return a trust file's text from (vkey, role, tenant or None); raises `ConfigError` where it would be refused."""
     lines = [f'schema = "{SCHEMA}"', f'audience = "{audience}"', f"break_glass_hours_max = {hours}"]
     for vkey, role, tenant in keys:
         lines += ["", "[[keys]]", f'key = "{vkey}"', f'roles = ["{role}"]']

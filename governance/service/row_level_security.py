@@ -1,4 +1,4 @@
-"""The second wall behind the row filters: PostgreSQL's row-level security, for every read of one tenant.
+"""Row-level security in PostgreSQL as a second wall behind row filters, for every read of one tenant.
 
 1. A transaction of one tenant acts as `kvcustody_reader`, and names the tenant in `kvcustody.tenant`: a query whose
    own filter was forgotten shows that tenant's rows and no other.

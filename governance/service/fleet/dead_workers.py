@@ -1,4 +1,5 @@
-"""Closes processes that do not come back: behind their successors, after so long a silence, or as two people declare.
+"""Closes processes that will not return: those with a successor, those silent too long, those that two people declare
+dead.
 
     dead.close_before(worker, incarnation)     # a process was registered; what takes long goes on in the background
     dead.declare(incarnation, "olive", why)    # "asked"; by another person within a day "closed", or "closing"
@@ -49,7 +50,7 @@ _log = get_logger(__name__)
 
 
 class DeadWorkers:
-    """One thread, which looks for silent processes and ends what was begun; close it at the end."""
+    """One thread that looks for silent processes and finishes closings; close it at the end."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class DeadWorkers:
             self._wanted.set()
 
     def declare(self, incarnation: str, actor: str, reason: str) -> str:
-        """Ask that a silent process be closed, or agree with another person who asked within a day (rule 3).
+        """Ask to close a silent process, or confirm another person's request of the last day (rule 3).
 
         `asked`, `closed`, or `closing` where that takes longer. Raises `not-found` where no such process is open, and
         `conflict` where it was heard just now.
@@ -126,7 +127,7 @@ class DeadWorkers:
         return "closed" if self._begin(incarnation, why) else "closing"
 
     def turn(self) -> None:
-        """Go on with what was begun, and close who is silent (rule 1). One that cannot be closed hinders no other."""
+        """Continue begun closings, and close silent processes (rule 1). One that fails delays no other."""
         with self._turning:
             self._turn()
 

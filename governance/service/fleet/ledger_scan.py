@@ -1,4 +1,4 @@
-"""The control plane's own scan: what the ledger says against itself, of all workers, put on record.
+"""The control plane's own scan: contradictions within the ledger, of all workers, put on record.
 
 1. It finds processes that ended without a word, and gaps that no finding has named; a worker's memory is scanned by
    the worker itself, which records its scans in the same way, by itself or when it is asked to (scan_orders).
@@ -30,7 +30,7 @@ _STEPS = 3
 
 
 class LedgerScans:
-    """Scans of one service, one at a time: their numbers follow each other."""
+    """Scans of one service, one at a time, with consecutive numbers."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a service measures, as samples for `governance.metrics`: its writer, its workers, the ledger, its requests.
+"""A service's metrics as samples for `governance.metrics`: its writer, its workers, the ledger, its requests.
 
 1. What the ledger says is read from its figures (`evidence.counters`): no leaf and no row of evidence is looked at, and
    of tenants no more rows than labels are shown. It is read at most every ten seconds, whoever asks. Route receipts
@@ -84,11 +84,11 @@ class MeasuredService(Protocol):
 
     @property
     def attempts(self) -> AttemptsReporter:
-        """Credentials that were refused."""
+        """The refused credentials."""
 
     @property
     def verdict(self) -> ServiceVerdict:
-        """What is wrong, if anything is."""
+        """The verdict on the service."""
 
     @property
     def sinks(self) -> Sinks:
@@ -96,13 +96,13 @@ class MeasuredService(Protocol):
 
     @property
     def verdicts(self) -> Verdicts:
-        """What is shown of reports' verdicts."""
+        """The verdicts of reports."""
 
     def reading(self) -> AbstractContextManager[Connection]:
         """A connection in one read transaction."""
 
     def inbox(self) -> InboxContents:
-        """What waits for somebody, and its dates."""
+        """The open tasks, and their dates."""
 
 
 class _OfLedger(NamedTuple):
@@ -120,7 +120,7 @@ class _OfFleet(NamedTuple):
 
 
 class ServiceMetrics:
-    """Collects the samples of one service; `requests` is filled by its gate, by (operation, status). Close it."""
+    """Collects the samples of one service; its gate fills `requests` by (operation, status). Close it."""
 
     def __init__(self, service: MeasuredService) -> None:
         self._service = service
@@ -133,13 +133,13 @@ class ServiceMetrics:
         self.ledger = MetricsCollector("ledger", self._read_ledger, fresh_seconds=_FRESH_SECONDS)
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self.workers.close()
         self.routes.close()
         self.ledger.close()
 
     def samples(self) -> Iterator[Sample]:
-        """Everything, as it is now or, of what a database is asked for, as it was read last (rule 2)."""
+        """Return every sample: present values, and the last readings of the database (rule 2)."""
         until = time.monotonic() + PATIENCE_SECONDS
         for collector in (self.ledger, self.workers, self.routes):
             collector.ask()
@@ -323,7 +323,7 @@ def _ages(*every: tuple[str, Collected[Any]]) -> Iterator[Sample]:
 
 
 def route_samples(connection: Connection, now_us: int) -> Iterator[Sample]:
-    """The samples; none where no request of that time has a receipt."""
+    """Yield the samples of route receipts; none where no request of that time has one."""
     period = RoutePeriod(now_us - WINDOW_US, now_us + 1)
     joined = read_routes(connection, period, now_us=now_us, halves_max=HALVES_MAX)
     if not joined.receipts:

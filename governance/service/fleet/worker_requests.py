@@ -1,4 +1,4 @@
-"""What workers ask the control plane to put on record: issuers that they met, and erasures that their engines began.
+"""What workers ask the control plane to record: issuers that they met, and erasures that their engines began.
 
 1. The control plane writes the leaf, and names the worker that asked as its actor.
 2. The same request a second time changes nothing.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def assign_issuer(service: Service, worker: str, issuer: str, tenants: str) -> Issuers:
-    """Have an issuer on record; the issuers that the ledger knows then. Raises `conflict` (rule 3)."""
+    """Record an issuer; returns the issuers that the ledger then knows. Raises `conflict` (rule 3)."""
     with service.requests_of_workers:
         with service.reading() as connection:
             known = known_issuers(connection)
@@ -40,7 +40,7 @@ def assign_issuer(service: Service, worker: str, issuer: str, tenants: str) -> I
 
 
 def request_erasure(service: Service, worker: str, erasure: str, selector: str, deadline_us: int) -> bool:
-    """Have an erasure that a worker began on record; False where it was there. `deadline_us` is UTC.
+    """Record an erasure that a worker began; False where it was recorded before. `deadline_us` is UTC.
 
     Raises `invalid` for a selector that is none, and `conflict` where a case restricts whom it covers, or where
     somebody else asked for an erasure of this id.

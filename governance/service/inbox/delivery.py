@@ -1,4 +1,4 @@
-"""Takes what waits to people who look elsewhere: each item once, to a webhook and by mail.
+"""Delivers open tasks to a webhook and by mail, each once.
 
 1. An item is delivered when it is first seen, and again when it becomes overdue. What was delivered is kept in the
    service's folder, so that a restart repeats nothing; what a receiver did not take is offered again at the next turn.
@@ -36,7 +36,7 @@ Deliver = Callable[[Sequence[InboxItem]], None]
 
 
 class InboxDelivery:
-    """Delivers on a thread of its own, where the settings name a receiver. Close it before the ledger."""
+    """Delivers on its own thread where the settings name a receiver. Close it before the ledger."""
 
     def __init__(self, settings: ServiceSettings, folder: Path, read: Callable[[], tuple[InboxItem, ...]]) -> None:
         self._read = read
@@ -55,13 +55,13 @@ class InboxDelivery:
             self._thread.start()
 
     def close(self) -> None:
-        """Deliver no more; a second time changes nothing."""
+        """Stop delivering; a second call changes nothing."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(_END_SECONDS)
 
     def deliver_once(self) -> None:
-        """Offer every receiver what it was not told yet (rule 1)."""
+        """Offer every receiver the tasks that it has not received (rule 1)."""
         items = self._read()
         names = {_name(item): item for item in items}
         for receiver, deliver in self._receivers.items():

@@ -1,4 +1,4 @@
-"""Workers' batches into the ledger: those that wait are committed together, and each is acknowledged once durable.
+"""Commits workers' batches: waiting ones go together, and each is acknowledged when durable.
 
 1. A batch that was acknowledged is committed. One that was not may have been: sent again, its known leaves are
    skipped.
@@ -52,7 +52,7 @@ _READING = 4
 
 
 class IngestCounts(NamedTuple):
-    """What a batch came to: leaves that were new, leaves that the ledger had, and how often subjects were unlinked."""
+    """The result of a batch: new leaves, known leaves, and the number of subject unlinkings."""
 
     added: int
     known: int
@@ -60,7 +60,7 @@ class IngestCounts(NamedTuple):
 
 
 class WaitingBatch:
-    """A batch that was taken in; `decided` is called, on the thread that commits, once `end` has its answer."""
+    """A batch that waits; `decided` is called on the committing thread when `end` has its answer."""
 
     __slots__ = (
         *("batch", "decided", "done", "incarnation", "left", "names", "problem"),
@@ -83,7 +83,7 @@ class WaitingBatch:
         self.problem: ProblemError | None = None
 
     def note(self, added: int, known: int, stopped_by: str = "") -> None:
-        """So many of its leaves are in the ledger, the first of those that were left; and what stopped it."""
+        """Note the number of its leaves in the ledger, the first one left out, and what stopped it."""
         is_same = not added and stopped_by == self.stopped_by
         self.stopped_by, self.stops = stopped_by, (self.stops if is_same else 0) + bool(stopped_by)
         self.names = ()
@@ -135,7 +135,7 @@ class Ingest:
         self._thread.start()
 
     def read(self, body: bytes, sender: Sender) -> Received:
-        """The batch in a request, checked as `read_batch` does: by another process, or here, one at a time."""
+        """Parse the batch in a request with `read_batch`, in another process, or here one at a time."""
         found = self._readers.read(body, sender)
         if found is not None:
             return found
@@ -143,14 +143,14 @@ class Ingest:
             return read_batch(body, sender)
 
     def put(self, worker: str, incarnation: str, batch: Received) -> IngestCounts:
-        """Commit a batch; returns once it is durable, raises `unavailable` or `refused-leaf` where it is not."""
+        """Commit a batch; returns when it is durable, raises `unavailable` or `refused-leaf` otherwise."""
         decided = threading.Event()
         waiting = self.begin(worker, incarnation, batch, decided.set)
         decided.wait(self.timeout_seconds)
         return self.end(waiting)
 
     def begin(self, worker: str, incarnation: str, batch: Received, decided: Callable[[], object]) -> WaitingBatch:
-        """Take a batch in, for `end`; raises `unavailable` where too much waits. No thread need wait meanwhile."""
+        """Queue a batch for `end`; raises `unavailable` where too many wait. No thread need wait meanwhile."""
         waiting = WaitingBatch(worker, incarnation, batch, decided)
         with self._wake:
             own = self._of_worker[worker]
@@ -165,7 +165,7 @@ class Ingest:
         return waiting
 
     def end(self, waiting: WaitingBatch) -> IngestCounts:
-        """What a batch came to: it is durable; raises as `put` where it is not, or not yet."""
+        """Return a durable batch's result; raises as `put` where it is not, or not yet, durable."""
         if not waiting.done:
             raise _unavailable("the ledger is slow")
         if waiting.problem is not None:
@@ -178,7 +178,7 @@ class Ingest:
         return self._leaves > 0
 
     def close(self) -> None:
-        """Commit what waits, take no more, end the thread."""
+        """Commit waiting batches, take no more, and end the thread."""
         with self._wake:
             self._ending = True
             self._wake.notify()
@@ -349,7 +349,7 @@ class Ingest:
 
 
 def highest_sequence(connection: Connection, incarnation: str) -> int:
-    """The highest sequence that the ledger has of an incarnation; 0 where it has none."""
+    """Return an incarnation's highest sequence in the ledger; 0 without one."""
     life = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
     # The first from above: PostgreSQL finds a maximum by its index only where nothing else is asked of a row.
     query = select(events.c.sequence).where(events.c.incarnation == life, has_leaf(events))
