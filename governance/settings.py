@@ -69,7 +69,7 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class LayeredSettings(BaseSettings):
-    """Settings from arguments and environment; whoever loads them reads the file."""
+    """Settings from arguments and environment; their loader reads the file."""
 
     @classmethod
     def settings_customise_sources(
@@ -80,7 +80,7 @@ class LayeredSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments and environment; no `.env` is picked up by chance."""
+        """Use arguments and environment only, never a `.env` file."""
         return init_settings, env_settings
 
 
@@ -602,7 +602,7 @@ class Settings(LayeredSettings):
 
     @property
     def publishes_kv_events(self) -> bool:
-        """Whether anybody is told of blocks."""
+        """Whether block events are published."""
         return bool(self.kv_events_endpoint or self.nats)
 
     @property
@@ -612,31 +612,33 @@ class Settings(LayeredSettings):
 
     @property
     def signing_key_file(self) -> Path:
-        """Where the key that signs checkpoints is."""
+        """The file of the key that signs checkpoints."""
         return self.keyring_path.parent / self.signing_key_path
 
     @property
     def handover_key_file(self) -> Path:
-        """Where this worker's own key for hand-overs is."""
+        """The file of this worker's own key for hand-overs."""
         return self.keyring_path.parent / self.handover_key_path
 
     @property
     def clock_file(self) -> Path:
-        """Where the floor of time is."""
+        """The file of the time floor."""
         return self.keyring_path.parent / self.clock_path
 
     def open_subject_keys(self) -> SubjectKeys | None:
-        """The store of subject keys; None where names are kept in clear. Raises `ConfigError` where it is not said."""
+        """Open the store of subject keys; None where names are in clear. Raises `ConfigError` where no setting
+        decides.
+        """
         clear = self.subject_names == "clear"
         return open_subject_keys(self.database_url, self.subject_keys_url, clear=clear)
 
     def open_clock(self, wall: Clock | None, stack: ExitStack) -> DeadlineClock:
-        """The clock by which this process compares deadlines, kept until `stack` ends."""
+        """Open the clock that deadlines are compared with, until `stack` ends."""
         jump, away = self.clock_jump_seconds_max, self.clock_away_days_max * _DAY_SECONDS
         return open_deadline_clock(wall, self.clock_file, stack, jump_seconds=jump, away_seconds=away)
 
     def shown(self) -> dict[str, str]:
-        """Every setting as text for people and logs, the database password masked."""
+        """Return every setting as text for people and logs, with the database password masked."""
         shown = {name: str(getattr(self, name)) for name in type(self).model_fields}
         for name, url in (("database_url", self.database_url), ("subject_keys_url", self.subject_keys_url)):
             shown[name] = str(url and database_place(url).masked())
@@ -644,7 +646,7 @@ class Settings(LayeredSettings):
 
 
 def load_settings(path: Path | None = None, **explicit: Any) -> Settings:
-    """The settings of this process, `path` standing in for `KVCUSTODY_CONFIG`; `ConfigError` if wrong."""
+    """Load this process's settings; `path` replaces `KVCUSTODY_CONFIG`. Raises `ConfigError`."""
     named = os.environ.get(CONFIG_VARIABLE)
     if path is None and named:
         path = Path(named)
@@ -664,7 +666,7 @@ def is_ledger_of(settings: Settings, path: Path) -> bool:
 
 
 def unknown_variables(environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Variables that begin with our prefix and name nothing that is read: an orchestrator's own."""
+    """Return variables with our prefix that no setting reads; an orchestrator may set them."""
     environment = os.environ if environment is None else environment
     known = _variables(Settings.model_fields, PREFIX) | _READ_ELSEWHERE
     ours = (name for name in environment if name.upper().startswith(PREFIX))
@@ -674,7 +676,7 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> tuple[str
 
 
 def refuse_misspelt(variables: Iterable[str], environment: Mapping[str, str] | None = None) -> None:
-    """Raise `ConfigError` where a variable that names nothing is close to one of `variables`."""
+    """Raise `ConfigError` where an unknown variable is close to one of `variables`."""
     known = {name.removeprefix(PREFIX): name for name in variables}
     others = _variables(Settings.model_fields, PREFIX) | _READ_ELSEWHERE | set(known.values())
     for name in sorted(os.environ if environment is None else environment):
@@ -691,7 +693,7 @@ def _variables(fields: Iterable[str], prefix: str) -> set[str]:
 
 
 def settings_table() -> str:
-    """The table of docs/operate/settings.md."""
+    """Return the table of worker settings."""
     rows = ["| setting | variable | default | meaning |", "|---|---|---|---|"]
     for name, field in Settings.model_fields.items():
         default = field.default.human_readable() if isinstance(field.default, ByteSize) else field.default
@@ -700,21 +702,23 @@ def settings_table() -> str:
 
 
 class SettingsFile(NamedTuple):
-    """The values of a settings file, less those that the environment overrides; `read` has the places of YAML."""
+    """The values of a settings file without those that the environment overrides; `read` has their places in
+    the YAML.
+    """
 
     values: dict[str, Any]
     path: Path | None = None
     read: YamlValues | None = None
 
     def place(self, at: tuple[str | int, ...]) -> str | None:
-        """Where the file has a value; None where it does not."""
+        """Return the place of a value in the file; None where it has none."""
         if not at or at[0] not in self.values:
             return None
         return str(self.path) if self.read is None else self.read.place(at)
 
 
 def read_settings_file(path: Path | None, prefix: str) -> SettingsFile:
-    """The settings of a file; none where there is no file. Raises `ConfigError`."""
+    """Read the settings of a file; none without a file. Raises `ConfigError`."""
     if path is None:
         return SettingsFile({})
     values, read = _read(path)
@@ -754,7 +758,7 @@ def settings_error(
     file: SettingsFile,
     explicit: Mapping[str, Any],
 ) -> ConfigError:
-    """The error over pydantic's problems: what a file has wrong is named with its place there."""
+    """Return the error for pydantic's problems, each with its place in the file."""
     lines = []
     for problem in problems:
         place = None if problem["loc"][:1] and problem["loc"][0] in explicit else file.place(problem["loc"])
@@ -765,7 +769,7 @@ def settings_error(
 
 
 def settings_problem(problem: Any, names: Iterable[str]) -> str:
-    """One of pydantic's problems, without the input: it may be a password. An unknown name has what it is close to."""
+    """Return one problem's text without the input, which may be a password; for an unknown name, with a close one."""
     place = ".".join(str(part) for part in problem["loc"])
     message = str(problem["msg"]).removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]

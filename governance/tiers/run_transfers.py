@@ -1,4 +1,4 @@
-"""Runs of published blocks on their way between one engine's device and its tiers: which go, which come, on record.
+"""Transfers of published runs between one engine's device and its tiers: decisions about each, on record.
 
     transfers = RunTransfers(tiers, cost, clock, block_tokens)
     taker = transfers.store(run, size, read)                     # who has the run now, -1: nobody
@@ -49,14 +49,14 @@ AWAITED_MAX = 4096  # stored runs whose predecessor is remembered
 
 
 class LookUp(NamedTuple):
-    """What the newest look-up that asked a shared store was expected to take, and took."""
+    """The predicted and measured time of the newest look-up that asked a shared store."""
 
     expected_us: int = 0
     took_us: int = 0
 
 
 class TierWay:
-    """One tier with what its use has taken. `is_tried`: the next request is to find out whether it is still slower."""
+    """One tier with its measured costs. `is_tried`: the next request tests whether it is still slower."""
 
     __slots__ = ("_awaited", "is_tried", "link", "looked", "tier")
 
@@ -67,7 +67,7 @@ class TierWay:
         self._awaited: OrderedDict[bytes, None] = OrderedDict()
 
     def look_up(self, label: DomainLabel, keys: bytes, depth: int, most: int, *, seeks: bool) -> list[Found]:
-        """As the tier's, with the time that the store took where it was asked (rule 4)."""
+        """Look up in the tier, and measure the store's time where it was asked (rule 4)."""
         before, began_ns, expected_us = self.tier.sought, perf_counter_ns(), int(self.link.look_us)
         copies = self.tier.lookup(label, keys, depth, most, seeks=seeks)
         self.looked = LookUp()
@@ -78,11 +78,11 @@ class TierWay:
         return copies
 
     def is_awaited(self, run: PublishedRun) -> bool:
-        """Whether a run that goes on from this one was stored: it comes back only behind this one."""
+        """Whether a run that follows this one is stored: it comes back only after this one."""
         return run.keys[-KEY_BYTES:] in self._awaited
 
     def stored(self, run: PublishedRun) -> None:
-        """The run is in the tier: it awaits the one before it."""
+        """Note that the run is in the tier and waits for the one before it."""
         self._awaited.pop(run.keys[-KEY_BYTES:], None)
         self._awaited[run.parent] = None
         if len(self._awaited) > AWAITED_MAX:
@@ -90,7 +90,7 @@ class TierWay:
 
 
 class CopyReader(NamedTuple):
-    """Whom blocks come back for: a residency that reads a domain, and its request's latency class."""
+    """The reader of restored blocks: a residency that reads a domain, and its request's latency class."""
 
     label: DomainLabel
     residency: int
@@ -98,7 +98,7 @@ class CopyReader(NamedTuple):
 
 
 class RunTransfers(CopyTiers):
-    """The tiers of one engine, in the order in which they are asked. Called on the owning thread."""
+    """The tiers of one engine, in the order of look-up. Called on the owning thread."""
 
     def __init__(
         self,
@@ -120,17 +120,17 @@ class RunTransfers(CopyTiers):
 
     @property
     def tiers(self) -> list[SealedTier]:
-        """In the order in which they are asked."""
+        """The tiers in the order of look-up."""
         return [way.tier for way in self.ways]
 
     def admits(self, label: DomainLabel) -> bool:
-        """Whether policy lets blocks of this domain be in any."""
+        """Whether the policy permits this domain's blocks in any tier."""
         return any(way.tier.admits(label) for way in self.ways)
 
     # -- out ------------------------------------------------------------------------------------------------------
 
     def store(self, run: PublishedRun, size: int, read: Read) -> int:
-        """Offer a run of so many bytes to one after the other; the place of whoever has it now, -1: nobody."""
+        """Offer a run of this many bytes to the tiers in turn; returns the index of the one that has it, -1: none."""
         for number, way in enumerate(self.ways):
             if self._store(way, run, size, read):
                 return number
@@ -171,7 +171,7 @@ class RunTransfers(CopyTiers):
     def best(
         self, label: DomainLabel, keys: bytes, depth: int, most: int, tried: Collection[TierWay] = ()
     ) -> tuple[TierWay | None, list[Found]]:
-        """Whoever brings most of what follows `depth`; of those alike, whoever is asked first."""
+        """Return the tier that brings most blocks after `depth`; the first one where several are equal."""
         best: tuple[TierWay | None, list[Found]] = (None, [])
         farthest = 0
         for way in self.ways:
@@ -194,7 +194,7 @@ class RunTransfers(CopyTiers):
         return way.link.pays_to_look(size, self._recompute_us(blocks, depth), self._clock.now_us())
 
     def choose_restore(self, way: TierWay, reader: CopyReader, depth: int, copies: Sequence[Found]) -> TransferChoice:
-        """Whether to bring these back. On record by then, where they are not."""
+        """Decide whether to restore these. The decision is on record before they are missing."""
         blocks, size = _extent(copies)
         recompute_us = self._recompute_us(blocks, depth)
         now_us = self._clock.now_us()
@@ -215,7 +215,9 @@ class RunTransfers(CopyTiers):
         choice: TransferChoice,
         write: Write,
     ) -> list[Restored]:
-        """Bring back what was found and chosen; what came, in order. Raises `DeviceError` where the device failed."""
+        """Restore the chosen copies; returns those that came, in order. Raises `DeviceError` where the device
+        failed.
+        """
         blocks, size = _extent(copies)
         began_ns = perf_counter_ns()
         came = way.tier.load(reader.label, keys, depth, copies, write)
@@ -234,7 +236,7 @@ class RunTransfers(CopyTiers):
     # -- time -----------------------------------------------------------------------------------------------------
 
     def step(self, now_us: int) -> None:
-        """Once an engine step: what is due ends, and a tier that is left alone is looked at."""
+        """End due copies, once an engine step, and look at a tier that is not in use."""
         self.left_bytes = self.step_bytes
         for way in self.ways:
             if way.tier.is_due(now_us):
@@ -253,24 +255,24 @@ class RunTransfers(CopyTiers):
             way.is_tried = way.tier.is_shared
 
     def narrow(self) -> None:
-        """Policy or keys have changed: what may stay no longer ends."""
+        """End copies that the changed policy or keys no longer permit."""
         for way in self.ways:
             way.tier.narrow()
 
     def forget_tenant(self, tenant: str) -> None:
-        """A tenant that nobody listed has left: what it had in tiers ends."""
+        """End the copies of an unlisted tenant that has left."""
         for way in self.ways:
             way.tier.end_tenant(tenant)
 
     def close(self) -> None:
-        """End what does not outlive the process, and let the stores go."""
+        """End copies that must not outlive the process, and close the stores."""
         for way in self.ways:
             way.tier.close()
 
     # -- evidence -------------------------------------------------------------------------------------------------
 
     def leaves(self) -> list[Event]:
-        """What began, ended and was decided since the last call, for the ledger."""
+        """Return the events of starts, ends and decisions since the last call."""
         recorded: list[Event] = []
         for way in self.ways:
             events = way.tier.take_events()
@@ -281,20 +283,20 @@ class RunTransfers(CopyTiers):
         return recorded
 
     def take_decisions(self) -> list[TransferDecided]:
-        """What was decided since the last call."""
+        """Return the decisions since the last call."""
         decisions, self._decisions = self._decisions, []
         return decisions
 
     def counts(self) -> tuple[TierCounts, ...]:
-        """Each tier's own counters for conservation, when everything that happened was handed over."""
+        """Return each tier's own counters for conservation, after every event was handed over."""
         return tuple(TierCounts(way.tier.name, *way.tier.counts[:-1]) for way in self.ways)
 
     def uses(self) -> list[TierUse]:
-        """What each tier did."""
+        """Return what each tier did."""
         return [way.link.use(way.tier.name) for way in self.ways]
 
     def figures(self) -> dict[str, float]:
-        """Everything, by the keys of `metrics.MEASURES`."""
+        """Return every figure, by the keys of `metrics.MEASURES`."""
         found: dict[str, float] = {}
         for way in self.ways:
             tier = way.tier

@@ -1,4 +1,4 @@
-"""Makes the reports that schedules want, and hands them over: each once, over restarts and with services side by side.
+"""Makes scheduled reports and delivers them: each once, across restarts and several services.
 
 1. A report that is due is a row with its schedule and period as its key. The service that claims the row makes it, for
    as long as it renews its lease; a lease that ran out is taken over. What was due while no service ran is made at the
@@ -68,7 +68,7 @@ _schedules, _reports, _deliveries = (
 
 
 class ScheduledService(ReportingService, Protocol):
-    """The parts of a service that a scheduler stands on, besides what a report does."""
+    """The parts of a service that a scheduler needs, besides those of reports."""
 
     @property
     def principals(self) -> Principals:
@@ -86,7 +86,7 @@ class ScheduledService(ReportingService, Protocol):
 
 
 class ReportScheduler:
-    """Looks on a thread of its own for what is due. Close it before the jobs and the ledger."""
+    """Looks for due reports on its own thread. Close it before the jobs and the ledger."""
 
     def __init__(self, service: ScheduledService, book: ScheduleBook) -> None:
         self._service = service
@@ -100,13 +100,13 @@ class ReportScheduler:
         self._thread.start()
 
     def close(self) -> None:
-        """Begin nothing more; a second time changes nothing."""
+        """Start nothing more; a second call changes nothing."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(_END_SECONDS)
 
     def turn(self) -> None:
-        """Look once for what is due, what was made, and what waits to be handed over."""
+        """Look once for due reports, finished reports, and waiting deliveries."""
         with self._turning:
             if not self._service.clock.in_doubt:  # rule 5
                 self._plan()

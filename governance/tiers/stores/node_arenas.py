@@ -1,4 +1,4 @@
-"""The host's memory as one arena for each memory node: an object lies near the processor that sealed it.
+"""Host memory as one arena for each memory node: an object lies near the processor that sealed it.
 
     store = open_host_arena(capacity_bytes)       # one arena where the machine has one node
     nodes = read_nodes()                          # those with memory; empty where the system does not say
@@ -40,7 +40,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class MemoryNode(NamedTuple):
-    """One node: its number, its processors, and how far each node that has memory is, by number; 10 is itself."""
+    """One node: its number, its processors, and its distance to each node with memory, by number; 10 is itself."""
 
     number: int
     processors: frozenset[int]
@@ -48,7 +48,7 @@ class MemoryNode(NamedTuple):
 
 
 def read_nodes(root: Path = NODES) -> list[MemoryNode]:
-    """The nodes that have memory, by number. A system that does not say has none."""
+    """Return the nodes with memory, by number; empty where the system does not report them."""
     try:
         online = _listed((root / "online").read_text())
         with_memory = _listed((root / "has_memory").read_text())
@@ -65,13 +65,13 @@ def read_nodes(root: Path = NODES) -> list[MemoryNode]:
 
 
 def node_here(nodes: list[MemoryNode]) -> int:
-    """The number of the node whose processor this thread runs on now; the first where that is none of them."""
+    """Return the number of the node whose processor runs this thread; the first one where none matches."""
     processor = _LIBC.sched_getcpu()
     return next((node.number for node in nodes if processor in node.processors), nodes[0].number)
 
 
 def prefer_node(address: int, size: int, node: int) -> bool:
-    """Have what is touched of this memory from now on lie on `node`; False where the system does not let us."""
+    """Prefer `node` for this memory's pages that are not yet used; False where the system refuses."""
     calls = _CALLS.get(platform.machine())
     if calls is None or not 0 <= node < _WORD_BITS * _WORDS:
         return False
@@ -83,7 +83,7 @@ def prefer_node(address: int, size: int, node: int) -> bool:
 
 
 def preferred_node(address: int) -> int | None:
-    """The node that memory at this address was bound to; None where none was, or the system does not say."""
+    """Return the node preferred for memory at this address; None without one, or where the system does not say."""
     calls = _CALLS.get(platform.machine())
     mode, mask = ctypes.c_int(-1), (ctypes.c_uint64 * _WORDS)()
     bits, where = ctypes.c_ulong(_WORD_BITS * _WORDS + 1), ctypes.c_void_p(address)
@@ -105,7 +105,7 @@ def _listed(text: str) -> frozenset[int]:
 
 
 def open_host_arena(capacity_bytes: int, nodes: list[MemoryNode] | None = None) -> TierStore:
-    """Host memory for a tier, by the machine's nodes. Raises `ConfigError` where the system does not give it."""
+    """Open host memory for a tier, by the machine's nodes. Raises `ConfigError` where the system refuses it."""
     nodes = read_nodes() if nodes is None else nodes
     if len(nodes) < 2 or capacity_bytes // len(nodes) < _PART_BYTES_MIN:
         return HostArena(capacity_bytes)
@@ -117,7 +117,7 @@ def _distance(node: MemoryNode, other: int) -> tuple[int, int]:
 
 
 class NodeArenas(OwnPlace):
-    """`capacity_bytes` over several nodes. Raises `ConfigError` where the system does not give them."""
+    """`capacity_bytes` over several nodes. Raises `ConfigError` where the system refuses them."""
 
     kind, ends_by, outlives, is_shared, in_flight = "host", "zeroed", False, False, 1
 
@@ -153,7 +153,7 @@ class NodeArenas(OwnPlace):
         return next(iter(self.arenas.values())).taken(size)
 
     def prepare_store(self, name: bytes, size: int, until_us: int = 0) -> memoryview | None:
-        """Memory near the caller, or the nearest that is free."""
+        """Lend memory near the caller, or the nearest free."""
         self.abandon_store(name)
         for number in self._nearest[self._here(self._nodes)]:
             arena = self.arenas[number]
@@ -167,7 +167,7 @@ class NodeArenas(OwnPlace):
         """Nothing: it is there already."""
 
     def complete_store(self, name: bytes) -> bool:
-        """The object is there; an older one of its name ends, wherever it lies."""
+        """Publish the object, and end an older one of its name, in whichever arena."""
         arena = self._preparing.pop(name, None)
         if arena is None:
             raise StoreError(f"host tier: object `{name.hex()[:16]}` was not prepared")
