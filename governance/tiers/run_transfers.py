@@ -194,7 +194,7 @@ class RunTransfers(CopyTiers):
         return way.link.pays_to_look(size, self._recompute_us(blocks, depth), self._clock.now_us())
 
     def choose_restore(self, way: TierWay, reader: CopyReader, depth: int, copies: Sequence[Found]) -> TransferChoice:
-        """Decide whether to restore these. The decision is on record before they are missing."""
+        """Decide whether to restore these; a decision against it is recorded here."""
         blocks, size = _extent(copies)
         recompute_us = self._recompute_us(blocks, depth)
         now_us = self._clock.now_us()

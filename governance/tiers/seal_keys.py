@@ -83,7 +83,7 @@ class SealKeys:
         return self._catalogue
 
     def has_epoch(self, spec: DomainSpec) -> bool:
-        """Whether the domain owner's epoch is not destroyed; True while a key service is away."""
+        """Whether the domain owner's epoch is not destroyed; asks no key service."""
         return self._keyring.has_epoch(spec.owner, spec.key_epoch)
 
     def name(self, spec: DomainSpec, last: bytes, *, shard: int, layout: bytes) -> bytes:
