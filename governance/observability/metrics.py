@@ -187,6 +187,7 @@ MEASURES: tuple[Measure, ...] = (
     Measure("ledger_backlog_events", "gauge", "Events of the service that are not committed."),
     Measure("ledger_spilled_bytes", "gauge", "Bytes in the service's spill."),
     Measure("ledger_received_leaves_total", "counter", "Leaves that workers handed in."),
+    Measure("batch_commit_seconds", "histogram", "From when a worker's batch was queued until it was durable."),
     Measure("ledger_checkpoint_size", "gauge", "Root leaves under the newest signed checkpoint."),
     Measure("ledger_checkpoint_age_seconds", "gauge", "Age of the newest signed checkpoint."),
     Measure("ledger_unsealed_leaves", "gauge", "Leaves that no checkpoint covers yet."),

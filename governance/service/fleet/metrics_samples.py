@@ -171,6 +171,8 @@ class ServiceMetrics:
         yield "ledger_backlog_events", (), status.backlog
         yield "ledger_spilled_bytes", (), status.spilled_bytes
         yield "ledger_received_leaves_total", (), service.ingest.stored_leaves
+        for part, value in service.ingest.seconds.copy().figures(""):
+            yield "batch_commit_seconds", (part.removeprefix("."),), value
         if service.signer is not None:
             signed = service.signer.status()
             yield "ledger_checkpoint_size", (), signed.size

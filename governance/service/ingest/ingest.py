@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import anyio
+import numpy as np
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -36,6 +37,7 @@ from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.audit.write.committer import Committer, refused
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
+from kvcustody.governance.observability.histogram import Histogram
 from kvcustody.governance.service.ingest.check_leaves import Name, Received, Sender, read_batch, unwritable
 from kvcustody.governance.service.ingest.commit_turns import TURN, CommitTurns
 from kvcustody.governance.service.ingest.reader_processes import BatchReaders
@@ -47,6 +49,7 @@ _WAITING_LEAVES_MAX_OF_WORKER = _WAITING_LEAVES_MAX // 8
 _TOGETHER_LEAVES, _TOGETHER_LEAVES_MIN = 10_000, 600
 _PATIENT_ROUNDS = 3  # that a leaf is left for the same log
 _SHARE_MIN = 8
+SECONDS_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _SEEN_MAX = 4096
 _READING = 4
 
@@ -63,7 +66,7 @@ class WaitingBatch:
     """A batch that waits; `decided` is called on the committing thread when `end` has its answer."""
 
     __slots__ = (
-        *("batch", "decided", "done", "incarnation", "left", "names", "problem"),
+        *("batch", "began", "decided", "done", "incarnation", "left", "names", "problem"),
         *("stopped_by", "stops", "stored", "worker"),
     )
 
@@ -78,6 +81,7 @@ class WaitingBatch:
             0,
         )  # the log of the first leaf that is left, and how often it was locked
         self.decided = decided
+        self.began = time.monotonic()
         self.done = False
         self.stored = IngestCounts(0, 0)
         self.problem: ProblemError | None = None
@@ -130,6 +134,7 @@ class Ingest:
         self._together = _TOGETHER_LEAVES_MIN
         self._turns = CommitTurns()
         self.stored_leaves = 0
+        self.seconds = Histogram(SECONDS_BOUNDS)  # from the queue to the disk, of each accepted batch
         self.refusal = ""  # why the last commit was not made, though nothing was wrong with its leaves
         self._thread = GuardingThread(self._run, name="kvcustody-ingest")
         self._thread.start()
@@ -208,6 +213,8 @@ class Ingest:
                     waiting.problem = _unavailable(describe(error))
             self.refusal = next((_refusal_of(waiting) for waiting in group if _refusal_of(waiting)), "")
             self._put_back([waiting for waiting in group if waiting.left.data and waiting.problem is None])
+            accepted = [waiting.began for waiting in group if waiting.problem is None and not waiting.left.data]
+            self.seconds.add_many(time.monotonic() - np.array(accepted))
             for waiting in group:
                 if waiting.problem is not None or not waiting.left.data:
                     waiting.done = True
