@@ -41,7 +41,7 @@ def test_every_table_is_fresh_and_stands_on_one_page() -> None:
 
 def test_a_stale_table_is_named_and_written_anew(tmp_path: Path) -> None:
     page = tmp_path / "codes.md"
-    page.write_text(fresh := (DOCS / "policy" / "codes.md").read_text(encoding="utf-8"), encoding="utf-8")
+    page.write_text(fresh := (DOCS / "reference" / "policy-codes.md").read_text(encoding="utf-8"), encoding="utf-8")
     command = [sys.executable, str(DOCS / "tables.py"), str(tmp_path)]
     page.write_text(stale := fresh.replace("KVP101 |", "KVP101 (old) |"), encoding="utf-8")
     check = subprocess.run([*command, "--check"], capture_output=True, text=True, check=False)
@@ -90,10 +90,10 @@ def test_make_docs_fails_on_a_broken_link_a_broken_anchor_and_a_page_without_nav
     assert clean.returncode == 0 and (tmp_path / "site" / "index.html").exists(), clean.stderr
 
     with (tmp_path / "docs" / "index.md").open("a", encoding="utf-8") as page:
-        page.write("\n[link](start/nowhere.md) [anchor](start/install.md#nowhere)\n")
-    (tmp_path / "docs" / "start" / "unlisted.md").write_text("# Unlisted\n", encoding="utf-8")
+        page.write("\n[link](tutorials/nowhere.md) [anchor](tutorials/first-fleet.md#nowhere)\n")
+    (tmp_path / "docs" / "tutorials" / "unlisted.md").write_text("# Unlisted\n", encoding="utf-8")
     planted = make_docs(tmp_path)
     assert planted.returncode != 0
-    for named in ("'start/nowhere.md'", "anchor '#nowhere'", "start/unlisted.md"):
+    for named in ("'tutorials/nowhere.md'", "anchor '#nowhere'", "tutorials/unlisted.md"):
         assert named in planted.stderr, planted.stderr
     assert "Aborted with 3 warnings in strict mode" in planted.stdout, "each of them fails by itself"

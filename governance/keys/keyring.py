@@ -61,7 +61,7 @@ class KeyFact(NamedTuple):
 
 
 class DestroyReceipt(NamedTuple):
-    """What destroying one epoch removed; `method` says how. Media may keep more (docs/operate/keys.md)."""
+    """What destroying one epoch removed; `method` says how. Media may keep more (docs/concepts/keys.md)."""
 
     fact: KeyFact
     wrapped_copies: int

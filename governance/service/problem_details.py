@@ -1,6 +1,6 @@
 """Everything that the service can refuse, as problem details (RFC 9457) with stable types.
 
-1. A type's URI and status never change; docs/operate/problems.md explains each and is written from this table.
+1. A type's URI and status never change; docs/reference/problems.md explains each and is written from this table.
 2. What is absent, foreign, expired or hidden is one problem with one body: `not-found`.
 3. A problem never quotes a credential, a cursor, a body or anything of another tenant.
 """
@@ -141,7 +141,7 @@ def not_found() -> ProblemError:
 
 
 def problems_table() -> str:
-    """The table of docs/operate/problems.md."""
+    """The table of docs/reference/problems.md."""
     rows = ["| type | status | meaning | what to do |", "|---|---|---|---|"]
     ordered = sorted(TYPES.values(), key=lambda item: (item.status, item.name))
     rows += [f"| `{item.uri}` | {item.status} | {item.title} | {item.advice} |" for item in ordered]

@@ -1,1 +1,1 @@
-"""Custody beyond the device: KV state leaves it only sealed, and never for longer (docs/build/sealed-object.md)."""
+"""Custody beyond the device: state leaves it sealed, never for longer (docs/reference/formats/sealed-object.md)."""

@@ -1,4 +1,4 @@
-"""The bytes of a sealed object: where each part lies, and what is bound to its content (docs/build/sealed-object.md).
+"""The bytes of a sealed object: where each part lies, what is bound to it (docs/reference/formats/sealed-object.md).
 
     header (72) ‖ facts, sealed (0, or 328 + 16) ‖ content, sealed (n + 16) ‖ CRC-32 (0 or 4)
 
