@@ -176,7 +176,10 @@ def test_links_lead_somewhere_in_the_repository(page: Path) -> None:
 
 
 def test_a_broken_link_is_found() -> None:
-    text = "# One\n[a](tutorials/first-fleet.md) [b](tutorials/gone.md) [c](#kvcustody) [d](#two) [e](tutorials/first-fleet.md#gone) `[f](g.md)`\n"
+    text = (
+        "# One\n[a](how-to/upgrade.md) [b](how-to/gone.md) [c](#kvcustody) [d](#two) "
+        "[e](how-to/upgrade.md#gone) `[f](g.md)`\n"
+    )
     assert broken_links(text, ROOT / "docs" / "index.md") == [
         "tutorials/gone.md",
         "#two",
