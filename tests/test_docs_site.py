@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from kvcustody.allocator.pool.block_state import TRANSITIONS
 from kvcustody.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,15 +19,15 @@ DOCS = ROOT / "docs"
 COMMITTED_LINES_MAX = 6_000
 
 
-def _tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_tables", DOCS / "tables.py")
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-tables = _tables()
+tables, diagrams = _script("tables"), _script("diagrams")
 
 
 @pytest.mark.system("a committed table is stale; `make docs` finds it, too")
@@ -68,6 +69,20 @@ def test_a_long_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "LINES_MAX", 5)
     with pytest.raises(ConfigError, match=r"table `metrics` has `\d+` lines, more than `5`"):
         tables.fill("<!-- table: metrics -->\n<!-- end of table -->\n")
+
+
+def test_every_diagram_is_fresh_and_stands_on_a_page(tmp_path: Path) -> None:
+    assert diagrams.write(check=True) == [], "run `make tables`"
+    assert [path.stem for path in diagrams.write(tmp_path)] == list(diagrams.DIAGRAMS)
+    pages = "".join(path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md"))
+    assert [name for name in diagrams.DIAGRAMS if f"images/diagrams/{name}.svg)" not in pages] == []
+    (tmp_path / "fleet.svg").write_text("old", encoding="utf-8")
+    assert diagrams.write(tmp_path, check=True) == [tmp_path / "fleet.svg"], "control"
+
+
+def test_the_diagram_of_a_block_has_every_move() -> None:
+    drawn = {(arrow.start, arrow.end) for arrow in diagrams.DIAGRAMS["block-lifecycle"].arrows}
+    assert drawn == {(start.name, end.name) for start, end in TRANSITIONS}
 
 
 def make_docs(folder: Path) -> subprocess.CompletedProcess[str]:

@@ -239,7 +239,7 @@ def _are_texts(texts: Sequence[Any]) -> bool:
 
 
 def worker_fields_table() -> str:
-    """The table of docs/how-to/operate/connect-workers.md: the kinds handed in, by whom, and what fields may name."""
+    """The table of docs/reference/formats/leaves.md: the kinds handed in, by whom, and what fields may name."""
     rows = ["| kind | handed in by | fields |", "|---|---|---|"]
     for kind in sorted(WORKERS_KINDS | DOORS_KINDS):
         by = [name for name, kinds in (("workers", WORKERS_KINDS), ("doors", DOORS_KINDS)) if kind in kinds]
