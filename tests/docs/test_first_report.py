@@ -22,7 +22,7 @@ def test_the_page_runs_as_recorded(tmp_path: Path) -> None:
         shown = played(text, session)
         report = tmp_path / "report" / "report.json"
         report.write_text(report.read_text(encoding="utf-8").replace('"due":', '"duo":', 1), encoding="utf-8")
-        with pytest.raises(AssertionError, match="exit 1\nproblem: .*\nnot sound"):  # the control
+        with pytest.raises(AssertionError, match=r"exit 1\nproblem: .*\nnot sound"):  # the control
             session.run("kvcustody report verify report --key KEY --ledger kvcustody.db")
     if os.environ.get(RECORDS):
         PAGE.write_text(shown, encoding="utf-8")

@@ -19,7 +19,7 @@ SENTENCE_WORDS_MAX = 25
 LOOKED_UP = ("reference/", "build/adr/")  # read line by line, not from the first to the last
 TIGHTEN = "KVCUSTODY_TIGHTEN"
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-_APART = re.compile(r"^(\||#|<!--|!\[|</?\w).*$", re.MULTILINE)  # tables, headings, comments, pictures, HTML
+_APART = re.compile(r"^(\||#|<!--|!\[|</?\w| {4}).*$", re.MULTILINE)  # tables, headings, comments, pictures, HTML, code
 _ITEM = re.compile(r"^\s*([-*]|\d+\.)\s+", re.MULTILINE)
 
 
