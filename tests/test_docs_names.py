@@ -192,7 +192,9 @@ def interval(ratio: dict[str, float]) -> str:
 
 
 def page(name: str) -> str:
-    return (ROOT / "docs" / "reference" / "measurements" / f"{name}.md").read_text(encoding="utf-8")
+    """A page of measurements, as one line: where a line is broken says nothing."""
+    text = (ROOT / "docs" / "reference" / "measurements" / f"{name}.md").read_text(encoding="utf-8")
+    return " ".join(text.split())
 
 
 def test_the_page_of_sglang_says_what_was_measured() -> None:
