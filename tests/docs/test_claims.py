@@ -43,14 +43,14 @@ def stands(engine: str, version: str) -> bool:
     if version in one.tested or any(each.startswith(f"{version}.") for each in one.tested):
         return True
     numbers = newest.numbers(version)
-    return bool(one.beyond) and one.first[: len(numbers)] <= numbers and numbers < one.beyond
+    return bool(one.beyond and one.first[: len(numbers)] <= numbers < one.beyond)
 
 
 def whole_range(engine: str, first: str, last: str) -> bool:
     """Whether `first` to `last` is all that is accepted, and no more."""
     one = ENGINES[engine]
     low, high = newest.numbers(first), newest.numbers(last)
-    return low == one.first[: len(low)] and (*high[:-1], high[-1] + 1) == one.beyond[: len(high)]
+    return bool(low == one.first[: len(low)] and (*high[:-1], high[-1] + 1) == one.beyond[: len(high)])
 
 
 def wrong_releases(text: str) -> Iterator[str]:
