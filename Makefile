@@ -75,10 +75,12 @@ check: $(READY) ## format, lint, types
 
 docs: $(READY) $(COMMANDS) ## build the site of docs/ in site/; fails on a broken link or anchor, a page without navigation, a stale table
 	@$(BIN)/python docs/tables.py --check
+	@$(BIN)/python docs/diagrams.py --check
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict # --quiet would drop the warnings that --strict counts
 
-tables: $(READY) $(COMMANDS) ## write the tables of docs/ that are made from the code
+tables: $(READY) $(COMMANDS) ## write the tables and diagrams of docs/ that are made from code
 	@$(BIN)/python docs/tables.py
+	@$(BIN)/python docs/diagrams.py
 
 editor: ## bundle the console's policy editor anew, of the versions in packaging/editor/package-lock.json (Node.js)
 	cd packaging/editor && npm ci --ignore-scripts --no-audit --no-fund && node build.mjs ../../console/web/static/codemirror.js

@@ -1,4 +1,4 @@
-"""Every setting of a worker, with its default and meaning; a test compares docs/operate/settings.md with this file.
+"""Every setting of a worker, with its default and meaning; a test compares docs/reference/settings.md with this file.
 
 A setting comes from, strongest first: an explicit argument, the environment (`KVCUSTODY_` and the name in
 capitals), the file named by `KVCUSTODY_CONFIG` (TOML or YAML), the default.
@@ -100,8 +100,8 @@ class Settings(LayeredSettings):
     )
     policy_trust: str = Field(
         "",
-        description="The trust configuration (docs/policy/workflow.md): with it nothing unsigned is started with, and "
-        "`policy_path` names a signed bundle. Empty: `policy_path` is a plain document.",
+        description="The trust configuration (docs/how-to/policy/release-a-policy.md): with it nothing unsigned is "
+        "started with, and `policy_path` names a signed bundle. Empty: `policy_path` is a plain document.",
     )
     policy_release: str = Field(
         "",
@@ -111,12 +111,13 @@ class Settings(LayeredSettings):
     order_key_path: Path | None = Field(
         None,
         description="The key that signs this process's orders, or `plugin:NAME`: `policy_trust` names it with the role "
-        "`orders` (docs/operate/service.md). Empty: under `policy_trust` this process writes no order (KVC615).",
+        "`orders` (docs/how-to/operate/sign-orders.md). Empty: under `policy_trust` this process writes no order "
+        "(KVC615).",
     )
     monitoring: Literal["refused", "allowed"] = Field(
         "refused",
         description="Whether this worker follows orders to enforce the policy for some only, and to monitor the others "
-        "(docs/operate/adoption.md); refused in the strict profile.",
+        "(docs/how-to/operate/adopt.md); refused in the strict profile.",
     )
     policy_lease_seconds: int = Field(
         60,
@@ -158,7 +159,8 @@ class Settings(LayeredSettings):
     control_plane: str = Field(
         "",
         description="The control plane that keeps the ledger and hands out erasures: `https://HOST:PORT`, "
-        "`http://127.0.0.1:PORT` or `unix:PATH`. Empty: the ledger is `database_url` (docs/operate/service.md).",
+        "`http://127.0.0.1:PORT` or `unix:PATH`. Empty: the ledger is `database_url` "
+        "(docs/how-to/operate/connect-workers.md).",
     )
     control_plane_key_path: Path | None = Field(
         None,
@@ -231,7 +233,7 @@ class Settings(LayeredSettings):
         pattern=r"^(file|environment|generated|key-service|plugin:.+)$",
         description="Where the root key comes from: an existing `file`, the variable `KVCUSTODY_ROOT_KEY` "
         "(`environment`, refused in strict), a file made at first start (`generated`), a `key-service` whose keys wrap "
-        "every epoch (docs/operate/key-services.md), or an extension that holds it: `plugin:NAME` "
+        "every epoch (docs/how-to/storage/key-services.md), or an extension that holds it: `plugin:NAME` "
         "(docs/build/extending.md).",
     )
     root_key_path: Path = Field(
@@ -245,7 +247,8 @@ class Settings(LayeredSettings):
     keyring_path: Path = Field(Path("kvcustody-keys.json"), description="The store of wrapped epoch secrets.")
     identity_path: Path = Field(
         Path("kvcustody-identity.yaml"),
-        description="The identity document: API keys, issuers, claims and served paths (docs/operate/identity.md).",
+        description="The identity document: API keys, issuers, claims and served paths "
+        "(docs/how-to/operate/set-up-identity.md).",
     )
     signing_key_path: Path = Field(
         Path("kvcustody-signing.key"),
@@ -296,12 +299,12 @@ class Settings(LayeredSettings):
         "default",
         pattern=f"^{NAME_PATTERN}$",
         description="The placement group that this worker is in; it refuses what its policy's `placement` lets other "
-        "groups alone serve (docs/routers/door.md). `doors` of its identity document say the same.",
+        "groups alone serve (docs/how-to/fleet/run-a-door.md). `doors` of its identity document say the same.",
     )
     handover_address: str = Field(
         "",
         description="`HOST:PORT` at which this worker gives what it prefilled to the workers of `handover_peers_path`; "
-        "each further shard takes the next port. Empty: it gives nothing (docs/tiers/hand-over.md).",
+        "each further shard takes the next port. Empty: it gives nothing (docs/how-to/storage/hand-over.md).",
     )
     handover_peers_path: Path | None = Field(
         None,
@@ -326,7 +329,7 @@ class Settings(LayeredSettings):
         ge=0,
         le=86_400,
         description="Whether requests may come by a front end that passes by the door, and how long their salt stays "
-        "the same (docs/routers/door.md), 60 or more; equal at doors and workers, 0: they may not.",
+        "the same (docs/how-to/fleet/run-a-door.md), 60 or more; equal at doors and workers, 0: they may not.",
     )
     namespace_days: int = Field(
         30,
@@ -362,7 +365,7 @@ class Settings(LayeredSettings):
     host_tier_bytes: ByteSize = Field(
         ByteSize(0),
         description="Host memory that sealed copies of evicted blocks may take, as `8GiB`; 0: no such tier "
-        "(docs/operate/tiers.md).",
+        "(docs/concepts/tiers.md).",
     )
     nvme_tier_path: Path | None = Field(
         None,
@@ -376,7 +379,7 @@ class Settings(LayeredSettings):
         "",
         description="Store beyond the machine for sealed copies: `s3://BUCKET/PREFIX`, "
         "`valkeys://HOST:PORT/DATABASE/PREFIX` or `mooncake://MASTER:PORT/PREFIX`; empty: no such tier "
-        "(docs/tiers/remote.md). Workers that name the same share it.",
+        "(docs/how-to/storage/remote-store.md). Workers that name the same share it.",
     )
     remote_tier_bytes: ByteSize = Field(
         ByteSize(0), description="Bytes of this worker's own that may be in the remote store, as `2TiB`."
@@ -405,7 +408,7 @@ class Settings(LayeredSettings):
     remote_tier_heir_of: str = Field(
         "",
         description="Names of workers that died and do not come back, separated by commas: this one takes over what "
-        "they left in the remote store, as the policy's `on_worker_death` says (docs/tiers/remote.md).",
+        "they left in the remote store, as the policy's `on_worker_death` says (docs/how-to/storage/remote-store.md).",
     )
     remote_tier_timeout_ms: int = Field(
         1_000,
@@ -438,7 +441,7 @@ class Settings(LayeredSettings):
     scope_salts_path: Path | None = Field(
         None,
         description="The file in which governed engines tell a cache layer on the same machine whose each salt is "
-        "(docs/start/lmcache.md); mode 0600. Empty: it cannot tell.",
+        "(docs/reference/engines/lmcache.md); mode 0600. Empty: it cannot tell.",
     )
     tier_transfers: Literal["measured", "always"] = Field(
         "measured",
@@ -463,7 +466,8 @@ class Settings(LayeredSettings):
     )
     scan_online: bool = Field(
         True,
-        description="Whether every engine step scans a slice of the pool for orphans (docs/audit/deletion.md#orphans).",
+        description="Whether every engine step scans a slice of the pool for orphans "
+        "(docs/how-to/audit/find-orphans.md).",
     )
     erasure_poll_ms: int = Field(
         250,

@@ -8,7 +8,7 @@ may change with time is decided again at every request.
 - A tenant that invents principals, salts or epochs evicts its own plans, nobody else's.
 - Under a revision, a grant or segment serves a reader only after its first use is durable in the ledger (class A).
 - The own domain of a request through a door is that of the erase epochs in its token (`edge.worker_epochs`).
-- A plan that has left the book holds no primed state, whoever still refers to it (docs/operate/keys.md).
+- A plan that has left the book holds no primed state, whoever still refers to it (docs/concepts/keys.md).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 - A state is `blake2b(key=domain key, digest_size=32)` with nothing hashed yet. Callers `copy()` it and never
   update it.
 - A domain key exists in a buffer only while its state is primed; then the buffer is wiped. The state itself
-  is as good as the key (docs/operate/keys.md), so dropping an epoch drops its states before anything else is
+  is as good as the key (docs/concepts/keys.md), so dropping an epoch drops its states before anything else is
   destroyed.
 - The number of states is bounded in all and per owner: a tenant that invents domains evicts its own states.
 - A forked child starts with no state.

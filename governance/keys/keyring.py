@@ -62,7 +62,7 @@ class KeyFact(NamedTuple):
 
 
 class DestroyReceipt(NamedTuple):
-    """What destroying one epoch removed; `method` says how. Storage media may keep more (docs/operate/keys.md)."""
+    """What destroying one epoch removed; `method` says how. Storage media may keep more (docs/concepts/keys.md)."""
 
     fact: KeyFact
     wrapped_copies: int

@@ -7,7 +7,7 @@
   key is never used.
 - A buffer has no printable content and can be neither pickled nor copied.
 
-Python and libraries copy what they are given: docs/operate/keys.md lists which copies outlive a call, as measured.
+Python and libraries copy what they are given: docs/concepts/keys.md lists which copies outlive a call, as measured.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def map_private(size: int) -> tuple[mmap.mmap, int, bool]:
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
     locked = _LIBC.mlock(address, pages) == 0
     for advice in (_DONTDUMP, _WIPEONFORK):
-        with suppress(OSError):  # an older kernel: docs/operate/keys.md says what is lost
+        with suppress(OSError):  # an older kernel: docs/concepts/keys.md says what is lost
             mapped.madvise(advice)
     return mapped, address, locked
 

@@ -120,7 +120,7 @@ class RootKeyWrapping:
         return self._signing_key().public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
 
     def destroy(self) -> KeyEnd:
-        """Wipe the root key in memory and on its file, then remove the file (media: docs/operate/keys.md)."""
+        """Wipe the root key in memory and on its file, then remove the file (media: docs/concepts/keys.md)."""
         self._root.wipe()
         if self._path is not None and self._path.exists():
             with self._path.open("r+b", buffering=0) as file:

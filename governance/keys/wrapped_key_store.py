@@ -149,7 +149,7 @@ def _open_if_exists(path: Path) -> int | None:
 def _blank(descriptor: int) -> None:
     """Overwrite a replaced file, so that a destroyed epoch's wrapped copy does not stay in its old blocks.
 
-    Best effort: copy-on-write filesystems, snapshots and flash keep what they keep (docs/operate/keys.md).
+    Best effort: copy-on-write filesystems, snapshots and flash keep what they keep (docs/concepts/keys.md).
     """
     os.pwrite(descriptor, bytes(os.fstat(descriptor).st_size), 0)
     os.fsync(descriptor)

@@ -2,7 +2,7 @@
 
 1. A tenant appears under a pseudonym of this service (or its name, or not at all), and only so many of them: the rest
    are added up as `other`. A label is never a subject, a session, a prompt or a key.
-2. A metric is a measure of docs/operate/metrics.md, with its unit in its name; a test compares the two.
+2. A metric is a measure of docs/reference/metrics.md, with its unit in its name; a test compares the two.
 3. What a worker says of itself is shown as it said it; what the ledger says is computed from the ledger.
 """
 

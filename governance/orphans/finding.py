@@ -43,7 +43,7 @@ NONE: Blocks = np.empty(0, dtype=np.int64)
 
 
 class Finding(NamedTuple):
-    """One disagreement: its class (docs/audit/deletion.md explains each), its owner, and its blocks.
+    """One disagreement: its class (docs/how-to/audit/find-orphans.md explains each), its owner, and its blocks.
 
     `age_us`: for how long at least, where that is known. `action` and `outcome` are empty until it was repaired.
     """

@@ -1,6 +1,6 @@
 """Every refusal of the service, as problem details (RFC 9457) with stable types.
 
-1. A type's URI and status never change; docs/operate/problems.md explains each and is written from this table.
+1. A type's URI and status never change; docs/reference/problems.md explains each and is written from this table.
 2. What is absent, foreign, expired or hidden is one problem with one body: `not-found`.
 3. A problem never quotes a credential, a cursor, a body or anything of another tenant.
 """

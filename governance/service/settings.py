@@ -1,4 +1,4 @@
-"""Every setting of the service, with its default and meaning; docs/operate/service.md shows the table.
+"""Every setting of the service, with its default and meaning; docs/reference/service-settings.md shows the table.
 
 1. By default the service listens on a Unix socket that its own user alone can open.
 2. An address that other machines reach is refused without TLS.
@@ -251,7 +251,8 @@ class ServiceSettings(LayeredSettings):
     console: bool = Field(True, description="Serve the operator console at `/console/`; false: the API alone.")
     policy_trust: Path | None = Field(
         None,
-        description="Trust configuration of policies (docs/policy/workflow.md); without one, none is released here.",
+        description="Trust configuration of policies (docs/how-to/policy/release-a-policy.md); without one, none is "
+        "released here.",
     )
     order_key_path: Path | None = Field(
         None,

@@ -1,3 +1,3 @@
 """Custody beyond the device: KV blocks leave it only sealed, and never live longer for it
-(docs/build/sealed-object.md).
+(docs/reference/formats/sealed-object.md).
 """

@@ -103,7 +103,7 @@ def assess(
     asked: ErasureDueTimes,
     chosen: Flags | None = None,
 ) -> JudgedUnits:
-    """A verdict for every custody that ended (docs/audit/coverage.md): of the `chosen` rows of ends, where they are."""
+    """A verdict for every custody that ended (docs/concepts/deletion-coverage.md), or for the `chosen` rows."""
     custodies = _first_ends(ends, chosen)
     named = partial(name_blocks, known_keys=uses.keys, known_blocks=uses.blocks)
     custodies = custodies._replace(blocks=named(custodies.keys, custodies.blocks))

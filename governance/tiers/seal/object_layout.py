@@ -1,4 +1,4 @@
-"""The layout of a sealed object: its parts, and what is bound to its content (docs/build/sealed-object.md).
+"""The layout of a sealed object: its parts, and what is bound to its content (docs/reference/formats/sealed-object.md).
 
     header (72) ‖ facts, sealed (0, or 328 + 16) ‖ content, sealed (n + 16) ‖ CRC-32 (0 or 4)
 

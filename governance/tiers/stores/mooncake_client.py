@@ -51,7 +51,7 @@ class MooncakeClient:
         except ImportError as error:
             raise ConfigError(
                 f"remote tier: `mooncake` does not load ({error}); pip install 'kvcustody[mooncake]', and see "
-                "docs/tiers/remote.md for the system's libraries"
+                "docs/how-to/storage/remote-store.md for the system's libraries"
             ) from None
         self.place = f"remote tier `mooncake://{place.master}/{place.prefix}`"
         self._http, self._seconds = place.http.rstrip("/"), seconds

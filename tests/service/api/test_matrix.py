@@ -421,7 +421,7 @@ def test_every_operation_has_a_row(operations) -> None:
 
 def _documented_needs() -> dict[str, str]:
     """The column `needs` of the page, by method and path."""
-    page = (Path(__file__).parents[3] / "docs" / "build" / "api.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([A-Z]+ [^`]+)` \| `[^`]+` \| ([^|]+) \|", page, re.MULTILINE)
     return {place: needs.strip() for place, needs in rows}
 
