@@ -22,7 +22,7 @@ from tests.service.health.test_verdict import World, batches, clock, signer_refu
 from kvcustody.governance.observability.metrics import BY_NAME, Sample, exposition
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.service import Service
-from standins.service.service_world import Worker, register
+from standins.service.service_world import Worker, register, ship
 
 ROOT = Path(__file__).resolve().parents[3]
 RULES = ROOT / "packaging" / "prometheus" / "kvcustody.rules.yaml"
@@ -38,7 +38,7 @@ def metrics_of(expression: str) -> Iterable[tuple[str, dict[str, str]]]:
         yield name, dict(re.findall(r'(\w+)=~?"([^"]*)"', matchers))
 
 
-@pytest.mark.parametrize("rule", [*ALERTS.values(), *RECORDED.values()], ids=lambda rule: rule.get("alert", rule.get("record")))
+@pytest.mark.parametrize("rule", (ALERTS | RECORDED).values(), ids=(ALERTS | RECORDED).keys())
 def test_a_rule_names_metrics_and_labels_that_exist(rule: dict[str, Any]) -> None:
     named = list(metrics_of(rule["expr"]))
     assert named or any(name in rule["expr"] for name in RECORDED)
@@ -159,10 +159,16 @@ def test_a_fault_of_a_worker_fires_its_alert(
 
 
 def test_blocks_that_changed_in_memory_fire(world: World, tmp_path: Path) -> None:
-    says(world, integrity_mismatched=1)
-    before = exposed(world)
-    says(world, integrity_mismatched=3)
-    assert "KvcustodyIntegrityMismatch" in firing(tmp_path, series_of(exposed(world), before))
+    key, worker = world.people.add("gpu-0", Role.WORKER), Worker("gpu-0")
+    assert register(world.client, key, worker).status_code == 200
+
+    def mismatched(blocks: int) -> str:
+        status = {"status": {"integrity_mismatched": blocks}}
+        assert world.client("PUT", f"{worker.path}/status", key, json=status).status_code == 200
+        return exposed(world)
+
+    before = mismatched(1)
+    assert "KvcustodyIntegrityMismatch" in firing(tmp_path, series_of(mismatched(3), before))
     assert "KvcustodyIntegrityMismatch" not in firing(tmp_path, series_of(before)), "control: it does not rise"
 
 
@@ -192,8 +198,6 @@ def test_every_alert_is_fired_here() -> None:
 def test_a_batch_is_counted_once_it_is_durable(world: World) -> None:
     key, worker = world.people.add("gpu-0", Role.WORKER), Worker("gpu-0")
     assert register(world.client, key, worker).status_code == 200
-    from standins.service.service_world import ship
-
     assert "kvcustody_batch_commit_seconds_count" not in exposed(world)
     assert ship(world.client, key, worker, worker.batch([worker.started()])).status_code == 200
     assert "kvcustody_batch_commit_seconds_count 1.0" in exposed(world)
