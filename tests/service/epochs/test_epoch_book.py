@@ -183,7 +183,7 @@ def test_an_erasure_that_was_not_recorded_has_no_leaf(desk: Desk) -> None:
 
 
 def test_several_processes_give_each_number_once_and_one_batch(desk: Desk) -> None:
-    patient = open_store(desk.engine.url.render_as_string(hide_password=False), timeout_seconds=60)
+    patient = open_store(builders.address_of(desk.engine), timeout_seconds=60)
     books = [desk.made(engine=patient) for _ in range(4)]  # on a loaded machine they wait long for each other
     raised: list[Any] = []
     problems: list[BaseException] = []
