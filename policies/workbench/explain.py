@@ -1,8 +1,10 @@
-"""Explain a decision: which rules, grants and segments decided it, and for a deny what stood nearest to a permit.
+"""Explain a decision: which rules, grants and segments decided it, and for a deny the nearest permit.
 
-1. The decision is the table's; what is said about it comes from the declarations, term by term.
-2. The nearest permit is the request with the fewest terms changed that the table permits; ties go to the term that a
+1. The table makes the decision; the explanation comes from the declarations, term by term.
+2. The nearest permit is the request with the fewest terms changed that the table permits. Ties go to the term that a
    caller changes most easily (scope, classification, way, time, action).
+3. `explain_tiers` asks the table as workers do (`DecisionTable.tier_duty`) how long copies may stay in each tier, and
+   how soon they are gone. Each answer lists the sources and what each one allows.
 """
 
 from __future__ import annotations
@@ -12,14 +14,25 @@ from dataclasses import dataclass
 from itertools import chain, product
 from typing import Any, NamedTuple
 
-from kvcustody.policies.document.model import Action, Grant, RuleEffect, Scope, SegmentRule, Via
-from kvcustody.policies.document.problems import SourceMark
+from kvcustody.policies.document.model import (
+    Action,
+    Grant,
+    Offload,
+    Retention,
+    RuleEffect,
+    Scope,
+    SegmentRule,
+    Tier,
+    Via,
+)
+from kvcustody.policies.document.problems import SourceMark, quote
 from kvcustody.policies.table.crossing import Barriers
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
-from kvcustody.policies.workbench.explain_tiers import TierAnswer, explain_tiers
+from kvcustody.policies.table.obligations import TierDuty
 from kvcustody.policies.workbench.prove.specification import Declared
 from kvcustody.policies.workbench.request import DOMAIN_ACTIONS, FRESH, Request, instant
+from kvcustody.times import span
 
 NEAR_MAX = 5
 _TERMS = ("scope", "level", "via", "now_us", "action")
@@ -243,3 +256,86 @@ def _summary(
         return "denied: nothing permits it, whatever is changed"
     terms = ", ".join(f"{term} {old} (not {new})" for term, old, new in nearest.changed)
     return f"denied by default; it fails by {terms or 'its source ' + instant(request.now_us)}"
+
+
+# -- tiers -------------------------------------------------------------------------------------------------------------
+
+
+class TierSource(NamedTuple):
+    """One entry of the policy that bounds a tier: what it is called, its line, and what it says."""
+
+    what: str
+    line: int
+    says: str
+
+
+class TierAnswer(NamedTuple):
+    """What holds for copies in one tier, and what it comes of."""
+
+    tier: Tier
+    duty: TierDuty
+    sources: tuple[TierSource, ...]
+
+    @property
+    def permitted(self) -> bool:
+        """Whether any copy may be there."""
+        return self.duty.absolute_us > 0 or self.duty.running_us > 0
+
+    def __str__(self) -> str:
+        duty = self.duty
+        if not self.permitted:
+            return f"{self.tier}: not at all, by {', '.join(duty.reasons)}"
+        kept = f"copies at most {span(duty.absolute_us)}" if duty.absolute_us else "no copy of published blocks"
+        parts = [
+            kept,
+            f"of running requests at most {span(duty.running_us)}",
+            f"gone within {span(duty.within_us)}",
+        ]
+        parts.append("encrypted" if duty.encrypt else "plain memory allowed")
+        parts += [f"where the store has the domain's {', '.join(duty.match)}"] if duty.match else []
+        return f"{self.tier}: {', '.join(parts)}, by {', '.join(duty.reasons)}"
+
+    def data(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "tier": self.tier.value,
+            "permitted": self.permitted,
+            **self.duty._asdict(),
+            "sources": [source._asdict() for source in self.sources],
+        }
+
+
+def explain_tiers(table: DecisionTable, tenant: str, level: int) -> tuple[TierAnswer, ...]:
+    """One answer a tier, in their order. Raises `PolicyError` for a level that does not exist."""
+    return tuple(
+        TierAnswer(tier, table.tier_duty(tenant, level, tier), tuple(_tier_sources(table, tenant, level, tier)))
+        for tier in Tier
+    )
+
+
+def _tier_sources(table: DecisionTable, tenant: str, level: int, tier: Tier) -> Iterator[TierSource]:
+    policy, entry = table.policy, table.tenant(tenant)
+    if entry is None:
+        return
+    name = policy.classifications[level]
+    offloads = [(f"offload of {quote(name)}", policy.offload[level])]
+    kept = [(f"retention of {quote(name)}", policy.retention[level])]
+    of = f"tenant {quote(entry.id)}: "
+    offloads += [(f"{of}offload of {quote(name)}", own) for at, own in entry.offload if at == level]
+    kept += [(f"{of}retention of {quote(name)}", own) for at, own in entry.retention if at == level]
+    for what, offload in offloads:
+        yield TierSource(what, offload.mark.line, _of_offload(offload, tier))
+    for what, retention in kept:
+        yield TierSource(what, retention.mark.line, _of_retention(retention))
+
+
+def _of_offload(offload: Offload, tier: Tier) -> str:
+    limit = offload.limit(tier)
+    if limit is None:
+        return f"not to {tier}"
+    how = "encrypted" if offload.encrypt else "plain memory allowed"
+    return f"at most {span(limit.absolute_us)}, gone within {span(limit.within_us)}, {how}"
+
+
+def _of_retention(retention: Retention) -> str:
+    return f"idle {span(retention.idle_us)}, at most {span(retention.absolute_us)}"
