@@ -8,6 +8,13 @@
 - The longest match wins, ties go to the own domain; what a reader adds after a match is keyed in its own chain,
   seeded with the matched block's key.
 - Every match is re-checked at attach: domain, openness, ceiling, deadline. A shorter valid prefix is a shorter hit.
+
+Sliding-window layer groups have blocks of their own, and need only the last window of them:
+
+- For each window group, a node keeps the blocks at its run's end, at most one window of them. A window group can
+  therefore be reused from the ends of published runs.
+- A path is reusable at a run's end when, for every window group, the last window before it is present (L7).
+- Blocks that have slid out of a running sequence's window end at once, as custody of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +25,6 @@ from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.prefix.key_chain import Extras, HashState, Match, keys_of, search
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 from kvcustody.allocator.prefix.sequence import Span
-from kvcustody.allocator.prefix.sliding_window import reusable
 from kvcustody.allocator.prefix.tree import PrefixTree
 
 ENDLESS = 1 << 40
@@ -219,3 +225,33 @@ def _may_lend(owner: Account, leaf: Node) -> bool:
 def key_at(node: Node, position: int) -> bytes:
     """The key at the end of the first `position` blocks of `node`."""
     return node.keys[KEY_BYTES * (position - 1) : KEY_BYTES * position]
+
+
+# -- sliding-window layer groups ---------------------------------------------------------------------------------------
+
+
+def reusable(node: Node, position: int) -> int:
+    """The most blocks of `node` that can be attached, at most `position`; 0 where none can.
+
+    Without window groups every position is reusable. With them, `node.windows[g]` must reach back a full window from
+    the run's end, or to the run's start where the ancestors carry on.
+    """
+    if not node.windows:
+        return position
+    return node.length if position == node.length and complete(node) else 0
+
+
+def complete(node: Node) -> bool:
+    """Whether every window group is present for a full window before the end of `node`."""
+    for group, needed in enumerate(node.domain.windows):
+        missing = min(needed, node.depth + node.length)
+        at: Node | None = node
+        while at is not None and missing > 0:
+            held = len(at.windows[group]) if at.windows else 0
+            if held < min(missing, at.length):
+                return False
+            missing -= at.length
+            at = at.parent
+        if missing > 0:
+            return False
+    return True

@@ -6,12 +6,14 @@ from standins.architecture.module_graph import ROOMS as ALL_ROOMS
 from standins.architecture.module_graph import sources
 from standins.architecture.neighbours import serve_one_neighbour
 
-ROOMS: frozenset[str] = frozenset({"policies"})  # whose modules have joined
+ROOMS: frozenset[str] = frozenset({"allocator", "kernels", "policies"})  # whose modules have joined
 LINES_MAX = 1000
 LARGER: frozenset[str] = frozenset({"governance.external.engine_port", "integrations.vllm.tiers.scheduler_tiers"})
 
 # The module below `kvcustody` and why it stands apart.
 APART: dict[str, str] = {
+    "allocator.manager.integrity": "checksums compared before a path is attached are an idea of their own",
+    "allocator.manager.reclaim": "making room within quotas and guarantees is an idea of its own, with a class",
     "policies.reading.obligations": "obligations by classification and tenant, with their inheritance, are an idea of their own",
 }
 
