@@ -47,7 +47,7 @@ from kvcustody.migrations.online.change import (
     under_locks,
     undo_change,
 )
-from kvcustody.migrations.online.copied_rows import Progress, Step
+from kvcustody.migrations.online.row_windows import Progress, Step
 
 if TYPE_CHECKING:
     from alembic.config import Config

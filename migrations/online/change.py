@@ -6,7 +6,7 @@
 1. Opening makes the new form, adds to the old one what it lacks, and records for each log how far rows are to be
    copied: writers of this version write both forms from there on. Those of an older one are refused: the revision is
    recorded.
-2. Then rows are copied (`copied_rows`) and compared (`compared_rows`), each step in short transactions whose place is
+2. Then rows are copied and compared (`row_windows`), each step in short transactions whose place is
    recorded. Whoever is killed, or stopped by a difference, goes on from there; several processes may do it together.
 3. The swap takes every lock in one statement, or gives up within `LOCK_MS` and tries again after a pause: readers that
    come meanwhile wait no longer. The leaf `schema-changed` commits with it.
@@ -31,8 +31,7 @@ from kvcustody.audit.write.append_leaves import Appender, record_apart
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import LedgerError
 from kvcustody.migrations.online import new_form
-from kvcustody.migrations.online.compared_rows import compare_rows
-from kvcustody.migrations.online.copied_rows import Progress, Step, copy_rows, is_in_the_way
+from kvcustody.migrations.online.row_windows import Progress, Step, compare_rows, copy_rows, is_in_the_way
 
 STEPS = (
     *("opening", "opened", "window made", "window copied", "copied", "window compared", "compared"),

@@ -6,7 +6,7 @@ from standins.architecture.module_graph import ROOMS as ALL_ROOMS
 from standins.architecture.module_graph import sources
 from standins.architecture.neighbours import serve_one_neighbour
 
-ROOMS: frozenset[str] = frozenset({"allocator", "kernels", "policies"})  # whose modules have joined
+ROOMS: frozenset[str] = frozenset({"allocator", "kernels", "migrations", "policies"})  # whose modules have joined
 LINES_MAX = 1000
 LARGER: frozenset[str] = frozenset({"governance.external.engine_port", "integrations.vllm.tiers.scheduler_tiers"})
 
@@ -14,6 +14,8 @@ LARGER: frozenset[str] = frozenset({"governance.external.engine_port", "integrat
 APART: dict[str, str] = {
     "allocator.manager.integrity": "checksums compared before a path is attached are an idea of their own",
     "allocator.manager.reclaim": "making room within quotas and guarantees is an idea of its own, with a class",
+    "migrations.online.new_form": "statements that create, lock and swap tables, called by module name",
+    "migrations.online.row_windows": "windows of rows, copied and compared, are an idea of their own",
     "policies.reading.obligations": "obligations by classification and tenant, with their inheritance, are an idea of their own",
 }
 

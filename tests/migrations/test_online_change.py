@@ -29,9 +29,9 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.console.main import app
 from kvcustody.errors import LedgerError
-from kvcustody.migrations.online import change, copied_rows
+from kvcustody.migrations.online import change, row_windows
 from kvcustody.migrations.online.change import STEPS
-from kvcustody.migrations.online.copied_rows import SECONDS_WANTED, next_window
+from kvcustody.migrations.online.row_windows import SECONDS_WANTED, next_window
 from kvcustody.migrations.upgrade import current, undo, upgrade
 from standins import builders
 from standins.audit.ledgers import whole_ledger
@@ -466,19 +466,19 @@ def test_a_window_that_lasts_too_long_is_ended_and_taken_again_smaller(
         if dialect_of(before.engine).roles
         else ("WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number) SELECT max(n) FROM number")
     )
-    made, asked = copied_rows._made_and_left, list[int]()
+    made, asked = row_windows._made_and_left, list[int]()
 
     def slowly(connection: Connection, forms: Any, log: int, places: range, lives: Any) -> Any:
         asked.append(len(places))
         if len(places) > 4 and where == "in the database":
             connection.exec_driver_sql(endless)
         elif len(places) > 4:
-            time.sleep(copied_rows.SECONDS_MAX)
+            time.sleep(row_windows.SECONDS_MAX)
         return made(connection, forms, log, places, lives)
 
-    monkeypatch.setattr(copied_rows, "_made_and_left", slowly)
-    monkeypatch.setattr(copied_rows, "SECONDS_MAX", 0.1)
-    monkeypatch.setattr(copied_rows, "next_window", lambda leaves, _: leaves)  # what was ended does not come back
+    monkeypatch.setattr(row_windows, "_made_and_left", slowly)
+    monkeypatch.setattr(row_windows, "SECONDS_MAX", 0.1)
+    monkeypatch.setattr(row_windows, "next_window", lambda leaves, _: leaves)  # what was ended does not come back
     upgrade(before.engine, leaves_max=None, actor="ada")
     assert max(asked) > 4 >= asked[-1], "control: one was ended"
     monkeypatch.undo()

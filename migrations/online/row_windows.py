@@ -1,13 +1,19 @@
-"""Rows of the new form of tables, made from leaves, some at a time: how far each log is, is recorded with the rows.
+"""Copy rows into the new form of tables, then compare it with the leaves, window by window.
 
-1. A transaction takes the next leaves of one log, about `SECONDS_WANTED` worth: how many follows from how long the
-   last ones took. One that takes longer than `SECONDS_MAX` is ended, and taken again with fewer leaves; a single leaf
-   has all the time that it needs. Whoever is killed goes on behind the last transaction that committed.
-2. Rows are made by `project`. Rows of leaves that a purge took away are copied from the old form as they are, a new
-   column with its default, and counted.
-3. What the old form has of a leaf and the leaf does not give ends the change before it is lost: `LedgerError` names
-   table, log, idx and column.
+A window is some leaves of one log. Progress is recorded for each log in the transaction that writes the rows.
+
+1. A transaction copies the next leaves of one log: as many as take about `SECONDS_WANTED`, estimated from the previous
+   windows. A transaction that takes longer than `SECONDS_MAX` is ended and repeated with fewer leaves; a single leaf
+   has no limit. A process that is killed resumes after the last transaction that committed.
+2. `project` makes the rows. Rows whose leaves were purged are copied from the old form unchanged, a new column with its
+   default, and counted.
+3. A value of the old form that its leaf does not give ends the change before it is lost: `LedgerError` names table,
+   log, idx and column.
 4. No leaf is dropped while its rows are copied (`one_copy_at_a_time`).
+5. The comparison reads each window in one snapshot, with the rows that writers added since the copy. Writers continue.
+   A row without a leaf is compared with the old form's row.
+6. A row at no place of a log ends the change too. In the old form it would be lost; in the new one it would block
+   later leaves. No window contains such rows.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Engine, Table, func, select, update
+from sqlalchemy import Connection, Engine, Table, func, or_, select, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from kvcustody.audit.leaf.batch import EMPTY, read_leaves
@@ -28,6 +34,7 @@ from kvcustody.audit.store.database.engine import LOCKED, WRITE, describe
 from kvcustody.audit.store.database.open_changes import forms_of, one_copy_at_a_time
 from kvcustody.audit.store.schema.ledger import events, incarnations, logs
 from kvcustody.audit.store.schema.schema_changes import schema_change_logs, schema_changes
+from kvcustody.audit.verify.ledger.row_differences import differences
 from kvcustody.errors import LedgerError
 
 SECONDS_WANTED, SECONDS_MAX = 0.4, 1.0  # of a transaction, until its commit
@@ -40,6 +47,19 @@ Progress = Callable[[str, int, int], None]  # what, done, total
 Step = Callable[[str], None]
 _Row = tuple[Any, ...]
 _RowKey = tuple[int, int]
+
+
+from kvcustody.migrations.online.row_windows import (
+    Lives,
+    Progress,
+    Step,
+    added_columns,
+    difference,
+    key_of,
+    rows_between,
+)
+
+_AT_ONCE = 5000
 
 
 class Lives:
@@ -259,3 +279,108 @@ def difference(connection: Connection, table: Table, log: int, idx: int, column:
         idx=idx,
         column=column,
     )
+
+
+# -- the comparison ----------------------------------------------------------------------------------------------------
+
+
+class _ComparedLog(NamedTuple):
+    log: int
+    size: int
+    compared: int
+
+
+def compare_rows(engine: Engine, step: Step, progress: Progress | None) -> None:
+    """Compare every log from where the last process was; raises `LedgerError` at the first difference."""
+    lives, done = Lives(), 0
+    with engine.connect() as connection:
+        _refuse_strays(connection)
+        found = _logs(connection)
+    total = sum(of.size for of in found)
+    for log, size, compared in found:
+        for first in range(compared, size, _AT_ONCE):
+            places = range(first, min(first + _AT_ONCE, size))
+            with engine.connect() as connection:
+                dialect_of(connection).begin_reading(connection)
+                dialect_of(connection).as_long_as_it_takes(connection)
+                forms = forms_of(connection)
+                if not forms:  # another process has ended the change
+                    return
+                _compare(connection, forms, log, places, lives)
+            with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+                here = schema_change_logs.c.log_id == log
+                connection.execute(update(schema_change_logs).where(here).values(compared=places.stop))
+                step("window compared")
+            if progress is not None:
+                progress("rows compared", done + places.stop, total)
+        done += size
+
+
+def _logs(connection: Connection) -> list[_ComparedLog]:
+    """Every log, with those that are new since the change was opened."""
+    column = schema_change_logs.c
+    compared = {
+        row[0]: row[1]
+        for row in connection.execute(select(column.log_id, func.min(column.compared)).group_by(column.log_id))
+    }
+    query = select(logs.c.id, logs.c.size).order_by(logs.c.id)
+    return [_ComparedLog(log, size, compared.get(log, 0)) for log, size in connection.execute(query)]
+
+
+def _compare(connection: Connection, forms: Mapping[Table, Table], log: int, places: range, lives: Lives) -> None:
+    query = select(events.c.idx, events.c.leaf).where(
+        events.c.log == log, events.c.idx >= places.start, events.c.idx < places.stop
+    )
+    found = connection.execute(query.order_by(events.c.idx)).all()
+    there = [row.idx for row in found]
+    projected = (
+        project(
+            read_leaves([bytes(row.leaf) for row in found], hashed=False),
+            [log] * len(found),
+            there,
+            lives.of(connection),
+            tables=frozenset(forms),
+        )
+        if found
+        else {}
+    )
+    leafless: dict[Table, set[int]] = {}
+    for row in differences(connection, log, places, projected, forms):
+        if row.is_missing or row.column or row.idx in there:
+            raise difference(connection, row.table, log, row.idx, row.column)
+        leafless.setdefault(row.table, set()).add(row.idx)
+    for table, form in forms.items():  # rule 5
+        _compare_leafless(connection, table, form, log, places, leafless.get(table, set()), frozenset(there))
+
+
+def _compare_leafless(
+    connection: Connection,
+    table: Table,
+    form: Table,
+    log: int,
+    places: range,
+    copied: set[int],
+    there: frozenset[int],
+) -> None:
+    old = {key_of(table, row): row for row in rows_between(connection, table, log, places)}
+    wanted = {key: row for key, row in old.items() if key[0] not in there}
+    if not wanted and not copied:
+        return
+    added = added_columns(connection, table)
+    kept = [number for number, name in enumerate(table.columns.keys()) if name not in added]
+    new = {key_of(table, row): row for row in rows_between(connection, form, log, places)}
+    for key in sorted(wanted.keys() | {key for key in new if key[0] in copied}):
+        here, was = new.get(key), wanted.get(key)
+        if here is None or was is None or [here[each] for each in kept] != [was[each] for each in kept]:
+            raise difference(connection, table, log, key[0], "")
+
+
+def _refuse_strays(connection: Connection) -> None:
+    """Rule 6."""
+    forms = forms_of(connection)
+    for table in (*forms, *forms.values()):
+        of = select(logs.c.size).where(logs.c.id == table.c.log).scalar_subquery()
+        stray = or_(of.is_(None), table.c.idx < 0, table.c.idx >= of)
+        found = connection.execute(select(table.c.log, table.c.idx).where(stray).limit(1)).first()
+        if found is not None:
+            raise difference(connection, table, found.log, found.idx, "")
