@@ -1,32 +1,38 @@
-"""How long the ledger keeps the content of its leaves, and legal holds, which win.
+"""How long the ledger keeps the content of its leaves, and legal holds, which take precedence.
 
-1. Only the content of a prefix of a tenant's log is dropped: leaves older than the limit, of processes that ended
-   before it, under a signed checkpoint. The roots of their tiles stay, and the hashes in the tile where what is left
-   begins, so every proof of what remains, and the roots, stay what they were (`drop_leaves`). The system log (policies,
-   keys, workers, holds, purges) is kept whole.
-2. Before that it was exported, and the export was verified here by the keys that were given: an export that does not
-   hold every leaf that would go is refused. `streamed_purge` writes one of just what goes.
-3. `RetentionPurged` names range, checkpoint, export and two different people, and is committed first. A crash after
-   it is finished by asking again.
-4. What was dropped is in no figure any more (`counters`), as in no row.
+1. Only a prefix of a tenant's log loses its content: leaves older than the limit, of processes that ended before it,
+   under a signed checkpoint. The roots of their tiles stay, and so do the hashes in the tile where the rest begins
+   (rule 10). Roots and every proof of the remaining leaves are unchanged. The system log (policies, keys, workers,
+   holds, purges) is kept whole.
+2. The content was exported before, and the export was verified here with the given keys. An export that lacks a leaf
+   to be dropped is refused. `streamed_purge` writes an export of exactly these leaves.
+3. `RetentionPurged` names range, checkpoint, export and two different people, and is committed first. After a crash the
+   same request finishes the purge.
+4. Dropped leaves count in no figure (`counters`) and have no row.
 5. A process without memory and without residencies (a killed command's, a control plane's) keeps nothing: no later leaf
-   decides anything about what it recorded. One that was closed for its silence keeps its leaves for as long again:
-   what it may hand in yet is judged by them.
-6. How old a leaf is, and when a process ended, is what its leaf states within the times of the signatures that bracket
-   it (`stated_times`): a wrong clock neither stops a purge nor hastens one.
-7. Which sequences were whole is kept before anything of them goes, so what was dropped is not taken for lost.
-8. An active legal hold on a tenant keeps that tenant's log whole, one on everything keeps all. It is asked for again
-   in the transaction that deletes.
+   decides anything about its records. A process that was closed for its silence keeps its leaves for the same time
+   again, because records that it may still hand in are judged by them.
+6. The age of a leaf and the end of a process are the stated times, bounded by the signatures before and after
+   (`stated_times`): a wrong clock neither stops a purge nor hastens one.
+7. The complete sequences are recorded before any of their leaves is dropped, so dropped leaves are not taken for lost.
+8. An active legal hold on a tenant keeps that tenant's log whole; a hold on everything keeps all logs. The transaction
+   that deletes checks the holds again.
+9. `drop_leaves` removes a leaf together with its rows (in both forms of a table that has two) and its figures.
+10. A tile without any remaining leaf keeps its root (level 1 of `tree_nodes`) and no hash inside it. A tile with
+    remaining leaves keeps the hashes of the dropped ones, so that places in it can still be proved.
+11. Runs of one log are dropped from its beginning, so the end of a log remains. `thin_tiles` removes hashes that
+    rule 10 does not keep: hashes that older versions kept, or a month that was emptied before another.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Engine, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Engine, Table, and_, func, or_, select
 
 from kvcustody.audit.evidence.processes.open_processes import may_hold_custody
 from kvcustody.audit.evidence.processes.sequence_gaps import keep_spans
@@ -34,17 +40,21 @@ from kvcustody.audit.evidence.processes.work_periods import ENDS, RETURNED, Life
 from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.exports.manifest import MANIFEST
 from kvcustody.audit.keep.counted_months import CountedMonths, ExpiredLeaves
-from kvcustody.audit.keep.drop_leaves import drop_leaves, thin_tiles, tiles_to_thin
 from kvcustody.audit.keep.free_space import free_space
 from kvcustody.audit.keep.truncate_month import counted_months, empty_months
+from kvcustody.audit.keep.uncount import DroppedRun, uncount_runs
 from kvcustody.audit.kinds import SYSTEM, LegalHoldChanged, RetentionPurged, log_of, tenant_of
-from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.leaf.merkle import HALF, HALF_HEIGHT, leaf_hashes
+from kvcustody.audit.store.database.append_only_triggers import triggers_lifted
+from kvcustody.audit.store.database.bulk_insert import insert_rows
+from kvcustody.audit.store.database.dialect import dialect_of, fetch_all
 from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.database.open_changes import forms_to_drop_from
 from kvcustody.audit.store.database.signed_orders import orders_of
-from kvcustody.audit.store.schema.all_tables import has_leaf, is_leaf_of
+from kvcustody.audit.store.schema.all_tables import has_leaf, is_leaf_of, projections
 from kvcustody.audit.store.schema.leaf_tables import legal_holds
 from kvcustody.audit.store.schema.ledger import events, incarnations, logs
-from kvcustody.audit.store.schema.trees import checkpoints
+from kvcustody.audit.store.schema.trees import checkpoints, tree_nodes
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.proofs import TILE_WIDTH
 from kvcustody.audit.verify.ledger.stated_times import LedgerTimes
@@ -57,6 +67,27 @@ from kvcustody.times import SECOND_US
 PLACED, LIFTED = "placed", "lifted"
 _STEP_TILES = 8  # of one transaction that drops leaves
 _TILES = 256  # of one that thins
+
+
+_INSIDE = (
+    (0, 0),
+    (HALF, HALF_HEIGHT),
+)  # levels below a tile's root, and how many leaves are under each hash (log2)
+# Materialized: what was just dropped is passed over once for each log, to find the first leaf that is there.
+_TO_THIN = f"""
+WITH purged AS MATERIALIZED (
+    SELECT l.id AS log, l.name, max(p.below) AS below, (SELECT min(e.idx) FROM events AS e WHERE e.log = l.id) AS first
+    FROM retention_purges AS p JOIN logs AS l ON l.name = p.of_log GROUP BY l.id, l.name
+), gone AS MATERIALIZED (
+    SELECT log, name, CASE WHEN first < below THEN first ELSE below END / {TILE_WIDTH} * {TILE_WIDTH} AS below
+    FROM purged
+)
+SELECT log, name, below,
+    (SELECT min(n.idx) FROM tree_nodes AS n WHERE n.log = gone.log AND n.level = 0 AND n.idx < gone.below),
+    (SELECT min(n.idx) FROM tree_nodes AS n WHERE n.log = gone.log AND n.level = {HALF}
+        AND n.idx < gone.below / {1 << HALF_HEIGHT})
+FROM gone
+"""  # noqa: S608 - our own numbers
 
 
 class RetentionError(LedgerError):
@@ -427,3 +458,101 @@ def check_exported(plan: LogPlan, verdict: ExportVerdict) -> None:
             f"the export does not hold leaves `{plan.first}` to `{plan.below}` of `{plan.log}`; export them first",
             log=plan.log,
         )
+
+
+# -- dropping leaves ---------------------------------------------------------------------------------------------------
+
+
+def drop_leaves(connection: Connection, runs: Sequence[ExpiredLeaves]) -> None:
+    """Drop these runs, at most one of each log, inside the caller's transaction (rules 9 and 10)."""
+    for table in (*projections(), *forms_to_drop_from(connection).values()):
+        _delete(connection, table, runs)
+    tiles = [_dropped_tiles(connection, run) for run in runs]
+    with triggers_lifted(connection):
+        rows = sorted(map(tuple, _delete(connection, events, runs, ", leaf")))
+        _delete_inside(connection, tiles)
+    found = {
+        log: DroppedRun(log, of_log[0][1], [bytes(row[2]) for row in of_log])
+        for log, of_log in ((log, list(some)) for log, some in groupby(rows, key=lambda row: int(row[0])))
+    }
+    insert_rows(connection, tree_nodes, _partial(rows, found, tiles))
+    uncount_runs(connection, list(found.values()))
+
+
+def tiles_to_thin(connection: Connection) -> list[tuple[str, ExpiredLeaves]]:
+    """The leaves of each log's tiles that are gone, with its name, where hashes inside them are left (rule 11)."""
+    found = []
+    for log, name, end, kept, half in fetch_all(connection, _TO_THIN, ()):
+        starts = [idx << height for idx, (_, height) in zip((kept, half), _INSIDE, strict=True) if idx is not None]
+        if starts:
+            found.append((name, ExpiredLeaves(log, min(starts) // TILE_WIDTH * TILE_WIDTH, end)))
+    return found
+
+
+def thin_tiles(connection: Connection, tiles: ExpiredLeaves) -> None:
+    """Let go of the hashes inside these tiles, of which no leaf is left."""
+    assert not (tiles.first % TILE_WIDTH or tiles.below % TILE_WIDTH)
+    with triggers_lifted(connection):
+        _delete_inside(connection, [tiles])
+
+
+def _dropped_tiles(connection: Connection, run: ExpiredLeaves) -> ExpiredLeaves:
+    """The leaves of the tiles that are gone when the run is."""
+    first = run.first // TILE_WIDTH * TILE_WIDTH
+    inside = (events.c.log == run.log, events.c.idx >= first, events.c.idx < run.first)
+    if first < run.first and connection.scalar(select(func.min(events.c.idx)).where(*inside)) is not None:
+        first += TILE_WIDTH
+    return ExpiredLeaves(run.log, first, max(first, run.below // TILE_WIDTH * TILE_WIDTH))
+
+
+def _partial(
+    rows: Sequence[Any], found: dict[int, DroppedRun], tiles: Sequence[ExpiredLeaves]
+) -> Iterator[tuple[int, int, int, bytes]]:
+    """The rows of `tree_nodes` for leaves that went from a tile in which others are left."""
+    gone = {tile.log: tile for tile in tiles}
+    kept = [row for row in rows if not gone[row[0]].first <= row[1] < gone[row[0]].below]
+    for row, hash_ in zip(kept, leaf_hashes(bytes(row[2]) for row in kept), strict=True):
+        yield row[0], 0, row[1], hash_
+
+
+def _delete_inside(connection: Connection, tiles: Sequence[ExpiredLeaves]) -> None:
+    for level, height in _INSIDE:
+        some = [
+            ExpiredLeaves(each.log, each.first >> height, each.below >> height)
+            for each in tiles
+            if each.first < each.below
+        ]
+        _delete(connection, tree_nodes, some, level=level)
+
+
+def _delete(
+    connection: Connection,
+    table: Table,
+    runs: Sequence[ExpiredLeaves],
+    returning: str = "",
+    *,
+    level: int | None = None,
+) -> Sequence[Any]:
+    """Delete what a table has of these runs; log and idx of each row that went, where more of it is asked for."""
+    if not runs:
+        return ()
+    of_level = "" if level is None else f" AND level = {level}"
+    if dialect_of(connection).arrays:
+        ending = f" RETURNING t.log, t.idx{returning}" if returning else ""
+        statement = (
+            f"DELETE FROM {table.fullname} AS t"  # noqa: S608 - our own names
+            " USING unnest(?::int4[], ?::int8[], ?::int8[]) AS run (log, first, below)"
+            f" WHERE t.log = run.log AND t.idx >= run.first AND t.idx < run.below{of_level}{ending}"
+        )
+        values = tuple(list(column) for column in zip(*runs, strict=True))
+        if returning:
+            return fetch_all(connection, statement, values)
+        connection.exec_driver_sql(statement.replace("?", "%s"), values)
+        return ()
+    ending = f" RETURNING log, idx{returning}" if returning else ""
+    inside = f"DELETE FROM {table.fullname} WHERE log = ? AND idx >= ? AND idx < ?{of_level}{ending}"  # noqa: S608 - our own names
+    found: list[Any] = []
+    for run in runs:
+        result = connection.exec_driver_sql(inside, tuple(run))
+        found += result.all() if returning else ()
+    return found

@@ -1,10 +1,12 @@
-"""Frameworks: which controls our evidence can serve, what each is served by, and how far that reaches.
+"""Frameworks: the controls that our evidence can serve, which evidence serves each control, and its limits.
 
-1. `controls.toml` beside this module is the library: what evidence shows, once, and which controls of which frameworks
-   it serves. None claims that a control is met.
-2. Users add a framework by a file (`read_framework`), of the same form as one of the library, that names what evidence
-   shows by the library's names.
-3. Whatever a file says that the form has not is an error that names the control.
+1. `controls.toml` in this folder is the library: it describes each kind of evidence once, and the controls of each
+   framework that it serves. No entry claims that a control is met.
+2. Users add a framework with a file (`read_framework`) in the library's format. It refers to evidence by the library's
+   names.
+3. Anything in a file that the format does not define is an error that names the control.
+4. A report may not use words that claim more than evidence can show (`refused_words`): "zeroized" is for memory we own,
+   "crypto-erased" for media, "evidence supporting" for controls.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from kvcustody.audit.reports.wording import refused_words
 from kvcustody.errors import ConfigError
 
 NAMES = (
@@ -43,6 +44,21 @@ SCOPES = (OURS, NOT_OURS, NOT_ADDRESSED)
 CONTROLS_MAX = 2000
 ANSWER_DEADLINE = "answer-deadline"  # what shows that people were answered in time
 _ABOUT = ("title", "edition", "ids_from", "ids_taken")
+
+
+REFUSED: dict[str, str] = {
+    r"\bcomplian(t|ce)\b": "say `evidence supporting <control>`",
+    r"\bcompl(y|ies|ied|ying)\b": "say `evidence supporting <control>`",
+    r"\bcertifie[ds]\b": "nobody certified anything here",
+    r"\bsecure(ly)? (deleted?|erased?|wiped?)\b": "say `zeroized` (memory we own) or `crypto-erased` (media)",
+    r"\bunrecoverable\b": "say how it was overwritten and verified",
+    r"\bconstant (latency|time) (of|for) requests\b": "no such promise is made",
+    r"\bconstant latency\b": "no such promise is made",
+    r"\bguarantee[ds]?\b": "say what was measured, or proved, and of what",
+    r"\b(fully|completely|100 ?%) (secure|safe|isolated)\b": "say what was shown",
+    r"\btamper-?proof\b": "say `tamper-evident`, and until when",
+    r"\bimpossible\b": "say what was tried",
+}
 
 
 class Showing(NamedTuple):
@@ -230,3 +246,12 @@ def _control_problems(item: dict[str, Any]) -> Iterator[str]:
             close = get_close_matches(str(each), showings(), n=1)
             hint = f"; did you mean `{close[0]}`?" if close else ""
             yield f"`{each}` is none of: {', '.join(sorted(showings()))}{hint}"
+
+
+def refused_words(text: str) -> list[str]:
+    """What a text says that it may not, each with what to say instead."""
+    return [
+        f"`{found.group(0)}`: {instead}"
+        for pattern, instead in REFUSED.items()
+        for found in re.finditer(pattern, text, re.IGNORECASE)
+    ]

@@ -49,16 +49,6 @@ _Row = tuple[Any, ...]
 _RowKey = tuple[int, int]
 
 
-from kvcustody.migrations.online.row_windows import (
-    Lives,
-    Progress,
-    Step,
-    added_columns,
-    difference,
-    key_of,
-    rows_between,
-)
-
 _AT_ONCE = 5000
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 from typer.testing import CliRunner
 
 from kvcustody.audit.keep.counted_months import ExpiredLeaves
-from kvcustody.audit.keep.drop_leaves import drop_leaves
+from kvcustody.audit.keep.purge_and_legal_hold import drop_leaves
 from kvcustody.audit.keep.sqlite_to_postgres import move_ledger
 from kvcustody.audit.kinds import ResidencyOpened
 from kvcustody.audit.store.database.dialect import dialect_of

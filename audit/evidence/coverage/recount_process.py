@@ -1,11 +1,12 @@
-"""A recount of a ledger from its leaves alone, in a process of its own where the ledger is large.
+"""Recount a ledger from its leaves only, in a separate process if the ledger is large.
 
-1. The answer is the same wherever it is made: a question holds all that it depends on besides the leaves.
-2. The other process reads the ledger for itself. Should it have read another state (retention dropped leaves
-   meanwhile), or have died, its answer is not taken and the recount is made here, from the snapshot of the tables.
-3. The arithmetic is that of the tables; that it is right is for tests, which have another
-   (`examples/reperform/coverage_oracle.py`). What differs is what rows say and no leaf does: `audit fsck` names it.
-4. Which process makes it is a matter of how many leaves there are, never of how busy the machine is.
+1. The answer is the same in either process: the request holds everything that it depends on except the leaves, which
+   are read as they were written, without any column.
+2. The second process reads the ledger itself. If it read another state (retention dropped leaves meanwhile) or died,
+   its answer is discarded, and this process recounts from the snapshot of the tables.
+3. The arithmetic is that of the tables. Tests check it with independent arithmetic
+   (`examples/reperform/coverage_oracle.py`). A difference is a row that no leaf supports; `audit fsck` names it.
+4. The number of leaves decides which process recounts, never the machine's load.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any, NamedTuple
 
 import orjson
@@ -23,13 +25,13 @@ from sqlalchemy import Connection, Engine, func, select
 from kvcustody.audit.evidence.copies.copy_coverage import CopyCoverage, CopyCoverageRow, copies_from_leaves
 from kvcustody.audit.evidence.coverage.custody_units import CustodySelection, units_of
 from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord, Unaccounted
-from kvcustody.audit.evidence.coverage.leaves_in_database import leaves_in_database
 from kvcustody.audit.evidence.coverage.summary import CoverageRow, CoverageSummary, population_digest, summary
 from kvcustody.audit.store.database.database_place import SQLITE, SqliteFile
 from kvcustody.audit.store.database.dialect import dialect_of, file_of
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.database.gc_pause import gc_paused
 from kvcustody.audit.store.database.snapshot import AsOf, as_of_sizes, is_in
+from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.ledger import events, logs
 from kvcustody.logger import get_logger
 
@@ -232,3 +234,16 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def leaves_in_database(connection: Connection, as_of: AsOf | None = None) -> Iterator[bytes]:
+    """Every leaf of the ledger, or of a state of it; those of one log in their order."""
+    query = select(events.c.leaf).where(is_in(as_of, events), has_leaf(events))
+    if not dialect_of(connection).in_file:
+        query = query.order_by(events.c.log, events.c.idx)
+        return map(bytes, connection.execute(query, execution_options={"yield_per": 10_000}).scalars())
+    # From the driver itself, which reads row by row: a row object for each of a million leaves costs more than they do.
+    # And as the file has them, which is as they were written: in any other order pages are read many times over.
+    text = str(query.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True}))
+    driver: Any = connection.connection.driver_connection
+    return chain.from_iterable(driver.execute(text))

@@ -1,7 +1,7 @@
 """Which rules of the declared tables the database does not keep: CHECKs of keys, and foreign keys to logs.
 
 A rule that an upgrade could not validate, for a row that breaks it, is kept for every row to come: it is there. The row
-is found where rows are looked at (`audit.verify.ledger.stray_rows`).
+is found where rows are looked at (`audit.verify.ledger.fsck_ledger`).
 """
 
 from __future__ import annotations

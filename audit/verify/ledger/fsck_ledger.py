@@ -1,40 +1,65 @@
-"""All that the ledger derives from its leaves, computed again from them alone; the first bad leaf by name.
+"""Recompute from the leaves everything that the ledger derives from them, and name the first bad leaf.
 
-1. Nothing that is stored is believed: leaf hashes, frontiers, nodes, root leaves, checkpoints and projections are
-   made anew and compared. What depends on a key is checked where the reader gives one.
-2. A problem names the log and the leaves it is in. A leaf whose columns contradict its bytes is named exactly; else
-   the range is what was sealed together with it, and what cannot be narrowed further is said so.
-3. What nothing here proves is in no verdict: it is said beside it (`unproved`; `not_evidence` has the columns).
-4. Leaves that no checkpoint covers yet have to give the frontier of their log, and `unsealed_heads` has to name them.
-5. The database cannot vouch for its own end: leaves that were cut off together with all that sealed them leave a
-   shorter, sound ledger. Notes kept elsewhere (`kept`) close that window, up to the newest of them.
-6. Where orders are signed (`signed_orders`), an order that nobody follows is a problem, by its leaf.
-7. Memory is bounded by a batch of leaves and the root leaves; where coverage was judged by hour, by one process's
-   custody, which is judged again.
+1. No stored value is trusted: leaf hashes, frontiers, nodes, root leaves, checkpoints and projections are computed
+   again and compared. A check that needs a key runs if the reader gives one.
+2. A problem names the log and its leaves. A leaf whose columns contradict its bytes is named exactly. Otherwise the
+   range is everything that was sealed together, and the problem states that it cannot be narrowed further.
+3. The verdict excludes what nothing here proves. It is listed separately (`unproved`; columns in `not_evidence`).
+4. Leaves that no checkpoint covers yet must give the frontier of their log, and `unsealed_heads` must name them.
+5. The database cannot vouch for its own end: leaves that were cut off together with everything that sealed them leave
+   a shorter, sound ledger. Notes kept elsewhere (`kept`) close that window up to the newest of them.
+6. Where orders are signed (`signed_orders`), an order that nobody follows is a problem, named by its leaf.
+7. Memory is bounded by a batch of leaves and the root leaves. Where coverage was judged by hour, one process's custody
+   is judged again and adds to that.
+8. Stray rows belong to no leaf: their log or leaf does not exist, their place is in no log, or a table of one row has
+   two. The tables come from the schema, so a new table is checked too. Rows of an existing leaf are compared elsewhere
+   (`fsck_log`).
+9. Every range in `sequence_spans` has leaves, or retention dropped them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    Select,
+    Table,
+    Text,
+    and_,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+    union_all,
+)
+from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 
+from kvcustody.audit.evidence.processes.sequence_gaps import dropped_spans
 from kvcustody.audit.evidence.query.issuers import known_issuers
 from kvcustody.audit.kinds import SYSTEM
 from kvcustody.audit.leaf.merkle import EMPTY, Grown, TreeError, TreeHead, leaf_hashes
 from kvcustody.audit.store.database.append_only_triggers import missing_triggers
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.table_rules import missing_rules
-from kvcustody.audit.store.schema.leaf_tables import residencies
-from kvcustody.audit.store.schema.ledger import logs
+from kvcustody.audit.store.schema.all_tables import every_table, projections, tables_of_one_row
+from kvcustody.audit.store.schema.counters import ALL_LOGS, counters, coverage_hours
+from kvcustody.audit.store.schema.leaf_tables import residencies, retention_purges
+from kvcustody.audit.store.schema.ledger import events, incarnations, logs, subject_unlinkings, tenants
+from kvcustody.audit.store.schema.sequences import sequence_spans
 from kvcustody.audit.store.schema.trees import (
     ROOT,
     checkpoints,
     root_leaves,
     root_log,
     signed_checkpoints,
+    tree_nodes,
     unsealed_heads,
 )
 from kvcustody.audit.tlog.checkpoint import open_checkpoint, parse_checkpoint
@@ -59,9 +84,7 @@ from kvcustody.audit.verify.ledger.fsck_log import (
 from kvcustody.audit.verify.ledger.held_rows import unknown_holdings, wrong_holdings
 from kvcustody.audit.verify.ledger.life_rows import silent_processes, unshown_holdings
 from kvcustody.audit.verify.ledger.register_rows import check_registers
-from kvcustody.audit.verify.ledger.sequence_rows import wrong_spans
 from kvcustody.audit.verify.ledger.stated_times import AHEAD, EARLY, LATE, LedgerTimes
-from kvcustody.audit.verify.ledger.stray_rows import keys_of_no_number, stray_rows
 from kvcustody.plurals import several
 from kvcustody.tenants import SEPARATOR
 from kvcustody.times import readable
@@ -76,6 +99,15 @@ RULES = "rules"  # the same: what the database refuses by itself
 FIGURES = "figures"  # the same: what leaves add up to
 _ROOT_NAME = "root"
 _AT_ONCE = 4096
+
+
+_SPANS_SHOWN = 100
+
+
+_SHOWN = 100  # rows of each table: what one INSERT made, another can have made a million times
+_OF_ALL = {tree_nodes: ROOT, counters: ALL_LOGS, coverage_hours: ALL_LOGS}  # in place of a log's id
+_COMPARED = {tenants, root_leaves}  # every row of theirs is derived again
+Stray = tuple[int | None, int | None, str]  # the ids of log and leaf that the row names, and what is wrong
 
 
 @dataclass(slots=True)
@@ -413,3 +445,102 @@ def _root_at(connection: Connection, size: int) -> bytes | None:
     except (TreeError, TypeError, ValueError, OverflowError):
         return None
     return frontier.root() if frontier.size == size else None
+
+
+# -- rows of sequence_spans --------------------------------------------------------------------------------------------
+
+
+def wrong_spans(connection: Connection) -> Iterator[str]:
+    """Ranges that no leaf has; of a process that ended, in a ledger that was purged, nobody can say so any more."""
+    is_purged = bool(connection.scalar(select(func.count()).select_from(retention_purges)))
+    column, known = incarnations.c, set()
+    having = set(connection.scalars(select(sequence_spans.c.incarnation).distinct()))
+    for row in connection.execute(select(column.id, column.uuid, column.end).order_by(column.id)).all():
+        known.add(row.id)
+        if row.id not in having or (is_purged and row.end is not None):
+            continue
+        for first, last in dropped_spans(connection, row.id):
+            yield f"`sequence_spans` has sequences `{first}` to `{last}` of `{row.uuid}`, and no leaf has them"
+    span = sequence_spans.c
+    impossible = or_(span.first_sequence < 0, span.last_sequence < span.first_sequence)
+    query = select(span.first_sequence, span.last_sequence).where(impossible).limit(_SPANS_SHOWN)
+    for begin, end in connection.execute(query):
+        yield f"`sequence_spans` has sequences `{begin}` to `{end}`, which no process can have"
+    for life in sorted(having - known):
+        yield f"`sequence_spans` has sequences of process `{life}`, which no row is of"
+
+
+# -- stray rows --------------------------------------------------------------------------------------------------------
+
+
+def keys_of_no_number(connection: Connection) -> Iterator[str]:
+    """Keys that are no integers, which SQLite keeps: nothing can be compared where a row has one (3.5, a text)."""
+    if not dialect_of(connection).in_file:
+        return
+    for table, name, value in connection.exec_driver_sql(_odd_keys()):
+        yield f"`{table}` has a row whose `{name}` is `{value}`"
+
+
+@cache
+def _odd_keys() -> str:
+    """One such row of each key of each table: its table, its column, its value as SQL writes it.
+
+    A text, as to compile a statement of so many parts takes longer than to ask a small ledger.
+    """
+    keys = [(table, key) for table in every_table() for key in table.primary_key.columns]
+    query = union_all(
+        *(
+            select(literal(table.name, Text), literal(key.name, Text), func.quote(key))
+            .where(func.typeof(key) != "integer")
+            .limit(1)
+            .subquery()
+            .select()
+            for table, key in keys
+            if isinstance(key.type, Integer)
+        )
+    )
+    return str(query.compile(dialect=SQLiteDialect(), compile_kwargs={"literal_binds": True}))
+
+
+def stray_rows(connection: Connection) -> Iterator[Stray]:
+    """Every one of them, or the first of each table where there are many."""
+    for table in every_table():
+        if table is events:
+            yield from _off_their_places(connection)
+        elif table in projections():
+            yield from _without_leaf(connection, table)
+        elif "log" in table.columns and table not in _COMPARED:
+            yield from _without_log(connection, table)
+        if table in tables_of_one_row() and table is not subject_unlinkings:  # which is no evidence
+            others = connection.scalars(select(table.c.id).where(table.c.id != 1).limit(_SHOWN)).all()
+            yield from ((None, None, f"`{table.name}` has one row, 1, and another: `{other}`") for other in others)
+
+
+def _off_their_places(connection: Connection) -> Iterator[Stray]:
+    """Leaves in no log, or where no log has a place; those beyond its end are found from its own size."""
+    off = or_(events.c.idx < 0, _has_no_log(events))
+    for log, idx in connection.execute(select(events.c.log, events.c.idx).where(off).limit(_SHOWN)):
+        yield log, idx, "`events` has a leaf here, which is no place of a log that is there"
+
+
+def _without_leaf(connection: Connection, table: Table) -> Iterator[Stray]:
+    for log, idx in connection.execute(_rows_without_leaf(table)):
+        yield log, idx, f"`{table.name}` has a row of this leaf, which is not there"
+
+
+@cache
+def _rows_without_leaf(table: Table) -> Select[Any]:
+    its = and_(events.c.log == table.c.log, events.c.idx == table.c.idx)
+    return select(table.c.log, table.c.idx).where(~exists().where(its)).distinct().limit(_SHOWN)
+
+
+def _without_log(connection: Connection, table: Table) -> Iterator[Stray]:
+    query = select(table.c.log).where(_has_no_log(table)).distinct().limit(_SHOWN)
+    if table in _OF_ALL:
+        query = query.where(table.c.log != _OF_ALL[table])
+    for log in connection.scalars(query):
+        yield log, None, f"`{table.name}` has a row of a log that is not there"
+
+
+def _has_no_log(table: Table) -> ColumnElement[bool]:
+    return ~exists().where(logs.c.id == table.c.log)

@@ -16,6 +16,7 @@ from kvcustody.audit.reports.framework import (
     Framework,
     load_framework,
     read_framework,
+    refused_words,
     showings,
 )
 from kvcustody.audit.reports.given import PolicyProof
@@ -24,7 +25,6 @@ from kvcustody.audit.reports.parameters import ReportParameters
 from kvcustody.audit.reports.section import citations
 from kvcustody.audit.reports.sections import controls
 from kvcustody.audit.reports.sections.controls import carrying_sections, control_statuses
-from kvcustody.audit.reports.wording import refused_words
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.verify.documents.document_check import is_unchecked
 from kvcustody.errors import ConfigError

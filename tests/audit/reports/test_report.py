@@ -32,11 +32,10 @@ from kvcustody.audit.kinds import DECLARED, SILENCE
 from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.audit.reports import section
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
-from kvcustody.audit.reports.framework import NAMES, load_framework
+from kvcustody.audit.reports.framework import NAMES, load_framework, refused_words
 from kvcustody.audit.reports.model import Report
 from kvcustody.audit.reports.parameters import ReportParameters
 from kvcustody.audit.reports.sampling.population import VERDICTS
-from kvcustody.audit.reports.wording import refused_words
 from kvcustody.audit.store.database.engine import WRITE, open_store
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.verify.verify_export import verify_export

@@ -14,7 +14,7 @@ from kvcustody.audit.evidence.counters.read_figures import tier_totals
 from kvcustody.audit.evidence.coverage.conservation import ConservationIdentity, PoolCounts, conservation
 from kvcustody.audit.evidence.coverage.custody_units import CustodySelection
 from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord
-from kvcustody.audit.evidence.coverage.leaves_in_database import leaves_in_database
+from kvcustody.audit.evidence.coverage.recount_process import leaves_in_database
 from kvcustody.audit.evidence.coverage.summary import coverage
 from kvcustody.audit.kinds import Event, TransferDecided, WorkerStarted
 from kvcustody.audit.leaf import LEAF_BYTES_MAX, Context, leaves

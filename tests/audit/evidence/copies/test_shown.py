@@ -17,10 +17,10 @@ from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.kinds import Event, TransferDecided, WorkerStarted, WorkerStopped
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
+from kvcustody.audit.reports.framework import refused_words
 from kvcustody.audit.reports.model import Report
 from kvcustody.audit.reports.parameters import ReportParameters
 from kvcustody.audit.reports.signing.read_report import report_of
-from kvcustody.audit.reports.wording import refused_words
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import SystemClock

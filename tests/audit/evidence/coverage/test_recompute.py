@@ -15,8 +15,7 @@ from sqlalchemy import Engine, update
 
 from kvcustody.audit.evidence.coverage.custody_units import CustodySelection, units_of
 from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord
-from kvcustody.audit.evidence.coverage.leaves_in_database import leaves_in_database
-from kvcustody.audit.evidence.coverage.recount_process import RecountResult, differences
+from kvcustody.audit.evidence.coverage.recount_process import RecountResult, differences, leaves_in_database
 from kvcustody.audit.evidence.coverage.summary import coverage
 from kvcustody.audit.kinds import (
     BlocksAttached,
