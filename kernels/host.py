@@ -56,10 +56,10 @@ def _rows(pieces: NDArray[np.uint8]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
     """[blocks, piece bytes] as one or two arrays of equal rows, each with a row of zeros of its own size."""
     piece = pieces.shape[1]
     row = -(-piece // -(-piece // ROW_BYTES_MAX))
-    found = []
+    regions = []
     for start, end, size in ((0, piece - piece % row, row), (piece - piece % row, piece, piece % row)):
         if end > start:
             kind = np.dtype((np.void, size))
             rows = pieces[:, start:end].view(kind)
-            found.append((rows[:, 0] if end - start == size else rows, np.zeros((), dtype=kind)))
-    return found
+            regions.append((rows[:, 0] if end - start == size else rows, np.zeros((), dtype=kind)))
+    return regions

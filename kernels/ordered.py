@@ -177,13 +177,13 @@ class OrderedScrub:
 
     def answered(self) -> list[RetiredScrub]:
         """The launches that have retired since the last call, oldest first; waits for nothing."""
-        found = []
+        answers = []
         try:
             while self._launches and self._launches[0].has_retired():
-                found.append(self._answer(self._launches.popleft()))
+                answers.append(self._answer(self._launches.popleft()))
         except RuntimeError as error:
             raise _failed(self.table, error) from error
-        return found
+        return answers
 
     def settle(self) -> list[RetiredScrub]:
         """Wait until every launch has retired; their answers."""
@@ -303,17 +303,17 @@ def _zero(table: SegmentTable, slot: Slot, strategy: Strategy, flagged: int, fau
 
 def _with_faults(entries: NDArray[np.int64], faults: NDArray[np.int64]) -> NDArray[np.int64]:
     """The entries with each block of `faults` in a marked entry of its own."""
-    found: list[int] = []
+    marked_entries: list[int] = []
     for entry in entries.tolist():
         run = blocks_of(entry)
         if not np.isin(run, faults).any():
-            found.append(entry)
+            marked_entries.append(entry)
             continue
         for nth, block in enumerate(run.tolist()):
             place = (position_of(entry) + nth) << POSITION_SHIFT
             fault = FAULT if block in faults else 0
-            found.append((entry & READ_BACK) | (1 << BLOCK_BITS) | place | block | fault)
-    return np.array(found, dtype=np.int64)
+            marked_entries.append((entry & READ_BACK) | (1 << BLOCK_BITS) | place | block | fault)
+    return np.array(marked_entries, dtype=np.int64)
 
 
 def _failed(table: SegmentTable, error: RuntimeError) -> DeviceError:

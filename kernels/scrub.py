@@ -65,7 +65,7 @@ def launch_scrub(
     """
     tiles, listed = table.tiles, len(entries)
     variant = scrub_variant(table, strategy, read_back=flags is not None, faulty=faulty)
-    told = table.scratch if published is None else published
+    counter = table.scratch if published is None else published
     step = max(1, pairs_max // tiles.count)
     with on_device(table.device):
         for start in range(0, listed, step):
@@ -80,7 +80,7 @@ def launch_scrub(
                 tiles.stride,
                 tiles.bytes,
                 table.tally,
-                told,
+                counter,
                 table.tally if flags is None else flags,
                 table.blocks,
                 tiles.count,
@@ -91,8 +91,8 @@ def launch_scrub(
 def scrub_variant(table: SegmentTable, strategy: Strategy, *, read_back: bool, faulty: bool = False) -> Variant:
     """The compiled kernel for this table and strategy; compiled once, at the first call."""
     key = ("scrub", strategy, read_back, faulty)
-    found = table.variants.get(key)
-    if found is None:
+    variant = table.variants.get(key)
+    if variant is None:
         constants: dict[str, int | bool] = {
             "ALIGNMENT": table.alignment_bytes,
             "SPAN_BYTES": table.tiles.bytes_max * strategy.group,
@@ -101,8 +101,8 @@ def scrub_variant(table: SegmentTable, strategy: Strategy, *, read_back: bool, f
             "FAULTY": faulty,
             "STREAMING": strategy.streaming,
         }
-        found = table.variants[key] = Variant(scrub_kernel, constants, strategy.warps)
-    return found
+        variant = table.variants[key] = Variant(scrub_kernel, constants, strategy.warps)
+    return variant
 
 
 def scrub_reference(table: SegmentTable, ordered: NDArray[np.int64]) -> None:

@@ -52,14 +52,14 @@ def default_strategy(table: SegmentTable) -> Strategy:
 def candidates(table: SegmentTable) -> list[Strategy]:
     """What `tune` compares; the default is the first."""
     first = default_strategy(table)
-    found = [first]
+    strategies = [first]
     multiprocessors = torch.cuda.get_device_properties(table.device).multi_processor_count
     persistent = (0, multiprocessors * PROGRAMS_PER_SM, multiprocessors * 2 * PROGRAMS_PER_SM)
     for group in (one for one in GROUPS if one <= first.group):
         span = table.tiles.bytes_max * group
         for warps in (max(1, min(4, span // 512)), max(1, min(8, span // 512))):
-            found += [Strategy(group, warps, *rest) for rest in product(persistent, (False, True))]
-    return list(dict.fromkeys(found))
+            strategies += [Strategy(group, warps, *rest) for rest in product(persistent, (False, True))]
+    return list(dict.fromkeys(strategies))
 
 
 _CHOSEN: dict[tuple[object, ...], Strategy] = {}

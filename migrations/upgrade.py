@@ -165,19 +165,19 @@ def _config(connection: Connection, progress: Progress | None) -> Config:
 
 def _upgrade(connection: Connection, progress: Progress | None) -> tuple[str, bool]:
     """Everything up to the first revision that names tables (rule 6): the one reached, and whether one does."""
-    found = current(connection)
-    if found is not None and found == _newest():
-        return found, False
+    revision = current(connection)
+    if revision is not None and revision == _newest():
+        return revision, False
     from alembic import command
     from alembic.script import ScriptDirectory
 
     config = _config(connection, progress)
     scripts = ScriptDirectory.from_config(config)
-    if found is not None and found not in {script.revision for script in scripts.walk_revisions()}:
-        raise other_schema(found)
-    online = _online(scripts, found)
+    if revision is not None and revision not in {script.revision for script in scripts.walk_revisions()}:
+        raise other_schema(revision)
+    online = _online(scripts, revision)
     with _TURN:  # rule 5
-        if found is None:
+        if revision is None:
             create_schema(connection)
             _context(connection).stamp(scripts, "head")
         else:

@@ -73,13 +73,13 @@ class EvictedBlocks:
             self.keys.pass_by(len(blocks))
             return
         generation_of, tag_of = pool.generation.item, pool.tag.item
-        told: dict[int, list[bytes]] = {}
+        keys_by_tag: dict[int, list[bytes]] = {}
         for block in [each for each in blocks.tolist() if each in key_of]:
             key, then = key_of.pop(block)
             if then == generation_of(block):
-                told.setdefault(tag_of(block), []).append(key)
-        self.keys.pass_by(len(blocks) - sum(map(len, told.values())))
-        for number, keys in told.items():
+                keys_by_tag.setdefault(tag_of(block), []).append(key)
+        self.keys.pass_by(len(blocks) - sum(map(len, keys_by_tag.values())))
+        for number, keys in keys_by_tag.items():
             self.keys.add_each(pool.domains[number].owner.name, keys, len(keys))
 
     def drop(self, blocks: Sequence[int]) -> None:

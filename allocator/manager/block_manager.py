@@ -198,19 +198,19 @@ class BlockManager:
         Changes nothing, but where blocks are compared with their checksums: what has changed since it was published is
         withdrawn, and the match is made without it.
         """
-        found = find_longest_prefix(self.tree, plan, prompt, now_us)
+        match = find_longest_prefix(self.tree, plan, prompt, now_us)
         sums, tree = self.pool.sums, self.tree
         if sums is not None:
             before = sums.checked_blocks
-            while withdraw_changed(sums, tree, self.decode, found, plan.own.domain, now_us):
-                found, before = find_longest_prefix(tree, plan, prompt, now_us), sums.checked_blocks
-            found.checked_blocks = min(found.hit_blocks, sums.checked_blocks - before)
-        return found
+            while withdraw_changed(sums, tree, self.decode, match, plan.own.domain, now_us):
+                match, before = find_longest_prefix(tree, plan, prompt, now_us), sums.checked_blocks
+            match.checked_blocks = min(match.hit_blocks, sums.checked_blocks - before)
+        return match
 
     def allocate(
         self,
         id_: Hashable,
-        found: PrefixMatch,
+        match: PrefixMatch,
         prompt: Prompt,
         residency: PathResidency,
         now_us: int,
@@ -225,12 +225,12 @@ class BlockManager:
         partition = residency.account.partition
         over = partition.over_blocks
         sequence = RunningSequence(id_, residency, self.number)
-        leaf = found.leaf
+        leaf = match.leaf
         parts: list[Blocks] = []
         self._handed = []
         if leaf is not None:
-            if found.position < leaf.length:
-                leaf = tree.split(leaf, found.position)
+            if match.position < leaf.length:
+                leaf = tree.split(leaf, match.position)
             parts = tree.attach(leaf, now_us)
         sequence.leaf = leaf
         try:
@@ -239,17 +239,17 @@ class BlockManager:
                     POOL_FULL  # reviving this much cache would eat into a guarantee (rule 3 of `accounting`)
                 )
             else:
-                refused = self._allocate_spans(sequence, found, parts, total, now_us, can_preempt)
+                refused = self._allocate_spans(sequence, match, parts, total, now_us, can_preempt)
             if refused is not None:
                 if leaf is not None:
                     tree.release(leaf, None, now_us, "deferred")
                 return refused
-            sequence.hit_blocks = sequence.published = found.hit_blocks
+            sequence.hit_blocks = sequence.published = match.hit_blocks
             if now_us + active_us < NEVER_US:
                 sequence.active_until_us = now_us + active_us
             else:
                 sequence.active_until_us = NEVER_US
-            self._key(sequence, found, prompt)
+            self._key(sequence, match, prompt)
             self.decode.add(sequence, prompt.tokens, prompt.data[prompt.whole * self.block_bytes :])
         except Exception:  # whatever ends the process needs no undoing
             self.withdraw(sequence, now_us)
@@ -271,16 +271,16 @@ class BlockManager:
     def _allocate_spans(
         self,
         sequence: RunningSequence,
-        found: PrefixMatch,
+        match: PrefixMatch,
         parts: list[Blocks],
         total: int,
         now_us: int,
         can_preempt: bool,
     ) -> str | None:
         """Hand out what each span needs, to the account that owns the span."""
-        spans = found.spans
+        spans = match.spans
         if len(spans) == 1:
-            wanted = [(spans[0].domain.owner, total - found.hit_blocks)] if total > found.hit_blocks else []
+            wanted = [(spans[0].domain.owner, total - match.hit_blocks)] if total > match.hit_blocks else []
         else:
             wanted = [
                 (span.domain.owner, min(span.last, total) - span.first)
@@ -301,20 +301,20 @@ class BlockManager:
         sequence.table = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else EMPTY
         sequence.block_count = sequence.admitted_blocks = len(sequence.table)
         if self.options.windows:
-            self.publication.open_windows(sequence, wanted, found.hit_blocks, self._hand_to_request)
+            self.publication.open_windows(sequence, wanted, match.hit_blocks, self._hand_to_request)
         sequence.recorded_until = self.pool.next_generation
-        sequence.spans = found.spans
+        sequence.spans = match.spans
         return None
 
-    def _key(self, sequence: RunningSequence, found: PrefixMatch, prompt: Prompt) -> None:
+    def _key(self, sequence: RunningSequence, match: PrefixMatch, prompt: Prompt) -> None:
         """Make the keys of the part that will be written; they are published when they are computed."""
-        span = found.spans[-1]
+        span = match.spans[-1]
         if span.state is None or not span.domain.cacheable:
             span.state = None
             return
         first, keys = span.first, b""
-        if found.pending_key is not None:
-            keys = found.pending_key
+        if match.pending_key is not None:
+            keys = match.pending_key
             first += 1
         span.keys = keys + keys_of(span.state, prompt.data, first, prompt.whole, prompt.block_bytes, prompt.extras)
 

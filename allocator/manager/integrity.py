@@ -34,13 +34,13 @@ class _Part(NamedTuple):
 
 
 def withdraw_changed(
-    sums: BlockSums, tree: PrefixTree, decode: DecodeTable, found: PrefixMatch, reader: Domain, now_us: int
+    sums: BlockSums, tree: PrefixTree, decode: DecodeTable, match: PrefixMatch, reader: Domain, now_us: int
 ) -> bool:
-    """Compare what an attach of `found` would read; whether something had changed and was withdrawn.
+    """Compare what an attach of `match` would read; whether something had changed and was withdrawn.
 
     Each block is drawn by the stricter share of its own domain and the reader's.
     """
-    parts = _parts(sums, found, reader)
+    parts = _parts(sums, match, reader)
     if not parts:
         return False
     counts = [len(part.blocks) for part in parts]

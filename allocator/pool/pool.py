@@ -90,15 +90,15 @@ class Pool:
         if not count:
             return
         state = self.state
-        found = state[blocks]
+        states = state[blocks]
         if count <= _SMALL_MOVE:
-            differs = found.tobytes() != _ALL_IN[source][:count]
+            differs = states.tobytes() != _ALL_IN[source][:count]
         else:
-            differs = bool(np.count_nonzero(found != source))
+            differs = bool(np.count_nonzero(states != source))
         if differs or (source, target) not in _ALLOWED:
             raise IsolationError(
                 f"blocks cannot move from {BlockState(source).name} to {BlockState(target).name}: found states "
-                f"{sorted({BlockState(s).name for s in found.tolist()})}",
+                f"{sorted({BlockState(s).name for s in states.tolist()})}",
                 source=source,
                 target=target,
             )

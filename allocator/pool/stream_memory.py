@@ -97,7 +97,7 @@ class StreamTensorMemory(TensorMemory):
 
     def answered_orders(self, *, wait: bool) -> list[tuple[int, tuple[ScrubResult, ...]]]:
         """The launches that have retired since the last call, by number, with a result a batch; with `wait`, all."""
-        found = []
+        retired = []
         for shard, ordered in enumerate(self.ordered):
             answers: list[RetiredScrub] = ordered.settle() if wait else ordered.answered()
             for answer in answers:
@@ -107,8 +107,8 @@ class StreamTensorMemory(TensorMemory):
                     result._replace(ended_us=ended, failed=dirty)
                     for result, dirty in zip(results, answer.dirty, strict=True)
                 )
-                found.append((number, told))
-        return found
+                retired.append((number, told))
+        return retired
 
     def scrubbed(self, shard: int) -> int:
         """Blocks by the device's own count, as of the last launch that was answered."""

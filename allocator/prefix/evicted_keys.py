@@ -84,7 +84,7 @@ class EvictedKeys:
         newer, older = self._newer.get(tenant, _NONE), self._older.get(tenant, _NONE)
         if not (newer or older):
             return 0
-        found, at, end = 0, 0, len(keys)
+        hits, at, end = 0, 0, len(keys)
         wanted = end // KEY_BYTES
         while at < end:
             key = keys[at : at + KEY_BYTES]
@@ -94,9 +94,9 @@ class EvictedKeys:
             length, serial = kept.pop(key)
             count = min(length, (end - at) // KEY_BYTES)
             self._count(self.evicted - serial + length + wanted, count)
-            found += count
+            hits += count
             at += length * KEY_BYTES
-        return found
+        return hits
 
     def computed_again_each(self, tenant: str, keys: Iterable[bytes], *, weight: int = 1) -> int:
         """How many blocks of `keys`, each of which stands for `weight`, had been evicted; counted once."""

@@ -153,13 +153,13 @@ def _find_from_segment(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us:
     made = match.blocks + len(keys) // KEY_BYTES
     keys += keys_of(match.state, prompt.data, made, blocks, prompt.block_bytes, prompt.extras)
     if keys:
-        found = PrefixMatch(match.node, match.position, match.blocks, domain if match.node is not None else None)
-        found.stale_blocks = match.stale
-        found.spans.append(Span(domain, match.blocks, blocks, match.blocks, keys, None))
+        path = PrefixMatch(match.node, match.position, match.blocks, domain if match.node is not None else None)
+        path.stale_blocks = match.stale
+        path.spans.append(Span(domain, match.blocks, blocks, match.blocks, keys, None))
         own_state = plan.own.state.copy()
         own_state.update(keys[-KEY_BYTES:])
-        found.spans.append(Span(plan.own.domain, blocks, ENDLESS, 0, b"", own_state))
-        return found
+        path.spans.append(Span(plan.own.domain, blocks, ENDLESS, 0, b"", own_state))
+        return path
     assert match.node is not None
     seed = key_at(match.node, match.position)
     own_state = plan.own.state.copy()

@@ -122,14 +122,14 @@ class RunningSequence:
 
     def foreign_blocks(self, *, first: int = 0) -> dict[Domain, int]:
         """How many blocks of its path, from `first` on, are of each other domain than its own, from its end on."""
-        found: dict[Domain, int] = {}
+        counts: dict[Domain, int] = {}
         node = self.leaf
         while node is not None:
             count = min(node.length, node.depth + node.length - first)
             if node.domain is not self.domain and count > 0:
-                found[node.domain] = found.get(node.domain, 0) + count
+                counts[node.domain] = counts.get(node.domain, 0) + count
             node = node.parent
-        return found
+        return counts
 
     def stop_publishing(self) -> None:
         """Nothing more of it is published, and it leaves no hold; it may run on."""

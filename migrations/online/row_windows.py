@@ -170,7 +170,7 @@ def _copy(connection: Connection, log: int, leaves: int, lives: Lives, check: Ca
 
 def _first_there(connection: Connection, tables: Sequence[Table], log: int, copied: int, below: int) -> int:
     """The next place that has a leaf or a row: a purge may have taken what is before it."""
-    found = [
+    first_places = [
         connection.scalar(
             select(table.c.idx)
             .where(table.c.log == log, table.c.idx >= copied, table.c.idx < below)
@@ -179,7 +179,7 @@ def _first_there(connection: Connection, tables: Sequence[Table], log: int, copi
         )
         for table in tables
     ]
-    return min([int(idx) for idx in found if idx is not None], default=below)
+    return min([int(idx) for idx in first_places if idx is not None], default=below)
 
 
 def _made_and_left(
@@ -211,19 +211,19 @@ def _left(
     """Rows of the old form whose leaf is gone; raises where one differs from what its leaf gives (rule 3)."""
     added = added_columns(connection, table)
     kept = [number for number, name in enumerate(table.columns.keys()) if name not in added]
-    made = {key_of(table, row): row for piece in pieces for row in rows_of(piece)}
+    projected = {key_of(table, row): row for piece in pieces for row in rows_of(piece)}
     left = []
     for row in rows_between(connection, table, log, places):
         key = key_of(table, row)
-        wanted = made.pop(key, None)
+        wanted = projected.pop(key, None)
         if wanted is None and key[0] not in there:
             left.append(row)
         elif wanted is None:
             raise difference(connection, table, log, key[0], "")
         elif wrong := next((number for number in kept if row[number] != wanted[number]), None):
             raise difference(connection, table, log, key[0], table.columns.keys()[wrong])
-    if made:
-        raise difference(connection, table, log, min(made)[0], "")
+    if projected:
+        raise difference(connection, table, log, min(projected)[0], "")
     return left
 
 
@@ -321,26 +321,26 @@ def _compare(connection: Connection, forms: Mapping[Table, Table], log: int, pla
     query = select(events.c.idx, events.c.leaf).where(
         events.c.log == log, events.c.idx >= places.start, events.c.idx < places.stop
     )
-    found = connection.execute(query.order_by(events.c.idx)).all()
-    there = [row.idx for row in found]
+    leaf_rows = connection.execute(query.order_by(events.c.idx)).all()
+    places_there = [row.idx for row in leaf_rows]
     projected = (
         project(
-            read_leaves([bytes(row.leaf) for row in found], hashed=False),
-            [log] * len(found),
-            there,
+            read_leaves([bytes(row.leaf) for row in leaf_rows], hashed=False),
+            [log] * len(leaf_rows),
+            places_there,
             lives.of(connection),
             tables=frozenset(forms),
         )
-        if found
+        if leaf_rows
         else {}
     )
     leafless: dict[Table, set[int]] = {}
     for row in differences(connection, log, places, projected, forms):
-        if row.is_missing or row.column or row.idx in there:
+        if row.is_missing or row.column or row.idx in places_there:
             raise difference(connection, row.table, log, row.idx, row.column)
         leafless.setdefault(row.table, set()).add(row.idx)
     for table, form in forms.items():  # rule 5
-        _compare_leafless(connection, table, form, log, places, leafless.get(table, set()), frozenset(there))
+        _compare_leafless(connection, table, form, log, places, leafless.get(table, set()), frozenset(places_there))
 
 
 def _compare_leafless(

@@ -66,7 +66,7 @@ def manifest_of(
 ) -> tuple[BundleManifest, Policy]:
     """The manifest of a document, and its policy. Raises `PolicyRejected` where the document is none."""
     policy = load_policy(document, name=file)
-    made = BundleManifest(
+    manifest = BundleManifest(
         audience,
         policy.name,
         revision,
@@ -76,7 +76,7 @@ def manifest_of(
         expires_us,
         tuple(sorted(set(revoked))),
     )
-    return read_manifest(made.form()), policy
+    return read_manifest(manifest.form()), policy
 
 
 def sign_manifest(manifest: BundleManifest, signer: Signer) -> DocumentSignature:
@@ -144,13 +144,13 @@ def check_signatures(bundle: Bundle, trust: Trust) -> tuple[str, ...]:
 def check_document(manifest: BundleManifest, document: str) -> Policy:
     """The policy in the document that the manifest binds; raises `DocumentRejected` or `PolicyRejected`."""
     try:
-        found = digest(document.encode())
+        actual_digest = digest(document.encode())
     except UnicodeEncodeError:
-        found = ""
-    if found != manifest.document:
+        actual_digest = ""
+    if actual_digest != manifest.document:
         raise DocumentRejected(f"bundle of revision `{manifest.revision}` holds another document than was signed")
-    policy, found = _read_document(document, f"{manifest.name}@{manifest.revision}")
-    if (policy.name, found) != (manifest.name, manifest.digest):
+    policy, actual_digest = _read_document(document, f"{manifest.name}@{manifest.revision}")
+    if (policy.name, actual_digest) != (manifest.name, manifest.digest):
         raise DocumentRejected(
             f"bundle of revision `{manifest.revision}`: this program reads another policy in the document than the "
             f"`{manifest.digest}` that was signed"

@@ -47,7 +47,7 @@ def token_priorities(
     declared = {kind.id: kind for kind in eviction.kinds}
     known = [each for each in kinds if each.kind in declared]
     marks = {each.first: each for each in known if each.is_marked}
-    said = [each for each in known if not each.is_marked]
+    ranges = [each for each in known if not each.is_marked]
     edges = {0}
     for span in eviction.ranges:
         edges |= {span.start, *(() if span.until is None else (span.until,))}
@@ -55,23 +55,25 @@ def token_priorities(
         edges |= {each.first, each.last}
     if segment is not None:
         edges.add(segment.tokens)
-    found: list[TokenPriority] = []
+    priorities: list[TokenPriority] = []
     starts = sorted(edges)
     marked: KindRange | None = None
     for first, until in zip(starts, [*starts[1:], None], strict=True):
         marked = marks.get(first, marked if marked is not None and first < marked.last else None)
         kind = None if marked is None else declared[marked.kind]
-        one = _policys(eviction, segment, kind, first)._replace(until=until)
-        for each in said:
+        priority = _policys(eviction, segment, kind, first)._replace(until=until)
+        for each in ranges:
             lower = declared[each.kind]
-            if each.first <= first < each.last and lower.priority < one.priority:
+            if each.first <= first < each.last and lower.priority < priority.priority:
                 because = f"the request's kind `{lower.id}`, which lowers"
-                one = one._replace(priority=lower.priority, for_us=None, because=because, line=lower.mark.line)
-        if found and found[-1][2:] == one[2:]:
-            found[-1] = found[-1]._replace(until=until)
+                priority = priority._replace(
+                    priority=lower.priority, for_us=None, because=because, line=lower.mark.line
+                )
+        if priorities and priorities[-1][2:] == priority[2:]:
+            priorities[-1] = priorities[-1]._replace(until=until)
         else:
-            found.append(one)
-    return tuple(found)
+            priorities.append(priority)
+    return tuple(priorities)
 
 
 def _policys(eviction: Eviction, segment: SegmentRule | None, marked: ContentKind | None, token: int) -> TokenPriority:

@@ -82,22 +82,22 @@ def parse_model(model: type[Model], content: bytes, name: str) -> Model:
     except PolicyRejected as error:
         raise ConfigError(document_problems(error)) from None
     assert root is not None, "a document without a root has a problem"
-    found: list[tuple[SourceMark, str]] = []
+    mistakes: list[tuple[SourceMark, str]] = []
 
     def value(scalar: Scalar) -> str | int | float | bool | None:
         try:
             return _scalar_value(scalar)
         except ValueError as error:
-            found.append((scalar.mark, str(error)))
+            mistakes.append((scalar.mark, str(error)))
             return 0
 
     document: Model | None = None
     try:
         document = model.model_validate_json(json.dumps(root, default=value), strict=True)
     except ValidationError as error:
-        found += [(mark_at(root, problem["loc"], key=True), _says(problem)) for problem in error.errors()]
-    if document is None or found:
-        raise ConfigError("\n".join(f"{name}:{mark.line}:{mark.column}: {text}" for mark, text in sorted(found)))
+        mistakes += [(mark_at(root, problem["loc"], key=True), _says(problem)) for problem in error.errors()]
+    if document is None or mistakes:
+        raise ConfigError("\n".join(f"{name}:{mark.line}:{mark.column}: {text}" for mark, text in sorted(mistakes)))
     return document
 
 

@@ -142,13 +142,13 @@ def _decode(source: str | bytes, problems: Problems, bytes_max: int) -> str | No
 
 
 def _visible(text: str, problems: Problems) -> bool:
-    found = False
+    has_hidden = False
     for match in HIDDEN.finditer(text):
         problems.add(_place(text[: match.start()]), "KVP104", f"character `U+{ord(match.group()):04X}` is not allowed")
-        found = True
+        has_hidden = True
         if problems.count >= 20:  # a binary file; finding the place of each costs a scan
             break
-    return not found
+    return not has_hidden
 
 
 def _place(before: str) -> SourceMark:

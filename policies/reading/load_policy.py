@@ -292,17 +292,17 @@ def _rule(names: DeclaredNames, entry: RuleEntry) -> Rule:
 
 
 def _check_permit(names: DeclaredNames, rule: Rule, entry: RuleEntry) -> None:
-    told = f"rule {quote(rule.id)} permits"
+    rule_permits = f"rule {quote(rule.id)} permits"
     for action in rule.actions:
         if action not in PERMITTED:
-            message = f"{told} `{action.name.lower()}`, which follows from other sections"
+            message = f"{rule_permits} `{action.name.lower()}`, which follows from other sections"
             names.problems.add(entry.at("action"), "KVP408", message)
     if rule.via is not None and rule.via != (Via.OWN,):
-        names.problems.add(entry.at("when", "via"), "KVP409", f"{told} by `grant` or `segment`")
+        names.problems.add(entry.at("when", "via"), "KVP409", f"{rule_permits} by `grant` or `segment`")
     if rule.relation is Relation.SAME_GROUP:
-        names.problems.add(entry.at("when", "reader"), "KVP409", f"{told} a whole group")
+        names.problems.add(entry.at("when", "reader"), "KVP409", f"{rule_permits} a whole group")
     elif rule.readers and rule.owners and not set(rule.readers) & set(rule.owners):
-        message = f"{told} `{rule.readers[0]}` to reach `{rule.owners[0]}`"
+        message = f"{rule_permits} `{rule.readers[0]}` to reach `{rule.owners[0]}`"
         names.problems.add(entry.at("when", "owner"), "KVP409", message)
 
 
@@ -310,15 +310,15 @@ def _tenants(names: DeclaredNames, listed: tuple[Scalar, ...], what: str) -> tup
     return tuple(names.tenant(tenant, what) for tenant in listed)
 
 
-def _levels(names: DeclaredNames, said: LevelRange | tuple[Scalar, ...]) -> tuple[int, ...]:
+def _levels(names: DeclaredNames, levels: LevelRange | tuple[Scalar, ...]) -> tuple[int, ...]:
     """Exact, list, `at_most` or `at_least`, lowered to the set of levels."""
-    if isinstance(said, tuple):
-        return tuple(sorted({names.level(level, "classification") for level in said}))
-    low = names.level(said.at_least, "`at_least`")
-    high = names.level(said.at_most, "`at_most`") if said.at_most else len(names.levels) - 1
-    if low > high >= 0 and sound(said.node):
+    if isinstance(levels, tuple):
+        return tuple(sorted({names.level(level, "classification") for level in levels}))
+    low = names.level(levels.at_least, "`at_least`")
+    high = names.level(levels.at_most, "`at_most`") if levels.at_most else len(names.levels) - 1
+    if low > high >= 0 and sound(levels.node):
         message = "`classification` is empty: `at_least` is above `at_most`"
-        names.problems.add(said.mark, "KVP305", message)
+        names.problems.add(levels.mark, "KVP305", message)
     return tuple(range(low, high + 1))
 
 

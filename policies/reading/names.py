@@ -143,12 +143,12 @@ class DeclaredNames(KnownNames):
     ) -> dict[str, tuple[Scalar, T]]:
         """The entries of a mapping keyed by classification name (or one of `also`)."""
         known = (*self.levels, *also)
-        found: dict[str, tuple[Scalar, T]] = {}
+        by_name: dict[str, tuple[Scalar, T]] = {}
         for key in keys:
             if key.text in known:
-                found[key.text] = (key, entries[key.text])
+                by_name[key.text] = (key, entries[key.text])
             elif self.levels:
                 hint = self.problems.near(key.text, known)
                 message = f"{what} names classification {quote(key.text)}, which is not in `classifications`"
                 self.problems.add(key.mark, "KVP402", message, hint)
-        return found
+        return by_name

@@ -115,10 +115,10 @@ class BatchTable:
 
     def _live(self, keys: NDArray[np.int64], now_utc_us: int) -> NDArray[np.bool_]:
         """Whether an interval of each key holds the instant and permits."""
-        found = np.zeros(len(keys), dtype=bool)
+        permitted = np.zeros(len(keys), dtype=bool)
         place = np.searchsorted(self._cross, keys)
         for offset in range(self._longest):
             at = np.minimum(place + offset, len(self._cross) - 1)
             same = self._cross[at] == keys
-            found |= same & (self._start[at] <= now_utc_us) & (now_utc_us < self._end[at]) & self._permit[at]
-        return found
+            permitted |= same & (self._start[at] <= now_utc_us) & (now_utc_us < self._end[at]) & self._permit[at]
+        return permitted

@@ -53,15 +53,15 @@ class Barriers:
 
     def of(self, rule: Grant | SegmentRule, reader: str) -> tuple[str, ...]:
         """Why the rule opens nothing to this reader, in words; empty where it may. An unlisted tenant is `""`."""
-        found = []
+        barriers = []
         owner = self._tenants.get(rule.owner)
         if owner is not None and not has_domain(rule, owner):
             scope = owner.scope.name.lower()
-            found.append(f"its owner's `scope` is `{scope}`, so no block is of the whole tenant")
+            barriers.append(f"its owner's `scope` is `{scope}`, so no block is of the whole tenant")
         labels = self.never_equal(rule, reader)
         if labels:
-            found.append(f"the labels `{'`, `'.join(labels)}` differ and are not in its `crosses`")
-        return tuple(found)
+            barriers.append(f"the labels `{'`, `'.join(labels)}` differ and are not in its `crosses`")
+        return tuple(barriers)
 
     def never_equal(self, rule: Grant | SegmentRule, reader: str) -> tuple[str, ...]:
         """Labels that differ whatever the route, and that the rule does not name.

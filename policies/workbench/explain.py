@@ -121,15 +121,15 @@ def _sources(declared: Declared, request: Request) -> list[Considered]:
     if request.via is Via.OWN:
         return []
     policy, barriers = declared.policy, Barriers(declared.policy)
-    found = [
+    sources = [
         Considered("grant", grant.id, "permit", _grant_failing(grant, request, barriers), grant.mark)
         for grant in (*policy.grants, *policy.group_grants())
     ]
-    found += [
+    sources += [
         Considered("segment", segment.id, "permit", _segment_failing(segment, request, barriers), segment.mark)
         for segment in policy.segments
     ]
-    near = [entry for entry in found if len(entry.failing) <= 2]
+    near = [entry for entry in sources if len(entry.failing) <= 2]
     return sorted(near, key=lambda entry: (len(entry.failing), entry.id))[:NEAR_MAX]
 
 

@@ -207,17 +207,18 @@ def _cross_cells(
     for cell in asked:
         open_cell: CellChange | None = None
         for start, end in pieces:
-            one = before.answer(cell, reader, owner, start)
-            two = after.answer(cell, reader, owner, start)
+            old_effect = before.answer(cell, reader, owner, start)
+            new_effect = after.answer(cell, reader, owner, start)
             if open_cell is not None and (
-                one.permitted == two.permitted or (one, two) != (open_cell.before, open_cell.after)
+                old_effect.permitted == new_effect.permitted
+                or (old_effect, new_effect) != (open_cell.before, open_cell.after)
             ):
                 yield open_cell
                 open_cell = None
-            if one.permitted != two.permitted:
+            if old_effect.permitted != new_effect.permitted:
                 action, name, scope, via = cell
                 begun = start if open_cell is None else open_cell.start_us
-                open_cell = CellChange(action, reader, owner, name, scope, via, begun, end, one, two)
+                open_cell = CellChange(action, reader, owner, name, scope, via, begun, end, old_effect, new_effect)
         if open_cell is not None:
             yield open_cell
 
@@ -392,13 +393,13 @@ def _receipts(old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...]) 
 
 
 def _erasure(old: Policy, new: Policy) -> Iterator[DutyChange]:
-    one, two = old.erasure, new.erasure
-    if one.within_us != two.within_us:
-        said = span(one.within_us), span(two.within_us)
-        yield DutyChange("every tenant", "erasure", "within", *said, two.within_us > one.within_us)
-    if one.running is not two.running:
+    before, after = old.erasure, new.erasure
+    if before.within_us != after.within_us:
+        said = span(before.within_us), span(after.within_us)
+        yield DutyChange("every tenant", "erasure", "within", *said, after.within_us > before.within_us)
+    if before.running is not after.running:
         yield DutyChange(
-            "every tenant", "erasure", "running", one.running, two.running, two.running is OnRunning.FINISH
+            "every tenant", "erasure", "running", before.running, after.running, after.running is OnRunning.FINISH
         )
 
 

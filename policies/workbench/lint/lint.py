@@ -74,7 +74,7 @@ def lint(
     """
     policy = table.policy
     problems = Problems(policy.file)
-    found: list[Finding] = [
+    findings: list[Finding] = [
         *lint_rules(policy),
         *_lint_reuse(policy),
         *_lint_sources(table, now_us, soon_days, used),
@@ -87,7 +87,7 @@ def lint(
         *_lint_receipts(table),
         *without_effect(policy, owner, tiers),
     ]
-    for mark, code, message in found:
+    for mark, code, message in findings:
         problems.add(mark, code, message)
     try:
         problems.raise_if_any()
@@ -284,13 +284,13 @@ def _lint_placement(table: DecisionTable) -> Iterator[Finding]:
     """Requests that no group may serve, told of the last rule that says so; groups dedicated twice; death by tiers."""
     policy, placement = table.policy, table.placement
     rules = {rule.id: rule for rule in policy.placement}
-    examples, told = RouteExamples((policy,)), set[str]()
+    examples, reported = RouteExamples((policy,)), set[str]()
     names = [tenant.id for tenant in policy.tenants] + ([FRESH[0]] if policy.default else [])
     for tenant in names if rules else ():
         for route, hint in product(examples.of(tenant), (None, *policy.classifications)):
             demand = placement.demand(tenant, route, None, hint)
-            if demand.only is not None and not demand.among(demand.only) and demand.by[-1] not in told:
-                told.add(demand.by[-1])
+            if demand.only is not None and not demand.among(demand.only) and demand.by[-1] not in reported:
+                reported.add(demand.by[-1])
                 whose = "unlisted tenants" if tenant in FRESH else f"tenant {quote(tenant)}"
                 asked = policy.classifications[table.classify(tenant, route, None, hint)]
                 what = f"requests of {whose} as {quote(asked)}"

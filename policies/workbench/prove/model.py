@@ -132,14 +132,14 @@ class Proof:
         }
 
 
-def _property_data(found: ProvedProperty) -> dict[str, Any]:
-    example = found.counterexample
+def _property_data(proved: ProvedProperty) -> dict[str, Any]:
+    example = proved.counterexample
     return {
-        "id": found.id,
-        "title": found.title,
-        "holds": found.holds,
-        "cells": found.cells,
-        "permits": found.permits,
-        "broken": found.broken,
+        "id": proved.id,
+        "title": proved.title,
+        "holds": proved.holds,
+        "cells": proved.cells,
+        "permits": proved.permits,
+        "broken": proved.broken,
         "counterexample": None if example is None else {"why": example.why, "request": example.data},
     }

@@ -225,13 +225,13 @@ class Declared:
         policy = self.policy
         if entry is None:
             return DeclaredCopies(0, 0, 0, True, frozenset())
-        said = [policy.offload[level], *(own for at, own in entry.offload if at == level)]
+        offloads = [policy.offload[level], *(own for at, own in entry.offload if at == level)]
         kept = [policy.retention[level], *(own for at, own in entry.retention if at == level)]
-        limits = [limit for offload in said for limit in offload.limits if limit.tier is tier]
+        limits = [limit for offload in offloads for limit in offload.limits if limit.tier is tier]
         times = [limit.absolute_us for limit in limits] + [each.absolute_us for each in kept]
-        encrypt = tier is not Tier.HOST or any(offload.encrypt for offload in said)
-        match = frozenset(name for offload in said for name in offload.match)
-        if len(limits) < len(said) or self._forbidden(Action.OFFLOAD, tenant, level):
+        encrypt = tier is not Tier.HOST or any(offload.encrypt for offload in offloads)
+        match = frozenset(name for offload in offloads for name in offload.match)
+        if len(limits) < len(offloads) or self._forbidden(Action.OFFLOAD, tenant, level):
             return DeclaredCopies(0, 0, 0, encrypt, match)
         held = all(each.idle_us and each.absolute_us for each in kept) and not (
             self._forbidden(Action.PUBLISH, tenant, level) or self._forbidden(Action.RETAIN, tenant, level)
@@ -272,15 +272,15 @@ class Declared:
         rules = self.classify_rules(tenant)
         own = [r.level for r in rules if r.route is None and r.level is not None and r.tenant == tenant]
         every = [r.level for r in rules if r.route is None and r.level is not None]
-        found = (own or every)[:1]
+        levels = (own or every)[:1]
         for rule in rules:
             if rule.route is not None and rule.level is not None and route is not None:
-                found += [rule.level] if route_matches(rule.route, route) else []
-        found += [] if claim is None else [names.index(claim) if claim in names else top]
-        if not found:
+                levels += [rule.level] if route_matches(rule.route, route) else []
+        levels += [] if claim is None else [names.index(claim) if claim in names else top]
+        if not levels:
             return top
-        found += [] if hint is None else [names.index(hint) if hint in names else top]
-        return max(found)
+        levels += [] if hint is None else [names.index(hint) if hint in names else top]
+        return max(levels)
 
 
 def route_matches(pattern: str, route: str) -> bool:
