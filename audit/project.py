@@ -97,13 +97,13 @@ def project(
 
     `logs` and `idx` say where each leaf is; `life_of` gives a process of the ledger by its uuid. `tables`: no others.
     """
-    made: dict[Table, list[Sequence[Sequence[Any]]]] = {}
+    by_table: dict[Table, list[Sequence[Sequence[Any]]]] = {}
     for group in batch.groups:
         for table, places, columns in _of_group(batch, group, life_of):
             if tables is None or table in tables:
                 place = [[values[each] for each in places] for values in (logs, idx)]
-                made.setdefault(table, []).append([*place, *columns])
-    return made
+                by_table.setdefault(table, []).append([*place, *columns])
+    return by_table
 
 
 def rows_of(columns: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
@@ -113,15 +113,15 @@ def rows_of(columns: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
 
 def life_changes(batch: LeafBatch, life_of: Callable[[str], IncarnationRow]) -> list[LifeChange]:
     """What the leaves change of the rows of processes, in the order of the leaves."""
-    found: list[tuple[int, LifeChange]] = []
+    placed: list[tuple[int, LifeChange]] = []
     for group in batch.groups:
         if group.kind in _LIFE:
             lives = _lives(batch, group, life_of)
             is_own = group.kind in OWN_LIFE
             for number, (place, life) in enumerate(zip(group.places, lives, strict=True)):
                 worker = group.columns["worker"][number]
-                found.append((place, LifeChange(life, _life_values(group, number), worker, is_own)))
-    return [change for _, change in sorted(found, key=lambda each: each[0])]
+                placed.append((place, LifeChange(life, _life_values(group, number), worker, is_own)))
+    return [change for _, change in sorted(placed, key=lambda each: each[0])]
 
 
 def _life_values(group: LeafGroup, number: int) -> dict[str, Any]:
@@ -347,17 +347,17 @@ def is_scraped(kind: str, measure: str) -> bool:
 
 def count_events(batch: LeafBatch, logs: Sequence[int], into: Figures | None = None) -> Figures:
     """The figures of a batch, given the log id of every leaf, added to those there are; no value is 0."""
-    found = Figures() if into is None else into
+    figures = Figures() if into is None else into
     names = {kind: (kind, LEAVES, "", "", "") for kind in set(batch.kinds)}
     scraped = map(ORPHANS.__eq__, batch.kinds)
-    cells = map(found.__getitem__, zip(scraped, logs, _hours(batch.at_us), strict=True))
+    cells = map(figures.__getitem__, zip(scraped, logs, _hours(batch.at_us), strict=True))
     for cell, kind in zip(cells, batch.kinds, strict=True):
         name = names[kind]
         cell[name] = cell.get(name, 0) + 1
     for group in batch.groups:
         if group.kind != CHANGED:
-            _count_group(found, group, [logs[place] for place in group.places])
-    return found
+            _count_group(figures, group, [logs[place] for place in group.places])
+    return figures
 
 
 class _Alike(NamedTuple):
@@ -379,7 +379,7 @@ class _Alike(NamedTuple):
 
 
 def _alike(
-    found: Figures,
+    figures: Figures,
     scraped: bool,
     logs: Sequence[int],
     hours: Sequence[int],
@@ -389,7 +389,7 @@ def _alike(
     numbers: dict[tuple[int, int, str, str], int] = {}
     each = zip(logs, hours, named, classes, strict=True)
     which = [numbers.setdefault(key, len(numbers)) for key in each]
-    cells = [found[scraped, log, hour] for log, hour, _, _ in numbers]
+    cells = [figures[scraped, log, hour] for log, hour, _, _ in numbers]
     return _Alike(which, cells, [key[2:] for key in numbers])
 
 
@@ -400,16 +400,16 @@ def _hours(at_us: Sequence[int]) -> list[int]:
     return [moment // HOUR_US * HOUR_US for moment in at_us]
 
 
-def _count_group(found: Figures, group: LeafGroup, logs: Sequence[int]) -> None:
+def _count_group(figures: Figures, group: LeafGroup, logs: Sequence[int]) -> None:
     columns, kind = group.columns, group.kind
     hours, parts = _hours(columns["at_us"]), columns["part"]
     nothing = [""] * len(logs)
     classes = columns.get("classification", nothing)
     named = columns[OUTCOMES[kind]] if kind in OUTCOMES else nothing
-    alike = _alike(found, kind == ORPHANS, logs, hours, named, classes)
+    alike = _alike(figures, kind == ORPHANS, logs, hours, named, classes)
     alike.add(kind, EVENTS, repeat(1) if max(parts) == 1 else (part == 1 for part in parts))
     if kind in ASKING:
-        _count_requests(found, group, alike, zip(logs, hours, strict=True))
+        _count_requests(figures, group, alike, zip(logs, hours, strict=True))
     elif kind == ASSIGNMENT:
         _count_assigned(group, alike)
     elif kind in COPY_KINDS:
@@ -419,7 +419,7 @@ def _count_group(found: Figures, group: LeafGroup, logs: Sequence[int]) -> None:
             level if result == "ok" else FAILED
             for level, result in zip(columns["level"], columns["result"], strict=True)
         ]
-        proved = _alike(found, False, logs, hours, levels, classes)
+        proved = _alike(figures, False, logs, hours, levels, classes)
         proved.add(kind, BLOCKS, group.extents[_RUNS].blocks)
         sizes = zip(columns["bytes"], parts, strict=True)
         proved.add(kind, BYTES, [size if part == 1 else 0 for size, part in sizes])
@@ -431,7 +431,7 @@ def _count_group(found: Figures, group: LeafGroup, logs: Sequence[int]) -> None:
             alike.add(kind, measure, group.extents[key].blocks if key in group.extents else columns[key])
 
 
-def _count_requests(found: Figures, group: LeafGroup, alike: _Alike, logs: Iterable[tuple[int, int]]) -> None:
+def _count_requests(figures: Figures, group: LeafGroup, alike: _Alike, logs: Iterable[tuple[int, int]]) -> None:
     """Reuse that was decided: what hit, and what was denied by which rule, of whose blocks, under which revision."""
     columns, kind = group.columns, group.kind
     pairs = zip(columns["log"], columns[ASKING[kind]], strict=True)
@@ -448,7 +448,7 @@ def _count_requests(found: Figures, group: LeafGroup, alike: _Alike, logs: Itera
     for counts, (log, hour), at, rule, owner, revision, number in each:
         effect, classification = alike.who[at]
         if counts and effect == "deny" and number:
-            cell = found[True, log, hour]
+            cell = figures[True, log, hour]
             name = (kind, DENIED, rule, f"{revision} {owner}", classification)
             cell[name] = cell.get(name, 0) + number
 

@@ -110,14 +110,14 @@ def _reach() -> tuple[set[_Place], set[str]]:
         module = _module(place.module)
         for node in ast.walk(module.body[place.number]):
             _check_inner_import(node, module.name)
-            found = _resolve(module, node.id) if isinstance(node, ast.Name) else None
-            if isinstance(found, _Place):
-                body, after = _module(found.module).body, found.number + 1
+            target = _resolve(module, node.id) if isinstance(node, ast.Name) else None
+            if isinstance(target, _Place):
+                body, after = _module(target.module).body, target.number + 1
                 is_documented = after < len(body) and _is_text(body[after])  # as a constant is, below it
-                waiting += [found, *([_Place(found.module, after)] if is_documented else [])]
-            elif found is not None:
-                _check_standard(found, module.name)
-                imports.add(found)
+                waiting += [target, *([_Place(target.module, after)] if is_documented else [])]
+            elif target is not None:
+                _check_standard(target, module.name)
+                imports.add(target)
     return reached, imports
 
 

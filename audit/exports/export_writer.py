@@ -180,15 +180,15 @@ class _Export:
         return manifest
 
     def _chosen(self) -> Sequence[SubLog]:
-        found = self._source.logs()
+        sub_logs = self._source.logs()
         wanted = self._selection.logs or tuple(self._ranges)
-        missing = sorted(set(wanted) - {log.name for log in found})
+        missing = sorted(set(wanted) - {log.name for log in sub_logs})
         if missing:
             raise ExportError(
                 f"log `{missing[0]}` is not under the checkpoint of size `{self._checkpoint.size}`",
                 log=missing[0],
             )
-        return [log for log in found if not wanted or log.name in wanted]
+        return [log for log in sub_logs if not wanted or log.name in wanted]
 
     def _open(self) -> None:
         """Start, or take up what an earlier try at the very same export left."""

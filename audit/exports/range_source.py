@@ -73,14 +73,14 @@ class RangeSource:
     def logs(self) -> Sequence[SubLog]:
         """The logs of these runs, in name order."""
         root = _KeptTiles(self._proofs.tiles(None))
-        made = []
+        sub_logs = []
         for log, first, end in self._ranges:
             idx, opening = self._contents.openings[log]
             if end > opening.head.size:
                 raise ExportError(f"leaf `{end - 1}` of `{log}` is under no signed checkpoint", log=log)
             path = tuple(inclusion_proof(root, idx, self._contents.size))
-            made.append(SubLog(log, opening.head, HeadProof(opening, idx, path, self._contents.note), first))
-        return made
+            sub_logs.append(SubLog(log, opening.head, HeadProof(opening, idx, path, self._contents.note), first))
+        return sub_logs
 
     def tiles(self, name: str) -> TileSource:
         """The hashes of a sub-log."""

@@ -23,14 +23,14 @@ def export_tiles(folder: Path, source: ExportSource, log: str | None = None) -> 
         commitments = (leaf.commitment for leaf in source.root_leaves())
         write_export(folder, commitments, head, {CHECKPOINT: source.note})
         return head
-    found = next((each for each in source.logs() if each.name == log), None)
-    if found is None:
+    sub_log = next((each for each in source.logs() if each.name == log), None)
+    if sub_log is None:
         raise ExportError(f"log `{log}` is not under the checkpoint", log=log)
-    if found.purged_below:
+    if sub_log.purged_below:
         raise ExportError(
-            f"leaves 0 to `{found.purged_below}` of `{log}` were dropped; `audit export` writes what is there",
+            f"leaves 0 to `{sub_log.purged_below}` of `{log}` were dropped; `audit export` writes what is there",
             log=log,
         )
-    leaves = source.leaves(log, 0, found.head.size)
-    write_export(folder, leaves, found.head, {HEAD_PROOF: found.proof.to_bytes()})
-    return found.head
+    leaves = source.leaves(log, 0, sub_log.head.size)
+    write_export(folder, leaves, sub_log.head, {HEAD_PROOF: sub_log.proof.to_bytes()})
+    return sub_log.head

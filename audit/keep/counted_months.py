@@ -116,7 +116,7 @@ class CountedMonths:
                         firsts.append(idx)
                     numbers.append(number)
             found = taken_off(batch, numbers, self._uneven)
-        keys, told = list(numbered), Counter(numbers)
+        keys, counts = list(numbered), Counter(numbers)
         by_month: dict[str, list[bytes]] = {}
         for (scraped, number, hour_us), figures in found.items():
             of_log, month = keys[number]
@@ -127,7 +127,7 @@ class CountedMonths:
             for month, lines in by_month.items():
                 if month:
                     self._file(month).writelines(lines)
-            for number, count in told.items():
+            for number, count in counts.items():
                 self._leaves[keys[number][1]] += count
 
     def leaves(self, month: str) -> int:

@@ -129,7 +129,7 @@ def active_holds(connection: Connection) -> tuple[Hold, ...]:
     """
     column = legal_holds.c
     signed = orders_of(connection)
-    found: dict[str, Hold] = {}
+    holds: dict[str, Hold] = {}
     query = select(legal_holds).where(has_leaf(legal_holds)).order_by(column.at_us, column.log, column.idx)
     if signed is not None:
         query = query.add_columns(events.c.leaf).select_from(legal_holds).join(events, is_leaf_of(legal_holds))
@@ -140,10 +140,10 @@ def active_holds(connection: Connection) -> tuple[Hold, ...]:
             if said != (row.hold, row.action, row.at_us):
                 continue
         if row.action == PLACED:
-            found[row.hold] = Hold(row.hold, row.tenant, row.reason, row.actor, row.at_us, row.subject)
+            holds[row.hold] = Hold(row.hold, row.tenant, row.reason, row.actor, row.at_us, row.subject)
         else:
-            found.pop(row.hold, None)
-    return tuple(found.values())
+            holds.pop(row.hold, None)
+    return tuple(holds.values())
 
 
 def holds_on(connection: Connection, tenant: str | None, subjects: Sequence[str] | None) -> tuple[Hold, ...]:
@@ -219,7 +219,7 @@ def plan_purge(connection: Connection, before_us: int) -> tuple[LogPlan, ...]:
     holds = active_holds(connection)
     times = LedgerTimes(connection)
     ends = _Ends(connection, times, before_us)
-    made = []
+    plans = []
     tenants = select(logs.c.id, logs.c.name).where(logs.c.name != SYSTEM).order_by(logs.c.name)
     for log in connection.execute(tenants).all():
         of_log = select(events.c.idx).where(events.c.log == log.id, has_leaf(events))
@@ -230,8 +230,8 @@ def plan_purge(connection: Connection, before_us: int) -> tuple[LogPlan, ...]:
         below, kept_by = _oldest_kept(connection, times, ends, log.id, before_us, sizes.get(log.name, 0))
         if holding is not None:
             below, kept_by = first, f"legal hold {holding.hold}"
-        made.append(LogPlan(log.name, first, max(first, below), kept_by))
-    return tuple(made)
+        plans.append(LogPlan(log.name, first, max(first, below), kept_by))
+    return tuple(plans)
 
 
 def purge(

@@ -51,7 +51,7 @@ def move_ledger(source: Engine, target: Engine, *, progress: Progress | None = N
     """
     check_store(source)
     check_store(target)
-    told = progress or (lambda what, done, total: None)
+    report_progress = progress or (lambda what, done, total: None)
     try:
         with source.connect() as reading, reading.begin():
             if forms_of(reading):  # rule 5
@@ -60,15 +60,15 @@ def move_ledger(source: Engine, target: Engine, *, progress: Progress | None = N
                 )
             _refuse(
                 "source",
-                fsck(reading, progress=lambda log, done, total: told("checking source", done, total)),
+                fsck(reading, progress=lambda log, done, total: report_progress("checking source", done, total)),
             )
             with target.connect().execution_options(**WRITE) as writing, writing.begin():
                 dialect_of(writing).as_long_as_it_takes(writing)
                 _refuse_filled(writing)
-                rows = {str(table.name): _copy(reading, writing, table, told) for table in _in_order()}
-                rows |= _project(reading, writing, told)
+                rows = {str(table.name): _copy(reading, writing, table, report_progress) for table in _in_order()}
+                rows |= _project(reading, writing, report_progress)
                 _check_sizes(reading, writing)
-                report = fsck(writing, progress=lambda log, done, total: told("checking copy", done, total))
+                report = fsck(writing, progress=lambda log, done, total: report_progress("checking copy", done, total))
                 _refuse("copy", report)
                 head = _head(writing)
                 with source.connect() as later:  # past the snapshot (rule 4)
@@ -105,15 +105,15 @@ def _in_order() -> list[Table]:
 def _project(reading: Connection, writing: Connection, told: Progress) -> dict[str, int]:
     """Make the rows of every table that is a function of one leaf; how many each has."""
     total = reading.scalar(select(func.count()).select_from(events)) or 0
-    made = rebuild_rows(reading, writing, progress=lambda done: told("projecting leaves", done, total))
+    row_counts = rebuild_rows(reading, writing, progress=lambda done: told("projecting leaves", done, total))
     for table in projections():
         there = reading.scalar(select(func.count()).select_from(table)) or 0
-        if made[table.name] != there:
+        if row_counts[table.name] != there:
             raise LedgerError(
-                f"`{table.name}` has `{there}` rows, and the leaves give `{made[table.name]}`",
+                f"`{table.name}` has `{there}` rows, and the leaves give `{row_counts[table.name]}`",
                 table=table.name,
             )
-    return {str(table.name): made[table.name] for table in projections()}
+    return {str(table.name): row_counts[table.name] for table in projections()}
 
 
 def _check_sizes(reading: Connection, writing: Connection) -> None:
@@ -123,7 +123,7 @@ def _check_sizes(reading: Connection, writing: Connection) -> None:
         raise LedgerError("the logs of the copy are not of the sizes of the source's")
 
 
-def _copy(reading: Connection, writing: Connection, table: Table, told: Progress) -> int:
+def _copy(reading: Connection, writing: Connection, table: Table, report_progress: Progress) -> int:
     """Copy one table in the order of its key; how many rows it has."""
     total = reading.scalar(select(func.count()).select_from(table)) or 0
     if table.name == root_log.name:
@@ -135,7 +135,7 @@ def _copy(reading: Connection, writing: Connection, table: Table, told: Progress
     for rows in _rows(reading, table):
         insert_rows(writing, table, rows if firsts is None else _emptied(rows, firsts))
         done += len(rows)
-        told(f"copying {table.name}", done, total)
+        report_progress(f"copying {table.name}", done, total)
     if done != total:
         raise LedgerError(f"`{total - done}` rows of `{table.name}` were not copied", table=table.name)
     _continue_ids(writing, table)

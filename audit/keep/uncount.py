@@ -55,17 +55,17 @@ def uncount_runs(connection: Connection, runs: Sequence[DroppedRun]) -> None:
 
 def taken_off(batch: LeafBatch, logs: Sequence[int], uneven: frozenset[str]) -> Figures:
     """What the figures of these logs change by without these leaves, given the log of each and rule 2's processes."""
-    found = count_events(batch, logs)
+    counted = count_events(batch, logs)
     off = Figures()
-    for place, figures in found.items():
+    for place, figures in counted.items():
         off[place] = {name: -value for name, value in figures.items()}
     lives = _about(batch)
     if not uneven.isdisjoint(lives):
         is_even = [life not in uneven for life in lives]
         even = read_leaves(list(compress(batch.data, is_even)), hashed=False, keys=COUNTED_KEYS)
-        found = count_events(even, list(compress(logs, is_even))) if even.data else Figures()
+        counted = count_events(even, list(compress(logs, is_even))) if even.data else Figures()
     carried = Counter[int]()
-    for (_, log, _), figures in found.items():
+    for (_, log, _), figures in counted.items():
         carried[log] += custody_of(figures)
     for log, blocks in carried.items():
         if blocks:

@@ -77,11 +77,11 @@ def _check_not_restricted(connection: Connection, tenant: str, names: Sequence[s
 
 
 def _remains(engine: Engine, destroyed: int) -> tuple[str, ...]:
-    made = []
+    remains = []
     if not destroyed:
-        made.append(NO_KEYS)
+        remains.append(NO_KEYS)
     if not empty_wal(engine):
-        made.append(BUSY)
+        remains.append(BUSY)
     if dialect_of(engine).roles and not destroyed:
-        made.append(SERVER_LOG)
-    return tuple(made)
+        remains.append(SERVER_LOG)
+    return tuple(remains)

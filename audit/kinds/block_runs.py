@@ -132,19 +132,19 @@ def decode_flat(items: Sequence[Sequence[Any]]) -> tuple[Pairs, Int64s]:
         if decode_all is not None:
             return decode_all(items)
         form = np.fromiter(map(_form, items), np.int64, len(items))
-        made: list[tuple[Int64s, Pairs, Int64s]] = []
+        decoded_parts: list[tuple[Int64s, Pairs, Int64s]] = []
         for number, decoded in enumerate((_decode_flat, _decode_named, _decode_placed)):
             mine = np.flatnonzero(form == number)
             if len(mine):
-                made.append((mine, *decoded([items[at] for at in mine.tolist()])))
+                decoded_parts.append((mine, *decoded([items[at] for at in mine.tolist()])))
     except (ValueError, TypeError, LookupError, OverflowError) as problem:
         raise LedgerError(f"a run in a leaf is malformed: {problem}") from problem
     lengths = np.empty(len(items), np.int64)
-    for mine, _, own in made:
+    for mine, _, own in decoded_parts:
         lengths[mine] = own
     starts = np.cumsum(lengths) - lengths
     columns = [np.empty(int(lengths.sum()), np.int64) for _ in Pairs._fields]
-    for mine, pairs, own in made:
+    for mine, pairs, own in decoded_parts:
         before = np.cumsum(own) - own
         at = np.repeat(starts[mine] - before, own) + np.arange(int(own.sum()))
         for column, values in zip(columns, pairs, strict=True):

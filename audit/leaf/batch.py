@@ -172,17 +172,17 @@ class _Reading:
 
     def _take_kind(self, kind: str, places: list[int], leaves: list[Any]) -> None:
         schema = SCHEMA_OF_NAME[kind]
-        said: dict[str, Sequence[Any]] = dict(zip(schema.order, zip(*map(astuple, leaves), strict=True), strict=True))
+        fields: dict[str, Sequence[Any]] = dict(zip(schema.order, zip(*map(astuple, leaves), strict=True), strict=True))
         for key, default in schema.absent.items():
-            if msgspec.UnsetType in set(map(type, said[key])):
-                said[key] = tuple(default if value is UNSET else value for value in said[key])
+            if msgspec.UnsetType in set(map(type, fields[key])):
+                fields[key] = tuple(default if value is UNSET else value for value in fields[key])
         if kind in LIST_OF_KIND:
-            said["item"] = [0] * len(places)
+            fields["item"] = [0] * len(places)
         if COPIES[0] in schema.keys:
-            check_copies(said)
-        self._add(schema, places, said)
+            check_copies(fields)
+        self._add(schema, places, fields)
         if schema.held:
-            self._take_items(places, said)
+            self._take_items(places, fields)
 
     def _take_items(self, places: list[int], leaf: Mapping[str, Sequence[Any]]) -> None:
         """What these leaves hold, as leaves of the items' kinds say it."""
@@ -196,22 +196,22 @@ class _Reading:
             if not items:
                 continue
             owners = [place for place, width in enumerate(widths) for _ in range(width)]
-            said: dict[str, Sequence[Any]] = dict(zip(item.keys, zip(*map(astuple, items), strict=True), strict=True))
-            said["boot_us"] = _moments([moments[owner] for owner in owners], said["boot_us"])
+            fields: dict[str, Sequence[Any]] = dict(zip(item.keys, zip(*map(astuple, items), strict=True), strict=True))
+            fields["boot_us"] = _moments([moments[owner] for owner in owners], fields["boot_us"])
             for name in item.moments - {"boot_us"} if self._keys is None else ():
-                said[name] = _moments(said["boot_us"], said[name])
-            said["at_us"] = [moment + offsets[owner] for owner, moment in zip(owners, said["boot_us"], strict=True)]
-            said["of_incarnation"] = [leaf["incarnation"][owner] for owner in owners]
+                fields[name] = _moments(fields["boot_us"], fields[name])
+            fields["at_us"] = [moment + offsets[owner] for owner, moment in zip(owners, fields["boot_us"], strict=True)]
+            fields["of_incarnation"] = [leaf["incarnation"][owner] for owner in owners]
             for name in ("log", "tenant"):
-                said[name] = [leaf[name][owner] for owner in owners]
+                fields[name] = [leaf[name][owner] for owner in owners]
             if TRACE in SCHEMA_OF_NAME[item.name].order:
-                said[TRACE] = [None] * len(items)
-            said["part"] = [1] * len(items)
-            said["item"] = [numbers[place] + at for place, width in enumerate(widths) for at in range(1, width + 1)]
+                fields[TRACE] = [None] * len(items)
+            fields["part"] = [1] * len(items)
+            fields["item"] = [numbers[place] + at for place, width in enumerate(widths) for at in range(1, width + 1)]
             numbers = list(map(add, numbers, widths))
-            self._add(SCHEMA_OF_NAME[item.name], [places[owner] for owner in owners], said)
+            self._add(SCHEMA_OF_NAME[item.name], [places[owner] for owner in owners], fields)
 
-    def _add(self, schema: LeafSchema, places: list[int], said: dict[str, Sequence[Any]]) -> None:
+    def _add(self, schema: LeafSchema, places: list[int], fields: dict[str, Sequence[Any]]) -> None:
         """Add to the columns of a kind what leaves, or items, say."""
         known = self._kinds.get(schema.name)
         if known is None:
@@ -222,17 +222,17 @@ class _Reading:
             nothing = {key: Extents([], [], []) for key in schema.lists}
             known = self._kinds[schema.name] = _Kind(schema, [], columns, nothing)
         known.places.extend(places)
-        found = {key: extents(said[key]) if self._keys is None else _sizes(said[key]) for key in schema.lists}
+        extents_of = {key: extents(fields[key]) if self._keys is None else _sizes(fields[key]) for key in schema.lists}
         for key in schema.lists:
-            said.setdefault(TOTALS[key], found[key].blocks)
+            fields.setdefault(TOTALS[key], extents_of[key].blocks)
         for key, whole in known.columns.items():
-            values = said[key]
+            values = fields[key]
             if key in schema.texts:
                 whole.extend(self._shared(values))
             else:
                 whole.extend(numbers_of(values) if key in schema.numbers else values)
         for key, sizes in known.extents.items():
-            for whole, more in zip(sizes, found[key], strict=True):
+            for whole, more in zip(sizes, extents_of[key], strict=True):
                 whole.extend(more)
 
     def batch(self, lines: Sequence[bytes], hashes: Sequence[bytes]) -> LeafBatch:
@@ -328,16 +328,16 @@ def extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
     if widths == {1}:  # the rule: one run a list
         highs = [first + length - 1 if first else 0 for first, length in zip(firsts, lengths, strict=True)]
         return Extents(lengths, list(firsts), highs)
-    made, every = Extents([], [], []), zip(firsts, lengths, strict=True)
+    sums, every = Extents([], [], []), zip(firsts, lengths, strict=True)
     for runs in lists:
         total, low, high = 0, 1 << 62, -1
         for first, length in islice(every, len(runs)):
             total, low = total + length, min(low, first)
             high = max(high, first + length - 1 if first else 0)
-        made.blocks.append(total)
-        made.low.append(low if total else 0)
-        made.high.append(high)
-    return made
+        sums.blocks.append(total)
+        sums.low.append(low if total else 0)
+        sums.high.append(high)
+    return sums
 
 
 def _moments(since: Sequence[int], ago: Sequence[Any]) -> list[int]:
@@ -347,8 +347,8 @@ def _moments(since: Sequence[int], ago: Sequence[Any]) -> list[int]:
 
 def _any_extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
     """The same, where some are of a shorter form."""
-    made = Extents([], [], [])
-    add_blocks, add_low, add_high = made.blocks.append, made.low.append, made.high.append
+    sums = Extents([], [], [])
+    add_blocks, add_low, add_high = sums.blocks.append, sums.low.append, sums.high.append
     for runs in lists:
         if len(runs) == 1:  # the rule
             total, low, high = _extent(runs[0])
@@ -360,7 +360,7 @@ def _any_extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
         add_blocks(total)
         add_low(low if total else 0)
         add_high(high)
-    return made
+    return sums
 
 
 def _extent(item: Sequence[Any]) -> tuple[int, int, int]:

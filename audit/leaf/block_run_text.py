@@ -106,11 +106,11 @@ def _lengths(places: NDArray[np.int64], end: int) -> NDArray[np.int64]:
 def _laid_flat(lists: Sequence[Runs]) -> tuple[NDArray[np.int64], Pairs]:
     """Whose list each block is of, and all of them, in their order."""
     whose, pools, firsts, parts = list[int](), list[int](), list[int](), list[NDArray[Any]]()
-    told: list[tuple[int, NDArray[Any]]] = []  # generations that are there as an array, by the part
+    generation_arrays: list[tuple[int, NDArray[Any]]] = []  # generations that are there as an array, by the part
     for number, runs in enumerate(lists):
         if isinstance(runs, FlatRuns):
             blocks, generations, pool = runs.arrays()
-            told.append((len(parts), generations))
+            generation_arrays.append((len(parts), generations))
             parts.append(blocks)
             whose.append(number)
             pools.append(pool)
@@ -122,14 +122,14 @@ def _laid_flat(lists: Sequence[Runs]) -> tuple[NDArray[np.int64], Pairs]:
             pools.append(run.pool)
             firsts.append(run.generation)
     lengths = np.array(list(map(len, parts)), np.int64)
-    if len(told) == len(parts) and parts:
-        generations = np.concatenate([known for _, known in told], dtype=np.int64, casting="same_kind")
+    if len(generation_arrays) == len(parts) and parts:
+        generations = np.concatenate([known for _, known in generation_arrays], dtype=np.int64, casting="same_kind")
     else:
         ends = np.cumsum(lengths)
         first = np.array(ints(firsts), np.int64)
         generations = np.arange(int(lengths.sum())) + np.repeat(first - (ends - lengths), lengths)
         generations[np.repeat(first == 0, lengths)] = 0
-        for part, known in told:
+        for part, known in generation_arrays:
             generations[ends[part] - len(known) : ends[part]] = known
     try:
         blocks = np.concatenate([np.empty(0, np.int64), *parts], dtype=np.int64, casting="same_kind")
@@ -209,11 +209,11 @@ def _items(
 
 
 def _extents(lists: Sequence[Runs]) -> Extents:
-    made = Extents([], [], [])
+    extents = Extents([], [], [])
     for runs in lists:
-        made.blocks.append(sum(len(run.blocks) for run in runs))
-        made.low.append(int(min((run.generation for run in runs), default=0)))
-        made.high.append(
+        extents.blocks.append(sum(len(run.blocks) for run in runs))
+        extents.low.append(int(min((run.generation for run in runs), default=0)))
+        extents.high.append(
             int(
                 max(
                     (run.generation + len(run.blocks) - 1 if run.generation else 0 for run in runs),
@@ -221,4 +221,4 @@ def _extents(lists: Sequence[Runs]) -> Extents:
                 )
             )
         )
-    return made
+    return extents

@@ -111,18 +111,18 @@ def numbers_of(said: Column) -> Column:
     return found
 
 
-def check_copies(said: Mapping[str, Column]) -> None:
+def check_copies(columns: Mapping[str, Column]) -> None:
     """Lists of copies are equally long, with something in them; names are hexadecimal, and no count is below 0.
 
     Raises `LedgerError`.
     """
-    counts = [said[key] for key in COPIES[1:]]
-    every = [said[COPIES[0]], *counts, *(said[key] for key in COPY_MOMENTS if key in said)]
+    counts = [columns[key] for key in COPIES[1:]]
+    every = [columns[COPIES[0]], *counts, *(columns[key] for key in COPY_MOMENTS if key in columns)]
     if any(len({*map(len, lists)}) != 1 or not lists[0] for lists in zip(*every, strict=True)):
         raise LedgerError("lists of copies do not belong together")
     if any(min(values) < 0 for column in counts for values in column):
         raise LedgerError("a count of copies is below 0")
-    names = list(chain.from_iterable(said[COPIES[0]]))
+    names = list(chain.from_iterable(columns[COPIES[0]]))
     if not _HEX.issuperset("".join(names)) or not 0 < min(map(len, names)) <= max(map(len, names)) <= 64:
         raise LedgerError("a name of a copy is not hexadecimal")
 
@@ -209,13 +209,13 @@ def _meanings(kind: type[Event]) -> dict[str, FieldMeaning | OneOf]:
     """What the fields of a kind that is handed in may name, by leaf key; raises where a text has no meaning."""
     if not (kind.by_worker or kind.by_door):
         return {}
-    made: dict[str, FieldMeaning | OneOf] = {}
+    meanings_by_key: dict[str, FieldMeaning | OneOf] = {}
     for field in msgspec.structs.fields(kind):
         meanings = [each for each in get_args(field.type)[1:] if isinstance(each, (FieldMeaning, OneOf))]
         if len(meanings) != 1 and (meanings or plain_type(field.type) in _TEXTS):
             raise TypeError(f"{kind.__name__}.{field.name}: state what it names (`FieldMeaning`)")
-        made |= {_key(field.name, kind.__struct_fields__): meaning for meaning in meanings}
-    return made
+        meanings_by_key |= {_key(field.name, kind.__struct_fields__): meaning for meaning in meanings}
+    return meanings_by_key
 
 
 _KEPT = {bool: Kept.FLAG, str: Kept.TEXT, str | None: Kept.MAYBE_TEXT}
@@ -278,14 +278,14 @@ def schema_of(kind: type[Event]) -> LeafSchema:
     values = tuple(VALUES[plain_type(field.type)] for field in fields)
     lists = tuple(key for key in TOTALS if key in keys)
     numbers = ["sequence", "part", "parts", "at_us"]
-    said: dict[str, Any] = dict.fromkeys(HEAD_KEYS, str) | dict.fromkeys(numbers, _Number)
-    said |= {"schema": Literal[SCHEMA], "kind": Literal[name], "outage": Literal[kind.outage]}
-    said |= dict(zip(keys, (value.said for value in values), strict=True))
-    said |= {TOTALS[key]: _Number for key in lists}
+    types: dict[str, Any] = dict.fromkeys(HEAD_KEYS, str) | dict.fromkeys(numbers, _Number)
+    types |= {"schema": Literal[SCHEMA], "kind": Literal[name], "outage": Literal[kind.outage]}
+    types |= dict(zip(keys, (value.said for value in values), strict=True))
+    types |= {TOTALS[key]: _Number for key in lists}
     absent: dict[str, Any] = {key: field.default for key, field in zip(keys, fields, strict=True) if not field.required}
     absent |= {TOTALS[key]: 0 for key in lists if key in absent}
-    order = tuple(sorted(said))
-    optional = [(key, said[key] | msgspec.UnsetType, UNSET) if key in absent else (key, said[key]) for key in order]
+    order = tuple(sorted(types))
+    optional = [(key, types[key] | msgspec.UnsetType, UNSET) if key in absent else (key, types[key]) for key in order]
     read = msgspec.defstruct(kind.__name__, optional, kw_only=True, gc=False)
     return LeafSchema(
         name,
@@ -294,9 +294,9 @@ def schema_of(kind: type[Event]) -> LeafSchema:
         values,
         lists,
         tuple(FOLDED) if kind is CustodyChanged else (),
-        frozenset(key for key in order if said[key] is _Number),
+        frozenset(key for key in order if types[key] is _Number),
         frozenset({"at_us", *(key for key, value in zip(keys, values, strict=True) if value.said is _Number)}),
-        frozenset(key for key in order if said[key] in (str, str | None)),
+        frozenset(key for key in order if types[key] in (str, str | None)),
         order,
         absent | ({TRACE: None} if TRACE in absent else {}),
         _meanings(kind),

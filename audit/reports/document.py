@@ -126,10 +126,10 @@ def _signature(form: Any) -> Signature:
     """A signature from its JSON form; raises `LedgerError`."""
     try:
         enrolments = tuple(KeyEnrolment(**each) for each in form["enrolments"])
-        made = Signature(**(form | {"enrolments": enrolments}))
+        signature = Signature(**(form | {"enrolments": enrolments}))
     except (TypeError, KeyError):
         raise LedgerError("the signature has parts that none has, or lacks some") from None
-    texts = (*made[:3], *(text for each in enrolments for text in each))
+    texts = (*signature[:3], *(text for each in enrolments for text in each))
     if not all(isinstance(text, str) for text in texts):
         raise LedgerError("a part of the signature is no text")
-    return made
+    return signature

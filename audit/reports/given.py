@@ -50,10 +50,10 @@ def read_responses(text: str) -> tuple[Response, ...]:
     listed = value.pop("response", [])
     if value or not isinstance(listed, list) or len(listed) > RESPONSES_MAX:
         raise ConfigError(f"responses: one list `response` of at most {RESPONSES_MAX} is expected")
-    made = []
+    responses = []
     for each in listed:
         unknown = set(each) - set(Response._fields) if isinstance(each, dict) else {"?"}
         if unknown or not all(isinstance(said, str) for said in each.values()) or not each.get("id"):
             raise ConfigError(f"responses: each has an `id` and texts for {', '.join(Response._fields[1:])}")
-        made.append(Response(*(each.get(name, NOT_GIVEN) for name in Response._fields)))
-    return tuple(made)
+        responses.append(Response(*(each.get(name, NOT_GIVEN) for name in Response._fields)))
+    return tuple(responses)

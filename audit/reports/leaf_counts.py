@@ -90,13 +90,13 @@ def _counted(
     )
     less = {(life, kind): tuple(map(int, sums)) for life, kind, *sums in connection.execute(few)}
     twice = _sequences_of_two_logs(connection, as_of)
-    made = []
+    counts = []
     for life, kind, leaves in connection.execute(every):
         beyond, outside, continuing, parts = less.get((life, kind), (0, 0, 0, 0))
         if leaves > beyond:
             sequences = twice.get((life, kind), leaves - continuing)
-            made.append((life, kind, leaves - outside, sequences, parts))
-    return made
+            counts.append((life, kind, leaves - outside, sequences, parts))
+    return counts
 
 
 def _highest(connection: Connection, as_of: AsOf, life: int) -> int | None:

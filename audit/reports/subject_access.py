@@ -186,7 +186,7 @@ def _openings(connection: Connection, life: IncarnationLife, tenant: str, pseudo
 def _holdings(connection: Connection, life: IncarnationLife, rows: list[Any], now_us: int) -> list[Holding]:
     uses = read_uses(connection, life)
     ended = ended_keys(connection, life)
-    made = []
+    holdings = []
     for row in rows:
         body = orjson.loads(row.leaf)
         blocks, in_custody, released, hold_end = _used(uses, row.residency, ended)
@@ -199,7 +199,7 @@ def _holdings(connection: Connection, life: IncarnationLife, rows: list[Any], no
             state = "ended"
         else:
             state = "held" if until_us > now_us else "ending"
-        made.append(
+        holdings.append(
             Holding(
                 incarnation=life.uuid,
                 residency=row.residency,
@@ -217,7 +217,7 @@ def _holdings(connection: Connection, life: IncarnationLife, rows: list[Any], no
                 in_custody=in_custody,
             )
         )
-    return made
+    return holdings
 
 
 def _used(uses: BlockUses, residency: int, ended: Any) -> tuple[int, int, int | None, int]:
@@ -247,14 +247,14 @@ def _covers(asked: Requested, pseudonyms: Sequence[str]) -> bool:
 def _erasure(
     connection: Connection, asked: Requested, now_us: int, periods: Mapping[str, WorkPeriod] | None
 ) -> ErasureShown:
-    found = status(connection, asked.erasure, now_us, periods)
+    erasure_status = status(connection, asked.erasure, now_us, periods)
     return ErasureShown(
         asked.erasure,
         asked.selector,
         asked.at_us,
         asked.deadline_us,
-        found.outcome,
-        found.waiting,
-        found.unreachable,
-        *found.standing,
+        erasure_status.outcome,
+        erasure_status.waiting,
+        erasure_status.unreachable,
+        *erasure_status.standing,
     )

@@ -116,12 +116,12 @@ class DeliveryPump:
         if not self.attached:
             return 0
         with self._engine.connect() as connection:
-            found = pull(connection, self._positions, limit=self._batch)
-        if not found.rows:
-            self._move(found)
+            page = pull(connection, self._positions, limit=self._batch)
+        if not page.rows:
+            self._move(page)
             return 0
-        rows = self._leaving(found.rows)
-        body, identity = self._encode(rows), _identity(found)
+        rows = self._leaving(page.rows)
+        body, identity = self._encode(rows), _identity(page)
         try:
             if rows:
                 self._sink.deliver(identity, body)
@@ -134,11 +134,11 @@ class DeliveryPump:
             self._folder.bury(identity, body, self._sink.content_type, problem.message)
         else:
             self._delivered += len(rows)
-        self._withheld += len(found.rows) - len(rows)
+        self._withheld += len(page.rows) - len(rows)
         if rows:
             self._folder.end_failure()
-        self._move(found)
-        return len(found.rows)
+        self._move(page)
+        return len(page.rows)
 
     def retry_dead(self) -> int:
         """Send the dead batches again, oldest first; how many went. Raises `SinkError` at the first that does not."""

@@ -22,7 +22,7 @@ BATCH_TYPE = "application/cloudevents-batch+json"
 
 def cloud_event(row: EventRow, *, origin: str) -> dict[str, Any]:
     """The CloudEvent of a leaf; `data` is the leaf itself."""
-    made = {
+    event = {
         "specversion": "1.0",
         "id": leaf_id(row),
         "source": f"urn:kvcustody:{quote(origin, safe='')}:{quote(row.log, safe='')}",
@@ -33,10 +33,10 @@ def cloud_event(row: EventRow, *, origin: str) -> dict[str, Any]:
     }
     tenant = row.body.get("tenant") or row.body.get("reader")
     if tenant:
-        made["subject"] = f"tenant/{tenant}"
+        event["subject"] = f"tenant/{tenant}"
     if row.body.get("trace"):
-        made["traceid"] = row.body["trace"]
-    return made
+        event["traceid"] = row.body["trace"]
+    return event
 
 
 class SiemFormat(StrEnum):

@@ -143,7 +143,7 @@ def ocsf(row: EventRow, *, origin: str) -> dict[str, Any]:
     body = row.body
     outcome = next((body[key] for key in _OUTCOMES if key in body), "")
     failed = outcome in mapping.failed
-    made: dict[str, Any] = {
+    event: dict[str, Any] = {
         "class_uid": mapping.class_uid,
         "category_uid": mapping.class_uid // 1000,
         "category_name": _CATEGORIES[mapping.class_uid // 1000],
@@ -166,10 +166,10 @@ def ocsf(row: EventRow, *, origin: str) -> dict[str, Any]:
     }
     tenant = body.get("tenant") or body.get("reader") or body.get("of_tenant")
     if tenant:
-        made["metadata"]["tenant_uid"] = tenant
+        event["metadata"]["tenant_uid"] = tenant
     if body.get("trace"):
-        made["metadata"]["correlation_uid"] = body["trace"]
-    return made | _required(mapping.class_uid, row)
+        event["metadata"]["correlation_uid"] = body["trace"]
+    return event | _required(mapping.class_uid, row)
 
 
 def _status(mapping: OcsfClass, outcome: str, failed: bool) -> int:

@@ -68,14 +68,14 @@ def find_troubles(status: SinkStatus, now_us: int) -> Iterator[SinkTrouble]:
     """What is wrong with a sink: it fails for long, batches were given up, leaves were lost."""
     since_us = status.failing_since_us if status.attached else None
     if since_us is not None and now_us - since_us >= TROUBLE_AFTER_US:
-        said = f"takes nothing since {readable(since_us)}: {status.problem}"
-        yield SinkTrouble("failing", False, said, "list-sinks", since_us)
+        problem = f"takes nothing since {readable(since_us)}: {status.problem}"
+        yield SinkTrouble("failing", False, problem, "list-sinks", since_us)
     if status.dead:
-        said = f"{several(status.dead, 'batch')} given up: {status.problem}"
-        yield SinkTrouble("given-up", True, said, f"retry-sink {status.name}")
+        problem = f"{several(status.dead, 'batch')} given up: {status.problem}"
+        yield SinkTrouble("given-up", True, problem, f"retry-sink {status.name}")
     if status.losses:
-        about, said = f"lost-{status.restarted + status.purged}", "; ".join(status.losses)
-        yield SinkTrouble(about, True, said, f"acknowledge-sink {status.name}")
+        about, problem = f"lost-{status.restarted + status.purged}", "; ".join(status.losses)
+        yield SinkTrouble(about, True, problem, f"acknowledge-sink {status.name}")
 
 
 class SinkFolder:

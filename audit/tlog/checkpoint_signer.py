@@ -121,16 +121,16 @@ class CheckpointSigner:
         """Sign the newest checkpoint as it is."""
         with _locked(self._memory):
             with self._engine.connect() as connection:
-                found = self._successor(connection)
-            if found is None:
+                signed = self._successor(connection)
+            if signed is None:
                 return None
-            _remember(self._memory, found.note)
+            _remember(self._memory, signed.note)
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
-            _store(connection, found)
-        self._status = SignerStatus(found.size, found.at_us, "", "")
+            _store(connection, signed)
+        self._status = SignerStatus(signed.size, signed.at_us, "", "")
         if self._on_signed is not None:
-            self._on_signed(found)
-        return found
+            self._on_signed(signed)
+        return signed
 
     def _successor(self, connection: Connection) -> SignedNote | None:
         proofs = LedgerProofs(connection)

@@ -125,13 +125,13 @@ class LedgerProofs:
 
     def signed(self, size: int | None = None) -> SignedNote:
         """`signed_or_none`; raises `ProofError` where there is none (rule 3)."""
-        found = self.signed_or_none(size)
-        if found is None:
+        note = self.signed_or_none(size)
+        if note is None:
             newest = self.checkpoint().size
             if size is not None and size > newest:
                 raise ProofError(f"the root log has `{newest}` leaves, not `{size}`", size=size)
             raise ProofError(f"no checkpoint that covers this is signed yet; {SIGN}")
-        return found
+        return note
 
     # -- leaves and paths -----------------------------------------------------------------------------------
 
@@ -189,14 +189,14 @@ class LedgerProofs:
         """The same for many leaves of one log, under the proof of its head: few questions read their hashes."""
         opening = head.opening
         tiles, size = self._halves(opening.name), opening.head.size
-        made = []
+        proofs = []
         for start in range(0, len(places), _PROOFS_AT_ONCE):
             some = places[start : start + _PROOFS_AT_ONCE]
             wanted = {tile for idx in some for tile in inclusion_tiles(idx, size, HALF_HEIGHT)}
             read_ahead(tiles.path(sorted(wanted)))
             kept = _KeptTiles({tile: tiles.tile(*tile) for tile in wanted})
-            made += [LeafProof(idx, tuple(inclusion_proof(kept, idx, size, HALF_HEIGHT)), head) for idx in some]
-        return made
+            proofs += [LeafProof(idx, tuple(inclusion_proof(kept, idx, size, HALF_HEIGHT)), head) for idx in some]
+        return proofs
 
     def openings(self, first: int, last: int) -> list[RootLeafOpening]:
         """What opens the root leaves `first` up to but not including `last`."""
@@ -258,14 +258,14 @@ class LedgerProofs:
             raise ProofError(f"log `{log}` has `{held}` leaves, not `{size}`", log=log, size=size)
 
     def _id(self, log: str) -> int:
-        found = self._ids.get(log)
-        if found is None:
+        log_id = self._ids.get(log)
+        if log_id is None:
             rows = fetch_all(self._connection, _LOG, (log,))
             if not rows:
                 raise ProofError(f"the ledger has no log `{log}`", log=log)
-            found = int(rows[0][0])
-            self._ids[log] = found
-        return found
+            log_id = int(rows[0][0])
+            self._ids[log] = log_id
+        return log_id
 
 
 class _KeptTiles(NamedTuple):

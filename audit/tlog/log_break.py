@@ -67,7 +67,7 @@ def parse_break(data: bytes, keys: Sequence[VerifierKey] = ()) -> LogBreak:
     if lines[0] != BREAK or tuple(fields) != _BREAK_FIELDS:
         raise NoteError("a note is no break of a log")
     try:
-        found = LogBreak(
+        log_break = LogBreak(
             fields["origin"],
             _break_head(fields["lost"]),
             _break_head(fields["found"]),
@@ -77,7 +77,7 @@ def parse_break(data: bytes, keys: Sequence[VerifierKey] = ()) -> LogBreak:
         )
     except ValueError:
         raise NoteError("a break of a log has a malformed number") from None
-    if _break_text(found) != note.text or len(note.signatures) != 1:
+    if _break_text(log_break) != note.text or len(note.signatures) != 1:
         raise NoteError("a break of a log is not in its one form")
     problems = []
     for key in keys:
@@ -87,7 +87,7 @@ def parse_break(data: bytes, keys: Sequence[VerifierKey] = ()) -> LogBreak:
             problems.append(problem)
     if keys and len(problems) == len(keys):
         raise problems[0]
-    return found
+    return log_break
 
 
 def recorded_breaks(connection: Connection) -> list[RecordedBreak]:

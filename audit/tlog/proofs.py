@@ -239,17 +239,17 @@ def _siblings(index: int, size: int) -> list[tuple[int, int]]:
     """The leaves [start, end) under each sibling on the way from a leaf to the root, from the leaf upwards."""
     if not 0 <= index < size:
         raise ProofError(f"leaf `{index}` is not in a tree of `{size}` leaves", index=index, size=size)
-    found: list[tuple[int, int]] = []
+    siblings: list[tuple[int, int]] = []
     start, end = 0, size
     while end - start > 1:
         middle = start + _largest_power_below(end - start)
         if index < middle:
-            found.append((middle, end))
+            siblings.append((middle, end))
             end = middle
         else:
-            found.append((start, middle))
+            siblings.append((start, middle))
             start = middle
-    return found[::-1]
+    return siblings[::-1]
 
 
 def _nodes(start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -171,23 +171,25 @@ class ExportVerdict:
     @property
     def limits(self) -> list[str]:
         """What the verdict does not show (rule 3)."""
-        made = [] if self.signed is not None and self.signed.witnesses else [NO_WITNESS]
-        made += [NOT_RECORDED, NOT_TRUE]
+        sentences = [] if self.signed is not None and self.signed.witnesses else [NO_WITNESS]
+        sentences += [NOT_RECORDED, NOT_TRUE]
         if not self.is_marked_shown:
-            made.append("which processes replayed or generated what they recorded: not all of the system log is here")
+            sentences.append(
+                "which processes replayed or generated what they recorded: not all of the system log is here"
+            )
         if not self.stamps:
             along = f"{self.unchecked_stamps} timestamps came along, and none was checked"
-            made.append(f"when this existed: {along if self.unchecked_stamps else 'no timestamp came along'}")
+            sentences.append(f"when this existed: {along if self.unchecked_stamps else 'no timestamp came along'}")
         if not self.whole:
-            made.append("whether other sub-logs exist, or newer heads of these: this is an export of a part")
+            sentences.append("whether other sub-logs exist, or newer heads of these: this is an export of a part")
         if self.closed:
-            made.append(f"what leaves of the root log stand for whose salts were destroyed: {self.closed}")
+            sentences.append(f"what leaves of the root log stand for whose salts were destroyed: {self.closed}")
         bare = [log for log in self.logs if self.whole and log.first]
-        made += [f"what leaves 0 to {log.first} of `{log.name}` said: only their hashes are there" for log in bare]
+        sentences += [f"what leaves 0 to {log.first} of `{log.name}` said: only their hashes are there" for log in bare]
         unchecked = sum(log.unchecked_heads for log in self.logs)
         if unchecked:
-            made.append(f"{unchecked} earlier heads whose leaves are not in this export")
-        return made
+            sentences.append(f"{unchecked} earlier heads whose leaves are not in this export")
+        return sentences
 
 
 def verify_export(
@@ -417,8 +419,8 @@ class _Check:
             raise ExportError(f"the head of `{log.name}` is under another checkpoint")
         if (sealed.name, sealed.head) != (log.name, log.head):
             raise ExportError(f"`{log.folder}` holds log `{sealed.name}`, and the manifest says `{log.name}`")
-        found = LogVerdict(log.name, log.head.size, log.range.first, log.range.end)
-        self._verdict.logs.append(found)
+        log_verdict = LogVerdict(log.name, log.head.size, log.range.first, log.range.end)
+        self._verdict.logs.append(log_verdict)
         due = DueHeads(log.name, self._heads, self._kept)
         digest = hashlib.sha256()
         frontier = log.range.before
@@ -431,7 +433,7 @@ class _Check:
                 due.check(frontier, hashes := leaf_hashes(leaves))
                 frontier = frontier.extend(hashes).frontier
                 digest.update(b"".join(leaf + b"\n" for leaf in leaves))
-                self._lives += _take_leaves(found, leaves, frontier.size - len(leaves))
+                self._lives += _take_leaves(log_verdict, leaves, frontier.size - len(leaves))
                 if self._seen is not None:
                     self._seen(log.name, frontier.size - len(leaves), leaves)
                 if self._progress is not None:
@@ -444,7 +446,7 @@ class _Check:
         log.range.check(frontier, log.head)
         if digest.hexdigest() != log.digest:
             raise ExportError(f"the leaves of `{log.name}` do not have the digest that the manifest states")
-        found.unchecked_heads = due.unchecked(log.range.first, log.head.size)
+        log_verdict.unchecked_heads = due.unchecked(log.range.first, log.head.size)
 
     def _leaves(self, file: ExportFile, form: LeafFormat) -> Iterator[list[bytes]]:
         path = self._folder / file.path
@@ -491,7 +493,7 @@ class DueHeads:
         return self._past + len(self._due)
 
 
-def _take_leaves(found: LogVerdict, leaves: Sequence[bytes], first: int) -> list[dict[str, Any]]:
+def _take_leaves(log_verdict: LogVerdict, leaves: Sequence[bytes], first: int) -> list[dict[str, Any]]:
     """What kinds of leaves there are, and when; raises `ExportError` for one that is none, or is another log's.
 
     Those about the lives of processes are given back.
@@ -502,15 +504,15 @@ def _take_leaves(found: LogVerdict, leaves: Sequence[bytes], first: int) -> list
             body: dict[str, Any] = parse_json(leaf)
             log, kind, moment = body["log"], body["kind"], int(body["at_us"])
         except (ValueError, KeyError, TypeError):
-            raise ExportError(f"leaf `{idx}` of `{found.name}` is not a leaf") from None
-        if log != found.name:
-            raise ExportError(f"leaf `{idx}` of `{found.name}` says that it belongs to `{log}`")
-        found.kinds[kind] += 1
-        found.handovers += kind == SIGNING_KEY_KIND and handover_note(leaf) is not None
-        if kind == LOG_BROKEN_KIND and found.name == SYSTEM:
-            found.breaks.append(break_note(leaf))
-        found.first_us = min(found.first_us or moment, moment)
-        found.last_us = max(found.last_us, moment)
-        if kind in _LIVES and found.name == SYSTEM:
+            raise ExportError(f"leaf `{idx}` of `{log_verdict.name}` is not a leaf") from None
+        if log != log_verdict.name:
+            raise ExportError(f"leaf `{idx}` of `{log_verdict.name}` says that it belongs to `{log}`")
+        log_verdict.kinds[kind] += 1
+        log_verdict.handovers += kind == SIGNING_KEY_KIND and handover_note(leaf) is not None
+        if kind == LOG_BROKEN_KIND and log_verdict.name == SYSTEM:
+            log_verdict.breaks.append(break_note(leaf))
+        log_verdict.first_us = min(log_verdict.first_us or moment, moment)
+        log_verdict.last_us = max(log_verdict.last_us, moment)
+        if kind in _LIVES and log_verdict.name == SYSTEM:
             lives.append(body)
     return lives

@@ -75,15 +75,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise CannotCheckError("--head and --witness are for exports; this is a document")
             return _check_document(asked.export, keys)
         witness_count = len(witnesses)
-        found = verify_export(asked.export, keys, witnesses=witnesses, witness_threshold=witness_count, kept=kept)
+        verdict = verify_export(asked.export, keys, witnesses=witnesses, witness_threshold=witness_count, kept=kept)
     except (LedgerError, OSError) as problem:
         print(f"CANNOT BE CHECKED: {problem.message if isinstance(problem, LedgerError) else problem}")
         return 2
-    for what in found.problems:
+    for what in verdict.problems:
         print(f"NOT SOUND: {what}")
-    if found.ok:
-        _print_sound(found)
-    return 0 if found.ok else 1
+    if verdict.ok:
+        _print_sound(verdict)
+    return 0 if verdict.ok else 1
 
 
 def _check_mailed(path: Path, keys: Sequence[str], witnesses: Sequence[str]) -> int:
@@ -104,21 +104,21 @@ def _check_mailed(path: Path, keys: Sequence[str], witnesses: Sequence[str]) -> 
 def _check_document(path: Path, keys: Sequence[str]) -> int:
     """Check a report, a certificate or a record."""
     try:
-        found = check_file_alone(path.read_bytes(), [parse_vkey(text) for text in keys])
+        checked = check_file_alone(path.read_bytes(), [parse_vkey(text) for text in keys])
     except CannotCheckError:
         raise
     except LedgerError as problem:
         print(f"NOT SOUND: {problem.message}")
         return 1
-    for what in found.problems:
+    for what in checked.problems:
         print(f"NOT SOUND: {what}")
-    if found.problems:
+    if checked.problems:
         return 1
-    document = found.document
+    document = checked.document
     signed_by = document.signature.key if document.signature else "nobody"
     print(
         f"SOUND: {document.kind.name} of checkpoint {document.checkpoint}, signed by {signed_by}, with "
-        f"{several(found.leaves, 'proved leaf')}, SHA-256 {document.digest()}"
+        f"{several(checked.leaves, 'proved leaf')}, SHA-256 {document.digest()}"
     )
     print("Not shown:")
     for limit in NOT_SHOWN_ALONE[document.kind.name]:
@@ -126,16 +126,16 @@ def _check_document(path: Path, keys: Sequence[str]) -> int:
     return 0
 
 
-def _print_sound(found: ExportVerdict) -> None:
-    for log in found.logs:
+def _print_sound(verdict: ExportVerdict) -> None:
+    for log in verdict.logs:
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(log.kinds.items()))
         print(f"{log.name}: leaves {log.first} to {log.end} of {log.size} are as signed ({kinds})")
-    print(f"SOUND: {several(found.leaves, 'leaf')} of `{found.origin}`, checkpoint of {found.root.size}")
-    for one in found.marked:
+    print(f"SOUND: {several(verdict.leaves, 'leaf')} of `{verdict.origin}`, checkpoint of {verdict.root.size}")
+    for one in verdict.marked:
         print(f"NOT AN ENGINE AT WORK: all that process {one.incarnation} of {one.worker!a} recorded is {one.origin}")
-    if found.handovers:
-        print(f"{several(found.handovers, 'handover')} of the signing key on record")
-    _print_end(found.signed, [*found.limits, *([_TIMESTAMPS] if found.unchecked_stamps else [])])
+    if verdict.handovers:
+        print(f"{several(verdict.handovers, 'handover')} of the signing key on record")
+    _print_end(verdict.signed, [*verdict.limits, *([_TIMESTAMPS] if verdict.unchecked_stamps else [])])
 
 
 def _print_end(signed: SignedCheckpoint | None, limits: Sequence[str]) -> None:

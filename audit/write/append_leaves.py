@@ -124,17 +124,17 @@ class Appender:
         back = self._returned(connection, batches)
         logs = self._locked(connection, [*back, *batches], {*waits_for, *(() if not back else (SYSTEM,))})
         held, stopped = {log.name for log in logs}, set[str]()
-        found = FreeLeaves([], [])
+        free_leaves = FreeLeaves([], [])
         parts = []
         for batch in batches:
             added, stopped_by = _free_leaves(batch, held, stopped)
-            found.added.append(added)
-            found.stopped_by.append(stopped_by)
+            free_leaves.added.append(added)
+            free_leaves.stopped_by.append(stopped_by)
             if added:
                 parts.append(part_of_batch(batch, 0, added))
         if parts or back:
             self._append(connection, [*back, *([merge_batches(parts)] if parts else ())], logs)
-        return found
+        return free_leaves
 
     def _append(self, connection: Connection, batches: Sequence[LeafBatch], locked: Sequence[LockedLog] | None) -> None:
         """Append batches whose leaves are new; `locked` are their logs, and perhaps others, where they are already."""
@@ -368,37 +368,37 @@ def _log_ids(connection: Connection, names: Sequence[str], at_us: int, *, free: 
     """
     logs = schema.logs
     query = select(logs.c.name, logs.c.id).where(logs.c.name.in_(names))
-    found = {row.name: row.id for row in connection.execute(query)}
-    missing = [name for name in names if name not in found]
+    ids = {row.name: row.id for row in connection.execute(query)}
+    missing = [name for name in names if name not in ids]
     if missing and not dialect_of(connection).one_writer:
         ours = list(connection.exec_driver_sql(_MAKING, (missing,)).scalars())
         missing = ours if free else missing
     if not missing:
-        return found
+        return ids
     # Another writer may be making the same log: wait for it and take its row, instead of failing the whole batch.
     connection.exec_driver_sql(
         dialect_of(connection).with_placeholders(_NEW_LOG), [(name, _NO_TREE) for name in missing]
     )
-    found = {row.name: row.id for row in connection.execute(query)}
-    tenants = [(tenant_of(name), found[name], at_us) for name in missing if name != SYSTEM]
+    ids = {row.name: row.id for row in connection.execute(query)}
+    tenants = [(tenant_of(name), ids[name], at_us) for name in missing if name != SYSTEM]
     if tenants:
         connection.exec_driver_sql(dialect_of(connection).with_placeholders(_NEW_TENANT), tenants)
-    return found
+    return ids
 
 
 def _lock(connection: Connection, names: dict[int, str]) -> list[_LockedRow]:
     """The logs, by id, in the order of their ids; their rows are locked until the transaction ends."""
     some = ", ".join(map(str, sorted(names)))
     if dialect_of(connection).one_writer:  # BEGIN IMMEDIATE has locked the database already
-        found: list[_LockedRow] = [
+        rows: list[_LockedRow] = [
             (log, names[log], size, frontier, revision, changes)
             for log, size, frontier, revision, changes in sorted(_read_at_once(connection, some))
         ]
     else:
-        found = _locked_rows(connection, f"id IN ({some}) ORDER BY id FOR UPDATE")
-    if len(found) != len(names):
-        raise merkle.TreeError(f"the ledger lost `{len(names) - len(found)}` of its logs", logs=sorted(names))
-    return found
+        rows = _locked_rows(connection, f"id IN ({some}) ORDER BY id FOR UPDATE")
+    if len(rows) != len(names):
+        raise merkle.TreeError(f"the ledger lost `{len(names) - len(rows)}` of its logs", logs=sorted(names))
+    return rows
 
 
 def _locked_rows(connection: Connection, where: str) -> list[_LockedRow]:
@@ -472,7 +472,7 @@ class Trees:
 
     def grow(self, logs: Iterable[LockedLog], hashes: Mapping[str, Sequence[bytes]]) -> GrownTrees:
         """Locked sub-logs with the leaf hashes, by name, that are appended to them; raises `TreeError` (rule 10)."""
-        made = GrownTrees([], [])
+        trees = GrownTrees([], [])
         for log in logs:
             known = self._checked.get(log.id)
             stored = bytes(log.frontier)
@@ -480,9 +480,9 @@ class Trees:
             longer, grown = frontier.extend(hashes[log.name], halves=True)
             data = longer.to_bytes()
             self._checked[log.id] = (data, longer)
-            made.nodes.extend(placed_nodes(log.id, grown))
-            made.logs.append(LockedLog(log.id, log.name, longer.size, data))
-        return made
+            trees.nodes.extend(placed_nodes(log.id, grown))
+            trees.logs.append(LockedLog(log.id, log.name, longer.size, data))
+        return trees
 
 
 def hand_over(connection: Connection, trees: GrownTrees) -> None:

@@ -184,17 +184,17 @@ class _Step:
         at_dead_us = self._clock.utc_us() - self._dead.offset_us
         times = (at_dead_us, at_dead_us, at_dead_us)
         dead = self._dead.uuid
-        found, _ = _open_after(connection, self._dead, self.after)
+        unfinished, _ = _open_after(connection, self._dead, self.after)
         return [
             ResidencyReleased(now_us, one.residency, one.tenant, PROCESS_DEATH, (), 0, dead)
             if isinstance(one, _Residency)
             else CustodyEnded(
                 now_us, one.tenant, one.classification, one.runs, PROCESS_DEATH, *times, 0, incarnation=dead
             )
-            for one in found
+            for one in unfinished
         ]
 
-    def _died(self, connection: Connection, now_us: int, made: list[Event]) -> Event:
+    def _died(self, connection: Connection, now_us: int, events: list[Event]) -> Event:
         """Its end, with what earlier steps closed and this one does."""
         dead, column = self._dead, custody_ends.c
         closed = select(func.count(releases.c.residency.distinct())).where(
@@ -214,7 +214,7 @@ class _Step:
             has_leaf(copy_steps),
         )
         residencies_, blocks = (int(connection.scalar(query) or 0) for query in (closed, ended))
-        for event in made:
+        for event in events:
             if isinstance(event, CustodyEnded):
                 blocks += sum(len(run.blocks) for run in event.runs)
             else:

@@ -113,20 +113,20 @@ class _Drafts:
 
     def take(self) -> list[Event]:
         """One event for each tenant; nothing waits afterwards."""
-        made: list[Event] = []
+        events: list[Event] = []
         for tenant, every in self._by_tenant.items():
             if len(every) == 1:
-                made += every
+                events += every
                 continue
             released = tuple(event for event in every if isinstance(event, ResidencyReleased))
             passed = tuple(event for event in every if isinstance(event, BlocksReleased))
             ended = tuple(event for event in every if isinstance(event, CustodyEnded))
             scrubbed = tuple(event for event in every if isinstance(event, ReceiptRecorded))
             at_us = max(event.at_us for event in every)
-            made.append(CustodyChanged(at_us, tenant, released, passed, ended, scrubbed))
+            events.append(CustodyChanged(at_us, tenant, released, passed, ended, scrubbed))
         self._by_tenant = {}
         self.count = 0
-        return made
+        return events
 
 
 class QueuedEvents:

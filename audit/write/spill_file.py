@@ -197,10 +197,10 @@ class SpillFile:
         self._restore()
         if rotate:
             self.rotate()
-        found = []
+        segments = []
         for path in sorted(self._directory.glob("*" + self._suffix), key=lambda path: (_changed_ns(path), path.name)):
             if path in self._held:
-                found.append(SpillSegment(path, os.dup(self._held[path]), self._held))
+                segments.append(SpillSegment(path, os.dup(self._held[path]), self._held))
                 continue
             try:
                 descriptor = os.open(path, os.O_RDONLY)
@@ -211,8 +211,8 @@ class SpillFile:
             except OSError:
                 os.close(descriptor)
                 continue
-            found.append(SpillSegment(path, descriptor))
-        return found
+            segments.append(SpillSegment(path, descriptor))
+        return segments
 
     def forget(self, path: Path) -> None:
         """Hold a closed segment no longer: it was deleted, or has another name."""
@@ -233,18 +233,18 @@ class SpillFile:
         for path, descriptor in [pair for pair in own.items() if not _is(*pair)]:
             try:
                 private_folder(self._directory)
-                made = self._next()
-                again = _make(made, os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+                next_path = self._next()
+                again = _make(next_path, os.pread(descriptor, os.fstat(descriptor).st_size, 0))
             except OSError as problem:
                 raise SpillFullError(
                     f"spill `{path}` was removed and cannot be written again: {problem.strerror}", path=path
                 ) from problem
             os.close(descriptor)
             if descriptor == self._descriptor:
-                self._path, self._descriptor = made, again
+                self._path, self._descriptor = next_path, again
             else:
                 del self._held[path]
-                self._held[made] = again
+                self._held[next_path] = again
 
     def _open(self) -> None:
         if self._descriptor < 0:

@@ -79,14 +79,14 @@ def case_to_follow(connection: Connection, case_id: str) -> SubjectCase | None:
     opened = _signed_leaves(connection, signed, cases, case_id)
     if not opened:
         return None
-    said = opened[0] | {
+    opening = opened[0] | {
         "received_us": int(opened[0]["received_utc"]),
         "holidays": " ".join(opened[0]["holidays"]),
         "ends": " ".join(opened[0].get("ends", ())) or None,
     }
     steps = _signed_leaves(connection, signed, case_steps, case_id)
     return replay(
-        OpenedCase(*(said[name] for name in OpenedCase._fields)),
+        OpenedCase(*(opening[name] for name in OpenedCase._fields)),
         (CaseStep(*(step[name] for name in CaseStep._fields if name != "void")) for step in steps),
     )
 

@@ -227,7 +227,7 @@ def judge_copies(
     keep: list[JudgedCopies] | None = None,
 ) -> CopyCoverage:
     """Verdicts of the chosen copies, from their leaves in whatever order; `keep` gets those that were counted."""
-    found: dict[tuple[str, str], dict[str, list[Body]]] = {}
+    by_tier: dict[tuple[str, str], dict[str, list[Body]]] = {}
     left: dict[tuple[str, str], list[_Left]] = {}
     heirs: dict[tuple[str, str], list[Body]] = {}
     for body in leaves:
@@ -238,16 +238,16 @@ def judge_copies(
             heirs.setdefault((body["left_by_process"], body["tier"]), []).append(body)
             continue
         about = body.get("of_incarnation") or body["incarnation"]
-        found.setdefault((about, body["tier"]), {}).setdefault(body["kind"], []).append(body)
+        by_tier.setdefault((about, body["tier"]), {}).setdefault(body["kind"], []).append(body)
     digest, rows = hashlib.sha256(), dict[tuple[str, str, str], list[CopyCoverageRow]]()
-    for uuid, tier in sorted(found):
+    for uuid, tier in sorted(by_tier):
         life = lives.get(uuid, CopyLife(0, ""))
         own = left.get((life.worker, tier), ()) if life.worker else ()
         later = [one for one in own if one.process != uuid]
         for process, names in _inherited(heirs, uuid, tier).items():
             others = (one for one in left.get((process, tier), ()) if one.name in names)
             later += (one._replace(is_heirs=True) for one in others if not (life.worker and one.worker == life.worker))
-        judged = _judge(found[uuid, tier], uuid, tier, life, later, now_us)
+        judged = _judge(by_tier[uuid, tier], uuid, tier, life, later, now_us)
         judged = _selected(judged, life, chosen)
         if not len(judged.numbers):
             continue
@@ -290,17 +290,17 @@ def _take_left(left: dict[tuple[str, str], list[_Left]], body: Body, lives: Mapp
 
 def _inherited(heirs: Mapping[tuple[str, str], list[Body]], uuid: str, tier: str) -> dict[str, set[str]]:
     """The names of a process's copies that each process which opened its tier, or an heir's, names as left (rule 3)."""
-    made: dict[str, set[str]] = {}
+    inherited: dict[str, set[str]] = {}
     asked: list[tuple[str, set[str] | None]] = [(uuid, None)]
     while asked:
         process, of = asked.pop()
         for body in heirs.get((process, tier), ()):
             names = {*body["copies"]} if of is None else of & {*body["copies"]}
-            known = made.setdefault(body["incarnation"], set())
+            known = inherited.setdefault(body["incarnation"], set())
             if names - known:
                 known |= names
                 asked.append((body["incarnation"], names))
-    return made
+    return inherited
 
 
 def _listed(leaves: list[Body], uuid: str, moment: str) -> _Listed:
@@ -348,7 +348,7 @@ def _judge(
     within = np.array(ended.said("within_us"), np.int64)
     if died.any():
         within = np.where(died & is_stored, promised[place] if len(promised) else within, within)
-    said = np.where(is_stored, stored.due[place] if len(stored.due) else ended.due, ended.due)
+    promised_due = np.where(is_stored, stored.due[place] if len(stored.due) else ended.due, ended.due)
     numbers = np.concatenate((ended.numbers, stored.numbers[overdue]))
     names = np.concatenate((ended.names, stored.names[overdue])) if len(numbers) else np.array([], np.bytes_)
     is_ended = np.arange(len(numbers)) < len(ended.numbers)
@@ -358,7 +358,7 @@ def _judge(
     proof, first = _evidence(steps.get(_DESTROYED, []), uuid, numbers, names)
     stopped = np.array([cause == ORDERLY_STOP for cause in causes], np.bool_)
     stayed = stopped & (first[: len(stopped)] == _NEVER)
-    due = np.concatenate((np.where(stayed, said, np.minimum(said, ended.due)), stored.due[overdue]))
+    due = np.concatenate((np.where(stayed, promised_due, np.minimum(promised_due, ended.due)), stored.due[overdue]))
     if left:
         since = np.concatenate((stored.at[place] if len(stored.at) else ended.at, stored.at[overdue]))
         is_dead = np.array([cause == PROCESS_DEATH for cause in causes], np.bool_)
@@ -370,7 +370,7 @@ def _judge(
     ended_by = np.concatenate((ended.at, np.full(len(overdue), _NEVER)))
     in_time = (first <= by) & (died | (ended_by <= by))
     proved = first < _NEVER
-    disputed = known & is_ended & np.concatenate((ended.due > said, nothing))
+    disputed = known & is_ended & np.concatenate((ended.due > promised_due, nothing))
     verdict = np.select(
         [disputed, ~known, ~is_ended, proved & in_time, proved, died],
         [4, 3, 2, 0, 1, 3],
@@ -404,13 +404,13 @@ def _evidence(
     )
     order = np.argsort(numbers, kind="stable")
     for kind in EVIDENCE:
-        found = _listed([body for body in leaves if body["cause"] == kind], uuid, "destroyed_boot_us")
-        if not len(found.numbers):
+        listed = _listed([body for body in leaves if body["cause"] == kind], uuid, "destroyed_boot_us")
+        if not len(listed.numbers):
             continue
-        place = np.minimum(np.searchsorted(found.numbers, numbers[order]), len(found.numbers) - 1)
-        same = (found.numbers[place] == numbers[order]) & (found.names[place] == names[order])
+        place = np.minimum(np.searchsorted(listed.numbers, numbers[order]), len(listed.numbers) - 1)
+        same = (listed.numbers[place] == numbers[order]) & (listed.names[place] == names[order])
         proof[kind][order] = same
-        first[order] = np.where(same, np.minimum(first[order], found.at[place]), first[order])
+        first[order] = np.where(same, np.minimum(first[order], listed.at[place]), first[order])
     return proof, first
 
 

@@ -69,13 +69,13 @@ class OpenCopies(NamedTuple):
 
     def kept(self, fits: Callable[[tuple[int, str]], bool]) -> OpenCopies:
         """Those whose number and name fit."""
-        which = [fits(key) for key in zip(self.numbers, self.names, strict=True)]
+        fitting = [fits(key) for key in zip(self.numbers, self.names, strict=True)]
         return self._replace(
-            names=tuple(compress(self.names, which)),
-            numbers=tuple(compress(self.numbers, which)),
-            blocks_each=tuple(compress(self.blocks_each, which)),
-            bytes_each=tuple(compress(self.bytes_each, which)),
-            due_us=tuple(compress(self.due_us, which)),
+            names=tuple(compress(self.names, fitting)),
+            numbers=tuple(compress(self.numbers, fitting)),
+            blocks_each=tuple(compress(self.blocks_each, fitting)),
+            bytes_each=tuple(compress(self.bytes_each, fitting)),
+            due_us=tuple(compress(self.due_us, fitting)),
         )
 
 
@@ -122,19 +122,19 @@ def copy_totals(connection: Connection, life: int, as_of: AsOf | None = None) ->
     here = (column.incarnation == life, is_in(as_of, copy_steps), column.high > 0)
     sums = select(column.tier, column.step, func.sum(column.copies), func.sum(column.bytes))
     sums = sums.where(*here, has_leaf(copy_steps))
-    made: defaultdict[str, CopyTotals] = defaultdict(CopyTotals)
+    totals: defaultdict[str, CopyTotals] = defaultdict(CopyTotals)
     for tier, step, copies, size in connection.execute(sums.group_by(column.tier, column.step)):
         fields = {
             STORED: {"stored": int(copies), "stored_bytes": int(size)},
             ENDED: {"ended": int(copies), "ended_bytes": int(size)},
         }
-        made[tier] = made[tier]._replace(**fields.get(step, {"evidence": int(copies)}))
+        totals[tier] = totals[tier]._replace(**fields.get(step, {"evidence": int(copies)}))
     gone: defaultdict[str, dict[int, int]] = defaultdict(dict)
     for body in _bodies(connection, *here, column.step == DESTROYED):
         gone[body["tier"]].update(zip(body["numbers"], body["bytes_each"], strict=True))
     for tier, sizes in gone.items():
-        made[tier] = made[tier]._replace(destroyed=len(sizes), destroyed_bytes=sum(sizes.values()))
-    return dict(made)
+        totals[tier] = totals[tier]._replace(destroyed=len(sizes), destroyed_bytes=sum(sizes.values()))
+    return dict(totals)
 
 
 def open_copies(
@@ -156,14 +156,14 @@ def open_copies(
         .limit(_OPEN_LEAVES)
     )
     rows = connection.execute(query).all()
-    made = []
+    open_lists = []
     for one in dict.fromkeys(row.tier for row in rows):
         some = [row for row in rows if row.tier == one]
         gone = _ended(connection, life, one, some[0].low, max(row.high for row in some))
         bodies = (orjson.loads(row.leaf) for row in some)
-        made += [copies for body in bodies if (copies := _without(body, gone)).numbers]
+        open_lists += [copies for body in bodies if (copies := _without(body, gone)).numbers]
     following = (rows[-1].tier, rows[-1].low) if len(rows) == _OPEN_LEAVES else None
-    return made, following
+    return open_lists, following
 
 
 def differing_copies(connection: Connection, life: int, held: HeldCopies) -> CopyDifferences:

@@ -222,14 +222,14 @@ def tier_summaries(
     """Every tier that the ledger knows of, in name order; decisions are those of the period."""
     totals = {row.tier: row for row in tier_totals(connection, tenant=tenant)}
     decided = transfer_summary(connection, since_us, until_us, tenant=tenant)
-    made = []
+    summaries = []
     for tier in sorted(totals.keys() | {row.tier for row in decided}):
         total = totals.get(tier, TierTotals(tier, 0, 0, 0, 0, 0))
         mine = tuple(row for row in decided if row.tier == tier)
         copies = (total.stored, total.stored_bytes, total.ended, total.ended_bytes, total.living)
         net_us = sum(-row.measured_us if row.saved_us is None else row.saved_us for row in mine)
-        made.append(TierSummary(tier, *copies, net_us, mine))
-    return tuple(made)
+        summaries.append(TierSummary(tier, *copies, net_us, mine))
+    return tuple(summaries)
 
 
 def explain_request(

@@ -103,14 +103,14 @@ def hour_rows(lives: Iterable[LifeUnits], since_us: int) -> Iterator[tuple[HourK
 
 def stored_rows(every: Iterable[tuple[HourKey, CoverageRow, int]], ids: Mapping[str, int]) -> list[HourRow]:
     """The rows of the table, in order, from such coverage and the ids of logs: by hour, and of all hours together."""
-    found: dict[tuple[int, int, str], tuple[list[CoverageRow], list[int]]] = {}
+    by_hour: dict[tuple[int, int, str], tuple[list[CoverageRow], list[int]]] = {}
     for (hour_us, tenant, classification), row, lag in every:
         log = ids.get(log_of(tenant), ids.get(SYSTEM, 0))  # where nothing says whose it was
         for when in (hour_us, ALL_HOURS):
-            rows, longest = found.setdefault((when, log, classification), ([], [0]))
+            rows, longest = by_hour.setdefault((when, log, classification), ([], [0]))
             rows.append(row)
             longest.append(lag)
-    return [(*key, *add_rows(rows)[2:], max(longest)) for key, (rows, longest) in sorted(found.items())]  # type: ignore[misc]
+    return [(*key, *add_rows(rows)[2:], max(longest)) for key, (rows, longest) in sorted(by_hour.items())]  # type: ignore[misc]
 
 
 def judged_state(connection: Connection) -> JudgedState | None:

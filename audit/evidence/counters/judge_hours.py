@@ -221,16 +221,16 @@ class HourlyJudge:
         if not whole:  # as far as a checkpoint goes, one at least
             below = query.where(column.size <= place, column.size > self._size).order_by(column.size.desc())
             above = query.where(column.size > self._size).order_by(column.size)
-            found = connection.execute(below.limit(1)).first() or connection.execute(above.limit(1)).one()
+            checkpoint = connection.execute(below.limit(1)).first() or connection.execute(above.limit(1)).one()
         else:
-            found = newest
+            checkpoint = newest
         sizes = (
             select(root_leaves.c.log, func.max(root_leaves.c.size).label("size"))
-            .where(root_leaves.c.idx >= self._size, root_leaves.c.idx < found.size)
+            .where(root_leaves.c.idx >= self._size, root_leaves.c.idx < checkpoint.size)
             .group_by(root_leaves.c.log)
         )
         grown = {row.log: row.size for row in connection.execute(sizes)}
-        return _Grown(found.size, found.at_us, grown, found.size < newest.size)
+        return _Grown(checkpoint.size, checkpoint.at_us, grown, checkpoint.size < newest.size)
 
     def _leaves(self, connection: Connection, grown: _Grown) -> list[bytes]:
         """The leaves of a step, log by log."""
@@ -239,13 +239,13 @@ class HourlyJudge:
         inside = (events.c.log == span.c.log) & (events.c.idx >= span.c.first) & (events.c.idx < span.c.below)
         query = select(events.c.log, events.c.idx, events.c.leaf).select_from(span.join(events, inside))
         query = query.where(has_leaf(events))
-        made = []
+        leaves = []
         for log, idx, leaf in connection.execute(query, execution_options={"yield_per": 10_000}):
-            made.append(bytes(leaf))
+            leaves.append(bytes(leaf))
             if idx < self._first.get(log, 1 << 62):
                 self._first[log] = idx
         self._read |= grown.logs
-        return made
+        return leaves
 
     def _has_purged(self, connection: Connection) -> bool:
         """Whether retention drops, or has dropped, leaves that were read. It says so before the first one goes."""

@@ -137,29 +137,29 @@ def tenant_totals(connection: Connection, *, tenant: str | None = None) -> tuple
         sums[number][kind, measure] += value
     uneven = _uneven(connection)
     by_name = {name: sums[number] for number, name in _names(connection, sums).items()}
-    made = []
+    totals = []
     sizes = leaves_by_tenant(connection)
     for each in sorted(sizes) if tenant is None else sizes.keys() & {tenant}:
-        found = by_name.get(log_of(each), Counter())
+        figures = by_name.get(log_of(each), Counter())
         by_measure = Counter[str]()
-        for (_, measure), value in found.items():
+        for (_, measure), value in figures.items():
             by_measure[measure] += value
-        held = None if uneven is None else held_blocks(found) - uneven[log_of(each)]
-        made.append(
+        held = None if uneven is None else held_blocks(figures) - uneven[log_of(each)]
+        totals.append(
             TenantTotals(
                 each,
-                found["residency-opened", EVENTS],
-                found["residency-released", EVENTS],
+                figures["residency-opened", EVENTS],
+                figures["residency-released", EVENTS],
                 by_measure[ATTACHED],
                 by_measure[WRITTEN],
-                found[ENDED, BLOCKS],
+                figures[ENDED, BLOCKS],
                 sizes[each],
                 by_measure[ASSIGNED],
                 by_measure[GIVEN],
                 held,
             )
         )
-    return tuple(made)
+    return tuple(totals)
 
 
 class UnevenLife(NamedTuple):
@@ -174,16 +174,16 @@ class UnevenLife(NamedTuple):
 def uneven_lives(connection: Connection) -> list[UnevenLife]:
     """Every such process. A connection of one tenant cannot tell which came back: those that died count as running."""
     losing, is_alone = recorded_losses(connection), sees_one_tenant(connection)
-    which: ColumnElement[bool]
+    is_uneven: ColumnElement[bool]
     if not is_alone:
         came_back = any(_read(connection, _Wanted((LEAVES,), (RETURNED,), None, SYSTEM)))
         bodies = [leaf.body for leaf in life_leaves(connection)] if came_back else []
         returned = {about(body) for body in bodies if body["kind"] == RETURNED}
-        which = incarnations.c.uuid.in_(losing | returned)
+        is_uneven = incarnations.c.uuid.in_(losing | returned)
     else:
         died = select(custody_ends.c.incarnation).where(custody_ends.c.cause == PROCESS_DEATH)
-        which = or_(incarnations.c.id.in_(died.where(has_leaf(custody_ends))), incarnations.c.uuid.in_(losing))
-    query = select(incarnations.c.id, incarnations.c.uuid, incarnations.c.end).where(which)
+        is_uneven = or_(incarnations.c.id.in_(died.where(has_leaf(custody_ends))), incarnations.c.uuid.in_(losing))
+    query = select(incarnations.c.id, incarnations.c.uuid, incarnations.c.end).where(is_uneven)
     return [
         UnevenLife(row.id, row.uuid, row.end is None or (is_alone and not is_losing), is_losing)
         for row in connection.execute(query.order_by(incarnations.c.id))
@@ -285,13 +285,13 @@ def monitored_figures(
 ) -> dict[str, Counter[str]]:
     """Requests and tokens of what was monitored, by tenant, of the whole hours that a period touches."""
     wanted = _Wanted((EVENTS, *MONITORED_TOKENS), (MONITORED,), since_us=since_us, until_us=until_us)
-    found: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    by_log: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for log, _, measure, outcome, _, value in _read(connection, wanted):
-        sums = found[log]
+        sums = by_log[log]
         sums[measure] += value
         if measure == EVENTS and outcome == "would-deny":
             sums["would_deny"] += value
-    return {tenant_of(name): found[log] for log, name in _names(connection, found).items()}
+    return {tenant_of(name): by_log[log] for log, name in _names(connection, by_log).items()}
 
 
 def orphans_by_class(connection: Connection) -> Counter[str]:
@@ -338,13 +338,13 @@ def event_counts(
         since_us=since_us,
         until_us=until_us,
     )
-    found: Counter[tuple[int, str, str]] = Counter()
+    event_sums: Counter[tuple[int, str, str]] = Counter()
     for log, of_kind, _, outcome, _, value in _read(connection, wanted):
-        found[log, of_kind, outcome] += value
-    names = _names(connection, {log for log, _, _ in found})
+        event_sums[log, of_kind, outcome] += value
+    names = _names(connection, {log for log, _, _ in event_sums})
     counts = (
         EventCount(names[log], of_kind, outcome, events)
-        for (log, of_kind, outcome), events in found.items()
+        for (log, of_kind, outcome), events in event_sums.items()
         if events and log in names
     )
     return tuple(sorted(counts))
@@ -380,16 +380,16 @@ def events_by_log(
     until_us: int | None = None,
 ) -> Counter[str]:
     """Events of some kinds and of an outcome by log, of the whole hours that a period touches; of any where none is."""
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     span = hour_span(connection)
     whole = span is None or ((since_us or 0) <= span[0] and (until_us is None or until_us > span[1]))
     since_us, until_us = (ALL_HOURS, None) if whole else (max(0, since_us or 0), until_us)
     for log, _, figures in _hourly(connection, since_us, until_us, None):
         for kind, measure, came_out, _, _, value in figures:
             if measure == EVENTS and (not kinds or kind in kinds) and (outcome is None or came_out == outcome):
-                found[log] += value
-    names = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))} if found else {}
-    return Counter({str(names[log]): number for log, number in found.items() if log in names and number})
+                counts[log] += value
+    names = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))} if counts else {}
+    return Counter({str(names[log]): number for log, number in counts.items() if log in names and number})
 
 
 def _hourly(
@@ -495,14 +495,14 @@ def _read(connection: Connection, wanted: _Wanted) -> Iterator[_Figure]:
             raise _unreadable(hour_us) from problem
 
 
-def _names(connection: Connection, found: Collection[int]) -> dict[int, str]:
+def _names(connection: Connection, ids: Collection[int]) -> dict[int, str]:
     """The names of these logs, by id."""
-    if not found:
+    if not ids:
         return {}
     query = select(logs.c.id, logs.c.name)
-    if len(found) <= _NAMED:
-        query = query.where(logs.c.id.in_(list(found)))
-    return {row.id: str(row.name) for row in connection.execute(query) if row.id in found}
+    if len(ids) <= _NAMED:
+        query = query.where(logs.c.id.in_(list(ids)))
+    return {row.id: str(row.name) for row in connection.execute(query) if row.id in ids}
 
 
 def _unreadable(hour_us: int) -> LedgerError:

@@ -280,7 +280,7 @@ def _left(of: Int64s, residency: Int64s, at: Int64s, until: Int64s) -> tuple[Int
 def read_receipts(connection: Connection, incarnation: int, ends: Evidence, as_of: AsOf | None = None) -> ReceiptCells:
     """The receipts that name any of these generations, boot scrubs aside."""
     column = receipts.c
-    found = read(
+    evidence = read(
         connection,
         receipts,
         (
@@ -303,29 +303,29 @@ def read_receipts(connection: Connection, incarnation: int, ends: Evidence, as_o
         ),
         ordered=False,
     )
-    return cells_of(found)
+    return cells_of(evidence)
 
 
-def cells_of(found: Evidence) -> ReceiptCells:
+def cells_of(evidence: Evidence) -> ReceiptCells:
     """Receipts laid flat; one of level `sampled` that read no block counts as `retired`, which is what it shows."""
     rank = {name: number for number, name in enumerate(LEVELS)}
-    code, said = found.codes("level", "result")
-    level = np.array([rank.get(name, 0) for name, _ in said], np.int64)[code]
-    unread = (level == LEVELS.index("sampled")) & (found.column("verified") == 0)
+    code, labels = evidence.codes("level", "result")
+    level = np.array([rank.get(name, 0) for name, _ in labels], np.int64)[code]
+    unread = (level == LEVELS.index("sampled")) & (evidence.column("verified") == 0)
     level = np.where(unread, LEVELS.index("retired"), level)
-    good = np.array([result == "ok" and name in rank for name, result in said], np.bool_)[code]
-    each = found.column("bytes") // np.maximum(1, found.column("blocks"))
-    of = found.owner
+    good = np.array([result == "ok" and name in rank for name, result in labels], np.bool_)[code]
+    bytes_each = evidence.column("bytes") // np.maximum(1, evidence.column("blocks"))
+    of = evidence.owner
     return ReceiptCells(
-        unit_keys_of(found),
-        found.pairs.blocks,
-        found.column("shard")[of],
-        found.column("started_boot_us")[of],
-        found.column("ended_boot_us")[of],
+        unit_keys_of(evidence),
+        evidence.pairs.blocks,
+        evidence.column("shard")[of],
+        evidence.column("started_boot_us")[of],
+        evidence.column("ended_boot_us")[of],
         level[of],
         good[of],
-        each[of],
-        places_of(found),
+        bytes_each[of],
+        places_of(evidence),
     )
 
 
@@ -386,9 +386,9 @@ def _read_erasures(connection: Connection, as_of: AsOf | None) -> list[ErasureAs
 
 def _erased(rows: UseRows) -> dict[int, int]:
     """For each residency that an erasure selects, when its hold ended at the latest."""
-    made: dict[int, int] = {}
+    hold_ends: dict[int, int] = {}
     if not rows.erasures:
-        return made
+        return hold_ends
     opened = rows.opened
     before, residency = opened.column("opened_boot_us"), opened.column("residency")
     whole = opened.column("part") == 1
@@ -403,8 +403,8 @@ def _erased(rows: UseRows) -> dict[int, int]:
         if erasure.selector != "tenant":
             chosen &= who[erasure.selector] == getattr(erasure, erasure.selector)
         for item in residency[chosen].tolist():
-            made.setdefault(item, at_boot_us)
-    return made
+            hold_ends.setdefault(item, at_boot_us)
+    return hold_ends
 
 
 def unit_keys_of(found: Evidence) -> Int64s:

@@ -97,7 +97,7 @@ def conservation(connection: Connection, incarnation: str, counts: PoolCounts) -
     pending = counts.fenced + counts.dirty
     bad = read(connection, receipts, (receipts.c.shard,), and_(_of(receipts, life), _FAILED))
     doubtful = len(np.unique(unit_keys(bad.pairs.pools, bad.pairs.generations)))
-    found = [
+    identities = [
         ConservationIdentity(
             "allocated = written, as openings and releases list + not yet listed by open residencies",
             counts.allocated_total,
@@ -113,39 +113,39 @@ def conservation(connection: Connection, incarnation: str, counts: PoolCounts) -
         proved = number(receipts, scrubs, of_shard, receipts.c.result == "ok", receipts.c.high > 0)
         failed = number(receipts, scrubs, of_shard, _FAILED)
         every = number(receipts, scrubs, of_shard)
-        found.append(
+        identities.append(
             ConservationIdentity(
                 f"custody ended = scrubbed on shard {shard} + failed there + pending + unproven",
                 ended,
                 proved + failed + pending + unproven,
             )
         )
-        found.append(ConservationIdentity(f"receipts of shard {shard} = its device's counter", every, counter))
+        identities.append(ConservationIdentity(f"receipts of shard {shard} = its device's counter", every, counter))
     totals = copy_totals(connection, life)
     for tier in counts.tiers:
-        found += _of_tier(tier, totals.get(tier.tier, CopyTotals()))
-    return tuple(found)
+        identities += _of_tier(tier, totals.get(tier.tier, CopyTotals()))
+    return tuple(identities)
 
 
-def _of_tier(counts: TierCounts, said: CopyTotals) -> list[ConservationIdentity]:
+def _of_tier(counts: TierCounts, totals: CopyTotals) -> list[ConservationIdentity]:
     """Every identity of one tier; what leaves say of it is `said`."""
     name = counts.tier
     sides = (
-        (f"copies stored in {name} = the tier's counter", said.stored, counts.stored),
-        (f"copies stored in {name} = ended + living", said.stored, said.ended + counts.living),
-        (f"copies ended in {name} = the tier's counter", said.ended, counts.ended),
-        (f"copies ended in {name} = destroyed + waiting", said.ended, said.destroyed + counts.waiting),
-        (f"copies destroyed in {name} = the tier's counter", said.destroyed, counts.destroyed),
-        (f"pieces of evidence in {name} = the tier's counter", said.evidence, counts.evidence),
+        (f"copies stored in {name} = the tier's counter", totals.stored, counts.stored),
+        (f"copies stored in {name} = ended + living", totals.stored, totals.ended + counts.living),
+        (f"copies ended in {name} = the tier's counter", totals.ended, counts.ended),
+        (f"copies ended in {name} = destroyed + waiting", totals.ended, totals.destroyed + counts.waiting),
+        (f"copies destroyed in {name} = the tier's counter", totals.destroyed, counts.destroyed),
+        (f"pieces of evidence in {name} = the tier's counter", totals.evidence, counts.evidence),
         (
             f"bytes stored in {name} = bytes ended + bytes living",
-            said.stored_bytes,
-            said.ended_bytes + counts.living_bytes,
+            totals.stored_bytes,
+            totals.ended_bytes + counts.living_bytes,
         ),
         (
             f"bytes ended in {name} = bytes destroyed + bytes waiting",
-            said.ended_bytes,
-            said.destroyed_bytes + counts.waiting_bytes,
+            totals.ended_bytes,
+            totals.destroyed_bytes + counts.waiting_bytes,
         ),
     )
     return [ConservationIdentity(*side) for side in sides]

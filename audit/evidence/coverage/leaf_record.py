@@ -194,16 +194,16 @@ class _Life:
     def add(self, kind: str, rows: list[Fields]) -> None:
         """Take leaves of one kind about it."""
         entry = _KINDS[kind]
-        said = dict(zip(("idx", *_EVERY, *entry.fields), zip(*rows, strict=True), strict=True))
+        fields = dict(zip(("idx", *_EVERY, *entry.fields), zip(*rows, strict=True), strict=True))
         places: dict[str, Any] = {"log": np.zeros(len(rows), np.int64)}
-        columns = places | said | dict(entry.derive(said, self.uuid))
+        columns = places | fields | dict(entry.derive(fields, self.uuid))
         table = self.tables.get(entry.table)
         if table is None:
             table = self.tables[entry.table] = EvidenceBuilder(entry.columns, len(entry.lists))
-        table.add([columns[name] for name in entry.columns], [said[name] for name in entry.lists])
+        table.add([columns[name] for name in entry.columns], [fields[name] for name in entry.lists])
         if kind == "residency-released":
             names = ("incarnation", "residency", "part", "sequence", "tenant")
-            self._releases.append(tuple(said[name] for name in names))
+            self._releases.append(tuple(fields[name] for name in names))
 
     def settle(self) -> None:
         """No leaf comes after these: what only narrowing acts ask for goes where there is none."""
@@ -257,7 +257,7 @@ class LeafRecord:
         self._tables = {uuid: _Tables(life) for uuid, life in self._lives.items()}
 
     def _take(self, leaves: list[bytes]) -> None:
-        found: dict[str, dict[str, list[Fields]]] = {}
+        by_process: dict[str, dict[str, list[Fields]]] = {}
         writers: dict[str, dict[str, Any]] = {}
         last, known, subject = self.last_us, "", ""
         kinds: dict[str, list[Fields]] = {}
@@ -272,13 +272,13 @@ class LeafRecord:
             if pick is not None:
                 about = body.get("of_incarnation") or writer
                 if about != subject:
-                    subject, kinds = about, found.setdefault(about, {})
+                    subject, kinds = about, by_process.setdefault(about, {})
                 rows = kinds.get(kind)
                 if rows is None:
                     rows = kinds[kind] = []
                 rows.append((number, *pick(body)))
             elif kind == CHANGED:
-                kinds = found.setdefault(writer, {})
+                kinds = by_process.setdefault(writer, {})
                 subject = writer
                 for item in plain_bodies(body):
                     kinds.setdefault(item["kind"], []).append((number, *_PICK[item["kind"]](item)))
@@ -293,7 +293,7 @@ class LeafRecord:
         self.last_us = last
         for uuid, body in writers.items():
             self._life(uuid).offset_us = int(body["at_us"]) - int(body["boot_us"])
-        for uuid, kinds in found.items():
+        for uuid, kinds in by_process.items():
             for kind, rows in kinds.items():
                 self._life(uuid).add(kind, rows)
 
@@ -398,13 +398,13 @@ class LeafRecord:
                 residency[~is_among(residency, left)],
             ]
         residencies = distinct(np.concatenate(kept))
-        found = [table.column("idx")[is_among(table.column("residency"), residencies)] for table in tables.uses]
+        places = [table.column("idx")[is_among(table.column("residency"), residencies)] for table in tables.uses]
         for table in (tables.ends, tables.receipts, tables.effects, tables.assigned):
             open_ = ~is_over(unit_keys_of(table))
             if table is tables.receipts:
                 open_ &= (table.column("ended_boot_us") >= since_boot_us)[table.owner]
-            found.append(table.column("idx")[table.owner[open_]])
-        return distinct(np.concatenate(found))
+            places.append(table.column("idx")[table.owner[open_]])
+        return distinct(np.concatenate(places))
 
     def unaccounted(self) -> Unaccounted:
         """What no leaf accounts for, over all incarnations (rule 3)."""

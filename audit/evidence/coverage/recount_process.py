@@ -71,34 +71,34 @@ def differences(tables: CoverageSummary, leaves: CoverageSummary) -> tuple[Diffe
     """Every figure that differs: a row that only one side has differs in each that is not 0."""
     sides = [{(row.tenant, row.classification): row for row in side.rows} for side in (tables, leaves)]
     names = CoverageRow._fields[2:]
-    made = [
+    differing = [
         Difference(*who, name, *values)
         for who in sorted({*sides[0], *sides[1]})
         for name in names
         for values in [[getattr(side.get(who, CoverageRow(*who)), name) for side in sides]]
         if values[0] != values[1]
     ]
-    made += [
+    differing += [
         Difference("*", "*", name, one, two)
         for name, one, two in zip(CoverageSummary._fields[1:], tables[1:], leaves[1:], strict=True)
         if one != two
     ]
-    return tuple(made)
+    return tuple(differing)
 
 
 def copy_differences(tables: CopyCoverage, leaves: CopyCoverage) -> tuple[Difference, ...]:
     """The same of copies off the device; a figure is named with its tier."""
     sides = [{row[:3]: row for row in side.rows} for side in (tables, leaves)]
-    made = []
+    differing = []
     for key in sorted({*sides[0], *sides[1]}):
         rows = [side.get(key, CopyCoverageRow(*key)) for side in sides]
         for name in CopyCoverageRow._fields[3:]:
             one, other = (int(getattr(row, name)) for row in rows)
             if one != other:
-                made.append(Difference(key[1], key[2], f"{key[0]}: {name}", one, other))
-    if not made and tables.digest != leaves.digest:
-        made.append(Difference("*", "*", "copies, by digest", 1, 0))
-    return tuple(made)
+                differing.append(Difference(key[1], key[2], f"{key[0]}: {name}", one, other))
+    if not differing and tables.digest != leaves.digest:
+        differing.append(Difference("*", "*", "copies, by digest", 1, 0))
+    return tuple(differing)
 
 
 def recounted(record: LeafRecord, chosen: CustodySelection, as_of_us: int) -> RecountResult:
@@ -110,13 +110,13 @@ def recounted(record: LeafRecord, chosen: CustodySelection, as_of_us: int) -> Re
 
 
 def _answer(
-    connection: Connection, question: RecountRequest, state: AsOf | None, keep: list[object] | None = None
+    connection: Connection, request: RecountRequest, state: AsOf | None, keep: list[object] | None = None
 ) -> RecountResult:
     with gc_paused():
         record = LeafRecord(leaves_in_database(connection, state))
         if keep is not None:
             keep.append(record)
-        return recounted(record, question.chosen, question.as_of_us)
+        return recounted(record, request.chosen, request.as_of_us)
 
 
 class RecountProcess:
@@ -152,14 +152,14 @@ class RecountProcess:
     def answer(self) -> RecountResult:
         """The answer, from beside or, where that is not to be taken, from here (rule 2)."""
         if self._process is not None:
-            made, said = self._process.communicate()
+            output, errors = self._process.communicate()
             status, self._process = self._process.returncode, None
             if status == 0:
-                found = _from_bytes(made)
-                if found.leaves == self._leaves:
-                    return found
-                said = b"it read another state of the ledger"
-            reason = said.decode(errors="replace").strip().splitlines()[-1:] or ["it ended without a word"]
+                recounted = _from_bytes(output)
+                if recounted.leaves == self._leaves:
+                    return recounted
+                errors = b"it read another state of the ledger"
+            reason = errors.decode(errors="replace").strip().splitlines()[-1:] or ["it ended without a word"]
             _warn(reason[0][:200])
         return _answer(self._connection, self._question, self._state)
 

@@ -176,25 +176,25 @@ def lags_of(each: LifeUnits) -> dict[tuple[str, str], int]:
 
 def summary(lives: Iterable[LifeUnits]) -> CoverageSummary:
     """Coverage of units that were read."""
-    found: dict[tuple[str, str], list[CoverageRow]] = {}
+    by_tenant: dict[tuple[str, str], list[CoverageRow]] = {}
     lags: list[Int64s] = [np.empty(0, np.int64)]
     for each in lives:
         lags.append(each.units.lag[each.units.lag >= 0])
         for row in rows_of(each):
-            found.setdefault((row.tenant, row.classification), []).append(row)
-    rows = tuple(add_rows(found[key], *key) for key in sorted(found))
+            by_tenant.setdefault((row.tenant, row.classification), []).append(row)
+    rows = tuple(add_rows(by_tenant[key], *key) for key in sorted(by_tenant))
     return CoverageSummary(rows, *lag_percentiles(np.sort(np.concatenate(lags))))
 
 
 def population_digest(lives: Iterable[LifeUnits]) -> str:
     """SHA-256, hexadecimal, of every custody that was counted (rule 6), incarnations by uuid."""
-    made = hashlib.sha256()
+    digest = hashlib.sha256()
     for each in lives:
         if len(each.units.keys) + len(each.overdue.keys):
-            made.update(each.life.uuid.encode() + b"\n")
+            digest.update(each.life.uuid.encode() + b"\n")
             for first in range(0, len(each.units.keys) + len(each.overdue.keys), _AT_ONCE):
-                made.update(_population_rows(each, first, first + _AT_ONCE).tobytes())
-    return made.hexdigest()
+                digest.update(_population_rows(each, first, first + _AT_ONCE).tobytes())
+    return digest.hexdigest()
 
 
 def is_covered(each: LifeUnits) -> Int64s:
@@ -203,9 +203,9 @@ def is_covered(each: LifeUnits) -> Int64s:
     return covered
 
 
-def _population_rows(each: LifeUnits, first: int, end: int) -> Int64s:
+def _population_rows(life_units: LifeUnits, first: int, end: int) -> Int64s:
     """Those of these places; custodies that ended come before overdue ones."""
-    units, overdue, ended = each.units, each.overdue, len(each.units.keys)
+    units, overdue, ended = life_units.units, life_units.overdue, len(life_units.units.keys)
     here, over = slice(min(first, ended), min(end, ended)), slice(max(0, first - ended), max(0, end - ended))
     keys = np.concatenate((units.keys[here], overdue.keys[over]))
     late = np.full(len(overdue.keys[over]), len(VERDICTS))
@@ -217,7 +217,7 @@ def _population_rows(each: LifeUnits, first: int, end: int) -> Int64s:
         np.concatenate((units.due[here], overdue.due[over])),
         np.concatenate((units.verdict[here], late)),
         np.concatenate((covered.astype(np.int64), np.zeros(len(late), np.int64))),
-        np.full(len(keys), each.life.shards or 1),
+        np.full(len(keys), life_units.life.shards or 1),
     )
     rows: Int64s = np.stack(columns, axis=1).astype(">i8")
     return rows

@@ -113,22 +113,22 @@ def assess(
     due = np.where(written, due_at(custodies, totals, requests), custodies.claimed)
     disputed = written & (due != custodies.claimed) & ~is_honest(custodies, totals, requests)
 
-    found = proved(custodies, totals, cells, shards)
+    proofs = proved(custodies, totals, cells, shards)
     since = np.maximum(due, custodies.retired)
     cause, causes = ends.codes("cause")
     dead = np.array([name.startswith(_UNPROVEN) for (name,) in causes], np.bool_)[cause]
     unproven = dead[custodies.row] | ~written | (shards == 0)
-    late = found.ended > since + custodies.within
-    destroyed = ~(unproven | found.failed | found.missing)
+    late = proofs.ended > since + custodies.within
+    destroyed = ~(unproven | proofs.failed | proofs.missing)
     return JudgedUnits(
         keys=custodies.keys,
         blocks=custodies.blocks,
         row=custodies.row,
         due=due,
-        verdict=np.select([unproven, found.failed, found.missing, late], [4, 2, 3, 1], 0),
-        level=np.where(destroyed, found.level, -1),
-        bytes=found.bytes,
-        lag=np.where(destroyed, np.maximum(0, found.ended - since), -1),
+        verdict=np.select([unproven, proofs.failed, proofs.missing, late], [4, 2, 3, 1], 0),
+        level=np.where(destroyed, proofs.level, -1),
+        bytes=proofs.bytes,
+        lag=np.where(destroyed, np.maximum(0, proofs.ended - since), -1),
         disputed=disputed,
         writer=totals.writer,
     )

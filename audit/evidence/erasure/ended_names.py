@@ -90,7 +90,7 @@ def ended_name_leaves(connection: Connection, erasure: str) -> set[tuple[str, in
     rows = connection.execute(of_it.where(raises.erasure == erasure, has_leaf(epoch_raises))).all()
     if not rows:
         return set()
-    made = {(names[row.log], row.idx) for row in rows}
+    leaves = {(names[row.log], row.idx) for row in rows}
     newest, first_us = max(row.number for row in rows), min(row.at_us for row in rows)
     lives = life_leaves(connection)
     over = ends(leaf.body for leaf in lives)
@@ -110,8 +110,8 @@ def ended_name_leaves(connection: Connection, erasure: str) -> set[tuple[str, in
     for door, row in last.items():
         end = over.get(row.uuid)
         if door in following:
-            made.add((names[following[door].log], following[door].idx))
+            leaves.add((names[following[door].log], following[door].idx))
         elif end is None or end[0] >= first_us:
-            made.add((names[row.log], row.idx))
-            made |= {(SYSTEM, leaf.idx) for leaf in lives if about(leaf.body) == row.uuid}
-    return made
+            leaves.add((names[row.log], row.idx))
+            leaves |= {(SYSTEM, leaf.idx) for leaf in lives if about(leaf.body) == row.uuid}
+    return leaves

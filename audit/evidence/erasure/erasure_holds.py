@@ -42,14 +42,14 @@ class HoldLeaf(NamedTuple):
 
 def holds_among(bodies: Iterable[Body], tenant: str | None, subject: str | None) -> tuple[ErasureHold, ...]:
     """The holds about an erasure of this tenant (None: of any) and subject (None: of any) that these leaves show."""
-    found: dict[str, ErasureHold] = {}
+    holds: dict[str, ErasureHold] = {}
     every = [body for body in bodies if body["kind"] == HOLD_KIND]
     for body in sorted(every, key=lambda one: (int(one["at_us"]), one["incarnation"], int(one["sequence"]))):
         if body["action"] == PLACED:
-            found[body["hold"]] = _hold_of(body)
+            holds[body["hold"]] = _hold_of(body)
         else:
-            found.pop(body["hold"], None)
-    return tuple(sorted(one for one in found.values() if _is_about(one, tenant, subject)))
+            holds.pop(body["hold"], None)
+    return tuple(sorted(one for one in holds.values() if _is_about(one, tenant, subject)))
 
 
 def hold_leaves(connection: Connection, tenant: str | None, subject: str | None) -> list[HoldLeaf]:

@@ -93,7 +93,7 @@ def read_states(
     connection: Connection, asked: Sequence[AskedErasure], now_us: int, periods: Mapping[str, WorkPeriod]
 ) -> dict[AskedErasure, ErasureState]:
     """The state of each of these erasures."""
-    found: dict[AskedErasure, ErasureState] = {}
+    states: dict[AskedErasure, ErasureState] = {}
     for place in range(0, len(asked), _AT_ONCE):
         part = asked[place : place + _AT_ONCE]
         result = erasure_results.c
@@ -110,5 +110,5 @@ def read_states(
         )
         for one in part:
             owed = owing(periods, one.at_us)
-            found[one] = state_of(one, owed, done.get(one.erasure, {}), now_us)
-    return found
+            states[one] = state_of(one, owed, done.get(one.erasure, {}), now_us)
+    return states

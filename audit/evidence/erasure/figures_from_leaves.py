@@ -149,7 +149,7 @@ def _copies(bodies: Iterable[Mapping[str, Any]], erasure: str) -> tuple[tuple[st
             locks.setdefault(body["tier"], {}).update(zip(_named(body), until, strict=True))
         elif body["kind"] == "copies-destroyed":
             proofs.setdefault(body["tier"], {}).setdefault(body["cause"], set()).update(_named(body))
-    made = []
+    by_tier = []
     for tier, sizes in sorted(ended.items()):
         of_tier = [proofs.get(tier, {}).get(kind, set()) & sizes.keys() for kind in EVIDENCE]
         zeroed, unlinked, key_destroyed, deleted = map(len, of_tier)
@@ -161,8 +161,8 @@ def _copies(bodies: Iterable[Mapping[str, Any]], erasure: str) -> tuple[tuple[st
             locked=len(locked),
             locked_until_us=max(locked, default=0),
         )
-        made.append((tier, copies))
-    return tuple(made)
+        by_tier.append((tier, copies))
+    return tuple(by_tier)
 
 
 def _named(body: Mapping[str, Any]) -> list[tuple[str, int, str]]:

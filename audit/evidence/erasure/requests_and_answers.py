@@ -141,13 +141,13 @@ def requests(connection: Connection, *, tenant: str | None = None) -> tuple[Requ
 
 def request(connection: Connection, erasure: str) -> Requested:
     """The request of one erasure; raises `LedgerError` where the ledger has none."""
-    found = [Requested(*row) for row in connection.execute(_REQUEST.where(erasures.c.erasure == erasure))]
-    if not found:
+    requests = [Requested(*row) for row in connection.execute(_REQUEST.where(erasures.c.erasure == erasure))]
+    if not requests:
         raise LedgerError(f"erasure `{erasure}` is not in the ledger", erasure=erasure)
-    if len(found) == 1:
-        return found[0]
-    refused = refused_requests(connection, found)
-    return next((one for one in found if one not in refused), found[0])
+    if len(requests) == 1:
+        return requests[0]
+    refused = refused_requests(connection, requests)
+    return next((one for one in requests if one not in refused), requests[0])
 
 
 def pending(connection: Connection, worker: str) -> tuple[Requested, ...]:
@@ -188,9 +188,9 @@ def to_follow(connection: Connection, rows: Sequence[Requested]) -> tuple[Reques
 def refused_requests(connection: Connection, rows: Sequence[Requested]) -> dict[Requested, str]:
     """The requests that no worker follows, and why (rule 4); none where orders are not authenticated."""
     signed = orders_of(connection)
-    found: dict[Requested, str] = {}
+    reasons: dict[Requested, str] = {}
     if signed is None:
-        return found
+        return reasons
     for first in range(0, len(rows), _AT_ONCE):
         part = rows[first : first + _AT_ONCE]
         leaves = _leaves_of(connection, [row.erasure for row in part])
@@ -198,8 +198,8 @@ def refused_requests(connection: Connection, rows: Sequence[Requested]) -> dict[
             of_id = leaves.get(row.erasure, [])
             if row not in (_said(signed, leaf) for leaf in of_id):
                 why = (refused.why for leaf in of_id if (refused := signed.refusal(leaf)) is not None)
-                found[row] = next(why, "its row does not say what its signed leaf says")
-    return found
+                reasons[row] = next(why, "its row does not say what its signed leaf says")
+    return reasons
 
 
 def _leaves_of(connection: Connection, ids: Sequence[str]) -> dict[str, list[bytes]]:
@@ -231,10 +231,10 @@ def names(connection: Connection, asked: Requested, keys: SubjectKeys | None = N
 
     Where the ledger has tags instead of names, `keys` says who is meant, and None without them: a tag names nobody.
     """
-    found: list[str | None] = []
+    names: list[str | None] = []
     for pseudonym, place in ((asked.subject, 2), (asked.session, 3)):  # of the name in a row
         if pseudonym is None:
-            found.append(None)
+            names.append(None)
             continue
         row = named_row(connection, pseudonym)
         name = None if row is None else row[place]
@@ -243,8 +243,8 @@ def names(connection: Connection, asked: Requested, keys: SubjectKeys | None = N
             name = None if kept is None else kept[place - 1]
         if name is None:
             return None
-        found.append(name)
-    return SelectorNames(*found)
+        names.append(name)
+    return SelectorNames(*names)
 
 
 def status(

@@ -189,18 +189,18 @@ def _of_slice(
     limit: int,
 ) -> tuple[list[EventRow], Cursor | None]:
     """The first leaves of a slice that are wanted; and where they end, where there may be more than `limit`."""
-    found: list[tuple[Cursor, EventRow]] = []
+    entries: list[tuple[Cursor, EventRow]] = []
     few = part.leaves <= (_SEARCHED_TOGETHER if conditions else _TOGETHER)
     at_once = [part.logs] if few and wanted.trace is None else [(log,) for log in part.logs]
     for some in at_once:
         edge = None  # what is behind the last of as many leaves as are asked for is not read
-        if len(found) >= limit:
-            found = sorted(found, key=lambda each: _order(each[0]), reverse=newest)[:limit]
-            edge = found[-1][0].at_us
-        found += _of_logs(connection, some, part, logs, wanted, conditions, sizes, after, newest, limit, edge)
-    found.sort(key=lambda each: _order(each[0]), reverse=newest)
-    kept = found[:limit]
-    return [row for _, row in kept], kept[-1][0] if len(found) >= limit else None
+        if len(entries) >= limit:
+            entries = sorted(entries, key=lambda each: _order(each[0]), reverse=newest)[:limit]
+            edge = entries[-1][0].at_us
+        entries += _of_logs(connection, some, part, logs, wanted, conditions, sizes, after, newest, limit, edge)
+    entries.sort(key=lambda each: _order(each[0]), reverse=newest)
+    kept = entries[:limit]
+    return [row for _, row in kept], kept[-1][0] if len(entries) >= limit else None
 
 
 def _of_logs(

@@ -178,14 +178,14 @@ class _Sample:
     """The newest leaves that fit, counted (rule 2)."""
 
     def __init__(self, connection: Connection, wanted: EventFilter) -> None:
-        found = find_by_time(connection, wanted, limit=SAMPLE_MAX, scan_max=_SCAN_MAX)
-        self.leaves = len(found.rows)
-        self._ended = found.next is None
-        self._scanned = max(found.scanned, self.leaves)
+        page = find_by_time(connection, wanted, limit=SAMPLE_MAX, scan_max=_SCAN_MAX)
+        self.leaves = len(page.rows)
+        self._ended = page.next is None
+        self._scanned = max(page.scanned, self.leaves)
         self.facets: dict[str, Counter[str]] = defaultdict(Counter)
         self.times: Counter[tuple[int, bool]] = Counter()
-        self._last_us = min((row.at_us for row in found.rows), default=0)
-        for row in found.rows:
+        self._last_us = min((row.at_us for row in page.rows), default=0)
+        for row in page.rows:
             refused = False
             for body in plain_bodies(row.body):
                 for name, value in _values(row.log, body):

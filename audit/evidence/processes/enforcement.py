@@ -183,29 +183,29 @@ def monitored_periods(
 
 def unnamed(periods: Iterable[MonitoredPeriod]) -> tuple[NotEnforced, ...]:
     """The same for whoever may not know of others: one time where they touch, of the mode that enforces less."""
-    made: list[NotEnforced] = []
+    spans: list[NotEnforced] = []
     for one in sorted(periods, key=lambda one: one.from_us):
-        last = made[-1] if made else None
+        last = spans[-1] if spans else None
         if last is None or (last.until_us is not None and one.from_us > last.until_us):
-            made.append(NotEnforced(one.from_us, one.until_us, one.mode))
+            spans.append(NotEnforced(one.from_us, one.until_us, one.mode))
             continue
         ends = None if None in (last.until_us, one.until_us) else max(last.until_us or 0, one.until_us or 0)
-        made[-1] = NotEnforced(last.from_us, ends, MONITOR if MONITOR in (last.mode, one.mode) else CANARY)
-    return tuple(made)
+        spans[-1] = NotEnforced(last.from_us, ends, MONITOR if MONITOR in (last.mode, one.mode) else CANARY)
+    return tuple(spans)
 
 
 def monitored_in(bodies: Iterable[Body], since_us: int = 0, until_us: int | None = None) -> tuple[MonitoredPeriod, ...]:
     """The same from the leaves about processes' lives and their changes; other leaves are passed over."""
     every = list(bodies)
     periods = work_periods(every)
-    found: list[MonitoredPeriod] = []
+    monitored: list[MonitoredPeriod] = []
     last: dict[str, MonitoredPeriod] = {}
     changes = (body for body in every if body["kind"] == CHANGED)
     for body in sorted(changes, key=lambda body: (int(body["at_us"]), int(body["sequence"]))):
         life, at_us = str(body["incarnation"]), int(body["at_us"])
         before = last.pop(life, None)
         if before is not None:
-            found.append(before._replace(until_us=at_us))
+            monitored.append(before._replace(until_us=at_us))
         if body["mode"] != ENFORCE and life in periods:
             last[life] = MonitoredPeriod(
                 periods[life].worker,
@@ -218,10 +218,10 @@ def monitored_in(bodies: Iterable[Body], since_us: int = 0, until_us: int | None
                 body["order"],
                 body["actor"],
             )
-    found += [one._replace(until_us=periods[one.incarnation].ended_us) for one in last.values()]
+    monitored += [one._replace(until_us=periods[one.incarnation].ended_us) for one in last.values()]
     inside = (
         one
-        for one in found
+        for one in monitored
         if (until_us is None or one.from_us < until_us) and (one.until_us is None or one.until_us > since_us)
     )
     return tuple(sorted(inside, key=lambda one: (one.from_us, one.worker)))
@@ -244,13 +244,13 @@ def qualification(periods: Sequence[MonitoredPeriod]) -> str:
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
-def enforced_for(one: MonitoredPeriod) -> str:
+def enforced_for(period: MonitoredPeriod) -> str:
     """For whom a policy was enforced while somebody was monitored."""
-    parts = list(one.tenants[:_NAMED])
-    if len(one.tenants) > _NAMED:
-        parts.append(f"{len(one.tenants) - _NAMED:,} more")
-    if one.share_millionths:
-        parts.append(f"{one.share_millionths / 10_000:g} % of the sessions of the others")
+    parts = list(period.tenants[:_NAMED])
+    if len(period.tenants) > _NAMED:
+        parts.append(f"{len(period.tenants) - _NAMED:,} more")
+    if period.share_millionths:
+        parts.append(f"{period.share_millionths / 10_000:g} % of the sessions of the others")
     return f"enforced for {', '.join(parts) or 'nobody'}"
 
 
@@ -258,14 +258,14 @@ def unnamed_qualification(spans: Sequence[NotEnforced]) -> str:
     """As `qualification`, for one tenant or in a document that is not for operators alone."""
     if not spans:
         return ""
-    said = "; ".join(
+    listed = "; ".join(
         f"{iso(one.from_us)} to {'now' if one.until_us is None else iso(one.until_us)}"
         f" ({'for nobody' if one.mode == MONITOR else 'for some requests'})"
         for one in spans[:_NAMED]
     )
     more = f"; and {len(spans) - _NAMED:,} more" if len(spans) > _NAMED else ""
     return (
-        f"The policy was not enforced for every request in this period: {said}{more}. Reuse then went on under the "
+        f"The policy was not enforced for every request in this period: {listed}{more}. Reuse then went on under the "
         "engine's own keys, across domains too; coverage counts what was due then as ever."
     )
 
@@ -274,9 +274,9 @@ def forecasts(
     connection: Connection, *, since_us: int | None = None, until_us: int | None = None
 ) -> tuple[Forecast, ...]:
     """What was monitored, by tenant, in whole hours of a period."""
-    made = []
+    forecasts = []
     for tenant, figures in sorted(monitored_figures(connection, since_us=since_us, until_us=until_us).items()):
-        made.append(
+        forecasts.append(
             Forecast(
                 tenant,
                 figures["events"],
@@ -287,7 +287,7 @@ def forecasts(
                 figures["forecast_tokens"],
             )
         )
-    return tuple(made)
+    return tuple(forecasts)
 
 
 def _changes(connection: Connection) -> Iterable[tuple[str, int, dict[str, Any]]]:

@@ -47,7 +47,7 @@ def is_marked_start(body: Body) -> bool:
 
 def marked_of(starts: Mapping[str, Body], over: Mapping[str, tuple[int, str]]) -> Marked:
     """The processes that began so, by incarnation, and of those that ended, when and how."""
-    made = [
+    marked = [
         MarkedProcess(
             life,
             str(body["worker"]),
@@ -57,7 +57,7 @@ def marked_of(starts: Mapping[str, Body], over: Mapping[str, tuple[int, str]]) -
         )
         for life, body in starts.items()
     ]
-    return tuple(sorted(made, key=lambda one: (one.started_us, one.incarnation)))
+    return tuple(sorted(marked, key=lambda one: (one.started_us, one.incarnation)))
 
 
 def read_marked(connection: Connection) -> Marked:

@@ -92,7 +92,7 @@ def orders_to_sign(connection: Connection) -> list[UnsignedOrder]:
         .where(events.c.kind.in_(sorted(SIGNED_ORDERS)), has_leaf(events))
         .order_by(events.c.at_us, logs.c.name, events.c.idx)
     )
-    found = []
+    unsigned = []
     for log, idx, leaf in connection.execute(query):
         data = bytes(leaf)
         if signed.refusal(data) is None:
@@ -101,8 +101,10 @@ def orders_to_sign(connection: Connection) -> list[UnsignedOrder]:
         if SIGNATURE not in body and body["log"] == log:
             digest = hashlib.sha256(data).hexdigest()
             tenant = None if log == SYSTEM else tenant_of(log)
-            found.append(UnsignedOrder(body["kind"], log, idx, digest, int(body["at_us"]), str(body["actor"]), tenant))
-    return found
+            unsigned.append(
+                UnsignedOrder(body["kind"], log, idx, digest, int(body["at_us"]), str(body["actor"]), tenant)
+            )
+    return unsigned
 
 
 def orders_followed(bodies: Iterable[Mapping[str, Any]]) -> str:

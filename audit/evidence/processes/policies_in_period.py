@@ -106,13 +106,13 @@ def lives_as_of(connection: Connection, as_of: AsOf | None) -> list[Body]:
 
 def _spans(life: str, period: WorkPeriod, mine: list[Body]) -> list[_Span]:
     """What one process enforced, one span after the other (rule 1)."""
-    found: list[_Span] = []
+    spans: list[_Span] = []
     running: dict[str, _Span] = {}  # by stage; empty for everybody
 
     def end(stage: str, at_us: int | None) -> None:
         span = running.pop(stage, None)
         if span is not None:
-            found.append(span._replace(until_us=at_us))
+            spans.append(span._replace(until_us=at_us))
 
     for body in mine:
         if body["kind"] not in ("policy-activated", "policy-staged"):
@@ -123,18 +123,18 @@ def _spans(life: str, period: WorkPeriod, mine: list[Body]) -> list[_Span]:
         running[stage] = _Span(life, str(body["digest"]), stage, str(body["name"]), int(body["revision"]), at_us, None)
     for stage in list(running):
         end(stage, period.ended_us)
-    return found
+    return spans
 
 
 def _revoked(bodies: Iterable[Body]) -> dict[str, dict[str, int]]:
     """When each process took each id back."""
-    found: dict[str, dict[str, int]] = {}
+    revoked: dict[str, dict[str, int]] = {}
     for body in bodies:
         if body["kind"] == "grants-revoked":
-            mine = found.setdefault(str(body["incarnation"]), {})
+            mine = revoked.setdefault(str(body["incarnation"]), {})
             for id_ in body["ids"]:
                 mine.setdefault(str(id_), int(body["at_us"]))
-    return found
+    return revoked
 
 
 def _merged(

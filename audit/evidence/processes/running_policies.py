@@ -54,7 +54,7 @@ def running_policies(bodies: Iterable[Body], periods: Mapping[str, WorkPeriod]) 
     """What the processes at work enforce, by the worker's name; other leaves are passed over (rule 1)."""
     every = sorted((body for body in bodies if body["kind"] in POLICY_KINDS), key=lambda body: int(body["sequence"]))
     texts = documents_of(every)
-    found: list[RunningPolicy] = []
+    policies: list[RunningPolicy] = []
     for worker, life in _newest(periods).items():
         mine = [body for body in every if body["incarnation"] == life]
         revoked = frozenset(id_ for body in mine if body["kind"] == "grants-revoked" for id_ in body["ids"])
@@ -65,8 +65,8 @@ def running_policies(bodies: Iterable[Body], periods: Mapping[str, WorkPeriod]) 
                 base, staged = _said(base, body, texts), None
             elif body["kind"] == "policy-staged":
                 staged = _said(base, body, texts)._replace(stage=str(body["stage"]))
-        found += [base] if staged is None else [base, staged]
-    return tuple(found)
+        policies += [base] if staged is None else [base, staged]
+    return tuple(policies)
 
 
 def read_running_policies(connection: Connection) -> tuple[RunningPolicy, ...]:

@@ -67,14 +67,14 @@ class _Life(NamedTuple):
 def gaps(connection: Connection) -> tuple[Gap, ...]:
     """Leaf sets that lack a part, sequences that are nowhere, and losses that the writer recorded."""
     known = _recorded_gaps(connection)
-    found = [gap for gap in known if gap.cause != REFUSED]
+    gaps = [gap for gap in known if gap.cause != REFUSED]
     for life in _lives(connection):
         whole, torn = _look(connection, life)
-        found += [Gap(life.uuid, number, number, TORN) for number in torn]
+        gaps += [Gap(life.uuid, number, number, TORN) for number in torn]
         there = [*whole, *((number, number) for number in torn)]
         there += [(gap.first_sequence, gap.last_sequence) for gap in known if gap.incarnation == life.uuid]
-        found += [Gap(life.uuid, *hole, NO_LEAF) for hole in holes_in(there)]
-    return tuple(sorted(found))
+        gaps += [Gap(life.uuid, *hole, NO_LEAF) for hole in holes_in(there)]
+    return tuple(sorted(gaps))
 
 
 def recorded_losses(connection: Connection) -> set[str]:
@@ -197,14 +197,14 @@ def _in_turn(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def _lives(connection: Connection, *which: ColumnElement[bool]) -> list[_Life]:
+def _lives(connection: Connection, *conditions: ColumnElement[bool]) -> list[_Life]:
     highest = select(events.c.sequence).where(events.c.incarnation == incarnations.c.id, has_leaf(events))
     highest = highest.order_by(events.c.sequence.desc()).limit(1)
     query = select(incarnations.c.id, incarnations.c.uuid, highest.scalar_subquery().label("highest"))
-    rows = connection.execute(query.where(*which).order_by(incarnations.c.id)).all()
+    rows = connection.execute(query.where(*conditions).order_by(incarnations.c.id)).all()
     column = sequence_spans.c
     spans = select(sequence_spans).order_by(column.incarnation, column.first_sequence)
-    if which:
+    if conditions:
         spans = spans.where(column.incarnation.in_([row.id for row in rows]))
     kept = {
         life: [(row.first_sequence, row.last_sequence) for row in of_life]
@@ -286,10 +286,10 @@ def _minus(spans: Iterable[Span], others: Iterable[Span]) -> Iterator[Span]:
 
 
 def _merged(spans: list[Span]) -> list[Span]:
-    made: list[Span] = []
+    merged: list[Span] = []
     for first, last in sorted(spans):
-        if made and first <= made[-1][1] + 1:
-            made[-1] = (made[-1][0], max(made[-1][1], last))
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
         else:
-            made.append((first, last))
-    return made
+            merged.append((first, last))
+    return merged

@@ -87,13 +87,13 @@ def ends(bodies: Iterable[Body]) -> dict[str, tuple[int, str]]:
     return found
 
 
-def note_end(found: dict[str, tuple[int, str]], body: Body) -> None:
+def note_end(ends: dict[str, tuple[int, str]], body: Body) -> None:
     """Add what the next leaf says of an end to those that were found so far; other leaves are passed over."""
     if body["kind"] in ENDS:
         end = (int(body["at_us"]), str(body["kind"]).removeprefix("worker-"))
-        found[about(body)] = max(end, found.get(about(body), end))
+        ends[about(body)] = max(end, ends.get(about(body), end))
     elif body["kind"] == RETURNED:
-        found.pop(about(body), None)
+        ends.pop(about(body), None)
 
 
 def at_work(periods: Mapping[str, WorkPeriod]) -> list[str]:

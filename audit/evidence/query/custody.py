@@ -129,7 +129,7 @@ def block_history(
 ) -> tuple[BlockLeaf, ...]:
     """Everything recorded about one (block, generation), in time order, from the runs in the leaves."""
     life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
-    found, is_listed = [], False
+    leaves, is_listed = [], False
     for table in (residencies, attachments, releases, custody_ends, receipts):
         number = table.c.item if "item" in table.c else literal(0)
         query = (
@@ -145,10 +145,10 @@ def block_history(
             runs = [*body["runs"], *body.get("written", ())]
             is_listed |= names_block(runs, block, generation, pool, by_index=True)
             if names_block(runs, block, generation, pool):
-                found.append(BlockLeaf(body["at_us"], body["kind"], row.name, row.idx, body))
+                leaves.append(BlockLeaf(body["at_us"], body["kind"], row.name, row.idx, body))
     if not is_listed:  # the generation is another block's
         return ()
-    return tuple(sorted(found, key=lambda leaf: (leaf.at_us, leaf.body["sequence"], leaf.body["part"])))
+    return tuple(sorted(leaves, key=lambda leaf: (leaf.at_us, leaf.body["sequence"], leaf.body["part"])))
 
 
 def findings(connection: Connection, *, tenant: str | None = None) -> tuple[OrphanFinding, ...]:

@@ -225,7 +225,7 @@ def every_event(
 
 def newest_events(connection: Connection, wanted: EventFilter, *, limit: int = 20) -> tuple[EventRow, ...]:
     """The last leaves of a filter over all its logs, oldest first."""
-    found: list[EventRow] = []
+    rows: list[EventRow] = []
     conditions = conditions_of(connection, wanted)
     for log, name, _ in logs_of(connection, wanted, None):
         column = _ordered(wanted)
@@ -238,11 +238,11 @@ def newest_events(connection: Connection, wanted: EventFilter, *, limit: int = 2
         for row in connection.execution_options(stream_results=True).execute(query):
             made = row_of(name, row)
             if says(made.body, wanted):
-                found.append(made)
+                rows.append(made)
                 kept += 1
             if kept == limit:
                 break
-    return tuple(sorted(found, key=lambda row: (row.at_us, row.log, row.idx))[-limit:])
+    return tuple(sorted(rows, key=lambda row: (row.at_us, row.log, row.idx))[-limit:])
 
 
 class Log(NamedTuple):
@@ -277,7 +277,7 @@ def _of_several(
     limit: int,
 ) -> tuple[list[EventRow], Cursor | None]:
     """The leaves of small logs that are wanted; and where they end, where there may be more than `limit`."""
-    column, names, found = events.c, {log.id: log.name for log in together}, list[EventRow]()
+    column, names, event_rows = events.c, {log.id: log.name for log in together}, list[EventRow]()
     query = select(column.log, column.at_us, column.idx, column.kind, column.leaf)
     query = query.where(column.log.in_(names), *_times(wanted), *conditions)
     query = query.order_by(column.log, column.at_us, column.idx).limit(limit)
@@ -291,11 +291,11 @@ def _of_several(
             made = row_of(names[log], of)
             place = Cursor(log, made.at_us, made.idx)
             if (sizes is None or made.idx < sizes.get(made.log, 0)) and says(made.body, wanted):
-                found.append(made)
-                if len(found) == limit:
-                    return found, place
+                event_rows.append(made)
+                if len(event_rows) == limit:
+                    return event_rows, place
         if len(rows) < limit:
-            return found, None
+            return event_rows, None
 
 
 def _next(
@@ -313,32 +313,32 @@ def _next(
 def _statement(given: frozenset[str]) -> Select[Any]:
     """The query of `_next` with these parameters; building it anew takes as long as running it."""
     column = events.c
-    made: list[ColumnElement[bool]] = [column.log == bindparam("log")]
+    conditions: list[ColumnElement[bool]] = [column.log == bindparam("log")]
     if "since" in given:
-        made.append(column.at_us >= bindparam("since"))
+        conditions.append(column.at_us >= bindparam("since"))
     if "until" in given:
-        made.append(column.at_us < bindparam("until"))
+        conditions.append(column.at_us < bindparam("until"))
     if "below" in given:
-        made.append(column.idx < bindparam("below"))
+        conditions.append(column.idx < bindparam("below"))
     if "at_us" in given:
         past = or_(column.at_us > bindparam("at_us"), column.idx > bindparam("idx"))
-        made += [column.at_us >= bindparam("at_us"), past]
-    query = select(column.at_us, column.idx, column.kind, column.leaf).where(*made)
+        conditions += [column.at_us >= bindparam("at_us"), past]
+    query = select(column.at_us, column.idx, column.kind, column.leaf).where(*conditions)
     return query.order_by(column.at_us, column.idx).limit(bindparam("limit"))
 
 
 def _inside(log: int, wanted: EventFilter, below: int | None, place: Cursor | None) -> list[ColumnElement[bool]]:
     """What keeps to a log, a trace, a period, a checkpoint, and behind a place."""
     column = _ordered(wanted)
-    made = [column.log == log, *_times(wanted)]
+    conditions = [column.log == log, *_times(wanted)]
     if wanted.trace is not None:
-        made.append(event_traces.c.trace == wanted.trace)
+        conditions.append(event_traces.c.trace == wanted.trace)
     if below is not None:
-        made.append(column.idx < below)
+        conditions.append(column.idx < below)
     if place is not None:
         past = or_(column.at_us > place.at_us, column.idx > place.idx)
-        made += [column.at_us >= place.at_us, past]
-    return made
+        conditions += [column.at_us >= place.at_us, past]
+    return conditions
 
 
 def _ordered(wanted: EventFilter) -> Any:
@@ -421,39 +421,39 @@ def logs_of(connection: Connection, wanted: EventFilter, after: Cursor | None = 
 
 
 def _times(wanted: EventFilter) -> list[ColumnElement[bool]]:
-    made: list[ColumnElement[bool]] = []
+    conditions: list[ColumnElement[bool]] = []
     column = _ordered(wanted)
     if wanted.since_us is not None:
-        made.append(column.at_us >= wanted.since_us)
+        conditions.append(column.at_us >= wanted.since_us)
     if wanted.until_us is not None:
-        made.append(column.at_us < wanted.until_us)
-    return made
+        conditions.append(column.at_us < wanted.until_us)
+    return conditions
 
 
 def conditions_of(connection: Connection, wanted: EventFilter) -> list[ColumnElement[bool]]:
     """Conditions on what leaves say: necessary, and checked again by `says` (rule 2)."""
-    made: list[ColumnElement[bool]] = []
+    conditions: list[ColumnElement[bool]] = []
     if wanted.kinds:
         held = [LIST_OF_KIND[kind] for kind in wanted.kinds if kind in LIST_OF_KIND]
         of_items = (_holds(connection, b'"%s":[' % key.encode()) for key in held)
         of_kind = events.c.kind.in_(wanted.kinds)
-        made.append(or_(of_kind, and_(events.c.kind == CHANGED, or_(*of_items))) if held else of_kind)
+        conditions.append(or_(of_kind, and_(events.c.kind == CHANGED, or_(*of_items))) if held else of_kind)
     if wanted.incarnation is not None:
         life = select(incarnations.c.id).where(incarnations.c.uuid == wanted.incarnation).scalar_subquery()
-        made.append(events.c.incarnation == life)
+        conditions.append(events.c.incarnation == life)
     texts = (wanted.outcome, wanted.actor, wanted.rule, wanted.grant, wanted.reader, wanted.owner)
-    made += [_holds(connection, orjson.dumps(text)) for text in texts if text is not None]
+    conditions += [_holds(connection, orjson.dumps(text)) for text in texts if text is not None]
     if wanted.revision is not None:
-        made.append(_holds(connection, b'"revision":%d' % wanted.revision))
+        conditions.append(_holds(connection, b'"revision":%d' % wanted.revision))
     if wanted.residency is not None:  # an item says the number alone
         named = _holds(connection, b'"residency":%d' % wanted.residency)
         listed = _holds(connection, b",%d," % wanted.residency)
-        made.append(or_(named, and_(events.c.kind == CHANGED, listed)))
+        conditions.append(or_(named, and_(events.c.kind == CHANGED, listed)))
     if wanted.block is not None:
-        made.append(_touching(wanted.block.generation))
+        conditions.append(_touching(wanted.block.generation))
     if wanted.generation is not None:
-        made.append(_touching(wanted.generation))
-    return made
+        conditions.append(_touching(wanted.generation))
+    return conditions
 
 
 def _holds(connection: Connection, part: bytes) -> ColumnElement[bool]:

@@ -71,18 +71,18 @@ class Evidence(NamedTuple):
 
     def codes(self, *names: str) -> tuple[Int64s, list[tuple[Any, ...]]]:
         """Of each row the number of what these text columns say, and what each number stands for."""
-        code, said = np.zeros(self.size, np.int64), list[tuple[Any, ...]]([()])
+        code, labels = np.zeros(self.size, np.int64), list[tuple[Any, ...]]([()])
         for name in names:  # column by column: a tuple for every row costs more than all else here
             column = self.texts(name)
             values = list(dict.fromkeys(column))
             numbers = {value: number for number, value in enumerate(values)}
             both = code * len(values) + np.fromiter(map(numbers.__getitem__, column), np.int64, self.size)
-            is_there = np.zeros(len(said) * len(values), np.bool_)
+            is_there = np.zeros(len(labels) * len(values), np.bool_)
             is_there[both] = True
             code = (np.cumsum(is_there) - 1)[both]
             pairs = (divmod(each, len(values)) for each in np.flatnonzero(is_there).tolist())
-            said = [(*said[before], values[number]) for before, number in pairs]
-        return code, said
+            labels = [(*labels[before], values[number]) for before, number in pairs]
+        return code, labels
 
 
 class _Texts(dict[Any, Any]):
@@ -201,18 +201,18 @@ def _read(
     if ordered:
         query = query.order_by(*table.primary_key.columns)
     numeric = {str(column.key): isinstance(column.type, Integer | Boolean) for column in columns}
-    made = EvidenceBuilder(numeric | {name: name == EARLIER for name in cuts}, len(lists))
+    builder = EvidenceBuilder(numeric | {name: name == EARLIER for name in cuts}, len(lists))
     with gc_paused():
         for rows in _some_at_once(connection, query):
             columns_read: list[Sequence[Any]] = list(zip(*rows, strict=True))
-            found = [_run_lists(columns_read[-2], columns_read[-1], key, kinds_of(table)) for key in lists]
-            if None in found[0]:  # rows of items that their leaves do not have
-                is_there = [runs is not None for runs in found[0]]
+            run_lists = [_run_lists(columns_read[-2], columns_read[-1], key, kinds_of(table)) for key in lists]
+            if None in run_lists[0]:  # rows of items that their leaves do not have
+                is_there = [runs is not None for runs in run_lists[0]]
                 columns_read = [list(compress(column, is_there)) for column in columns_read]
-                found = [list(compress(each, is_there)) for each in found]
+                run_lists = [list(compress(each, is_there)) for each in run_lists]
             *values, leaves, _ = columns_read
-            made.add([*values, *(cut(leaves) for cut in cuts.values())], found)
-    return made.evidence()
+            builder.add([*values, *(cut(leaves) for cut in cuts.values())], run_lists)
+    return builder.evidence()
 
 
 def _some_at_once(connection: Connection, query: Select[Any]) -> Iterator[Sequence[Sequence[Any]]]:

@@ -55,13 +55,13 @@ class RememberedIssuers:
         return issuers
 
 
-def named_tenant(connection: Connection, said: str, issuers: Issuers | None = None) -> TenantId:
+def named_tenant(connection: Connection, name: str, issuers: Issuers | None = None) -> TenantId:
     """The name of the tenant that somebody calls so; raises `ConfigError` where that could be several.
 
     `issuers`: those of the ledger, where they are known already.
     """
     issuers = known_issuers(connection) if issuers is None else issuers
-    if len(issuers.all) < 2 and SEPARATOR not in said:
-        return TenantId(said)
-    names = [issuers.name(issuer, said) for issuer in issuers.all]
-    return issuers.resolve(said, connection.scalars(select(tenants.c.tenant).where(tenants.c.tenant.in_(names))).all())
+    if len(issuers.all) < 2 and SEPARATOR not in name:
+        return TenantId(name)
+    names = [issuers.name(issuer, name) for issuer in issuers.all]
+    return issuers.resolve(name, connection.scalars(select(tenants.c.tenant).where(tenants.c.tenant.in_(names))).all())

@@ -25,14 +25,14 @@ _LEAVES_MAX = 5_000
 _SHOWN_MAX = 8
 
 
-def known_tenant(connection: Connection, said: str | None) -> TenantId | None:
+def known_tenant(connection: Connection, name: str | None) -> TenantId | None:
     """The name of the tenant that somebody calls so; None is any.
 
     Raises `ConfigError` for a tenant that the ledger has never seen, and for an id that several issuers may have given.
     """
-    if said is None:
+    if name is None:
         return None
-    tenant = named_tenant(connection, said)
+    tenant = named_tenant(connection, name)
     check_tenant(connection, tenant)
     return tenant
 

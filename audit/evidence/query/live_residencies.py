@@ -57,16 +57,16 @@ def live_residencies(
     `periods`: who was at work, where this connection does not see the system log.
     """
     running = at_work(read_work_periods(connection) if periods is None else periods)
-    made: list[Live] = []
-    while len(made) < limit:
+    residencies: list[Live] = []
+    while len(residencies) < limit:
         rows = _read(connection, running, now_us=now_us, tenant=tenant, after=after, limit=limit)
         narrowed = _narrowed(connection, rows)
         found = [_live(row, narrowed.get((row.id, row.residency), NEVER_US)) for row in rows]
-        made += [one for one in found if one.running or one.until_us > now_us]
+        residencies += [one for one in found if one.running or one.until_us > now_us]
         if len(rows) < limit:
             break
         after = (rows[-1].opened_us, rows[-1].uuid, rows[-1].residency)
-    return tuple(made[:limit])
+    return tuple(residencies[:limit])
 
 
 def _read(

@@ -244,47 +244,49 @@ def _keys(found: Evidence) -> Int64s:
     return unit_keys(found.pairs.pools, found.pairs.generations)
 
 
-def _lost(found: Evidence, known: Int64s, who: Mapping[int, tuple[str, str]], assigned: Assignments) -> list[LostUnits]:
+def _lost(
+    evidence: Evidence, known: Int64s, who: Mapping[int, tuple[str, str]], assigned: Assignments
+) -> list[LostUnits]:
     """Units of `found`, whose rows are residencies, that are not among the known ones, by residency and owner."""
-    missing = ~np.isin(_keys(found), known)
+    missing = ~np.isin(_keys(evidence), known)
     if not missing.any():
         return []
-    residency = found.column("residency")[found.owner]
-    place = assigned.of(_keys(found))
-    made = []
+    residency = evidence.column("residency")[evidence.owner]
+    place = assigned.of(_keys(evidence))
+    lost = []
     for number in np.unique(residency[missing]).tolist():
         mine = missing & (residency == number)
         for party in np.unique(place[mine]).tolist():
             owner = who.get(number, ("", "unknown")) if party < 0 else assigned.parties[party]
-            made += _parts(found, mine & (place == party), *owner)
-    return made
+            lost += _parts(evidence, mine & (place == party), *owner)
+    return lost
 
 
 def _by_writer(
-    found: Evidence, chosen: np.ndarray[Any, Any], writers: Mapping[int, tuple[str, str]]
+    evidence: Evidence, chosen: np.ndarray[Any, Any], writers: Mapping[int, tuple[str, str]]
 ) -> tuple[LostUnits, ...]:
     places = np.flatnonzero(chosen)
     groups: dict[tuple[str, str], list[int]] = {}
-    keys = _keys(found)
+    keys = _keys(evidence)
     for place in places.tolist():
         groups.setdefault(writers.get(int(keys[place]), ("", "unknown")), []).append(place)
     made: list[LostUnits] = []
     for (tenant, classification), mine in groups.items():
         mask = np.zeros(len(keys), dtype=np.bool_)
         mask[mine] = True
-        made += _parts(found, mask, tenant, classification)
+        made += _parts(evidence, mask, tenant, classification)
     return tuple(made)
 
 
-def _parts(found: Evidence, chosen: np.ndarray[Any, Any], tenant: str, classification: str) -> list[LostUnits]:
-    pools = found.pairs.pools
+def _parts(evidence: Evidence, chosen: np.ndarray[Any, Any], tenant: str, classification: str) -> list[LostUnits]:
+    pools = evidence.pairs.pools
     return [
         LostUnits(
             tenant,
             classification,
             pool,
-            found.pairs.blocks[chosen & (pools == pool)],
-            found.pairs.generations[chosen & (pools == pool)],
+            evidence.pairs.blocks[chosen & (pools == pool)],
+            evidence.pairs.generations[chosen & (pools == pool)],
         )
         for pool in np.unique(pools[chosen]).tolist()
     ]

@@ -59,14 +59,14 @@ def prefix_values(
     limit: int = 20,
 ) -> list[PrefixValue]:
     """The `limit` prefix writers, of one tenant or of all, that saved most in [since, until), UTC microseconds."""
-    found: list[PrefixValue] = []
+    largest: list[PrefixValue] = []
     for life in lives_at_work(connection, since_us):
         evidence = read_life(connection, life.id, until_us)
         if evidence.attached.size:
             monitored = monitored_residencies(connection, life.id)
             rows = _of_life(life, evidence, (since_us, until_us), monitored, costs.get(life.name))
-            found = nlargest(limit, [*found, *(row for row in rows if tenant in (None, row.tenant))], key=_worth)
-    return found
+            largest = nlargest(limit, [*largest, *(row for row in rows if tenant in (None, row.tenant))], key=_worth)
+    return largest
 
 
 def _worth(row: PrefixValue) -> tuple[bool, float, int]:

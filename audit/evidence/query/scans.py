@@ -62,13 +62,13 @@ def scan_of(connection: Connection, incarnation: str, scan: int) -> tuple[Scan, 
         return None
     column = orphan_findings.c
     life = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
-    found = (
+    findings = (
         select(*(column[name] for name in OrphanFinding._fields))
         .where(column.incarnation == life, column.scan == scan, has_leaf(orphan_findings))
         .order_by(column.finding)
     )
     return _scan(row, own_names(leaf.body for leaf in life_leaves(connection))), tuple(
-        OrphanFinding(*one) for one in connection.execute(found)
+        OrphanFinding(*one) for one in connection.execute(findings)
     )
 
 

@@ -122,13 +122,13 @@ def lives_at_work(connection: Connection, since_us: int) -> list[WorkingLife]:
     """Every process that had not ended before a moment; whose it is, and its end, follow from leaves alone."""
     table, bodies = incarnations.c, [leaf.body for leaf in life_leaves(connection)]
     periods, over = work_periods(bodies), ends(bodies)
-    found = [
+    lives = [
         WorkingLife(life, uuid, periods[uuid].worker if uuid in periods else "", offset_us, over.get(uuid, (None,))[0])
         for life, uuid, offset_us in connection.execute(
             select(table.id, table.uuid, table.offset_us).order_by(table.id)
         )
     ]
-    return [life for life in found if life.ended_us is None or life.ended_us >= since_us]
+    return [life for life in lives if life.ended_us is None or life.ended_us >= since_us]
 
 
 class LifeEvidence(NamedTuple):

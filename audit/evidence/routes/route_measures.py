@@ -233,14 +233,14 @@ def _worker(counts: RouteCounts, halves: Sequence[FoundHalf]) -> WorkerRoutes:
 
 def _scores(served: Sequence[_Served]) -> tuple[ScoreStep, ...]:
     """Decisions by score, in tenths of the largest; none where no router told one."""
-    said = [
+    scored = [
         (one.receipt.sent.score, one.half)
         for one in served
         if one.receipt.sent is not None and one.receipt.sent.score >= 0
     ]
-    largest = max((score for score, _ in said), default=0)
+    largest = max((score for score, _ in scored), default=0)
     steps: dict[int, list[FoundHalf]] = defaultdict(list)
-    for score, half in said:
+    for score, half in scored:
         steps[min(SCORE_STEPS - 1, score * SCORE_STEPS // largest) if largest else 0].append(half)
     return tuple(
         ScoreStep(

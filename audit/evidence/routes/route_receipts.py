@@ -348,17 +348,17 @@ def _lacks(receipt: Receipt) -> RouteFinding | None:
 
 def _wrong(receipt: Receipt) -> Iterator[RouteFinding]:
     """What the halves that are there say against each other."""
-    sent, found = receipt.sent, receipt.found
-    for half in found:
+    sent, halves = receipt.sent, receipt.found
+    for half in halves:
         if not half.is_possible:
             yield _finding(ReceiptProblem.IMPOSSIBLE, receipt, half.worker, "")
     if sent is None:
         return
-    if len(found) > sent.uses:
-        yield _finding(ReceiptProblem.MORE, receipt, "", f"{len(found)} halves, {sent.uses} uses")
+    if len(halves) > sent.uses:
+        yield _finding(ReceiptProblem.MORE, receipt, "", f"{len(halves)} halves, {sent.uses} uses")
     if receipt.own:
         last_us = max(half.at_us for half in receipt.own)
-        for half in found:
+        for half in halves:
             if half not in receipt.own and half.at_us > last_us + CLOCKS_APART_US:
                 detail = f"it was sent to {sent.worker}"
                 yield _finding(ReceiptProblem.ELSEWHERE, receipt, half.worker, detail)

@@ -279,13 +279,13 @@ def _is(owner: Owner) -> list[Any]:
 
 
 def _read(connection: Connection, owners: set[Owner]) -> dict[Owner, bytes]:
-    found: dict[Owner, bytes] = {}
+    keys: dict[Owner, bytes] = {}
     each = sorted(owners)
     for start in range(0, len(each), 100):
         some = [and_(*_is(owner)) for owner in each[start : start + 100]]
         rows = connection.execute(select(_keys).where(or_(*some)))
-        found |= {(row.tenant, row.subject, row.session): bytes(row.key) for row in rows}
-    return found
+        keys |= {(row.tenant, row.subject, row.session): bytes(row.key) for row in rows}
+    return keys
 
 
 def _insert_new(connection: Connection, table: Table) -> Any:

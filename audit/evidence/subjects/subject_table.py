@@ -101,19 +101,19 @@ def session_names(
     owner = owner_of(tenant, subject, "")
     tag = None if keys is None else keys.kept_tag(owner, "session", session)
     stored = [session] if tag is None else [session, tag]
-    found: set[str] = set()
+    names: set[str] = set()
     for pseudonym, _, _, of_session, secret in _rows(connection, tenant, subject, keys):
         if of_session in stored:
-            found.add(pseudonym)
+            names.add(pseudonym)
         elif secret and not of_session:
             opened = _secret_in(secret, pseudonym, owner, keys)
             if opened:
-                found.add(committed_name(opened, tenant, subject, session))
+                names.add(committed_name(opened, tenant, subject, session))
     if keys is not None and tag is not None:
         secret, person = keys.kept_tag(owner, SESSIONS, ""), keys.kept_tag(owner, "subject", subject)
         if secret and person:
-            found.add(committed_name(secret, tenant, person, tag))
-    return sorted(found)
+            names.add(committed_name(secret, tenant, person, tag))
+    return sorted(names)
 
 
 def subjects_of_session(connection: Connection, tenant: str, session: str) -> list[str] | None:
@@ -210,14 +210,14 @@ def _rows(connection: Connection, tenant: str, subject: str, keys: SubjectKeys |
     owner = owner_of(tenant, subject, "")
     columns = subjects.c
     query = select(columns.pseudonym, columns.tenant, columns.subject, columns.session, columns.secret)
-    found = []
+    subject_rows = []
     for row in connection.execute(query.where(_named_so(tenant, subject, keys))):
         made = row_of(row)
         pseudonym, *_, session, secret = made
         opened = _secret_in(secret, pseudonym, owner, keys) if secret and is_sealed(secret) else None
         check_row(made if opened is None or session else (pseudonym, tenant, subject, "", opened))
-        found.append(made)
-    return found
+        subject_rows.append(made)
+    return subject_rows
 
 
 def _secret_in(stored: str, pseudonym: str, owner: Owner, keys: SubjectKeys | None) -> str | None:

@@ -27,23 +27,23 @@ def attribute_sample_size(risk_ppm: int, tolerable_ppm: int, expected: int) -> i
     return low
 
 
-def upper_limit_ppm(found: int, size: int, risk_ppm: int) -> int:
+def upper_limit_ppm(deviations: int, size: int, risk_ppm: int) -> int:
     """The rate that the population exceeds with a chance of `risk` at most, where so many of a sample deviate."""
-    if not size or found >= size:
+    if not size or deviations >= size:
         return PPM
     low, high = 0, PPM
     while low < high:
         middle = (low + high) // 2
-        if chance_of_at_most(found, size, middle) * PPM <= risk_ppm:
+        if chance_of_at_most(deviations, size, middle) * PPM <= risk_ppm:
             high = middle
         else:
             low = middle + 1
     return low
 
 
-def chance_of_at_most(found: int, size: int, rate_ppm: int) -> Decimal:
+def chance_of_at_most(deviations: int, size: int, rate_ppm: int) -> Decimal:
     """The chance of `found` deviations or fewer among `size`, each with this rate."""
-    if found >= size or not rate_ppm:
+    if deviations >= size or not rate_ppm:
         return Decimal(1)
     if rate_ppm >= PPM:
         return Decimal(0)
@@ -52,7 +52,7 @@ def chance_of_at_most(found: int, size: int, rate_ppm: int) -> Decimal:
         rate = Decimal(rate_ppm) / PPM
         odds = rate / (1 - rate)
         term = total = (1 - rate) ** size
-        for number in range(found):
+        for number in range(deviations):
             term = term * (size - number) / (number + 1) * odds
             total += term
         return total

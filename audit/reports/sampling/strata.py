@@ -89,10 +89,10 @@ def concluded(size: int, risk_ppm: int, strata: tuple[Stratum, ...]) -> Sampling
 
 
 def _draw(seed: str, number: int, drawn: int, members: int) -> StratumDraw:
-    found: dict[int, None] = {}
+    numbers: dict[int, None] = {}
     turn = 0
-    while len(found) < drawn:
+    while len(numbers) < drawn:
         picked = hashlib.sha256(f"{seed}:{number}:{turn}".encode()).digest()
-        found.setdefault(int.from_bytes(picked, "big") % members)
+        numbers.setdefault(int.from_bytes(picked, "big") % members)
         turn += 1
-    return StratumDraw(tuple(found), turn - drawn)
+    return StratumDraw(tuple(numbers), turn - drawn)

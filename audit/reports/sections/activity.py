@@ -126,7 +126,7 @@ def _release(reading: ReportReading) -> tuple[ReportedStep, ...]:
 def _erasures(reading: ReportReading) -> list[ReportedErasure]:
     connection, periods = reading.connection, reading.periods
     result = erasure_results.c
-    said = _answered(connection, reading.state, periods)
+    answers_by_erasure = _answered(connection, reading.state, periods)
     outcomes = {
         row.erasure: row
         for row in connection.execute(
@@ -135,14 +135,14 @@ def _erasures(reading: ReportReading) -> list[ReportedErasure]:
             .order_by(result.at_us, result.log, result.idx)
         )
     }
-    made = []
+    erased = []
     for row in connection.execute(select(erasures).where(reading.within(erasures))).all():
-        last, answers = outcomes.get(row.erasure), said.get(row.erasure, {})
+        last, answers = outcomes.get(row.erasure), answers_by_erasure.get(row.erasure, {})
         owed = owing(periods, row.at_us)
         silent = tuple(name for name in owed if name not in answers)
         due_us = row.at_us + row.deadline_boot_us - row.at_boot_us if row.deadline_boot_us else 0
         asked = AskedErasure(row.erasure, row.at_us, due_us or int(NEVER))
-        made.append(
+        erased.append(
             ReportedErasure(
                 row.erasure,
                 row.tenant,
@@ -160,7 +160,7 @@ def _erasures(reading: ReportReading) -> list[ReportedErasure]:
                 state_of(asked, owed, answers, reading.now_us).value,
             )
         )
-    return sorted(made, key=lambda item: (item.at_us, item.erasure))
+    return sorted(erased, key=lambda item: (item.at_us, item.erasure))
 
 
 def _answered(connection: Connection, as_of: AsOf, periods: dict[str, WorkPeriod]) -> dict[str, dict[str, int]]:
@@ -197,7 +197,7 @@ def _cases(reading: ReportReading) -> tuple[ReportedCase, ...]:
         return ()
     newest = select(func.max(events.c.at_us)).where(state.has(events), has_leaf(events))
     last_us = connection.scalar(newest) or 0
-    now_us, made = min(until_us, last_us), []
+    now_us, reported_cases = min(until_us, last_us), []
     for whole in every:
         if whole.opened.at_us >= until_us or whole.opened.received_us >= until_us:
             continue
@@ -205,7 +205,7 @@ def _cases(reading: ReportReading) -> tuple[ReportedCase, ...]:
         if case.answered_us is not None and case.answered_us < reading.since_us:
             continue
         opened = case.opened
-        made.append(
+        reported_cases.append(
             ReportedCase(
                 opened.case_id,
                 opened.tenant,
@@ -221,7 +221,7 @@ def _cases(reading: ReportReading) -> tuple[ReportedCase, ...]:
                 case.is_restricted,
             )
         )
-    return tuple(sorted(made, key=lambda one: (one.received_us, one.case_id)))
+    return tuple(sorted(reported_cases, key=lambda one: (one.received_us, one.case_id)))
 
 
 KEY_EVENTS = ("key-event", "keys-dropped", "keys-ordered")

@@ -186,11 +186,11 @@ def _issuers(overview: LeafCounts, tenant: str | None) -> Iterator[ReportedIssue
 
 def _workers(overview: LeafCounts, *, named: bool) -> list[ReportedWorker]:
     """Every process that announced memory; `named`: with who closed one, and why."""
-    made: dict[str, ReportedWorker] = {}
+    workers: dict[str, ReportedWorker] = {}
     for body in overview.of_kind(*LIVES):
         uuid = body.get("of_incarnation") or body["incarnation"]
         if body["kind"] == "worker-started":
-            made[uuid] = ReportedWorker(
+            workers[uuid] = ReportedWorker(
                 body["worker"],
                 uuid,
                 int(body["at_us"]),
@@ -205,19 +205,19 @@ def _workers(overview: LeafCounts, *, named: bool) -> list[ReportedWorker]:
                 (),
                 str(body.get("origin", "")),
             )
-        elif uuid in made and body["kind"] == "worker-stopped":
+        elif uuid in workers and body["kind"] == "worker-stopped":
             counters = tuple(int(number) for number in body["scrubbed"])
-            made[uuid] = made[uuid]._replace(
+            workers[uuid] = workers[uuid]._replace(
                 end=body["cause"],
                 allocated=int(body["allocated"]),
                 scrubbed=counters,
                 tiers=_stopped_tiers(body),
             )
-        elif uuid in made and body["kind"] == "worker-died":
-            made[uuid] = made[uuid]._replace(end=f"died{_closed_by(body, named=named)}: {body['teardown']}")
-        elif uuid in made:
-            made[uuid] = made[uuid]._replace(end="", allocated=None, scrubbed=(), tiers=())
-    return list(made.values())
+        elif uuid in workers and body["kind"] == "worker-died":
+            workers[uuid] = workers[uuid]._replace(end=f"died{_closed_by(body, named=named)}: {body['teardown']}")
+        elif uuid in workers:
+            workers[uuid] = workers[uuid]._replace(end="", allocated=None, scrubbed=(), tiers=())
+    return list(workers.values())
 
 
 def _stopped_tiers(body: dict[str, Any]) -> tuple[StoppedTier, ...]:

@@ -113,7 +113,7 @@ class _Opened(NamedTuple):
 
 def _residencies(lives: Sequence[LifeUnits], since_us: int, until_us: int, log: int | None) -> _Opened:
     """By the rules that leaves name, and whether anything was attached at the opening."""
-    found: dict[str, list[int]] = {}
+    totals: dict[str, list[int]] = {}
     further = 0
     for each in lives:
         opened = each.openings
@@ -129,19 +129,19 @@ def _residencies(lives: Sequence[LifeUnits], since_us: int, until_us: int, log: 
             numbers = np.bincount(code[which], minlength=len(said)).tolist()
             for (text,), number in zip(said, numbers, strict=False):
                 if number:
-                    total = found.setdefault(", ".join(orjson.loads(text)) or "none named", [0, 0])
+                    total = totals.setdefault(", ".join(orjson.loads(text)) or "none named", [0, 0])
                     total[0] += number
                     total[1] += number * is_attached
-    return _Opened(tuple(RuleResidencies(name, *each) for name, each in sorted(found.items())), further)
+    return _Opened(tuple(RuleResidencies(name, *each) for name, each in sorted(totals.items())), further)
 
 
-def _balances(overview: LeafCounts, found: _Opened) -> tuple[Balance, ...]:
+def _balances(overview: LeafCounts, opened: _Opened) -> tuple[Balance, ...]:
     leaves = sum(each.in_period for each in overview.counted if each.kind == "residency-opened")
     return (
         Balance(
             "residencies opened = residencies by the rules that their leaves name",
-            leaves - found.further_parts,
-            sum(each.residencies for each in found.rules),
+            leaves - opened.further_parts,
+            sum(each.residencies for each in opened.rules),
             "leaves of openings, counted",
             "rules that openings name, added up",
         ),

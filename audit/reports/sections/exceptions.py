@@ -55,16 +55,16 @@ def exceptions(reading: ReportReading) -> ExceptionsFacts:
     return ExceptionsFacts(tuple(found[:LISTED_MAX]), max(0, len(found) - LISTED_MAX))
 
 
-def _ended(each: LifeUnits) -> list[Exceptional]:
-    units = each.units
-    wrong = np.flatnonzero(is_covered(each) == 0)
+def _ended(life_units: LifeUnits) -> list[Exceptional]:
+    units = life_units.units
+    wrong = np.flatnonzero(is_covered(life_units) == 0)
     groups: dict[_Key, list[int]] = {}
-    tenants, classes, causes = map(each.ends.texts, ("tenant", "classification", "cause"))
+    tenants, classes, causes = map(life_units.ends.texts, ("tenant", "classification", "cause"))
     columns = (wrong, units.verdict[wrong], units.disputed[wrong], units.row[wrong])
     for place, verdict, disputed, row in zip(*(column.tolist() for column in columns), strict=True):
-        key = (VERDICTS[verdict], disputed, tenants[row], classes[row], causes[row], each.life.uuid)
+        key = (VERDICTS[verdict], disputed, tenants[row], classes[row], causes[row], life_units.life.uuid)
         groups.setdefault(key, []).append(place)
-    return [_group(each, key, units.due[np.array(places)]) for key, places in groups.items()]
+    return [_group(life_units, key, units.due[np.array(places)]) for key, places in groups.items()]
 
 
 def _overdue(each: LifeUnits) -> list[Exceptional]:

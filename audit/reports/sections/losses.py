@@ -66,13 +66,13 @@ def read_gaps_and_spills(reading: ReportReading) -> GapsAndSpills:
 
 def _recorded(overview: LeafCounts) -> list[MissingSequences]:
     """Losses that the writer recorded, and refused acts, whose sequence is not used either."""
-    made = []
+    missing = []
     for body in overview.of_kind("gap", "withdrawn"):
         first = int(body.get("first_sequence") or body.get("of_sequence") or 0)
         last = int(body.get("last_sequence") or first)
         cause = "refused" if body["kind"] == "withdrawn" else body["cause"]
-        made.append(MissingSequences(body["incarnation"], first, last, cause))
-    return made
+        missing.append(MissingSequences(body["incarnation"], first, last, cause))
+    return missing
 
 
 def _torn(connection: Connection, as_of: AsOf) -> list[MissingSequences]:
@@ -112,18 +112,18 @@ def _holes_of(
     spans = [(number, number) for number in connection.scalars(here)]
     spans += [(gap.first_sequence, gap.last_sequence) for gap in known if gap.incarnation == uuid]
     spans += dropped_spans(connection, int(life or 0))
-    made, reached = [], 0
+    holes, reached = [], 0
     for first, last in sorted(spans):
         if first > reached + 1:
-            made.append(
+            holes.append(
                 MissingSequences(uuid, reached + 1, first - 1, "no leaf under the checkpoint has these sequences")
             )
         reached = max(reached, last)
-    return made
+    return holes
 
 
 def _spills(overview: LeafCounts) -> list[SpillPeriod]:
-    made, replays = [], list(overview.of_kind("replay-completed"))
+    periods, replays = [], list(overview.of_kind("replay-completed"))
     for body in overview.of_kind("spill-started", "replay-completed"):
         ended_us = 0
         if body["kind"] == "spill-started":
@@ -132,8 +132,8 @@ def _spills(overview: LeafCounts) -> list[SpillPeriod]:
         else:
             added, torn = several(body["added"], "leaf"), several(body["torn_bytes"], "torn byte")
             detail = f"{added} added, {body['duplicates']} there already, {torn}"
-        made.append(SpillPeriod(body["incarnation"], int(body["at_us"]), body["kind"], detail, ended_us))
-    return made
+        periods.append(SpillPeriod(body["incarnation"], int(body["at_us"]), body["kind"], detail, ended_us))
+    return periods
 
 
 def _read_back_us(started: dict[str, Any], replays: Sequence[dict[str, Any]]) -> int:

@@ -99,14 +99,14 @@ def opinion_of(report: ReportFacts) -> Opinion:
     if report[COVERAGE].total.due and high < ADVERSE_BELOW_PPM:
         found = [one._replace(is_adverse=one.is_adverse or one.id == "uncovered") for one in found]
     answers = {answer.id: answer for answer in report[RESPONSES]}
-    made = []
+    exceptions = []
     for one in found:
         answer = answers.get(one.id)
         said = (NOT_GIVEN,) * 4 if answer is None else answer[1:]
         risk = RISKS[one.risk or one.id.partition(":")[0]]
-        made.append(QualifyingException(one.id, one.is_adverse, one.amount, one.cause, risk, *said))
-    kind = UNQUALIFIED if not made else ADVERSE if any(one.is_adverse for one in made) else QUALIFIED
-    return Opinion(kind, low, high, unknown, tuple(made))
+        exceptions.append(QualifyingException(one.id, one.is_adverse, one.amount, one.cause, risk, *said))
+    kind = UNQUALIFIED if not exceptions else ADVERSE if any(one.is_adverse for one in exceptions) else QUALIFIED
+    return Opinion(kind, low, high, unknown, tuple(exceptions))
 
 
 def share_range(report: ReportFacts) -> tuple[int, int, int]:

@@ -78,7 +78,7 @@ def reconcile(reading: ReportReading) -> tuple[Balance, ...]:
     total = reading.coverage.total
     disputed = total.in_time - total.covered
     parts = (total.covered, disputed, total.late, total.failed, total.missing, total.unproven, total.overdue)
-    made = [
+    balances = [
         Balance(
             "units in the population = covered + disputed + late + failed + missing + unproven + overdue",
             reading.population.units,
@@ -88,19 +88,19 @@ def reconcile(reading: ReportReading) -> tuple[Balance, ...]:
         )
     ]
     if reading.asked.tenant is not None:
-        return tuple(made)
+        return tuple(balances)
     workers = {worker.incarnation: worker for worker in reading[BOUNDARY].workers}
     for each in reading.lives:
         worker = workers.get(each.life.uuid)
         if worker is not None:
-            made += _of_life(reading, each, worker)
-    return tuple(made)
+            balances += _of_life(reading, each, worker)
+    return tuple(balances)
 
 
-def _of_life(reading: ReportReading, each: LifeUnits, worker: ReportedWorker) -> Iterator[Balance]:
-    account, who = each.account, reading.name_of(worker.name, worker.incarnation)
+def _of_life(reading: ReportReading, life_units: LifeUnits, worker: ReportedWorker) -> Iterator[Balance]:
+    account, who = life_units.account, reading.name_of(worker.name, worker.incarnation)
     growth = account.unlisted
-    if growth and lacks_leaves(reading.connection, each.life.id, reading.state):
+    if growth and lacks_leaves(reading.connection, life_units.life.id, reading.state):
         growth = 0
     yield Balance(
         f"{who}: generations up to the highest on record = listed as handed out + growth",
@@ -126,7 +126,7 @@ def _of_life(reading: ReportReading, each: LifeUnits, worker: ReportedWorker) ->
         "leaves of openings and releases",
     )
     query = select(receipts.c.shard, func.sum(receipts.c.blocks)).where(
-        receipts.c.incarnation == each.life.id, reading.state.has(receipts), has_leaf(receipts)
+        receipts.c.incarnation == life_units.life.id, reading.state.has(receipts), has_leaf(receipts)
     )
     rows = reading.connection.execute(query.group_by(receipts.c.shard))
     wiped = {shard: int(blocks) for shard, blocks in rows}

@@ -36,7 +36,7 @@ def read_back(reading: ReportReading) -> tuple[ReadBack, ...]:
     """Receipts whose leaf is of the period; of one tenant, those in its own log."""
     column = receipts.c
     scrub = case((column.high > 0, CUSTODY), else_=BOOT).label("scrub")
-    each = func.coalesce(column.bytes.op("/")(func.nullif(column.blocks, 0)), 0)
+    bytes_each = func.coalesce(column.bytes.op("/")(func.nullif(column.blocks, 0)), 0)
     query = (
         select(
             scrub,
@@ -47,7 +47,7 @@ def read_back(reading: ReportReading) -> tuple[ReadBack, ...]:
             func.sum(column.blocks),
             func.sum(column.verified),
             func.sum(column.bytes),
-            func.sum(each * column.verified),
+            func.sum(bytes_each * column.verified),
         )
         .where(reading.within(receipts))
         .group_by(scrub, column.level, column.result)

@@ -74,19 +74,19 @@ def read_route_facts(reading: ReportReading) -> RouteFacts:
         is_awaited, findings = judge(receipt, now_us=reading.now_us)
         problems.update(finding.problem for finding in findings)
         receipts, awaited = receipts + 1, awaited + is_awaited
-    found = sums.whole
+    figures = sums.whole
     return RouteFacts(
         period.since_us,
         receipts,
         awaited,
-        found.requests,
-        found.prompt_tokens,
-        found.found_tokens,
-        found.promises,
-        found.promised_tokens,
-        found.kept_tokens,
-        found.stale_misses,
-        found.promised_tokens - found.kept_tokens,
+        figures.requests,
+        figures.prompt_tokens,
+        figures.found_tokens,
+        figures.promises,
+        figures.promised_tokens,
+        figures.kept_tokens,
+        figures.stale_misses,
+        figures.promised_tokens - figures.kept_tokens,
         _rows(sums.by_worker),
         _rows(sums.by_tenant),
         tuple(RouteProblems(one.value, problems[one]) for one in ReceiptProblem if problems[one]),

@@ -106,24 +106,24 @@ def draw_sample(reading: ReportReading) -> SampleFacts:
     if reading.is_proved:
         places = {(at.log, at.idx) for found in found_of for at in found[:LEAVES_MAX]}
         proofs = _proofs(LedgerProofs(connection), asked.checkpoint, places)
-    made = []
+    items = []
     for (stratum, place, number), person, found in zip(drawn, people, found_of, strict=True):
         kept = found[:LEAVES_MAX]
         leaves = tuple(
             LeafEvidence(at.log, at.idx, *_leaf(connection, at), proofs.get((at.log, at.idx), "")) for at in kept
         )
-        made.append(SampleItem(stratum, place, number, person, leaves, len(found) - len(kept)))
+        items.append(SampleItem(stratum, place, number, person, leaves, len(found) - len(kept)))
     counted = tuple(
         Stratum(
             *key,
             len(members),
             len(draw.places),
             draw.duplicates,
-            sum(not item.custody.covered for item in made if item.stratum == number),
+            sum(not item.custody.covered for item in items if item.stratum == number),
         )
         for number, ((key, members), draw) in enumerate(zip(strata.items(), draws, strict=True))
     )
-    return SampleFacts(concluded(size, risk_ppm, counted), tuple(made))
+    return SampleFacts(concluded(size, risk_ppm, counted), tuple(items))
 
 
 class _LeafFinder:
@@ -170,15 +170,15 @@ class _LeafFinder:
         return list(first.values())
 
     def _named(self, item: PopulationMember) -> list[_Place]:
-        made = []
+        numbered_places = []
         for rank, places in enumerate(self._places[item.incarnation]):
             flat = self._near[item.incarnation, rank]
             flat = flat[places.keys[flat] == _key(item)]
             flat = flat[np.isin(places.blocks[flat], (item.block, UNNAMED))]
             rows = np.unique(places.owner[flat])
             for log, idx in zip(places.logs[rows].tolist(), places.idx[rows].tolist(), strict=True):
-                made.append(_Place(rank, idx, self._names[log], log))
-        return made
+                numbered_places.append(_Place(rank, idx, self._names[log], log))
+        return numbered_places
 
     def _releases(self, item: PopulationMember, named: Sequence[_Place]) -> list[_Place]:
         """The last releases of the residencies that the named leaves are of."""
@@ -193,14 +193,14 @@ class _LeafFinder:
                     some_places = places[start : start + 200]
                     here = (column.log == log, column.idx.in_(some_places), has_leaf(table))
                     used |= set(self._connection.scalars(select(column.residency).where(*here)))
-        made = []
+        release_places = []
         life, residencies_used = self._ids[item.incarnation], sorted(used)
         for start in range(0, len(residencies_used), 200):
             some = residencies_used[start : start + 200]
-            made += self._rows(
+            release_places += self._rows(
                 releases, releases.c.incarnation == life, releases.c.final, releases.c.residency.in_(some)
             )
-        return made
+        return release_places
 
     def _erasures(self, item: PopulationMember) -> list[_Place]:
         """Requests that may select it, and their effects in its process."""
@@ -221,13 +221,13 @@ class _LeafFinder:
 
     def _of_kinds(self, item: PopulationMember, kinds: tuple[str, ...]) -> list[_Place]:
         key = (item.incarnation, item.tenant, kinds)
-        found = self._context.get(key)
-        if found is None:
+        places = self._context.get(key)
+        if places is None:
             life = self._ids[item.incarnation]
             every = self._rows(events, events.c.kind.in_(kinds), events.c.incarnation == life)
             own = ("system", log_of(item.tenant))
-            found = self._context[key] = [place for place in every if place.log in own]
-        return found
+            places = self._context[key] = [place for place in every if place.log in own]
+        return places
 
     def _of_copy(self, item: PopulationMember) -> list[_Place]:
         column = copy_steps.c

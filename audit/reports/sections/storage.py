@@ -95,8 +95,8 @@ def _openings(found: Evidence) -> Int64s:
     return made
 
 
-def _pieces(each: LifeUnits, openings: Int64s) -> Iterator[tuple[str, _Piece]]:
-    units, ends = each.units, each.ends
+def _pieces(life_units: LifeUnits, openings: Int64s) -> Iterator[tuple[str, _Piece]]:
+    units, ends = life_units.units, life_units.ends
     code, names = ends.codes("classification")
     cause, causes = ends.codes("cause")
     groups = np.array([[*ENDED_BY, OTHER].index(group_of(name)) for (name,) in causes], np.int64)
@@ -104,7 +104,7 @@ def _pieces(each: LifeUnits, openings: Int64s) -> Iterator[tuple[str, _Piece]]:
     ceiling = ends.column("ceiling_boot_us")[units.row]
     within = ends.column("scrub_within_us")[units.row]
     opened, absolute = _of_writers(units.writer, openings)
-    late = _late(each)
+    late = _late(life_units)
     for number, (name,) in enumerate(names):
         mine = code[units.row] == number
         if mine.any() or late.get(name):

@@ -163,16 +163,16 @@ def _postgres_triggers() -> Iterator[str]:
 def missing_triggers(connection: Connection) -> Iterator[str]:
     """Which triggers (rules 1, 3 and 4) are not there as they were made, or do not fire."""
     if dialect_of(connection).in_file:
-        made = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE type = 'trigger'").scalars()
-        there = {_one_line(statement) for statement in made}
+        statements = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE type = 'trigger'").scalars()
+        there = {_one_line(statement) for statement in statements}
         for statement in _sqlite_triggers():
             if _one_line(statement) not in there:
                 yield f"trigger `{statement.split()[2]}` is missing, or is another"
         return
-    made = connection.exec_driver_sql(
+    statements = connection.exec_driver_sql(
         "SELECT prosrc FROM pg_proc WHERE pronamespace = current_schema()::regnamespace"
     ).scalars()
-    bodies = {_one_line(body) for body in made}
+    bodies = {_one_line(body) for body in statements}
     firing = {
         (table, name)
         for table, name in connection.exec_driver_sql(

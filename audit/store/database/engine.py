@@ -251,17 +251,17 @@ def check_store(engine: Engine) -> None:
         raise other_schema(versions[0])
 
 
-def other_schema(found: str) -> LedgerError:
+def other_schema(revision: str) -> LedgerError:
     """Why a ledger of another revision is refused."""
-    if found < FIRST_REVISION:
+    if revision < FIRST_REVISION:
         sentence = (
-            f"the ledger's schema `{found}` is older than `{FIRST_REVISION}`, the first that this program reads; "
+            f"the ledger's schema `{revision}` is older than `{FIRST_REVISION}`, the first that this program reads; "
             f"upgrade the ledger with {READS_OLDER} of kvcustody first"
         )
     else:
-        age = "newer" if found > SCHEMA_REVISION else "older"
-        sentence = f"the ledger's schema `{found}` is {age} than this program's `{SCHEMA_REVISION}`"
-    return LedgerError(sentence, found=found, expected=SCHEMA_REVISION)
+        age = "newer" if revision > SCHEMA_REVISION else "older"
+        sentence = f"the ledger's schema `{revision}` is {age} than this program's `{SCHEMA_REVISION}`"
+    return LedgerError(sentence, found=revision, expected=SCHEMA_REVISION)
 
 
 class StoreGoneError(LedgerError):

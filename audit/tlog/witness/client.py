@@ -54,14 +54,14 @@ def read_addresses(path: Path) -> tuple[WitnessAddress, ...]:
         lines = read_words(path).splitlines()
     except (OSError, UnicodeDecodeError) as problem:
         raise WitnessError(f"witness file `{path}` cannot be read: {problem}", path=path) from None
-    made = []
+    addresses = []
     for number, line in enumerate(lines, 1):
         words = line.split()
         if words and not line.startswith("#"):
             if len(words) != 2:
                 raise WitnessError(f"`{path}` line {number} is not `URL VKEY`", path=path, line=number)
-            made.append(WitnessAddress(words[0], parse_vkey(words[1])))
-    return tuple(made)
+            addresses.append(WitnessAddress(words[0], parse_vkey(words[1])))
+    return tuple(addresses)
 
 
 class Cosigned(NamedTuple):

@@ -93,19 +93,19 @@ class _UnixServer(_Bounded, socketserver.UnixStreamServer):
 
 def _server(witness: Witness, listen: str) -> _TcpServer | _UnixServer:
     handler = type("Handler", (_Handler,), {"witness": witness})
-    made: _TcpServer | _UnixServer
+    server: _TcpServer | _UnixServer
     if listen.startswith("unix:"):
         path = Path(listen.removeprefix("unix:"))
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
             path.unlink()  # left by a witness that was killed
-        made = _UnixServer(str(path), handler)
+        server = _UnixServer(str(path), handler)
         path.chmod(0o660)
     else:
         host, found, port = listen.rpartition(":")
         if not found:
             raise ValueError("an address is `host:port` or `unix:/path`")
-        made = _TcpServer((host.strip("[]"), int(port)), handler)
-    return made
+        server = _TcpServer((host.strip("[]"), int(port)), handler)
+    return server
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -40,18 +40,18 @@ def is_unchecked(path: str, unchecked: Sequence[Unchecked]) -> bool:
     return any(each.is_about(path) for each in unchecked)
 
 
-def differing(one: Any, other: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+def differing(value: Any, other: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Where two JSON values differ: the path, and both values."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in sorted({*one, *other}):
+    if isinstance(value, dict) and isinstance(other, dict):
+        for name in sorted({*value, *other}):
             below = f"{path}.{name}" if path else str(name)
-            yield from differing(one.get(name, _MISSING), other.get(name, _MISSING), below)
-    elif isinstance(one, list) and isinstance(other, list):
-        for place in range(max(len(one), len(other))):
-            here, there = (side[place] if place < len(side) else _MISSING for side in (one, other))
+            yield from differing(value.get(name, _MISSING), other.get(name, _MISSING), below)
+    elif isinstance(value, list) and isinstance(other, list):
+        for place in range(max(len(value), len(other))):
+            here, there = (side[place] if place < len(side) else _MISSING for side in (value, other))
             yield from differing(here, there, f"{path}[{place}]")
-    elif one != other or type(one) is not type(other):
-        yield path, one, other
+    elif value != other or type(value) is not type(other):
+        yield path, value, other
 
 
 _MISSING = "not there"

@@ -28,14 +28,14 @@ _WINDOW = ("longest_us", "at_us", "signed_us")
 
 def report_disagreements(report: Facts) -> list[str]:
     """Every identity that does not hold."""
-    found: list[str] = []
+    disagreements: list[str] = []
     checks = (
         *(_checkpoint, _coverage, _parts, _population, _sample),
         *(_tiers, _read, _storage, _board, _window),
     )
     for each in checks:
-        found += each(report)
-    return found
+        disagreements += each(report)
+    return disagreements
 
 
 class ProvedLeaf(NamedTuple):

@@ -138,7 +138,7 @@ class ReportRules(DocumentRules):
     ) -> MadeAgain:
         """The report again, from an export's leaves (rule 1)."""
         stated: Report = opened.model
-        made = build_report(
+        report = build_report(
             connection,
             stated.asked._replace(extends=None),
             proof=stated[PROOF],
@@ -149,14 +149,14 @@ class ReportRules(DocumentRules):
         earlier = None if stated.asked.extends is None else _earlier_state(folder, stated.asked.extends)
         if earlier is not None and earlier.sizes is not None:
             state = as_of_sizes(connection, earlier.sizes)
-            changes = changes_since(connection, made, state, last_event_us(connection, state))
-            made = made.replace(changes=changes)
+            changes = changes_since(connection, report, state, last_event_us(connection, state))
+            report = report.replace(changes=changes)
         refused = orders_refused(connection, stated.asked.checkpoint, trust.orders, stated.asked.tenant)
         path = () if earlier is None else _extension(earlier, stated)
         unchecked = (*NOT_IN_LEAVES, *_of_proof(stated))
         if earlier is not None and earlier.sizes is None:
-            made, unchecked = made.replace(changes=stated[CHANGES]), (*unchecked, EARLIER_EDITION)
-        return MadeAgain(_facts(_with_seal(made, stated, path)), "the export", unchecked, refused)
+            report, unchecked = report.replace(changes=stated[CHANGES]), (*unchecked, EARLIER_EDITION)
+        return MadeAgain(_facts(_with_seal(report, stated, path)), "the export", unchecked, refused)
 
     def comparable(self, facts: Facts) -> Any:
         """Its facts without the proofs of leaves, which are checked by themselves."""

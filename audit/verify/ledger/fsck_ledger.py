@@ -158,7 +158,7 @@ def fsck(
     """
     report = FsckReport()
     dialect_of(connection).sort_in_memory(connection)
-    told = progress or (lambda log, done, total: None)
+    report_progress = progress or (lambda log, done, total: None)
     report.problems += [FsckFinding(KEYS, None, None, "", what) for what in keys_of_no_number(connection)]
     if report.problems:
         report.unproved.append("nothing else was compared: rows have keys that are no numbers")
@@ -171,7 +171,7 @@ def fsck(
         check = LogCheck(connection, row.id, row.name, _seals(connection, row.id), _unsealed(connection, row.id))
         done = report.leaves
         for count in check.leaves():
-            told(row.name, done + count, total)
+            report_progress(row.name, done + count, total)
         check.finish(row.size, as_bytes(row.frontier))
         report.logs += 1
         report.leaves += check.size
@@ -257,13 +257,13 @@ def _odd_times(connection: Connection, names: Sequence[str]) -> list[str]:
 def _unassigned(connection: Connection, names: Sequence[str]) -> list[FsckFinding]:
     """Logs of tenants whose issuer no leaf assigns: whose they are is said by nobody who was asked."""
     issuers = known_issuers(connection)
-    made = []
+    findings = []
     for name in names:
         issuer = name.partition(SEPARATOR)[2]
         if issuer and not issuers.knows(issuer):
             what = f"no leaf of the system log says that issuer `{issuer}` names tenants here"
-            made.append(FsckFinding(name, None, None, "", what))
-    return made
+            findings.append(FsckFinding(name, None, None, "", what))
+    return findings
 
 
 def _seals(connection: Connection, log: int) -> list[TreeHead]:
@@ -401,7 +401,7 @@ def _check_notes(
 
 def _breaks(connection: Connection, report: FsckReport, keys: Sequence[VerifierKey]) -> list[tuple[range, str]]:
     """Breaks on record, and the sizes whose notes each lost: they are said, and by the reader's keys verified."""
-    found = []
+    breaks = []
     try:
         for one in recorded_breaks(connection):
             what = parse_break(one.note, keys)
@@ -412,10 +412,10 @@ def _breaks(connection: Connection, report: FsckReport, keys: Sequence[VerifierK
                 f"confirmed ({one.reason}) in leaf {one.idx} of `{SYSTEM}`, {signed}"
             )
             lost = range(what.base.size + 1, what.lost.size + 1)
-            found.append((lost, f" (which is lost by the break in leaf {one.idx} of `{SYSTEM}`)"))
+            breaks.append((lost, f" (which is lost by the break in leaf {one.idx} of `{SYSTEM}`)"))
     except NoteError as problem:
         report.problems.append(FsckFinding(SYSTEM, None, None, "", f"a break of the log: {problem.message}"))
-    return found
+    return breaks
 
 
 def _signers(

@@ -217,13 +217,13 @@ class LogCheck:
             table.c.log == self._log, table.c.level == 0, table.c.idx >= start, table.c.idx < end
         )
         stood_for = {row.idx: as_bytes(row.hash) for row in self._connection.execute(query)}
-        found: list[tuple[int, Row[Any] | None, bytes | None]] = []
+        leaves: list[tuple[int, Row[Any] | None, bytes | None]] = []
         for idx in range(start, end):
             row, hash_ = there.get(idx), stood_for.get(idx)
             if row is None and hash_ is None:
                 break
-            found.append((idx, row, None if row is not None else hash_))
-        return found
+            leaves.append((idx, row, None if row is not None else hash_))
+        return leaves
 
     def _hashes(self, rows: list[tuple[int, Row[Any] | None, bytes | None]]) -> list[bytes] | None:
         made = iter(leaf_hashes(as_bytes(row.leaf) for _, row, _ in rows if row is not None))
@@ -266,13 +266,13 @@ class LogCheck:
 
     def _standing(self) -> int:
         """The next leaf that is there, or whose own hash is; where there is none, the end of what was sealed."""
-        found: list[int] = []
+        first_places: list[int] = []
         for table, where in ((events, ()), (tree_nodes, (tree_nodes.c.level == 0,))):
             column = table.c.idx
             query = select(func.min(column)).where(table.c.log == self._log, column >= self.size, *where)
             idx = self._connection.scalar(query)
-            found += [] if idx is None else [int(idx)]
-        return min(found, default=max((seal.size for seal in self._seals), default=0))
+            first_places += [] if idx is None else [int(idx)]
+        return min(first_places, default=max((seal.size for seal in self._seals), default=0))
 
     def _grow(self, hashes: list[bytes], width: int = 1) -> None:
         """Extend the tree seal by seal, and compare each sealed head; each hash is over so many leaves."""

@@ -240,7 +240,7 @@ def _compare(
     lives: Sequence[_Life],
     assigned: Mapping[int, Assignments],
     generations: _Slice | None,
-    found: Sequence[_Found],
+    holdings: Sequence[_Found],
 ) -> None:
     opened, released, ended = residencies.c, releases.c, custody_ends.c
     ids = [life.id for life in lives]
@@ -265,10 +265,10 @@ def _compare(
             at = of_life.of(keys)
             owner = np.where(at >= 0, parties[at], owner) if len(parties) else owner
             labels = list(names)
-        _compare_life(keys, owner, gone.of_life(place), labels, found[place])
+        _compare_life(keys, owner, gone.of_life(place), labels, holdings[place])
 
 
-def _compare_life(keys: Int64s, owner: Int64s, ends: tuple[Int64s, Int64s], names: list[str], found: _Found) -> None:
+def _compare_life(keys: Int64s, owner: Int64s, ends: tuple[Int64s, Int64s], names: list[str], holdings: _Found) -> None:
     end_keys, end_owner = ends
     order = np.argsort(keys, kind="stable")
     keys, owner = keys[order], owner[order]
@@ -277,7 +277,7 @@ def _compare_life(keys: Int64s, owner: Int64s, ends: tuple[Int64s, Int64s], name
         other = (keys[at] == end_keys) & (owner[at] != end_owner)
         pairs = Counter(zip(owner[at][other].tolist(), end_owner[other].tolist(), strict=True))
         for (of, by), blocks in pairs.items():
-            found.ended[names[of], names[by]] += blocks
+            holdings.ended[names[of], names[by]] += blocks
     living = owner[~is_among(keys, np.sort(end_keys))]
     for number, blocks in zip(*np.unique(living, return_counts=True), strict=True):
-        found.living[names[int(number)]] += int(blocks)
+        holdings.living[names[int(number)]] += int(blocks)

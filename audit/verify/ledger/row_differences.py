@@ -68,14 +68,14 @@ def differences(
 def _is_same_besides(
     table: Table,
     stored: tuple[Any, ...] | None,
-    made: tuple[Any, ...] | None,
+    derived: tuple[Any, ...] | None,
     besides: Mapping[Table, frozenset[str]] | None,
 ) -> bool:
     """Whether two rows are the same but for columns that are not looked at."""
     left_out = (besides or {}).get(table)
-    if not left_out or not stored or made is None:
+    if not left_out or not stored or derived is None:
         return False
-    rows = zip(table.columns.keys(), stored, made, strict=True)
+    rows = zip(table.columns.keys(), stored, derived, strict=True)
     return all(here == wanted for name, here, wanted in rows if name not in left_out)
 
 

@@ -127,13 +127,13 @@ class LedgerTimes:
         if since > times.size:
             raise CursorError(f"log `{log}` is shorter than before, as after a restore; start again without a cursor")
         end = min(times.size, since + leaves)
-        found: list[OddTime] = []
+        odd_times: list[OddTime] = []
         while since < end and (rows := self._rows(number, since, end)):
             since = rows[-1][0] + 1
-            found += self._odd(log, times, rows)
-            if len(found) > items:
-                return found[:items], found[items].idx
-        return found, end if end < times.size else None
+            odd_times += self._odd(log, times, rows)
+            if len(odd_times) > items:
+                return odd_times[:items], odd_times[items].idx
+        return odd_times, end if end < times.size else None
 
     def _named(self, log: str) -> tuple[int, LogTimes]:
         number = self._connection.scalar(select(logs.c.id).where(logs.c.name == log))
@@ -201,11 +201,11 @@ class LedgerTimes:
             .where(column.kind.in_(("spill-started", "replay-completed")))
             .order_by(column.incarnation, events.c.sequence)
         )
-        found: dict[int, list[tuple[int, int | None]]] = {}
+        spans_by_life: dict[int, list[tuple[int, int | None]]] = {}
         for life, kind, first, sequence in self._connection.execute(query):
-            spans = found.setdefault(life, [])
+            spans = spans_by_life.setdefault(life, [])
             if kind == "spill-started":
                 spans.append((first, None))
             elif spans and spans[-1][1] is None:
                 spans[-1] = (spans[-1][0], sequence)
-        return found
+        return spans_by_life
