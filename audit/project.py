@@ -76,7 +76,7 @@ class LifeChange(NamedTuple):
     is_own: bool  # the process says so itself
 
     def renames(self, worker: str) -> bool:
-        """Whether a process that is of this worker so far is of another by the leaf (rule 7)."""
+        """Return whether a process that is of this worker so far is of another by the leaf (rule 7)."""
         return self.worker != worker and (self.is_own or worker == UNKNOWN_WORKER)
 
 
@@ -93,7 +93,7 @@ def project(
     *,
     tables: frozenset[Table] | None = None,
 ) -> dict[Table, list[Sequence[Sequence[Any]]]]:
-    """The rows of a window of leaves: by table, some columns of values, in the order of the table's own.
+    """Return the rows of a window of leaves: by table, some columns of values, in the order of the table's own.
 
     `logs` and `idx` say where each leaf is; `life_of` gives a process of the ledger by its uuid. `tables`: no others.
     """
@@ -107,7 +107,7 @@ def project(
 
 
 def rows_of(columns: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    """The rows of some columns."""
+    """Return the rows of some columns."""
     return zip(*columns, strict=True)
 
 
@@ -136,7 +136,7 @@ def _life_values(group: LeafGroup, number: int) -> dict[str, Any]:
 
 
 def _lives(batch: LeafBatch, group: LeafGroup, life_of: Callable[[str], IncarnationRow]) -> list[IncarnationRow]:
-    """The process that each leaf of a group is about: another's, or the one that recorded it."""
+    """Return the process that each leaf of a group is about: another's, or the one that recorded it."""
     recorders = [batch.incarnations[place] for place in group.places]
     named = group.columns.get("of_incarnation", recorders)
     about = [of or recorder for of, recorder in zip(named, recorders, strict=True)]
@@ -333,7 +333,7 @@ def held_blocks(figures: Mapping[tuple[str, str], int]) -> int:
 
 
 def custody_of(figures: Mapping[HourFigure, int]) -> int:
-    """The same for some figures of a log."""
+    """Return the same for some figures of a log."""
     sums = Counter[tuple[str, str]]()
     for (kind, measure, *_), value in figures.items():
         sums[kind, measure] += value
@@ -341,12 +341,12 @@ def custody_of(figures: Mapping[HourFigure, int]) -> int:
 
 
 def is_scraped(kind: str, measure: str) -> bool:
-    """Whether every scrape reads such a figure, over all tenants."""
+    """Return whether every scrape reads such a figure, over all tenants."""
     return measure == DENIED or kind == ORPHANS
 
 
 def count_events(batch: LeafBatch, logs: Sequence[int], into: Figures | None = None) -> Figures:
-    """The figures of a batch, given the log id of every leaf, added to those there are; no value is 0."""
+    """Return the figures of a batch, given the log id of every leaf, added to those there are; no value is 0."""
     figures = Figures() if into is None else into
     names = {kind: (kind, LEAVES, "", "", "") for kind in set(batch.kinds)}
     scraped = map(ORPHANS.__eq__, batch.kinds)

@@ -57,7 +57,7 @@ def word_bytes(table: SegmentTable) -> int:
 
 
 def checksum(table: SegmentTable, keys: ChecksumKeys, blocks: BlockIndices) -> torch.Tensor:
-    """The sums of `blocks`, int64 [blocks] on `keys.device`; on CUDA it only launches.
+    """Return the sums of `blocks`, int64 [blocks] on `keys.device`; on CUDA it only launches.
 
     Raises `DeviceError` on a bad index.
     """

@@ -127,7 +127,7 @@ def exchange(table: SegmentTable, index: torch.Tensor, rows: torch.Tensor, *, ou
 
 
 def _is_direct(table: SegmentTable, rows: torch.Tensor) -> bool:
-    """Whether the kernel moves these rows of the host itself: few, pinned, and aligned as the pieces are."""
+    """Return whether the kernel moves these rows of the host itself: few, pinned, and aligned as the pieces are."""
     if not uses_triton(table) or rows.numel() > DIRECT_BYTES or rows.data_ptr() % table.alignment_bytes:
         return False
     return table.device.type == "cpu" or rows.is_pinned()
@@ -152,7 +152,7 @@ def _between(table: SegmentTable, rows: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _checked(table: SegmentTable, blocks: BlockIndices, memory: memoryview) -> tuple[NDArray[np.int64], torch.Tensor]:
-    """The checked list, and the host's memory as uint8 [listed, bytes_per_block]."""
+    """Return the checked list, and the host's memory as uint8 [listed, bytes_per_block]."""
     listed = block_list(table, blocks)
     if len(memory) != len(listed) * table.bytes_per_block:
         raise DeviceError(

@@ -74,11 +74,11 @@ def _runs(
 
 
 def blocks_of(entry: int) -> NDArray[np.int64]:
-    """The blocks that one entry names."""
+    """Return the blocks that one entry names."""
     first = entry & ((1 << BLOCK_BITS) - 1)
     return np.arange(first, first + ((entry >> BLOCK_BITS) & GROUP_MAX), dtype=np.int64)
 
 
 def position_of(entry: int) -> int:
-    """The place of the entry's first block in the list of blocks."""
+    """Return the place of the entry's first block in the list of blocks."""
     return (entry >> POSITION_SHIFT) & (BLOCKS_MAX - 1)

@@ -31,7 +31,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def uses_triton(table: SegmentTable) -> bool:
-    """Whether this table's device is served by the Triton kernels (else by torch)."""
+    """Return whether this table's device is served by the Triton kernels (else by torch)."""
     return HAS_TRITON and (table.device.type == "cuda" or INTERPRETED)
 
 

@@ -176,7 +176,7 @@ class OrderedScrub:
         return launch.number
 
     def answered(self) -> list[RetiredScrub]:
-        """The launches that have retired since the last call, oldest first; waits for nothing."""
+        """Return the launches that have retired since the last call, oldest first; waits for nothing."""
         answers = []
         try:
             while self._launches and self._launches[0].has_retired():
@@ -236,7 +236,7 @@ class OrderedScrub:
 def _joined(
     table: SegmentTable, batches: Sequence[Batch]
 ) -> tuple[NDArray[np.int64], list[int], NDArray[np.bool_] | bool]:
-    """The batches' blocks as one list, each batch ascending, where each begins and the last ends, and the marks.
+    """Return the batches' blocks as one list, each batch ascending, where each begins and the last ends, and the marks.
 
     Raises `DeviceError` on an index outside the pool or listed twice in a batch.
     """
@@ -302,7 +302,7 @@ def _zero(table: SegmentTable, slot: Slot, strategy: Strategy, flagged: int, fau
 
 
 def _with_faults(entries: NDArray[np.int64], faults: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The entries with each block of `faults` in a marked entry of its own."""
+    """Return the entries with each block of `faults` in a marked entry of its own."""
     marked_entries: list[int] = []
     for entry in entries.tolist():
         run = blocks_of(entry)

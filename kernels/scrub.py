@@ -89,7 +89,7 @@ def launch_scrub(
 
 
 def scrub_variant(table: SegmentTable, strategy: Strategy, *, read_back: bool, faulty: bool = False) -> Variant:
-    """The compiled kernel for this table and strategy; compiled once, at the first call."""
+    """Return the compiled kernel for this table and strategy; compiled once, at the first call."""
     key = ("scrub", strategy, read_back, faulty)
     variant = table.variants.get(key)
     if variant is None:
@@ -114,7 +114,7 @@ def scrub_reference(table: SegmentTable, ordered: NDArray[np.int64]) -> None:
 
 
 def scrub_host(table: SegmentTable, blocks: NDArray[np.int64], checked: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """A small scrub of host memory, and its read-back; a flag a block of `checked`.
+    """Return a small scrub of host memory, and its read-back; a flag a block of `checked`.
 
     Raises `DeviceError` on an index outside the pool.
     """

@@ -188,7 +188,7 @@ class SegmentTable:
 
 
 def alignment_of(segments: Sequence[MemorySegment]) -> int:
-    """The largest power of two, at most 16, that divides every address, stride and piece."""
+    """Return the largest power of two, at most 16, that divides every address, stride and piece."""
     bits = WIDE_BYTES
     for segment in segments:
         bits |= segment.address | segment.block_stride_bytes | segment.piece_bytes
@@ -196,7 +196,7 @@ def alignment_of(segments: Sequence[MemorySegment]) -> int:
 
 
 def tile_bytes_max(alignment_bytes: int) -> int:
-    """The largest tile of one kernel program at this alignment."""
+    """Return the largest tile of one kernel program at this alignment."""
     return TILE_BYTES_WORDS if alignment_bytes >= 4 else TILE_BYTES_NARROW
 
 
@@ -266,7 +266,7 @@ def _check_tensors(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _by_block(tensor: torch.Tensor, layout: Layout, block_tokens: int | None, index: int) -> torch.Tensor:
-    """A view of `tensor` whose first dimension counts blocks."""
+    """Return a view of `tensor` whose first dimension counts blocks."""
     if layout is Layout.BLOCKS:
         return tensor
     if layout is Layout.KV_BLOCKS:

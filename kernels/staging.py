@@ -29,7 +29,7 @@ class StreamEvent(Protocol):
     """A point in a stream's work, as `torch.cuda.Event`."""
 
     def query(self) -> bool:
-        """Whether everything before it has retired."""
+        """Return whether everything before it has retired."""
 
     def synchronize(self) -> None:
         """Wait until everything before it has retired."""
@@ -61,7 +61,8 @@ class WorkListStaging:
         self._slots = [Slot(self.capacity, pinned, new_event()) for _ in range(slots)]
 
     def take(self, entries: NDArray[np.int64], answer: Answer, flagged: int = 0) -> Slot:
-        """The next slot with `entries` in it, and `flagged` zeroed flags; the caller launches and records `event`.
+        """Return the next slot with `entries` in it, and `flagged` zeroed flags; the caller launches and records
+        `event`.
 
         answer: called once, when the launch has retired. Raises `DeviceError` where the list is longer than the
         capacity.

@@ -36,7 +36,7 @@ class Strategy:
 
 
 def group_max(table: SegmentTable) -> int:
-    """The most adjacent blocks that one program may write, within the largest tile of the alignment."""
+    """Return the most adjacent blocks that one program may write, within the largest tile of the alignment."""
     dense = all(one.block_stride_bytes == one.piece_bytes for one in table.segments)
     whole = table.tiles.count == len(table.segments)
     return tile_bytes_max(table.alignment_bytes) // table.tiles.bytes_max if dense and whole else 1
@@ -66,7 +66,7 @@ _CHOSEN: dict[tuple[object, ...], Strategy] = {}
 
 
 def strategy_of(table: SegmentTable) -> Strategy:
-    """The tuned strategy for this device and geometry, else the default."""
+    """Return the tuned strategy for this device and geometry, else the default."""
     return _CHOSEN.get(key_of(table)) or default_strategy(table)
 
 

@@ -48,13 +48,13 @@ class Streams(Protocol):
     """A device's queues of work, by handles that only it understands."""
 
     def side(self) -> Any:
-        """A new stream for scrubs."""
+        """Return a new stream for scrubs."""
 
     def current(self) -> Any:
-        """The stream that the caller's work goes to."""
+        """Return the stream that the caller's work goes to."""
 
     def event(self) -> StreamEvent:
-        """A new event, not recorded yet."""
+        """Return a new event, not recorded yet."""
 
     def run(self, stream: Any, work: Callable[[int | None], None], *, by_handle: bool) -> None:
         """Put `work` at the end of `stream`; it is given the stream's raw handle.
@@ -66,7 +66,7 @@ class Streams(Protocol):
         """Let later work of `stream` wait, on the device, for what `event` marks."""
 
     def is_capturing(self) -> bool:
-        """Whether the caller's current stream records a graph: work put there is not done, but recorded."""
+        """Return whether the caller's current stream records a graph: work put there is not done, but recorded."""
 
 
 class CudaStreams:
@@ -76,7 +76,7 @@ class CudaStreams:
         self._device = device
 
     def side(self) -> Any:
-        """A stream of the lowest priority, the default too: an engine that asks for a higher one goes first."""
+        """Return a stream of the lowest priority, the default too: an engine that asks for a higher one goes first."""
         handle = _own_stream(self._device)
         if handle is None:
             warnings.warn(f"no stream of our own on {self._device}: one of torch's pool is shared", stacklevel=2)
@@ -84,11 +84,11 @@ class CudaStreams:
         return torch.cuda.ExternalStream(handle, device=self._device)  # type: ignore[no-untyped-call]
 
     def current(self) -> Any:
-        """The caller's current stream on this device."""
+        """Return the caller's current stream on this device."""
         return torch.cuda.current_stream(self._device)
 
     def event(self) -> StreamEvent:
-        """An event without timing, the cheapest kind."""
+        """Return an event without timing, the cheapest kind."""
         found: StreamEvent = torch.cuda.Event()  # type: ignore[no-untyped-call]
         return found
 
@@ -110,7 +110,7 @@ class CudaStreams:
 
 
 def _own_stream(device: torch.device) -> int | None:
-    """The handle of a new stream of the lowest priority; it lives as long as the process. None where that fails."""
+    """Return the handle of a new stream of the lowest priority; it lives as long as the process. None where that fails."""
     hip = torch.version.hip is not None
     library, create, bounds = (
         ("libamdhip64.so", "hipStreamCreateWithPriority", "hipDeviceGetStreamPriorityRange")

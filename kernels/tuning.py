@@ -66,7 +66,8 @@ def tune(table: SegmentTable, *, file: Path | None = None) -> Tuning:
 
 
 def measure(table: SegmentTable, strategies: Sequence[Strategy], timer: Timer) -> Tuning:
-    """The fastest by median of `ROUNDS` turns over at most `MEASURED_BYTES` of blocks, scattered and adjacent alike.
+    """Return the fastest by median of `ROUNDS` turns over at most `MEASURED_BYTES` of blocks, scattered and adjacent
+    alike.
 
     Zeroes those blocks.
     """
@@ -88,7 +89,7 @@ def measure(table: SegmentTable, strategies: Sequence[Strategy], timer: Timer) -
 
 
 def load(file: Path) -> dict[str, Strategy]:
-    """The kept answers; empty where the file is missing or unreadable."""
+    """Return the kept answers; empty where the file is missing or unreadable."""
     try:
         rows = json.loads(file.read_text())
         return {name: Strategy(**row) for name, row in rows.items()}

@@ -74,7 +74,7 @@ def sample(blocks: NDArray[np.int64], share: float, generator: np.random.Generat
 
 
 def verify_reference(table: SegmentTable, blocks: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """The torch path: one flag a listed block. The maximum over unsigned bytes stands for their OR."""
+    """Return the torch path: one flag a listed block. The maximum over unsigned bytes stands for their OR."""
     dirty = torch.zeros(len(blocks), dtype=torch.bool, device=table.device)
     adjacent = len(blocks) > 0 and bool((np.diff(blocks) == 1).all())
     index = torch.from_numpy(blocks).to(table.device)

@@ -128,7 +128,7 @@ def _open(connection: Connection, progress: Progress | None, leaves_max: int | N
 
 
 def _online(scripts: ScriptDirectory, found: str | None) -> list[Script]:
-    """The revisions that a ledger lacks, from the first one that names tables on; none where no one does."""
+    """Return the revisions that a ledger lacks, from the first one that names tables on; none where no one does."""
     lacking = [] if found is None else list(scripts.iterate_revisions("head", found))[::-1]
     first = next((place for place, script in enumerate(lacking) if _tables(script)), len(lacking))
     return lacking[first:]
@@ -139,7 +139,9 @@ def _tables(script: Script) -> tuple[str, ...]:
 
 
 def _may_finish(engine: Engine, leaves_max: int | None) -> bool:
-    """Whether a change is open and this process may finish it: it owns the tables, and the ledger is not too large."""
+    """Return whether a change is open and this process may finish it: it owns the tables, and the ledger is not too
+    large.
+    """
     with engine.connect() as connection:
         if opened_change(connection) is None or (partitioned(connection) and not owns_tables(connection)):
             return False
@@ -188,12 +190,12 @@ def _upgrade(connection: Connection, progress: Progress | None) -> tuple[str, bo
 
 
 def _newest() -> str:
-    """The newest revision, by the names of the files."""
+    """Return the newest revision, by the names of the files."""
     return max(path.name.partition("_")[0] for path in VERSIONS.glob("[0-9]*.py"))
 
 
 def current(connection: Connection) -> str | None:
-    """The revision a ledger is at; None where it has no schema."""
+    """Return the revision a ledger is at; None where it has no schema."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     version: Select[str] = select(column("version_num")).select_from(table(VERSION_TABLE))

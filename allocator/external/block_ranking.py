@@ -55,7 +55,7 @@ class RankedPool(Protocol):
     domains: dict[int, Domain]
 
     def tick(self, uses: int, /) -> int:
-        """The first of as many uses that are newer than every other."""
+        """Return the first of as many uses that are newer than every other."""
 
 
 class BlockRanking:
@@ -240,7 +240,7 @@ class BlockRanking:
         return pairwise(edges)
 
     def _node(self, blocks: Blocks) -> Node:
-        """A run as the node that a policy is shown; it is in no tree and has no keys."""
+        """Return a run as the node that a policy is shown; it is in no tree and has no keys."""
         pool, first, last = self._pool, int(blocks[0]), int(blocks[-1])
         depth = int(self.depth[first])
         node = Node(
@@ -264,7 +264,7 @@ class BlockRanking:
     # -- victims ------------------------------------------------------------------------------------------------------
 
     def victims(self, account: Account, candidates: Blocks, count: int, now_us: int) -> Blocks:
-        """The first `count` of `candidates`, the CACHED blocks of `account`, in the order they are to go."""
+        """Return the first `count` of `candidates`, the CACHED blocks of `account`, in the order they are to go."""
         if self.by_priority:
             self._demote(candidates, now_us)
         policy = self._policy(account)
@@ -365,7 +365,7 @@ def _lowest(blocks: Blocks, keys: NDArray[np.int64], count: int) -> Blocks:
 
 
 def ranked_sample() -> Node:
-    """A run as policies are shown it: what one cannot do without has to be here."""
+    """Return a run as policies are shown it: what one cannot do without has to be here."""
     account = Account("sample", PoolPartition(0, 1, 0, 0))
     blocks: Blocks = np.zeros(1, dtype=np.int64)
     return Node(Domain(0, account), None, 0, 0, blocks, 1)

@@ -65,7 +65,7 @@ class Comparison:
         return np.isin(blocks, good)
 
     def compared(self, blocks: Blocks) -> int:
-        """How many of `blocks` were really read again."""
+        """Return how many of `blocks` were really read again."""
         return int(np.isin(blocks, self.blocks[self.drawn]).sum())
 
 
@@ -118,7 +118,7 @@ class ExternalSums(SumBooks):
             self._fresh = []
 
     def ask(self, blocks: Blocks, owed: NDArray[np.bool_], shares: NDArray[np.float64], now_us: int) -> Comparison:
-        """A look-up would read `blocks`: draw those to be compared. `owed`: their own domains ask for checksums."""
+        """Return a look-up would read `blocks`: draw those to be compared. `owed`: their own domains ask for checksums."""
         generations = self._generation[blocks]
         summed = self._summed[blocks] == generations
         fine = summed | ~owed | (self._queued[blocks] == generations)

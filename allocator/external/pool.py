@@ -161,7 +161,7 @@ class ExternalPool:
         return self.sums
 
     def tick(self, uses: int = 1) -> int:
-        """The first of as many uses that are newer than every other."""
+        """Return the first of as many uses that are newer than every other."""
         first = self._clock + 1
         self._clock += uses
         return first
@@ -175,7 +175,7 @@ class ExternalPool:
         borrow: bool = True,
         residencies: int = 1 << 30,
     ) -> Account:
-        """The account of `name`, made on first use, with these limits in blocks."""
+        """Return the account of `name`, made on first use, with these limits in blocks."""
         account = self.accounts.get(name)
         if account is None:
             account = self.accounts[name] = Account(name, self.partition)
@@ -195,7 +195,7 @@ class ExternalPool:
         del self.accounts[name]
 
     def domain(self, owner: Account, **facts: Unpack[DomainFacts]) -> Domain:
-        """A new domain charged to `owner`; the pool keeps it while one of its blocks lives."""
+        """Return a new domain charged to `owner`; the pool keeps it while one of its blocks lives."""
         domain = Domain(self._next_domain, owner, **facts)
         self._next_domain += 1
         return domain
@@ -209,7 +209,7 @@ class ExternalPool:
         request_id: Hashable,
         now_us: int,
     ) -> ExternalResidency:
-        """A new residency without blocks."""
+        """Return a new residency without blocks."""
         residency = ExternalResidency(self._next_residency, account, domain, principal, facts, request_id, now_us)
         self._next_residency += 1
         return residency
@@ -298,7 +298,9 @@ class ExternalPool:
             self.born_us[block] = now_us
 
     def attachable(self, blocks: Blocks, expected: NDArray[np.int32] | int, now_us: int) -> int:
-        """How many leading blocks may be attached now: in the expected domain, indexed, held, before their ceiling."""
+        """Return how many leading blocks may be attached now: in the expected domain, indexed, held, before their
+        ceiling.
+        """
         if self._are_held(blocks, expected, now_us):
             return len(blocks)
         fine = (self.tag[blocks] == expected) & self.indexed[blocks] & (self.ceiling_us[blocks] > now_us)
@@ -441,7 +443,7 @@ class ExternalPool:
         return forget + self.end_cached(blocks, cause, now_us)
 
     def unpublish(self, blocks: Blocks, cause: str, now_us: int) -> list[int]:
-        """The engine forgot these; returns further blocks that it must forget too (descendants, L7)."""
+        """Return the engine forgot these; returns further blocks that it must forget too (descendants, L7)."""
         unused = blocks[(self.state[blocks] == CACHED) & self.indexed[blocks]]
         self.indexed[blocks] = False
         if not len(unused):
@@ -450,7 +452,7 @@ class ExternalPool:
         return self._end_cached(unused, cause, now_us, now_us, engine_knows=True)
 
     def release_blocks(self, residency: ExternalResidency, blocks: Blocks, now_us: int) -> list[int]:
-        """A running residency gives some of its blocks back; returns what the engine must forget."""
+        """Return a running residency gives some of its blocks back; returns what the engine must forget."""
         mine = np.isin(blocks, residency.blocks())
         if not mine.all():
             self._refuse_release(residency, blocks[~mine])
@@ -461,7 +463,7 @@ class ExternalPool:
         return self.decref(blocks, "passed", now_us)
 
     def release(self, residency: ExternalResidency, cause: str, now_us: int, fence: int | None = None) -> list[int]:
-        """The residency's request ended; holds what policy allows. Returns what the engine must forget.
+        """Return the residency's request ended; holds what policy allows. Returns what the engine must forget.
 
         fence: the newest that was open when it ended (0: none), where that is not now.
         """
@@ -513,7 +515,7 @@ class ExternalPool:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def order(self, now_us: int) -> ScrubOrder | None:
-        """The scrubs that the coming step must do first: everything that ended and whose fences have retired."""
+        """Return the scrubs that the coming step must do first: everything that ended and whose fences have retired."""
         if self.queue.has_fenced:
             self.queue.reclaim(self.fences, now_us)
         return self.queue.order() if self.queue.has_dirty else None
@@ -610,7 +612,7 @@ class ExternalPool:
         return self._end_cached(over, cause, now_us if due_us is None else due_us, now_us)
 
     def is_due(self, now_us: int) -> bool:
-        """A sweep now would lapse something."""
+        """Return a sweep now would lapse something."""
         return self.hold_table.is_due(now_us)
 
     def sweep(self, now_us: int, at_most: int) -> list[int]:
@@ -795,7 +797,7 @@ class ExternalPool:
             self._end_alike(run, tag, ceiling_us, cause, due, now_us, fence)
 
     def _fence_now(self) -> int:
-        """The newest device work that may use what a request gives back now."""
+        """Return the newest device work that may use what a request gives back now."""
         return self.fences.newest_open if self._ending_fence is None else self._ending_fence
 
     def _end_alike(

@@ -35,7 +35,7 @@ def set_holds(pool: ExternalPool, blocks: Blocks, holds: NDArray[np.int64], now_
 
 
 def drop_ended(pool: ExternalPool, residency: ExternalResidency) -> int:
-    """A running residency no longer refers to blocks that ended under it; returns how many there were."""
+    """Return a running residency no longer refers to blocks that ended under it; returns how many there were."""
     stale = stale_generations(pool, residency)
     if len(stale):
         residency.drop(stale)

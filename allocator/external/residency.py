@@ -148,7 +148,7 @@ class ExternalResidency(Residency):
         return every
 
     def generations(self) -> NDArray[np.int64]:
-        """The generation of each of `blocks()`."""
+        """Return the generation of each of `blocks()`."""
         handed = [np.arange(first, first + len(blocks)) for blocks, first in self.handed]
         every = np.concatenate([self.attached_generations, *handed])
         return every[~np.isin(every, self.dropped)] if len(self.dropped) else every

@@ -228,7 +228,7 @@ class ScrubQueue:
 
 
 def _part(custody: EndedRun, chosen: NDArray[np.bool_]) -> EndedRun:
-    """The chosen blocks of a custody, as a custody of their own."""
+    """Return the chosen blocks of a custody, as a custody of their own."""
     return EndedRun(
         custody.blocks[chosen],
         custody.generations[chosen],

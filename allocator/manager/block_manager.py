@@ -111,7 +111,7 @@ class BlockManager:
         borrow: bool = True,
         residencies: int = 1 << 30,
     ) -> Account:
-        """The account of `name`, made on first use in its own partition or the common one, with these limits."""
+        """Return the account of `name`, made on first use in its own partition or the common one, with these limits."""
         account = self.accounts.get(name)
         if account is None:
             partition = self._partitions.get(name, self._partitions.get(""))
@@ -138,11 +138,13 @@ class BlockManager:
         self._partitions[name] = self._partitions.pop(before)
 
     def clean_blocks(self, name: str) -> int:
-        """How many blocks of somebody's partition can be handed out now."""
+        """Return how many blocks of somebody's partition can be handed out now."""
         return self._partitions[name].clean_count
 
     def domain(self, owner: Account, **facts: Unpack[DomainFacts]) -> Domain:
-        """A new domain charged to `owner`. It lives as long as something keeps it: a reader's plan, or its blocks."""
+        """Return a new domain charged to `owner`. It lives as long as something keeps it: a reader's plan, or its
+        blocks.
+        """
         domain = Domain(self._next_domain, owner, windows=self.options.windows, **facts)
         self._next_domain += 1
         return domain
@@ -156,21 +158,21 @@ class BlockManager:
         now_us: int,
         trace: str = "",
     ) -> PathResidency:
-        """A new residency, not yet holding anything."""
+        """Return a new residency, not yet holding anything."""
         id_ = self._next_residency
         self._next_residency = id_ + 1
         return PathResidency(id_, account, domain, principal, facts, now_us, trace)
 
     def partition_blocks(self, name: str) -> int:
-        """The size of the partition that is, or was, `name`'s."""
+        """Return the size of the partition that is, or was, `name`'s."""
         return self._partitions[name].size
 
     def has_partition(self, name: str) -> bool:
-        """Whether `name` has a partition of its own."""
+        """Return whether `name` has a partition of its own."""
         return name in self._partitions
 
     def add_partition(self, name: str, size: int) -> PoolPartition:
-        """A partition for `name` from blocks that no partition has yet; zeroed before it is used."""
+        """Return a partition for `name` from blocks that no partition has yet; zeroed before it is used."""
         first = sum(partition.size for partition in self.pool.partitions)
         if first + size > self.pool.blocks:
             raise CapacityError(
@@ -193,7 +195,7 @@ class BlockManager:
     # -- admission ---------------------------------------------------------------------------------------------
 
     def match_prefix(self, plan: ReadPlan, prompt: Prompt, now_us: int) -> PrefixMatch:
-        """The longest prefix that `plan` lets this prompt reuse.
+        """Return the longest prefix that `plan` lets this prompt reuse.
 
         Changes nothing, but where blocks are compared with their checksums: what has changed since it was published is
         withdrawn, and the match is made without it.
@@ -422,7 +424,7 @@ class BlockManager:
                 span.state = None
 
     def fork(self, parent: RunningSequence, id_: Hashable, residency: PathResidency, now_us: int) -> RunningSequence:
-        """A child on the same blocks; the first divergent write copies the partial tail."""
+        """Return a child on the same blocks; the first divergent write copies the partial tail."""
         if self.options.windows:
             raise CapacityError(f"request `{parent.id}`: a pool with sliding-window groups does not fork")
         computed = int(self.decode.computed[parent.slot])
@@ -602,7 +604,7 @@ class BlockManager:
 
 
 def _deadline(hold: PathResidency, shorter: Mapping[Domain, int]) -> int:
-    """The hold's deadline under the new limits: as much earlier as the most narrowed domain on its path."""
+    """Return the hold's deadline under the new limits: as much earlier as the most narrowed domain on its path."""
     assert hold.leaf is not None, "a held residency has a leaf"
     earlier = 0
     node: Node | None = hold.leaf

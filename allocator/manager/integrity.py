@@ -77,7 +77,7 @@ def sum_published(sums: BlockSums, tree: PrefixTree, domains: Collection[Domain]
 
 
 def _parts(sums: BlockSums, found: PrefixMatch, reader: Domain) -> list[_Part]:
-    """The runs of a match that are to be compared, from its leaf to the root."""
+    """Return the runs of a match that are to be compared, from its leaf to the root."""
     parts: list[_Part] = []
     node, length = found.leaf, found.position
     while node is not None:
@@ -108,7 +108,7 @@ def _withdraw(tree: PrefixTree, decode: DecodeTable, node: Node, changed: Blocks
 
 
 def _reads(sequence: RunningSequence | None, node: Node) -> bool:
-    """Whether `node` is on the sequence's path."""
+    """Return whether `node` is on the sequence's path."""
     at = sequence.leaf if sequence is not None else None
     while at is not None and at is not node:
         at = at.parent

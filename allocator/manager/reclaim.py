@@ -83,7 +83,7 @@ class Reclaimer:
         return None
 
     def _within_common(self, account: Account, partition: PoolPartition, count: int, now_us: int) -> bool:
-        """Whether a tenant that does not borrow stays within its guarantee and what no guarantee has claimed.
+        """Return whether a tenant that does not borrow stays within its guarantee and what no guarantee has claimed.
 
         Others' cache beyond their guarantees makes room for it, whoever is furthest over first.
         """
@@ -177,7 +177,9 @@ def _over(account: Account) -> int:
 
 
 def _victim(asking: Account | None, partition: PoolPartition) -> Account | None:
-    """The account with cached blocks that is furthest over its guarantee; the asking one may always give up its own."""
+    """Return the account with cached blocks that is furthest over its guarantee; the asking one may always give up its
+    own.
+    """
     best: Account | None = None
     most = 0
     for account in partition.accounts:

@@ -55,7 +55,7 @@ class HoldTable(Generic[HoldT]):
         wheel.add(hold)
 
     def of(self, account: Account) -> HoldList[HoldT]:
-        """The holds of `account`, oldest first."""
+        """Return the holds of `account`, oldest first."""
         holds = self._lists.get(account)
         if holds is None:
             wheel = self._wheels.setdefault(account.partition, DeadlineWheel())
@@ -63,7 +63,7 @@ class HoldTable(Generic[HoldT]):
         return holds
 
     def count(self, account: Account) -> int:
-        """How many holds `account` has."""
+        """Return how many holds `account` has."""
         holds = self._lists.get(account)
         return holds.count if holds is not None else 0
 
@@ -87,7 +87,7 @@ class HoldTable(Generic[HoldT]):
         return soonest
 
     def is_due(self, now_us: int) -> bool:
-        """A sweep now takes something out."""
+        """Return a sweep now takes something out."""
         for wheel in self._wheels.values():
             if wheel.may_be_due(now_us):
                 due_us = wheel.next_due_us()
@@ -96,11 +96,11 @@ class HoldTable(Generic[HoldT]):
         return False
 
     def overdue(self, now_us: int) -> int:
-        """How many holds are past their deadline and not yet swept."""
+        """Return how many holds are past their deadline and not yet swept."""
         return sum(wheel.overdue(now_us) for wheel in self._wheels.values())
 
     def scheduled(self) -> int:
-        """How many holds stand under their deadlines: as many as there are, which `check` compares."""
+        """Return how many holds stand under their deadlines: as many as there are, which `check` compares."""
         return sum(map(len, self._wheels.values()))
 
     def __len__(self) -> int:
@@ -213,7 +213,7 @@ class DeadlineWheel(Generic[HoldT]):
         return (due[0] + 1) << TICK_BITS if due else None
 
     def overdue(self, now_us: int) -> int:
-        """How many holds are past their deadline and not yet swept."""
+        """Return how many holds are past their deadline and not yet swept."""
         now_tick = now_us >> TICK_BITS
         return sum(
             sum(hold.deadline_us <= now_us for hold in bucket.values())

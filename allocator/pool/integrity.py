@@ -91,7 +91,7 @@ class SumBooks:
             self._strikes[block] = self._strikes.get(block, 0) + 1
 
     def is_suspect(self, blocks: Blocks) -> bool:
-        """Whether any of `blocks` was ever found changed."""
+        """Return whether any of `blocks` was ever found changed."""
         return bool(self._strikes) and not self._strikes.keys().isdisjoint(blocks.tolist())
 
     def withheld(self, blocks: Blocks) -> list[int]:
@@ -100,7 +100,7 @@ class SumBooks:
         return [block for block in blocks.tolist() if strikes.get(block, 0) >= WITHHELD_AT] if strikes else []
 
     def withhold(self, result: ScrubResult, blocks: Blocks) -> ScrubResult:
-        """The result of a scrub of `blocks`, in which those fail that were found changed too often."""
+        """Return the result of a scrub of `blocks`, in which those fail that were found changed too often."""
         withheld = self.withheld(blocks)
         if not withheld:
             return result

@@ -34,7 +34,7 @@ DEFAULT_OPTIONS = PoolOptions()
 
 
 def cut(blocks: int, options: PoolOptions, partitions: dict[str, int] | None) -> dict[str, PoolPartition]:
-    """The pool's partitions by account name; "" is the common one."""
+    """Return the pool's partitions by account name; "" is the common one."""
     if not partitions:
         return {"": PoolPartition(0, blocks, options.reserve_low, options.reserve_high)}
     if sum(partitions.values()) > blocks:
@@ -51,5 +51,5 @@ def cut(blocks: int, options: PoolOptions, partitions: dict[str, int] | None) ->
 
 
 def reserve_of(size: int, blocks: int, options: PoolOptions) -> tuple[int, int]:
-    """A partition's share of the clean reserve: low and high marks."""
+    """Return a partition's share of the clean reserve: low and high marks."""
     return min(options.reserve_low * size // blocks, size // 2), min(options.reserve_high * size // blocks, size // 2)

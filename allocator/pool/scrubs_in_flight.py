@@ -41,7 +41,7 @@ class StreamMemory(Memory, Protocol):
         """The pool hands `blocks` out: what writes them has to follow what zeroes them."""
 
     def answered(self, *, wait: bool) -> list[tuple[int, ScrubResult]]:
-        """The launches that have retired, by number; with `wait`, all of them."""
+        """Return the launches that have retired, by number; with `wait`, all of them."""
 
 
 class ScrubInFlight:
@@ -61,7 +61,7 @@ class ScrubInFlight:
         self.answers: dict[int, ScrubResult | None] = dict.fromkeys(launches)
 
     def results(self) -> list[ScrubResult]:
-        """The answers so far, by shard."""
+        """Return the answers so far, by shard."""
         return [result for result in self.answers.values() if result is not None]
 
 

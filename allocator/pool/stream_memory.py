@@ -92,11 +92,13 @@ class StreamTensorMemory(TensorMemory):
         super().copy(source, target)
 
     def answered(self, *, wait: bool) -> list[tuple[int, ScrubResult]]:
-        """The launches of one batch that have retired since the last call; with `wait`, every launch so far."""
+        """Return the launches of one batch that have retired since the last call; with `wait`, every launch so far."""
         return [(number, results[0]) for number, results in self.answered_orders(wait=wait)]
 
     def answered_orders(self, *, wait: bool) -> list[tuple[int, tuple[ScrubResult, ...]]]:
-        """The launches that have retired since the last call, by number, with a result a batch; with `wait`, all."""
+        """Return the launches that have retired since the last call, by number, with a result a batch; with `wait`,
+        all.
+        """
         retired = []
         for shard, ordered in enumerate(self.ordered):
             answers: list[RetiredScrub] = ordered.settle() if wait else ordered.answered()

@@ -56,7 +56,7 @@ class TensorSpec:
         return self.layers * math.prod(self.shape(1)) * self.dtype.itemsize
 
     def shape(self, blocks: int) -> tuple[int, ...]:
-        """The shape of one layer's tensor."""
+        """Return the shape of one layer's tensor."""
         if self.latent:
             return (blocks, self.block_tokens, self.head_dim)
         return (2, blocks, self.block_tokens, self.kv_heads, self.head_dim)
@@ -280,7 +280,7 @@ class TensorMemory:
 
 
 def _on_host(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in large pages, where the system has them: blocks lie apart, and each would miss the TLB."""
+    """Return a tensor in large pages, where the system has them: blocks lie apart, and each would miss the TLB."""
     size = math.prod(shape) * dtype.itemsize
     held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -29,7 +29,7 @@ class Forks:
         self.decode = decode
 
     def fork(self, parent: RunningSequence, id_: Hashable, residency: PathResidency, now_us: int) -> RunningSequence:
-        """A child that shares all of `parent`'s blocks, which have been published as far as they can be."""
+        """Return a child that shares all of `parent`'s blocks, which have been published as far as they can be."""
         self._share_rest(parent, now_us)
         child = RunningSequence(id_, residency, parent.pool)
         assert parent.leaf is not None, "a running sequence has at least one block"

@@ -80,7 +80,7 @@ class EvictedKeys:
         self._older, self._newer, self._kept = self._newer, {}, 0
 
     def computed_again(self, tenant: str, keys: bytes) -> int:
-        """How many leading blocks of `keys`, 32 bytes each, had been evicted. They are forgotten: counted once."""
+        """Return how many leading blocks of `keys`, 32 bytes each, had been evicted. They are forgotten: counted once."""
         newer, older = self._newer.get(tenant, _NONE), self._older.get(tenant, _NONE)
         if not (newer or older):
             return 0
@@ -99,7 +99,7 @@ class EvictedKeys:
         return hits
 
     def computed_again_each(self, tenant: str, keys: Iterable[bytes], *, weight: int = 1) -> int:
-        """How many blocks of `keys`, each of which stands for `weight`, had been evicted; counted once."""
+        """Return how many blocks of `keys`, each of which stands for `weight`, had been evicted; counted once."""
         newer, older = self._newer.get(tenant, _NONE), self._older.get(tenant, _NONE)
         if not (newer or older):
             return 0
@@ -114,7 +114,9 @@ class EvictedKeys:
 
 
 def distance_of(distances: list[int], share: float) -> int:
-    """The distance that `share` of the blocks computed again do not exceed, to a power of two; 0 where none were."""
+    """Return the distance that `share` of the blocks computed again do not exceed, to a power of two; 0 where none
+    were.
+    """
     total, seen = sum(distances), 0
     for bits, count in enumerate(distances):
         seen += count

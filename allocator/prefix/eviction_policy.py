@@ -37,7 +37,7 @@ class EvictionPolicy(Protocol):
     by_priority: bool
 
     def level(self, node: Node) -> int:
-        """The level `node` belongs to now."""
+        """Return the level `node` belongs to now."""
 
     def evicted(self, node: Node) -> None:
         """Told of each eviction, for policies that age."""
@@ -81,7 +81,7 @@ class Lfu(Lru):
     name = "lfu"
 
     def level(self, node: Node) -> int:
-        """The number of times later requests attached the node, up to 255."""
+        """Return the number of times later requests attached the node, up to 255."""
         return min(node.hits, 255)
 
 
@@ -113,7 +113,7 @@ class Priority(Lru):
         self.base = base  # of what no range names, and of a range whose duration is over
 
     def level(self, node: Node) -> int:
-        """The node's priority."""
+        """Return the node's priority."""
         return node.priority
 
 
@@ -134,7 +134,7 @@ class CostAware(Lru):
         self._clock = 0
 
     def level(self, node: Node) -> int:
-        """The clock plus the value of the node: cost × wanted × kind, in quarter powers of two."""
+        """Return the clock plus the value of the node: cost × wanted × kind, in quarter powers of two."""
         cost = 1 + (node.depth + node.length / 2) / self.attention_depth
         value = cost * (1 + node.hits) * (1 + node.priority) / (1 + DEFAULT_PRIORITY)
         return self._clock + int(16 * value).bit_length() * 4
@@ -193,7 +193,7 @@ class ValueAware(Lru):
         node.pause_us = pause_us
 
     def level(self, node: Node) -> int:
-        """The clock, plus the points of the node."""
+        """Return the clock, plus the points of the node."""
         self._now_us = max(self._now_us, node.released_us)
         points = _MIDDLE
         if self.is_ranking:
@@ -241,12 +241,12 @@ def _fresh_points(node: Node) -> int:
 
 
 def reuse_listener(policy: EvictionPolicy) -> ReuseListener | None:
-    """The policy, where it learns from when blocks are used again."""
+    """Return the policy, where it learns from when blocks are used again."""
     return policy if isinstance(policy, ValueAware) else None
 
 
 def base_priority(policy: EvictionPolicy) -> int:
-    """The priority that is left when a duration is over."""
+    """Return the priority that is left when a duration is over."""
     return int(getattr(policy, "base", DEFAULT_PRIORITY))
 
 
@@ -257,7 +257,7 @@ def head_start_us(policy: EvictionPolicy) -> float | None:
 
 
 def protected_blocks_max(policy: EvictionPolicy, cached_blocks: int) -> int | None:
-    """How many of so many cached blocks may be above level 0; None: all, as a policy without `protected` has it."""
+    """Return how many of so many cached blocks may be above level 0; None: all, as a policy without `protected` has it."""
     share: Fraction | None = getattr(policy, "protected", None)
     return None if share is None else int(share * cached_blocks)
 
@@ -349,7 +349,7 @@ class EvictionQueue:
             self._protected -= blocks
 
     def front(self) -> Node | None:
-        """The node to give up first: the oldest of the lowest level, or its deepest descendant."""
+        """Return the node to give up first: the oldest of the lowest level, or its deepest descendant."""
         order, levels = self._order, self._levels
         while order:
             level = levels[order[0]]
@@ -364,7 +364,9 @@ class EvictionQueue:
         return None
 
     def _below(self, node: Node, level: int) -> Node | None:
-        """The leaf to give up for `node`, or None where one below is above `level`: its parent then joins it there."""
+        """Return the leaf to give up for `node`, or None where one below is above `level`: its parent then joins it
+        there.
+        """
         child = node.first_child
         while child is not None:
             if child.level > level and child.domain.owner is node.domain.owner:

@@ -42,7 +42,7 @@ class PrefixIndex:
         return sum(map(len, self.stripes))
 
     def get(self, key: bytes) -> Node | None:
-        """The node that holds the block of `key`, if it is entered."""
+        """Return the node that holds the block of `key`, if it is entered."""
         return self.stripes[hash(key) & self.mask].get(key)
 
     def insert(self, node: Node, first: int = 0) -> None:
@@ -71,7 +71,7 @@ class PrefixIndex:
             stripes[hash(key) & mask].pop(key, None)
 
     def nodes(self) -> Iterator[Node]:
-        """The node of every entry, for scans."""
+        """Yield the node of every entry, for scans."""
         for stripe in self.stripes:
             yield from stripe.values()
 

@@ -29,10 +29,10 @@ class HashState(Protocol):
         """Absorb bytes."""
 
     def digest(self) -> bytes:
-        """The digest so far; the state goes on."""
+        """Return the digest so far; the state goes on."""
 
     def copy(self) -> HashState:
-        """An independent state."""
+        """Return an independent state."""
 
 
 Extras = Mapping[int, bytes]
@@ -164,7 +164,7 @@ def _search_fine(
 def keys_of(
     state: HashState, data: bytes, first: int, last: int, block_bytes: int, extras: Extras = _NO_EXTRAS
 ) -> bytes:
-    """The keys of blocks [first, last), 32 bytes each; `state` stands at block `first` and is left at `last`."""
+    """Return the keys of blocks [first, last), 32 bytes each; `state` stands at block `first` and is left at `last`."""
     update, digest = state.update, state.digest
     count = last - first
     if count <= 0:

@@ -99,7 +99,7 @@ def find_longest_prefix(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us
 
 
 def _found(before: Node | None, first: int, match: Match) -> PrefixMatch:
-    """The own chain's match from block `first`, after a path that ends with `before`."""
+    """Return the own chain's match from block `first`, after a path that ends with `before`."""
     hit = first + match.blocks
     leaf = match.node if match.node is not None else before
     position = match.position if match.node is not None else (before.length if before is not None else 0)
@@ -119,7 +119,7 @@ def _match(
     now_us: int,
     fresh: HashState,
 ) -> Match:
-    """The longest valid match of one chain. `fresh` is the chain's state at block `first`, for a shorter hit."""
+    """Return the longest valid match of one chain. `fresh` is the chain's state at block `first`, for a shorter hit."""
     match = search(tree.index, domain, state, prompt.data, first, prompt.limit, prompt.block_bytes, prompt.extras)
     node = match.node
     if node is None or (tree.attachable(node, domain, now_us) and not node.windows):
@@ -210,7 +210,7 @@ def _match_through_grant(
 
 
 def _may_lend(owner: Account, leaf: Node) -> bool:
-    """Whether the path may become ACTIVE on the owner's charge without eating into a guarantee."""
+    """Return whether the path may become ACTIVE on the owner's charge without eating into a guarantee."""
     revived = 0
     node: Node | None = leaf
     while node is not None and node.refs == 0:
@@ -223,7 +223,7 @@ def _may_lend(owner: Account, leaf: Node) -> bool:
 
 
 def key_at(node: Node, position: int) -> bytes:
-    """The key at the end of the first `position` blocks of `node`."""
+    """Return the key at the end of the first `position` blocks of `node`."""
     return node.keys[KEY_BYTES * (position - 1) : KEY_BYTES * position]
 
 
@@ -231,7 +231,7 @@ def key_at(node: Node, position: int) -> bytes:
 
 
 def reusable(node: Node, position: int) -> int:
-    """The most blocks of `node` that can be attached, at most `position`; 0 where none can.
+    """Return the most blocks of `node` that can be attached, at most `position`; 0 where none can.
 
     Without window groups every position is reusable. With them, `node.windows[g]` must reach back a full window from
     the run's end, or to the run's start where the ancestors carry on.
@@ -242,7 +242,7 @@ def reusable(node: Node, position: int) -> int:
 
 
 def complete(node: Node) -> bool:
-    """Whether every window group is present for a full window before the end of `node`."""
+    """Return whether every window group is present for a full window before the end of `node`."""
     for group, needed in enumerate(node.domain.windows):
         missing = min(needed, node.depth + node.length)
         at: Node | None = node

@@ -152,7 +152,7 @@ class PathResidency(Residency):
         self.next_at_leaf: PathResidency | None = None
 
     def can_hold(self, node: Node) -> bool:
-        """Whether its hold may keep `node`.
+        """Return whether its hold may keep `node`.
 
         Readers through a grant get references, not holds; a segment's blocks are held in its owner's name.
         """

@@ -109,7 +109,7 @@ class RunningSequence:
         return self.table[: self.block_count]
 
     def shares(self, first: int, last: int) -> list[tuple[int, int, Domain]]:
-        """The blocks [first, last) that this sequence wrote, cut by the domain that owns them."""
+        """Return the blocks [first, last) that this sequence wrote, cut by the domain that owns them."""
         parts: list[tuple[int, int, Domain]] = []
         for span in self.spans:
             until = min(span.last, last)
@@ -121,7 +121,7 @@ class RunningSequence:
         return parts
 
     def foreign_blocks(self, *, first: int = 0) -> dict[Domain, int]:
-        """How many blocks of its path, from `first` on, are of each other domain than its own, from its end on."""
+        """Return how many blocks of its path, from `first` on, are of each other domain than its own, from its end on."""
         counts: dict[Domain, int] = {}
         node = self.leaf
         while node is not None:

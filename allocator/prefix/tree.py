@@ -83,7 +83,8 @@ class PrefixTree:
 
     @staticmethod
     def attachable(node: Node, domain: Domain, now_us: int) -> bool:
-        """The scope re-check at attach, with deadline and ceiling, so that a lagging sweep serves nothing expired.
+        """Return the scope re-check at attach, with deadline and ceiling, so that a lagging sweep serves nothing
+        expired.
 
         Ceilings and hold deadlines never grow towards a leaf, so an attachable node has attachable ancestors in its
         own chain.

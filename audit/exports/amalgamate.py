@@ -64,19 +64,19 @@ class _Module:
                 self.defined |= dict.fromkeys(_defined(node), number)
 
     def text(self, number: int) -> str:
-        """A statement with its decorators and the comments above it."""
+        """Return a statement with its decorators and the comments above it."""
         before = self.body[number - 1].end_lineno if number else 0
         return "\n".join(self.lines[before or 0 : self.body[number].end_lineno]).strip("\n")
 
 
 def standalone() -> bytes:
-    """The bytes of `verify_kvcustody.py`, made once; raises `AmalgamationError` (rule 2)."""
+    """Return the bytes of `verify_kvcustody.py`, made once; raises `AmalgamationError` (rule 2)."""
     with _making:  # two threads that parse at once can fail in `ast` (CPython's gh-106905)
         return _once()
 
 
 def make_standalone() -> bytes:
-    """The same, made now."""
+    """Return the same, made now."""
     reached, imports = _reach()
     parts = [f'#!/usr/bin/env python3\n"""{_module(ENTRY).doc}\n"""\n\nfrom __future__ import annotations\n']
     parts += _import_lines(imports)
@@ -140,7 +140,7 @@ def _resolve(module: _Module, name: str) -> _Place | str | None:
 
 
 def _order(name: str) -> Iterator[_Module]:
-    """The modules that one imports, each before those that need it; itself last."""
+    """Yield the modules that one imports, each before those that need it; itself last."""
     seen: set[str] = set()
 
     def visit(name: str) -> Iterator[_Module]:
@@ -169,7 +169,7 @@ def _defined(node: ast.stmt) -> set[str]:
 
 
 def _spaced(module: _Module, number: int, numbers: list[int]) -> str:
-    """A statement with the empty lines that belong before it."""
+    """Return a statement with the empty lines that belong before it."""
     before = [each for each in numbers if each < number][-1:]
     blocks = any(isinstance(module.body[each], ast.FunctionDef | ast.ClassDef | ast.If) for each in (number, *before))
     return ("\n\n" if blocks else "" if before else "\n") + module.text(number)

@@ -14,7 +14,7 @@ _FORMULA = tuple("=+-@\t\r\n＝＋－＠")  # what begins one, in full width too
 
 
 def disarmed(cell: object) -> object:
-    """The value of a cell: a text that begins as a formula does has an apostrophe before it."""
+    """Return the value of a cell: a text that begins as a formula does has an apostrophe before it."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 

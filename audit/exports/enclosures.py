@@ -67,7 +67,7 @@ class Enclosed:
 
 
 def handover_files(handovers: Sequence[HandoverProof]) -> tuple[tuple[Enclosed, ...], dict[str, bytes]]:
-    """The manifest's entries for handovers, and their files by path."""
+    """Return the manifest's entries for handovers, and their files by path."""
     entries = tuple(Enclosed(f"{KEYS}/{number:06d}", each.path) for number, each in enumerate(handovers, 1))
     files: dict[str, bytes] = {}
     for entry, each in zip(entries, handovers, strict=True):
@@ -76,7 +76,7 @@ def handover_files(handovers: Sequence[HandoverProof]) -> tuple[tuple[Enclosed, 
 
 
 def stamp_files(stamps: Sequence[Stamp]) -> tuple[tuple[Enclosed, ...], dict[str, bytes]]:
-    """The manifest's entries for timestamps, and their files by path."""
+    """Return the manifest's entries for timestamps, and their files by path."""
     entries = tuple(
         Enclosed(f"{TIMESTAMPS}/{number:06d}", each.path, each.authority) for number, each in enumerate(stamps, 1)
     )

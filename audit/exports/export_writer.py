@@ -115,7 +115,7 @@ def write_export(
 
 
 def pinned_size(folder: Path) -> int | None:
-    """The checkpoint of an interrupted export to this folder, by size, so that it can go on at the same one."""
+    """Return the checkpoint of an interrupted export to this folder, by size, so that it can go on at the same one."""
     state = folder.with_name(f".{folder.name}.partial") / _STATE
     try:
         size = json.loads(state.read_bytes())["ask"]["root_size"]

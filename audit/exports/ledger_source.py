@@ -42,7 +42,7 @@ class LedgerSource:
             self.ids: dict[str, int] = {row.name: row.id for row in connection.execute(query)}
 
     def connect(self) -> Connection:
-        """A connection to the ledger, for the caller to close."""
+        """Return a connection to the ledger, for the caller to close."""
         return self._engine.connect()
 
     @property
@@ -65,11 +65,11 @@ class LedgerSource:
             ]
 
     def tiles(self, name: str) -> TileSource:
-        """The hashes of a sub-log."""
+        """Return the hashes of a sub-log."""
         return _Tiles(self._engine, name)
 
     def leaves(self, name: str, first: int, end: int) -> Iterator[bytes]:
-        """The leaves from `first` up to and without `end`, in order; raises `ExportError` where one is missing."""
+        """Yield the leaves from `first` up to and without `end`, in order; raises `ExportError` where one is missing."""
         column, at = events.c, first
         while at < end:
             query = (
@@ -96,7 +96,7 @@ class LedgerSource:
                 yield RootLeaf(opening.commitment(), opening)
 
     def span(self, name: str, since_us: int | None, until_us: int | None) -> tuple[int, int]:
-        """The shortest run of leaves that holds every leaf whose `at_us` is in [since, until)."""
+        """Return the shortest run of leaves that holds every leaf whose `at_us` is in [since, until)."""
         column = events.c
         query = select(func.min(column.idx), func.max(column.idx)).where(column.log == self.ids[name])
         if since_us is not None:
@@ -108,7 +108,7 @@ class LedgerSource:
         return (0, 0) if low is None else (low, high + 1)
 
     def marked(self) -> Marked:
-        """The processes that replayed or generated what they recorded, as of the checkpoint."""
+        """Return the processes that replayed or generated what they recorded, as of the checkpoint."""
         with self._engine.connect() as connection:
             below = LedgerProofs(connection).sizes(self.size).get(SYSTEM, 0)
             return marked_processes(leaf.body for leaf in life_leaves(connection) if leaf.idx < below)
@@ -130,7 +130,7 @@ class LedgerSource:
             ]
 
     def stamps(self) -> Sequence[Stamp]:
-        """The newest timestamp of each authority, of this checkpoint or an earlier one."""
+        """Return the newest timestamp of each authority, of this checkpoint or an earlier one."""
         newest = select(timestamps).where(timestamps.c.size <= self.size).order_by(timestamps.c.size)
         with self._engine.connect() as connection:
             proofs = LedgerProofs(connection)
@@ -163,6 +163,6 @@ class _Tiles:
         self._name = name
 
     def tile(self, level: int, index: int, width: int) -> bytes:
-        """The first `width` hashes of a tile."""
+        """Return the first `width` hashes of a tile."""
         with self._engine.connect() as connection:
             return LedgerProofs(connection).tiles(self._name).tile(level, index, width)

@@ -94,7 +94,7 @@ class ExportManifest:
 
 
 def manifest_bytes(manifest: ExportManifest) -> bytes:
-    """The manifest as it is written: JSON, keys in order."""
+    """Return the manifest as it is written: JSON, keys in order."""
     value = {
         "schema": EXPORT_SCHEMA,
         "origin": manifest.origin,

@@ -31,7 +31,7 @@ class RangeProof(NamedTuple):
     path: tuple[bytes, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The proof as the manifest has it."""
+        """Return the proof as the manifest has it."""
         return {
             "first": self.first,
             "end": self.end,
@@ -64,7 +64,7 @@ class RangeProof(NamedTuple):
 
 
 def range_proof(tiles: TileSource, first: int, end: int, size: int) -> RangeProof:
-    """The proof for leaves `first` up to and without `end` of the tree of `size` leaves."""
+    """Return the proof for leaves `first` up to and without `end` of the tree of `size` leaves."""
     if not 0 <= first <= end <= size:
         raise ProofError(f"leaves `{first}` to `{end}` are not in a tree of `{size}`", first=first, end=end)
     return RangeProof(first, end, frontier_at(tiles, first), tuple(consistency_proof(tiles, end, size)))

@@ -71,7 +71,7 @@ class RangeSource:
         return self._contents.note
 
     def logs(self) -> Sequence[SubLog]:
-        """The logs of these runs, in name order."""
+        """Return the logs of these runs, in name order."""
         root = _KeptTiles(self._proofs.tiles(None))
         sub_logs = []
         for log, first, end in self._ranges:
@@ -83,11 +83,11 @@ class RangeSource:
         return sub_logs
 
     def tiles(self, name: str) -> TileSource:
-        """The hashes of a sub-log."""
+        """Return the hashes of a sub-log."""
         return self._proofs.tiles(name)
 
     def leaves(self, name: str, first: int, end: int) -> Iterator[bytes]:
-        """The leaves from `first` up to and without `end`, in order; raises `ExportError` where one is missing."""
+        """Yield the leaves from `first` up to and without `end`, in order; raises `ExportError` where one is missing."""
         if name not in self._ahead:
             self._read_ahead(name)
         kept = self._ahead.pop(name, [])
@@ -105,11 +105,11 @@ class RangeSource:
         return iter(())
 
     def span(self, name: str, since_us: int | None, until_us: int | None) -> tuple[int, int]:
-        """The run of this log."""
+        """Return the run of this log."""
         return self._ranges[self._at[name]][1:]
 
     def marked(self) -> Marked:
-        """The processes that replayed or generated what they recorded, as of the checkpoint."""
+        """Return the processes that replayed or generated what they recorded, as of the checkpoint."""
         return self._contents.marked
 
     def handovers(self) -> Sequence[HandoverProof]:
@@ -117,7 +117,7 @@ class RangeSource:
         return self._contents.handovers
 
     def stamps(self) -> Sequence[Stamp]:
-        """The newest timestamp of each authority, of this checkpoint or an earlier one."""
+        """Return the newest timestamp of each authority, of this checkpoint or an earlier one."""
         return self._contents.stamps
 
     def _read_ahead(self, name: str) -> None:
@@ -132,7 +132,7 @@ class RangeSource:
         self._ahead = self._read(some)
 
     def _read(self, ranges: Sequence[LeafRange]) -> dict[str, list[bytes]]:
-        """The leaves of these runs that are there without a gap."""
+        """Return the leaves of these runs that are there without a gap."""
         asked = [(self._contents.ids[each.log], each.first, each.end) for each in ranges]
         if dialect_of(self._connection).arrays and asked:
             columns = tuple(list(column) for column in zip(*asked, strict=True))
@@ -157,7 +157,7 @@ class _KeptTiles:
         self._kept: dict[tuple[int, int, int], bytes] = {}
 
     def tile(self, level: int, index: int, width: int) -> bytes:
-        """The first `width` hashes of a tile."""
+        """Return the first `width` hashes of a tile."""
         place = (level, index, width)
         if place not in self._kept:
             self._kept[place] = self._tiles.tile(level, index, width)

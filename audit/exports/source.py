@@ -42,22 +42,22 @@ class ExportSource(Protocol):
         """Every sub-log under the checkpoint, in name order."""
 
     def tiles(self, name: str) -> TileSource:
-        """The hashes of a sub-log."""
+        """Return the hashes of a sub-log."""
 
     def leaves(self, name: str, first: int, end: int) -> Iterator[bytes]:
-        """The leaves from `first` up to and without `end`, in order."""
+        """Return the leaves from `first` up to and without `end`, in order."""
 
     def root_leaves(self) -> Iterator[RootLeaf]:
         """Every leaf of the root log under the checkpoint, in order."""
 
     def span(self, name: str, since_us: int | None, until_us: int | None) -> tuple[int, int]:
-        """The shortest run of leaves that holds every leaf whose `at_us` is in [since, until)."""
+        """Return the shortest run of leaves that holds every leaf whose `at_us` is in [since, until)."""
 
     def marked(self) -> Marked:
-        """The processes that replayed or generated what they recorded, as of the checkpoint."""
+        """Return the processes that replayed or generated what they recorded, as of the checkpoint."""
 
     def handovers(self) -> Sequence[HandoverProof]:
         """Every handover of the signing key under the checkpoint, in order."""
 
     def stamps(self) -> Sequence[Stamp]:
-        """The newest timestamp of each authority, of this checkpoint or an earlier one."""
+        """Return the newest timestamp of each authority, of this checkpoint or an earlier one."""

@@ -131,7 +131,7 @@ class CountedMonths:
                 self._leaves[keys[number][1]] += count
 
     def leaves(self, month: str) -> int:
-        """How many leaves of a month were given."""
+        """Return how many leaves of a month were given."""
         return self._leaves[month]
 
     def take_off(self, connection: Connection, month: str) -> None:
@@ -144,7 +144,7 @@ class CountedMonths:
         inserts.finish()
 
     def _month_of(self, at_us: int) -> str:
-        """The month of an instant; none of ours is the empty name."""
+        """Return the month of an instant; none of ours is the empty name."""
         number = bisect_right(self._firsts, at_us) - 1
         return self._names[number] if number >= 0 and at_us < self._ends[number] else ""
 

@@ -300,7 +300,8 @@ def read_back(
     people: tuple[str, str, str],
     counted: CountedMonths,
 ) -> tuple[ExportVerdict, PurgeFacts]:
-    """The verdict on a sound export of this very ledger, and what is recorded of it; else raises `RetentionError`.
+    """Return the verdict on a sound export of this very ledger, and what is recorded of it; else raises
+    `RetentionError`.
 
     What it holds of what goes is counted on the way.
     """
@@ -357,7 +358,7 @@ def _next_there(engine: Engine, log: int, at: int, below: int) -> int | None:
 
 
 def is_any_there(engine: Engine, runs: Sequence[ExpiredLeaves]) -> bool:
-    """Whether a leaf of these runs, on a server, is there still."""
+    """Return whether a leaf of these runs, on a server, is there still."""
     statement = (
         "SELECT EXISTS (SELECT FROM unnest(%s::int4[], %s::int8[], %s::int8[]) AS run (log, first, below)"
         " JOIN events AS e ON e.log = run.log AND e.idx >= run.first AND e.idx < run.below)"
@@ -430,7 +431,7 @@ class _Ends:
 def _oldest_kept(
     connection: Connection, times: LedgerTimes, ends: _Ends, log: int, before_us: int, signed: int
 ) -> tuple[int, str]:
-    """The first leaf of a log that has to stay, and why."""
+    """Return the first leaf of a log that has to stay, and why."""
     of_log, row = times.of(log), events.c
     older = of_log.older_than(before_us)  # these came before the instant, whatever they state
     younger = select(row.idx).where(row.log == log, row.idx >= older, row.at_us >= before_us, has_leaf(events))
@@ -480,7 +481,7 @@ def drop_leaves(connection: Connection, runs: Sequence[ExpiredLeaves]) -> None:
 
 
 def tiles_to_thin(connection: Connection) -> list[tuple[str, ExpiredLeaves]]:
-    """The leaves of each log's tiles that are gone, with its name, where hashes inside them are left (rule 11)."""
+    """Return the leaves of each log's tiles that are gone, with its name, where hashes inside them are left (rule 11)."""
     found = []
     for log, name, end, kept, half in fetch_all(connection, _TO_THIN, ()):
         starts = [idx << height for idx, (_, height) in zip((kept, half), _INSIDE, strict=True) if idx is not None]
@@ -497,7 +498,7 @@ def thin_tiles(connection: Connection, tiles: ExpiredLeaves) -> None:
 
 
 def _dropped_tiles(connection: Connection, run: ExpiredLeaves) -> ExpiredLeaves:
-    """The leaves of the tiles that are gone when the run is."""
+    """Return the leaves of the tiles that are gone when the run is."""
     first = run.first // TILE_WIDTH * TILE_WIDTH
     inside = (events.c.log == run.log, events.c.idx >= first, events.c.idx < run.first)
     if first < run.first and connection.scalar(select(func.min(events.c.idx)).where(*inside)) is not None:
@@ -508,7 +509,7 @@ def _dropped_tiles(connection: Connection, run: ExpiredLeaves) -> ExpiredLeaves:
 def _partial(
     rows: Sequence[Any], found: dict[int, DroppedRun], tiles: Sequence[ExpiredLeaves]
 ) -> Iterator[tuple[int, int, int, bytes]]:
-    """The rows of `tree_nodes` for leaves that went from a tile in which others are left."""
+    """Yield the rows of `tree_nodes` for leaves that went from a tile in which others are left."""
     gone = {tile.log: tile for tile in tiles}
     kept = [row for row in rows if not gone[row[0]].first <= row[1] < gone[row[0]].below]
     for row, hash_ in zip(kept, leaf_hashes(bytes(row[2]) for row in kept), strict=True):

@@ -143,7 +143,7 @@ def _copy(reading: Connection, writing: Connection, table: Table, report_progres
 
 
 def _firsts(reading: Connection) -> dict[int, int]:
-    """The first leaf that each log still has: where a copy of it begins, for leaves to be appended to."""
+    """Return the first leaf that each log still has: where a copy of it begins, for leaves to be appended to."""
     query = select(events.c.log, func.min(events.c.idx)).group_by(events.c.log)
     return {row[0]: row[1] for row in reading.execute(query)}
 

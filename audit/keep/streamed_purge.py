@@ -152,7 +152,7 @@ def purge_to(
 
 
 def _parts_there(folder: Path) -> list[int]:
-    """The numbers of the parts in a folder; raises `RetentionError` for one that holds anything else."""
+    """Return the numbers of the parts in a folder; raises `RetentionError` for one that holds anything else."""
     if not folder.exists():
         return []
     names = sorted(path.name for path in folder.iterdir())

@@ -38,7 +38,7 @@ _AT_ONCE = 4096
 
 
 def old_months(engine: Engine, before_us: int) -> tuple[MonthPartition, ...]:
-    """The months that lie before an instant, in order; none where this login may not empty one."""
+    """Return the months that lie before an instant, in order; none where this login may not empty one."""
     with engine.connect() as connection:
         months = tuple(
             part
@@ -49,7 +49,7 @@ def old_months(engine: Engine, before_us: int) -> tuple[MonthPartition, ...]:
 
 
 def counted_months(engine: Engine, before_us: int, going: Mapping[str, ExpiredLeaves], folder: Path) -> CountedMonths:
-    """A count by month of what is read of `going`, none of it yet; its files stand in the folder."""
+    """Return a count by month of what is read of `going`, none of it yet; its files stand in the folder."""
     with engine.connect() as connection:
         uneven = frozenset(life.uuid for life in uneven_lives(connection))
     return CountedMonths(old_months(engine, before_us), going, folder, uneven)

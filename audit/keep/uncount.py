@@ -74,7 +74,7 @@ def taken_off(batch: LeafBatch, logs: Sequence[int], uneven: frozenset[str]) -> 
 
 
 def _about(batch: LeafBatch) -> list[str]:
-    """The process that each leaf is about: its recorder, unless it names another."""
+    """Return the process that each leaf is about: its recorder, unless it names another."""
     lives = list(batch.incarnations)
     for group in batch.groups:
         for place, named in zip(group.places, group.columns.get("of_incarnation", ()), strict=False):

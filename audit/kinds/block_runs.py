@@ -57,7 +57,7 @@ class Pairs(NamedTuple):
 
 
 def plain_forms(item: Sequence[Any]) -> list[Sequence[Any]]:
-    """An encoded run as runs of the first form: itself, or those of a shorter one; raises `LedgerError`."""
+    """Return an encoded run as runs of the first form: itself, or those of a shorter one; raises `LedgerError`."""
     try:
         if isinstance(item[0], list):
             named, deltas, counts = item
@@ -95,7 +95,7 @@ def plain_forms(item: Sequence[Any]) -> list[Sequence[Any]]:
 
 
 def encoded_blocks(item: Sequence[Any]) -> int:
-    """How many blocks an encoded run of any form has."""
+    """Return how many blocks an encoded run of any form has."""
     if item[0].__class__ is list:
         return sum(item[0][2::2])
     if len(item) > 1 and item[1].__class__ is list:
@@ -104,12 +104,12 @@ def encoded_blocks(item: Sequence[Any]) -> int:
 
 
 def is_plain(items: Sequence[Sequence[Any]]) -> bool:
-    """Whether every run is of the first form."""
+    """Return whether every run is of the first form."""
     return all(len(item) > 1 and item[1].__class__ is list and item[0].__class__ is not list for item in items)
 
 
 def decode(item: Sequence[Any]) -> Run:
-    """The run behind its canonical form, the first one; raises `LedgerError` where it is malformed."""
+    """Return the run behind its canonical form, the first one; raises `LedgerError` where it is malformed."""
     try:
         generation, deltas, counts = int(item[0]), np.array(item[1], np.int64), item[2]
         pool = int(item[3]) if len(item) > 3 else 0
@@ -270,7 +270,7 @@ def flatten(runs: Sequence[Run]) -> Pairs:
 
 
 def gather(blocks: NDArray[Any], generations: NDArray[Any], pool: int = 0) -> tuple[Run, ...]:
-    """The fewest runs that hold exactly these pairs, ordered by generation."""
+    """Return the fewest runs that hold exactly these pairs, ordered by generation."""
     if len(blocks) == 0:
         return ()
     order = np.argsort(generations, kind="stable")
@@ -333,14 +333,16 @@ class FlatRuns(Sequence[Run]):
 
 
 def block_count(runs: Runs) -> int:
-    """How many blocks runs hold, without making any."""
+    """Return how many blocks runs hold, without making any."""
     return runs.blocks if isinstance(runs, FlatRuns) else sum(len(run.blocks) for run in runs)
 
 
 def names_block(
     items: Sequence[Sequence[Any]], block: int, generation: int, pool: int, *, by_index: bool = False
 ) -> bool:
-    """Whether encoded runs hold a block at a generation; `by_index`: and say its index, not the generation alone."""
+    """Return whether encoded runs hold a block at a generation; `by_index`: and say its index, not the generation
+    alone.
+    """
     return any(
         of_pool == pool and (named == block or (named == UNNAMED and not by_index))
         for of_pool, named in blocks_at(items, generation)
@@ -348,7 +350,7 @@ def names_block(
 
 
 def blocks_at(items: Sequence[Sequence[Any]], generation: int) -> Iterator[tuple[int, int]]:
-    """The pool and the index (`UNNAMED` where none is said) of what encoded runs hold at a generation."""
+    """Yield the pool and the index (`UNNAMED` where none is said) of what encoded runs hold at a generation."""
     for run in map(decode, chain.from_iterable(map(plain_forms, items))):
         place = generation - run.generation
         if 0 <= place < len(run.blocks):
@@ -356,7 +358,8 @@ def blocks_at(items: Sequence[Sequence[Any]], generation: int) -> Iterator[tuple
 
 
 def name_blocks(keys: Int64s, blocks: Int64s, known_keys: Int64s, known_blocks: Int64s) -> Int64s:
-    """The indices of blocks by the keys of their custodies, those that are `UNNAMED` from what is known of others.
+    """Return the indices of blocks by the keys of their custodies, those that are `UNNAMED` from what is known of
+    others.
 
     What nothing names stays `UNNAMED`.
     """

@@ -83,7 +83,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     at_us: int
 
     def _replace(self, **changes: object) -> Self:
-        """The event with other values of some fields."""
+        """Return the event with other values of some fields."""
         return msgspec.structs.replace(self, **changes)
 
 

@@ -280,7 +280,7 @@ _Kind = TypeVar("_Kind", bound=Event)
 
 
 def example_of(kind: type[_Kind]) -> _Kind:
-    """An event of the kind, the same in every process; of a kind that holds others, with one of each.
+    """Return an event of the kind, the same in every process; of a kind that holds others, with one of each.
 
     Raises `KeyError` for a field that has no example.
     """

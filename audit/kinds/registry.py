@@ -84,7 +84,7 @@ ACTING = {kind: kind.acting for kind in KINDS if kind.acting}
 
 @lru_cache(_LOGS_KEPT)
 def log_of(tenant: str | None) -> str:
-    """The log a tenant's leaves go to; the system log when there is no tenant."""
+    """Return the log a tenant's leaves go to; the system log when there is no tenant."""
     return SYSTEM if tenant is None else f"tenant/{tenant}"
 
 
@@ -94,7 +94,7 @@ def tenant_of(log: str) -> str:
 
 
 def logs_of(event: Event) -> tuple[str, ...]:
-    """The logs an event is written in: both parties' when one tenant reads another's blocks."""
+    """Return the logs an event is written in: both parties' when one tenant reads another's blocks."""
     acting = ACTING.get(type(event))
     if acting is not None:
         parties = getattr(event, acting), getattr(event, "owner")  # noqa: B009 - the base has no owner

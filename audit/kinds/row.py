@@ -64,7 +64,7 @@ def in_table(
     has_items: bool = False,
     month: str = "",
 ) -> LeafRow:
-    """The row of a kind; a text among `columns` is a column of the leaf's key of that name."""
+    """Return the row of a kind; a text among `columns` is a column of the leaf's key of that name."""
     named = tuple(RowColumn(column) if isinstance(column, str) else column for column in columns)
     return LeafRow(table, (ITEM, *named) if has_items else named, indexes or {}, unique, has_items, month)
 

@@ -99,7 +99,7 @@ def read_leaves(
     hashed: bool = True,
     keys: frozenset[str] | None = None,
 ) -> LeafBatch:
-    """The batch of leaves that are there already; raises `LedgerError` where one is not what its kind is.
+    """Return the batch of leaves that are there already; raises `LedgerError` where one is not what its kind is.
 
     `canonical`: each must be the canonical bytes of what was read of it, so that no byte says anything else.
     `hashed` False: nobody asks for their hashes, and the batch has none.
@@ -236,7 +236,7 @@ class _Reading:
                 whole.extend(more)
 
     def batch(self, lines: Sequence[bytes], hashes: Sequence[bytes]) -> LeafBatch:
-        """The batch of all that was taken, which are these lines with these hashes."""
+        """Return the batch of all that was taken, which are these lines with these hashes."""
         groups = []
         for schema, places, columns, found in self._kinds.values():
             if TRACE in columns and columns[TRACE].count(None) == len(places):
@@ -245,12 +245,12 @@ class _Reading:
         return LeafBatch._make((*self._head, lines, groups, self._founders, hashes))
 
     def _shared(self, values: Sequence[Any]) -> Iterator[Any]:
-        """The same texts, and for each the one object that came first: the others' memory is free again."""
+        """Return the same texts, and for each the one object that came first: the others' memory is free again."""
         return map(self._texts.setdefault, values, values)
 
 
 def merge_batches(batches: Sequence[LeafBatch]) -> LeafBatch:
-    """The batches in order, as one; needs at least one."""
+    """Return the batches in order, as one; needs at least one."""
     if len(batches) == 1:
         return batches[0]
     rows = [list(chain.from_iterable(column)) for column in zip(*[batch[:9] for batch in batches], strict=True)]
@@ -286,7 +286,7 @@ def _joined(groups: list[LeafGroup]) -> LeafGroup:
 
 
 def part_of_batch(batch: LeafBatch, first: int, below: int) -> LeafBatch:
-    """The leaves of a batch at these places."""
+    """Return the leaves of a batch at these places."""
     if (first, below) == (0, len(batch.data)):
         return batch
     rows = [column[first:below] for column in batch[:9]]
@@ -309,12 +309,12 @@ def part_of_batch(batch: LeafBatch, first: int, below: int) -> LeafBatch:
 
 
 def _sizes(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
-    """The blocks of every list of encoded runs, and nothing of where they are."""
+    """Return the blocks of every list of encoded runs, and nothing of where they are."""
     return Extents([sum(map(encoded_blocks, runs)) if runs else 0 for runs in lists], [], [])
 
 
 def extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
-    """The extent of every list of encoded runs."""
+    """Return the extent of every list of encoded runs."""
     widths = set(map(len, lists))
     if widths == {0}:
         return Extents([0] * len(lists), [0] * len(lists), [-1] * len(lists))
@@ -346,7 +346,7 @@ def _moments(since: Sequence[int], ago: Sequence[Any]) -> list[int]:
 
 
 def _any_extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
-    """The same, where some are of a shorter form."""
+    """Return the same, where some are of a shorter form."""
     sums = Extents([], [], [])
     add_blocks, add_low, add_high = sums.blocks.append, sums.low.append, sums.high.append
     for runs in lists:
@@ -388,7 +388,7 @@ def _extent(item: Sequence[Any]) -> tuple[int, int, int]:
 
 
 def _length(item: Sequence[Any]) -> int:
-    """The blocks of one encoded run; raises where `decode` could not read it, which would be too late."""
+    """Return the blocks of one encoded run; raises where `decode` could not read it, which would be too late."""
     _, deltas, counts, *pool = item
     if not deltas.__class__ is counts.__class__ is list or (pool and (len(pool) > 1 or int(pool[0]) < 1)):
         raise LedgerError("has a run of another form")

@@ -130,7 +130,7 @@ def leaves(event: Event, context: Context, sequence: int) -> list[Leaf]:
 
 
 def leaf(event: Event, context: Context, sequence: int = 0) -> bytes:
-    """The canonical bytes of an event that needs one leaf; raises `LedgerError` where it needs several."""
+    """Return the canonical bytes of an event that needs one leaf; raises `LedgerError` where it needs several."""
     made = leaves(event, context, sequence)
     if len(made) != 1:
         raise LedgerError(f"`{KINDS[type(event)].name}` needs `{len(made)}` leaves", leaves=len(made))
@@ -166,7 +166,7 @@ class BatchEncoder:
         self._context = context
 
     def encode(self, items: Sequence[Item]) -> Encoded:
-        """The leaves of events in the order of the events; those that have none are in `refused`."""
+        """Return the leaves of events in the order of the events; those that have none are in `refused`."""
         draft = _Draft(len(items))
         by_kind: defaultdict[type, list[int]] = defaultdict(list)
         for place, (_, event) in enumerate(items):
@@ -306,14 +306,14 @@ class _Columns(NamedTuple):
     extents: dict[str, Extents]
 
     def values(self, schema: LeafSchema, key: str) -> Iterable[_Said]:
-        """The values of a key, as bytes have them."""
+        """Return the values of a key, as bytes have them."""
         if key in self.said:
             return self.said[key]
         return _exact(self.columns[key]) if key in schema.counted else self.columns[key]
 
 
 def written(schema: LeafSchema, items: Sequence[Item], context: Context) -> Written:
-    """A leaf for each of these events of one kind, whatever its size."""
+    """Return a leaf for each of these events of one kind, whatever its size."""
     encoded_columns = _columns(schema, items, context)
     held = _hold(encoded_columns, [event for _, event in items], context) if schema.held else ()
     rows = list(map(schema.row, *(encoded_columns.values(schema, key) for key in schema.order)))
@@ -443,7 +443,7 @@ def leaves_of(event: Event, row: msgspec.Struct) -> list[bytes]:
 
 
 def _fitting(event: Event, row: msgspec.Struct) -> list[bytes]:
-    """A leaf, or the same event over several leaves, each filled close to the limit."""
+    """Return a leaf, or the same event over several leaves, each filled close to the limit."""
     whole = _encode(row)
     limit = HANDOVER_BYTES_MAX if isinstance(event, (ReportKeyRecorded, SigningKeyRecorded)) else LEAF_BYTES_MAX
     if len(whole) <= limit:

@@ -31,7 +31,7 @@ class Extents(NamedTuple):
 
 
 def run_texts(lists: Sequence[Runs]) -> tuple[list[bytes], Extents]:
-    """The JSON text of every run list, and its extent; raises `LedgerError` (rule 2)."""
+    """Return the JSON text of every run list, and its extent; raises `LedgerError` (rule 2)."""
     runs = list(chain.from_iterable(lists))
     if not runs:
         return [b"[]"] * len(lists), Extents([0] * len(lists), [0] * len(lists), [-1] * len(lists))
@@ -54,7 +54,7 @@ def run_texts(lists: Sequence[Runs]) -> tuple[list[bytes], Extents]:
 
 
 def short_texts(lists: Sequence[Runs], *, placed: bool) -> tuple[list[bytes], Extents]:
-    """The same in a shorter form (`block_runs`): named, or `placed`; a list that has none is as it was."""
+    """Return the same in a shorter form (`block_runs`): named, or `placed`; a list that has none is as it was."""
     owner, (pools, blocks, generations) = _laid_flat(lists)
     if not len(owner):
         return run_texts([()] * len(lists))
@@ -98,7 +98,7 @@ def _steps(
 
 
 def _lengths(places: NDArray[np.int64], end: int) -> NDArray[np.int64]:
-    """How far it is from each place to the next, and from the last one to the end."""
+    """Return how far it is from each place to the next, and from the last one to the end."""
     bounds: NDArray[np.int64] = np.append(places, end)
     return bounds[1:] - bounds[:-1]
 
@@ -142,7 +142,7 @@ def _laid_flat(lists: Sequence[Runs]) -> tuple[NDArray[np.int64], Pairs]:
 def _coded(
     blocks: NDArray[np.int64], begins: NDArray[np.bool_], groups: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64] | list[int]]]:
-    """The blocks of each group as differences, run-length coded where that is shorter."""
+    """Yield the blocks of each group as differences, run-length coded where that is shorter."""
     steps = blocks.copy()
     steps[1:] -= np.where(begins[1:], 0, blocks[:-1])
     is_new = begins.copy()
@@ -174,7 +174,7 @@ def _items(
     pools: Sequence[int],
     lengths: Sequence[int],
 ) -> Iterator[bytes]:
-    """The text of every run: run-length tokens of the differences, each run's first from 0."""
+    """Yield the text of every run: run-length tokens of the differences, each run's first from 0."""
     try:
         flat: NDArray[np.int64] = np.concatenate(blocks, dtype=np.int64, casting="same_kind")
     except (TypeError, ValueError) as problem:

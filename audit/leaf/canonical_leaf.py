@@ -18,7 +18,7 @@ class PseudonymSource(Protocol):
     """Gives the random pseudonym of a subject, or of a session (kept with its subject)."""
 
     def __call__(self, tenant: str, subject: str, session: str = "") -> str:
-        """The pseudonym, made on first use."""
+        """Return the pseudonym, made on first use."""
 
 
 class Context(NamedTuple):
@@ -39,7 +39,7 @@ class Leaf(NamedTuple):
 
 
 def parse(data: bytes) -> Leaf:
-    """A leaf from its bytes; raises `LedgerError` where they are none."""
+    """Return a leaf from its bytes; raises `LedgerError` where they are none."""
     try:
         body = orjson.loads(data)
         return Leaf(body["log"], body, data)
@@ -48,7 +48,7 @@ def parse(data: bytes) -> Leaf:
 
 
 def canonical(body: dict[str, Any]) -> bytes:
-    """The canonical bytes of a leaf body; raises `LedgerError` on what the profile refuses."""
+    """Return the canonical bytes of a leaf body; raises `LedgerError` on what the profile refuses."""
     try:
         return orjson.dumps(body, option=_CANONICAL)
     except (TypeError, ValueError) as problem:

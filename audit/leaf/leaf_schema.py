@@ -96,7 +96,7 @@ class LeafSchema(NamedTuple):
 
 
 def ints(values: Column) -> Column:
-    """A column of integers."""
+    """Return a column of integers."""
     return values if {*map(type, values)} == {int} else list(map(_int, values))
 
 
@@ -201,7 +201,7 @@ _TEXTS = (str, str | None, tuple[str, ...])
 
 
 def plain_type(annotation: Any) -> Any:
-    """The type of a field's values, without what its annotation says of their meaning."""
+    """Return the type of a field's values, without what its annotation says of their meaning."""
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
@@ -229,7 +229,7 @@ _RENAMED = {
 
 
 def _key(field: str, fields: tuple[str, ...]) -> str:
-    """The leaf key of an event's field: boot times say so, an event's first run list is `runs`."""
+    """Return the leaf key of an event's field: boot times say so, an event's first run list is `runs`."""
     if field in ("attached", "runs") or (field == "written" and "attached" not in fields):
         return "runs"
     if field in _RENAMED:
@@ -238,7 +238,7 @@ def _key(field: str, fields: tuple[str, ...]) -> str:
 
 
 def boot_key(name: str) -> str:
-    """The leaf key of a moment on its process's clock, by the name of the moment; other names stay."""
+    """Return the leaf key of a moment on its process's clock, by the name of the moment; other names stay."""
     return f"{name.removesuffix('_us')}_boot_us" if name.endswith("_us") else name
 
 
@@ -272,7 +272,7 @@ VALUES |= {tuple[kind, ...]: Value(list[ITEMS[key].said], _as_given) for key, ki
 
 
 def schema_of(kind: type[Event]) -> LeafSchema:
-    """The schema of a kind of event."""
+    """Return the schema of a kind of event."""
     name, fields = str(kind.__struct_config__.tag), msgspec.structs.fields(kind)
     keys = tuple(_key(field.name, kind.__struct_fields__) for field in fields)
     values = tuple(VALUES[plain_type(field.type)] for field in fields)

@@ -63,7 +63,7 @@ class Grown(NamedTuple):
 
 
 def placed_nodes(tree: int, grown: Iterable[Grown]) -> list[tuple[int, int, int, bytes]]:
-    """The hashes that a tree completed, each with its tree, level and place."""
+    """Return the hashes that a tree completed, each with its tree, level and place."""
     return [(tree, level, idx, node) for level, first, hashes in grown for idx, node in enumerate(hashes, first)]
 
 
@@ -75,28 +75,28 @@ class Extended(NamedTuple):
 
 
 def leaf_hash(leaf: bytes) -> bytes:
-    """The hash of one leaf's bytes."""
+    """Return the hash of one leaf's bytes."""
     return _sha256(b"\0" + leaf).digest()
 
 
 def leaf_hashes(leaves: Iterable[bytes]) -> list[bytes]:
-    """The hashes of many leaves, in order."""
+    """Return the hashes of many leaves, in order."""
     return [_sha256(b"\0" + leaf).digest() for leaf in leaves]
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
-    """The hash of a node over its two children."""
+    """Return the hash of a node over its two children."""
     return _sha256(b"\1" + left + right).digest()
 
 
 def parents(hashes: Sequence[bytes]) -> list[bytes]:
-    """The next level over neighbours; an odd last hash has no parent here."""
+    """Return the next level over neighbours; an odd last hash has no parent here."""
     each = iter(hashes)
     return [_sha256(b"\1" + left + right).digest() for left, right in zip(each, each, strict=False)]
 
 
 def split_hashes(joined: bytes) -> list[bytes]:
-    """The hashes of a joined row of them, such as a tile."""
+    """Return the hashes of a joined row of them, such as a tile."""
     if len(joined) % HASH_BYTES:
         raise TreeError(f"`{len(joined)}` bytes are no row of {HASH_BYTES}-byte hashes", bytes=len(joined))
     return [joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)]
@@ -109,7 +109,7 @@ class Frontier(NamedTuple):
     peaks: tuple[bytes, ...] = ()
 
     def root(self) -> bytes:
-        """The RFC 6962 tree hash."""
+        """Return the RFC 6962 tree hash."""
         if not self.peaks:
             return EMPTY_ROOT
         *rest, root = self.peaks

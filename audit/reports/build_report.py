@@ -27,12 +27,14 @@ Progress = Callable[[str], None]
 
 
 def newest_checkpoint(connection: Connection) -> int:
-    """The newest signed checkpoint; raises `ProofError` where none is signed."""
+    """Return the newest signed checkpoint; raises `ProofError` where none is signed."""
     return LedgerProofs(connection).signed().size
 
 
 def period(connection: Connection, checkpoint: int, since_us: int | None, until_us: int | None) -> tuple[int, int]:
-    """A period's bounds: by default from the first leaf to the last under the checkpoint, whole seconds outwards."""
+    """Return a period's bounds: by default from the first leaf to the last under the checkpoint, whole seconds
+    outwards.
+    """
     state = as_of_sizes(connection, LedgerProofs(connection).sizes(checkpoint))
     if since_us is None:
         since_us = first_leaf_us(connection, state) // 1_000_000 * 1_000_000
@@ -53,7 +55,7 @@ def build_report(
     responses: Sequence[Response] = (),
     framework: Framework | None = None,
 ) -> Report:
-    """The report that was asked for; `is_proved`: its sampled leaves come with inclusion proofs.
+    """Return the report that was asked for; `is_proved`: its sampled leaves come with inclusion proofs.
 
     `framework` is one that is not of the library, whose id is asked for. `progress` is told the title of each section.
 

@@ -58,7 +58,7 @@ class DocumentKind(NamedTuple):
     checkpoint_path: tuple[str, ...] = ("checkpoint",)
 
     def document(self, facts: Facts, signature: Signature | None = None) -> Document:
-        """The document of these facts; raises `LedgerError` where they name no checkpoint."""
+        """Return the document of these facts; raises `LedgerError` where they name no checkpoint."""
         found: Any = facts
         for name in self.checkpoint_path:
             found = found.get(name) if isinstance(found, Mapping) else None
@@ -89,12 +89,12 @@ class Document(NamedTuple):
         return hashlib.sha256(self._replace(signature=None).to_bytes()).hexdigest()
 
     def statement(self, key_name: str) -> str:
-        """The text that a key of this name signs (rule 3)."""
+        """Return the text that a key of this name signs (rule 3)."""
         return f"{key_name}\n{self.kind.schema}\n{self.digest()}\n"
 
 
 def read_document(data: bytes, kinds: Sequence[DocumentKind]) -> Document:
-    """The document in a file, of one of these kinds; raises `LedgerError` for other bytes than its one form."""
+    """Return the document in a file, of one of these kinds; raises `LedgerError` for other bytes than its one form."""
     if len(data) > DOCUMENT_BYTES_MAX:
         raise LedgerError(f"the document has {len(data)} bytes, over {DOCUMENT_BYTES_MAX}")
     try:
@@ -114,7 +114,7 @@ def read_document(data: bytes, kinds: Sequence[DocumentKind]) -> Document:
 
 
 def schema_of(data: bytes) -> str:
-    """The schema that a file states, without its version; empty where it states none."""
+    """Return the schema that a file states, without its version; empty where it states none."""
     try:
         body = parse_json(data)
     except ValueError:
@@ -123,7 +123,7 @@ def schema_of(data: bytes) -> str:
 
 
 def _signature(form: Any) -> Signature:
-    """A signature from its JSON form; raises `LedgerError`."""
+    """Return a signature from its JSON form; raises `LedgerError`."""
     try:
         enrolments = tuple(KeyEnrolment(**each) for each in form["enrolments"])
         signature = Signature(**(form | {"enrolments": enrolments}))

@@ -133,7 +133,7 @@ class ControlStatus(NamedTuple):
 
 @cache
 def load_framework(name: str) -> Framework:
-    """A framework of the library; raises `ConfigError` for one that it has not."""
+    """Return a framework of the library; raises `ConfigError` for one that it has not."""
     if name not in NAMES:
         close = get_close_matches(name, NAMES, n=1, cutoff=0.5)
         hint = f"; did you mean `{close[0]}`?" if close else ""
@@ -144,7 +144,7 @@ def load_framework(name: str) -> Framework:
 
 
 def read_framework(text: str) -> Framework:
-    """A framework from a user's file (rule 2); raises `ConfigError` that says where it is wrong."""
+    """Return a framework from a user's file (rule 2); raises `ConfigError` that says where it is wrong."""
     try:
         value = tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:

@@ -42,7 +42,7 @@ class Response(NamedTuple):
 
 
 def read_responses(text: str) -> tuple[Response, ...]:
-    """The answers; what is left out of one is `not given`. Raises `ConfigError` for anything else."""
+    """Return the answers; what is left out of one is `not given`. Raises `ConfigError` for anything else."""
     try:
         value = tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:

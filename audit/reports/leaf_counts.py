@@ -48,14 +48,14 @@ class LeafCounts(NamedTuple):
     bodies: tuple[dict[str, Any], ...]
 
     def of_kind(self, *kinds: str) -> Iterator[dict[str, Any]]:
-        """The bodies of these kinds (of `READ_KINDS`), in an order that no database decides."""
+        """Return the bodies of these kinds (of `READ_KINDS`), in an order that no database decides."""
         return (body for body in self.bodies if body["kind"] in kinds)
 
 
 def read_leaf_counts(
     connection: Connection, as_of: AsOf, since_us: int, until_us: int, *, tenant: str | None
 ) -> LeafCounts:
-    """The overview of a state; of one tenant, counts in the period are of its own log."""
+    """Return the overview of a state; of one tenant, counts in the period are of its own log."""
     query = select(incarnations.c.id, incarnations.c.uuid)
     names = {row.id: row.uuid for row in connection.execute(query)}
     counted = _counted(connection, as_of, since_us, until_us, tenant)
@@ -69,7 +69,7 @@ def read_leaf_counts(
 def _counted(
     connection: Connection, as_of: AsOf, since_us: int, until_us: int, tenant: str | None
 ) -> list[tuple[int, str, int, int, int]]:
-    """The rows of `LeafCount`, by the number of the incarnation.
+    """Return the rows of `LeafCount`, by the number of the incarnation.
 
     All leaves are counted in an index, and those that do not count taken off: they are few as a rule, and to find them
     in the table is one walk in its own order.
@@ -100,7 +100,7 @@ def _counted(
 
 
 def _highest(connection: Connection, as_of: AsOf, life: int) -> int | None:
-    """The highest sequence of an incarnation: the first that is in the state, going down."""
+    """Return the highest sequence of an incarnation: the first that is in the state, going down."""
     column = events.c
     query = select(column.sequence).where(column.incarnation == life, as_of.has(events), has_leaf(events))
     return connection.scalar(query.order_by(column.sequence.desc()).limit(1))

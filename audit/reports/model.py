@@ -46,14 +46,14 @@ class Report:
         return self.facts[section] if isinstance(section, str) else section.of_fields(self.facts)
 
     def replace(self, **changes: Any) -> Report:
-        """A report with other facts, by the names of fields, or with another signature, question or framework."""
+        """Return a report with other facts, by the names of fields, or with another signature, question or framework."""
         own = {name: changes.pop(name) for name in ("version", "asked", "framework", "signature") if name in changes}
         if unknown := changes.keys() - self.facts.keys():
             raise KeyError(min(unknown))
         return replace(self, **own, facts={**self.facts, **changes})
 
     def document(self) -> Document:
-        """The report as a document: its facts, with the statement about every control spelled out."""
+        """Return the report as a document: its facts, with the statement about every control spelled out."""
         facts = {
             **{name: _plain(value) for name, value in self.facts.items()},
             "version": self.version,
@@ -71,11 +71,11 @@ class Report:
         return self.document().body()
 
     def to_bytes(self) -> bytes:
-        """The canonical JSON."""
+        """Return the canonical JSON."""
         return self.document().to_bytes()
 
     def rerun(self) -> str:
-        """The command that makes this report again."""
+        """Return the command that makes this report again."""
         proof = self[PROOF]
         proved = "" if proof is None else f" --policy {proof.policy}.yaml"
         answered = " --responses responses.toml" if self[RESPONSES] else ""
@@ -86,7 +86,7 @@ class Report:
         return self.document().digest()
 
     def cited(self) -> tuple[Control, ...]:
-        """The controls that it has evidence for in the period."""
+        """Return the controls that it has evidence for in the period."""
         present = {each.control for each in self[CONTROLS] if each.status == EVIDENCE_PRESENT}
         return tuple(each for each in self.framework.controls if each.id in present)
 

@@ -33,11 +33,11 @@ class ReportParameters(NamedTuple):
     zone: str = "UTC"  # IANA name; its times stand beside UTC
 
     def is_risk_whole(self) -> bool:
-        """Whether risk and tolerable rate are both stated, or neither, and expected deviations only with them."""
+        """Return whether risk and tolerable rate are both stated, or neither, and expected deviations only with them."""
         return bool(self.risk_ppm) == bool(self.tolerable_ppm) and (not self.expected or self.risk_ppm > 0)
 
     def sample_size(self) -> int:
-        """How many are drawn: what the stated risk asks for, where one is stated."""
+        """Return how many are drawn: what the stated risk asks for, where one is stated."""
         if not (self.risk_ppm and self.tolerable_ppm):
             return self.sample
         return attribute_sample_size(self.risk_ppm, self.tolerable_ppm, self.expected)

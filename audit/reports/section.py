@@ -77,7 +77,7 @@ class ReportFacts(Protocol):
         """Its framework."""
 
     def __getitem__(self, section: Section[T], /) -> T:
-        """The facts of a section."""
+        """Return the facts of a section."""
 
 
 class Citation(NamedTuple):
@@ -146,12 +146,12 @@ class Section(Generic[T_co]):
         return dict.fromkeys(self.fields, self.type)
 
     def to_fields(self, facts: Any) -> Mapping[str, Any]:
-        """The fields that hold these facts."""
+        """Return the fields that hold these facts."""
         values = tuple(facts) if len(self.fields) > 1 else (facts,) * len(self.fields)
         return dict(zip(self.fields, values, strict=True))
 
     def of_fields(self, values: Mapping[str, Any]) -> T_co:
-        """The facts that fields hold."""
+        """Return the facts that fields hold."""
         mine = [values[name] for name in self.fields]
         made: Any = self.type._make(mine) if len(mine) > 1 else mine[0] if mine else None
         return cast(T_co, made)
@@ -225,7 +225,7 @@ class ReportReading:
         self._made: dict[str, Any] = {}
 
     def __getitem__(self, section: Section[T], /) -> T:
-        """The facts of a section, made once."""
+        """Return the facts of a section, made once."""
         if section.name not in self._made:
             if self._progress is not None and section.fields:
                 self._progress(section.title)
@@ -242,12 +242,12 @@ class ReportReading:
         return self.connection.scalar(query) or -1
 
     def of_own_log(self, table: Table) -> ColumnElement[bool]:
-        """Whether a row is in the state, and, in a tenant's own report, of its own log."""
+        """Return whether a row is in the state, and, in a tenant's own report, of its own log."""
         mine = true() if self.own_log is None else table.c.log == self.own_log
         return and_(self.state.has(table), has_leaf(table), mine)
 
     def within(self, table: Table) -> ColumnElement[bool]:
-        """Whether a row of `of_own_log` was written in the period."""
+        """Return whether a row of `of_own_log` was written in the period."""
         at_us = table.c.at_us
         return and_(self.of_own_log(table), at_us >= self.since_us, at_us < self.until_us)
 
@@ -262,7 +262,7 @@ class ReportReading:
         return work_periods(self.counts.of_kind(*LIVES))
 
     def name_of(self, worker: str, incarnation: str) -> str:
-        """A worker's process, as texts of the report name it."""
+        """Return a worker's process, as texts of the report name it."""
         return f"{worker} {self._short(incarnation)}"
 
     @cached_property

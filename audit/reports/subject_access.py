@@ -106,7 +106,7 @@ class SubjectPage(NamedTuple):
         return max((item.until_us for item in self.holdings if item.in_custody), default=0)
 
     def data(self) -> dict[str, Any]:
-        """The page as JSON values."""
+        """Return the page as JSON values."""
         return self._asdict() | {
             "holdings": [item._asdict() for item in self.holdings],
             "evidence": self.evidence._asdict(),
@@ -117,7 +117,7 @@ class SubjectPage(NamedTuple):
 
 
 def page_of_data(data: dict[str, Any]) -> SubjectPage:
-    """The page that `data` gave."""
+    """Return the page that `data` gave."""
     return SubjectPage(
         data["tenant"],
         tuple(data["pseudonyms"]),
@@ -138,7 +138,7 @@ def subject_page(
     periods: Mapping[str, WorkPeriod] | None = None,
     marked: Marked | None = None,
 ) -> SubjectPage:
-    """The page of a subject that has these pseudonyms, as of `now_us` (UTC).
+    """Return the page of a subject that has these pseudonyms, as of `now_us` (UTC).
 
     `periods`: who was at work, where `connection` does not see the system log (`requests_and_answers.status`).
     `marked`: who replayed or generated, likewise.
@@ -231,7 +231,7 @@ def _used(uses: BlockUses, residency: int, ended: Any) -> tuple[int, int, int | 
 
 
 def _of(each: LifeUnits, residencies_of: set[int]) -> LifeUnits:
-    """The units that were handed to these residencies."""
+    """Return the units that were handed to these residencies."""
     numbers = np.array(sorted(residencies_of), np.int64)
     return each._replace(
         units=each.units.kept(np.isin(each.units.writer, numbers)),
@@ -240,7 +240,9 @@ def _of(each: LifeUnits, residencies_of: set[int]) -> LifeUnits:
 
 
 def _covers(asked: Requested, pseudonyms: Sequence[str]) -> bool:
-    """Whether an erasure of the tenant is about this subject: all of the tenant, the subject, or a session of it."""
+    """Return whether an erasure of the tenant is about this subject: all of the tenant, the subject, or a session of
+    it.
+    """
     return asked.selector == "tenant" or asked.subject in pseudonyms or asked.session in pseudonyms
 
 

@@ -31,7 +31,7 @@ def trend_start_us(since_us: int, until_us: int, first_us: int) -> int:
 
 
 def trend_of(lives: Sequence[LifeUnits], start_us: int, since_us: int, until_us: int) -> list[TrendPeriod]:
-    """The trend from units that were read from its start on, oldest first."""
+    """Return the trend from units that were read from its start on, oldest first."""
     span = until_us - since_us
     found = periods_of(lives, start_us, until_us, span)
     return [TrendPeriod(start, start + span, row.due, row.covered) for start, row in found]

@@ -79,13 +79,13 @@ def read_in_commit_order(
 
 
 def newest(connection: Connection) -> Position:
-    """The position after everything that is there: for a follower who wants only what comes."""
+    """Return the position after everything that is there: for a follower who wants only what comes."""
     last = connection.execute(select(root_leaves).order_by(root_leaves.c.idx.desc()).limit(1)).first()
     return START if last is None else Position(last.idx + 1, 0, _digest(last))
 
 
 def _continues(connection: Connection, position: Position) -> bool:
-    """Whether the ledger holds the root leaf that the position was read up to (rule 4)."""
+    """Return whether the ledger holds the root leaf that the position was read up to (rule 4)."""
     read = position.seal if position.idx else position.seal - 1
     seal = connection.execute(select(root_leaves).where(root_leaves.c.idx == read)).first()
     return position.digest == ("" if seal is None else _digest(seal)) and (seal is not None or position == START)
@@ -96,7 +96,7 @@ def _digest(seal: Row[Any]) -> str:
 
 
 def _before(connection: Connection, log: int, seal: int) -> int:
-    """The size of a log before a root leaf of it."""
+    """Return the size of a log before a root leaf of it."""
     column = root_leaves.c
     query = select(func.max(column.size)).where(column.log == log, column.idx < seal)
     return connection.scalar(query) or 0

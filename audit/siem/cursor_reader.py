@@ -68,7 +68,7 @@ class SinkPositions(NamedTuple):
         return SinkLosses(self.restarted, self.purged)
 
     def to_bytes(self) -> bytes:
-        """The one form of these positions: the file's content."""
+        """Return the one form of these positions: the file's content."""
         counts = {"restarted": dict(self.restarted), "purged": dict(self.purged)}
         value = {"schema": _SCHEMA, "places": dict(self.places), **counts}
         return json.dumps(value, sort_keys=True).encode()
@@ -110,7 +110,7 @@ def pull(connection: Connection, positions: SinkPositions, *, limit: int = 1000)
 
 
 def newest_positions(connection: Connection) -> SinkPositions:
-    """The places after everything that is there: for a reader who wants only what comes."""
+    """Return the places after everything that is there: for a reader who wants only what comes."""
     query = (
         select(logs.c.name, logs.c.size, events.c.leaf)
         .select_from(logs.outerjoin(events, (events.c.log == logs.c.id) & (events.c.idx == logs.c.size - 1)))
@@ -127,7 +127,7 @@ def newest_positions(connection: Connection) -> SinkPositions:
 
 
 def read_losses(path: Path) -> SinkLosses:
-    """The losses in a file; none where it is missing or damaged."""
+    """Return the losses in a file; none where it is missing or damaged."""
     try:
         value = json.loads(path.read_bytes())
         return SinkLosses(_counts(value["restarted"]), _counts(value["purged"]))
@@ -136,7 +136,7 @@ def read_losses(path: Path) -> SinkLosses:
 
 
 def read_positions(path: Path) -> SinkPositions:
-    """The positions in a file; none where there is no file. Raises `LedgerError` for a damaged one (rule 2)."""
+    """Return the positions in a file; none where there is no file. Raises `LedgerError` for a damaged one (rule 2)."""
     try:
         value = json.loads(path.read_bytes())
         if value["schema"] != _SCHEMA:
@@ -177,7 +177,7 @@ def _counts(value: dict[str, Any]) -> dict[str, int]:
 
 
 def _foreign(connection: Connection, heads: Mapping[str, Any], places: Mapping[str, LogPlace]) -> Sequence[str]:
-    """The logs whose places belong to another state of the ledger (rule 4).
+    """Return the logs whose places belong to another state of the ledger (rule 4).
 
     NOTE: logs that have nothing new are compared only when no log has: then there is time for it.
     """

@@ -100,7 +100,7 @@ class DeliveryPump:
         self._folder.acknowledge()
 
     def status(self) -> SinkStatus:
-        """A snapshot for health."""
+        """Return a snapshot for health."""
         stored = self._folder.status(self._sink.name, self._positions)
         since_us = stored.failing_since_us
         return stored._replace(

@@ -21,7 +21,7 @@ BATCH_TYPE = "application/cloudevents-batch+json"
 
 
 def cloud_event(row: EventRow, *, origin: str) -> dict[str, Any]:
-    """The CloudEvent of a leaf; `data` is the leaf itself."""
+    """Return the CloudEvent of a leaf; `data` is the leaf itself."""
     event = {
         "specversion": "1.0",
         "id": leaf_id(row),
@@ -75,7 +75,7 @@ class _OwnShape(NamedTuple):
 
 
 def open_shape(name: str, origin: str) -> LeafShape:
-    """The shape of a name: one of `SiemFormat`, or `plugin:NAME`; `origin` is the ledger's identity.
+    """Return the shape of a name: one of `SiemFormat`, or `plugin:NAME`; `origin` is the ledger's identity.
 
     Raises `ConfigError`.
     """

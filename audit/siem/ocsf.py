@@ -133,7 +133,7 @@ def leaf_id(row: EventRow) -> str:
 
 
 def ocsf(row: EventRow, *, origin: str) -> dict[str, Any]:
-    """The OCSF event of a leaf of the ledger of this identity.
+    """Return the OCSF event of a leaf of the ledger of this identity.
 
     Raises `LedgerError` for a kind that the table lacks (rule 1).
     """

@@ -104,7 +104,7 @@ class WebhookSink:
 
 
 def sign_webhook(key: bytes | Ed25519PrivateKey, identity: str, moment: str, body: bytes) -> str:
-    """The `webhook-signature` header."""
+    """Return the `webhook-signature` header."""
     message = f"{identity}.{moment}.".encode() + body
     if isinstance(key, bytes):
         return "v1," + base64.b64encode(hmac.digest(key, message, "sha256")).decode()

@@ -90,7 +90,7 @@ class SinkFolder:
         private_folder(self._dead)
 
     def exists(self) -> bool:
-        """Whether this is a sink's folder."""
+        """Return whether this is a sink's folder."""
         return self._dead.is_dir()
 
     @property
@@ -123,7 +123,7 @@ class SinkFolder:
         return None
 
     def begin_failure(self, now_us: int, problem: str) -> SinkFailure:
-        """The failure under way, or one that begins now."""
+        """Return the failure under way, or one that begins now."""
         failure = self.failure()
         if failure is None:
             failure = SinkFailure(now_us, problem)

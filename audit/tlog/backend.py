@@ -18,7 +18,7 @@ __all__ = ["arrow", "canonical_json", "ed25519_verifies", "ml_dsa_44_verifies", 
 
 
 def ml_dsa_44_verifies(public: bytes, signature: bytes, message: bytes, context: bytes | None = None) -> bool:
-    """Whether an ML-DSA-44 signature is the key's; raises `CannotCheckError` where the library has none."""
+    """Return whether an ML-DSA-44 signature is the key's; raises `CannotCheckError` where the library has none."""
     try:
         from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PublicKey
 
@@ -31,12 +31,12 @@ def ml_dsa_44_verifies(public: bytes, signature: bytes, message: bytes, context:
 
 
 def parse_json(data: bytes) -> Any:
-    """The value of strict JSON (RFC 8259, UTF-8, no lone surrogates); raises `ValueError`."""
+    """Return the value of strict JSON (RFC 8259, UTF-8, no lone surrogates); raises `ValueError`."""
     return orjson.loads(data)
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one form of a JSON value without floats: keys in order, no white space, a newline behind it."""
+    """Return the one form of a JSON value without floats: keys in order, no white space, a newline behind it."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER) + b"\n"
 
 

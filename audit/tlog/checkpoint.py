@@ -46,7 +46,7 @@ class Checkpoint(NamedTuple):
         return TreeHead(self.size, self.root)
 
     def text(self) -> str:
-        """The text to be signed."""
+        """Return the text to be signed."""
         lines = (self.origin, str(self.size), base64.b64encode(self.root).decode(), *self.extensions)
         return "\n".join(lines) + "\n"
 
@@ -67,7 +67,7 @@ class SignedCheckpoint(NamedTuple):
 
 
 def parse_checkpoint(text: str) -> Checkpoint:
-    """The checkpoint in a note's text; raises `NoteError`."""
+    """Return the checkpoint in a note's text; raises `NoteError`."""
     lines = text.split("\n")
     if len(lines) < 4 or lines.pop() or not all(lines):
         raise NoteError("a checkpoint is not three or more lines, none of them empty")
@@ -83,7 +83,7 @@ def parse_checkpoint(text: str) -> Checkpoint:
 
 
 def open_note(data: bytes, keys: Sequence[VerifierKey]) -> tuple[str, tuple[VerifiedSignature, ...]]:
-    """The text of a note and the trusted lines under it; raises `NoteError` when there is none (rule 1)."""
+    """Return the text of a note and the trusted lines under it; raises `NoteError` when there is none (rule 1)."""
     note = parse_note(data)
     known = {(key.name, key.key_id): key for key in keys}
     verified = []
@@ -104,7 +104,7 @@ def open_checkpoint(
     log_threshold: int = 1,
     witness_threshold: int = 0,
 ) -> SignedCheckpoint:
-    """The checkpoint in a note that so many distinct keys of its log, and of witnesses, have signed.
+    """Return the checkpoint in a note that so many distinct keys of its log, and of witnesses, have signed.
 
     Raises `NoteError`. `keys` are keys of the log: each counts only under the origin that is its name (rule 2).
     """
@@ -143,14 +143,14 @@ def verify(key: VerifierKey, text: str, signature: NoteSignature) -> VerifiedSig
 
 
 def signature_verifies(key: VerifierKey, signature: bytes, message: bytes, context: bytes | None = None) -> bool:
-    """Whether a bare signature is the key's, by the algorithm of its kind; `context` is for ML-DSA-44 alone."""
+    """Return whether a bare signature is the key's, by the algorithm of its kind; `context` is for ML-DSA-44 alone."""
     if key.kind is KeyKind.ML_DSA_44:
         return ml_dsa_44_verifies(key.public, signature, message, context)
     return ed25519_verifies(key.public, signature, message)
 
 
 def signed_message(name: str, kind: KeyKind, text: str, at_seconds: int) -> bytes:
-    """The bytes that a signature of this type covers; raises `NoteError` where it cannot cover the text."""
+    """Return the bytes that a signature of this type covers; raises `NoteError` where it cannot cover the text."""
     if not 0 <= at_seconds <= TIME_MAX:
         raise NoteError(f"the time `{at_seconds}` of a cosignature is out of range", at_seconds=at_seconds)
     if kind is KeyKind.ED25519:

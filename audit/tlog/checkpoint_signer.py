@@ -72,7 +72,7 @@ class CheckpointSigner:
         self._thread: GuardingThread | None = None
 
     def status(self) -> SignerStatus:
-        """A snapshot for health and reports."""
+        """Return a snapshot for health and reports."""
         return self._status
 
     @property
@@ -81,7 +81,7 @@ class CheckpointSigner:
         return self._thread is not None
 
     def last_head(self) -> TreeHead:
-        """The head that was signed last; the empty one where none was."""
+        """Return the head that was signed last; the empty one where none was."""
         return last_signed(self._memory) or EMPTY.head()
 
     def contradiction(self) -> str:
@@ -205,7 +205,7 @@ class CheckpointSigner:
 
 
 def last_signed(memory: Path) -> TreeHead | None:
-    """The head that was signed last, as the file remembers it; raises `NoteError` where the file is damaged."""
+    """Return the head that was signed last, as the file remembers it; raises `NoteError` where the file is damaged."""
     try:
         data = memory.read_bytes()[: NOTE_BYTES_MAX + 1]
     except FileNotFoundError:
@@ -242,7 +242,7 @@ def behind_handover(memory: Path) -> Iterator[None]:
 
 
 def _running(memory: Path, operation: int) -> int:
-    """A lock on the memory that every signer that runs holds together with the others."""
+    """Return a lock on the memory that every signer that runs holds together with the others."""
     path = memory.with_name(memory.name + ".running")
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:

@@ -94,16 +94,18 @@ class LedgerProofs:
         return sorted(found)
 
     def sizes(self, as_of: int | None = None) -> dict[str, int]:
-        """How many leaves of every sub-log a checkpoint covers; logs without any are left out."""
+        """Return how many leaves of every sub-log a checkpoint covers; logs without any are left out."""
         return {log.name: log.head.size for log in self.logs(as_of=as_of)}
 
     def head(self, log: str, *, as_of: int | None = None) -> TreeHead:
-        """The head of a sub-log, empty where a checkpoint covers none of it; raises `ProofError` for no such log."""
+        """Return the head of a sub-log, empty where a checkpoint covers none of it; raises `ProofError` for no such
+        log.
+        """
         opened = self._newest_leaf(log, None if as_of is None else self.checkpoint(as_of).size)
         return TreeHead(0, EMPTY_ROOT) if opened is None else opened[1].head
 
     def checkpoint(self, as_of: int | None = None) -> StoredCheckpoint:
-        """The newest checkpoint, or the one of this root log size; raises `ProofError` where there is none."""
+        """Return the newest checkpoint, or the one of this root log size; raises `ProofError` where there is none."""
         query = select(checkpoints.c.size, checkpoints.c.root, checkpoints.c.at_us)
         if as_of is not None:
             query = query.where(checkpoints.c.size == as_of)
@@ -118,7 +120,9 @@ class LedgerProofs:
         return StoredCheckpoint(row.size, bytes(row.root), row.at_us)
 
     def signed_or_none(self, size: int | None = None) -> SignedNote | None:
-        """The newest signed checkpoint, or the first one that covers `size` root leaves; None where there is none."""
+        """Return the newest signed checkpoint, or the first one that covers `size` root leaves; None where there is
+        none.
+        """
         asked = (_NEWEST_NOTE, ()) if size is None else (_FIRST_NOTE, (size,))
         rows = fetch_all(self._connection, *asked)
         return SignedNote(rows[0][0], bytes(rows[0][1]), rows[0][2]) if rows else None
@@ -136,18 +140,18 @@ class LedgerProofs:
     # -- leaves and paths -----------------------------------------------------------------------------------
 
     def leaf(self, log: str, idx: int) -> bytes:
-        """The bytes of a leaf; raises `ProofError` where they are not there."""
+        """Return the bytes of a leaf; raises `ProofError` where they are not there."""
         rows = fetch_all(self._connection, _LEAF, (self._id(log), idx))
         if not rows:
             raise ProofError(f"log `{log}` holds no leaf `{idx}`", log=log, idx=idx)
         return bytes(rows[0][0])
 
     def tiles(self, log: str | None) -> TileSource:
-        """The stored hashes of a sub-log, or of the root log (None), in the tiles of the specification."""
+        """Return the stored hashes of a sub-log, or of the root log (None), in the tiles of the specification."""
         return self._stored(log)
 
     def consistency(self, log: str, old_size: int, size: int) -> list[bytes]:
-        """The path that shows that a sub-log of `size` leaves extends the one of `old_size`.
+        """Return the path that shows that a sub-log of `size` leaves extends the one of `old_size`.
 
         Raises `ProofError` also for a size that ends inside a tile whose leaves retention dropped.
         """
@@ -160,7 +164,7 @@ class LedgerProofs:
             raise ProofError(what, log=log, size=inside[0], begins=problem.begins) from None
 
     def root_consistency(self, old_size: int, size: int) -> list[bytes]:
-        """The same for the root log: what a witness and a reader with an older checkpoint ask for."""
+        """Return the same for the root log: what a witness and a reader with an older checkpoint ask for."""
         newest = self.checkpoint().size
         if size > newest:
             raise ProofError(f"the root log has `{newest}` leaves, not `{size}`", size=size)
@@ -172,7 +176,7 @@ class LedgerProofs:
         return HeadProof(opening, idx, tuple(_inclusion(self._halves(None), idx, note.size)), note.note)
 
     def newest_openings(self, size: int) -> dict[str, tuple[int, RootLeafOpening]]:
-        """The newest root leaf of every sub-log among the first `size`, its place and what opens it, by name."""
+        """Return the newest root leaf of every sub-log among the first `size`, its place and what opens it, by name."""
         rows = fetch_all(self._connection, _NEWEST_OPENINGS, (size,))
         return {row[1]: (row[0], _opening(row)) for row in rows}
 
@@ -181,12 +185,12 @@ class LedgerProofs:
         return self._inclusion(log, idx, as_of)[0]
 
     def proven(self, log: str, idx: int, *, as_of: int | None = None) -> tuple[bytes, LeafProof]:
-        """A leaf and its `inclusion`, read together; raises `ProofError` also where the leaf is not there."""
+        """Return a leaf and its `inclusion`, read together; raises `ProofError` also where the leaf is not there."""
         proof, leaf = self._inclusion(log, idx, as_of)
         return (self.leaf(log, idx) if leaf is None else leaf), proof
 
     def inclusions_under(self, head: HeadProof, places: Sequence[int]) -> list[LeafProof]:
-        """The same for many leaves of one log, under the proof of its head: few questions read their hashes."""
+        """Return the same for many leaves of one log, under the proof of its head: few questions read their hashes."""
         opening = head.opening
         tiles, size = self._halves(opening.name), opening.head.size
         proofs = []
@@ -212,7 +216,7 @@ class LedgerProofs:
         return HalfTiles(self._stored(log))
 
     def _inclusion(self, log: str, idx: int, as_of: int | None) -> tuple[LeafProof, bytes | None]:
-        """The proof of a leaf, and the leaf where it was read for that."""
+        """Return the proof of a leaf, and the leaf where it was read for that."""
         root_idx, opening, note = self._noted(log, as_of)
         if idx >= opening.head.size:
             self.leaf(log, idx)  # one that is nowhere is named as that, not as one that is not covered yet
@@ -229,7 +233,7 @@ class LedgerProofs:
         return LeafProof(idx, tuple(path), head), leaves.leaves.get(idx)
 
     def _noted(self, log: str, as_of: int | None) -> tuple[int, RootLeafOpening, SignedNote]:
-        """A sub-log's newest root leaf under a signed checkpoint, what opens it, and the checkpoint."""
+        """Return a sub-log's newest root leaf under a signed checkpoint, what opens it, and the checkpoint."""
         asked = (_NEWEST_NOTED, (log,)) if as_of is None else (_FIRST_NOTED, (as_of, log))
         rows = fetch_all(self._connection, *asked)
         if not rows:
@@ -247,7 +251,7 @@ class LedgerProofs:
         return opened[0], _opening(opened), SignedNote(size, bytes(note), at_us)
 
     def _newest_leaf(self, log: str, below: int | None) -> tuple[int, RootLeafOpening] | None:
-        """The last root leaf of a sub-log, among the first `below`."""
+        """Return the last root leaf of a sub-log, among the first `below`."""
         query = _OPENINGS + "WHERE r.log = ? AND r.idx < ? ORDER BY r.size DESC LIMIT 1"
         rows = fetch_all(self._connection, query, (self._id(log), _ANY_IDX if below is None else below))
         return (rows[0][0], _opening(rows[0])) if rows else None
@@ -303,6 +307,6 @@ def _opening(row: Any) -> RootLeafOpening:
 
 
 def _inclusion(tiles: HalfTiles, idx: int, size: int) -> list[bytes]:
-    """The path of a leaf, its stored hashes read with one question."""
+    """Return the path of a leaf, its stored hashes read with one question."""
     read_ahead(tiles.path(inclusion_tiles(idx, size, HALF_HEIGHT)))
     return inclusion_proof(tiles, idx, size, HALF_HEIGHT)

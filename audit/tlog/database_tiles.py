@@ -88,11 +88,11 @@ class StoredTiles(ABC):
         self._ahead: dict[_Range, bytes] = {}
 
     def tile(self, level: int, index: int, width: int) -> bytes:
-        """The first `width` hashes of a tile; raises `TreeError` when they are not there."""
+        """Return the first `width` hashes of a tile; raises `TreeError` when they are not there."""
         return self.row(level, index * TILE_WIDTH, index * TILE_WIDTH + width)
 
     def row(self, level: int, start: int, end: int) -> bytes:
-        """The hashes [start, end) of a level; raises `TreeError` when they are not there."""
+        """Return the hashes [start, end) of a level; raises `TreeError` when they are not there."""
         hashes = self.stored(level, start, end)
         if len(hashes) != (end - start) * HASH_BYTES:
             raise self._incomplete(level, start // TILE_WIDTH)
@@ -130,7 +130,7 @@ class StoredTiles(ABC):
 
     @abstractmethod
     def hashed(self, rows: Sequence[Any], ranges: _Leaves) -> dict[int, bytes]:
-        """The hashes of the leaves in these ranges by their idx, from the answer to that question."""
+        """Return the hashes of the leaves in these ranges by their idx, from the answer to that question."""
 
 
 class HalfTiles:
@@ -145,7 +145,7 @@ class HalfTiles:
         return self._tiles, [(whole + HALF * half, start, start + width) for whole, half, start, width in places]
 
     def tile(self, level: int, index: int, width: int) -> bytes:
-        """The first `width` hashes of a tile; what no half level holds is hashed from the level below."""
+        """Return the first `width` hashes of a tile; what no half level holds is hashed from the level below."""
         whole, half = divmod(level, 2)
         start = index << HALF_HEIGHT
         end = start + width
@@ -207,7 +207,7 @@ class RootTiles(StoredTiles):
         return self._listed(_OPENED, (), "r.idx", ranges)
 
     def hashed(self, rows: Sequence[Any], ranges: _Leaves) -> dict[int, bytes]:
-        """The hashes of their commitments by idx."""
+        """Return the hashes of their commitments by idx."""
         names = {name: name.encode() for name in {row[1] for row in rows}}
         made = (commitment(names[name], size, bytes(root), bytes(salt)) for _, name, size, root, salt in rows)
         return dict(zip((row[0] for row in rows), leaf_hashes(made), strict=True))

@@ -59,7 +59,7 @@ class KeyPeriod(NamedTuple):
 
 
 def rotation_record(old: SigningKey, new: SigningKey, head: TreeHead, at_seconds: int) -> bytes:
-    """The note by which a log's key hands over to its successor; both sign it."""
+    """Return the note by which a log's key hands over to its successor; both sign it."""
     rotation = KeyRotation(old.verifier, new.verifier, head, at_seconds)
     _check_rotation(rotation)
     text = _rotation_text(rotation)
@@ -67,7 +67,7 @@ def rotation_record(old: SigningKey, new: SigningKey, head: TreeHead, at_seconds
 
 
 def parse_rotation(data: bytes) -> KeyRotation:
-    """A rotation whose two signatures verify; raises `NoteError`. Whether its old key is trusted is not asked."""
+    """Return a rotation whose two signatures verify; raises `NoteError`. Whether its old key is trusted is not asked."""
     note = parse_note(data)
     lines = note.text.split("\n")
     fields = dict(line.split(" ", 1) for line in lines[1:-1] if " " in line)
@@ -113,7 +113,7 @@ def check_period(signed: SignedCheckpoint, periods: Sequence[KeyPeriod]) -> None
 
 
 def handover_note(leaf: bytes) -> bytes | None:
-    """The note of two keys in a leaf; None for any other leaf, a first key's among them. Raises `NoteError`."""
+    """Return the note of two keys in a leaf; None for any other leaf, a first key's among them. Raises `NoteError`."""
     try:
         body = parse_json(leaf)
         return base64.b64decode(body["record"], validate=True) or None if body["kind"] == SIGNING_KEY_KIND else None

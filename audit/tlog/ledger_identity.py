@@ -12,12 +12,14 @@ from kvcustody.audit.tlog.signed_note import DEFAULT_ORIGIN
 
 
 def ledger_identity(connection: Connection) -> str:
-    """The identity of this ledger: 16 hexadecimal digits."""
+    """Return the identity of this ledger: 16 hexadecimal digits."""
     return connection.scalars(select(root_log.c.identity)).one() or ""
 
 
 def own_origin(engine: Engine, origin: str) -> str:
-    """The name for a new key of this ledger: `origin`, or where that is the default, one that no other ledger has."""
+    """Return the name for a new key of this ledger: `origin`, or where that is the default, one that no other ledger
+    has.
+    """
     if origin != DEFAULT_ORIGIN:
         return origin
     with engine.connect() as connection:

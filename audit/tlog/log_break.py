@@ -54,13 +54,13 @@ class RecordedBreak(NamedTuple):
 
 
 def break_record(key: SigningKey, what: LogBreak) -> bytes:
-    """The statement as a note of the log's key."""
+    """Return the statement as a note of the log's key."""
     text = _break_text(what)
     return Note(text, (sign_statement(key, text),)).to_bytes()
 
 
 def parse_break(data: bytes, keys: Sequence[VerifierKey] = ()) -> LogBreak:
-    """The break in a note, signed by one of `keys` where there are any; raises `NoteError`."""
+    """Return the break in a note, signed by one of `keys` where there are any; raises `NoteError`."""
     note = parse_note(data)
     lines = note.text.split("\n")
     fields = dict(line.split(" ", 1) for line in lines[1:-1] if " " in line)
@@ -106,7 +106,7 @@ def recorded_breaks(connection: Connection) -> list[RecordedBreak]:
 
 
 def break_note(leaf: bytes) -> bytes:
-    """The note in the leaf of a break; raises `NoteError`."""
+    """Return the note in the leaf of a break; raises `NoteError`."""
     try:
         return base64.b64decode(parse_json(leaf)["record"], validate=True)
     except (binascii.Error, KeyError, TypeError, ValueError):

@@ -45,16 +45,16 @@ class TileSource(Protocol):
     """
 
     def tile(self, level: int, index: int, width: int) -> bytes:
-        """The first `width` hashes of a tile, joined; raises `TreeError` when they are not there."""
+        """Return the first `width` hashes of a tile, joined; raises `TreeError` when they are not there."""
 
 
 def tile_width(size: int, level: int, index: int, height: int = TILE_HEIGHT) -> int:
-    """How many hashes a tile holds in a tree of `size` leaves: 256 where it is full, 0 where it is not there."""
+    """Return how many hashes a tile holds in a tree of `size` leaves: 256 where it is full, 0 where it is not there."""
     return max(0, min(1 << height, (size >> height * level) - (index << height)))
 
 
 def inclusion_proof(tiles: TileSource, index: int, size: int, height: int = TILE_HEIGHT) -> list[bytes]:
-    """The audit path of leaf `index` in the tree of `size` leaves, from the leaf's sibling upwards.
+    """Return the audit path of leaf `index` in the tree of `size` leaves, from the leaf's sibling upwards.
 
     `height` is that of the tiles; the path does not depend on it.
     """
@@ -74,7 +74,7 @@ def inclusion_tiles(index: int, size: int, height: int = TILE_HEIGHT) -> list[tu
 
 
 def consistency_proof(tiles: TileSource, old_size: int, size: int, height: int = TILE_HEIGHT) -> list[bytes]:
-    """The path that shows that the tree of `size` leaves extends the one of `old_size`."""
+    """Return the path that shows that the tree of `size` leaves extends the one of `old_size`."""
     if not 0 <= old_size <= size:
         raise ProofError(f"a tree of `{size}` leaves extends none of `{old_size}`", old_size=old_size, size=size)
     if old_size in (0, size):
@@ -96,12 +96,12 @@ def consistency_proof(tiles: TileSource, old_size: int, size: int, height: int =
 
 
 def tree_root(tiles: TileSource, size: int) -> bytes:
-    """The root of the tree of `size` leaves, from the tiles of its right edge."""
+    """Return the root of the tree of `size` leaves, from the tiles of its right edge."""
     return _Tree(tiles, size).range(0, size) if size else EMPTY_ROOT
 
 
 def frontier_at(tiles: TileSource, size: int) -> Frontier:
-    """The frontier of the first `size` leaves: what a reader who lacks those leaves goes on from."""
+    """Return the frontier of the first `size` leaves: what a reader who lacks those leaves goes on from."""
     tree, peaks, start = _Tree(tiles, size), [], 0
     for height in reversed(range(size.bit_length())):
         if size >> height & 1:
@@ -111,7 +111,9 @@ def frontier_at(tiles: TileSource, size: int) -> Frontier:
 
 
 def root_of_inclusion(leaf_hash: bytes, index: int, size: int, path: Sequence[bytes]) -> bytes:
-    """The root that a path leads to from a leaf hash; raises `ProofError` when the path has another shape (rule 2)."""
+    """Return the root that a path leads to from a leaf hash; raises `ProofError` when the path has another shape (rule
+    2).
+    """
     if not 0 <= index < size:
         raise ProofError(f"leaf `{index}` is not in a tree of `{size}` leaves", index=index, size=size)
     _check_hashes((leaf_hash, *path))
@@ -193,7 +195,7 @@ class MemoryTiles:
             self._levels[level] += made
 
     def tile(self, level: int, index: int, width: int) -> bytes:
-        """The first `width` hashes of a tile."""
+        """Return the first `width` hashes of a tile."""
         row = self._levels[level] if level < len(self._levels) else []
         start = index * TILE_WIDTH
         return b"".join(row[start : start + width])
@@ -209,7 +211,7 @@ class _Tree:
         self._levels: dict[tuple[int, int], list[list[bytes]]] = {}
 
     def range(self, start: int, end: int) -> bytes:
-        """The hash over leaves `start` up to `end`, where RFC 6962 has a node for them."""
+        """Return the hash over leaves `start` up to `end`, where RFC 6962 has a node for them."""
         found = [self._node(*place) for place in _nodes(start, end)]
         root = found.pop()
         while found:
@@ -236,7 +238,7 @@ class _Tree:
 
 
 def _siblings(index: int, size: int) -> list[tuple[int, int]]:
-    """The leaves [start, end) under each sibling on the way from a leaf to the root, from the leaf upwards."""
+    """Return the leaves [start, end) under each sibling on the way from a leaf to the root, from the leaf upwards."""
     if not 0 <= index < size:
         raise ProofError(f"leaf `{index}` is not in a tree of `{size}` leaves", index=index, size=size)
     siblings: list[tuple[int, int]] = []

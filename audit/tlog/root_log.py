@@ -43,7 +43,9 @@ class RootLeafOpening(NamedTuple):
     salt: bytes
 
     def commitment(self) -> bytes:
-        """The root leaf (rule 1). Every field but the name has a fixed length, so no two openings are encoded alike."""
+        """Return the root leaf (rule 1). Every field but the name has a fixed length, so no two openings are encoded
+        alike.
+        """
         return commitment(self.name.encode(), *self.head, self.salt)
 
     def to_bytes(self) -> bytes:
@@ -66,7 +68,7 @@ class RootLeafOpening(NamedTuple):
 
 
 def commitment(name: bytes, size: int, root: bytes, salt: bytes) -> bytes:
-    """The root leaf that an opening of these opens: `RootLeafOpening.commitment` where only the leaf is wanted."""
+    """Return the root leaf that an opening of these opens: `RootLeafOpening.commitment` where only the leaf is wanted."""
     return hmac.digest(salt, _DOMAIN + size.to_bytes(8, "big") + root + name, "sha256")
 
 
@@ -80,7 +82,7 @@ class HeadProof:
     note: bytes
 
     def to_bytes(self) -> bytes:
-        """The proof as a tlog-proof file."""
+        """Return the proof as a tlog-proof file."""
         extra = base64.b64encode(self.opening.to_bytes()).decode()
         return _proof_lines(f"{_HEAD_PROOF}\nextra {extra}", self.index, self.path).encode() + self.note
 
@@ -94,7 +96,7 @@ class LeafProof:
     head: HeadProof
 
     def to_bytes(self) -> bytes:
-        """The proof as a file."""
+        """Return the proof as a file."""
         return _proof_lines(_LEAF_PROOF, self.index, self.path).encode() + self.head.to_bytes()
 
 
@@ -119,7 +121,7 @@ def seal(heads: Mapping[str, TreeHead]) -> tuple[RootLeafOpening, ...]:
 
 
 def parse_head_proof(data: bytes) -> HeadProof:
-    """A head's proof from its bytes, not checked yet; raises `ProofError`."""
+    """Return a head's proof from its bytes, not checked yet; raises `ProofError`."""
     lines, note = _split_proof(data)
     if len(lines) < 3 or lines[0] != _HEAD_PROOF or not lines[1].startswith("extra "):
         raise ProofError("bytes are not the proof of a sub-log's head")
@@ -128,7 +130,7 @@ def parse_head_proof(data: bytes) -> HeadProof:
 
 
 def parse_leaf_proof(data: bytes) -> LeafProof:
-    """A leaf's proof from its bytes, not checked yet; raises `ProofError`."""
+    """Return a leaf's proof from its bytes, not checked yet; raises `ProofError`."""
     lines, rest = _split_proof(data)
     if len(lines) < 2 or lines[0] != _LEAF_PROOF:
         raise ProofError("bytes are not the proof of a leaf")
@@ -143,7 +145,7 @@ def check_head(
     witness_threshold: int = 0,
     signed: SignedCheckpoint | None = None,
 ) -> SealedHead:
-    """The head that a proof seals; raises `NoteError` or `ProofError` (rule 3).
+    """Return the head that a proof seals; raises `NoteError` or `ProofError` (rule 3).
 
     `signed` is what the proof's own note was opened to already, by these keys, where it was.
     """
@@ -162,14 +164,14 @@ def check_leaf(
     witness_threshold: int = 0,
     signed: SignedCheckpoint | None = None,
 ) -> SealedHead:
-    """The sealed head under which `leaf` is at the proof's index; raises `NoteError` or `ProofError` (rule 3)."""
+    """Return the sealed head under which `leaf` is at the proof's index; raises `NoteError` or `ProofError` (rule 3)."""
     sealed = check_head(proof.head, keys, witnesses=witnesses, witness_threshold=witness_threshold, signed=signed)
     check_inclusion(leaf_hash(leaf), proof.index, sealed.head, proof.path)
     return sealed
 
 
 def root_checkpoint(origin: str, head: TreeHead) -> Checkpoint:
-    """The root log's checkpoint, to be signed."""
+    """Return the root log's checkpoint, to be signed."""
     return Checkpoint(origin, head.size, head.root)
 
 
@@ -179,7 +181,7 @@ def _proof_lines(start: str, index: int, path: Sequence[bytes]) -> str:
 
 
 def _split_proof(data: bytes) -> tuple[list[str], bytes]:
-    """The lines before the first empty line, and all that follows it."""
+    """Return the lines before the first empty line, and all that follows it."""
     head, found, rest = data.partition(b"\n\n")
     if not found or len(data) > 2 * NOTE_BYTES_MAX or not head.isascii():
         raise ProofError("a proof is not lines of text, an empty line and a checkpoint")

@@ -59,7 +59,7 @@ def unsealed(connection: Connection, now_us: int) -> Unsealed:
 
 
 def load_frontier(log: int, size: int | None, stored: bytes) -> Frontier:
-    """The frontier in stored bytes; raises `TreeError` where they are not one, or not of this size."""
+    """Return the frontier in stored bytes; raises `TreeError` where they are not one, or not of this size."""
     frontier = Frontier.from_bytes(bytes(stored))
     if size is not None and frontier.size != size:
         problem = f"log `{log}` has `{size}` leaves, its tree `{frontier.size}`"
@@ -162,7 +162,7 @@ class RootSealer:
         return min(self._due_us, self._sealed_us + _SOON_US) if self._hurry else self._due_us
 
     def _left_us(self) -> int:
-        """How long the oldest leaf that waits may wait on; the interval where none waits."""
+        """Return how long the oldest leaf that waits may wait on; the interval where none waits."""
         if file_identity(self._engine) == GONE:
             raise StoreGoneError("the ledger's file is missing")
         with self._engine.connect() as connection:
@@ -217,7 +217,7 @@ _ROOT = "UPDATE root_log SET frontier = ? WHERE id = 1"
 
 
 def _lock_root(connection: Connection, wait: bool) -> bytes | None:
-    """The root log's frontier, its row locked until the transaction ends; None where another process has it."""
+    """Return the root log's frontier, its row locked until the transaction ends; None where another process has it."""
     query = "SELECT frontier FROM root_log WHERE id = 1"
     alone = dialect_of(connection).one_writer
     if not alone:

@@ -53,7 +53,7 @@ class KeyKind(IntEnum):
 
     @classmethod
     def named(cls, name: SigningKind) -> KeyKind:
-        """The kind of key that a setting or a command names."""
+        """Return the kind of key that a setting or a command names."""
         return {"ed25519": cls.ED25519, "ml-dsa-44": cls.ML_DSA_44}[name]
 
 
@@ -91,7 +91,7 @@ class NoteSignature(NamedTuple):
     data: bytes
 
     def line(self) -> str:
-        """The line as it stands in a note, newline included."""
+        """Return the line as it stands in a note, newline included."""
         return f"{_LINE}{self.name} {base64.b64encode(self.key_id + self.data).decode()}\n"
 
 
@@ -102,12 +102,12 @@ class Note(NamedTuple):
     signatures: tuple[NoteSignature, ...]
 
     def to_bytes(self) -> bytes:
-        """The note as it is stored and sent."""
+        """Return the note as it is stored and sent."""
         return (self.text + "\n" + "".join(signature.line() for signature in self.signatures)).encode()
 
 
 def key_id(name: str, kind: bytes, public: bytes) -> bytes:
-    """The id that signed-note recommends: the head of SHA-256(name ‖ newline ‖ type ‖ key)."""
+    """Return the id that signed-note recommends: the head of SHA-256(name ‖ newline ‖ type ‖ key)."""
     return hashlib.sha256(name.encode() + b"\n" + kind + public).digest()[:4]
 
 
@@ -119,7 +119,7 @@ def check_name(name: str) -> None:
 
 
 def parse_vkey(text: str) -> VerifierKey:
-    """A key from its vkey; raises `NoteError`."""
+    """Return a key from its vkey; raises `NoteError`."""
     parts = text.split("+", 2) if len(text) <= VKEY_CHARS_MAX else []
     if len(parts) != 3 or not _KEY_ID.fullmatch(parts[1]):
         raise NoteError("a verifier key is not `name+id+base64`")

@@ -20,7 +20,7 @@ CURVE_D = -121665 * pow(121666, FIELD - 2, FIELD) % FIELD
 
 
 def ed25519_verifies(public: bytes, signature: bytes, message: bytes) -> bool:
-    """Whether the 64-byte signature is the key's over the message (RFC 8032, section 5.1.7)."""
+    """Return whether the 64-byte signature is the key's over the message (RFC 8032, section 5.1.7)."""
     if len(public) != 32 or len(signature) != 64:
         return False
     base = _decode_point((4 * pow(5, FIELD - 2, FIELD) % FIELD).to_bytes(32, "little"))
@@ -40,7 +40,7 @@ def ml_dsa_44_verifies(public: bytes, signature: bytes, message: bytes, context:
 
 
 def parse_json(data: bytes) -> Any:
-    """The value of strict JSON (RFC 8259, UTF-8, no lone surrogates); raises `ValueError`."""
+    """Return the value of strict JSON (RFC 8259, UTF-8, no lone surrogates); raises `ValueError`."""
     text = data.decode()
     try:
         value = _STRICT.decode(text)
@@ -52,7 +52,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one form of a JSON value without floats: keys in order, no white space, a newline behind it."""
+    """Return the one form of a JSON value without floats: keys in order, no white space, a newline behind it."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode() + b"\n"
 
@@ -63,7 +63,7 @@ def arrow() -> tuple[Any, Any]:
 
 
 def _decode_point(data: bytes) -> EdwardsPoint | None:
-    """The point that 32 bytes encode; None where there is none."""
+    """Return the point that 32 bytes encode; None where there is none."""
     y = int.from_bytes(data, "little")
     sign, y = y >> 255, y & (2**255 - 1)
     if y >= FIELD:

@@ -60,7 +60,7 @@ def tile_paths(size: int) -> Iterator[tuple[int | str, int, int]]:
 
 
 def encode_bundle(leaves: Iterable[bytes]) -> bytes:
-    """An entry bundle: each leaf behind its length in two bytes. Raises `ExportError` for one that is too long."""
+    """Return an entry bundle: each leaf behind its length in two bytes. Raises `ExportError` for one that is too long."""
     parts = []
     for leaf in leaves:
         if len(leaf) > ENTRY_BYTES_MAX:
@@ -70,7 +70,7 @@ def encode_bundle(leaves: Iterable[bytes]) -> bytes:
 
 
 def decode_bundle(data: bytes, width: int) -> list[bytes]:
-    """The leaves of a bundle; raises `ExportError` unless there are exactly `width` and no byte more."""
+    """Return the leaves of a bundle; raises `ExportError` unless there are exactly `width` and no byte more."""
     leaves: list[bytes] = []
     at, end = 0, len(data)
     while at < end and len(leaves) < width:
@@ -83,7 +83,7 @@ def decode_bundle(data: bytes, width: int) -> list[bytes]:
 
 
 def read_plain_file(folder: Path, path: str, bytes_max: int) -> bytes:
-    """A file's bytes; raises `ExportError` for what is missing, longer, or not a plain file (rule 3)."""
+    """Return a file's bytes; raises `ExportError` for what is missing, longer, or not a plain file (rule 3)."""
     try:
         descriptor = os.open(folder / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as problem:
@@ -104,7 +104,7 @@ class TileFolder:
         self.folder = folder
 
     def tile(self, level: int, index: int, width: int) -> bytes:
-        """The first `width` hashes of a tile, from its own file or the full one; raises `ExportError`."""
+        """Return the first `width` hashes of a tile, from its own file or the full one; raises `ExportError`."""
         data = self._either(level, index, width, TILE_WIDTH * HASH_BYTES)
         whole = TILE_WIDTH if len(data) == TILE_WIDTH * HASH_BYTES else width
         if len(data) != whole * HASH_BYTES:
@@ -113,7 +113,7 @@ class TileFolder:
         return data[: width * HASH_BYTES]
 
     def entries(self, index: int, width: int) -> list[bytes]:
-        """The first `width` leaves of a bundle; raises `ExportError`."""
+        """Return the first `width` leaves of a bundle; raises `ExportError`."""
         path = tile_path(ENTRIES, index, width)
         try:
             if width == TILE_WIDTH or os.path.lexists(self.folder / path):

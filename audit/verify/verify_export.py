@@ -95,7 +95,7 @@ class KeptHead(NamedTuple):
 
 
 def parse_kept_head(text: str) -> KeptHead:
-    """A head from `LOG SIZE ROOT`, as proofs and exports show it; raises `NoteError`."""
+    """Return a head from `LOG SIZE ROOT`, as proofs and exports show it; raises `NoteError`."""
     parts = text.rsplit(" ", 2)
     if len(parts) != 3 or not (parts[1].isascii() and parts[1].isdigit() and len(parts[1]) <= 19):
         raise NoteError(f"`{text[:80]}` is not `LOG SIZE ROOT`")
@@ -233,7 +233,7 @@ def verify_leaf(
     witnesses: Sequence[str] = (),
     witness_threshold: int = 0,
 ) -> tuple[SealedHead, int]:
-    """The head that one leaf stands under by its proof (`audit prove --out`), and its place there.
+    """Return the head that one leaf stands under by its proof (`audit prove --out`), and its place there.
 
     Raises `NoteError` or `ProofError` where the proof does not show it.
     """
@@ -297,7 +297,7 @@ class _Check:
         return read_plain_file(self._folder, path, bytes_max)
 
     def _opened(self, proof: HeadProof) -> SignedCheckpoint | None:
-        """The signed checkpoint where the proof ends in that very note: one signature is then checked once."""
+        """Return the signed checkpoint where the proof ends in that very note: one signature is then checked once."""
         return self._signed if proof.note == self._note else None
 
     def _open_signed(
@@ -307,7 +307,7 @@ class _Check:
         cosigners: Sequence[VerifierKey],
         witness_threshold: int,
     ) -> SignedCheckpoint:
-        """The checkpoint, by keys that the reader trusts or that these handed over to on record (rule 6).
+        """Return the checkpoint, by keys that the reader trusts or that these handed over to on record (rule 6).
 
         Raises `NoteError`, `ProofError` or `ExportError`: also for a key that signed past its handover.
         """
@@ -486,7 +486,7 @@ class DueHeads:
                 raise ExportError(f"`{self._name}` had another history at `{size}` leaves")
 
     def unchecked(self, first: int, size: int) -> int:
-        """How many heads could not be compared; raises `ExportError` for one beyond the log's end: it was cut."""
+        """Return how many heads could not be compared; raises `ExportError` for one beyond the log's end: it was cut."""
         beyond = [due for due in self._due if due[0] > size]
         if beyond:
             raise ExportError(f"`{self._name}` was cut: it had `{beyond[0][0]}` leaves, and has {size}")

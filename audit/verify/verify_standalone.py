@@ -147,7 +147,7 @@ def _print_end(signed: SignedCheckpoint | None, limits: Sequence[str]) -> None:
 
 
 def _key_text(given: str) -> str:
-    """A key as it was given, or the first line of the file that was named; `#` begins a comment."""
+    """Return a key as it was given, or the first line of the file that was named; `#` begins a comment."""
     if not Path(given).is_file():
         return given
     lines = [line.strip() for line in Path(given).read_text("utf-8-sig").splitlines()]

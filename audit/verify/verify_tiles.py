@@ -171,7 +171,7 @@ class _Check:
             self._rows[level] += made
 
     def _leaves(self, index: int, width: int) -> list[bytes]:
-        """The hashes of a bundle's leaves; none when it cannot be read."""
+        """Return the hashes of a bundle's leaves; none when it cannot be read."""
         first = index * TILE_WIDTH
         try:
             leaves = self._files.entries(index, width)
@@ -262,7 +262,7 @@ class _Check:
         return hashes[0] == root
 
     def _first_difference(self) -> int:
-        """The first leaf that its own tile contradicts; without one, any leaf may be the bad one."""
+        """Return the first leaf that its own tile contradicts; without one, any leaf may be the bad one."""
         for level, index in self._wrong_tiles:
             if level == 0:
                 width = tile_width(self._head.size, 0, index)

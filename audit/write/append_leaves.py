@@ -196,7 +196,7 @@ class Appender:
     def _locked(
         self, connection: Connection, batches: Sequence[LeafBatch], waits_for: Collection[str] | None
     ) -> list[LockedLog]:
-        """The logs of all leaves; without those that are locked, where they are not waited for (None: all are)."""
+        """Return the logs of all leaves; without those that are locked, where they are not waited for (None: all are)."""
         names = {name for batch in batches for name in batch.logs}
         at_us, free = batches[0].at_us[0], waits_for is not None and not dialect_of(connection).one_writer
         unknown = sorted(names - self._logs.keys())
@@ -212,7 +212,7 @@ class Appender:
         return self._taken(connection, rows)
 
     def _taken(self, connection: Connection, rows: Sequence[_LockedRow]) -> list[LockedLog]:
-        """The logs of these rows, with which the state of the schema was read (rule 6)."""
+        """Return the logs of these rows, with which the state of the schema was read (rule 6)."""
         for row in rows[:1]:
             is_as_ever = row[4:] == (database_engine.SCHEMA_REVISION, 0)
             self._forms = {} if is_as_ever else forms_of(connection, *row[4:])
@@ -229,7 +229,7 @@ class Appender:
         return _Placed(batch, [ids[name] for name in batch.logs], [nexts[name]() for name in batch.logs])
 
     def _incarnation(self, connection: Connection, uuid: str, batch: LeafBatch) -> IncarnationRow:
-        """The row of an incarnation; one that only its leaves mention is added with their offset."""
+        """Return the row of an incarnation; one that only its leaves mention is added with their offset."""
         known = self._incarnations.get(uuid)
         if known is None:
             table = schema.incarnations
@@ -245,7 +245,7 @@ class Appender:
         return known
 
     def _unknown(self, connection: Connection, batch: LeafBatch) -> LeafBatch:
-        """The leaves that the ledger does not hold yet."""
+        """Return the leaves that the ledger does not hold yet."""
         events, logs = schema.events, schema.logs
         known: set[tuple[str, int, int, str]] = set()
         for uuid in set(batch.incarnations):
@@ -268,7 +268,7 @@ class Appender:
 
 
 def leaf_hashes(batch: LeafBatch) -> dict[str, list[bytes]]:
-    """The RFC 6962 hashes of a batch by log, each log's in the order of its idx: what its frontier grows by."""
+    """Return the RFC 6962 hashes of a batch by log, each log's in the order of its idx: what its frontier grows by."""
     hashes: dict[str, list[bytes]] = {}
     for log, hash_ in zip(batch.logs, batch.hashes, strict=True):
         hashes.setdefault(log, []).append(hash_)
@@ -317,7 +317,7 @@ def change_life(connection: Connection, change: LifeChange) -> None:
 
 
 def worker_id(connection: Connection, name: str) -> int:
-    """The id of a worker, which is added when new."""
+    """Return the id of a worker, which is added when new."""
     workers = schema.workers
     known = connection.scalar(select(workers.c.id).where(workers.c.name == name))
     if known is None:
@@ -362,7 +362,7 @@ _NEW_TENANT = "INSERT INTO tenants (tenant, log, first_seen_us) VALUES (?, ?, ?)
 
 
 def _log_ids(connection: Connection, names: Sequence[str], at_us: int, *, free: bool = False) -> dict[str, int]:
-    """The ids of logs; those that are not there yet are made, in the order of the names.
+    """Return the ids of logs; those that are not there yet are made, in the order of the names.
 
     `free`: but for those that another transaction is making, which would have to be waited for.
     """
@@ -387,7 +387,7 @@ def _log_ids(connection: Connection, names: Sequence[str], at_us: int, *, free: 
 
 
 def _lock(connection: Connection, names: dict[int, str]) -> list[_LockedRow]:
-    """The logs, by id, in the order of their ids; their rows are locked until the transaction ends."""
+    """Return the logs, by id, in the order of their ids; their rows are locked until the transaction ends."""
     some = ", ".join(map(str, sorted(names)))
     if dialect_of(connection).one_writer:  # BEGIN IMMEDIATE has locked the database already
         rows: list[_LockedRow] = [
@@ -416,7 +416,7 @@ def _lock_free(connection: Connection, logs: Collection[int]) -> list[_LockedRow
 
 
 def _free_leaves(batch: LeafBatch, held: Collection[str], stopped: set[str]) -> tuple[int, str]:
-    """How many leaves of a batch, from its first on, are of logs that are held and of processes that go on.
+    """Return how many leaves of a batch, from its first on, are of logs that are held and of processes that go on.
 
     And the log that stopped it, or "". An event is not divided: what it has in two logs stays together.
     """

@@ -143,7 +143,7 @@ class _Step:
         self._recorder = recorder
 
     def commit(self, committer: Transactions, *, last: bool = False) -> bool:
-        """The next of it; with `last` the process has ended then. False where there is nothing to close."""
+        """Return the next of it; with `last` the process has ended then. False where there is nothing to close."""
 
         def make(connection: Connection) -> LeafBatch | None:
             if _still_open(connection, self._dead.uuid, lock=True) is None:
@@ -318,7 +318,7 @@ def _open_custody(
 
 
 def _numbers(people: Iterable[tuple[str, str]], codes: dict[tuple[str, str], int]) -> NDArray[np.int64]:
-    """The number of each party; one that has none gets the next."""
+    """Return the number of each party; one that has none gets the next."""
     return np.array([codes.setdefault(who, len(codes)) for who in people], np.int64)
 
 

@@ -51,7 +51,7 @@ _BESIDE = frozenset({ResidencyOpened, BlocksAttached})  # come before what is to
 
 
 def _few(runs: Runs) -> bool:
-    """Whether the list is short enough to be an item's."""
+    """Return whether the list is short enough to be an item's."""
     if runs.__class__ is tuple and len(runs) == 1:
         return len(runs[0].blocks) <= _BLOCKS_MAX
     return block_count(runs) <= _BLOCKS_MAX
@@ -88,7 +88,7 @@ _MAY_SHARE: dict[type[Event], Callable[[Event], bool]] = {
 
 
 def _is_plain(event: Event, check: Callable[[Event], bool]) -> bool:
-    """Whether it may share a leaf; one with values of another type is by itself, for the encoder to refuse."""
+    """Return whether it may share a leaf; one with values of another type is by itself, for the encoder to refuse."""
     try:
         return event.at_us.__class__ is int and isinstance(getattr(event, "tenant", None), str) and check(event)
     except (TypeError, AttributeError):
@@ -253,7 +253,7 @@ class EventQueue:
         return sequence, ticket
 
     def give_up(self, sequence: int, event: Event, ticket: QueuedEvents) -> bool:
-        """The submitter waits no longer: False when the event was committed first; else its act must not happen."""
+        """Return the submitter waits no longer: False when the event was committed first; else its act must not happen."""
         with self._lock:
             if ticket.state == "committed":
                 return False
@@ -299,7 +299,7 @@ class EventQueue:
     # -- the writer's thread --------------------------------------------------------------------------------
 
     def take(self, most: int) -> tuple[list[Item], list[int]]:
-        """The next events, at most so many, and the sequences among them whose submitters had given up."""
+        """Return the next events, at most so many, and the sequences among them whose submitters had given up."""
         taken: list[Item] = []
         given_up: list[int] = []
         with self._lock:
@@ -337,7 +337,7 @@ class EventQueue:
             self._queue.append((sequence, event))
 
     def next_sequence(self) -> int:
-        """A sequence for an event that is written at once."""
+        """Return a sequence for an event that is written at once."""
         with self._lock:
             self.sequence += 1
             return self.sequence
@@ -367,7 +367,7 @@ class EventQueue:
         return bool(self._tickets)
 
     def awaits(self, sequence: int) -> bool:
-        """The event has a submitter who waits, or gave up and does not know yet that the writer knows."""
+        """Return the event has a submitter who waits, or gave up and does not know yet that the writer knows."""
         return sequence in self._tickets
 
     def settle(self, sequence: int, state: str, cause: str = "") -> bool:

@@ -213,7 +213,7 @@ class LedgerWriter:
         return self._mark.sequence
 
     def status(self) -> WriterStatus:
-        """A snapshot for health and metrics."""
+        """Return a snapshot for health and metrics."""
         spilled_bytes = max(0, self._spill.bytes() - self._outage.replayed_bytes)
         rate = self._bytes_per_second()
         return WriterStatus(
@@ -464,7 +464,7 @@ class LedgerWriter:
         return any(self._intake.awaits(sequence) for sequence, _ in work.items)
 
     def _encode(self) -> Encoded:
-        """The next events of the queue as leaves."""
+        """Return the next events of the queue as leaves."""
         items, given_up = self._intake.take(self._most)
         self._mark.advance(given_up)
         if not items:

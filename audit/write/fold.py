@@ -32,7 +32,7 @@ def fold(engine: Engine, *, deltas_max: int = DELTAS_MAX) -> int:
 
 
 def fold_some(connection: Connection, *, deltas_max: int = DELTAS_MAX) -> int:
-    """A turn inside the caller's transaction; 0 where another folds (rule 2)."""
+    """Return a turn inside the caller's transaction; 0 where another folds (rule 2)."""
     if not dialect_of(connection).alone(connection, _FOLDING):
         return 0
     column = counter_deltas.c

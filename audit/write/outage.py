@@ -237,7 +237,7 @@ class Outage:
                     raise
 
     def _entry(self, event: Event) -> Entry:
-        """An event of the writer's own, to be written at once."""
+        """Return an event of the writer's own, to be written at once."""
         sequence = self._intake.next_sequence()
         return Entry(sequence, event, [leaf.data for leaf in leaves(event, self._context, sequence)])
 
@@ -385,7 +385,7 @@ class Outage:
 
 
 def _parts(segment: SpillSegment, leaves: int) -> Iterator[Part]:
-    """The leaves of a segment, so many at once or a few more: those of one event are never parted."""
+    """Yield the leaves of a segment, so many at once or a few more: those of one event are never parted."""
     names: list[Row] = []
     chunk: list[bytes] = []
     for record in segment.records():
@@ -401,5 +401,5 @@ def _parts(segment: SpillSegment, leaves: int) -> Iterator[Part]:
 
 
 def sequence_of(leaf: bytes) -> int:
-    """The sequence of a leaf's event."""
+    """Return the sequence of a leaf's event."""
     return int(orjson.loads(leaf)["sequence"])

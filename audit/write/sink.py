@@ -107,7 +107,7 @@ class LedgerSink(Protocol):
         """Make everything that it kept spill again, and forget which processes are on record."""
 
     def make_room(self) -> bool:
-        """The disk is full: let go of something that it keeps; False where there is nothing."""
+        """Return the disk is full: let go of something that it keeps; False where there is nothing."""
 
     def reopen(self) -> None:
         """Whether the sink is there again: before a replay, and where there is nothing to replay."""

@@ -287,7 +287,7 @@ def lock_worker_name(directory: Path, worker: str) -> int:
 
 
 def _make(path: Path, data: bytes) -> int:
-    """A new file that holds `data`, durable and locked; none where that fails."""
+    """Return a new file that holds `data`, durable and locked; none where that fails."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -333,7 +333,7 @@ def _write(descriptor: int, data: bytes, *, durable: bool = True) -> None:
 
 
 def _is(path: Path, descriptor: int) -> bool:
-    """Whether the path is of the file that is open."""
+    """Return whether the path is of the file that is open."""
     try:
         there = path.stat()
     except OSError:

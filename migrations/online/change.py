@@ -70,7 +70,7 @@ def open_change(connection: Connection, names: Sequence[str], revision: str, bef
 
 
 def opened_change(connection: Connection) -> OpenChange | None:
-    """The change that is open, or None."""
+    """Return the change that is open, or None."""
     rows = connection.execute(select(schema_changes).order_by(schema_changes.c.of_table)).all()
     if not rows:
         return None

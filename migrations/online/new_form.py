@@ -115,7 +115,7 @@ def swap(connection: Connection, tables: Iterable[Table]) -> None:
 
 
 def has_same_months(connection: Connection, table: str) -> bool:
-    """Whether the new form has the months of the old one: others may have been made meanwhile."""
+    """Return whether the new form has the months of the old one: others may have been made meanwhile."""
     if table not in partitioned(connection):
         return True
     return _parts(connection, table) == _parts(connection, f"{NEW_FORMS}.{table}")
@@ -162,7 +162,7 @@ def _parts(connection: Connection, table: str) -> list[str]:
 
 
 def _loose(connection: Connection, column: Column[object]) -> str:
-    """A column's name, type and default: rows from before have no other value."""
+    """Return a column's name, type and default: rows from before have no other value."""
     kind = column.type.compile(dialect=connection.dialect)
     default = column.server_default
     given = f" DEFAULT {default.arg}" if isinstance(default, DefaultClause) else ""

@@ -124,19 +124,19 @@ def _one_window(engine: Engine, log: int, leaves: int, lives: Lives, step: Step)
 
 
 def is_ended(problem: OperationalError) -> bool:
-    """Whether a statement was ended because it took too long."""
+    """Return whether a statement was ended because it took too long."""
     orig = problem.orig
     return getattr(orig, "sqlstate", None) == _ENDED or getattr(orig, "sqlite_errorname", "") == _INTERRUPTED
 
 
 def is_in_the_way(problem: OperationalError) -> bool:
-    """Whether somebody else had what a transaction needs, or it took too long: it may be tried again."""
+    """Return whether somebody else had what a transaction needs, or it took too long: it may be tried again."""
     state = getattr(problem.orig, "sqlstate", None)
     return state in _WAITED if state else describe(problem) == LOCKED
 
 
 def next_window(leaves: int, seconds: float) -> int:
-    """How many leaves are taken after so many took so long."""
+    """Return how many leaves are taken after so many took so long."""
     wanted = leaves * min(2.0, max(0.25, SECONDS_WANTED / max(seconds, 1e-6)))
     return int(min(_LEAVES_MAX, max(_LEAVES_MIN, wanted)))
 
@@ -169,7 +169,7 @@ def _copy(connection: Connection, log: int, leaves: int, lives: Lives, check: Ca
 
 
 def _first_there(connection: Connection, tables: Sequence[Table], log: int, copied: int, below: int) -> int:
-    """The next place that has a leaf or a row: a purge may have taken what is before it."""
+    """Return the next place that has a leaf or a row: a purge may have taken what is before it."""
     first_places = [
         connection.scalar(
             select(table.c.idx)
@@ -228,18 +228,18 @@ def _left(
 
 
 def rows_between(connection: Connection, table: Table, log: int, places: range) -> list[_Row]:
-    """The rows of a form of a table that are of these places of a log."""
+    """Return the rows of a form of a table that are of these places of a log."""
     here = table.c.log == log, table.c.idx >= places.start, table.c.idx < places.stop
     return [(*row,) for row in connection.execute(select(table).where(*here))]
 
 
 def key_of(table: Table, row: Sequence[Any]) -> _RowKey:
-    """The place of a row's leaf, and the item of it."""
+    """Return the place of a row's leaf, and the item of it."""
     return row[1], row[2] if "item" in table.columns else 0
 
 
 def added_columns(connection: Connection, table: Table) -> frozenset[str]:
-    """The columns that the old form has for the time of the change alone."""
+    """Return the columns that the old form has for the time of the change alone."""
     query = select(schema_changes.c.added).where(schema_changes.c.of_table == table.name)
     return frozenset((connection.scalar(query) or "").split())
 

@@ -1,5 +1,5 @@
-"""The stable codes of policy problems: KVP1xx document, 2xx scalars, 3xx shape, 4xx references, 5xx
-obligations, 6xx profile; and of lint findings: 7xx.
+"""The stable codes of policy problems (KVP1xx document, 2xx scalars, 3xx shape, 4xx references, 5xx obligations, 6xx
+profile) and of lint findings (7xx).
 
 A code never changes its meaning and is never given again. `docs/policy/codes.md` has a row for each.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Code(NamedTuple):
-    """What a code means, and what to do about it."""
+    """A code's meaning and the advice to the author."""
 
     title: str
     advice: str

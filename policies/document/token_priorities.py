@@ -1,4 +1,4 @@
-"""Which token of a prompt has which retention priority under a policy's `eviction`, and what in the policy says so.
+"""The retention priority of each token of a prompt under a policy's `eviction`, and the entry that sets it.
 
     for each in token_priorities(policy.eviction, segment, (KindRange(1024, 4096, "pasted_log"),)):
         print(each.first, each.until, each.priority, each.because)
@@ -21,7 +21,7 @@ BASE = 35  # where the policy gives none
 
 
 class KindRange(NamedTuple):
-    """Tokens [first, last) of a prompt hold content of this kind, as a caller says, or as the door marked them."""
+    """Tokens [first, last) of a prompt hold content of this kind, as stated by the caller or marked by the door."""
 
     first: int
     last: int
@@ -30,7 +30,7 @@ class KindRange(NamedTuple):
 
 
 class TokenPriority(NamedTuple):
-    """Tokens [first, until) and their priority; `until` None: to the end; `for_us` None: until they end."""
+    """Tokens [first, until) and their priority. `until` None: the end of the prompt; `for_us` None: no limit."""
 
     first: int
     until: int | None
@@ -43,7 +43,9 @@ class TokenPriority(NamedTuple):
 def token_priorities(
     eviction: Eviction, segment: SegmentRule | None = None, kinds: Sequence[KindRange] = ()
 ) -> tuple[TokenPriority, ...]:
-    """The priorities of one request's prompt: `segment` is the one it begins with, `kinds` came with it."""
+    """Return the priorities of one request's prompt. `segment`: the segment it begins with; `kinds`: the request's
+    kinds.
+    """
     declared = {kind.id: kind for kind in eviction.kinds}
     known = [each for each in kinds if each.kind in declared]
     marks = {each.first: each for each in known if each.is_marked}

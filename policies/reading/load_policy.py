@@ -86,7 +86,7 @@ _LIKE_DEFAULT, _LIKE_LETTERS = 0.8, 3  # `defualt`, `defaults`, `defalt`
 
 
 def load_policy(text: str | bytes, *, name: str) -> Policy:
-    """The policy that `text` holds; `name` is how problems call the document. Raises `PolicyRejected`."""
+    """Return the policy in `text`; problems refer to the document as `name`. Raises `PolicyRejected`."""
     problems = Problems(name)
     root = parse(text, problems)
     policy = None
@@ -182,7 +182,7 @@ def _erasure(section: ErasureSection | None) -> ErasureDuty:
 
 
 def build_segments(names: DeclaredNames, document: PolicyDocument) -> tuple[SegmentRule, ...]:
-    """The declared segments; a tenant matches at most sixteen."""
+    """Return the declared segments; a tenant matches at most sixteen."""
     segments = tuple(_segment(names, entry, document.profile) for entry in document.segments)
     everyone = sum(1 for segment in segments if segment.tenants is None)
     readers = Counter(tenant for segment in segments for tenant in segment.tenants or () if tenant)
@@ -221,7 +221,7 @@ def _segment(names: DeclaredNames, entry: SegmentEntry, profile: Profile) -> Seg
 
 
 def build_grants(names: DeclaredNames, document: PolicyDocument) -> tuple[Grant, ...]:
-    """The named grants."""
+    """Return the named grants."""
     return tuple(_grant(names, entry, document.profile) for entry in document.grants)
 
 
@@ -247,12 +247,12 @@ def _grant(names: DeclaredNames, entry: GrantEntry, profile: Profile) -> Grant:
 
 
 def build_rules(names: DeclaredNames, document: PolicyDocument) -> tuple[Rule, ...]:
-    """The permit and forbid rules."""
+    """Return the permit and forbid rules."""
     return tuple(_rule(names, entry) for entry in document.rules)
 
 
 def build_placement(names: DeclaredNames, document: PolicyDocument) -> tuple[PlacementRule, ...]:
-    """Which groups of workers alone may serve whose requests."""
+    """Return the placement rules: which groups of workers may serve which requests."""
     return tuple(
         PlacementRule(
             id=names.claim(entry.id, "placement rule"),
@@ -326,7 +326,7 @@ def _levels(names: DeclaredNames, levels: LevelRange | tuple[Scalar, ...]) -> tu
 
 
 class TenantObligations(NamedTuple):
-    """The policy-wide values that a tenant's entry is held against."""
+    """The policy-wide obligations with which a tenant's entry is compared."""
 
     retention: tuple[Retention, ...]
     scrub: tuple[ScrubPolicy, ...]
@@ -338,7 +338,7 @@ class TenantObligations(NamedTuple):
 def build_tenants(
     names: DeclaredNames, document: PolicyDocument, owed: TenantObligations
 ) -> tuple[tuple[TenantPolicy, ...], TenantPolicy | None]:
-    """The listed tenants in document order, and the entry for unlisted ones."""
+    """Return the listed tenants in document order, and the entry for unlisted ones."""
     keys = document.keys_of("tenants")
     tenants = [_tenant(names, document, key, document.tenants[key.text], owed) for key in keys]
     once = Counter(tenant.id for tenant in tenants if tenant.id)
@@ -357,7 +357,7 @@ def build_tenants(
 
 
 def _reads_like_default(name: str) -> bool:
-    """Whether somebody who wrote this meant the entry of unlisted tenants: as one, it would admit nobody."""
+    """Return whether the name looks like a misspelt `default`; as a tenant's own entry it would admit nobody."""
     near = abs(len(name) - len(DEFAULT_TENANT)) <= _LIKE_LETTERS
     return near and bool(get_close_matches(DEFAULT_TENANT, [name.lower()], cutoff=_LIKE_DEFAULT))
 
@@ -408,14 +408,14 @@ def _tenant(
 
 
 def default_scope(document: PolicyDocument) -> Scope:
-    """The private scope of tenants that set none."""
+    """Return the private scope of tenants that do not set one."""
     return Scope.SUBJECT if document.scope is None else document.scope
 
 
 def build_groups(
     names: DeclaredNames, document: PolicyDocument, tenants: tuple[TenantPolicy, ...]
 ) -> tuple[TenantGroup, ...]:
-    """The declared groups; each has a member, and no tenant is in an undeclared one."""
+    """Return the declared groups. Each has a member, and no tenant is in an undeclared group."""
     members = {tenant.group for tenant in tenants if tenant.group}
     groups = []
     for key in document.keys_of("groups"):
@@ -443,7 +443,7 @@ def build_groups(
 
 
 def build_classify(names: DeclaredNames, document: PolicyDocument) -> tuple[ClassifyRule, ...]:
-    """Default levels of tenants, levels that routes raise to, and labels."""
+    """Return the tenants' default levels, the levels that routes raise to, and the labels."""
     rules = []
     defaults: dict[str, SourceMark] = {}
     for entry in document.classify:

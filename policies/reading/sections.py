@@ -1,4 +1,4 @@
-"""The policy document, declared: its sections, their fields, and what is wrong within one section by itself.
+"""The policy document's declaration: its sections, their fields, and the checks within one section.
 
 1. What loads and what an editor checks are both made of these declarations (`load_policy`, `workbench.json_schema`).
 2. References between sections are held against what the document declares by the modules that build the `Policy`.
@@ -63,7 +63,7 @@ _LEVEL_OR_DEFAULT = {"anyOf": [_LEVEL, {"const": "default"}, {}]}  # holds of an
 
 
 def _party(role: str) -> Reads:
-    """An owner or a reader of a grant: one tenant, never everybody."""
+    """Return an owner or a reader of a grant: one tenant, never every tenant."""
     tenant = _TENANT.called(role)
 
     def read(text: str) -> str | Wrong:
@@ -75,7 +75,7 @@ def _party(role: str) -> Reads:
 
 
 def _tenant_or_all() -> Reads:
-    """A tenant, or a wildcard."""
+    """Return a tenant, or a wildcard."""
     shown = {"anyOf": [{"const": EVERY_TENANT}, _TENANT.schema]}
     read = _TENANT.read
     return replace(_TENANT, read=lambda text: text if text == EVERY_TENANT else read(text), schema=shown)
@@ -95,7 +95,7 @@ def _outage(kind: str) -> Reads:
 
 
 def _ends(start: int | None, end: int | None, who: str, what: str = "") -> Iterator[Wrong]:
-    """The end is exclusive and must come later."""
+    """Check that the exclusive end comes later than the start."""
     if start is not None and end is not None and end <= start:
         yield Wrong("KVP406", f"{who} ends before it starts", at=("until",), what=what)
 
@@ -190,7 +190,7 @@ class OffloadTerms(DocumentPart):
 
     @property
     def named(self) -> dict[Tier, TierLimitTerms | None]:
-        """Every tier that blocks may go to, with the limits that it has of its own."""
+        """Every tier that blocks may go to, with its own limits."""
         if isinstance(self.tiers, tuple):
             return {tier: None for tier in Tier if tier in self.tiers}
         return {tier: terms for tier in Tier if (terms := getattr(self.tiers, tier)) is not None}
@@ -535,6 +535,6 @@ class PolicyDocument(DocumentPart):
 
 
 def percent(share: Fraction) -> str:
-    """A share as an exact percentage."""
+    """Return a share as an exact percentage."""
     value = share * 100
     return f"{value.numerator}%" if value.denominator == 1 else f"{float(value):g}%"

@@ -61,7 +61,7 @@ class SourcePeriod(NamedTuple):
 
 
 def compile_policy(policy: Policy, *, revision: int, revoked: frozenset[str] = frozenset()) -> DecisionTable:
-    """The decision table of a policy revision; `revoked` ids stay out of it whatever the policy says."""
+    """Return the decision table of a policy revision, without the `revoked` ids."""
     compiled = _Compiler(policy, revision, revoked).tables()
     return DecisionTable(policy, compiled, revision=revision, digest=digest(policy), revoked=revoked)
 
@@ -149,7 +149,7 @@ class _Compiler:
     def _own_scopes(
         self, action: Action, tenant: TenantPolicy, ruling: Ruling, level: int, owed: Obligations
     ) -> tuple[Decision, ...]:
-        """The cells of one action and level, narrow to wide: one object for all tenants that are decided alike."""
+        """Return the cells of one action and level, narrow to wide. Tenants with equal decisions share one object."""
         widest = tenant.scope if action in _DOMAIN_ACTIONS else Scope.TENANT
         inside = self._own_decision(action, tenant, ruling, level, owed)
         marks = (id(inside), widest)
@@ -209,7 +209,7 @@ class _Compiler:
         return tuple(levels)
 
     def _opened(self, ruling: Ruling, section: tuple[Effect, str] | None) -> Callable[[tuple[str, ...]], Decision]:
-        """The decision while sources are live: rules may forbid it, an obligation may rule it out."""
+        """Return the decision while sources are live: a rule may forbid it, or an obligation may rule it out."""
 
         def decision(ids: tuple[str, ...]) -> Decision:
             if ruling.forbids:
@@ -313,7 +313,7 @@ def _grouped(grants: list[Grant]) -> dict[str, tuple[Grant, ...]]:
 
 
 class Ruling(NamedTuple):
-    """What the rules say of one cell: ids of the forbids and permits that match, and errors."""
+    """The rules' verdict on one cell: ids of the forbids and permits that match, and errors."""
 
     forbids: tuple[str, ...] = ()
     permits: tuple[str, ...] = ()
@@ -326,7 +326,7 @@ NO_RULING = Ruling()
 
 
 class RuleIndex:
-    """The rules, indexed so that a pair of tenants costs only the rules that name one of them."""
+    """The rules, indexed so that a pair of tenants only costs the rules that name one of them."""
 
     def __init__(self, policy: Policy) -> None:
         self._levels = len(policy.classifications)
@@ -347,7 +347,7 @@ class RuleIndex:
         self._known: dict[tuple[object, ...], Rulings] = {}
 
     def rulings(self, reader: str, owner: str, via: Via, *, same_group: bool) -> Rulings:
-        """What the rules say of this reader at this owner's domains, for every action and level."""
+        """Return the rulings for this reader at this owner's domains, for every action and level."""
         own = reader == owner
         named, failed = [], dict(self._failed)
         for rule in {rule.id: rule for name in (reader, owner) for rule in self._named.get(name, ())}.values():
@@ -365,7 +365,7 @@ class RuleIndex:
         return self._known[key]
 
     def _covered(self, rule: Rule, own: bool, near: bool, via: Via) -> tuple[list[tuple[int, int]], tuple[str, ...]]:
-        """The cells that a rule covers; after an error all of them (and a permit then permits none)."""
+        """Return the cells that a rule covers; all cells after an error (a failing permit then permits nothing)."""
         try:
             if rule.via is not None and via not in rule.via:
                 return [], ()
@@ -397,5 +397,5 @@ def _collect(covered: Iterable[tuple[Rule, list[tuple[int, int]], tuple[str, ...
 
 
 def _names_match(rule: Rule, reader: str, owner: str) -> bool:
-    """Whether the tenants fit the names in the rule."""
+    """Return whether the tenants fit the names in the rule."""
     return (rule.readers is None or reader in rule.readers) and (rule.owners is None or owner in rule.owners)

@@ -39,7 +39,7 @@ _TERMS = ("scope", "level", "via", "now_us", "action")
 
 
 class Considered(NamedTuple):
-    """A rule, grant or segment that speaks of the request, or nearly does: the terms that do not fit."""
+    """A rule, grant or segment that matches the request or nearly does, with the terms that do not fit."""
 
     kind: str
     id: str
@@ -49,7 +49,7 @@ class Considered(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """True when every term fits."""
+        """Whether every term fits."""
         return not self.failing
 
 
@@ -74,7 +74,7 @@ class Explanation:
     tiers: tuple[TierAnswer, ...] = ()  # of an `offload`
 
     def data(self) -> dict[str, Any]:
-        """The explanation as JSON data."""
+        """Return the explanation as JSON data."""
         near = self.nearest
         return {
             "request": self.request.data(self.classifications),
@@ -97,7 +97,7 @@ class Explanation:
 
 
 def explain(table: DecisionTable, request: Request) -> Explanation:
-    """Why the table answers as it does."""
+    """Explain why the table answers as it does."""
     decision = request.decide(table)
     declared = Declared(table.policy, table.revoked)
     considered = (*_rules(declared, request), *_sources(declared, request))
@@ -117,7 +117,7 @@ def _rules(declared: Declared, request: Request) -> Iterator[Considered]:
 
 
 def _sources(declared: Declared, request: Request) -> list[Considered]:
-    """The grants and segments that fit best, at most `NEAR_MAX` of them."""
+    """Return the grants and segments that fit best, at most `NEAR_MAX` of them."""
     if request.via is Via.OWN:
         return []
     policy, barriers = declared.policy, Barriers(declared.policy)
@@ -163,7 +163,7 @@ def _segment_failing(segment: SegmentRule, request: Request, barriers: Barriers)
 
 
 def _nearest(table: DecisionTable, declared: Declared, request: Request) -> Nearest | None:
-    """The permitted request between the same two tenants with the fewest terms changed."""
+    """Return the permitted request between the same two tenants with the fewest terms changed."""
     edges = set(chain(*declared.edges(request.reader, request.owner).values()))
     instants = sorted({request.now_us, *edges, *(edge - 1 for edge in edges)})
     levels = range(len(table.policy.classifications))
@@ -262,7 +262,7 @@ def _summary(
 
 
 class TierSource(NamedTuple):
-    """One entry of the policy that bounds a tier: what it is called, its line, and what it says."""
+    """One entry of the policy that bounds a tier: its name, its line, and the limit it sets."""
 
     what: str
     line: int
@@ -270,7 +270,7 @@ class TierSource(NamedTuple):
 
 
 class TierAnswer(NamedTuple):
-    """What holds for copies in one tier, and what it comes of."""
+    """The rules for copies in one tier, and their sources."""
 
     tier: Tier
     duty: TierDuty
@@ -296,7 +296,7 @@ class TierAnswer(NamedTuple):
         return f"{self.tier}: {', '.join(parts)}, by {', '.join(duty.reasons)}"
 
     def data(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the answer as JSON data."""
         return {
             "tier": self.tier.value,
             "permitted": self.permitted,
@@ -306,7 +306,7 @@ class TierAnswer(NamedTuple):
 
 
 def explain_tiers(table: DecisionTable, tenant: str, level: int) -> tuple[TierAnswer, ...]:
-    """One answer a tier, in their order. Raises `PolicyError` for a level that does not exist."""
+    """Return one answer for each tier, in their order. Raises `PolicyError` for an unknown level."""
     return tuple(
         TierAnswer(tier, table.tier_duty(tenant, level, tier), tuple(_tier_sources(table, tenant, level, tier)))
         for tier in Tier

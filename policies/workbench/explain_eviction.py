@@ -1,4 +1,4 @@
-"""Explain eviction: at which priority each part of one request's prompt is kept, until when, and which line says so.
+"""Explain eviction: the priority of each part of one request's prompt, how long it lasts, and the line that sets it.
 
 1. The priorities are those that both kinds of pools use (`document.token_priorities`); nothing is computed anew here.
 2. Eviction never extends a deadline: what retention says of the tenant and the classification stands beside it.
@@ -38,7 +38,7 @@ _ORDER = {
 
 
 class SignalExplanation(NamedTuple):
-    """What one signal says of a block, in quarter powers of two of its value (+4 is twice as much)."""
+    """One signal's effect on a block's value, in quarter powers of two (+4 is twice as much)."""
 
     signal: str
     says: str
@@ -59,7 +59,7 @@ class EvictionExplanation(NamedTuple):
     learned: str | None = None  # whose think times are learned from
 
     def data(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the explanation as JSON data."""
         return self._asdict() | {
             "ranges": [each._asdict() for each in self.ranges],
             "signals": [each._asdict() for each in self.signals],
@@ -75,7 +75,7 @@ def explain_eviction(
     segment: str | None = None,
     kinds: Sequence[KindRange] = (),
 ) -> EvictionExplanation:
-    """What is said of a prompt of so many tokens. Raises `PolicyError` for what the policy does not know."""
+    """Explain the eviction of a prompt of so many tokens. Raises `PolicyError` for unknown names."""
     policy = table.policy
     if table.tenant(tenant) is None:
         raise PolicyError(f"tenant {quote(tenant)} is not admitted by the policy", tenant=tenant)

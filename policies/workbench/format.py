@@ -1,4 +1,4 @@
-"""Format a policy document: one layout, every comment kept, nothing that it says changed.
+"""Format a policy document: one layout, every comment kept, no meaning changed.
 
 1. The result means what the source means: it loads to a policy of the same digest, or the source is given back as it
    was, with the reason.
@@ -18,7 +18,7 @@ _ROUNDS = 4
 
 
 class Formatted(NamedTuple):
-    """The text, whether it differs from the source, and why the source was left as it was (else empty)."""
+    """The text, whether it differs from the source, and why the source was left unchanged (else empty)."""
 
     text: str
     changed: bool
@@ -26,7 +26,7 @@ class Formatted(NamedTuple):
 
 
 def fmt(text: str, *, name: str) -> Formatted:
-    """The document in the one layout. Raises `PolicyRejected` for a document that is not sound."""
+    """Return the document in the standard layout. Raises `PolicyRejected` for an invalid document."""
     before = digest(load_policy(text, name=name))
     try:
         result = _settle(text)

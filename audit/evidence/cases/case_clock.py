@@ -50,7 +50,7 @@ class WorkingCalendar(NamedTuple):
         return WorkingCalendar(self.zone, tuple(kept))
 
     def texts(self) -> tuple[str, ...]:
-        """The holidays as ISO dates."""
+        """Return the holidays as ISO dates."""
         return tuple(one.isoformat() for one in self.holidays)
 
 
@@ -83,7 +83,7 @@ class CaseDays(NamedTuple):
 
 
 def working_calendar(zone: str, holidays: Iterable[str] = ()) -> WorkingCalendar:
-    """The calendar of a zone and of ISO dates; raises `ConfigError` for what is neither."""
+    """Return the calendar of a zone and of ISO dates; raises `ConfigError` for what is neither."""
     check_zone(zone)
     listed = set()
     for text in holidays:
@@ -97,18 +97,18 @@ def working_calendar(zone: str, holidays: Iterable[str] = ()) -> WorkingCalendar
 
 
 def read_holidays(text: str) -> tuple[str, ...]:
-    """The dates of a list, one a line; what follows a `#`, and empty lines, are passed over."""
+    """Return the dates of a list, one a line; what follows a `#`, and empty lines, are passed over."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return tuple(line for line in lines if line)
 
 
 def received_day(received_us: int, zone: str) -> date:
-    """The date of a moment in a zone."""
+    """Return the date of a moment in a zone."""
     return utc(received_us).astimezone(open_zone(zone)).date()
 
 
 def deadline(received_us: int, months: int, calendar: WorkingCalendar) -> CaseDeadline:
-    """The end of a period of so many months from this receipt (rules 1 and 2)."""
+    """Return the end of a period of so many months from this receipt (rules 1 and 2)."""
     received = received_day(received_us, calendar.zone)
     return _end(received, months, calendar.holidays, open_zone(calendar.zone))
 
@@ -120,7 +120,7 @@ def case_days(received_us: int, calendar: WorkingCalendar) -> CaseDays:
 
 
 def days_of(received_us: int, zone: str, holidays: str, kept: str) -> CaseDays:
-    """The days of a case from the texts of its row (rule 5): never an error, as a list holds other cases too."""
+    """Return the days of a case from the texts of its row (rule 5): never an error, as a list holds other cases too."""
     try:
         received, *ends = kept.split()
         first, extended = (

@@ -140,7 +140,7 @@ class SubjectCase:
         return tuple(step for step in self.counted if step.step == kind)
 
     def last(self, kind: StepKind) -> CaseStep | None:
-        """The last of a kind that counts."""
+        """Return the last of a kind that counts."""
         found = self.of_kind(kind)
         return found[-1] if found else None
 
@@ -193,7 +193,7 @@ class SubjectCase:
         return CaseState.NEAR if until_us - now_us < NEAR_US else CaseState.OPEN
 
     def as_of(self, until_us: int) -> SubjectCase:
-        """The case without what was recorded from a moment on."""
+        """Return the case without what was recorded from a moment on."""
         return replay(self.opened, (step for step in self.steps if step.at_us < until_us))
 
     def untold(self, recipients: Iterable[str]) -> tuple[str, ...]:
@@ -203,7 +203,7 @@ class SubjectCase:
 
 
 def replay(opened: OpenedCase, steps: Iterable[CaseStep]) -> SubjectCase:
-    """The case that these steps, in the order of their leaves, make of a request (rule 1)."""
+    """Return the case that these steps, in the order of their leaves, make of a request (rule 1)."""
     case = SubjectCase(opened)
     for step in steps:
         taken = step._replace(void=refusal(case, step._replace(void="")) or "")

@@ -34,7 +34,7 @@ class PrincipalPeriods(NamedTuple):
     changes: Mapping[str, tuple[tuple[int, bool], ...]]
 
     def acted(self, name: str, at_us: int) -> bool:
-        """Whether somebody of this name was enrolled and not disabled at a moment."""
+        """Return whether somebody of this name was enrolled and not disabled at a moment."""
         known = [is_in for since_us, is_in in self.changes.get(name, ()) if since_us <= at_us]
         return bool(known) and known[-1]
 

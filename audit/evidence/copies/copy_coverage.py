@@ -141,7 +141,7 @@ def copy_coverage(
 
 
 def copies_from_leaves(record: LeafRecord, chosen: CustodySelection, now_us: int) -> CopyCoverage:
-    """The same from leaves alone."""
+    """Return the same from leaves alone."""
     if not _may_have_copies(chosen):
         return CopyCoverage()
     lives = {life.uuid: CopyLife(life.offset_us, record.worker(life.uuid)) for life in record.lives()}
@@ -154,7 +154,7 @@ def _may_have_copies(chosen: CustodySelection) -> bool:
 
 
 def _read(connection: Connection, chosen: CustodySelection, as_of: AsOf | None, with_system: bool) -> list[Body]:
-    """The leaves of the chosen copies, and of what was found that nobody could say the owner of."""
+    """Return the leaves of the chosen copies, and of what was found that nobody could say the owner of."""
     column, where = copy_steps.c, [is_in(as_of, copy_steps)]
     if not with_system:
         where.append(column.tenant.is_not(None))
@@ -289,7 +289,9 @@ def _take_left(left: dict[tuple[str, str], list[_Left]], body: Body, lives: Mapp
 
 
 def _inherited(heirs: Mapping[tuple[str, str], list[Body]], uuid: str, tier: str) -> dict[str, set[str]]:
-    """The names of a process's copies that each process which opened its tier, or an heir's, names as left (rule 3)."""
+    """Return the names of a process's copies that each process which opened its tier, or an heir's, names as left (rule
+    3).
+    """
     inherited: dict[str, set[str]] = {}
     asked: list[tuple[str, set[str] | None]] = [(uuid, None)]
     while asked:
@@ -389,7 +391,7 @@ def _judge(
 
 
 def _leaves_of(ended: _Listed, stored: _Listed, overdue: Int64s) -> Iterable[Body]:
-    """The leaf that says whose each copy is."""
+    """Yield the leaf that says whose each copy is."""
     yield from (ended.leaves[place] for place in ended.leaf.tolist())
     yield from (stored.leaves[place] for place in stored.leaf[overdue].tolist())
 
@@ -441,7 +443,7 @@ def _found_later(
 
 
 def _selected(judged: JudgedCopies, life: CopyLife, chosen: CustodySelection) -> JudgedCopies:
-    """The copies that were due in the period, of the chosen tenant and classification."""
+    """Return the copies that were due in the period, of the chosen tenant and classification."""
     at_us = judged.due + life.offset_us
     kept = np.ones(len(at_us), np.bool_)
     if chosen.since_us is not None:

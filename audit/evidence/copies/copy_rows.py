@@ -188,7 +188,7 @@ def differing_copies(connection: Connection, life: int, held: HeldCopies) -> Cop
 
 
 def was_stored(connection: Connection, life: int, tier: str, number: int) -> bool:
-    """Whether a leaf says that a copy was stored."""
+    """Return whether a leaf says that a copy was stored."""
     column = copy_steps.c
     near = (column.incarnation == life, column.tier == tier, column.step == STORED)
     found = _bodies(connection, *near, column.low <= number, column.high >= number)

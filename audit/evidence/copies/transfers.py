@@ -240,7 +240,7 @@ def explain_request(
     worker: str | None = None,
     tenant: str | None = None,
 ) -> tuple[ExplainedRequest, ...]:
-    """The requests of this number, newest first: one where the process is said, as each process counts its own."""
+    """Return the requests of this number, newest first: one where the process is said, as each process counts its own."""
     column, life = residencies.c, incarnations.c
     query: Select[Any] = (
         select(life.uuid, column.residency, column.tenant, column.classification, column.opened_us)
@@ -263,7 +263,7 @@ def explain_request(
 
 
 def has_tiers(connection: Connection, *, tenant: str | None = None) -> bool:
-    """Whether anything was ever stored in a tier, or decided about one."""
+    """Return whether anything was ever stored in a tier, or decided about one."""
     column = transfer_decisions.c
     query = select(column.idx).limit(1)
     if tenant is not None:
@@ -311,7 +311,7 @@ class _Sums:
             )
 
     def summary(self, tier: str, action: str) -> TransferSummary:
-        """The row that is shown."""
+        """Return the row that is shown."""
         return TransferSummary(
             tier,
             action,

@@ -77,12 +77,12 @@ class HourCoverage(NamedTuple):
 
 
 def first_hour(at_us: int) -> int:
-    """The first hour that a pass at this moment judges."""
+    """Return the first hour that a pass at this moment judges."""
     return (at_us - DAY_US) // HOUR_US * HOUR_US + HOUR_US
 
 
 def judged_rows(connection: Connection, state: JudgedState) -> list[HourRow]:
-    """The rows of `coverage_hours` that a state gives, judged from all of it."""
+    """Return the rows of `coverage_hours` that a state gives, judged from all of it."""
     proofs = LedgerProofs(connection)
     as_of = as_of_sizes(connection, proofs.sizes(state.size))
     ids = {name: log for log, name in connection.execute(select(logs.c.id, logs.c.name))}
@@ -102,7 +102,9 @@ def hour_rows(lives: Iterable[LifeUnits], since_us: int) -> Iterator[tuple[HourK
 
 
 def stored_rows(every: Iterable[tuple[HourKey, CoverageRow, int]], ids: Mapping[str, int]) -> list[HourRow]:
-    """The rows of the table, in order, from such coverage and the ids of logs: by hour, and of all hours together."""
+    """Return the rows of the table, in order, from such coverage and the ids of logs: by hour, and of all hours
+    together.
+    """
     by_hour: dict[tuple[int, int, str], tuple[list[CoverageRow], list[int]]] = {}
     for (hour_us, tenant, classification), row, lag in every:
         log = ids.get(log_of(tenant), ids.get(SYSTEM, 0))  # where nothing says whose it was
@@ -134,7 +136,7 @@ def by_hour(
     after: HourKey | None = None,
     limit: int | None = None,
 ) -> tuple[HourCoverage, ...]:
-    """The judged hours in order, each by tenant (the first on record first) and classification, behind a place."""
+    """Return the judged hours in order, each by tenant (the first on record first) and classification, behind a place."""
     return tuple(_rows(connection, coverage_hours.c.hour_us >= 0, tenant, after, limit))
 
 
@@ -172,7 +174,7 @@ def recent(connection: Connection, *, tenant: str | None = None) -> RecentCovera
 
 
 def recent_sums(connection: Connection, tenants: Collection[str]) -> list[TenantSums]:
-    """The same for each of these tenants, and of all others together: added up by the database, a row for each."""
+    """Return the same for each of these tenants, and of all others together: added up by the database, a row for each."""
     column = coverage_hours.c
     who = case((logs.c.name.in_([log_of(tenant) for tenant in tenants]), logs.c.name), else_="").label("who")
     counts = (func.sum(each) for each in (column.due, column.covered, column.overdue, column.unproven))

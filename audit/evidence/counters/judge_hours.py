@@ -116,7 +116,7 @@ class HourlyJudge:
         self._forget()
 
     def leads(self) -> bool:
-        """Whether this is the one that judges: of all on a ledger one is, for as long as its connection lasts."""
+        """Return whether this is the one that judges: of all on a ledger one is, for as long as its connection lasts."""
         try:
             if self._leading is None:
                 made = self._reader.connect()
@@ -147,7 +147,7 @@ class HourlyJudge:
         self._final: dict[tuple[int, str, str], tuple[CoverageRow, int]] = {}
 
     def judge(self, *, now_us: int) -> JudgedState | None:
-        """A step; the state that is stored then, None where there is none. Raises what the databases raise."""
+        """Return a step; the state that is stored then, None where there is none. Raises what the databases raise."""
         try:
             with self._reader.connect() as connection, connection.begin():
                 dialect_of(connection).begin_reading(connection)
@@ -199,7 +199,7 @@ class HourlyJudge:
         self._hours = hours
 
     def _grown(self, connection: Connection) -> _Grown | None:
-        """The next state; None where nothing is sealed, the present one where nothing was added."""
+        """Return the next state; None where nothing is sealed, the present one where nothing was added."""
         column = checkpoints.c
         query = select(column.size, column.at_us)
         newest = connection.execute(query.order_by(column.size.desc()).limit(1)).first()
@@ -233,7 +233,7 @@ class HourlyJudge:
         return _Grown(checkpoint.size, checkpoint.at_us, grown, checkpoint.size < newest.size)
 
     def _leaves(self, connection: Connection, grown: _Grown) -> list[bytes]:
-        """The leaves of a step, log by log."""
+        """Return the leaves of a step, log by log."""
         spans = [(log, self._read.get(log, 0), size) for log, size in sorted(grown.logs.items())]
         span = dialect_of(connection).spans(connection, spans)
         inside = (events.c.log == span.c.log) & (events.c.idx >= span.c.first) & (events.c.idx < span.c.below)
@@ -248,7 +248,7 @@ class HourlyJudge:
         return leaves
 
     def _has_purged(self, connection: Connection) -> bool:
-        """Whether retention drops, or has dropped, leaves that were read. It says so before the first one goes."""
+        """Return whether retention drops, or has dropped, leaves that were read. It says so before the first one goes."""
         column = retention_purges.c
         query = select(logs.c.id, func.max(column.below)).join(logs, logs.c.name == column.of_log)
         query = query.where(has_leaf(retention_purges))
@@ -257,7 +257,7 @@ class HourlyJudge:
         )
 
     def _judged(self, leaves: Iterable[bytes], state: JudgedState, ids: dict[str, int]) -> list[HourRow] | None:
-        """The rows of a state; None where something that was final is not (rule 3)."""
+        """Return the rows of a state; None where something that was final is not (rule 3)."""
         old = len(self._kept)
         every = [*self._kept, *leaves]
         record = LeafRecord(every)

@@ -21,7 +21,7 @@ def unpack(hour_us: int, figures: str) -> dict[FigureName, int]:
 
 
 def unpack_hour(hour_us: int, figures: str) -> dict[HourFigure, int]:
-    """The same without the hour, which an error names."""
+    """Return the same without the hour, which an error names."""
     try:
         return {
             (kind, measure, outcome, detail, classification): int(value)

@@ -235,7 +235,7 @@ def _ended_twice(connection: Connection, life: int) -> Counter[str]:
 
 
 def leaves_by_tenant(connection: Connection) -> dict[str, int]:
-    """How many leaves each tenant's log has; those that retention dropped are in its size."""
+    """Return how many leaves each tenant's log has; those that retention dropped are in its size."""
     query = select(logs.c.name, logs.c.size).where(logs.c.name.like(log_of("%")))
     return {tenant_of(name): size for name, size in connection.execute(query)}
 
@@ -433,7 +433,7 @@ def _hourly(
 
 
 def hour_span(connection: Connection) -> tuple[int, int] | None:
-    """The beginnings of the first and the last hour that have figures; None where there are none."""
+    """Return the beginnings of the first and the last hour that have figures; None where there are none."""
     parts = []
     for table in (counters, counter_deltas):
         for scraped in (False, True):  # the key begins with it
@@ -457,13 +457,15 @@ def hourly_leaves(
 
 
 def leaves_in(connection: Connection, log: int | None, *, since_us: int, until_us: int | None) -> int:
-    """How many leaves a log has, or all have together, in the hours that a period touches."""
+    """Return how many leaves a log has, or all have together, in the hours that a period touches."""
     rows = _hourly(connection, since_us, until_us, None if log is None else (log,), over_all=log is None)
     return sum(value for _, _, figures in rows for _, measure, _, _, _, value in figures if measure == LEAVES)
 
 
 def logs_with(kinds: Sequence[str]) -> CompoundSelect[tuple[int]]:
-    """A query for the ids of the logs that have an event of one of these kinds; leaves count by their own kind too."""
+    """Return a query for the ids of the logs that have an event of one of these kinds; leaves count by their own kind
+    too.
+    """
     parts = []
     for table in (counters, counter_deltas):
         named = or_(*(table.c.figures.contains(f'["{kind}",', autoescape=True) for kind in kinds))
@@ -496,7 +498,7 @@ def _read(connection: Connection, wanted: _Wanted) -> Iterator[_Figure]:
 
 
 def _names(connection: Connection, ids: Collection[int]) -> dict[int, str]:
-    """The names of these logs, by id."""
+    """Return the names of these logs, by id."""
     if not ids:
         return {}
     query = select(logs.c.id, logs.c.name)

@@ -113,7 +113,7 @@ class ErasureDueTimes(NamedTuple):
 
 
 def places_of(found: Evidence) -> LeafPlaces:
-    """The places of evidence whose rows have the columns `log` and `idx`."""
+    """Return the places of evidence whose rows have the columns `log` and `idx`."""
     return LeafPlaces(unit_keys_of(found), found.pairs.blocks, found.owner, found.column("log"), found.column("idx"))
 
 
@@ -244,7 +244,7 @@ def _limits(residency: Int64s, latest: dict[int, int]) -> Int64s:
 
 
 def read_models(connection: Connection, incarnation: int, as_of: AsOf | None = None) -> dict[int, str]:
-    """The model of every residency, from its leaf; residencies whose leaf names none are left out."""
+    """Return the model of every residency, from its leaf; residencies whose leaf names none are left out."""
     column = residencies.c
     query = (
         select(column.residency, events.c.leaf)
@@ -278,7 +278,7 @@ def _left(of: Int64s, residency: Int64s, at: Int64s, until: Int64s) -> tuple[Int
 
 
 def read_receipts(connection: Connection, incarnation: int, ends: Evidence, as_of: AsOf | None = None) -> ReceiptCells:
-    """The receipts that name any of these generations, boot scrubs aside."""
+    """Return the receipts that name any of these generations, boot scrubs aside."""
     column = receipts.c
     evidence = read(
         connection,
@@ -360,7 +360,7 @@ class _ReleasedRuns(NamedTuple):
 def _dropped(
     gone: _ReleasedRuns, *, keys: Int64s, residency: Int64s, since: Int64s, released: Int64s, hold: Int64s
 ) -> tuple[Int64s, Int64s]:
-    """A block that its residency let go of early was used until then, not until the end (rule 4)."""
+    """Return a block that its residency let go of early was used until then, not until the end (rule 4)."""
     owner = gone.leaves.owner
     mine = gone.early[owner]
     theirs, whose = unit_keys_of(gone.leaves)[mine], gone.leaves.column("residency")
@@ -408,7 +408,7 @@ def _erased(rows: UseRows) -> dict[int, int]:
 
 
 def unit_keys_of(found: Evidence) -> Int64s:
-    """The (pool, generation) key of every flat entry."""
+    """Return the (pool, generation) key of every flat entry."""
     return unit_keys(found.pairs.pools, found.pairs.generations)
 
 

@@ -136,7 +136,8 @@ def read_units(
     incarnation: str | None = None,
     with_rules: bool = False,
 ) -> Iterator[LifeUnits]:
-    """The selected units, incarnation by incarnation, or of one by its uuid; overdue is due before `now_us` (UTC).
+    """Return the selected units, incarnation by incarnation, or of one by its uuid; overdue is due before `now_us`
+    (UTC).
 
     `with_rules`: openings say when their leaf was written, their absolute limit, what they attached and by which rules.
     Raises `LedgerError` for a tier that there is none of.
@@ -155,19 +156,19 @@ class CustodyRecord(Protocol):
         """Ends of custody, each with what its leaf says: those of the chosen tenant and classification at least."""
 
     def ended(self, life: IncarnationLife, ends: Evidence, chosen: CustodySelection) -> Int64s:
-        """The keys of everything that ended, in order, whosever it was; `ends` is what there is of the chosen."""
+        """Return the keys of everything that ended, in order, whosever it was; `ends` is what there is of the chosen."""
 
     def uses(self, life: IncarnationLife) -> BlockUses:
         """Who used which block until when."""
 
     def receipts(self, life: IncarnationLife, ends: Evidence) -> ReceiptCells:
-        """The receipts that name any generation that ended."""
+        """Return the receipts that name any generation that ended."""
 
     def erasure_due_times(self, life: IncarnationLife) -> ErasureDueTimes:
         """What erasures covered, and when each was asked for."""
 
     def models(self, life: IncarnationLife) -> dict[int, str]:
-        """The model of every residency whose leaf names one."""
+        """Return the model of every residency whose leaf names one."""
 
 
 class LedgerRecord:
@@ -191,7 +192,7 @@ class LedgerRecord:
         return read(self._connection, custody_ends, _END_COLUMNS, and_(*here), ordered=False)
 
     def ended(self, life: IncarnationLife, ends: Evidence, chosen: CustodySelection) -> Int64s:
-        """The keys of everything that ended."""
+        """Return the keys of everything that ended."""
         whole = (chosen.tenant, chosen.classification) == (None, None)
         return distinct(unit_keys_of(ends)) if whole else ended_keys(self._connection, life, self._as_of)
 
@@ -200,7 +201,7 @@ class LedgerRecord:
         return read_uses(self._connection, life, self._as_of, with_rules=self._with_rules)
 
     def receipts(self, life: IncarnationLife, ends: Evidence) -> ReceiptCells:
-        """The receipts that can name any generation that ended."""
+        """Return the receipts that can name any generation that ended."""
         return read_receipts(self._connection, life.id, ends, self._as_of)
 
     def erasure_due_times(self, life: IncarnationLife) -> ErasureDueTimes:
@@ -208,14 +209,14 @@ class LedgerRecord:
         return read_erasure_due_times(self._connection, life, self._as_of)
 
     def models(self, life: IncarnationLife) -> dict[int, str]:
-        """The model of every residency whose leaf names one."""
+        """Return the model of every residency whose leaf names one."""
         return read_models(self._connection, life.id, self._as_of)
 
 
 def units_of(
     record: CustodyRecord, chosen: CustodySelection, *, now_us: int, incarnation: str | None = None
 ) -> Iterator[LifeUnits]:
-    """The selected units of a record, as `read_units` gives those of a ledger."""
+    """Yield the selected units of a record, as `read_units` gives those of a ledger."""
     check_tier(chosen.tier)
     if chosen.tier in TIERS:
         return
@@ -241,7 +242,7 @@ def units_of(
 
 
 def within_period(each: LifeUnits, since_us: int, until_us: int) -> LifeUnits:
-    """The units of a part of the period that was selected."""
+    """Return the units of a part of the period that was selected."""
     chosen = CustodySelection(since_us, until_us)
     late = _in_period(each.overdue.due + each.life.offset_us, chosen)
     units = _picked(each.life, each.ends, each.units, chosen, None)
@@ -286,7 +287,7 @@ def _picked(
     chosen: CustodySelection,
     models: dict[int, str] | None,
 ) -> JudgedUnits:
-    """The units of the period (rule 2) and model."""
+    """Return the units of the period (rule 2) and model."""
     claimed = ends.column("due_boot_us")[units.row]
     kept = _in_period(np.where(units.due < NEVER, units.due, claimed) + life.offset_us, chosen)
     if models is not None:
@@ -325,7 +326,7 @@ def _of_model(writers: Int64s, models: dict[int, str], wanted: str | None) -> Fl
 
 
 def ended_keys(connection: Connection, life: IncarnationLife, as_of: AsOf | None = None) -> Int64s:
-    """The keys of everything that ended in an incarnation."""
+    """Return the keys of everything that ended in an incarnation."""
     column = custody_ends.c
     here = and_(column.incarnation == life.id, is_in(as_of, custody_ends))
     return distinct(unit_keys_of(read(connection, custody_ends, (column.tenant,), here, ordered=False)))

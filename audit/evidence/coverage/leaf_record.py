@@ -168,7 +168,7 @@ def _picker(fields: Sequence[str]) -> Callable[[Mapping[str, Any]], Fields]:
 
 
 def _pick_opening(body: dict[str, Any]) -> Fields:
-    """The fields of an opening; earlier leaves know neither a model nor what was handed out at once."""
+    """Return the fields of an opening; earlier leaves know neither a model nor what was handed out at once."""
     body.setdefault("model", "")
     body.setdefault("written", ())
     found: Fields = _OPENING(body)
@@ -224,7 +224,7 @@ class _Life:
         return ended_by_acts(_acts(self.narrowings), {each: (who, at) for each, (at, who) in left.items()})
 
     def evidence(self, table: str) -> list[Evidence]:
-        """The rows of a table, once for each of its lists."""
+        """Return the rows of a table, once for each of its lists."""
         found = self.tables.get(table)
         if found is None:
             entry = next(each for each in _KINDS.values() if each.table == table)
@@ -317,7 +317,7 @@ class LeafRecord:
     # -- what coverage asks of a record ---------------------------------------------------------------------
 
     def worker(self, incarnation: str) -> str:
-        """The name that a process gave its worker when it started; empty where no leaf says so."""
+        """Return the name that a process gave its worker when it started; empty where no leaf says so."""
         life = self._lives.get(incarnation)
         return "" if life is None else str(life.start.get("worker", ""))
 
@@ -333,7 +333,7 @@ class LeafRecord:
         return self._tables[life.uuid].ends
 
     def ended(self, life: IncarnationLife, ends: Evidence, chosen: CustodySelection) -> Int64s:
-        """The keys of everything that ended."""
+        """Return the keys of everything that ended."""
         return distinct(unit_keys_of(ends))
 
     def uses(self, life: IncarnationLife) -> BlockUses:
@@ -359,7 +359,7 @@ class LeafRecord:
         return due_times_of(found.kept(at >= 0)._replace(columns={"asked_us": at[at >= 0]}), life.offset_us)
 
     def models(self, life: IncarnationLife) -> dict[int, str]:
-        """The model of every residency whose leaf names one."""
+        """Return the model of every residency whose leaf names one."""
         opened = self._tables[life.uuid].opened
         rows = zip(
             opened.column("residency").tolist(),
@@ -370,18 +370,18 @@ class LeafRecord:
         return {residency: model for residency, part, model in rows if part == 1 and model}
 
     def asked_before(self, number: int, at_us: int) -> bool:
-        """Whether a leaf of this number or a later one asks for an erasure as of an earlier moment than that."""
+        """Return whether a leaf of this number or a later one asks for an erasure as of an earlier moment than that."""
         return any(asked >= number and when < at_us for asked, when in self._asked)
 
     def names_any(self, life: IncarnationLife, number: int, has: Callable[[Int64s], Flags]) -> bool:
-        """Whether a leaf of this number or a later one names custody of which `has` is true."""
+        """Return whether a leaf of this number or a later one names custody of which `has` is true."""
         return any(
             bool(has(unit_keys_of(table)[table.column("idx")[table.owner] >= number]).any())
             for table in self._tables[life.uuid].every
         )
 
     def needed(self, life: IncarnationLife, is_over: Callable[[Int64s], Flags], since_boot_us: int) -> Int64s:
-        """The numbers of leaves about custody that is not over, and about residencies that use it or go on.
+        """Return the numbers of leaves about custody that is not over, and about residencies that use it or go on.
 
         Receipts that name nothing else are left out once they are older than `since_boot_us`.
         """
@@ -450,7 +450,7 @@ class _Tables:
 
 
 def _gaps(named: Int64s, start: int) -> int:
-    """How many generations are missing between those that are named, in each pool from `start` on."""
+    """Return how many generations are missing between those that are named, in each pool from `start` on."""
     pools, generations = named >> POOL_SHIFT, named & GENERATION_MASK
     is_first = np.diff(pools, prepend=-1) > 0
     before = np.where(is_first, start, np.roll(generations, 1))

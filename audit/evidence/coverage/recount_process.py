@@ -87,7 +87,7 @@ def differences(tables: CoverageSummary, leaves: CoverageSummary) -> tuple[Diffe
 
 
 def copy_differences(tables: CopyCoverage, leaves: CopyCoverage) -> tuple[Difference, ...]:
-    """The same of copies off the device; a figure is named with its tier."""
+    """Return the same of copies off the device; a figure is named with its tier."""
     sides = [{row[:3]: row for row in side.rows} for side in (tables, leaves)]
     differing = []
     for key in sorted({*sides[0], *sides[1]}):
@@ -150,7 +150,7 @@ class RecountProcess:
         self._process.stdin = None  # `communicate` closes no pipe twice
 
     def answer(self) -> RecountResult:
-        """The answer, from beside or, where that is not to be taken, from here (rule 2)."""
+        """Return the answer, from beside or, where that is not to be taken, from here (rule 2)."""
         if self._process is not None:
             output, errors = self._process.communicate()
             status, self._process = self._process.returncode, None
@@ -185,7 +185,7 @@ def open_recount(
 
 
 def _sizes(connection: Connection, state: AsOf | None) -> dict[str, int]:
-    """A state by the names of its logs; what the connection sees where there is none."""
+    """Return a state by the names of its logs; what the connection sees where there is none."""
     rows = connection.execute(select(logs.c.id, logs.c.name, logs.c.size)).all()
     held = None if state is None else state.sizes
     return {row.name: row.size if held is None else held.get(row.id, 0) for row in rows}

@@ -137,7 +137,7 @@ def coverage_by_period(
     as_of_us: int | None = None,
     as_of: AsOf | None = None,
 ) -> tuple[tuple[int, CoverageRow], ...]:
-    """The total row of coverage for each period from `since_us` on, from one reading of the ledger."""
+    """Return the total row of coverage for each period from `since_us` on, from one reading of the ledger."""
     now_us = last_event_us(connection, as_of) if as_of_us is None else as_of_us
     chosen = CustodySelection(since_us, until_us, tenant)
     lives = list(read_units(connection, chosen, now_us=now_us, as_of=as_of))
@@ -147,7 +147,7 @@ def coverage_by_period(
 def periods_of(
     lives: Iterable[LifeUnits], since_us: int, until_us: int, period_us: int
 ) -> tuple[tuple[int, CoverageRow], ...]:
-    """The total row of units for each period from `since_us` on."""
+    """Return the total row of units for each period from `since_us` on."""
     starts = range(since_us, until_us, period_us)
     found: dict[int, list[CoverageRow]] = {start: [] for start in starts}
     for start, part in by_period(lives, since_us, period_us):
@@ -156,7 +156,7 @@ def periods_of(
 
 
 def by_period(lives: Iterable[LifeUnits], since_us: int, period_us: int) -> Iterator[tuple[int, LifeUnits]]:
-    """The units of each incarnation by the period, from `since_us` on, in which they were due."""
+    """Yield the units of each incarnation by the period, from `since_us` on, in which they were due."""
     for each in lives:
         offset_us, claimed = each.life.offset_us, each.ends.column("due_boot_us")[each.units.row]
         at_us = np.where(each.units.due < NEVER, each.units.due, claimed) + offset_us
@@ -167,7 +167,7 @@ def by_period(lives: Iterable[LifeUnits], since_us: int, period_us: int) -> Iter
 
 
 def lags_of(each: LifeUnits) -> dict[tuple[str, str], int]:
-    """The longest time from due to the last receipt among one incarnation's units, by tenant and classification."""
+    """Return the longest time from due to the last receipt among one incarnation's units, by tenant and classification."""
     of_row, everybody = each.ends.codes("tenant", "classification")
     longest = np.zeros(len(everybody), np.int64)
     np.maximum.at(longest, of_row[each.units.row], each.units.lag)
@@ -224,7 +224,7 @@ def _population_rows(life_units: LifeUnits, first: int, end: int) -> Int64s:
 
 
 def lag_percentiles(lags: Int64s) -> tuple[int, int, int]:
-    """The lags that 50, 99 and 100 % of sorted ones do not exceed (nearest rank); 0 where there is none."""
+    """Return the lags that 50, 99 and 100 % of sorted ones do not exceed (nearest rank); 0 where there is none."""
     if not len(lags):
         return 0, 0, 0
     p50, p99, most = (int(lags[-(-len(lags) * percent // 100) - 1]) for percent in (50, 99, 100))
@@ -232,7 +232,7 @@ def lag_percentiles(lags: Int64s) -> tuple[int, int, int]:
 
 
 def rows_of(each: LifeUnits) -> list[CoverageRow]:
-    """The coverage of one incarnation's units, by tenant and classification."""
+    """Return the coverage of one incarnation's units, by tenant and classification."""
     return _summarise(each) + _overdue(each)
 
 

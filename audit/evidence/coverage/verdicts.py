@@ -44,7 +44,7 @@ class JudgedUnits(NamedTuple):
     writer: Int64s  # the residency that the block was handed to; NEVER where no leaf says so
 
     def kept(self, which: Flags) -> JudgedUnits:
-        """The units for which `which` is true."""
+        """Return the units for which `which` is true."""
         columns: list[Any] = [column[which] for column in self]
         return JudgedUnits(*columns)
 
@@ -103,7 +103,9 @@ def assess(
     asked: ErasureDueTimes,
     chosen: Flags | None = None,
 ) -> JudgedUnits:
-    """A verdict for every custody that ended (docs/audit/coverage.md): of the `chosen` rows of ends, where they are."""
+    """Return a verdict for every custody that ended (docs/audit/coverage.md): of the `chosen` rows of ends, where they
+    are.
+    """
     custodies = _first_ends(ends, chosen)
     named = partial(name_blocks, known_keys=uses.keys, known_blocks=uses.blocks)
     custodies = custodies._replace(blocks=named(custodies.keys, custodies.blocks))
@@ -222,7 +224,7 @@ def _requests(asked: ErasureDueTimes, custodies: Custodies) -> Requests:
 
 
 def _in_order(ends: Evidence) -> Int64s:
-    """The flat entries in the order of rule 2."""
+    """Return the flat entries in the order of rule 2."""
     columns = [ends.column(name) for name in ("part", "sequence", "by_successor")]
     rank = np.empty(ends.size, np.int64)
     rank[np.lexsort(columns)] = np.arange(ends.size)

@@ -80,7 +80,7 @@ def _door(
 
 
 def ended_name_leaves(connection: Connection, erasure: str) -> set[tuple[str, int]]:
-    """The places of the leaves that show it: of each door the first that takes every raise, else its newest.
+    """Return the places of the leaves that show it: of each door the first that takes every raise, else its newest.
 
     A door whose last process ended before the first raise is none that lacks it.
     """

@@ -41,7 +41,9 @@ class HoldLeaf(NamedTuple):
 
 
 def holds_among(bodies: Iterable[Body], tenant: str | None, subject: str | None) -> tuple[ErasureHold, ...]:
-    """The holds about an erasure of this tenant (None: of any) and subject (None: of any) that these leaves show."""
+    """Return the holds about an erasure of this tenant (None: of any) and subject (None: of any) that these leaves
+    show.
+    """
     holds: dict[str, ErasureHold] = {}
     every = [body for body in bodies if body["kind"] == HOLD_KIND]
     for body in sorted(every, key=lambda one: (int(one["at_us"]), one["incarnation"], int(one["sequence"]))):
@@ -53,7 +55,7 @@ def holds_among(bodies: Iterable[Body], tenant: str | None, subject: str | None)
 
 
 def hold_leaves(connection: Connection, tenant: str | None, subject: str | None) -> list[HoldLeaf]:
-    """The leaves of holds about such an erasure; none about another person."""
+    """Return the leaves of holds about such an erasure; none about another person."""
     query = (
         select(logs.c.name, events.c.idx, events.c.leaf)
         .join(logs, logs.c.id == events.c.log)
@@ -68,7 +70,7 @@ def hold_leaves(connection: Connection, tenant: str | None, subject: str | None)
 
 
 def holds_on_erasure(connection: Connection, tenant: str | None, subject: str | None) -> tuple[ErasureHold, ...]:
-    """The holds about an erasure that are active now; `connection` sees the system log."""
+    """Return the holds about an erasure that are active now; `connection` sees the system log."""
     return holds_among((leaf.body for leaf in hold_leaves(connection, tenant, subject)), tenant, subject)
 
 

@@ -51,7 +51,7 @@ class ErasureStanding(NamedTuple):
         return f"not followed: {self.why}" if self.state is ErasureState.NOT_FOLLOWED else self.state.value
 
     def under(self, refused: str | None, owed: Sequence[str]) -> ErasureStanding:
-        """The same, of an order that is refused for a reason (rule 4); None: it counts. `owed` are workers."""
+        """Return the same, of an order that is refused for a reason (rule 4); None: it counts. `owed` are workers."""
         answered = bool(owed) and self.state in (ErasureState.COMPLETE, ErasureState.LATE)
         if refused is None or answered:
             return self
@@ -67,7 +67,7 @@ class AskedErasure(NamedTuple):
 
 
 def state_of(asked: AskedErasure, owed: Sequence[str], done: Mapping[str, int], now_us: int) -> ErasureState:
-    """The state: `owed` are workers, `done` says when one said first that all is gone."""
+    """Return the state: `owed` are workers, `done` says when one said first that all is gone."""
     if not all(name in done for name in owed):
         return ErasureState.MISSED if now_us > asked.deadline_us else ErasureState.OPEN
     last_us = max((done[name] for name in owed), default=asked.at_us)
@@ -92,7 +92,7 @@ def completed_by(answers: Iterable[tuple[str, str, str, int]]) -> dict[str, dict
 def read_states(
     connection: Connection, asked: Sequence[AskedErasure], now_us: int, periods: Mapping[str, WorkPeriod]
 ) -> dict[AskedErasure, ErasureState]:
-    """The state of each of these erasures."""
+    """Return the state of each of these erasures."""
     states: dict[AskedErasure, ErasureState] = {}
     for place in range(0, len(asked), _AT_ONCE):
         part = asked[place : place + _AT_ONCE]

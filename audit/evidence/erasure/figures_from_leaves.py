@@ -82,7 +82,7 @@ def waiting_copies(figures: Mapping[str, Any]) -> int:
 
 
 def figures_of(bodies: Iterable[Mapping[str, Any]], erasure: str) -> ErasureFigures:
-    """The figures of one erasure, from the bodies of its leaves."""
+    """Return the figures of one erasure, from the bodies of its leaves."""
     shards: dict[str, int] = {}
     covered: set[Unit] = set()
     kept: dict[Unit, str] = {}

@@ -140,7 +140,7 @@ def requests(connection: Connection, *, tenant: str | None = None) -> tuple[Requ
 
 
 def request(connection: Connection, erasure: str) -> Requested:
-    """The request of one erasure; raises `LedgerError` where the ledger has none."""
+    """Return the request of one erasure; raises `LedgerError` where the ledger has none."""
     requests = [Requested(*row) for row in connection.execute(_REQUEST.where(erasures.c.erasure == erasure))]
     if not requests:
         raise LedgerError(f"erasure `{erasure}` is not in the ledger", erasure=erasure)
@@ -156,7 +156,7 @@ def pending(connection: Connection, worker: str) -> tuple[Requested, ...]:
 
 
 def lives_of(connection: Connection, worker: str) -> dict[str, WorkPeriod]:
-    """The processes of a worker, by incarnation, as the system log has them."""
+    """Return the processes of a worker, by incarnation, as the system log has them."""
     return {life: one for life, one in read_work_periods(connection).items() if one.worker == worker}
 
 
@@ -180,13 +180,13 @@ def completed(connection: Connection, lives: Mapping[str, WorkPeriod]) -> tuple[
 
 
 def to_follow(connection: Connection, rows: Sequence[Requested]) -> tuple[Requested, ...]:
-    """The requests that a process acts on (rule 4)."""
+    """Return the requests that a process acts on (rule 4)."""
     refused = refused_requests(connection, rows)
     return tuple(row for row in rows if row not in refused)
 
 
 def refused_requests(connection: Connection, rows: Sequence[Requested]) -> dict[Requested, str]:
-    """The requests that no worker follows, and why (rule 4); none where orders are not authenticated."""
+    """Return the requests that no worker follows, and why (rule 4); none where orders are not authenticated."""
     signed = orders_of(connection)
     reasons: dict[Requested, str] = {}
     if signed is None:
@@ -203,7 +203,7 @@ def refused_requests(connection: Connection, rows: Sequence[Requested]) -> dict[
 
 
 def _leaves_of(connection: Connection, ids: Sequence[str]) -> dict[str, list[bytes]]:
-    """The leaves of requests, by erasure."""
+    """Return the leaves of requests, by erasure."""
     query = (
         select(erasures.c.erasure, events.c.leaf)
         .select_from(events)
@@ -227,7 +227,7 @@ def _said(signed: SignedOrders, leaf: bytes) -> Requested | None:
 
 
 def names(connection: Connection, asked: Requested, keys: SubjectKeys | None = None) -> SelectorNames | None:
-    """The subject and session of a request by name; None where their link was destroyed.
+    """Return the subject and session of a request by name; None where their link was destroyed.
 
     Where the ledger has tags instead of names, `keys` says who is meant, and None without them: a tag names nobody.
     """

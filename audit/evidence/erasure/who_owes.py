@@ -12,12 +12,12 @@ from kvcustody.audit.evidence.processes.work_periods import Body, WorkPeriod, wo
 
 
 def owing(periods: Mapping[str, WorkPeriod], requested_us: int) -> list[str]:
-    """The workers that owe an answer to a request of this moment, by name (rule 1)."""
+    """Return the workers that owe an answer to a request of this moment, by name (rule 1)."""
     return sorted({period.worker for period in periods.values() if period.at_work(requested_us)})
 
 
 def without_answer(bodies: Iterable[Body], erasure: str) -> list[str]:
-    """The workers that owe an answer, and of which no leaf says `complete` (rules 1 and 2)."""
+    """Return the workers that owe an answer, and of which no leaf says `complete` (rules 1 and 2)."""
     every = list(bodies)
     asked = [one for one in every if one["kind"] == "erasure-requested" and one["erasure"] == erasure]
     periods = work_periods(every)

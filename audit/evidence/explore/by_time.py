@@ -99,7 +99,7 @@ def _slices(
     newest: bool,
     scan_max: int,
 ) -> Iterator[_Slice]:
-    """The hours in which there may be something, in order; an hour with very many leaves in pieces (rule 3)."""
+    """Yield the hours in which there may be something, in order; an hour with very many leaves in pieces (rule 3)."""
     since_us, until_us = wanted.since_us or 0, _until(wanted)
     if after is not None:
         since_us, until_us = (
@@ -188,7 +188,7 @@ def _of_slice(
     newest: bool,
     limit: int,
 ) -> tuple[list[EventRow], Cursor | None]:
-    """The first leaves of a slice that are wanted; and where they end, where there may be more than `limit`."""
+    """Return the first leaves of a slice that are wanted; and where they end, where there may be more than `limit`."""
     entries: list[tuple[Cursor, EventRow]] = []
     few = part.leaves <= (_SEARCHED_TOGETHER if conditions else _TOGETHER)
     at_once = [part.logs] if few and wanted.trace is None else [(log,) for log in part.logs]

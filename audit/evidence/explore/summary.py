@@ -119,7 +119,7 @@ def summarize(connection: Connection, wanted: EventFilter) -> ExplorerSummary:
 
 
 def _by_figures(wanted: EventFilter) -> bool:
-    """Whether the filter is of what figures are by alone; outcomes of kinds that have none of their own are not."""
+    """Return whether the filter is of what figures are by alone; outcomes of kinds that have none of their own are not."""
     plain = wanted._replace(logs=None, tenant=None, since_us=None, until_us=None, kinds=(), outcome=None)
     whole = wanted.outcome is None or not wanted.kinds or all(kind in OUTCOMES for kind in wanted.kinds)
     return plain == EventFilter() and whole
@@ -159,7 +159,9 @@ def _fine(connection: Connection, wanted: EventFilter) -> ExplorerSummary | None
 
 
 def _is_short(connection: Connection, wanted: EventFilter, since_us: int) -> bool:
-    """Whether a period is short and has few leaves by its hours' figures; where there is nothing is no part of it."""
+    """Return whether a period is short and has few leaves by its hours' figures; where there is nothing is no part of
+    it.
+    """
     span = hour_span(connection)
     if span is None:
         return False
@@ -194,7 +196,7 @@ class _Sample:
             self.times[row.at_us // MINUTE_US * MINUTE_US, refused] += 1
 
     def total(self, connection: Connection, wanted: EventFilter) -> tuple[int, bool]:
-        """How many leaves fit: all of them were seen, or as many as the share of those looked at says."""
+        """Return how many leaves fit: all of them were seen, or as many as the share of those looked at says."""
         if self._ended:
             return self.leaves, True
         logs = [log.id for log in logs_of(connection, wanted)]
@@ -207,7 +209,7 @@ class _Sample:
 
 
 def _denied(log: str, body: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """The rule that denied requests, and how many (rule 3)."""
+    """Yield the rule that denied requests, and how many (rule 3)."""
     asking = body.get(ASKING.get(body["kind"], ""))
     if asking is not None and body["effect"] == "deny" and log == log_of(asking):
         yield body.get("rule") or (*body["reasons"], DEFAULT_DENY)[0], int(body.get("requests", 1))
@@ -230,7 +232,7 @@ def _values(log: str, body: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _most(found: Counter[str]) -> tuple[FacetValue, ...]:
-    """The values that most events have; one of nothing is none."""
+    """Return the values that most events have; one of nothing is none."""
     return tuple(FacetValue(value, events) for value, events in found.most_common(_VALUES_MAX) if value and events > 0)
 
 

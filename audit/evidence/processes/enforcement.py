@@ -112,17 +112,19 @@ class Forecast(NamedTuple):
 
 
 def newest_order(connection: Connection) -> EnforcementOrder | None:
-    """The order that counts (rule 1), whether its time is over or not; None where nobody gave one."""
+    """Return the order that counts (rule 1), whether its time is over or not; None where nobody gave one."""
     return next(map(_order, order_leaves(connection, ORDERED, newest=True)), None)
 
 
 def order_at(connection: Connection, number: int) -> EnforcementOrder | None:
-    """The order at this place of the system log; None where there is none."""
+    """Return the order at this place of the system log; None where there is none."""
     return next(map(_order, order_leaves(connection, ORDERED, idx=number)), None)
 
 
 def _order(row: OrderLeaf) -> EnforcementOrder:
-    """The order in a leaf; one of no mode where the leaf is no order, which whoever follows it refuses by its place."""
+    """Return the order in a leaf; one of no mode where the leaf is no order, which whoever follows it refuses by its
+    place.
+    """
     try:
         body = orjson.loads(row.leaf)
         return EnforcementOrder(
@@ -182,7 +184,7 @@ def monitored_periods(
 
 
 def unnamed(periods: Iterable[MonitoredPeriod]) -> tuple[NotEnforced, ...]:
-    """The same for whoever may not know of others: one time where they touch, of the mode that enforces less."""
+    """Return the same for whoever may not know of others: one time where they touch, of the mode that enforces less."""
     spans: list[NotEnforced] = []
     for one in sorted(periods, key=lambda one: one.from_us):
         last = spans[-1] if spans else None
@@ -195,7 +197,7 @@ def unnamed(periods: Iterable[MonitoredPeriod]) -> tuple[NotEnforced, ...]:
 
 
 def monitored_in(bodies: Iterable[Body], since_us: int = 0, until_us: int | None = None) -> tuple[MonitoredPeriod, ...]:
-    """The same from the leaves about processes' lives and their changes; other leaves are passed over."""
+    """Return the same from the leaves about processes' lives and their changes; other leaves are passed over."""
     every = list(bodies)
     periods = work_periods(every)
     monitored: list[MonitoredPeriod] = []

@@ -41,12 +41,12 @@ def marked_processes(bodies: Iterable[Body]) -> Marked:
 
 
 def is_marked_start(body: Body) -> bool:
-    """Whether a leaf says that a process that began serves nobody's traffic."""
+    """Return whether a leaf says that a process that began serves nobody's traffic."""
     return body["kind"] == STARTED and bool(body.get("origin"))
 
 
 def marked_of(starts: Mapping[str, Body], over: Mapping[str, tuple[int, str]]) -> Marked:
-    """The processes that began so, by incarnation, and of those that ended, when and how."""
+    """Return the processes that began so, by incarnation, and of those that ended, when and how."""
     marked = [
         MarkedProcess(
             life,

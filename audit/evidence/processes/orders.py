@@ -45,7 +45,7 @@ class OrderLeaf(NamedTuple):
 
 
 def order_leaves(connection: Connection, kind: str, *, newest: bool = False, idx: int | None = None) -> list[OrderLeaf]:
-    """The orders of a kind that count, oldest first; the `newest` alone, or the one at a place.
+    """Return the orders of a kind that count, oldest first; the `newest` alone, or the one at a place.
 
     Signed orders stand in the order of the times that were signed: a copy of an old one is old (`signed_orders`, 2).
     """
@@ -121,7 +121,7 @@ def orders_statement(
 
 
 def _order_signatures(connection: Connection, as_of: AsOf, tenant: str | None) -> str:
-    """How many orders on record carry a signature; of one tenant, of the orders in its own log."""
+    """Return how many orders on record carry a signature; of one tenant, of the orders in its own log."""
     bodies = [orjson.loads(leaf) for leaf in _order_leaves(connection, as_of, tenant)]
     orders = [body for body in bodies if body["kind"] != SIGNED_LATER]
     if not orders:
@@ -137,7 +137,7 @@ def _order_signatures(connection: Connection, as_of: AsOf, tenant: str | None) -
 def refused_orders(
     connection: Connection, signed: SignedOrders, as_of: AsOf, tenant: str | None
 ) -> tuple[RefusedOrder, ...]:
-    """The orders of a state that nobody may act on, oldest first; of one tenant, those in its own log."""
+    """Return the orders of a state that nobody may act on, oldest first; of one tenant, those in its own log."""
     believed = signed.over(connection)
     judged = (believed.refusal(leaf) for leaf in _order_leaves(connection, as_of, tenant))
     return tuple(refused for refused in judged if refused is not None)

@@ -78,7 +78,7 @@ def policies_in_period(
 def read_policies_in_period(
     connection: Connection, since_us: int, until_us: int, as_of: AsOf | None = None
 ) -> tuple[PeriodPolicy, ...]:
-    """The same from the system log, as it is or as a checkpoint left it."""
+    """Return the same from the system log, as it is or as a checkpoint left it."""
     lives = lives_as_of(connection, as_of)
     query = (
         select(events.c.leaf)
@@ -95,7 +95,7 @@ def read_policies_in_period(
 
 
 def lives_as_of(connection: Connection, as_of: AsOf | None) -> list[Body]:
-    """The leaves about lives of processes, as they are or as a checkpoint left them; raises as `life_leaves`."""
+    """Return the leaves about lives of processes, as they are or as a checkpoint left them; raises as `life_leaves`."""
     every = life_leaves(connection)
     if as_of is None or as_of.whole:
         return [leaf.body for leaf in every]

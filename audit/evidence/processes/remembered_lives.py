@@ -52,7 +52,7 @@ class RememberedLives:
             return KnownLives(dict(self._periods), dict(self._ends), self._marked, frozenset(self._signed))
 
     def of_worker(self, connection: Connection, worker: str) -> dict[str, WorkPeriod]:
-        """The processes of one worker, by incarnation; raises as `life_leaves`."""
+        """Return the processes of one worker, by incarnation; raises as `life_leaves`."""
         with self._lock:
             self._follow(connection)
             return {life: self._periods[life] for life in self._of_worker.get(worker, ())}

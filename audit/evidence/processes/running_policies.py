@@ -70,7 +70,9 @@ def running_policies(bodies: Iterable[Body], periods: Mapping[str, WorkPeriod]) 
 
 
 def read_running_policies(connection: Connection) -> tuple[RunningPolicy, ...]:
-    """The same from the system log; raises as `life_leaves`. A document is read where a process at work wrote it."""
+    """Return the same from the system log; raises as `life_leaves`. A document is read where a process at work wrote
+    it.
+    """
     leaves = [leaf.body for leaf in life_leaves(connection)]
     marked = {one.incarnation for one in marked_processes(leaves) if one.origin != SIMULATED}
     periods = {life: period for life, period in work_periods(leaves).items() if life not in marked}
@@ -91,7 +93,7 @@ def read_running_policies(connection: Connection) -> tuple[RunningPolicy, ...]:
 
 
 def _newest(periods: Mapping[str, WorkPeriod]) -> dict[str, str]:
-    """The process at work of each worker, by the worker's name (rule 1)."""
+    """Return the process at work of each worker, by the worker's name (rule 1)."""
     lives = sorted(at_work(periods), key=lambda life: (periods[life].started_us, life))
     newest = {periods[life].worker: life for life in lives}
     return {worker: newest[worker] for worker in sorted(newest)}
@@ -109,7 +111,7 @@ def _said(base: RunningPolicy, body: Body, texts: Mapping[tuple[str, str], str])
 
 
 def documents_of(bodies: Iterable[Body]) -> dict[tuple[str, str], str]:
-    """The documents of which every piece is there, by process and stated digest."""
+    """Return the documents of which every piece is there, by process and stated digest."""
     pieces: dict[tuple[str, str], dict[int, str]] = {}
     wanted: dict[tuple[str, str], int] = {}
     for body in bodies:

@@ -78,7 +78,7 @@ def gaps(connection: Connection) -> tuple[Gap, ...]:
 
 
 def recorded_losses(connection: Connection) -> set[str]:
-    """The processes that lost events by a record of their writer; sequences that are nowhere are not looked for."""
+    """Return the processes that lost events by a record of their writer; sequences that are nowhere are not looked for."""
     if sees_one_tenant(connection):
         return set(connection.exec_driver_sql(f"SELECT {LOSING_FUNCTION}()").scalars())
     return set(connection.scalars(losing_processes()))
@@ -104,14 +104,14 @@ def keep_spans(engine: Engine) -> int:
 
 
 def kept_spans(connection: Connection, incarnation: int) -> list[Span]:
-    """The ranges of one process that were found whole, ascending."""
+    """Return the ranges of one process that were found whole, ascending."""
     column = sequence_spans.c
     query = select(column.first_sequence, column.last_sequence).where(column.incarnation == incarnation)
     return [(row[0], row[1]) for row in connection.execute(query.order_by(column.first_sequence))]
 
 
 def lacks_below(connection: Connection, incarnation: str, sequence: int) -> bool:
-    """Whether some sequence of a process before this one was never here; only what is not kept as whole is read."""
+    """Return whether some sequence of a process before this one was never here; only what is not kept as whole is read."""
     life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
     if life is None:
         return sequence > 1
@@ -125,7 +125,9 @@ def lacks_below(connection: Connection, incarnation: str, sequence: int) -> bool
 
 
 def lacks_leaves(connection: Connection, incarnation: int, as_of: AsOf) -> bool:
-    """Whether a leaf was missing below the highest sequence that a process had in a state; refused events have none."""
+    """Return whether a leaf was missing below the highest sequence that a process had in a state; refused events have
+    none.
+    """
     here = (events.c.incarnation == incarnation, has_leaf(events), is_in(as_of, events))
     sets = select(events.c.sequence, (func.max(events.c.parts) - func.count()).label("lacking")).where(*here)
     each = sets.group_by(events.c.sequence, events.c.log).subquery()
@@ -139,7 +141,7 @@ def lacks_leaves(connection: Connection, incarnation: int, as_of: AsOf) -> bool:
 
 
 def dropped_spans(connection: Connection, incarnation: int) -> list[Span]:
-    """The ranges of one process that were found whole, and have no leaf any more: retention dropped them."""
+    """Return the ranges of one process that were found whole, and have no leaf any more: retention dropped them."""
     kept = kept_spans(connection, incarnation)
     there: list[Span] = []
     for first, last in kept:
@@ -149,7 +151,7 @@ def dropped_spans(connection: Connection, incarnation: int) -> list[Span]:
 
 
 def holes_in(spans: Iterable[Span]) -> Iterator[Span]:
-    """The ranges between 1 and the highest of these that none of them has."""
+    """Yield the ranges between 1 and the highest of these that none of them has."""
     reached = 0
     for first, last in sorted(spans):
         if first > reached + 1:
@@ -214,12 +216,12 @@ def _lives(connection: Connection, *conditions: ColumnElement[bool]) -> list[_Li
 
 
 def _is_done(life: _Life) -> bool:
-    """Whether there is nothing to look at: all that there can be was found whole."""
+    """Return whether there is nothing to look at: all that there can be was found whole."""
     return not life.highest or (len(life.kept) == 1 and life.kept[0][0] == 1 <= life.highest <= life.kept[0][1])
 
 
 def _look(connection: Connection, life: _Life) -> tuple[list[Span], list[int]]:
-    """The ranges that are whole now, and the sequences that lack a part."""
+    """Return the ranges that are whole now, and the sequences that lack a part."""
     if _is_done(life):
         return life.kept, []
     spans, torn = list(life.kept), list[int]()

@@ -50,17 +50,17 @@ class WorkPeriod(NamedTuple):
     end: str | None = None
 
     def at_work(self, at_us: int) -> bool:
-        """Whether it had memory at a moment."""
+        """Return whether it had memory at a moment."""
         return self.started_us <= at_us and (self.ended_us is None or self.ended_us >= at_us)
 
 
 def about(body: Body) -> str:
-    """The process that a leaf about a life is of: its recorder's, unless it names another."""
+    """Return the process that a leaf about a life is of: its recorder's, unless it names another."""
     return str(body.get("of_incarnation") or body["incarnation"])
 
 
 def work_periods(bodies: Iterable[Body]) -> dict[str, WorkPeriod]:
-    """The processes that started, by incarnation (rule 1); other leaves are passed over."""
+    """Return the processes that started, by incarnation (rule 1); other leaves are passed over."""
     every = list(bodies)
     starts: dict[str, Body] = {}
     for body in every:
@@ -74,13 +74,13 @@ def work_periods(bodies: Iterable[Body]) -> dict[str, WorkPeriod]:
 
 
 def own_names(bodies: Iterable[Body]) -> dict[str, str]:
-    """The worker that each process says it is of, at its start or its end; leaves are in their order."""
+    """Return the worker that each process says it is of, at its start or its end; leaves are in their order."""
     said = (body for body in bodies if body["kind"] in (STARTED, STOPPED) and about(body) == body["incarnation"])
     return {body["incarnation"]: body["worker"] for body in said}
 
 
 def ends(bodies: Iterable[Body]) -> dict[str, tuple[int, str]]:
-    """The processes that ended, whether they announced memory or not: when, and how. Leaves are in their order."""
+    """Return the processes that ended, whether they announced memory or not: when, and how. Leaves are in their order."""
     found: dict[str, tuple[int, str]] = {}
     for body in bodies:
         note_end(found, body)
@@ -97,12 +97,12 @@ def note_end(ends: dict[str, tuple[int, str]], body: Body) -> None:
 
 
 def at_work(periods: Mapping[str, WorkPeriod]) -> list[str]:
-    """The processes whose end is not on record, by incarnation."""
+    """Return the processes whose end is not on record, by incarnation."""
     return [life for life, period in periods.items() if period.ended_us is None]
 
 
 def read_work_periods(connection: Connection) -> dict[str, WorkPeriod]:
-    """The processes that started, by incarnation, as the system log has them; raises as `life_leaves`."""
+    """Return the processes that started, by incarnation, as the system log has them; raises as `life_leaves`."""
     return work_periods(leaf.body for leaf in life_leaves(connection))
 
 

@@ -162,7 +162,7 @@ def findings(connection: Connection, *, tenant: str | None = None) -> tuple[Orph
 
 
 def _over_parts(table: Table, column: str) -> ColumnElement[Any]:
-    """The sum over all leaves that `table` has of a residency (a long run list continues)."""
+    """Return the sum over all leaves that `table` has of a residency (a long run list continues)."""
     of = table.alias()
     same = [of.c.incarnation == residencies.c.incarnation, of.c.residency == residencies.c.residency]
     same.append(has_leaf(of))

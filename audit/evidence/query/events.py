@@ -99,7 +99,7 @@ class Cursor(NamedTuple):
     idx: int
 
     def to_text(self) -> str:
-        """The cursor as text; not signed."""
+        """Return the cursor as text; not signed."""
         return base64.urlsafe_b64encode(b"%d.%d.%d" % self).decode().rstrip("=")
 
     @classmethod
@@ -224,7 +224,7 @@ def every_event(
 
 
 def newest_events(connection: Connection, wanted: EventFilter, *, limit: int = 20) -> tuple[EventRow, ...]:
-    """The last leaves of a filter over all its logs, oldest first."""
+    """Return the last leaves of a filter over all its logs, oldest first."""
     rows: list[EventRow] = []
     conditions = conditions_of(connection, wanted)
     for log, name, _ in logs_of(connection, wanted, None):
@@ -254,7 +254,9 @@ class Log(NamedTuple):
 
 
 def _together(every: Sequence[Log], searched: bool) -> Iterator[list[Log]]:
-    """The logs in order, in lists that are searched at once: small ones together, where there is something to find."""
+    """Yield the logs in order, in lists that are searched at once: small ones together, where there is something to
+    find.
+    """
     some: list[Log] = []
     leaves = 0
     for log in every:
@@ -276,7 +278,7 @@ def _of_several(
     place: Cursor | None,
     limit: int,
 ) -> tuple[list[EventRow], Cursor | None]:
-    """The leaves of small logs that are wanted; and where they end, where there may be more than `limit`."""
+    """Return the leaves of small logs that are wanted; and where they end, where there may be more than `limit`."""
     column, names, event_rows = events.c, {log.id: log.name for log in together}, list[EventRow]()
     query = select(column.log, column.at_us, column.idx, column.kind, column.leaf)
     query = query.where(column.log.in_(names), *_times(wanted), *conditions)
@@ -301,7 +303,7 @@ def _of_several(
 def _next(
     connection: Connection, log: int, wanted: EventFilter, below: int | None, place: Cursor | None, limit: int
 ) -> Sequence[Any]:
-    """The next leaves of a log in a period, whatever they say."""
+    """Return the next leaves of a log in a period, whatever they say."""
     at_us, idx = (None, None) if place is None else (place.at_us, place.idx)
     asked = {"log": log, "since": wanted.since_us, "until": wanted.until_us, "below": below}
     asked |= {"at_us": at_us, "idx": idx, "limit": limit}
@@ -311,7 +313,7 @@ def _next(
 
 @cache
 def _statement(given: frozenset[str]) -> Select[Any]:
-    """The query of `_next` with these parameters; building it anew takes as long as running it."""
+    """Return the query of `_next` with these parameters; building it anew takes as long as running it."""
     column = events.c
     conditions: list[ColumnElement[bool]] = [column.log == bindparam("log")]
     if "since" in given:
@@ -342,7 +344,7 @@ def _inside(log: int, wanted: EventFilter, below: int | None, place: Cursor | No
 
 
 def _ordered(wanted: EventFilter) -> Any:
-    """The columns that pages are in the order of: those of a trace's own table have an index for it."""
+    """Return the columns that pages are in the order of: those of a trace's own table have an index for it."""
     return events.c if wanted.trace is None else event_traces.c
 
 
@@ -392,7 +394,7 @@ class _Window:
 
 
 def _only_log(wanted: EventFilter) -> str | None:
-    """The log that a filter names, where it names just one and nothing else that chooses among logs."""
+    """Return the log that a filter names, where it names just one and nothing else that chooses among logs."""
     if wanted.trace is not None:
         return None
     if wanted.logs is None:
@@ -401,7 +403,7 @@ def _only_log(wanted: EventFilter) -> str | None:
 
 
 def logs_of(connection: Connection, wanted: EventFilter, after: Cursor | None = None) -> list[Log]:
-    """The logs that a filter looks into, by id, behind a place."""
+    """Return the logs that a filter looks into, by id, behind a place."""
     first = 0 if after is None else after.log
     only = _only_log(wanted)
     if only is not None:
@@ -457,7 +459,7 @@ def conditions_of(connection: Connection, wanted: EventFilter) -> list[ColumnEle
 
 
 def _holds(connection: Connection, part: bytes) -> ColumnElement[bool]:
-    """The leaf's bytes contain these."""
+    """Return the leaf's bytes contain these."""
     return dialect_of(connection).contains(events.c.leaf, literal(part))
 
 
@@ -475,7 +477,7 @@ def _touching(generation: int) -> ColumnElement[bool]:
 
 
 def says(body: dict[str, Any], wanted: EventFilter) -> bool:
-    """Whether a leaf, or one of its items, says all that is wanted."""
+    """Return whether a leaf, or one of its items, says all that is wanted."""
     every = not wanted.kinds or body["kind"] in wanted.kinds
     return any(_says_itself(item, wanted) for item in plain_bodies(body) if every or item["kind"] in wanted.kinds)
 
@@ -512,6 +514,6 @@ def _runs(body: Mapping[str, Any]) -> list[Any]:
 
 
 def row_of(name: str, row: Any) -> EventRow:
-    """A leaf of a log, of its time, idx, kind and bytes."""
+    """Return a leaf of a log, of its time, idx, kind and bytes."""
     at_us, idx, kind, leaf = row
     return EventRow(name, idx, at_us, kind, None, bytes(leaf))

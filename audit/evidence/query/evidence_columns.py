@@ -39,13 +39,13 @@ class Evidence(NamedTuple):
     pairs: Pairs
 
     def column(self, name: str) -> Int64s:
-        """An integer column of the rows, as an array over rows."""
+        """Return an integer column of the rows, as an array over rows."""
         found = self.columns[name]
         assert isinstance(found, np.ndarray), name
         return found
 
     def texts(self, name: str) -> list[Any]:
-        """A column of anything else."""
+        """Return a column of anything else."""
         found = self.columns[name]
         assert isinstance(found, list), name
         return found
@@ -58,14 +58,14 @@ class Evidence(NamedTuple):
         }
 
     def kept(self, which: NDArray[np.bool_]) -> Evidence:
-        """The rows for which `which` is true, without their columns."""
+        """Return the rows for which `which` is true, without their columns."""
         flat = which[self.owner]
         number = np.cumsum(which) - 1
         pairs = Pairs(*(column[flat] for column in self.pairs))
         return Evidence(int(which.sum()), {}, number[self.owner[flat]], pairs)
 
     def bare(self) -> Evidence:
-        """The rows without what they list."""
+        """Return the rows without what they list."""
         nothing = np.empty(0, np.int64)
         return Evidence(self.size, self.columns, nothing, Pairs(nothing, nothing, nothing))
 
@@ -159,7 +159,7 @@ class Assignments(NamedTuple):
     parties: list[tuple[str, str]]  # tenant and classification
 
     def of(self, keys: Int64s) -> Int64s:
-        """The place in `parties` of each of these keys; -1: it is its writer's."""
+        """Return the place in `parties` of each of these keys; -1: it is its writer's."""
         if not len(self.keys):
             return np.full(len(keys), -1)
         at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
@@ -216,7 +216,7 @@ def _read(
 
 
 def _some_at_once(connection: Connection, query: Select[Any]) -> Iterator[Sequence[Sequence[Any]]]:
-    """The rows of a query, `_ROWS_AT_ONCE` at a time."""
+    """Yield the rows of a query, `_ROWS_AT_ONCE` at a time."""
     if not dialect_of(connection).in_file:
         yield from connection.execute(query, execution_options={"yield_per": _ROWS_AT_ONCE}).partitions()
         return
@@ -252,7 +252,7 @@ def _joined(parts: Sequence[tuple[Int64s, Pairs]]) -> tuple[Int64s, Pairs]:
 
 
 def _run_lists(leaves: Sequence[bytes], numbers: Sequence[int], key: str, kinds: Collection[str]) -> list[Any]:
-    """The run list of each row: its leaf's, or that of its item; None where its leaf has no such item."""
+    """Return the run list of each row: its leaf's, or that of its item; None where its leaf has no such item."""
     if not any(numbers):
         return run_lists(leaves, key)
     held: dict[bytes, dict[int, Any]] = {}
@@ -266,7 +266,8 @@ def _run_lists(leaves: Sequence[bytes], numbers: Sequence[int], key: str, kinds:
 
 
 def run_lists(leaves: Sequence[bytes], key: str) -> list[Any]:
-    """The run list under `key` of each leaf (empty where it has none); raises `LedgerError` for bytes that are no leaf.
+    """Return the run list under `key` of each leaf (empty where it has none); raises `LedgerError` for bytes that are
+    no leaf.
 
     Canonical leaves have their keys in order and no space, so the list is cut out and parsed without the rest: its text
     ends at the first `]],"`, as the name of the next key follows it.
@@ -282,13 +283,13 @@ def run_lists(leaves: Sequence[bytes], key: str) -> list[Any]:
 
 
 def _rules_of(leaves: Sequence[bytes]) -> list[bytes]:
-    """The list of rules of each opening: leaves have their keys in order, and quotes in texts escaped."""
+    """Return the list of rules of each opening: leaves have their keys in order, and quotes in texts escaped."""
     starts = [data.find(_RULES) + len(_RULES) for data in leaves]
     return [data[at : data.find(_AFTER_RULES, at)] for data, at in zip(leaves, starts, strict=True)]
 
 
 def _earlier_of(leaves: Sequence[bytes]) -> list[int]:
-    """How many blocks of each opening are the request's own earlier work: few leaves have any."""
+    """Return how many blocks of each opening are the request's own earlier work: few leaves have any."""
     return [int(data.partition(_EARLIER)[2].split(b",", 1)[0]) if _EARLIER in data else 0 for data in leaves]
 
 
@@ -301,7 +302,7 @@ GENERATION_MASK = (1 << POOL_SHIFT) - 1
 
 
 def distinct(values: Int64s) -> Int64s:
-    """The values in order, each once: by sorting, which beats the table of `np.unique` where most are different."""
+    """Return the values in order, each once: by sorting, which beats the table of `np.unique` where most are different."""
     ordered = np.sort(values)
     is_first = np.ones(len(ordered), np.bool_)
     is_first[1:] = ordered[1:] != ordered[:-1]
@@ -309,7 +310,7 @@ def distinct(values: Int64s) -> Int64s:
 
 
 def is_among(values: Int64s, ordered: Int64s) -> NDArray[np.bool_]:
-    """Whether each value is one of those that are given in order."""
+    """Return whether each value is one of those that are given in order."""
     if not len(ordered):
         return np.zeros(len(values), np.bool_)
     found: NDArray[np.bool_] = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values

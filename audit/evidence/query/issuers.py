@@ -24,7 +24,7 @@ _ASSIGNMENTS = (
 
 
 def known_issuers(connection: Connection) -> Issuers:
-    """The issuers that the ledger has met, in the order in which it met them."""
+    """Return the issuers that the ledger has met, in the order in which it met them."""
     home, met = "", dict[str, None]()
     for order in order_leaves(connection, _KIND):
         body = orjson.loads(order.leaf)
@@ -46,7 +46,7 @@ class RememberedIssuers:
         self._read = -1, Issuers("", ())
 
     def known(self, connection: Connection) -> Issuers:
-        """The issuers that this ledger has met."""
+        """Return the issuers that this ledger has met."""
         assignments = connection.scalar(_ASSIGNMENTS) or 0
         counted, issuers = self._read
         if assignments != counted:
@@ -56,7 +56,7 @@ class RememberedIssuers:
 
 
 def named_tenant(connection: Connection, name: str, issuers: Issuers | None = None) -> TenantId:
-    """The name of the tenant that somebody calls so; raises `ConfigError` where that could be several.
+    """Return the name of the tenant that somebody calls so; raises `ConfigError` where that could be several.
 
     `issuers`: those of the ledger, where they are known already.
     """

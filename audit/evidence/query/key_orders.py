@@ -88,7 +88,7 @@ def order_standings(connection: Connection) -> list[KeyOrderStanding]:
 
 
 def _answered(order: KeyOrder, orders: Iterable[KeyOrder], dropped: Iterable[tuple[int, str]]) -> set[str]:
-    """The processes that have followed an order to destroy (rule 4)."""
+    """Return the processes that have followed an order to destroy (rule 4)."""
     moments = {one.at_us for one in orders if one.tenant == order.tenant and one.action == DESTROY}
     return {life for at_us, life in dropped if at_us >= order.at_us and at_us in moments}
 

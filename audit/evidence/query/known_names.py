@@ -26,7 +26,7 @@ _SHOWN_MAX = 8
 
 
 def known_tenant(connection: Connection, name: str | None) -> TenantId | None:
-    """The name of the tenant that somebody calls so; None is any.
+    """Return the name of the tenant that somebody calls so; None is any.
 
     Raises `ConfigError` for a tenant that the ledger has never seen, and for an id that several issuers may have given.
     """
@@ -63,7 +63,7 @@ def check_said(connection: Connection, wanted: EventFilter) -> None:
 
 
 def _unknown(what: str, value: str, known: Iterable[str]) -> ConfigError:
-    """The refusal of a name, with the nearest that is known."""
+    """Return the refusal of a name, with the nearest that is known."""
     names = list(known)
     close = get_close_matches(value, names, n=1, cutoff=0.6)
     if close:

@@ -38,7 +38,7 @@ class Live(NamedTuple):
     until_us: int
 
     def used_share(self, now_us: int) -> float:
-        """How much of its time has passed; above 1 it is past its deadline, 0 where it has none."""
+        """Return how much of its time has passed; above 1 it is past its deadline, 0 where it has none."""
         allowed = self.until_us - self.opened_us
         return (now_us - self.opened_us) / allowed if self.until_us and allowed > 0 else 0.0
 

@@ -76,7 +76,7 @@ def ended_by_acts(
 
 
 def _acts(connection: Connection, incarnation: int, as_of: AsOf | None) -> dict[str, list[NarrowingAct]]:
-    """The narrowing acts of a process by tenant, in their order; the parts of each together."""
+    """Return the narrowing acts of a process by tenant, in their order; the parts of each together."""
     # Sorted here: asked for in their order, every leaf of the process would be walked for these few.
     query = select(events.c.leaf).where(
         events.c.kind == "holds-narrowed",

@@ -111,7 +111,7 @@ def disagreements(
 
 
 def incarnation_row(connection: Connection, incarnation: str) -> int:
-    """The row of a process; raises `LedgerError` where there is none."""
+    """Return the row of a process; raises `LedgerError` where there is none."""
     life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
     if life is None:
         raise LedgerError(f"incarnation `{incarnation}` is not in the ledger", incarnation=incarnation)
@@ -119,7 +119,7 @@ def incarnation_row(connection: Connection, incarnation: str) -> int:
 
 
 def latest_incarnation(connection: Connection, worker: str) -> str:
-    """The newest process of a worker."""
+    """Return the newest process of a worker."""
     query = (
         select(incarnations.c.uuid)
         .join(workers, workers.c.id == incarnations.c.worker)
@@ -158,7 +158,7 @@ def new_gaps(connection: Connection) -> tuple[KnownGap, ...]:
 
 
 def gap_cause(gap: KnownGap) -> str:
-    """The words by which a finding names a gap."""
+    """Return the words by which a finding names a gap."""
     return f"sequences {gap.first_sequence} to {gap.last_sequence} of {gap.incarnation}: {gap.cause}"
 
 

@@ -73,7 +73,7 @@ def scan_of(connection: Connection, incarnation: str, scan: int) -> tuple[Scan, 
 
 
 def _scan(row: Sequence[Any], names: Mapping[str, str]) -> Scan:
-    """A scan of a row of `_scans`, and whose it is (rule 2)."""
+    """Return a scan of a row of `_scans`, and whose it is (rule 2)."""
     incarnation, scan, *rest = row
     return Scan(incarnation, scan, names.get(incarnation, ""), *rest)
 

@@ -75,7 +75,7 @@ class ShowbackRow(NamedTuple):
 
 
 def costs_of(statuses: Mapping[str, Mapping[str, float]]) -> dict[str, Cost]:
-    """The costs that workers measured, of their statuses by name; those that have measured none are left out."""
+    """Return the costs that workers measured, of their statuses by name; those that have measured none are left out."""
     return {
         name: Cost(int(said["block_tokens"]), said["prefill_cost.token"], said.get("prefill_cost.pair", 0.0))
         for name, said in statuses.items()
@@ -140,7 +140,7 @@ class LifeEvidence(NamedTuple):
 
 
 def read_life(connection: Connection, life: int, until_us: int) -> LifeEvidence:
-    """The evidence of residencies that opened before a UTC moment."""
+    """Return the evidence of residencies that opened before a UTC moment."""
     column = residencies.c
     attached, handed = read_opened(
         connection,
@@ -216,7 +216,7 @@ def monitored_residencies(connection: Connection, life: int) -> Int64s:
 
 
 def _written(attached: Evidence, handed: Evidence, grown: Evidence, sums: _Sums) -> tuple[Int64s, Int64s, Int64s]:
-    """The keys of all blocks that were handed out, when, and to whom."""
+    """Return the keys of all blocks that were handed out, when, and to whom."""
     opened = attached.column("opened_boot_us")
     residency = attached.column("residency")
     order = np.argsort(residency, kind="stable")
@@ -261,7 +261,7 @@ def _count_hits(
 
 
 def keys_of(part: Evidence) -> Int64s:
-    """The (pool, generation) key of every flat entry."""
+    """Return the (pool, generation) key of every flat entry."""
     return unit_keys(part.pairs.pools, part.pairs.generations)
 
 

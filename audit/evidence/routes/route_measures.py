@@ -201,7 +201,7 @@ def measure(receipts: Iterable[Receipt]) -> RouteMeasures:
 
 
 def measure_tenants(receipts: Iterable[Receipt]) -> tuple[TenantRoutes, ...]:
-    """The same by tenant alone, in their order; keeps no receipt."""
+    """Return the same by tenant alone, in their order; keeps no receipt."""
     sums = RouteSums()
     for receipt in receipts:
         sums.take(receipt)

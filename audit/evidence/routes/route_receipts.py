@@ -203,7 +203,7 @@ def read_routes(
     as_of: AsOf | None = None,
     halves_max: int | None = None,
 ) -> JoinedRoutes:
-    """The receipts of a period; `now_us` is the ledger's time, in UTC, `as_of` the state that is read.
+    """Return the receipts of a period; `now_us` is the ledger's time, in UTC, `as_of` the state that is read.
 
     `halves_max`: only as many of the newest halves of either kind, with those that belong to them.
     """
@@ -223,7 +223,7 @@ def read_routes(
 def newest_part(
     connection: Connection, period: RoutePeriod, halves_max: int, *, as_of: AsOf | None = None
 ) -> RoutePeriod:
-    """The part of a period that has as many of its newest halves of either kind; all of it where it has no more."""
+    """Return the part of a period that has as many of its newest halves of either kind; all of it where it has no more."""
     since_us = period.since_us
     for table in (routes_sent, routes_found):
         newest = _halves(table, period, as_of).order_by(None).order_by(table.c.at_us.desc())
@@ -235,7 +235,7 @@ def newest_part(
 def receipts_in_order(
     connection: Connection, period: RoutePeriod, *, as_of: AsOf | None = None, after: HalfPlace = BEFORE_ALL
 ) -> Iterator[Receipt]:
-    """The receipts of a period behind a place, in the order of their places (rule 6)."""
+    """Yield the receipts of a period behind a place, in the order of their places (rule 6)."""
     end: HalfPlace | None = after
     while end is not None:
         places, end = _next_places(connection, period, as_of, end)
@@ -246,7 +246,9 @@ def receipts_in_order(
 def _next_places(
     connection: Connection, period: RoutePeriod, as_of: AsOf | None, after: HalfPlace
 ) -> tuple[dict[HalfPlace, str], HalfPlace | None]:
-    """The receipts' names of the next halves behind a place, and up to where all are there; None: there are no more."""
+    """Return the receipts' names of the next halves behind a place, and up to where all are there; None: there are no
+    more.
+    """
     places: dict[HalfPlace, str] = {}
     ends: list[HalfPlace] = []
     for table in (routes_sent, routes_found):
@@ -269,7 +271,7 @@ def _next_places(
 def _joined(
     connection: Connection, period: RoutePeriod, as_of: AsOf | None, places: dict[HalfPlace, str]
 ) -> Iterator[Receipt]:
-    """The receipts of these names, each with all of its halves (rule 1)."""
+    """Yield the receipts of these names, each with all of its halves (rule 1)."""
     if not places:
         return
     near = period._replace(since_us=min(places).at_us - DOOR_GRACE_US, until_us=max(places).at_us + DOOR_GRACE_US)
@@ -298,7 +300,7 @@ def _joined(
 
 
 def judge(receipt: Receipt, *, now_us: int) -> tuple[bool, list[RouteFinding]]:
-    """Whether a receipt waits for a half (rule 2), and what is wrong with it, by problem and worker."""
+    """Return whether a receipt waits for a half (rule 2), and what is wrong with it, by problem and worker."""
     findings = [*_wrong(receipt)]
     if receipt.door_halves > 1:
         detail = f"{receipt.door_halves} halves"
@@ -312,7 +314,7 @@ def judge(receipt: Receipt, *, now_us: int) -> tuple[bool, list[RouteFinding]]:
 
 
 def _halves(of: Table, period: RoutePeriod, as_of: AsOf | None, names: Collection[str] | None = None) -> Select[Any]:
-    """The rows of a table in the order of their places, with the names of their process and log."""
+    """Return the rows of a table in the order of their places, with the names of their process and log."""
     joined = of.join(incarnations, incarnations.c.id == of.c.incarnation)
     joined = joined.join(workers, workers.c.id == incarnations.c.worker).join(logs, logs.c.id == of.c.log)
     query = (
@@ -334,7 +336,7 @@ def _halves(of: Table, period: RoutePeriod, as_of: AsOf | None, names: Collectio
 
 
 def _lacks(receipt: Receipt) -> RouteFinding | None:
-    """The half that it lacks (rule 2)."""
+    """Return the half that it lacks (rule 2)."""
     sent = receipt.sent
     if sent is None:
         if not any(half.asked for half in receipt.found):
@@ -373,5 +375,5 @@ def _finding(problem: ReceiptProblem, receipt: Receipt, worker: str, detail: str
 
 
 def by_problem(findings: Sequence[RouteFinding]) -> dict[str, int]:
-    """How many findings there are of each kind; every kind is there."""
+    """Return how many findings there are of each kind; every kind is there."""
     return {problem.value: sum(one.problem is problem for one in findings) for problem in ReceiptProblem}

@@ -67,7 +67,7 @@ class SubjectDirectory:
         self._unlinkings = -1  # how many there were when names were last read; -1: none was
 
     def __call__(self, tenant: str, subject: str, session: str = "") -> str:
-        """The pseudonym of a subject or session; a new random one when none is known."""
+        """Return the pseudonym of a subject or session; a new random one when none is known."""
         who = (tenant, subject, session)
         return self._known.get(who) or self._derived(who) or self._invented(who)
 
@@ -136,7 +136,7 @@ class SubjectDirectory:
             self._row_secrets.pop(who, None)
 
     def durable(self) -> list[str]:
-        """The pseudonyms in memory whose rows are durable, for who cannot read whether they still are (rule 5)."""
+        """Return the pseudonyms in memory whose rows are durable, for who cannot read whether they still are (rule 5)."""
         return [name for who, name in self._known.items() if who not in self._fresh]
 
     def drop(self, gone: Iterable[str]) -> None:
@@ -174,7 +174,7 @@ class SubjectDirectory:
             self._name(who, self._secret_of(who) or secret)
 
     def _invented(self, who: Who) -> str:
-        """A new pseudonym of somebody whom no database was asked for."""
+        """Return a new pseudonym of somebody whom no database was asked for."""
         if not _storable(who):
             raise LedgerError("a subject or session holds characters that no database stores")
         tenant, subject, session = who
@@ -184,7 +184,7 @@ class SubjectDirectory:
         return self._name(who, secrets.token_hex(_SECRET_BYTES))
 
     def _name(self, who: Who, secret: str) -> str:
-        """The pseudonym of somebody under the secret that its row is going to hold."""
+        """Return the pseudonym of somebody under the secret that its row is going to hold."""
         if who[1] and not who[2] and self._keys is None:
             self._secrets[who[:2]] = secret
         self._row_secrets[who] = secret
@@ -192,12 +192,14 @@ class SubjectDirectory:
         return name
 
     def _derived(self, who: Who) -> str | None:
-        """The pseudonym of a session whose subject has a secret (rule 1)."""
+        """Return the pseudonym of a session whose subject has a secret (rule 1)."""
         secret = self._secret_of(who)
         return None if secret is None else committed_name(secret, *self._stored(who))
 
     def _secret_of(self, who: Who) -> str | None:
-        """The secret of a session's subject; None for whoever is no session of a subject, and where there is none."""
+        """Return the secret of a session's subject; None for whoever is no session of a subject, and where there is
+        none.
+        """
         if not (who[1] and who[2]):
             return None
         secret = self._secrets.get(who[:2])
@@ -226,12 +228,12 @@ _NAMED = frozenset(kind for kind in KINDS if "subject" in kind.__struct_fields__
 
 
 def names_anybody(events: Iterable[Event]) -> bool:
-    """Whether any of the events is of a kind that names a subject or a session."""
+    """Return whether any of the events is of a kind that names a subject or a session."""
     return not _NAMED.isdisjoint(map(type, events))
 
 
 def _named(events: Iterable[Event]) -> tuple[set[Who], set[Who]]:
-    """The subjects and sessions that events name, and those that erasures and cases are about.
+    """Return the subjects and sessions that events name, and those that erasures and cases are about.
 
     Sessions of these need a row each, and the store of subject keys can name them.
     """

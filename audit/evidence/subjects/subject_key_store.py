@@ -93,7 +93,8 @@ def store_beside(ledger: str | Path) -> Path | None:
 
 
 def open_subject_keys(ledger: str | Path, url: str | None, *, clear: bool) -> SubjectKeys | None:
-    """The store at `url`, or the one that belongs to this ledger; None where its names are kept in clear (rule 7).
+    """Return the store at `url`, or the one that belongs to this ledger; None where its names are kept in clear (rule
+    7).
 
     Raises `ConfigError` where nobody says which of the two it is.
     """
@@ -114,12 +115,12 @@ def owner_of(tenant: str, subject: str, session: str) -> Owner:
 
 
 def is_tag(text: str) -> bool:
-    """Whether this stands for a name and is none."""
+    """Return whether this stands for a name and is none."""
     return _TAG.fullmatch(text) is not None
 
 
 def is_sealed(secret: str) -> bool:
-    """Whether a secret of a subject can be had with the subject's key alone."""
+    """Return whether a secret of a subject can be had with the subject's key alone."""
     return secret.startswith(_SEALED)
 
 
@@ -143,7 +144,7 @@ class SubjectKeys:
 
     @classmethod
     def open(cls, target: str | Path) -> SubjectKeys:
-        """The store at a path or URL; a SQLite file is made 0600. Raises `LedgerError` where it cannot be used."""
+        """Return the store at a path or URL; a SQLite file is made 0600. Raises `LedgerError` where it cannot be used."""
         return cls(open_store(target, keys=True))
 
     def refresh(self) -> bool:
@@ -187,27 +188,29 @@ class SubjectKeys:
                 connection.execute(_insert_new(connection, _names), rows)
 
     def named(self, pseudonym: str) -> Owner | None:
-        """The (tenant, subject, session) of somebody who is to be erased; None where nobody was kept (rule 5)."""
+        """Return the (tenant, subject, session) of somebody who is to be erased; None where nobody was kept (rule 5)."""
         query = select(_names.c.tenant, _names.c.subject, _names.c.session)
         with self._engine.connect() as connection:
             row = connection.execute(query.where(_names.c.pseudonym == pseudonym)).first()
         return None if row is None else (row.tenant, row.subject, row.session)
 
     def kept_tag(self, owner: Owner, kind: str, name: str) -> str | None:
-        """The tag of a name whose key the store has now, else None. Nothing is made or remembered: on any thread."""
+        """Return the tag of a name whose key the store has now, else None. Nothing is made or remembered: on any
+        thread.
+        """
         with self._engine.connect() as connection:
             key = _read(connection, {owner}).get(owner)
         return None if key is None else _tag(key, kind, name)
 
     def sealed(self, owner: Owner, pseudonym: str, secret: str) -> str:
-        """A secret of 32 characters that belongs to a pseudonym, hidden under the subject's key (rule 6).
+        """Return a secret of 32 characters that belongs to a pseudonym, hidden under the subject's key (rule 6).
 
         A pseudonym has one secret, so no two are hidden alike. The key must be prepared.
         """
         return _SEALED + _masked(self._known[owner], pseudonym, secret.encode()).hex()
 
     def unsealed(self, owner: Owner, pseudonym: str, sealed: str) -> str | None:
-        """The secret again; None where the store has no key any more. On any thread."""
+        """Return the secret again; None where the store has no key any more. On any thread."""
         with self._engine.connect() as connection:
             key = _read(connection, {owner}).get(owner)
         if key is None:

@@ -41,7 +41,7 @@ _UNLINKINGS = select(subject_unlinkings.c.count)
 
 
 def row_of(values: Sequence[Any]) -> Row:
-    """A row as a database gives it."""
+    """Return a row as a database gives it."""
     pseudonym, tenant, subject, session, secret = values
     return (pseudonym, tenant, subject, session, secret)
 
@@ -58,7 +58,7 @@ def tags_of(keys: SubjectKeys, who: Who) -> Who:
 
 
 def is_tagged(row: Row) -> bool:
-    """Whether a row names nobody (rule 2)."""
+    """Return whether a row names nobody (rule 2)."""
     return all(not name or is_tag(name) for name in row[2:4])
 
 
@@ -117,7 +117,9 @@ def session_names(
 
 
 def subjects_of_session(connection: Connection, tenant: str, session: str) -> list[str] | None:
-    """The subjects that a session was seen with, by name; None where no row says it: none has it, or rows have tags."""
+    """Return the subjects that a session was seen with, by name; None where no row says it: none has it, or rows have
+    tags.
+    """
     columns = subjects.c
     of_session = (columns.tenant == tenant) & (columns.session == session)
     rows = connection.scalars(select(columns.subject).where(of_session).distinct().limit(LOOKUP_ROWS + 1)).all()
@@ -126,7 +128,7 @@ def subjects_of_session(connection: Connection, tenant: str, session: str) -> li
 
 
 def named_row(connection: Connection, pseudonym: str) -> Row | None:
-    """The row of a pseudonym, proved as far as it can be; None where nobody is behind it."""
+    """Return the row of a pseudonym, proved as far as it can be; None where nobody is behind it."""
     columns = subjects.c
     query = select(columns.pseudonym, columns.tenant, columns.subject, columns.session, columns.secret)
     row = connection.execute(query.where(columns.pseudonym == pseudonym)).first()
@@ -138,7 +140,7 @@ def named_row(connection: Connection, pseudonym: str) -> Row | None:
 
 
 def subject_behind(connection: Connection, pseudonym: str, keys: SubjectKeys | None = None) -> str | None:
-    """The name of the subject of a pseudonym; None where its link is gone, or `keys` does not say whose tag."""
+    """Return the name of the subject of a pseudonym; None where its link is gone, or `keys` does not say whose tag."""
     row = named_row(connection, pseudonym)
     name = None if row is None else row[2]
     if name is None or not is_tag(name):
@@ -166,7 +168,7 @@ def unlink(connection: Connection, tenant: str, subject: str, keys: SubjectKeys 
 
 
 def unlinkings(connection: Connection) -> int:
-    """How often a subject was unlinked here (`pseudonyms`, rule 5 of `pseudonym_directory`)."""
+    """Return how often a subject was unlinked here (`pseudonyms`, rule 5 of `pseudonym_directory`)."""
     return int(connection.scalar(_UNLINKINGS) or 0)
 
 
@@ -180,7 +182,7 @@ def unknown_pseudonyms(connection: Connection, names: Sequence[str]) -> list[str
 
 
 def committed_name(secret: str, tenant: str, subject: str, session: str) -> str:
-    """The pseudonym that says, to whoever has the secret, whom it stands for (rule 1). No name holds a NUL."""
+    """Return the pseudonym that says, to whoever has the secret, whom it stands for (rule 1). No name holds a NUL."""
     try:
         message = _COMMITMENT + f"{tenant}\0{subject}\0{session}".encode()
     except UnicodeEncodeError:
@@ -189,7 +191,7 @@ def committed_name(secret: str, tenant: str, subject: str, session: str) -> str:
 
 
 def is_proved(row: Row) -> bool | None:
-    """Whether a row is the one that its pseudonym was made for; None where the row alone cannot tell (rule 2)."""
+    """Return whether a row is the one that its pseudonym was made for; None where the row alone cannot tell (rule 2)."""
     pseudonym, tenant, subject, session, secret = row
     if is_sealed(secret or "") and is_tag(subject or session):
         return None
@@ -206,7 +208,7 @@ def check_row(row: Row) -> None:
 
 
 def _rows(connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None) -> list[Row]:
-    """A subject's rows, each proved as far as it can be."""
+    """Return a subject's rows, each proved as far as it can be."""
     owner = owner_of(tenant, subject, "")
     columns = subjects.c
     query = select(columns.pseudonym, columns.tenant, columns.subject, columns.session, columns.secret)
@@ -221,7 +223,7 @@ def _rows(connection: Connection, tenant: str, subject: str, keys: SubjectKeys |
 
 
 def _secret_in(stored: str, pseudonym: str, owner: Owner, keys: SubjectKeys | None) -> str | None:
-    """The secret that a row has, open or sealed; None where its key is not there."""
+    """Return the secret that a row has, open or sealed; None where its key is not there."""
     if not is_sealed(stored):
         return stored
     return None if keys is None else keys.unsealed(owner, pseudonym, stored)

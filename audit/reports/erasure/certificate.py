@@ -87,12 +87,12 @@ class SelectorOpening(NamedTuple):
 
 
 def new_opening(selector: str) -> SelectorOpening:
-    """An opening with a fresh random salt."""
+    """Return an opening with a fresh random salt."""
     return SelectorOpening(secrets.token_hex(SALT_BYTES), selector)
 
 
 def issue(connection: Connection, erasure: str, key: SigningKey, opening: SelectorOpening, *, now_us: int) -> Document:
-    """The signed certificate of an erasure as it stands at `now_us` (UTC).
+    """Return the signed certificate of an erasure as it stands at `now_us` (UTC).
 
     `key` is the ledger's own. Raises `LedgerError` for an unknown erasure and `ProofError` where a leaf is not under a
     signed checkpoint yet: ask again after the next one.
@@ -164,7 +164,7 @@ def _not_followed(connection: Connection, carried: list[dict[str, Any]], erasure
 
 
 def _population(connection: Connection, found: Status, figures: ErasureFigures) -> dict[str, Any]:
-    """How many residencies of the selector the ledger knows from before the request, by the query that says so."""
+    """Return how many residencies of the selector the ledger knows from before the request, by the query that says so."""
     asked, column = found.request, residencies.c
     where = [column.part == 1, column.opened_us <= asked.at_us, has_leaf(residencies)]
     text = "residencies with part = 1 and opened_us <= requested"
@@ -224,7 +224,7 @@ def _signed_later(connection: Connection, erasure: str) -> Iterator[tuple[str, i
 
 
 def _copies(connection: Connection, erasure: str, names: dict[int, str]) -> set[tuple[str, int]]:
-    """The leaves that end copies for it, those that prove the end of any of these, and what stores keep locked."""
+    """Return the leaves that end copies for it, those that prove the end of any of these, and what stores keep locked."""
     places: set[tuple[str, int]] = set()
     destroyed = copy_steps.alias("destroyed")
     column, of = copy_steps.c, destroyed.c
@@ -269,7 +269,7 @@ def _lives(connection: Connection, erasure: str, erasure_status: Status) -> set[
 def _receipts(
     connection: Connection, incarnation: int, generations: Any, names: dict[int, str]
 ) -> set[tuple[str, int]]:
-    """The receipts that name any of these generations."""
+    """Return the receipts that name any of these generations."""
     if not len(generations):
         return set()
     column = receipts.c

@@ -16,7 +16,7 @@ _DIGITS = 40
 
 
 def attribute_sample_size(risk_ppm: int, tolerable_ppm: int, expected: int) -> int:
-    """The smallest sample for a risk, at most `SAMPLE_SIZE_MAX`."""
+    """Return the smallest sample for a risk, at most `SAMPLE_SIZE_MAX`."""
     low, high = expected + 1, SAMPLE_SIZE_MAX
     while low < high:
         middle = (low + high) // 2
@@ -28,7 +28,7 @@ def attribute_sample_size(risk_ppm: int, tolerable_ppm: int, expected: int) -> i
 
 
 def upper_limit_ppm(deviations: int, size: int, risk_ppm: int) -> int:
-    """The rate that the population exceeds with a chance of `risk` at most, where so many of a sample deviate."""
+    """Return the rate that the population exceeds with a chance of `risk` at most, where so many of a sample deviate."""
     if not size or deviations >= size:
         return PPM
     low, high = 0, PPM
@@ -42,7 +42,7 @@ def upper_limit_ppm(deviations: int, size: int, risk_ppm: int) -> int:
 
 
 def chance_of_at_most(deviations: int, size: int, rate_ppm: int) -> Decimal:
-    """The chance of `found` deviations or fewer among `size`, each with this rate."""
+    """Return the chance of `found` deviations or fewer among `size`, each with this rate."""
     if deviations >= size or not rate_ppm:
         return Decimal(1)
     if rate_ppm >= PPM:

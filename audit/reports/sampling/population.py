@@ -79,7 +79,7 @@ class CustodyPopulation:
         return self.custodies + sum(len(each.numbers) for each in self.copies)
 
     def strata(self) -> dict[StratumKey, Int64s]:
-        """The members of each stratum by their numbers, strata in order."""
+        """Return the members of each stratum by their numbers, strata in order."""
         places_by_stratum: dict[StratumKey, list[Int64s]] = {}
         first = 0
         for each in self.lives:
@@ -94,7 +94,7 @@ class CustodyPopulation:
         return {key: np.concatenate(places_by_stratum[key]) for key in sorted(places_by_stratum)}
 
     def custody(self, number: int) -> PopulationMember:
-        """The member of a number from 0 on."""
+        """Return the member of a number from 0 on."""
         if number >= self.custodies:
             return self._copy(number - self.custodies)
         which = int(np.searchsorted(self._ends, number, side="right"))
@@ -128,7 +128,7 @@ class CustodyPopulation:
 
 
 def _device_strata(life_units: LifeUnits) -> Iterator[tuple[StratumKey, Int64s]]:
-    """The places of one incarnation's custodies, by stratum; overdue ones behind those that ended."""
+    """Yield the places of one incarnation's custodies, by stratum; overdue ones behind those that ended."""
     code, names = life_units.ends.codes("tenant", "classification", "cause")
     of = code[life_units.units.row]
     order = np.argsort(of, kind="stable")

@@ -65,7 +65,7 @@ def draw_strata(seed: str, size: int, members: Sequence[int]) -> tuple[StratumDr
 
 
 def allocate(size: int, members: Sequence[int]) -> list[int]:
-    """How many are drawn of each stratum (rule 2); all of them where the population is no larger."""
+    """Return how many are drawn of each stratum (rule 2); all of them where the population is no larger."""
     whole = sum(members)
     if size >= whole:
         return list(members)

@@ -104,7 +104,7 @@ class Activity(NamedTuple):
 
 
 def read_activity(reading: ReportReading) -> Activity:
-    """The activity of the period."""
+    """Return the activity of the period."""
     kinds: dict[str, int] = {}
     for item in reading.counts.counted:
         kinds[item.kind] = kinds.get(item.kind, 0) + item.in_period
@@ -228,7 +228,7 @@ KEY_EVENTS = ("key-event", "keys-dropped", "keys-ordered")
 
 
 def recorded_kinds(report: ReportFacts) -> set[str]:
-    """The kinds of leaves that the period has."""
+    """Return the kinds of leaves that the period has."""
     return {each.kind for each in report[SECTION].kinds}
 
 

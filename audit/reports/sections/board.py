@@ -44,7 +44,7 @@ class BoardFacts(NamedTuple):
 
 
 def board_facts(reading: ReportReading) -> BoardFacts:
-    """The figures, most of them from what other sections have counted."""
+    """Return the figures, most of them from what other sections have counted."""
     boundary, unscanned, erasures = reading[BOUNDARY], reading[UNSCANNED], reading[ACTIVITY].erasures
     at_work = [
         worker
@@ -71,13 +71,13 @@ def board_facts(reading: ReportReading) -> BoardFacts:
 
 
 def _standing(erasures: Iterable[ReportedErasure]) -> tuple[int, int]:
-    """How many were on time, and how many are not due yet."""
+    """Return how many were on time, and how many are not due yet."""
     states = [each.state for each in erasures]
     return states.count(ErasureState.COMPLETE), states.count(ErasureState.OPEN)
 
 
 def tenants_of(logs: Sequence[ReportedLog]) -> set[str]:
-    """The tenants that have a log of their own."""
+    """Return the tenants that have a log of their own."""
     return {tenant_of(log.name) for log in logs if log.name.startswith(log_of(""))}
 
 

@@ -143,7 +143,7 @@ def stated_tenants(boundary: Boundary) -> tuple[str, ...]:
 
 
 def read_boundary(reading: ReportReading) -> Boundary:
-    """The boundary as of a signed checkpoint; of one tenant it names that tenant's log and no worker's counters.
+    """Return the boundary as of a signed checkpoint; of one tenant it names that tenant's log and no worker's counters.
 
     Raises `ProofError` where the checkpoint is not signed, or the one that it should extend is later.
     """
@@ -238,7 +238,7 @@ def _closed_by(body: dict[str, Any], *, named: bool) -> str:
 
 
 def deaths(workers: Iterable[ReportedWorker]) -> tuple[int, int, int]:
-    """How many processes ended without saying so: closed by a successor, for their silence, declared dead."""
+    """Return how many processes ended without saying so: closed by a successor, for their silence, declared dead."""
     ends = [worker.end for worker in workers if worker.end.startswith("died")]
     silent, declared = (
         sum(end.startswith("died" + how) for end in ends) for how in (CLOSED_FOR_SILENCE, DECLARED_DEAD)
@@ -247,7 +247,7 @@ def deaths(workers: Iterable[ReportedWorker]) -> tuple[int, int, int]:
 
 
 def _without_counters(worker: ReportedWorker) -> ReportedWorker:
-    """A worker's counters are of all its tenants together."""
+    """Return a worker's counters are of all its tenants together."""
     return worker._replace(blocks=0, generation=0, allocated=None, scrubbed=(), tiers=())
 
 

@@ -17,7 +17,7 @@ NONE_IN_PERIOD, ADDRESSED_NOT, OURS_NOT = "none in the period", "not addressed",
 
 
 def control_statuses(report: ReportFacts) -> tuple[ControlStatus, ...]:
-    """The status of every control of the report's framework."""
+    """Return the status of every control of the report's framework."""
     carrying = carrying_sections(report)
     return tuple(
         _status(control, carrying, is_history=bool(report[BOUNDARY].history)) for control in report.framework.controls

@@ -52,7 +52,7 @@ class CoverageFacts(NamedTuple):
 
 
 def coverage_facts(reading: ReportReading) -> CoverageFacts:
-    """The coverage of the period."""
+    """Return the coverage of the period."""
     found, lives = reading.coverage, reading.lives
     return CoverageFacts(
         found.rows,

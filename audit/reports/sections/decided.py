@@ -67,7 +67,7 @@ class Decided(NamedTuple):
 
 
 def read_decisions(reading: ReportReading) -> Decided:
-    """The decisions and openings of a period; of one tenant, those in its own log."""
+    """Return the decisions and openings of a period; of one tenant, those in its own log."""
     tenant = reading.asked.tenant
     bounds = reading.since_us, reading.until_us
     found = _residencies(reading.lives, *bounds, reading.own_log)

@@ -93,7 +93,7 @@ class _Found(NamedTuple):
 
 
 def opinion_of(report: ReportFacts) -> Opinion:
-    """The opinion on a report."""
+    """Return the opinion on a report."""
     low, high, unknown = share_range(report)
     found = [*_found(report)]
     if report[COVERAGE].total.due and high < ADVERSE_BELOW_PPM:
@@ -110,7 +110,7 @@ def opinion_of(report: ReportFacts) -> Opinion:
 
 
 def share_range(report: ReportFacts) -> tuple[int, int, int]:
-    """The covered share at least and at most (millionths), and how many units are unknown (rule 3)."""
+    """Return the covered share at least and at most (millionths), and how many units are unknown (rule 3)."""
     shards = max((worker.shards for worker in report[BOUNDARY].workers), default=1) or 1
     lost = sum(
         max(0, balance.left - balance.right) for balance in report[POPULATION].balances if HANDED_OUT in balance.name

@@ -62,7 +62,7 @@ class PopulationFacts(NamedTuple):
 
 
 def population_facts(reading: ReportReading) -> PopulationFacts:
-    """The population of the report."""
+    """Return the population of the report."""
     population = reading.population
     return PopulationFacts(
         _query(reading.asked),

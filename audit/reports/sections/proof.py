@@ -8,7 +8,7 @@ from kvcustody.audit.reports.sections.boundary import SECTION as BOUNDARY
 
 
 def supplied_proof(reading: ReportReading) -> PolicyProof | None:
-    """The proof; None where nobody supplied one."""
+    """Return the proof; None where nobody supplied one."""
     if reading.proof is None:
         return None
     digests = {policy.digest for policy in reading[BOUNDARY].policies}

@@ -24,7 +24,7 @@ class Recounted(NamedTuple):
 
 
 def recounted(reading: ReportReading) -> Recounted | None:
-    """The recount of the whole state, beside the tables; None where the report was asked for without one.
+    """Return the recount of the whole state, beside the tables; None where the report was asked for without one.
 
     A tenant's custody can be used by others, through grants, so that no part of the state is enough.
     """

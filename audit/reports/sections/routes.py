@@ -65,7 +65,7 @@ class RouteFacts(NamedTuple):
 
 
 def read_route_facts(reading: ReportReading) -> RouteFacts:
-    """The facts about routes."""
+    """Return the facts about routes."""
     whole = RoutePeriod(reading.since_us, reading.until_us, reading.asked.tenant)
     period = newest_part(reading.connection, whole, HALVES_MAX, as_of=reading.state)
     sums, problems, receipts, awaited = RouteSums(), Counter[ReceiptProblem](), 0, 0

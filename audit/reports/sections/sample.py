@@ -86,7 +86,7 @@ class SampleFacts(NamedTuple):
 
 
 def draw_sample(reading: ReportReading) -> SampleFacts:
-    """The sample of the population, its leaves with proofs where the reading says so.
+    """Return the sample of the population, its leaves with proofs where the reading says so.
 
     Raises `ProofError` where the checkpoint is not signed.
     """
@@ -152,7 +152,7 @@ class _LeafFinder:
         }
 
     def of(self, item: PopulationMember) -> list[_Place]:
-        """The leaves of a member, those that name it first."""
+        """Return the leaves of a member, those that name it first."""
         if item.tier != DEVICE_TIER:
             named = self._of_copy(item)
             return self._kept([*named, *self._of_kinds(item, ("worker-started",))])
@@ -181,7 +181,7 @@ class _LeafFinder:
         return numbered_places
 
     def _releases(self, item: PopulationMember, named: Sequence[_Place]) -> list[_Place]:
-        """The last releases of the residencies that the named leaves are of."""
+        """Return the last releases of the residencies that the named leaves are of."""
         at: dict[int, list[int]] = {}
         for place in named:
             at.setdefault(place.log_id, []).append(place.idx)
@@ -266,7 +266,7 @@ def _proofs(proofs: LedgerProofs, checkpoint: int, places: Iterable[tuple[str, i
 
 
 def _leaf(connection: Connection, place: _Place) -> tuple[str, str]:
-    """The kind and the text of a leaf."""
+    """Return the kind and the text of a leaf."""
     [(kind, leaf)] = fetch_all(connection, _LEAF, (place.log_id, place.idx))
     return kind, bytes(leaf).decode()
 

@@ -73,7 +73,7 @@ class _Piece(NamedTuple):
 
 
 def storage_limitation(reading: ReportReading) -> tuple[StorageRow, ...]:
-    """A row for each classification, from the units of the report."""
+    """Return a row for each classification, from the units of the report."""
     found: dict[str, list[_Piece]] = {}
     for each in reading.lives:
         for name, piece in _pieces(each, _openings(each.openings)):

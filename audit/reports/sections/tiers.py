@@ -51,7 +51,7 @@ class TierFacts(NamedTuple):
 
 
 def read_tiers(reading: ReportReading) -> TierFacts:
-    """The facts about tiers; of one tenant no worker's counters are among them."""
+    """Return the facts about tiers; of one tenant no worker's counters are among them."""
     copies = reading.copies
     balances = [*_verdicts(copies)]
     if reading.asked.tenant is None:

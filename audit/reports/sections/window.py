@@ -34,7 +34,7 @@ NO_WINDOW = SignatureWindow(0, "", 0, 0)
 
 
 def signature_window(reading: ReportReading) -> SignatureWindow:
-    """The longest window of the period, under the checkpoint."""
+    """Return the longest window of the period, under the checkpoint."""
     connection, asked = reading.connection, reading.asked
     column_of = signed_checkpoints.c
     query = select(column_of.size, column_of.at_us).where(column_of.size <= asked.checkpoint)
@@ -90,7 +90,7 @@ def _earliest(
 
 
 def _disagreements(report: ReportFacts) -> Iterator[str]:
-    """The signature that closed the window is of this checkpoint or an earlier one, and the leaf of the period."""
+    """Yield the signature that closed the window is of this checkpoint or an earlier one, and the leaf of the period."""
     window = report[SECTION]
     if window == NO_WINDOW:
         return

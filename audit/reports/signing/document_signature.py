@@ -32,7 +32,7 @@ REPORT_KEY_KIND = "report-key"
 
 
 def sign_document(connection: Connection, document: Document, key: SigningKey) -> Document:
-    """The document with its signature.
+    """Return the document with its signature.
 
     Raises `NoteError` where the ledger names another key or none, `ProofError` where the leaf that names it is under no
     signed checkpoint yet. Who signs with a key of the log is believed: its reader is not (rule 3).
@@ -115,7 +115,7 @@ def unsigned(document: Document) -> str:
 
 
 def _enrolments(connection: Connection, key: SigningKey) -> tuple[KeyEnrolment, ...]:
-    """The leaves up to the key's own, each with its proof (rule 1)."""
+    """Return the leaves up to the key's own, each with its proof (rule 1)."""
     leaves = enrolment_leaves(connection)
     named = [parse_json(leaf)["vkey"] for _, leaf in leaves]
     if not named or named[-1] != str(key.verifier):
@@ -132,7 +132,7 @@ def _enrolments(connection: Connection, key: SigningKey) -> tuple[KeyEnrolment, 
 
 
 def _first_cover(connection: Connection, proofs: LedgerProofs, idx: int) -> int:
-    """The first signed checkpoint that covers a leaf of the system log."""
+    """Return the first signed checkpoint that covers a leaf of the system log."""
     query = (
         select(func.min(root_leaves.c.idx))
         .join(logs, logs.c.id == root_leaves.c.log)

@@ -27,7 +27,7 @@ _ABOUT: dict[str, Any] = {
 
 
 def report_of(body: dict[str, Any]) -> Report:
-    """The report that a JSON body has; raises `LedgerError` where it is none."""
+    """Return the report that a JSON body has; raises `LedgerError` where it is none."""
     if not isinstance(body, dict) or body.get("schema") != REPORT.schema:
         raise LedgerError(f"this is no report of schema `{REPORT.schema}`")
     types = report_types()
@@ -44,7 +44,7 @@ def report_of(body: dict[str, Any]) -> Report:
 
 
 def report_types() -> dict[str, Any]:
-    """The type of each field of a report's JSON, but for those that are written from the rest."""
+    """Return the type of each field of a report's JSON, but for those that are written from the rest."""
     return {**_ABOUT, **{name: of for section in sections() for name, of in section.types.items()}}
 
 

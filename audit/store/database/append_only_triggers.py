@@ -111,7 +111,7 @@ def create_triggers(connection: Connection) -> None:
 
 
 def triggers_of(connection: Connection, table: str) -> list[str]:
-    """The statements that make the triggers of one table, as in a new ledger."""
+    """Return the statements that make the triggers of one table, as in a new ledger."""
     made = _sqlite_triggers() if dialect_of(connection).in_file else _postgres_triggers()
     return [each for each in made if "$$" not in each and _table_of(each) == table]
 
@@ -121,7 +121,7 @@ def _table_of(trigger: str) -> str:
 
 
 def no_truncate(table: str) -> str:
-    """The statement by which PostgreSQL refuses TRUNCATE of a table."""
+    """Return the statement by which PostgreSQL refuses TRUNCATE of a table."""
     return (
         f"CREATE TRIGGER no_truncate BEFORE TRUNCATE ON {table}"
         " FOR EACH STATEMENT EXECUTE FUNCTION kvcustody_append_only()"

@@ -68,7 +68,7 @@ def _table_statements(*, is_postgres: bool, only: str = "") -> tuple[str, ...]:
 
 
 def tables_of_postgres() -> MetaData:
-    """The declared tables as PostgreSQL has them: with months (rule 1), and no rule that its types keep."""
+    """Return the declared tables as PostgreSQL has them: with months (rule 1), and no rule that its types keep."""
     tables = MetaData(naming_convention=metadata.naming_convention)
     for declared in every_table():
         table = declared.to_metadata(tables)

@@ -41,7 +41,7 @@ class SqliteFile:
     path: Path
 
     def masked(self) -> str:
-        """The URL for people and logs."""
+        """Return the URL for people and logs."""
         return f"{SQLITE}{self.path}"
 
     @property
@@ -64,7 +64,9 @@ class PostgresServer:
     url: URL
 
     def masked(self) -> str:
-        """The URL for people and logs: without the password, and without options that are not known to hold none."""
+        """Return the URL for people and logs: without the password, and without options that are not known to hold
+        none.
+        """
         hidden = {name: _HIDDEN for name in self.url.query if name not in _SHOWN}
         return self.url.update_query_dict(hidden).render_as_string(hide_password=True)
 
@@ -73,7 +75,7 @@ DatabasePlace = SqliteFile | PostgresServer
 
 
 def database_place(target: str | Path) -> DatabasePlace:
-    """The database that a path or a URL names. Raises `LedgerError`, which quotes no address."""
+    """Return the database that a path or a URL names. Raises `LedgerError`, which quotes no address."""
     if isinstance(target, Path):
         return SqliteFile(target)
     if target.startswith(("/", ".")) or (target and not any(letter in target for letter in _IN_ADDRESSES)):
@@ -82,13 +84,13 @@ def database_place(target: str | Path) -> DatabasePlace:
 
 
 def url_of(target: str) -> str:
-    """The URL of what a path or a URL names; a URL is given back as it is. Raises `LedgerError`."""
+    """Return the URL of what a path or a URL names; a URL is given back as it is. Raises `LedgerError`."""
     place = database_place(target)
     return f"{SQLITE}{place.path}" if isinstance(place, SqliteFile) else target
 
 
 def place_of_url(url: str) -> DatabasePlace:
-    """The database that a URL names. Raises `LedgerError`, which quotes no address."""
+    """Return the database that a URL names. Raises `LedgerError`, which quotes no address."""
     path = url.removeprefix(SQLITE)
     if path != url and path:
         return SqliteFile(Path(path))
@@ -107,7 +109,7 @@ def place_of_url(url: str) -> DatabasePlace:
 
 
 def checked_setting(target: str | None, *, path: bool = False) -> str | None:
-    """A setting's URL (with `path`, a path too) as it is, checked; raises `ValueError` that quotes no address."""
+    """Return a setting's URL (with `path`, a path too) as it is, checked; raises `ValueError` that quotes no address."""
     if target is not None:
         try:
             database_place(target) if path else place_of_url(target)

@@ -49,11 +49,11 @@ class Dialect:
     roles = True  # logins with rights of their own, walls between tenants' rows, and a log that the server keeps
 
     def with_placeholders(self, statement: str) -> str:
-        """A statement that is written with `?`, with the marks of the driver."""
+        """Return a statement that is written with `?`, with the marks of the driver."""
         return statement.replace("?", "%s")
 
     def insert_new(self, table: Table) -> Any:
-        """An INSERT that leaves out rows whose key is there."""
+        """Return an INSERT that leaves out rows whose key is there."""
         from sqlalchemy.dialects.postgresql import insert  # its import costs a tenth of a short command
 
         return insert(table).on_conflict_do_nothing()
@@ -67,7 +67,7 @@ class Dialect:
         return PostgresServer(engine.url.set(query={})).masked()
 
     def file(self, engine: Engine) -> Path | None:
-        """The file that the engine opens; None for a server."""
+        """Return the file that the engine opens; None for a server."""
         return None
 
     def one_snapshot(self, connection: Connection) -> None:
@@ -121,11 +121,11 @@ class Dialect:
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({number})")
 
     def alone(self, connection: Connection, number: int) -> bool:
-        """Whether this transaction is the one that goes on; another that has the number is not waited for."""
+        """Return whether this transaction is the one that goes on; another that has the number is not waited for."""
         return bool(connection.exec_driver_sql(f"SELECT pg_try_advisory_xact_lock({number})").scalar())
 
     def leads(self, connection: Connection, number: int) -> bool:
-        """Whether this connection is the one of all with the number that leads, for as long as it lasts."""
+        """Return whether this connection is the one of all with the number that leads, for as long as it lasts."""
         held = (
             "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"  # noqa: S608 - our own number
             f" AND classid = 1 AND objid = {number} AND objsubid = 2"
@@ -236,7 +236,7 @@ class _Sqlite(Dialect):
         return True
 
     def leads(self, connection: Connection, number: int) -> bool:
-        """A ledger in a file has one service."""
+        """Return a ledger in a file has one service."""
         return True
 
     def resign(self, connection: Connection, number: int) -> None:
@@ -251,7 +251,7 @@ class _Sqlite(Dialect):
         return select(*parts).select_from(each).subquery("span")
 
     def size_bytes(self, connection: Connection) -> int:
-        """The file's pages."""
+        """Return the file's pages."""
         pages, size = (
             int(connection.exec_driver_sql(f"PRAGMA {name}").scalar() or 0) for name in ("page_count", "page_size")
         )
@@ -279,7 +279,7 @@ def dialect_of(database: Engine | Connection) -> Dialect:
 
 
 def file_of(engine: Engine) -> Path | None:
-    """The file that a SQLite engine opens; None for a server."""
+    """Return the file that a SQLite engine opens; None for a server."""
     return dialect_of(engine).file(engine)
 
 
@@ -301,7 +301,7 @@ def fetch_all(connection: Connection, statement: str, values: tuple[Any, ...]) -
 
 
 def fetch_binary(connection: Connection, statement: str, values: tuple[Any, ...]) -> Sequence[tuple[Any, ...]]:
-    """The same as plain tuples; PostgreSQL sends bytes as they are, and not as text: for many leaves."""
+    """Return the same as plain tuples; PostgreSQL sends bytes as they are, and not as text: for many leaves."""
     if dialect_of(connection).in_file:
         return [tuple(row) for row in fetch_all(connection, statement, values)]
     if not connection.in_transaction():

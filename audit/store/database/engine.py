@@ -72,7 +72,7 @@ def open_store(
     keys: bool = False,
     statement_seconds: float = STATEMENT_SECONDS,
 ) -> Engine:
-    """An engine on what a path or a URL names (`database_place`). Lazy.
+    """Return an engine on what a path or a URL names (`database_place`). Lazy.
 
     `mapped`: read a SQLite file through the memory map, a tenth faster where most of a ledger is read. A disk that
     fails then ends the process instead of the query: for a command that asks one question, never for a service.
@@ -205,7 +205,7 @@ def describe(problem: BaseException) -> str:
 
 
 def ledger_error(engine: Engine, problem: BaseException) -> LedgerError:
-    """The one-line error for a failed database."""
+    """Return the one-line error for a failed database."""
     place = dialect_of(engine).place(engine)
     path = dialect_of(engine).file(engine)
     if path is not None and not path.exists():

@@ -51,12 +51,12 @@ class MonthPartition(NamedTuple):
     below_us: int | None
 
     def of(self, table: str) -> str:
-        """The partition of a table."""
+        """Return the partition of a table."""
         return f"{table}_{self.name}"
 
 
 def partitioned(connection: Connection) -> tuple[str, ...]:
-    """The tables that are partitioned: all of `MONTHLY` on PostgreSQL, none on SQLite."""
+    """Return the tables that are partitioned: all of `MONTHLY` on PostgreSQL, none on SQLite."""
     return tuple(MONTHLY) if dialect_of(connection).partitions else ()
 
 
@@ -82,13 +82,13 @@ def size_bytes(connection: Connection, part: MonthPartition, tables: Sequence[st
 
 
 def month_of(at_us: int) -> MonthPartition:
-    """The UTC month of an instant."""
+    """Return the UTC month of an instant."""
     moment = utc(at_us)
     return _month(moment.year, moment.month)
 
 
 def months_from(at_us: int, count: int) -> tuple[MonthPartition, ...]:
-    """The month of an instant and those that follow it, `count` in all."""
+    """Return the month of an instant and those that follow it, `count` in all."""
     moment = utc(at_us)
     start = 12 * moment.year + moment.month - 1
     return tuple(_month(number // 12, number % 12 + 1) for number in range(start, start + count))

@@ -43,7 +43,7 @@ class SchemaChangedError(LedgerError):
 
 
 def forms_of(connection: Connection, revision: str | None = None, changes: int | None = None) -> Mapping[Table, Table]:
-    """The new form of each table that has two, none as a rule (rule 1); raises `SchemaChangedError` (rule 2)."""
+    """Return the new form of each table that has two, none as a rule (rule 1); raises `SchemaChangedError` (rule 2)."""
     if changes is None:
         revision, changes = connection.exec_driver_sql(_ASK).one()
     check_revision(revision)
@@ -75,7 +75,7 @@ def check_revision(found: object) -> None:
 
 
 def forms_to_drop_from(connection: Connection) -> Mapping[Table, Table]:
-    """The same for who drops leaves: no copy is made of them until this transaction ends."""
+    """Return the same for who drops leaves: no copy is made of them until this transaction ends."""
     forms = forms_of(connection)
     if forms:
         one_copy_at_a_time(connection)
@@ -89,7 +89,7 @@ def one_copy_at_a_time(connection: Connection) -> None:
 
 @cache
 def new_form(name: str, *, in_file: bool) -> Table:
-    """The table that the new form of a declared table is, until it takes its place (rule 3)."""
+    """Return the table that the new form of a declared table is, until it takes its place (rule 3)."""
     declared = metadata.tables[name]
     if in_file:
         return declared.to_metadata(MetaData(), name=f"{name}{NEW_ENDING}")

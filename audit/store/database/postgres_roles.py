@@ -136,13 +136,13 @@ def row_grants(tables: Sequence[str]) -> Iterator[str]:
 
 
 def row_walls(tables: Sequence[str]) -> Iterator[str]:
-    """A reader's rows of tables that have a log's: those of the tenant that its connection names (rule 2)."""
+    """Yield a reader's rows of tables that have a log's: those of the tenant that its connection names (rule 2)."""
     for table in tables:
         yield from _wall(table, "log = (SELECT kvcustody_log())")
 
 
 def walled(connection: Connection, table: str) -> bool:
-    """Whether roles were set up, and so a reader sees rows of one tenant of this table."""
+    """Return whether roles were set up, and so a reader sees rows of one tenant of this table."""
     query = (
         "SELECT 1 FROM pg_policies WHERE schemaname = current_schema() AND tablename = %s AND policyname = 'of_tenant'"
     )
@@ -153,17 +153,17 @@ _ONE_TENANT = text("SELECT coalesce(current_setting('kvcustody.tenant', true), '
 
 
 def sees_one_tenant(connection: Connection) -> bool:
-    """Whether the connection sees the rows of one tenant alone, and so no system log (rule 2)."""
+    """Return whether the connection sees the rows of one tenant alone, and so no system log (rule 2)."""
     return dialect_of(connection).roles and bool(connection.scalar(_ONE_TENANT))
 
 
 def order_tables() -> set[str]:
-    """The tables whose rows are of orders."""
+    """Return the tables whose rows are of orders."""
     return {table.name for table in projections() if kinds_of(table) and ORDERS.issuperset(kinds_of(table))}
 
 
 def _refuse_orders() -> Iterator[str]:
-    """A worker's role adds leaves of the known kinds that are no orders (rule 4); other roles meet no trigger."""
+    """Yield a worker's role adds leaves of the known kinds that are no orders (rule 4); other roles meet no trigger."""
     kinds = ", ".join(f"'{kind}'" for kind in sorted(LEAF_KEYS.keys() - ORDERS))
     yield (
         "CREATE OR REPLACE FUNCTION kvcustody_no_orders() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "

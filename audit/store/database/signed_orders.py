@@ -92,7 +92,7 @@ class _Verdicts:
         self._told: set[bytes] = set()
 
     def of(self, digest: bytes, keys: OrderKeys) -> tuple[bool, RefusedOrder | None]:
-        """Whether a leaf is known as accepted, and why it is refused if it is known as that."""
+        """Return whether a leaf is known as accepted, and why it is refused if it is known as that."""
         with self._lock:
             if keys is not self._keys:
                 self._keys = keys
@@ -137,17 +137,19 @@ class SignedOrders:
         self._read_signed_later: Callable[[], frozenset[str]] = frozenset
 
     def over(self, connection: Connection) -> SignedOrders:
-        """The same, with the orders that were signed later in this ledger (rule 5), read once where one is needed."""
+        """Return the same, with the orders that were signed later in this ledger (rule 5), read once where one is
+        needed.
+        """
         query = select(events.c.leaf).where(events.c.kind == SIGNED_LATER, has_leaf(events))
         return self._with(lambda: map(bytes, connection.scalars(query)))
 
     def beside(self, leaves: Iterable[bytes]) -> SignedOrders:
-        """The same, with those that these leaves sign."""
+        """Return the same, with those that these leaves sign."""
         named = f'"kind":"{SIGNED_LATER}"'.encode()
         return self._with(lambda: (leaf for leaf in leaves if named in leaf))
 
     def _with(self, read: Callable[[], Iterable[bytes]]) -> SignedOrders:
-        """The same, with the digests that the `order-signed` leaves of `read` name."""
+        """Return the same, with the digests that the `order-signed` leaves of `read` name."""
 
         def signed_later() -> frozenset[str]:
             bodies = [self.accepted(leaf, SIGNED_LATER) for leaf in read()]
@@ -167,7 +169,9 @@ class SignedOrders:
         return self._verdicts.newly_refused()
 
     def sign(self, leaf: bytes) -> str:
-        """The signature of a leaf that has none yet, as its `signature` says it; raises without an own key (rule 6)."""
+        """Return the signature of a leaf that has none yet, as its `signature` says it; raises without an own key (rule
+        6).
+        """
         body = orjson.loads(leaf)
         if self._own is None or not self.may_sign:
             raise UnsignedOrderError(str(body["kind"]))

@@ -48,7 +48,7 @@ class AsOf(NamedTuple):
     whole: bool = False
 
     def has(self, table: Any) -> ColumnElement[bool]:
-        """The condition that a row of `events` or of a projection is in the state."""
+        """Return the condition that a row of `events` or of a projection is in the state."""
         if self.whole:
             return true()
         if not self.sizes:
@@ -62,12 +62,12 @@ class AsOf(NamedTuple):
 
 
 def is_in(as_of: AsOf | None, table: Any) -> ColumnElement[bool]:
-    """Whether a row is in the state; always, where there is none."""
+    """Return whether a row is in the state; always, where there is none."""
     return true() if as_of is None else as_of.has(table)
 
 
 def as_of_sizes(connection: Connection, sizes: Mapping[str, int]) -> AsOf:
-    """The state in which the named logs have these sizes, as `LedgerProofs.sizes` gives them.
+    """Return the state in which the named logs have these sizes, as `LedgerProofs.sizes` gives them.
 
     The connection has to read one snapshot throughout: a transaction of SQLite, or REPEATABLE READ.
     """

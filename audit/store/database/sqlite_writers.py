@@ -103,7 +103,7 @@ def gate(path: Path, timeout_seconds: float, mode: Callable[[], int]) -> Iterato
 
 
 def queue_at(path: Path) -> WriteQueue:
-    """The queue of this process for one SQLite file."""
+    """Return the queue of this process for one SQLite file."""
     with _queues_lock:
         return _queues.setdefault(path.absolute(), WriteQueue())
 
@@ -131,7 +131,7 @@ def begin_in_turns(engine: Engine, place: SqliteFile, timeout_seconds: float, mo
                 turns.give()
 
     def ending(act: Callable[[Any], None]) -> Callable[[Any], None]:
-        """The dialect's commit or rollback, and the end of the turn whatever comes of it."""
+        """Return the dialect's commit or rollback, and the end of the turn whatever comes of it."""
 
         def ended(connection: Any) -> None:
             try:

@@ -75,14 +75,14 @@ def tables_of_one_row() -> tuple[Table, ...]:
 
 
 def kinds_of(table: Table) -> tuple[str, ...]:
-    """The kinds of what a projection has rows of: leaves, or items of one; none where it takes every leaf."""
+    """Return the kinds of what a projection has rows of: leaves, or items of one; none where it takes every leaf."""
     kinds: tuple[str, ...] = table.info.get("kinds", ())
     return kinds
 
 
 @lru_cache(_KEPT)
 def has_leaf(table: FromClause) -> ColumnElement[bool]:
-    """A row of a projection has its leaf; a row of `events` is a leaf of a log: at a place that the log has.
+    """Return a row of a projection has its leaf; a row of `events` is a leaf of a log: at a place that the log has.
 
     Whoever draws a verdict or an order from a row asks for it, so that a row that somebody else inserted says nothing.
     """
@@ -113,13 +113,15 @@ def is_leaf_of(row: FromClause, leaf: FromClause = events) -> ColumnElement[bool
 
 
 def is_of_leaves(deltas: Table) -> ColumnElement[bool]:
-    """A row of figures is of a log that is there, at a size that it has had (below 0: of leaves that were dropped)."""
+    """Return a row of figures is of a log that is there, at a size that it has had (below 0: of leaves that were
+    dropped).
+    """
     of = logs.alias("its_log")
     return exists().where(of.c.id == deltas.c.log, deltas.c.size <= of.c.size).correlate_except(of)
 
 
 def is_place(leaf: FromClause) -> ColumnElement[bool]:
-    """A row of `events` is at a place that its log has."""
+    """Return a row of `events` is at a place that its log has."""
     of = logs.alias("its_log")
     inside = exists().where(of.c.id == leaf.c.log, leaf.c.idx < of.c.size).correlate_except(of)
     return and_(leaf.c.idx >= 0, cast(leaf.c.idx, BigInteger) == leaf.c.idx, inside)  # SQLite keeps 3.5

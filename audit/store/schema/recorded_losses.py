@@ -28,6 +28,6 @@ def recorded_gaps() -> Select[Any]:
 
 
 def losing_processes() -> Select[Any]:
-    """The processes that lost something by a record of their writer."""
+    """Return the processes that lost something by a record of their writer."""
     lost = recorded_gaps().where(outages.c.cause != REFUSED)
     return lost.with_only_columns(incarnations.c.uuid).distinct()

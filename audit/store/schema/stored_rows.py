@@ -63,12 +63,14 @@ def stored_rows(connection: Connection, query: Select[Any]) -> list[StoredRow]:
 
 
 def stored_row(connection: Connection, query: Select[Any]) -> StoredRow | None:
-    """The first row of a query, if there is one."""
+    """Return the first row of a query, if there is one."""
     return next(iter(stored_rows(connection, query.limit(1))), None)
 
 
 def stored_page(connection: Connection, query: Select[Any], order: Sequence[Column[Any]], limit: int) -> RowPage:
-    """The first rows of a query that is in this order: `limit`, and more up to one whose order is known (rule 3)."""
+    """Return the first rows of a query that is in this order: `limit`, and more up to one whose order is known (rule
+    3).
+    """
     names = {column.name for column in order}
     asked = limit + 1
     while True:
@@ -89,7 +91,7 @@ def check_read(row: StoredRow | Any) -> None:
 
 
 def _columns(query: Select[Any]) -> dict[str, Column[Any]]:
-    """The columns of the schema behind those of a query, by their names in its rows."""
+    """Return the columns of the schema behind those of a query, by their names in its rows."""
     found = {name: getattr(each, "element", each) for name, each in query.exported_columns.items()}
     return {name: each for name, each in found.items() if isinstance(each, Column)}
 
@@ -114,7 +116,7 @@ def _stored(columns: Mapping[str, Column[Any]], found: Mapping[str, Any]) -> Sto
 
 
 def _named(table: str, columns: Mapping[str, Column[Any]], values: Mapping[str, Any]) -> str:
-    """A row by its primary key, as far as the query has it."""
+    """Return a row by its primary key, as far as the query has it."""
     keys = (name for name, each in columns.items() if each.table.name == table and each.primary_key)
     return "/".join(str(values[name]) for name in keys)
 
@@ -126,7 +128,7 @@ def _tell(said: str) -> None:
 
 
 def _read(column: Column[Any], value: Any) -> tuple[Any, str]:
-    """A column's value, and why the stored one is not that (rule 1)."""
+    """Return a column's value, and why the stored one is not that (rule 1)."""
     if value is None:
         return (None, "") if column.nullable else (_nothing(column, value), "is not there")
     if isinstance(column.type, Integer):

@@ -27,13 +27,13 @@ class AddCheckpoint(NamedTuple):
     note: bytes
 
     def to_bytes(self) -> bytes:
-        """The body as it is sent."""
+        """Return the body as it is sent."""
         lines = [f"old {self.old_size}", *(base64.b64encode(node).decode() for node in self.path), "", ""]
         return "\n".join(lines).encode() + self.note
 
 
 def parse_request(data: bytes) -> AddCheckpoint:
-    """The request in a body; raises `NoteError` for anything else (rule 1)."""
+    """Return the request in a body; raises `NoteError` for anything else (rule 1)."""
     if len(data) > REQUEST_BYTES_MAX:
         raise NoteError(f"a request of `{len(data)}` bytes is longer than {REQUEST_BYTES_MAX}")
     head, found, note = data.partition(b"\n\n")

@@ -82,7 +82,7 @@ def stamp(engine: Engine, authority: TimestampAuthority, *, timeout_seconds: flo
 
 
 def ask(authority: TimestampAuthority, message: bytes, *, timeout_seconds: float) -> tuple[bytes, int]:
-    """A fresh token over the message and the time that it states; raises `TimestampError` (rule 2, rule 3)."""
+    """Return a fresh token over the message and the time that it states; raises `TimestampError` (rule 2, rule 3)."""
     client = _client()
     request = client.TimestampRequestBuilder().data(message).nonce(nonce=True).build()
     token = _post(authority, request.as_bytes(), timeout_seconds)
@@ -90,7 +90,7 @@ def ask(authority: TimestampAuthority, message: bytes, *, timeout_seconds: float
 
 
 def check(authority: TimestampAuthority, token: bytes, message: bytes, *, nonce: int | None = None) -> int:
-    """The time (µs UTC) that a token states; raises `TimestampError` unless it verifies (rule 2)."""
+    """Return the time (µs UTC) that a token states; raises `TimestampError` unless it verifies (rule 2)."""
     client = _client()
     try:
         answer = client.decode_timestamp_response(token)

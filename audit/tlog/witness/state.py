@@ -52,19 +52,19 @@ class WitnessMemory:
             connection.executemany("INSERT OR IGNORE INTO logs VALUES (?, ?)", rows)
 
     def keys(self, origin: str) -> list[VerifierKey]:
-        """The keys of a log; none where the log is unknown."""
+        """Return the keys of a log; none where the log is unknown."""
         with closing(self._open()) as connection:
             rows = connection.execute("SELECT vkey FROM logs WHERE origin = ? ORDER BY vkey", (origin,))
             return [parse_vkey(vkey) for (vkey,) in rows]
 
     def head(self, origin: str) -> TreeHead:
-        """The newest head that was signed; the empty tree where there was none."""
+        """Return the newest head that was signed; the empty tree where there was none."""
         with closing(self._open()) as connection:
             row = connection.execute("SELECT size, root FROM heads WHERE origin = ?", (origin,)).fetchone()
         return TreeHead(0, EMPTY_ROOT) if row is None else TreeHead(row[0], row[1])
 
     def heads(self) -> dict[str, TreeHead]:
-        """The newest head of every log that is trusted, in name order."""
+        """Return the newest head of every log that is trusted, in name order."""
         with closing(self._open()) as connection:
             names = [name for (name,) in connection.execute("SELECT DISTINCT origin FROM logs ORDER BY origin")]
         return {name: self.head(name) for name in names}

@@ -59,13 +59,15 @@ def witness_status(connection: Connection, now_us: int) -> WitnessStatus:
 
 
 def witnessed_note(connection: Connection, size: int) -> bytes:
-    """The signed checkpoint of this size with the lines of its witnesses; raises `ProofError` where none is signed."""
+    """Return the signed checkpoint of this size with the lines of its witnesses; raises `ProofError` where none is
+    signed.
+    """
     note = LedgerProofs(connection).signed(size).note
     query = select(cosignatures.c.line).where(cosignatures.c.size == size).order_by(cosignatures.c.witness)
     return note + b"".join(map(bytes, connection.scalars(query)))
 
 
 def newest_witnessed(connection: Connection) -> int | None:
-    """The newest checkpoint that any witness signed, by size; None where none was."""
+    """Return the newest checkpoint that any witness signed, by size; None where none was."""
     size: int | None = connection.scalar(select(func.max(cosignatures.c.size)))
     return size

@@ -57,7 +57,7 @@ class WitnessSubmitter:
         self._threads: list[GuardingThread] = []
 
     def status(self) -> tuple[SubmitterStatus, ...]:
-        """A snapshot, in the order of the addresses."""
+        """Return a snapshot, in the order of the addresses."""
         return tuple(self._status[each.key.name] for each in self._addresses)
 
     def submit_once(self, address: WitnessAddress) -> int:

@@ -43,7 +43,7 @@ def check_parts(facts: Facts) -> None:
 
 
 def proved_bodies(facts: Facts, keys: Sequence[VerifierKey], problems: list[str]) -> list[dict[str, Any]]:
-    """The bodies of the leaves whose place is proved; the others are problems."""
+    """Return the bodies of the leaves whose place is proved; the others are problems."""
     heads: dict[str, TreeHead] = {}
     ledger = facts["ledger"]
     for log, text in ledger["heads"].items():
@@ -98,7 +98,7 @@ def certificate_disagreements(facts: Facts, bodies: Bodies) -> Iterator[str]:
 
 
 def differ(one: Any, other: Any) -> bool:
-    """Whether two JSON values are not the same: `1` is not `true`."""
+    """Return whether two JSON values are not the same: `1` is not `true`."""
     return canonical_json(one) != canonical_json(other)
 
 

@@ -113,7 +113,7 @@ class CertificateRules(DocumentRules):
     def from_export(
         self, opened: OpenedDocument, folder: Path, connection: Connection, trust: ReaderTrust
     ) -> MadeAgain:
-        """The certificate again, from every leaf of the ledger."""
+        """Return the certificate again, from every leaf of the ledger."""
         stated = opened.facts
         commitment = stated["request"]["commitment"]
         made = certificate_facts(connection, stated["erasure"], commitment, stated["issued_us"], is_proved=False)

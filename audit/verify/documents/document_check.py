@@ -30,13 +30,13 @@ class Unchecked(NamedTuple):
     is_exact: bool = False
 
     def is_about(self, path: str) -> bool:
-        """Whether a field is among it."""
+        """Return whether a field is among it."""
         inside = not self.is_exact and path.startswith((f"{self.path}.", f"{self.path}["))
         return path == self.path or inside
 
 
 def is_unchecked(path: str, unchecked: Sequence[Unchecked]) -> bool:
-    """Whether a field is among the parts that were not checked."""
+    """Return whether a field is among the parts that were not checked."""
     return any(each.is_about(path) for each in unchecked)
 
 
@@ -125,18 +125,18 @@ class DocumentRules(ABC):
         return ()
 
     def seal(self, opened: OpenedDocument) -> SealedAs:
-        """The checkpoint that an export must be of."""
+        """Return the checkpoint that an export must be of."""
         return SealedAs(opened.document.checkpoint)
 
     @abstractmethod
     def from_ledger(self, opened: OpenedDocument, connection: Connection, trust: ReaderTrust) -> MadeAgain:
-        """The document again, from the ledger that it is of."""
+        """Return the document again, from the ledger that it is of."""
 
     @abstractmethod
     def from_export(
         self, opened: OpenedDocument, folder: Path, connection: Connection, trust: ReaderTrust
     ) -> MadeAgain:
-        """The document again, from the ledger that was made of an export's leaves."""
+        """Return the document again, from the ledger that was made of an export's leaves."""
 
     def comparable(self, facts: Facts) -> Any:
         """Its facts without what is checked by itself."""

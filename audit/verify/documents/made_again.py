@@ -48,7 +48,9 @@ def check_ledger(connection: Connection, checkpoint: int) -> None:
 def orders_refused(
     connection: Connection, checkpoint: int, orders: SignedOrders | None, tenant: str | None = None
 ) -> tuple[RefusedOrder, ...] | None:
-    """The orders under a checkpoint that do not count; None where the reader trusts no key. Of one tenant, its own."""
+    """Return the orders under a checkpoint that do not count; None where the reader trusts no key. Of one tenant, its
+    own.
+    """
     if orders is None:
         return None
     sizes = LedgerProofs(connection).sizes(checkpoint)

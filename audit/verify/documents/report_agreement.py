@@ -47,7 +47,7 @@ class ProvedLeaf(NamedTuple):
 
 
 def stated_checkpoint(report: Facts, keys: Sequence[VerifierKey], problems: list[str]) -> SignedCheckpoint:
-    """The checkpoint that its note states; raises `NoteError` unless one of these keys signed it."""
+    """Return the checkpoint that its note states; raises `NoteError` unless one of these keys signed it."""
     point = report["boundary"]["checkpoint"]
     signed = open_checkpoint(point["note"].encode(), keys)
     head = signed.checkpoint.head
@@ -247,7 +247,7 @@ _TREND = ("since_us", "until_us", "due", "covered")
 
 
 def _window(report: Facts) -> Iterator[str]:
-    """The signature that closed the window is of this checkpoint or an earlier one, and the leaf of the period."""
+    """Yield the signature that closed the window is of this checkpoint or an earlier one, and the leaf of the period."""
     window = report["window"]
     if not any(window[name] for name in _WINDOW) and not window["log"]:
         return

@@ -92,7 +92,7 @@ class ReportRules(DocumentRules):
     may_be_unsigned = True
 
     def read(self, document: Document) -> Report:
-        """The report; raises `LedgerError` unless its facts are those that this report has."""
+        """Return the report; raises `LedgerError` unless its facts are those that this report has."""
         return open_report(document)
 
     def check(self, opened: OpenedDocument, trust: ReaderTrust) -> ShownAlone:
@@ -118,13 +118,13 @@ class ReportRules(DocumentRules):
         return (asked, *sealed, *own, *(Unchecked(path, f"{what}: {GIVE}") for path, what in fields if what))
 
     def seal(self, opened: OpenedDocument) -> SealedAs:
-        """The checkpoint that an export must be of, as the report states it."""
+        """Return the checkpoint that an export must be of, as the report states it."""
         boundary = opened.model[BOUNDARY]
         point = boundary.checkpoint
         return SealedAs(point.size, point.root, point.note, point.signed_us, boundary.witnessed)
 
     def from_ledger(self, opened: OpenedDocument, connection: Connection, trust: ReaderTrust) -> MadeAgain:
-        """The report again, from the ledger that it is of; raises as `build_report`."""
+        """Return the report again, from the ledger that it is of; raises as `build_report`."""
         check_ledger(connection, opened.document.checkpoint)
         stated: Report = opened.model
         made = build_report(
@@ -136,7 +136,7 @@ class ReportRules(DocumentRules):
     def from_export(
         self, opened: OpenedDocument, folder: Path, connection: Connection, trust: ReaderTrust
     ) -> MadeAgain:
-        """The report again, from an export's leaves (rule 1)."""
+        """Return the report again, from an export's leaves (rule 1)."""
         stated: Report = opened.model
         report = build_report(
             connection,
@@ -165,7 +165,7 @@ class ReportRules(DocumentRules):
 
 
 def open_report(document: Document) -> Report:
-    """The report that a document's facts are; raises `LedgerError` where they are of no report."""
+    """Return the report that a document's facts are; raises `LedgerError` where they are of no report."""
     report = report_of(document.body())
     if _facts(report) != document.facts:
         parts = [path for path, _, _ in differing(document.facts, _facts(report))]
@@ -174,7 +174,7 @@ def open_report(document: Document) -> Report:
 
 
 def read_report(data: bytes) -> Report:
-    """The report in a file; raises `LedgerError` for other bytes than its one form."""
+    """Return the report in a file; raises `LedgerError` for other bytes than its one form."""
     return open_report(read_document(data, [REPORT]))
 
 
@@ -206,7 +206,7 @@ def _of_proof(stated: Report) -> tuple[Unchecked, ...]:
 
 
 def _own(stated: Report) -> Framework | None:
-    """A framework that is not of the library comes from the report itself."""
+    """Return a framework that is not of the library comes from the report itself."""
     return None if stated.asked.framework in NAMES else stated.framework
 
 
@@ -218,7 +218,7 @@ class _EarlierState(NamedTuple):
 
 
 def _earlier_state(folder: Path, size: int) -> _EarlierState:
-    """The first leaves of the root log that an export has, which was verified; fewer where it has no more."""
+    """Return the first leaves of the root log that an export has, which was verified; fewer where it has no more."""
     frontier, sizes, is_open = EMPTY, dict[str, int](), True
     with (folder / OPENINGS).open("rb") as file:
         lines = islice(map(orjson.loads, file), max(0, size))
@@ -233,7 +233,7 @@ def _earlier_state(folder: Path, size: int) -> _EarlierState:
 
 
 def _extension(earlier: _EarlierState, stated: Report) -> tuple[str, ...]:
-    """The path from the earlier checkpoint, where it leads from the root log's beginning to the signed root."""
+    """Return the path from the earlier checkpoint, where it leads from the root log's beginning to the signed root."""
     boundary = stated[BOUNDARY]
     point = boundary.checkpoint
     try:
@@ -263,7 +263,7 @@ def _with_seal(made: Report, stated: Report, path: tuple[str, ...]) -> Report:
 
 
 def _residencies_of(item: Mapping[str, Any]) -> set[tuple[str, int]]:
-    """The residencies, by process, of the leaves that name the drawn custody."""
+    """Return the residencies, by process, of the leaves that name the drawn custody."""
     found = set()
     for leaf in item["leaves"]:
         for body in plain_bodies(orjson.loads(leaf["leaf"])):
@@ -273,7 +273,7 @@ def _residencies_of(item: Mapping[str, Any]) -> set[tuple[str, int]]:
 
 
 def _belongs(body: Mapping[str, Any], custody: Mapping[str, Any], used: set[tuple[str, int]]) -> bool:
-    """Whether a leaf names what was drawn, is a release of who used it, or says something of its whole process."""
+    """Return whether a leaf names what was drawn, is a release of who used it, or says something of its whole process."""
     if body["kind"] in CONTEXT:
         return bool(
             body["kind"] == "erasure-requested"
@@ -289,7 +289,7 @@ def _belongs(body: Mapping[str, Any], custody: Mapping[str, Any], used: set[tupl
 
 
 def _names(body: Mapping[str, Any], custody: Mapping[str, Any]) -> bool:
-    """Whether a leaf names the block at the generation."""
+    """Return whether a leaf names the block at the generation."""
     pairs, _ = decode_flat(
         [
             *body.get("runs", ()),

@@ -141,7 +141,7 @@ def _made(
     trust: ReaderTrust,
     problems: list[str],
 ) -> MadeAgain | None:
-    """The document made again; a problem where its own facts let none be made."""
+    """Return the document made again; a problem where its own facts let none be made."""
     if source is None or isinstance(source, MadeAgain):
         return source
     try:

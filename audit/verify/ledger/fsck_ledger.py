@@ -284,7 +284,7 @@ def _check_root(
     known: Mapping[int, str],
     sealed_us: Mapping[tuple[int, int], int | None],
 ) -> dict[int, bytes]:
-    """The root log from its openings; the roots that it gives at the sizes of checkpoints."""
+    """Return the root log from its openings; the roots that it gives at the sizes of checkpoints."""
     kept = connection.execute(select(checkpoints).order_by(checkpoints.c.size)).all()
     stated = {row.size: as_bytes(row.root) for row in kept}
     marks = [size for size in stated if size]
@@ -337,7 +337,7 @@ def _check_commits(
     known: Mapping[int, str],
     sealed_us: Mapping[tuple[int, int], int | None],
 ) -> Iterator[FsckFinding]:
-    """A checkpoint seals each log once, in the order of names; its time is that of the newest leaf that it adds."""
+    """Yield a checkpoint seals each log once, in the order of names; its time is that of the newest leaf that it adds."""
     before = 0
     for checkpoint in kept:
         commit = seen[before : checkpoint.size]
@@ -421,7 +421,7 @@ def _breaks(connection: Connection, report: FsckReport, keys: Sequence[VerifierK
 def _signers(
     connection: Connection, report: FsckReport, heads: dict[int, bytes], keys: Sequence[VerifierKey]
 ) -> tuple[KeyPeriod, ...]:
-    """The reader's keys and those that they handed over to on record, each handover over a tree of this ledger."""
+    """Return the reader's keys and those that they handed over to on record, each handover over a tree of this ledger."""
     try:
         leaves = handover_leaves(connection)
         for idx, leaf in leaves:
@@ -436,7 +436,7 @@ def _signers(
 
 
 def _root_at(connection: Connection, size: int) -> bytes | None:
-    """The root of the first `size` root leaves, computed from them."""
+    """Return the root of the first `size` root leaves, computed from them."""
     proofs, frontier = LedgerProofs(connection), EMPTY
     try:
         for first in range(0, size, _AT_ONCE):

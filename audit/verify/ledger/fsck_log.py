@@ -203,7 +203,7 @@ class LogCheck:
     # -- leaves and tree ------------------------------------------------------------------------------------
 
     def _read(self) -> list[tuple[int, Row[Any] | None, bytes | None]]:
-        """The next places: (idx, row, None), or (idx, None, hash) where retention kept the hash alone."""
+        """Return the next places: (idx, row, None), or (idx, None, hash) where retention kept the hash alone."""
         start, end = self.size, self.size + _AT_ONCE
         query = select(events).where(events.c.log == self._log, events.c.idx >= start, events.c.idx < end)
         rows = self._connection.execute(query).all()
@@ -265,7 +265,7 @@ class LogCheck:
         return True
 
     def _standing(self) -> int:
-        """The next leaf that is there, or whose own hash is; where there is none, the end of what was sealed."""
+        """Return the next leaf that is there, or whose own hash is; where there is none, the end of what was sealed."""
         first_places: list[int] = []
         for table, where in ((events, ()), (tree_nodes, (tree_nodes.c.level == 0,))):
             column = table.c.idx
@@ -340,7 +340,7 @@ class LogCheck:
         return True
 
     def _as_stored(self, batch: LeafBatch, rows: Sequence[Row[Any]]) -> bool:
-        """Whether each row says what its leaf says, as `_differing` has it leaf by leaf."""
+        """Return whether each row says what its leaf says, as `_differing` has it leaf by leaf."""
         said = zip(batch.sequences, batch.parts, batch.of_parts, batch.kinds, batch.outages, batch.at_us, strict=True)
         if list(said) != list(map(_columns_of, rows)) or set(batch.logs) != {self._name}:
             return False
@@ -378,7 +378,7 @@ class LogCheck:
                 self.orders.append(FsckFinding(self._name, idx, idx, event, what))
 
     def _leaf(self, row: Row[Any]) -> Leaf | None:
-        """The leaf, where it is one and its row says what it says."""
+        """Return the leaf, where it is one and its row says what it says."""
         wrong = ""
         try:
             leaf = parse(as_bytes(row.leaf))
@@ -450,12 +450,12 @@ class LogCheck:
 
 
 def as_bytes(value: Any) -> bytes:
-    """A stored value as bytes, whatever somebody has put into a column of SQLite."""
+    """Return a stored value as bytes, whatever somebody has put into a column of SQLite."""
     return bytes(value) if isinstance(value, (bytes, bytearray, memoryview)) else str(value).encode()
 
 
 def _newest(before: int | None, rows: list[tuple[int, Row[Any] | None, bytes | None]]) -> int | None:
-    """The latest time of leaves, and of `before`; None where the content of one is gone."""
+    """Return the latest time of leaves, and of `before`; None where the content of one is gone."""
     if before is None or not rows:
         return before
     times = [row.at_us for _, row, _ in rows if row is not None]
@@ -472,7 +472,7 @@ def check_node_rows(
     dropped: Sequence[range] = (),
     broken: bool,
 ) -> list[FsckFinding]:
-    """How many nodes a log of this size has at each level: none too many, none too few; `kept` are of level 0.
+    """Return how many nodes a log of this size has at each level: none too many, none too few; `kept` are of level 0.
 
     A tree that grew before there were half levels has them from some node on, and from there each of them, but for
     those inside `dropped` tiles.

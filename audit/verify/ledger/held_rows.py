@@ -75,7 +75,7 @@ class _Life(NamedTuple):
 
 
 def _groups(connection: Connection, is_purged: bool) -> Iterator[list[_Life]]:
-    """The processes of rule 4's others: a long one alone, short ones together, so that each query reads enough."""
+    """Yield the processes of rule 4's others: a long one alone, short ones together, so that each query reads enough."""
     column, losing = incarnations.c, recorded_losses(connection)
     assigned = set(
         connection.scalars(select(events.c.incarnation).where(events.c.kind == ASSIGNMENT, has_leaf(events)).distinct())
@@ -113,7 +113,7 @@ class _Blocks(NamedTuple):
 
     @classmethod
     def of(cls, rows: Evidence, lives: Int64s, names: dict[str, int], generations: _Slice | None) -> _Blocks:
-        """The blocks of these generations that these rows list."""
+        """Return the blocks of these generations that these rows list."""
         codes = np.array([names.setdefault(name, len(names)) for name in rows.texts("tenant")], np.int64)
         keys, owner = unit_keys_of(rows), rows.owner
         if generations is not None:
@@ -169,7 +169,7 @@ class _Slice(NamedTuple):
     residencies: Mapping[Table, Sequence[range]]
 
     def rows(self, table: Table) -> ColumnElement[bool]:
-        """The rows that may list one of them."""
+        """Return the rows that may list one of them."""
         column = table.c
         in_reach = column.high >= self.first, column.low < self.below
         if table not in self.residencies:
@@ -226,7 +226,7 @@ def _pages(connection: Connection, table: Table, life: int, is_there: ColumnElem
 
 
 def _ranges(pages: Iterable[_Page]) -> list[range]:
-    """The residencies of these pages; neighbours in one, and all in one where there would be too many."""
+    """Return the residencies of these pages; neighbours in one, and all in one where there would be too many."""
     found: list[range] = []
     for page in pages:
         first = page.number * _RESIDENCIES_OF_PAGE

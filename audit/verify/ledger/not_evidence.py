@@ -169,7 +169,7 @@ NOT_EVIDENCE = (
 
 
 def not_evidence_table() -> str:
-    """The list, for docs/."""
+    """Return the list, for docs/."""
     rows = ["| table | columns | why nothing rests on it |", "|---|---|---|"]
     for entry in NOT_EVIDENCE:
         columns = ", ".join(

@@ -62,7 +62,7 @@ def check_registers(connection: Connection, witnesses: Sequence[VerifierKey] = (
 
 
 def _may_read(connection: Connection, table: str) -> bool:
-    """Whether this login sees a table and what it is compared with: an auditor's has no names of people."""
+    """Return whether this login sees a table and what it is compared with: an auditor's has no names of people."""
     beside = {"service_principals": ["service_keys"]}.get(table, [])
     if not dialect_of(connection).roles:
         return True
@@ -70,7 +70,7 @@ def _may_read(connection: Connection, table: str) -> bool:
 
 
 def _said(connection: Connection, kind: str, *, of_tenants: bool = False) -> Iterator[Mapping[str, Any]]:
-    """The bodies of one kind of leaf, in order, without those that were withdrawn.
+    """Yield the bodies of one kind of leaf, in order, without those that were withdrawn.
 
     They are read from the system log; with `of_tenants`, from all tenants' logs.
     """
@@ -260,7 +260,7 @@ def _compare_principals(connection: Connection, findings: RegisterFindings, peop
 
 
 def _read(connection: Connection, found: RegisterFindings, table: Table) -> list[StoredRow]:
-    """The rows of a table of the control plane; those that cannot be read are named."""
+    """Return the rows of a table of the control plane; those that cannot be read are named."""
     rows = stored_rows(connection, select(table))
     found.unproved.extend(f"it cannot be read, and lets nobody in: {row.unread}" for row in rows if row.unread)
     return rows

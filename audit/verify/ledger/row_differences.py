@@ -71,7 +71,7 @@ def _is_same_besides(
     derived: tuple[Any, ...] | None,
     besides: Mapping[Table, frozenset[str]] | None,
 ) -> bool:
-    """Whether two rows are the same but for columns that are not looked at."""
+    """Return whether two rows are the same but for columns that are not looked at."""
     left_out = (besides or {}).get(table)
     if not left_out or not stored or derived is None:
         return False
@@ -88,7 +88,7 @@ def _first_column(table: Table, stored: tuple[Any, ...] | None, made: tuple[Any,
 
 @cache
 def _rows_between(table: Table) -> Select[Any]:
-    """The rows of a projection that are of leaves of one log from `first` to `last`."""
+    """Return the rows of a projection that are of leaves of one log from `first` to `last`."""
     column = table.c
     here = (
         column.log == bindparam("of_log"),

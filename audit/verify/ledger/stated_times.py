@@ -74,12 +74,12 @@ class LogTimes:
         return self._before_us[place], self._after_us[place]
 
     def latest_before(self, first: int, end: int) -> int:
-        """The latest of the times that covered leaves from `first` up to and without `end` were committed after."""
+        """Return the latest of the times that covered leaves from `first` up to and without `end` were committed after."""
         places = np.searchsorted(self._sizes, (first, end - 1), side="right")
         return int(self._before_us[places[0] : places[1] + 1].max())
 
     def older_than(self, before_us: int) -> int:
-        """How many leaves signatures from before an instant cover."""
+        """Return how many leaves signatures from before an instant cover."""
         place = int(np.searchsorted(self._after_us, before_us, side="left"))
         return int(self._sizes[place - 1]) if place else 0
 
@@ -119,7 +119,7 @@ class LedgerTimes:
             yield from self._odd(log, times, rows)
 
     def page(self, log: str, since: int, items: int, leaves: int) -> tuple[list[OddTime], int | None]:
-        """The next `items` of a log, of so many `leaves` at most; where to go on, None at the end.
+        """Return the next `items` of a log, of so many `leaves` at most; where to go on, None at the end.
 
         Raises `CursorError` where the log has no signed leaf before `since`.
         """
@@ -140,7 +140,7 @@ class LedgerTimes:
         return number or 0, self.of(number or 0)
 
     def first_early(self, log: int, times: LogTimes, since: int, below: int) -> int | None:
-        """The first leaf in [since, below) of a log that is early."""
+        """Return the first leaf in [since, below) of a log that is early."""
         below = min(below, times.size)
         while since < below:
             end = min(below, since + _AT_ONCE)
@@ -185,7 +185,7 @@ class LedgerTimes:
         return self._marked
 
     def _was_spilled(self, life: int, sequence: int) -> bool:
-        """Whether a process's own leaves say that an event of it went to its spill (rule 3)."""
+        """Return whether a process's own leaves say that an event of it went to its spill (rule 3)."""
         if self._spilled is None:
             self._spilled = self._read_spills()
         return any(

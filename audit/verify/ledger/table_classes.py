@@ -44,7 +44,7 @@ _CLASSES = {
 
 @cache
 def table_classes() -> dict[Table, TableClass]:
-    """The class of every table; raises `KeyError` where one has none, or has two."""
+    """Return the class of every table; raises `KeyError` where one has none, or has two."""
     stated: dict[str, TableClass] = {}
     for table in projections():
         stated[table.name] = TableClass.LEAF
@@ -60,7 +60,7 @@ def table_classes() -> dict[Table, TableClass]:
 
 
 def table_classes_table() -> str:
-    """The classes with their tables, as the page on the ledger has them."""
+    """Return the classes with their tables, as the page on the ledger has them."""
     lines = ["| class | tables |", "|---|---|"]
     for of in TableClass:
         names = sorted(table.name for table, its in table_classes().items() if its is of)

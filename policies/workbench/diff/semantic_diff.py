@@ -93,7 +93,7 @@ class _Side(NamedTuple):
         return CellEffect(decision.permitted, decision.reasons)
 
     def permits(self, cell: _Cell, reader: str, owner: str, now_us: int, source: str | None = None) -> bool:
-        """The effect of `answer` alone."""
+        """Return only the effect of `answer`."""
         action, name, scope, via = cell
         level = self.levels.get(name)
         return (
@@ -102,7 +102,7 @@ class _Side(NamedTuple):
         )
 
     def may_open(self, cell: _Cell, reader: str, owner: str) -> bool:
-        """Whether there is an instant at which this table may permit a cell across tenants, by any source."""
+        """Return whether this table may permit a cell across tenants at any instant, by any source."""
         action, name, scope, via = cell
         level = self.levels.get(name)
         asked = None if level is None else AccessRequest(action, reader, owner, level, scope, via)
@@ -116,7 +116,7 @@ class _Side(NamedTuple):
         return f"hmac:{segment.digest} {segment.tokens} {segment.model or 'any model'}"
 
     def crosses(self, source: str) -> tuple[str, ...]:
-        """The labels that a grant or segment crosses."""
+        """Return the labels that a grant or segment crosses."""
         rule = self.rules.get(source)
         return () if rule is None else rule.crosses
 
@@ -127,7 +127,7 @@ class _Side(NamedTuple):
 
 
 def diff(old: DecisionTable, new: DecisionTable) -> PolicyDiff:
-    """Everything that changes from `old` to `new`, sorted; equal tables give an empty difference."""
+    """Return everything that changes from `old` to `new`, sorted; equal tables give an empty difference."""
     before, after = _side(old), _side(new)
     names = {tenant.id for table in (old, new) for tenant in table.policy.tenants}
     tenants = (*sorted(names), FRESH[0])
@@ -162,7 +162,7 @@ def _side(table: DecisionTable) -> _Side:
 
 
 def _pairs(old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...]) -> set[tuple[str, str]]:
-    """The pairs across (and a tenant with itself, through its segments) for which either table has an entry."""
+    """Return the pairs across tenants (and a tenant with itself, through its segments) for which a table has an entry."""
     entries = old.entries() | new.entries()
     everyone = {owner for reader, owner in entries if reader is UNLISTED}
     named = {(reader, owner) for reader, owner in entries if isinstance(reader, str)}
@@ -231,7 +231,7 @@ def _openings(
     asked: list[_Cell],
     edges: Mapping[str, set[int]],
 ) -> Iterator[WidenedAccess]:
-    """The sources through which the reader may do more in `after` than through the same source in `before`."""
+    """Yield the sources through which the reader may do more in `after` than through the same source in `before`."""
     ids = {
         source
         for timeline in after.table.timelines(reader, owner)
@@ -272,7 +272,7 @@ def _openings(
 
 
 def setting_changes(old: Policy, new: Policy) -> Iterator[SettingChange]:
-    """Every change, policy-wide first."""
+    """Yield every changed setting, policy-wide ones first."""
     for field in ("name", "description", "issuers", "classifications", "eviction"):
         one, two = _plain(getattr(old, field)), _plain(getattr(new, field))
         if one != two:
@@ -325,7 +325,7 @@ def _settings(tenant: TenantPolicy | None) -> dict[str, str]:
 
 
 def duty_changes(old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...]) -> Iterator[DutyChange]:
-    """Every change: the profile first, then by tenant."""
+    """Yield every changed duty: the profile first, then by tenant."""
     if old.policy.profile is not new.policy.profile:
         one, two = old.policy.profile, new.policy.profile
         yield DutyChange("every tenant", "policy", "profile", one, two, _APART.index(two) < _APART.index(one))
@@ -426,7 +426,7 @@ def _affinity(old: DecisionTable, new: DecisionTable, tenant: str) -> Iterator[D
 
 
 def _is_by_default(owed: Obligations) -> bool:
-    """Whether the limits of tiers say nothing that tiers and retention do not."""
+    """Return whether the tier limits only repeat what tiers and retention imply."""
     running_us = min(owed.active_max_us, owed.absolute_us or owed.active_max_us)
     own = (owed.absolute_us, default_within_us(owed.absolute_us), running_us)
     limits = zip(owed.tier_absolute_us, owed.tier_within_us, owed.tier_running_us, strict=True)
@@ -443,7 +443,7 @@ def _said(field: str, value: object) -> str:
 
 
 def _distinct_tenants(one: Policy, other: Policy, tenants: tuple[str, ...]) -> list[str]:
-    """The tenants whose classification or labels may differ from others', and one that stands for the rest."""
+    """Return the tenants whose classification or labels may differ from others', and one tenant to represent the rest."""
     named = {rule.tenant for policy in (one, other) for rule in policy.classify}
     named |= {tenant.id for policy in (one, other) for tenant in policy.tenants if tenant.labels}
     rest = [tenant for tenant in tenants if tenant not in named]

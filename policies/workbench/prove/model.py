@@ -1,4 +1,4 @@
-"""What a proof is: the properties by id, the finite domain that was searched, and a counterexample where one fails.
+"""A proof: the properties by id, the finite domain that was searched, and a counterexample for each failure.
 
 1. `Proof.data()` is deterministic: equal policies and versions give equal bytes (no clock, no host).
 2. The claim and its limits travel with every proof.
@@ -40,7 +40,7 @@ LIMITS = (
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """A request that breaks a property, as it can be asked; `why` says what the policy declares instead."""
+    """A request that breaks a property, in the form in which it can be asked; `why` quotes the policy's declaration."""
 
     request: Request | None
     why: str
@@ -50,7 +50,7 @@ class Counterexample:
 
 @dataclass(frozen=True, slots=True)
 class ProvedProperty:
-    """One property over the domain: how many cells were searched, how many were permits, what broke it."""
+    """One property over the domain: the number of cells searched and of permits, and the breaches."""
 
     id: str
     cells: int
@@ -65,13 +65,13 @@ class ProvedProperty:
 
     @property
     def holds(self) -> bool:
-        """True when nothing in the domain breaks it."""
+        """Whether nothing in the domain breaks the property."""
         return self.counterexample is None
 
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """The finite domain. `fresh` tenants stand for all that are not listed: tenants are compared for equality only."""
+    """The finite domain. `fresh` tenants stand for all unlisted ones, because tenants are only compared for equality."""
 
     tenants: int
     fresh: int
@@ -104,7 +104,7 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """True when every property holds."""
+        """Whether every property holds."""
         return all(found.holds for found in self.properties)
 
     @property
@@ -113,7 +113,7 @@ class Proof:
         return tuple(found for found in self.properties if not found.holds)
 
     def data(self) -> dict[str, Any]:
-        """The content of `proof.json`."""
+        """Return the content of `proof.json`."""
         searched = {name: getattr(self.searched, name) for name in Searched.__slots__}
         return {
             "schema": SCHEMA,
