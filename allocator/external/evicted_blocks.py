@@ -1,4 +1,5 @@
-"""Which of an engine's blocks were evicted last, by key: what is computed again was wanted (`EvictedKeys`).
+"""The most recently evicted blocks of an engine, by key: a block that is computed again was still wanted
+(`EvictedKeys`).
 
     evicted = EvictedBlocks(pool)
     again = evicted.published(blocks, keys)     # how many of them had been evicted
@@ -26,7 +27,7 @@ _ONE_IN = 8
 
 
 class EvictedBlocks:
-    """The ghosts of one engine's pool, by the tenant whose blocks they were."""
+    """The recently evicted blocks of one engine's pool, by the tenant that owned them."""
 
     __slots__ = ("_below", "_key_of", "_pool", "_weight", "keys")
 
@@ -39,7 +40,7 @@ class EvictedBlocks:
         self._below = 256 // self._weight  # first bytes of the keys that are kept
 
     def published(self, blocks: Blocks, keys: Sequence[bytes]) -> int:
-        """Note these, all of one tenant; about how many of them had been evicted, each counted once."""
+        """Note published blocks of one tenant; return about how many of them had been evicted, each counted once."""
         generation = self._pool.generation
         kept = keys
         if self._weight == 1:
@@ -53,7 +54,7 @@ class EvictedBlocks:
         return self.keys.computed_again_each(owner, kept, weight=self._weight)
 
     def note(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
-        """These few are in the engine's index under `keys`."""
+        """Note a few single blocks that are in the engine's index under `keys`."""
         self._note(blocks.__getitem__, keys)
 
     def _note(self, block_at: Callable[[int], int], keys: Sequence[bytes]) -> list[bytes]:
@@ -67,7 +68,7 @@ class EvictedBlocks:
         return kept
 
     def made_room(self, blocks: Blocks) -> None:
-        """These were evicted: whoever computes one of them again is counted."""
+        """Record that these blocks were evicted, so that computing one of them again is counted."""
         key_of, pool = self._key_of, self._pool
         if not key_of:
             self.keys.pass_by(len(blocks))
@@ -83,13 +84,13 @@ class EvictedBlocks:
             self.keys.add_each(pool.domains[number].owner.name, keys, len(keys))
 
     def drop(self, blocks: Sequence[int]) -> None:
-        """These ended, and nobody made room with them."""
+        """Forget blocks that ended for another reason than eviction."""
         pop = self._key_of.pop
         for block in blocks:
             pop(block, None)
 
     def forget(self, tenant: str | None) -> None:
-        """Something of `tenant` (None: of whoever) was erased: no key of what it had is kept."""
+        """Drop all keys of `tenant` (None: of every tenant) after an erasure."""
         self.keys.forget(tenant)
         indexed = self._pool.indexed
         self.drop([block for block in self._key_of if not indexed[block]])

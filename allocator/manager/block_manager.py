@@ -64,7 +64,9 @@ POOLS_MAX = 1 << 53 - RESIDENCY_BITS
 
 
 class BlockManager:
-    """Blocks of one pool, from hand-out to CLEAN: the pool, its prefix tree, its accounts and its running sequences."""
+    """The blocks of one pool, from hand-out to CLEAN: the pool, its prefix tree, its accounts and its running
+    sequences.
+    """
 
     def __init__(
         self,
@@ -98,7 +100,7 @@ class BlockManager:
         self._handed: list[tuple[Account, Blocks]] = []  # what the newest `allocate` was handed, in order
 
     def boot(self) -> int:
-        """Zero every block; nothing is handed out before. Returns the number of blocks that became CLEAN."""
+        """Zero every block before the first hand-out. Returns the number of blocks that became CLEAN."""
         cleaned = sum(self.pool.scrub(partition, partition.size) for partition in self.pool.partitions)
         return cleaned + self.pool.synchronize()
 
@@ -111,7 +113,7 @@ class BlockManager:
         borrow: bool = True,
         residencies: int = 1 << 30,
     ) -> Account:
-        """Return the account of `name`, made on first use in its own partition or the common one, with these limits."""
+        """Return the account `name` with these limits, created on first use in its own partition or the common one."""
         account = self.accounts.get(name)
         if account is None:
             partition = self._partitions.get(name, self._partitions.get(""))
@@ -124,7 +126,7 @@ class BlockManager:
         return account
 
     def forget_account(self, name: str) -> None:
-        """A tenant that holds nothing and is charged for nothing leaves; its partition is nobody's then."""
+        """Forget a tenant that holds nothing and is charged for nothing; its partition becomes free."""
         account = self.accounts[name]
         assert not account.used_blocks, f"tenant `{name}` is charged for {account.used_blocks} blocks"
         account.limit(guaranteed=0, cap=0, borrow=False, residencies=0)
@@ -133,18 +135,16 @@ class BlockManager:
         del self.accounts[name]
 
     def give_partition(self, before: str, name: str) -> None:
-        """The partition that was `before`'s, who has left, is `name`'s from now on."""
+        """Give the partition of `before`, which has left, to `name`."""
         assert before not in self.accounts
         self._partitions[name] = self._partitions.pop(before)
 
     def clean_blocks(self, name: str) -> int:
-        """Return how many blocks of somebody's partition can be handed out now."""
+        """Return how many blocks of an account's partition can be handed out now."""
         return self._partitions[name].clean_count
 
     def domain(self, owner: Account, **facts: Unpack[DomainFacts]) -> Domain:
-        """Return a new domain charged to `owner`. It lives as long as something keeps it: a reader's plan, or its
-        blocks.
-        """
+        """Return a new domain charged to `owner`. It lives as long as a reader's plan or its own blocks refer to it."""
         domain = Domain(self._next_domain, owner, windows=self.options.windows, **facts)
         self._next_domain += 1
         return domain
@@ -158,13 +158,13 @@ class BlockManager:
         now_us: int,
         trace: str = "",
     ) -> PathResidency:
-        """Return a new residency, not yet holding anything."""
+        """Return a new residency that does not hold anything yet."""
         id_ = self._next_residency
         self._next_residency = id_ + 1
         return PathResidency(id_, account, domain, principal, facts, now_us, trace)
 
     def partition_blocks(self, name: str) -> int:
-        """Return the size of the partition that is, or was, `name`'s."""
+        """Return the size of the partition that belongs, or belonged, to `name`."""
         return self._partitions[name].size
 
     def has_partition(self, name: str) -> bool:
@@ -172,7 +172,7 @@ class BlockManager:
         return name in self._partitions
 
     def add_partition(self, name: str, size: int) -> PoolPartition:
-        """Return a partition for `name` from blocks that no partition has yet; zeroed before it is used."""
+        """Return a partition for `name` made of blocks outside all partitions; it is zeroed before use."""
         first = sum(partition.size for partition in self.pool.partitions)
         if first + size > self.pool.blocks:
             raise CapacityError(
@@ -189,7 +189,7 @@ class BlockManager:
         return partition
 
     def live_blocks(self) -> int:
-        """Blocks in ACTIVE or CACHED custody."""
+        """Return the number of blocks in ACTIVE or CACHED custody."""
         return self.pool.counts[ACTIVE] + self.pool.counts[CACHED]
 
     # -- admission ---------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class BlockManager:
         lookahead_tokens: int = 0,
         can_preempt: bool = False,
     ) -> RunningSequence | str:
-        """Attach what was found and allocate the rest; returns the reason where there is no room."""
+        """Attach the matched blocks and allocate the rest; return the reason if there is no room."""
         tree = self.tree
         total = -(-(prompt.tokens + lookahead_tokens) // self.options.block_tokens)
         partition = residency.account.partition
@@ -259,7 +259,7 @@ class BlockManager:
         return sequence
 
     def withdraw(self, sequence: RunningSequence, now_us: int) -> None:
-        """Undo the newest `allocate`, whose answer nobody was told of: no slot, block, reference or charge is left."""
+        """Undo the newest `allocate` before anybody learned its answer: no slot, block, reference or charge remains."""
         if sequence.slot >= 0:
             self.decode.remove(sequence)
         handed, self._handed = self._handed, []
@@ -334,7 +334,7 @@ class BlockManager:
     # -- running sequences -------------------------------------------------------------------------------------
 
     def commit(self, sequence: RunningSequence, computed_tokens: int, now_us: int) -> None:
-        """The first `computed_tokens` tokens have their K/V; publishes the whole blocks among them (L10)."""
+        """Record that the first `computed_tokens` tokens have their K/V, and publish the whole blocks among them (L10)."""
         slot = sequence.slot
         if slot < 0:
             return
@@ -349,7 +349,7 @@ class BlockManager:
     def publish_restored(
         self, sequence: RunningSequence, blocks: int, born_us: int, ceiling_us: int, now_us: int
     ) -> None:
-        """The sequence's first `blocks` are whole: those that were not published came from a tier.
+        """Publish the sequence's first `blocks`, all whole; those not yet published were restored from a tier.
 
         What it computes from them lives no longer than they may (L8).
         """
@@ -386,7 +386,7 @@ class BlockManager:
         return stalled
 
     def fill(self, sequence: RunningSequence, tokens: NDArray[np.int32] | None) -> None:
-        """The last block of `sequence` is full, and all of it is computed.
+        """Record that the last block of `sequence` is full and computed.
 
         `tokens`: the ids that fill it, int32, as many as it had room for; None where the engine withholds them (then
         neither this block nor what follows is ever published). Raises `HandleError` where it has ended, `CapacityError`
@@ -478,7 +478,7 @@ class BlockManager:
     # -- release ------------------------------------------------------------------------------------------------------
 
     def release(self, sequence: RunningSequence, now_us: int, cause: str) -> bool:
-        """End a sequence; its residency holds what policy allows. False where it had already ended."""
+        """End a sequence; its residency holds what the policy allows. Return False if it had already ended."""
         slot = sequence.slot
         if slot < 0:
             return False
@@ -537,14 +537,14 @@ class BlockManager:
         return at_most
 
     def step(self, now_us: int) -> list[RunningSequence]:
-        """Expiry, reclaim, scrub and reserve; returns sequences that have been ACTIVE longer than allowed."""
+        """Expire, reclaim, scrub and refill the reserve; return sequences that have been ACTIVE longer than allowed."""
         self.sweep(now_us)
         for partition in self.pool.partitions:
             self.reclaimer.keep_reserve(partition, now_us)
         return self.decode.overrunning(now_us)
 
     def teardown(self, now_us: int) -> None:
-        """End all custody and zero every block; nothing is running any more."""
+        """End all custody and zero every block, once nothing is running any more."""
         for account in self.accounts.values():
             for residency in list(self.hold_table.of(account)):
                 self.tree.lapse(residency, "shutdown", now_us)
@@ -559,7 +559,7 @@ class BlockManager:
     # -- limits ------------------------------------------------------------------------------------------------
 
     def set_limits(self, changed: Mapping[Domain, DomainLimits], now_us: int) -> dict[Account, HoldList[PathResidency]]:
-        """Give domains their new limits and bring what they hold under them. Walks every node and hold once.
+        """Give domains new limits and apply them to their nodes and holds. Walks every node and hold once.
 
         Returns the accounts of which a hold now ends earlier, with all their holds.
         """
@@ -604,7 +604,7 @@ class BlockManager:
 
 
 def _deadline(hold: PathResidency, shorter: Mapping[Domain, int]) -> int:
-    """Return the hold's deadline under the new limits: as much earlier as the most narrowed domain on its path."""
+    """Return the hold's deadline under the new limits, moved earlier by the largest reduction on its path."""
     assert hold.leaf is not None, "a held residency has a leaf"
     earlier = 0
     node: Node | None = hold.leaf

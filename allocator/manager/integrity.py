@@ -1,4 +1,4 @@
-"""Before a path is attached: its blocks against their checksums, and the way out for those that have changed.
+"""Compare a path's blocks with their checksums before it is attached, and withdraw blocks that have changed.
 
 - What has changed is never attached: it leaves the index with all that continues it; unreferenced nodes end at once.
 - Requests that run on it go on, for nobody can take back what they have read; they publish nothing more, leave no
@@ -36,7 +36,7 @@ class _Part(NamedTuple):
 def withdraw_changed(
     sums: BlockSums, tree: PrefixTree, decode: DecodeTable, match: PrefixMatch, reader: Domain, now_us: int
 ) -> bool:
-    """Compare what an attach of `match` would read; whether something had changed and was withdrawn.
+    """Compare what an attach of `match` would read; return whether something had changed and was withdrawn.
 
     Each block is drawn by the stricter share of its own domain and the reader's.
     """
@@ -66,7 +66,7 @@ def withdraw_changed(
 
 
 def sum_published(sums: BlockSums, tree: PrefixTree, domains: Collection[Domain]) -> None:
-    """What these domains had published before anybody asked for checksums is summed as it is now."""
+    """Sum the present content of what these domains published before they asked for checksums."""
     parts: list[Blocks] = []
     for node in tree.nodes():
         if node.domain in domains and node.domain.integrity_share and node.keys:
@@ -77,7 +77,7 @@ def sum_published(sums: BlockSums, tree: PrefixTree, domains: Collection[Domain]
 
 
 def _parts(sums: BlockSums, found: PrefixMatch, reader: Domain) -> list[_Part]:
-    """Return the runs of a match that are to be compared, from its leaf to the root."""
+    """Return the runs of a match to compare, from its leaf to the root."""
     parts: list[_Part] = []
     node, length = found.leaf, found.position
     while node is not None:

@@ -1,4 +1,4 @@
-"""How a pool is run (`PoolOptions`), and cut into partitions: one for all tenants, or one each in `strict`."""
+"""The configuration of a pool (`PoolOptions`), and its division into partitions: one for all, or one each in `strict`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvcustody.errors import CapacityError
 
 
 class PoolOptions(NamedTuple):
-    """How a pool is run. Counts are blocks, times microseconds.
+    """The configuration of a pool. Counts are blocks, times microseconds.
 
     reserve_low, reserve_high: the clean reserve is refilled to `high` when it falls below `low`.
     evict_ahead: under pressure at least this many are evicted at once (one scrub launch).

@@ -83,7 +83,7 @@ class Prompt(NamedTuple):
 
 
 def find_longest_prefix(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us: int) -> PrefixMatch:
-    """Look the prompt up under `plan`. Costs one digest per 16 matched blocks and domain; changes nothing."""
+    """Look up the prompt under `plan`. Costs one digest for 16 matched blocks of a domain; changes nothing."""
     own, state = plan.own
     if state is None:
         found = PrefixMatch(None, 0, 0, None)
@@ -231,7 +231,7 @@ def key_at(node: Node, position: int) -> bytes:
 
 
 def reusable(node: Node, position: int) -> int:
-    """Return the most blocks of `node` that can be attached, at most `position`; 0 where none can.
+    """Return the maximum number of blocks of `node` that can be attached, at most `position`; 0 if none can.
 
     Without window groups every position is reusable. With them, `node.windows[g]` must reach back a full window from
     the run's end, or to the run's start where the ancestors carry on.

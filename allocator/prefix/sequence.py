@@ -1,4 +1,4 @@
-"""A running sequence: its block table, what it attached, and what it has written but not yet published.
+"""A running sequence: its block table, its attached blocks, and the blocks it has written but not published.
 
 - table = attached and published blocks (its path in the tree, root to leaf) ‖ its own blocks, in token order.
 - Only whole blocks of computed, accepted tokens are published; the partial tail never is (L10).
@@ -121,7 +121,7 @@ class RunningSequence:
         return parts
 
     def foreign_blocks(self, *, first: int = 0) -> dict[Domain, int]:
-        """Return how many blocks of its path, from `first` on, are of each other domain than its own, from its end on."""
+        """Return by domain how many blocks of its path, from `first` on, belong to another domain than its own."""
         counts: dict[Domain, int] = {}
         node = self.leaf
         while node is not None:
@@ -132,7 +132,7 @@ class RunningSequence:
         return counts
 
     def stop_publishing(self) -> None:
-        """Nothing more of it is published, and it leaves no hold; it may run on."""
+        """Publish nothing more of the sequence and leave no hold; it may continue to run."""
         for span in self.spans:
             span.keys, span.state = b"", None
         self.residency.may_hold = False

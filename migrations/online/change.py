@@ -1,4 +1,4 @@
-"""The steps of an online change of tables of leaves' rows, from the revision that asks for it to the swap.
+"""An online change of tables of leaves' rows, step by step, from the revision that requests it to the swap.
 
     open_change(connection, tables, revision, before)   # in the transaction that records the revision
     finish_change(engine, actor=..., step=..., progress=...)
@@ -47,7 +47,7 @@ _RECORDER = "ledger:schema"  # no name of a worker has a colon
 
 
 class OpenChange(NamedTuple):
-    """A change that is not finished: its tables, where it leads, and the revision from before (empty: no undo)."""
+    """An unfinished change: its tables, its target revision, and the revision before (empty: no undo)."""
 
     tables: tuple[str, ...]
     revision: str
@@ -85,7 +85,7 @@ def finish_change(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Copy, compare and swap, from where the last process was (rule 2); raises `LedgerError` where rows differ."""
+    """Copy, compare and swap, resuming where the last process stopped (rule 2); raises `LedgerError` if rows differ."""
     copy_rows(engine, step, progress)
     step("copied")
     compare_rows(engine, step, progress)
@@ -95,12 +95,12 @@ def finish_change(
 
 
 def undo_change(engine: Engine) -> str:
-    """Drop an unfinished copy (rule 4); the revision reached. Raises `LedgerError` where no change can be undone."""
+    """Drop an unfinished copy (rule 4); return the revision reached. Raises `LedgerError` if no change can be undone."""
     return under_locks(engine, _undo)
 
 
 def under_locks(engine: Engine, act: Callable[[Connection], Done]) -> Done:
-    """What `act` gives in a transaction, tried again after pauses where others are in its way (rule 3)."""
+    """Run `act` in a transaction and return its result; retry after pauses while others hold locks (rule 3)."""
     pause = _PAUSE_SECONDS
     for left in reversed(range(_TRIES)):
         try:

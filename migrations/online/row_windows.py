@@ -59,7 +59,7 @@ class Lives:
         self._known: dict[str, IncarnationRow] = {}
 
     def of(self, connection: Connection) -> Callable[[str], IncarnationRow]:
-        """What `project` asks."""
+        """Return the look-up that `project` needs."""
         column = incarnations.c
 
         def life_of(uuid: str) -> IncarnationRow:
@@ -79,7 +79,7 @@ class _CopiedWindow(NamedTuple):
 
 
 def copy_rows(engine: Engine, step: Step, progress: Progress | None) -> None:
-    """Copy what is to be copied of every log; `step` is told of each transaction before and after its commit."""
+    """Copy the remaining rows of every log; call `step` before and after each commit."""
     lives = Lives()
     with engine.connect() as connection:
         column = schema_change_logs.c
@@ -130,13 +130,13 @@ def is_ended(problem: OperationalError) -> bool:
 
 
 def is_in_the_way(problem: OperationalError) -> bool:
-    """Return whether somebody else had what a transaction needs, or it took too long: it may be tried again."""
+    """Return whether a transaction may be retried: others held its locks, or it took too long."""
     state = getattr(problem.orig, "sqlstate", None)
     return state in _WAITED if state else describe(problem) == LOCKED
 
 
 def next_window(leaves: int, seconds: float) -> int:
-    """Return how many leaves are taken after so many took so long."""
+    """Return how many leaves the next window takes, given the size and duration of the last."""
     wanted = leaves * min(2.0, max(0.25, SECONDS_WANTED / max(seconds, 1e-6)))
     return int(min(_LEAVES_MAX, max(_LEAVES_MIN, wanted)))
 
@@ -169,7 +169,7 @@ def _copy(connection: Connection, log: int, leaves: int, lives: Lives, check: Ca
 
 
 def _first_there(connection: Connection, tables: Sequence[Table], log: int, copied: int, below: int) -> int:
-    """Return the next place that has a leaf or a row: a purge may have taken what is before it."""
+    """Return the next place with a leaf or a row; a purge may have removed everything before it."""
     first_places = [
         connection.scalar(
             select(table.c.idx)
@@ -228,18 +228,18 @@ def _left(
 
 
 def rows_between(connection: Connection, table: Table, log: int, places: range) -> list[_Row]:
-    """Return the rows of a form of a table that are of these places of a log."""
+    """Return the rows of one form of a table at these places of a log."""
     here = table.c.log == log, table.c.idx >= places.start, table.c.idx < places.stop
     return [(*row,) for row in connection.execute(select(table).where(*here))]
 
 
 def key_of(table: Table, row: Sequence[Any]) -> _RowKey:
-    """Return the place of a row's leaf, and the item of it."""
+    """Return the place of a row's leaf, and its item."""
     return row[1], row[2] if "item" in table.columns else 0
 
 
 def added_columns(connection: Connection, table: Table) -> frozenset[str]:
-    """Return the columns that the old form has for the time of the change alone."""
+    """Return the columns that the old form only has during the change."""
     query = select(schema_changes.c.added).where(schema_changes.c.of_table == table.name)
     return frozenset((connection.scalar(query) or "").split())
 
@@ -258,7 +258,7 @@ def _insert_left(connection: Connection, form: Table, log: int, left: Sequence[_
 
 
 def difference(connection: Connection, table: Table, log: int, idx: int, column: str) -> LedgerError:
-    """What ends a change: a row that its leaf does not give (rule 3)."""
+    """Return the error for a row that its leaf does not give (rule 3)."""
     name = connection.scalar(select(logs.c.name).where(logs.c.id == log)) or str(log)
     where = f" in column `{column}`" if column else ""
     return LedgerError(

@@ -99,7 +99,7 @@ class Tier(StrEnum):
 
     @property
     def must_encrypt(self) -> bool:
-        """Return whether copies in this tier outlive the process or belong to somebody else, so that only a key's end
+        """Whether copies in this tier outlive the process or belong to somebody else, so that only a key's end
         ends them.
         """
         return self is not Tier.HOST

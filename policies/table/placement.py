@@ -123,7 +123,7 @@ class PlacementTable:
 
     @property
     def says_anything(self) -> bool:
-        """Return whether any request has a demand that an empty policy would not make."""
+        """Whether any request has a demand that an empty policy would not make."""
         placed = bool(self.policy.placement) or OnWorkerDeath.FAIL in self.policy.on_worker_death
         return placed or self.policy.receipts.says_anything
 

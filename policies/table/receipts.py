@@ -40,7 +40,7 @@ class ReceiptShares(NamedTuple):
 
     @property
     def says_anything(self) -> bool:
-        """Return whether any request's share differs from that of an empty policy."""
+        """Whether any request's share differs from that of an empty policy."""
         return self != type(self)()
 
     def is_opened(self, tenant: str) -> bool:
