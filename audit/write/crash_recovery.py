@@ -194,7 +194,7 @@ class _Step:
             for one in unfinished
         ]
 
-    def _died(self, connection: Connection, now_us: int, events: list[Event]) -> Event:
+    def _died(self, connection: Connection, now_us: int, dead_events: list[Event]) -> Event:
         """Its end, with what earlier steps closed and this one does."""
         dead, column = self._dead, custody_ends.c
         closed = select(func.count(releases.c.residency.distinct())).where(
@@ -214,7 +214,7 @@ class _Step:
             has_leaf(copy_steps),
         )
         residencies_, blocks = (int(connection.scalar(query) or 0) for query in (closed, ended))
-        for event in events:
+        for event in dead_events:
             if isinstance(event, CustodyEnded):
                 blocks += sum(len(run.blocks) for run in event.runs)
             else:

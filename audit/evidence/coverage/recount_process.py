@@ -217,6 +217,19 @@ def _from_bytes(data: bytes) -> RecountResult:
     return RecountResult(leaves, as_of_us, figures, Unaccounted(*missing), digest, of_tiers)
 
 
+def leaves_in_database(connection: Connection, as_of: AsOf | None = None) -> Iterator[bytes]:
+    """Every leaf of the ledger, or of a state of it; those of one log in their order."""
+    query = select(events.c.leaf).where(is_in(as_of, events), has_leaf(events))
+    if not dialect_of(connection).in_file:
+        query = query.order_by(events.c.log, events.c.idx)
+        return map(bytes, connection.execute(query, execution_options={"yield_per": 10_000}).scalars())
+    # From the driver itself, which reads row by row: a row object for each of a million leaves costs more than they do.
+    # And as the file has them, which is as they were written: in any other order pages are read many times over.
+    text = str(query.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True}))
+    driver: Any = connection.connection.driver_connection
+    return chain.from_iterable(driver.execute(text))
+
+
 def main() -> None:
     """Answer the question on standard input: where the ledger is, and a `RecountRequest`."""
     asked: list[Any] = orjson.loads(sys.stdin.buffer.read())
@@ -234,16 +247,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-
-def leaves_in_database(connection: Connection, as_of: AsOf | None = None) -> Iterator[bytes]:
-    """Every leaf of the ledger, or of a state of it; those of one log in their order."""
-    query = select(events.c.leaf).where(is_in(as_of, events), has_leaf(events))
-    if not dialect_of(connection).in_file:
-        query = query.order_by(events.c.log, events.c.idx)
-        return map(bytes, connection.execute(query, execution_options={"yield_per": 10_000}).scalars())
-    # From the driver itself, which reads row by row: a row object for each of a million leaves costs more than they do.
-    # And as the file has them, which is as they were written: in any other order pages are read many times over.
-    text = str(query.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True}))
-    driver: Any = connection.connection.driver_connection
-    return chain.from_iterable(driver.execute(text))
