@@ -126,7 +126,9 @@ class OrderedScrub:
         event.record(stream)
 
     def hand_out(self, blocks: NDArray[np.int64]) -> None:
-        """Note `blocks` that are about to be written: `order_handed_out` waits if one of them is still being scrubbed."""
+        """Note `blocks` that are about to be written: `order_handed_out` waits if one of them is still being
+        scrubbed.
+        """
         if self._launches and len(blocks) and not self._expected:
             self._expected = int(self._launch_of[blocks].max()) >= self._launches[0].number
 

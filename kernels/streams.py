@@ -110,7 +110,9 @@ class CudaStreams:
 
 
 def _own_stream(device: torch.device) -> int | None:
-    """Return the handle of a new stream of the lowest priority, which lives as long as the process; None if that fails."""
+    """Return the handle of a new stream of the lowest priority, which lives as long as the process; None if that
+    fails.
+    """
     hip = torch.version.hip is not None
     library, create, bounds = (
         ("libamdhip64.so", "hipStreamCreateWithPriority", "hipDeviceGetStreamPriorityRange")

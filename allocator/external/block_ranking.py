@@ -172,7 +172,9 @@ class BlockRanking:
         np.maximum.at(self._floor_age, parents, self.age[standing])
 
     def childless(self, parents: Blocks) -> None:
-        """Let blocks that lost their last child sink to their own level, as its newest: nothing keeps them up any more."""
+        """Let blocks that lost their last child sink to their own level, as its newest: nothing keeps them up any
+        more.
+        """
         self._drop_floor(parents)
         for parent in parents[self._raised[parents]].tolist():
             self._sink(parent)
@@ -266,7 +268,9 @@ class BlockRanking:
     # -- victims ------------------------------------------------------------------------------------------------------
 
     def victims(self, account: Account, candidates: Blocks, count: int, now_us: int) -> Blocks:
-        """Return the first `count` of `candidates`, CACHED blocks of `account`, in the order in which they are evicted."""
+        """Return the first `count` of `candidates`, CACHED blocks of `account`, in the order in which they are
+        evicted.
+        """
         if self.by_priority:
             self._demote(candidates, now_us)
         policy = self._policy(account)

@@ -329,7 +329,9 @@ class ExternalPool:
         self.ceiling_us[own] = np.minimum(self.ceiling_us[own], residency.ceiling_us)
 
     def are_clean(self, blocks: Sequence[int]) -> bool:
-        """Return whether every byte of these blocks is zero and nobody uses them. A loop: a step has few such blocks."""
+        """Return whether every byte of these blocks is zero and nobody uses them. A loop: a step has few such
+        blocks.
+        """
         state = self.state_bytes
         for block in blocks:  # noqa: SIM110 - a generator costs more than the loop
             if state[block]:
@@ -516,7 +518,9 @@ class ExternalPool:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def order(self, now_us: int) -> ScrubOrder | None:
-        """Return the scrubs that the coming step must run first: everything that ended and whose fences have retired."""
+        """Return the scrubs that the coming step must run first: everything that ended and whose fences have
+        retired.
+        """
         if self.queue.has_fenced:
             self.queue.reclaim(self.fences, now_us)
         return self.queue.order() if self.queue.has_dirty else None
@@ -694,7 +698,9 @@ class ExternalPool:
         return self.end_cached(victims, cause, now_us)
 
     def end_cached(self, blocks: Blocks, cause: str, now_us: int, due_us: int | None = None) -> list[int]:
-        """End CACHED blocks by our own decision, due at `due_us` or now. Return the blocks that the engine must forget."""
+        """End CACHED blocks by our own decision, due at `due_us` or now. Return the blocks that the engine must
+        forget.
+        """
         cached = blocks[self.state[blocks] == CACHED]
         if not len(cached):
             return []

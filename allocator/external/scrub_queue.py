@@ -29,7 +29,9 @@ from kvcustody.errors import HandleError
 
 
 class ScrubOrder(NamedTuple):
-    """Zero these blocks before any other write of the step: (share to read back, block indices), each with one answer."""
+    """Zero these blocks before any other write of the step: (share to read back, block indices), each with one
+    answer.
+    """
 
     number: int
     batches: tuple[tuple[float, Blocks], ...]

@@ -334,7 +334,9 @@ class BlockManager:
     # -- running sequences -------------------------------------------------------------------------------------
 
     def commit(self, sequence: RunningSequence, computed_tokens: int, now_us: int) -> None:
-        """Record that the first `computed_tokens` tokens have their K/V, and publish the whole blocks among them (L10)."""
+        """Record that the first `computed_tokens` tokens have their K/V, and publish the whole blocks among them
+        (L10).
+        """
         slot = sequence.slot
         if slot < 0:
             return

@@ -1,4 +1,6 @@
-"""The configuration of a pool (`PoolOptions`), and its division into partitions: one for all, or one each in `strict`."""
+"""The configuration of a pool (`PoolOptions`), and its division into partitions: one for all, or one each in
+`strict`.
+"""
 
 from __future__ import annotations
 

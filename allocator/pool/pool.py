@@ -217,7 +217,9 @@ class Pool:
         self.ended.append(custody)
 
     def scrub(self, partition: PoolPartition, at_most: int) -> int:
-        """Zero DIRTY blocks, oldest first, in one launch for each verify share and shard; return how many became CLEAN."""
+        """Zero DIRTY blocks, oldest first, in one launch for each verify share and shard; return how many became
+        CLEAN.
+        """
         batches: dict[tuple[float, Account | None], list[EndedRun]] = {}
         taken = 0
         dirty = partition.dirty

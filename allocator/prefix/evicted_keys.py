@@ -45,7 +45,9 @@ class EvictedKeys:
             self._turn()
 
     def add_each(self, tenant: str, keys: Iterable[bytes], count: int) -> None:
-        """Record that `count` single blocks of `tenant` were evicted; `keys` are those of the blocks with a known key."""
+        """Record that `count` single blocks of `tenant` were evicted; `keys` are those of the blocks with a known
+        key.
+        """
         self.evicted += count
         self._runs(tenant).update(dict.fromkeys(keys, (1, self.evicted)))
         self._kept += count

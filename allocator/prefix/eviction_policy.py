@@ -366,7 +366,9 @@ class EvictionQueue:
         return None
 
     def _below(self, node: Node, level: int) -> Node | None:
-        """Return the leaf to evict for `node`, or None if one below is above `level`; its parent then joins it there."""
+        """Return the leaf to evict for `node`, or None if one below is above `level`; its parent then joins it
+        there.
+        """
         child = node.first_child
         while child is not None:
             if child.level > level and child.domain.owner is node.domain.owner:

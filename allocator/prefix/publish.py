@@ -150,7 +150,9 @@ class Publication:
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def end_private(self, sequence: RunningSequence, cause: str, now_us: int, fence: int) -> None:
-        """End the blocks that the sequence does not leave in the tree: duplicates, unpublished blocks, tail, windows."""
+        """End the blocks that the sequence does not leave in the tree: duplicates, unpublished blocks, tail,
+        windows.
+        """
         ending: list[EndingRun] = [
             EndingRun(blocks, domain, "duplicate", now_us, fence) for blocks, domain in sequence.duplicates
         ]

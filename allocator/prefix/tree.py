@@ -553,7 +553,9 @@ def _due(node: Node, due_us: int) -> int:
 
 
 def split_windows(node: Node, position: int) -> tuple[tuple[Blocks, ...], tuple[Blocks, ...]]:
-    """Split windows at `position`: they end with the run, so the head gets what reaches below it and the tail the rest."""
+    """Split windows at `position`: they end with the run, so the head gets what reaches below it and the tail the
+    rest.
+    """
     heads: list[Blocks] = []
     tails: list[Blocks] = []
     for window in node.windows:

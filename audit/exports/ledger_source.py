@@ -69,7 +69,9 @@ class LedgerSource:
         return _Tiles(self._engine, name)
 
     def leaves(self, name: str, first: int, end: int) -> Iterator[bytes]:
-        """Yield the leaves from `first` up to and without `end`, in order; raises `ExportError` where one is missing."""
+        """Yield the leaves from `first` up to and without `end`, in order; raises `ExportError` where one is
+        missing.
+        """
         column, at = events.c, first
         while at < end:
             query = (

@@ -87,7 +87,9 @@ class RangeSource:
         return self._proofs.tiles(name)
 
     def leaves(self, name: str, first: int, end: int) -> Iterator[bytes]:
-        """Yield the leaves from `first` up to and without `end`, in order; raises `ExportError` where one is missing."""
+        """Yield the leaves from `first` up to and without `end`, in order; raises `ExportError` where one is
+        missing.
+        """
         if name not in self._ahead:
             self._read_ahead(name)
         kept = self._ahead.pop(name, [])

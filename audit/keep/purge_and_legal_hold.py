@@ -481,7 +481,9 @@ def drop_leaves(connection: Connection, runs: Sequence[ExpiredLeaves]) -> None:
 
 
 def tiles_to_thin(connection: Connection) -> list[tuple[str, ExpiredLeaves]]:
-    """Return the leaves of each log's tiles that are gone, with its name, where hashes inside them are left (rule 11)."""
+    """Return the leaves of each log's tiles that are gone, with its name, where hashes inside them are left (rule
+    11).
+    """
     found = []
     for log, name, end, kept, half in fetch_all(connection, _TO_THIN, ()):
         starts = [idx << height for idx, (_, height) in zip((kept, half), _INSIDE, strict=True) if idx is not None]

@@ -36,7 +36,9 @@ def plain_bodies(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def item_of(body: Mapping[str, Any], number: int, kinds: Collection[str]) -> Mapping[str, Any] | None:
-    """Return the body of one item of these kinds; the leaf's own where `number` is 0; None where there is no such item."""
+    """Return the body of one item of these kinds; the leaf's own where `number` is 0; None where there is no such
+    item.
+    """
     if not number:
         return body
     items = (made for made in plain_bodies(body) if made.get("item") == number and made["kind"] in kinds)

@@ -46,7 +46,9 @@ class Report:
         return self.facts[section] if isinstance(section, str) else section.of_fields(self.facts)
 
     def replace(self, **changes: Any) -> Report:
-        """Return a report with other facts, by the names of fields, or with another signature, question or framework."""
+        """Return a report with other facts, by the names of fields, or with another signature, question or
+        framework.
+        """
         own = {name: changes.pop(name) for name in ("version", "asked", "framework", "signature") if name in changes}
         if unknown := changes.keys() - self.facts.keys():
             raise KeyError(min(unknown))

@@ -33,7 +33,9 @@ class ReportParameters(NamedTuple):
     zone: str = "UTC"  # IANA name; its times stand beside UTC
 
     def is_risk_whole(self) -> bool:
-        """Return whether risk and tolerable rate are both stated, or neither, and expected deviations only with them."""
+        """Return whether risk and tolerable rate are both stated, or neither, and expected deviations only with
+        them.
+        """
         return bool(self.risk_ppm) == bool(self.tolerable_ppm) and (not self.expected or self.risk_ppm > 0)
 
     def sample_size(self) -> int:

@@ -67,7 +67,9 @@ def rotation_record(old: SigningKey, new: SigningKey, head: TreeHead, at_seconds
 
 
 def parse_rotation(data: bytes) -> KeyRotation:
-    """Return a rotation whose two signatures verify; raises `NoteError`. Whether its old key is trusted is not asked."""
+    """Return a rotation whose two signatures verify; raises `NoteError`. Whether its old key is trusted is not
+    asked.
+    """
     note = parse_note(data)
     lines = note.text.split("\n")
     fields = dict(line.split(" ", 1) for line in lines[1:-1] if " " in line)

@@ -68,7 +68,9 @@ class RootLeafOpening(NamedTuple):
 
 
 def commitment(name: bytes, size: int, root: bytes, salt: bytes) -> bytes:
-    """Return the root leaf that an opening of these opens: `RootLeafOpening.commitment` where only the leaf is wanted."""
+    """Return the root leaf that an opening of these opens: `RootLeafOpening.commitment` where only the leaf is
+    wanted.
+    """
     return hmac.digest(salt, _DOMAIN + size.to_bytes(8, "big") + root + name, "sha256")
 
 
@@ -164,7 +166,9 @@ def check_leaf(
     witness_threshold: int = 0,
     signed: SignedCheckpoint | None = None,
 ) -> SealedHead:
-    """Return the sealed head under which `leaf` is at the proof's index; raises `NoteError` or `ProofError` (rule 3)."""
+    """Return the sealed head under which `leaf` is at the proof's index; raises `NoteError` or `ProofError` (rule
+    3).
+    """
     sealed = check_head(proof.head, keys, witnesses=witnesses, witness_threshold=witness_threshold, signed=signed)
     check_inclusion(leaf_hash(leaf), proof.index, sealed.head, proof.path)
     return sealed

@@ -60,7 +60,9 @@ def tile_paths(size: int) -> Iterator[tuple[int | str, int, int]]:
 
 
 def encode_bundle(leaves: Iterable[bytes]) -> bytes:
-    """Return an entry bundle: each leaf behind its length in two bytes. Raises `ExportError` for one that is too long."""
+    """Return an entry bundle: each leaf behind its length in two bytes. Raises `ExportError` for one that is too
+    long.
+    """
     parts = []
     for leaf in leaves:
         if len(leaf) > ENTRY_BYTES_MAX:

@@ -486,7 +486,9 @@ class DueHeads:
                 raise ExportError(f"`{self._name}` had another history at `{size}` leaves")
 
     def unchecked(self, first: int, size: int) -> int:
-        """Return how many heads could not be compared; raises `ExportError` for one beyond the log's end: it was cut."""
+        """Return how many heads could not be compared; raises `ExportError` for one beyond the log's end: it was
+        cut.
+        """
         beyond = [due for due in self._due if due[0] > size]
         if beyond:
             raise ExportError(f"`{self._name}` was cut: it had `{beyond[0][0]}` leaves, and has {size}")

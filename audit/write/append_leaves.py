@@ -196,7 +196,9 @@ class Appender:
     def _locked(
         self, connection: Connection, batches: Sequence[LeafBatch], waits_for: Collection[str] | None
     ) -> list[LockedLog]:
-        """Return the logs of all leaves; without those that are locked, where they are not waited for (None: all are)."""
+        """Return the logs of all leaves; without those that are locked, where they are not waited for (None: all
+        are).
+        """
         names = {name for batch in batches for name in batch.logs}
         at_us, free = batches[0].at_us[0], waits_for is not None and not dialect_of(connection).one_writer
         unknown = sorted(names - self._logs.keys())

@@ -253,7 +253,9 @@ class EventQueue:
         return sequence, ticket
 
     def give_up(self, sequence: int, event: Event, ticket: QueuedEvents) -> bool:
-        """Return the submitter waits no longer: False when the event was committed first; else its act must not happen."""
+        """Return the submitter waits no longer: False when the event was committed first; else its act must not
+        happen.
+        """
         with self._lock:
             if ticket.state == "committed":
                 return False

@@ -95,7 +95,9 @@ def finish_change(
 
 
 def undo_change(engine: Engine) -> str:
-    """Drop an unfinished copy (rule 4); return the revision reached. Raises `LedgerError` if no change can be undone."""
+    """Drop an unfinished copy (rule 4); return the revision reached. Raises `LedgerError` if no change can be
+    undone.
+    """
     return under_locks(engine, _undo)
 
 

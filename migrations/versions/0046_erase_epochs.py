@@ -1,4 +1,6 @@
-"""Add erase epochs: the numbers that erasures raised, their followers, and rows of the two kinds of leaves about them."""
+"""Add erase epochs: the numbers that erasures raised, their followers, and rows of the two kinds of leaves about
+them.
+"""
 
 from typing import Any
 

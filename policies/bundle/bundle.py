@@ -170,7 +170,9 @@ def _read_document(document: str, name: str) -> tuple[Policy, str]:
 
 
 def check_current(manifest: BundleManifest, trust: Trust, *, now_utc_us: int, revision_min: int) -> None:
-    """Raise `DocumentRejected` unless the manifest is for this audience, in force now, and not older than the last one."""
+    """Raise `DocumentRejected` unless the manifest is for this audience, in force now, and not older than the last
+    one.
+    """
     if manifest.audience != trust.audience:
         raise DocumentRejected(
             f"bundle is for `{manifest.audience}`, this deployment is `{trust.audience}`",

@@ -285,7 +285,9 @@ class Eviction:
 
 @dataclass(frozen=True, slots=True)
 class ClassifyRule:
-    """A tenant's default level (no route), or the level to which a route raises requests; and labels for the domains."""
+    """A tenant's default level (no route), or the level to which a route raises requests; and labels for the
+    domains.
+    """
 
     tenant: str
     route: str | None

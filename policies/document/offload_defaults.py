@@ -30,7 +30,9 @@ def default_limit(tier: Tier, absolute_us: int, policy: Offload | None = None) -
 
 
 def default_match(tiers: tuple[Tier, ...], labels: tuple[str, ...], policy: Offload | None = None) -> tuple[str, ...]:
-    """Return the labels that bind a remote store: the policy's or else all declared labels; empty without such a store."""
+    """Return the labels that bind a remote store: the policy's or else all declared labels; empty without such a
+    store.
+    """
     if Tier.REMOTE not in tiers:
         return ()
     return policy.match if policy is not None and Tier.REMOTE in policy.tiers else labels

@@ -255,7 +255,9 @@ def after_deaths(names: DeclaredNames, document: PolicyDocument) -> tuple[OnWork
 
 
 def receipt_shares(names: DeclaredNames, document: PolicyDocument) -> tuple[Fraction, ...]:
-    """Return the share of requests with a route receipt by classification; an empty tuple if all are `UNSAID_RECEIPTS`."""
+    """Return the share of requests with a route receipt by classification; an empty tuple if all are
+    `UNSAID_RECEIPTS`.
+    """
     said = _shares(names, document, document.route_receipts)
     shares = tuple(said.get(level, UNSAID_RECEIPTS) for level in range(len(names.levels)))
     return () if set(shares) <= {UNSAID_RECEIPTS} else shares

@@ -200,7 +200,9 @@ class DecisionTable:
         return self._classifier.labels(tenant, route, () if entry is None else entry.labels)
 
     def uncrossed(self, rule: Grant | SegmentRule, reader: str, route: str | None) -> tuple[str, ...]:
-        """Return the labels in which a reader's request and the owner's blocks differ and that the rule does not name."""
+        """Return the labels in which a reader's request and the owner's blocks differ and that the rule does not
+        name.
+        """
         return uncrossed(rule, self.labels(reader, route), self.labels(rule.owner, None))
 
     def opens(self, rule: Grant | SegmentRule, reader: str, route: str | None) -> bool:
@@ -208,7 +210,9 @@ class DecisionTable:
         return not self.uncrossed(rule, reader, route) and has_domain(rule, self.tenant(rule.owner))
 
     def obligations(self, tenant: str, classification: int) -> Obligations:
-        """Return the obligations for a tenant's blocks, or for their end if it is not admitted. Raises `PolicyError`."""
+        """Return the obligations for a tenant's blocks, or for their end if it is not admitted. Raises
+        `PolicyError`.
+        """
         levels = self._tables.obligations.get(tenant) or self._tables.obligations.get(UNLISTED)
         if not 0 <= classification < len(self.policy.classifications):
             message = f"policy `{self.policy.name}` has no classification level `{classification}`"
@@ -304,7 +308,9 @@ class DecisionTable:
 
 
 def name_scope(entry: TenantPolicy) -> Scope:
-    """Return the scope by which routers name a request: its private scope, or the tenant's if all are placed together."""
+    """Return the scope by which routers name a request: its private scope, or the tenant's if all are placed
+    together.
+    """
     return Scope.TENANT if entry.affinity is Affinity.SEGMENT else entry.scope
 
 

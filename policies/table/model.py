@@ -54,7 +54,9 @@ Tenants = TypeVar("Tenants", Sequence[str], Integers)
 
 
 class AccessColumns(NamedTuple, Generic[Tenants]):
-    """Many access requests by any source, one column for each field; tenants by name or by index (`BatchTable.intern`)."""
+    """Many access requests by any source, one column for each field; tenants by name or by index
+    (`BatchTable.intern`).
+    """
 
     actions: Integers
     readers: Tenants

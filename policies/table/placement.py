@@ -136,7 +136,9 @@ class PlacementTable:
         return self._names.name(issuer, tenant) if self.policy.issuers else tenant
 
     def demand(self, tenant: str, route: str | None, claim: str | None, hint: str | None) -> Demand:
-        """Return where a request may go. `tenant`: the policy's name for it; `claim` and `hint`: classification names."""
+        """Return where a request may go. `tenant`: the policy's name for it; `claim` and `hint`: classification
+        names.
+        """
         level = self._classifier.classify(tenant, route, claim, hint)
         labels = set(self._classifier.labels(tenant, route, self._labels.get(tenant, self.policy.default_labels)))
         return self.demand_of(tenant, level, labels)

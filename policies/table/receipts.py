@@ -64,7 +64,9 @@ class ReceiptShares(NamedTuple):
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any], levels: int) -> Self:
-        """Return the shares from JSON data for a policy with `levels` classifications; raises `ValueError` and others."""
+        """Return the shares from JSON data for a policy with `levels` classifications; raises `ValueError` and
+        others.
+        """
         opened = data["opened"]
         receipts = cls(
             _read(data["others"]),

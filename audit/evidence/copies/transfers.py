@@ -240,7 +240,9 @@ def explain_request(
     worker: str | None = None,
     tenant: str | None = None,
 ) -> tuple[ExplainedRequest, ...]:
-    """Return the requests of this number, newest first: one where the process is said, as each process counts its own."""
+    """Return the requests of this number, newest first: one where the process is said, as each process counts its
+    own.
+    """
     column, life = residencies.c, incarnations.c
     query: Select[Any] = (
         select(life.uuid, column.residency, column.tenant, column.classification, column.opened_us)

@@ -136,7 +136,9 @@ def by_hour(
     after: HourKey | None = None,
     limit: int | None = None,
 ) -> tuple[HourCoverage, ...]:
-    """Return the judged hours in order, each by tenant (the first on record first) and classification, behind a place."""
+    """Return the judged hours in order, each by tenant (the first on record first) and classification, behind a
+    place.
+    """
     return tuple(_rows(connection, coverage_hours.c.hour_us >= 0, tenant, after, limit))
 
 
@@ -174,7 +176,9 @@ def recent(connection: Connection, *, tenant: str | None = None) -> RecentCovera
 
 
 def recent_sums(connection: Connection, tenants: Collection[str]) -> list[TenantSums]:
-    """Return the same for each of these tenants, and of all others together: added up by the database, a row for each."""
+    """Return the same for each of these tenants, and of all others together: added up by the database, a row for
+    each.
+    """
     column = coverage_hours.c
     who = case((logs.c.name.in_([log_of(tenant) for tenant in tenants]), logs.c.name), else_="").label("who")
     counts = (func.sum(each) for each in (column.due, column.covered, column.overdue, column.unproven))

@@ -116,7 +116,9 @@ class HourlyJudge:
         self._forget()
 
     def leads(self) -> bool:
-        """Return whether this is the one that judges: of all on a ledger one is, for as long as its connection lasts."""
+        """Return whether this is the one that judges: of all on a ledger one is, for as long as its connection
+        lasts.
+        """
         try:
             if self._leading is None:
                 made = self._reader.connect()
@@ -248,7 +250,9 @@ class HourlyJudge:
         return leaves
 
     def _has_purged(self, connection: Connection) -> bool:
-        """Return whether retention drops, or has dropped, leaves that were read. It says so before the first one goes."""
+        """Return whether retention drops, or has dropped, leaves that were read. It says so before the first one
+        goes.
+        """
         column = retention_purges.c
         query = select(logs.c.id, func.max(column.below)).join(logs, logs.c.name == column.of_log)
         query = query.where(has_leaf(retention_purges))

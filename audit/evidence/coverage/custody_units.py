@@ -156,7 +156,9 @@ class CustodyRecord(Protocol):
         """Ends of custody, each with what its leaf says: those of the chosen tenant and classification at least."""
 
     def ended(self, life: IncarnationLife, ends: Evidence, chosen: CustodySelection) -> Int64s:
-        """Return the keys of everything that ended, in order, whosever it was; `ends` is what there is of the chosen."""
+        """Return the keys of everything that ended, in order, whosever it was; `ends` is what there is of the
+        chosen.
+        """
 
     def uses(self, life: IncarnationLife) -> BlockUses:
         """Who used which block until when."""

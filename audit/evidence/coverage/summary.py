@@ -167,7 +167,9 @@ def by_period(lives: Iterable[LifeUnits], since_us: int, period_us: int) -> Iter
 
 
 def lags_of(each: LifeUnits) -> dict[tuple[str, str], int]:
-    """Return the longest time from due to the last receipt among one incarnation's units, by tenant and classification."""
+    """Return the longest time from due to the last receipt among one incarnation's units, by tenant and
+    classification.
+    """
     of_row, everybody = each.ends.codes("tenant", "classification")
     longest = np.zeros(len(everybody), np.int64)
     np.maximum.at(longest, of_row[each.units.row], each.units.lag)

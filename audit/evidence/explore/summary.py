@@ -119,7 +119,9 @@ def summarize(connection: Connection, wanted: EventFilter) -> ExplorerSummary:
 
 
 def _by_figures(wanted: EventFilter) -> bool:
-    """Return whether the filter is of what figures are by alone; outcomes of kinds that have none of their own are not."""
+    """Return whether the filter is of what figures are by alone; outcomes of kinds that have none of their own are
+    not.
+    """
     plain = wanted._replace(logs=None, tenant=None, since_us=None, until_us=None, kinds=(), outcome=None)
     whole = wanted.outcome is None or not wanted.kinds or all(kind in OUTCOMES for kind in wanted.kinds)
     return plain == EventFilter() and whole

@@ -78,7 +78,9 @@ def gaps(connection: Connection) -> tuple[Gap, ...]:
 
 
 def recorded_losses(connection: Connection) -> set[str]:
-    """Return the processes that lost events by a record of their writer; sequences that are nowhere are not looked for."""
+    """Return the processes that lost events by a record of their writer; sequences that are nowhere are not looked
+    for.
+    """
     if sees_one_tenant(connection):
         return set(connection.exec_driver_sql(f"SELECT {LOSING_FUNCTION}()").scalars())
     return set(connection.scalars(losing_processes()))
@@ -111,7 +113,9 @@ def kept_spans(connection: Connection, incarnation: int) -> list[Span]:
 
 
 def lacks_below(connection: Connection, incarnation: str, sequence: int) -> bool:
-    """Return whether some sequence of a process before this one was never here; only what is not kept as whole is read."""
+    """Return whether some sequence of a process before this one was never here; only what is not kept as whole is
+    read.
+    """
     life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
     if life is None:
         return sequence > 1

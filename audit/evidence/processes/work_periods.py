@@ -80,7 +80,9 @@ def own_names(bodies: Iterable[Body]) -> dict[str, str]:
 
 
 def ends(bodies: Iterable[Body]) -> dict[str, tuple[int, str]]:
-    """Return the processes that ended, whether they announced memory or not: when, and how. Leaves are in their order."""
+    """Return the processes that ended, whether they announced memory or not: when, and how. Leaves are in their
+    order.
+    """
     found: dict[str, tuple[int, str]] = {}
     for body in bodies:
         note_end(found, body)

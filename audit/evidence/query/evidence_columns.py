@@ -302,7 +302,9 @@ GENERATION_MASK = (1 << POOL_SHIFT) - 1
 
 
 def distinct(values: Int64s) -> Int64s:
-    """Return the values in order, each once: by sorting, which beats the table of `np.unique` where most are different."""
+    """Return the values in order, each once: by sorting, which beats the table of `np.unique` where most are
+    different.
+    """
     ordered = np.sort(values)
     is_first = np.ones(len(ordered), np.bool_)
     is_first[1:] = ordered[1:] != ordered[:-1]

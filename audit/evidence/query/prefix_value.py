@@ -58,7 +58,9 @@ def prefix_values(
     tenant: str | None = None,
     limit: int = 20,
 ) -> list[PrefixValue]:
-    """Return the `limit` prefix writers, of one tenant or of all, that saved most in [since, until), UTC microseconds."""
+    """Return the `limit` prefix writers, of one tenant or of all, that saved most in [since, until), UTC
+    microseconds.
+    """
     largest: list[PrefixValue] = []
     for life in lives_at_work(connection, since_us):
         evidence = read_life(connection, life.id, until_us)

@@ -223,7 +223,9 @@ def read_routes(
 def newest_part(
     connection: Connection, period: RoutePeriod, halves_max: int, *, as_of: AsOf | None = None
 ) -> RoutePeriod:
-    """Return the part of a period that has as many of its newest halves of either kind; all of it where it has no more."""
+    """Return the part of a period that has as many of its newest halves of either kind; all of it where it has no
+    more.
+    """
     since_us = period.since_us
     for table in (routes_sent, routes_found):
         newest = _halves(table, period, as_of).order_by(None).order_by(table.c.at_us.desc())

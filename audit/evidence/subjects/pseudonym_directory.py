@@ -136,7 +136,9 @@ class SubjectDirectory:
             self._row_secrets.pop(who, None)
 
     def durable(self) -> list[str]:
-        """Return the pseudonyms in memory whose rows are durable, for who cannot read whether they still are (rule 5)."""
+        """Return the pseudonyms in memory whose rows are durable, for who cannot read whether they still are (rule
+        5).
+        """
         return [name for who, name in self._known.items() if who not in self._fresh]
 
     def drop(self, gone: Iterable[str]) -> None:

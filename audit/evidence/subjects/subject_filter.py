@@ -27,7 +27,9 @@ def of_tenant(tenant: str) -> ColumnElement[bool]:
 
 
 def of_subjects(connection: Connection, tenant: str, names: Sequence[str]) -> list[ColumnElement[bool]]:
-    """Return the residencies of a tenant's subjects, given by pseudonyms: three conditions, the columns of the index."""
+    """Return the residencies of a tenant's subjects, given by pseudonyms: three conditions, the columns of the
+    index.
+    """
     query = select(logs.c.id, logs.c.size).where(logs.c.name == log_of(tenant))
     found = connection.execute(query).first()
     if found is None or not names:

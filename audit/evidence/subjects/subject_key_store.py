@@ -144,7 +144,9 @@ class SubjectKeys:
 
     @classmethod
     def open(cls, target: str | Path) -> SubjectKeys:
-        """Return the store at a path or URL; a SQLite file is made 0600. Raises `LedgerError` where it cannot be used."""
+        """Return the store at a path or URL; a SQLite file is made 0600. Raises `LedgerError` where it cannot be
+        used.
+        """
         return cls(open_store(target, keys=True))
 
     def refresh(self) -> bool:
@@ -188,7 +190,9 @@ class SubjectKeys:
                 connection.execute(_insert_new(connection, _names), rows)
 
     def named(self, pseudonym: str) -> Owner | None:
-        """Return the (tenant, subject, session) of somebody who is to be erased; None where nobody was kept (rule 5)."""
+        """Return the (tenant, subject, session) of somebody who is to be erased; None where nobody was kept (rule
+        5).
+        """
         query = select(_names.c.tenant, _names.c.subject, _names.c.session)
         with self._engine.connect() as connection:
             row = connection.execute(query.where(_names.c.pseudonym == pseudonym)).first()

@@ -191,7 +191,9 @@ def committed_name(secret: str, tenant: str, subject: str, session: str) -> str:
 
 
 def is_proved(row: Row) -> bool | None:
-    """Return whether a row is the one that its pseudonym was made for; None where the row alone cannot tell (rule 2)."""
+    """Return whether a row is the one that its pseudonym was made for; None where the row alone cannot tell (rule
+    2).
+    """
     pseudonym, tenant, subject, session, secret = row
     if is_sealed(secret or "") and is_tag(subject or session):
         return None

@@ -164,7 +164,9 @@ def _not_followed(connection: Connection, carried: list[dict[str, Any]], erasure
 
 
 def _population(connection: Connection, found: Status, figures: ErasureFigures) -> dict[str, Any]:
-    """Return how many residencies of the selector the ledger knows from before the request, by the query that says so."""
+    """Return how many residencies of the selector the ledger knows from before the request, by the query that says
+    so.
+    """
     asked, column = found.request, residencies.c
     where = [column.part == 1, column.opened_us <= asked.at_us, has_leaf(residencies)]
     text = "residencies with part = 1 and opened_us <= requested"
@@ -224,7 +226,9 @@ def _signed_later(connection: Connection, erasure: str) -> Iterator[tuple[str, i
 
 
 def _copies(connection: Connection, erasure: str, names: dict[int, str]) -> set[tuple[str, int]]:
-    """Return the leaves that end copies for it, those that prove the end of any of these, and what stores keep locked."""
+    """Return the leaves that end copies for it, those that prove the end of any of these, and what stores keep
+    locked.
+    """
     places: set[tuple[str, int]] = set()
     destroyed = copy_steps.alias("destroyed")
     column, of = copy_steps.c, destroyed.c

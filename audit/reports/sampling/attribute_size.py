@@ -28,7 +28,9 @@ def attribute_sample_size(risk_ppm: int, tolerable_ppm: int, expected: int) -> i
 
 
 def upper_limit_ppm(deviations: int, size: int, risk_ppm: int) -> int:
-    """Return the rate that the population exceeds with a chance of `risk` at most, where so many of a sample deviate."""
+    """Return the rate that the population exceeds with a chance of `risk` at most, where so many of a sample
+    deviate.
+    """
     if not size or deviations >= size:
         return PPM
     low, high = 0, PPM

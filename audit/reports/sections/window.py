@@ -90,7 +90,9 @@ def _earliest(
 
 
 def _disagreements(report: ReportFacts) -> Iterator[str]:
-    """Yield the signature that closed the window is of this checkpoint or an earlier one, and the leaf of the period."""
+    """Yield the signature that closed the window is of this checkpoint or an earlier one, and the leaf of the
+    period.
+    """
     window = report[SECTION]
     if window == NO_WINDOW:
         return

@@ -109,7 +109,9 @@ def place_of_url(url: str) -> DatabasePlace:
 
 
 def checked_setting(target: str | None, *, path: bool = False) -> str | None:
-    """Return a setting's URL (with `path`, a path too) as it is, checked; raises `ValueError` that quotes no address."""
+    """Return a setting's URL (with `path`, a path too) as it is, checked; raises `ValueError` that quotes no
+    address.
+    """
     if target is not None:
         try:
             database_place(target) if path else place_of_url(target)

@@ -247,7 +247,9 @@ _TREND = ("since_us", "until_us", "due", "covered")
 
 
 def _window(report: Facts) -> Iterator[str]:
-    """Yield the signature that closed the window is of this checkpoint or an earlier one, and the leaf of the period."""
+    """Yield the signature that closed the window is of this checkpoint or an earlier one, and the leaf of the
+    period.
+    """
     window = report["window"]
     if not any(window[name] for name in _WINDOW) and not window["log"]:
         return

@@ -273,7 +273,9 @@ def _residencies_of(item: Mapping[str, Any]) -> set[tuple[str, int]]:
 
 
 def _belongs(body: Mapping[str, Any], custody: Mapping[str, Any], used: set[tuple[str, int]]) -> bool:
-    """Return whether a leaf names what was drawn, is a release of who used it, or says something of its whole process."""
+    """Return whether a leaf names what was drawn, is a release of who used it, or says something of its whole
+    process.
+    """
     if body["kind"] in CONTEXT:
         return bool(
             body["kind"] == "erasure-requested"

@@ -337,7 +337,9 @@ def _check_commits(
     known: Mapping[int, str],
     sealed_us: Mapping[tuple[int, int], int | None],
 ) -> Iterator[FsckFinding]:
-    """Yield a checkpoint seals each log once, in the order of names; its time is that of the newest leaf that it adds."""
+    """Yield a checkpoint seals each log once, in the order of names; its time is that of the newest leaf that it
+    adds.
+    """
     before = 0
     for checkpoint in kept:
         commit = seen[before : checkpoint.size]
@@ -421,7 +423,9 @@ def _breaks(connection: Connection, report: FsckReport, keys: Sequence[VerifierK
 def _signers(
     connection: Connection, report: FsckReport, heads: dict[int, bytes], keys: Sequence[VerifierKey]
 ) -> tuple[KeyPeriod, ...]:
-    """Return the reader's keys and those that they handed over to on record, each handover over a tree of this ledger."""
+    """Return the reader's keys and those that they handed over to on record, each handover over a tree of this
+    ledger.
+    """
     try:
         leaves = handover_leaves(connection)
         for idx, leaf in leaves:

@@ -75,7 +75,9 @@ class _Life(NamedTuple):
 
 
 def _groups(connection: Connection, is_purged: bool) -> Iterator[list[_Life]]:
-    """Yield the processes of rule 4's others: a long one alone, short ones together, so that each query reads enough."""
+    """Yield the processes of rule 4's others: a long one alone, short ones together, so that each query reads
+    enough.
+    """
     column, losing = incarnations.c, recorded_losses(connection)
     assigned = set(
         connection.scalars(select(events.c.incarnation).where(events.c.kind == ASSIGNMENT, has_leaf(events)).distinct())

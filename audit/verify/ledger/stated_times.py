@@ -74,7 +74,9 @@ class LogTimes:
         return self._before_us[place], self._after_us[place]
 
     def latest_before(self, first: int, end: int) -> int:
-        """Return the latest of the times that covered leaves from `first` up to and without `end` were committed after."""
+        """Return the latest of the times that covered leaves from `first` up to and without `end` were committed
+        after.
+        """
         places = np.searchsorted(self._sizes, (first, end - 1), side="right")
         return int(self._before_us[places[0] : places[1] + 1].max())
 

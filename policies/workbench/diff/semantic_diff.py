@@ -162,7 +162,9 @@ def _side(table: DecisionTable) -> _Side:
 
 
 def _pairs(old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...]) -> set[tuple[str, str]]:
-    """Return the pairs across tenants (and a tenant with itself, through its segments) for which a table has an entry."""
+    """Return the pairs across tenants (and a tenant with itself, through its segments) for which a table has an
+    entry.
+    """
     entries = old.entries() | new.entries()
     everyone = {owner for reader, owner in entries if reader is UNLISTED}
     named = {(reader, owner) for reader, owner in entries if isinstance(reader, str)}
@@ -443,7 +445,9 @@ def _said(field: str, value: object) -> str:
 
 
 def _distinct_tenants(one: Policy, other: Policy, tenants: tuple[str, ...]) -> list[str]:
-    """Return the tenants whose classification or labels may differ from others', and one tenant to represent the rest."""
+    """Return the tenants whose classification or labels may differ from others', and one tenant to represent the
+    rest.
+    """
     named = {rule.tenant for policy in (one, other) for rule in policy.classify}
     named |= {tenant.id for policy in (one, other) for tenant in policy.tenants if tenant.labels}
     rest = [tenant for tenant in tenants if tenant not in named]

@@ -71,7 +71,9 @@ class ProvedProperty:
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """The finite domain. `fresh` tenants stand for all unlisted ones, because tenants are only compared for equality."""
+    """The finite domain. `fresh` tenants stand for all unlisted ones, because tenants are only compared for
+    equality.
+    """
 
     tenants: int
     fresh: int

@@ -129,7 +129,9 @@ def _looser_copies(got: TierDuty, declared: Declared, tenant: str, level: int, t
 
 
 def check_labels(table: DecisionTable, declared: Declared, tenants: Sequence[str], findings: Findings) -> None:
-    """ISO-13: on each route, a grant or segment opens blocks with the reader's labels, except for labels that it names."""
+    """ISO-13: on each route, a grant or segment opens blocks with the reader's labels, except for labels that it
+    names.
+    """
     named = {rule.id: rule for rule in declared.rules()}
     examples = RouteExamples((table.policy, declared.policy))
     for rule in table.policy.openings():

@@ -263,7 +263,9 @@ class _Search:
         self._judge_rules(request, decision)
 
     def _are_named(self, request: Request, decision: Decision, named: frozenset[str]) -> bool:
-        """Return whether everything that a decision names is declared. Cached: many grants compare the same sets again."""
+        """Return whether everything that a decision names is declared. Cached: many grants compare the same sets
+        again.
+        """
         if request.source is not None:
             return named.issuperset(decision.reasons)
         pair = (id(decision), id(named))
@@ -280,7 +282,9 @@ class _Search:
         return bool(owed.tiers) if request.action is Action.OFFLOAD else owed.cacheable
 
     def _which(self, request: Request, decision: Decision) -> str:
-        """Return the property that a permit without a live source breaks, depending on whether its named source exists."""
+        """Return the property that a permit without a live source breaks, depending on whether its named source
+        exists.
+        """
         pair = (request.reader, request.owner)
         declared: list[Grant | SegmentRule] = [
             *self._declared.grants(*pair),
