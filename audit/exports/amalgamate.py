@@ -1,4 +1,4 @@
-"""Makes the stand-alone verifier `verify_kvcustody.py` from the library that `kvcustody audit verify` runs.
+"""Generates the stand-alone verifier `verify_kvcustody.py` from the library that `kvcustody audit verify` uses.
 
     python -m kvcustody.audit.exports.amalgamate > verify_kvcustody.py
 
@@ -64,19 +64,19 @@ class _Module:
                 self.defined |= dict.fromkeys(_defined(node), number)
 
     def text(self, number: int) -> str:
-        """Return a statement with its decorators and the comments above it."""
+        """Return a statement with its decorators and preceding comments."""
         before = self.body[number - 1].end_lineno if number else 0
         return "\n".join(self.lines[before or 0 : self.body[number].end_lineno]).strip("\n")
 
 
 def standalone() -> bytes:
-    """Return the bytes of `verify_kvcustody.py`, made once; raises `AmalgamationError` (rule 2)."""
+    """Return the bytes of `verify_kvcustody.py`, generated once; raises `AmalgamationError` (rule 2)."""
     with _making:  # two threads that parse at once can fail in `ast` (CPython's gh-106905)
         return _once()
 
 
 def make_standalone() -> bytes:
-    """Return the same, made now."""
+    """Return the same bytes, generated now."""
     reached, imports = _reach()
     parts = [f'#!/usr/bin/env python3\n"""{_module(ENTRY).doc}\n"""\n\nfrom __future__ import annotations\n']
     parts += _import_lines(imports)
@@ -140,7 +140,7 @@ def _resolve(module: _Module, name: str) -> _Place | str | None:
 
 
 def _order(name: str) -> Iterator[_Module]:
-    """Yield the modules that one imports, each before those that need it; itself last."""
+    """Yield the modules that one imports, dependencies first, itself last."""
     seen: set[str] = set()
 
     def visit(name: str) -> Iterator[_Module]:

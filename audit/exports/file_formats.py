@@ -33,7 +33,7 @@ _LINE_BYTES_MAX = 1 << 16
 
 
 class LeafFormat(StrEnum):
-    """How the leaves of an export are written."""
+    """The format of an export's leaves."""
 
     NDJSON = "ndjson"
     CSV = "csv"
@@ -48,7 +48,7 @@ def encode(form: LeafFormat, log: str, first: int, leaves: Sequence[bytes]) -> b
 
 
 def leaves_of(form: LeafFormat, path: Path) -> Iterator[bytes]:
-    """Return the leaves in a file, in order; raises `ExportError` where it is not of this form."""
+    """Return the leaves in a file, in order; raises `ExportError` if it has another form."""
     return _READERS[form](path)
 
 

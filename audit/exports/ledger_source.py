@@ -51,7 +51,7 @@ class LedgerSource:
         return self._note
 
     def logs(self) -> Sequence[SubLog]:
-        """Every sub-log under the checkpoint, in name order."""
+        """Return every sub-log under the checkpoint, in name order."""
         with self._engine.connect() as connection:
             proofs = LedgerProofs(connection)
             return [
@@ -69,9 +69,7 @@ class LedgerSource:
         return _Tiles(self._engine, name)
 
     def leaves(self, name: str, first: int, end: int) -> Iterator[bytes]:
-        """Yield the leaves from `first` up to and without `end`, in order; raises `ExportError` where one is
-        missing.
-        """
+        """Yield the leaves from `first` up to but without `end`, in order; raises `ExportError` if one is missing."""
         column, at = events.c, first
         while at < end:
             query = (
@@ -90,7 +88,7 @@ class LedgerSource:
                 raise ExportError(f"leaf `{at}` of `{name}` is missing; run `kvcustody audit fsck`", idx=at)
 
     def root_leaves(self) -> Iterator[RootLeaf]:
-        """Every leaf of the root log under the checkpoint, in order."""
+        """Yield every leaf of the root log under the checkpoint, in order."""
         for first in range(0, self.size, _PAGE):
             with self._engine.connect() as connection:
                 openings = LedgerProofs(connection).openings(first, min(self.size, first + _PAGE))
@@ -110,13 +108,13 @@ class LedgerSource:
         return (0, 0) if low is None else (low, high + 1)
 
     def marked(self) -> Marked:
-        """Return the processes that replayed or generated what they recorded, as of the checkpoint."""
+        """Return the processes that replayed or generated their records, as of the checkpoint."""
         with self._engine.connect() as connection:
             below = LedgerProofs(connection).sizes(self.size).get(SYSTEM, 0)
             return marked_processes(leaf.body for leaf in life_leaves(connection) if leaf.idx < below)
 
     def handovers(self) -> Sequence[HandoverProof]:
-        """Every handover of the signing key under the checkpoint, in order."""
+        """Return every handover of the signing key under the checkpoint, in order."""
         with self._engine.connect() as connection:
             proofs = LedgerProofs(connection)
             if SYSTEM not in self.ids:

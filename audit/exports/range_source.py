@@ -1,4 +1,4 @@
-"""Runs of leaves of many logs as the source of an export: what stands under one signed checkpoint is read once for all.
+"""Runs of leaves of many logs as the source of an export; the parts that they share are read once.
 
     shared = CheckpointContents(LedgerSource(engine))
     with shared.ranges(ranges) as source:
@@ -35,7 +35,7 @@ _ONE = "SELECT log, idx, leaf FROM events WHERE log = ? AND idx >= ? AND idx < ?
 
 
 class CheckpointContents:
-    """What every export under one signed checkpoint encloses; threads may share it."""
+    """The common content of every export under one signed checkpoint; threads may share it."""
 
     def __init__(self, source: LedgerSource) -> None:
         self._source = source
@@ -48,7 +48,7 @@ class CheckpointContents:
 
     @contextmanager
     def ranges(self, ranges: Sequence[LeafRange]) -> Iterator[RangeSource]:
-        """These runs, at most one of each log, read through one connection."""
+        """Return these runs, at most one of each log, read through one connection."""
         with self._source.connect() as connection:
             dialect_of(connection).look_up_by_index(connection)
             yield RangeSource(connection, self, ranges)
@@ -87,9 +87,7 @@ class RangeSource:
         return self._proofs.tiles(name)
 
     def leaves(self, name: str, first: int, end: int) -> Iterator[bytes]:
-        """Yield the leaves from `first` up to and without `end`, in order; raises `ExportError` where one is
-        missing.
-        """
+        """Yield the leaves from `first` up to but without `end`, in order; raises `ExportError` if one is missing."""
         if name not in self._ahead:
             self._read_ahead(name)
         kept = self._ahead.pop(name, [])
@@ -103,7 +101,7 @@ class RangeSource:
             at += len(page)
 
     def root_leaves(self) -> Iterator[RootLeaf]:
-        """None: this is no export of the whole ledger."""
+        """Yield nothing: this is no export of the whole ledger."""
         return iter(())
 
     def span(self, name: str, since_us: int | None, until_us: int | None) -> tuple[int, int]:
@@ -111,11 +109,11 @@ class RangeSource:
         return self._ranges[self._at[name]][1:]
 
     def marked(self) -> Marked:
-        """Return the processes that replayed or generated what they recorded, as of the checkpoint."""
+        """Return the processes that replayed or generated their records, as of the checkpoint."""
         return self._contents.marked
 
     def handovers(self) -> Sequence[HandoverProof]:
-        """Every handover of the signing key under the checkpoint, in order."""
+        """Return every handover of the signing key under the checkpoint, in order."""
         return self._contents.handovers
 
     def stamps(self) -> Sequence[Stamp]:
@@ -134,7 +132,7 @@ class RangeSource:
         self._ahead = self._read(some)
 
     def _read(self, ranges: Sequence[LeafRange]) -> dict[str, list[bytes]]:
-        """Return the leaves of these runs that are there without a gap."""
+        """Return the leaves of these runs, which must be complete."""
         asked = [(self._contents.ids[each.log], each.first, each.end) for each in ranges]
         if dialect_of(self._connection).arrays and asked:
             columns = tuple(list(column) for column in zip(*asked, strict=True))

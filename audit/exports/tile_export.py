@@ -1,4 +1,4 @@
-"""One log of a ledger as C2SP tiles (tlog-tiles), for monitors and readers that others wrote.
+"""One log of a ledger as C2SP tiles (tlog-tiles), for other monitors and readers.
 
 1. The root log comes with the signed checkpoint, so that any reader of tlog-tiles checks it; its entries are the
    salted commitments. A sub-log comes with the proof of its head under that checkpoint.
@@ -17,7 +17,9 @@ from kvcustody.audit.tlog.tiles import CHECKPOINT, HEAD_PROOF, ExportError, writ
 
 
 def export_tiles(folder: Path, source: ExportSource, log: str | None = None) -> TreeHead:
-    """Write the root log (None) or a sub-log as tiles, whole or not at all; its head. Raises `ExportError`."""
+    """Write the root log (None) or a sub-log as tiles, completely or not at all; return its head. Raises
+    `ExportError`.
+    """
     if log is None:
         head = parse_checkpoint(parse_note(source.note).text).head
         commitments = (leaf.commitment for leaf in source.root_leaves())

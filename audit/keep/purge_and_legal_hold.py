@@ -91,13 +91,13 @@ FROM gone
 
 
 class RetentionError(LedgerError):
-    """Content of the ledger may not be dropped, or not yet."""
+    """The ledger's content may not be dropped, or not yet."""
 
     code = "KVC650"
 
 
 class Hold(NamedTuple):
-    """An active legal hold; `tenant` None is on everything, `subject` is a pseudonym: on what is held of one alone."""
+    """An active legal hold. `tenant` None means everything; `subject`, a pseudonym, limits it to one person's data."""
 
     hold: str
     tenant: str | None
@@ -108,7 +108,7 @@ class Hold(NamedTuple):
 
 
 class LogPlan(NamedTuple):
-    """What would go from one log: leaves `first` up to and without `below`; `kept_by` says what stops it there."""
+    """A plan for one log: drop leaves `first` up to but without `below`; `kept_by` names what stops it there."""
 
     log: str
     first: int
@@ -117,12 +117,12 @@ class LogPlan(NamedTuple):
 
     @property
     def leaves(self) -> int:
-        """How many leaves would lose their content."""
+        """The number of leaves that would lose their content."""
         return self.below - self.first
 
 
 def active_holds(connection: Connection) -> tuple[Hold, ...]:
-    """Holds that leaves say were placed and not lifted, oldest first.
+    """Return holds that were placed and not lifted, according to leaves, oldest first.
 
     Where orders are signed (`signed_orders`), an unsigned hold still holds, and nothing but a signed order lifts one:
     what a purge dropped does not come back.
@@ -147,7 +147,7 @@ def active_holds(connection: Connection) -> tuple[Hold, ...]:
 
 
 def holds_on(connection: Connection, tenant: str | None, subjects: Sequence[str] | None) -> tuple[Hold, ...]:
-    """Those on everything, on the tenant, and on its subject of these pseudonyms (None: on any subject of it)."""
+    """Return the holds on everything, on the tenant, and on its subject with these pseudonyms (None: any subject)."""
     return tuple(
         hold
         for hold in active_holds(connection)
@@ -157,13 +157,13 @@ def holds_on(connection: Connection, tenant: str | None, subjects: Sequence[str]
 
 
 def check_no_hold(connection: Connection, tenant: str | None, subjects: Sequence[str] | None = None) -> None:
-    """Raise `RetentionError` under a hold on this tenant or its subject (`holds_on`), or on everything."""
+    """Raise `RetentionError` if this tenant, its subject (`holds_on`), or everything is under a hold."""
     for hold in holds_on(connection, tenant, subjects):
         raise RetentionError(f"legal hold `{hold.hold}` ({hold.reason}) forbids it", hold=hold.hold)
 
 
 def check_no_holds(connection: Connection, names: Iterable[str]) -> None:
-    """The same for these logs, by name."""
+    """Raise `RetentionError` if one of these logs, by name, is under a hold."""
     holds = {hold.tenant: hold for hold in active_holds(connection)}
     for name in names if holds else ():
         hold = holds.get(None) or holds.get(_tenant(name))
@@ -183,7 +183,7 @@ def place_hold(
     clear_names: bool = False,
     clock: Clock | None = None,
 ) -> None:
-    """Put a hold on a tenant's ledger content, or on all of it; durable on return.
+    """Place a hold on a tenant's ledger content, or on all of it; durable on return.
 
     `subject`: on what is held of one subject of the tenant, whose name is written as `SubjectDirectory` writes names.
     The content of the tenant's log stays whole under it: it is not divided by subject.
@@ -203,7 +203,7 @@ def place_hold(
 
 
 def lift_hold(engine: Engine, hold: str, *, actor: str, reason: str, clock: Clock | None = None) -> None:
-    """Lift a hold; raises `RetentionError` where none of this name is active."""
+    """Lift a hold; raises `RetentionError` if none of this name is active."""
     with engine.connect() as connection:
         found = next((each for each in active_holds(connection) if each.hold == hold), None)
     if found is None:
@@ -213,7 +213,7 @@ def lift_hold(engine: Engine, hold: str, *, actor: str, reason: str, clock: Cloc
 
 
 def plan_purge(connection: Connection, before_us: int) -> tuple[LogPlan, ...]:
-    """What could be dropped of every tenant's log: leaves from before `before_us` (UTC), within rule 1."""
+    """Return what could be dropped of every tenant's log: leaves from before `before_us` (UTC), within rule 1."""
     signed = LedgerProofs(connection).signed_or_none()
     sizes = LedgerProofs(connection).sizes(signed.size) if signed else {}
     holds = active_holds(connection)
@@ -246,7 +246,7 @@ def purge(
     progress: Callable[[str, int, int], None] | None = None,
     clock: Clock | None = None,
 ) -> tuple[LogPlan, ...]:
-    """Drop the content of old leaves that a verified export holds (rules 1–4); what went, log by log.
+    """Drop the content of old leaves that a verified export holds (rules 1–4); return what was dropped, by log.
 
     Raises `RetentionError` where the export does not hold it, or where one person is both actor and approver.
     """
@@ -271,13 +271,13 @@ def purge(
 
 
 def check_people(actor: str, approver: str) -> None:
-    """Raise `RetentionError` where one person is both actor and approver, or there is no approver."""
+    """Raise `RetentionError` if actor and approver are the same person, or there is no approver."""
     if not approver or actor == approver:
         raise RetentionError("a purge needs an approver who is not the actor", actor=actor, approver=approver)
 
 
 class PurgeFacts(NamedTuple):
-    """What is on record of a purge, whatever the log: checkpoint and digest of the export, and who answers for it."""
+    """A purge's facts for every log: checkpoint and digest of the export, and the people responsible."""
 
     size: int
     digest: str
@@ -287,7 +287,7 @@ class PurgeFacts(NamedTuple):
 
 
 def expired_leaves(engine: Engine, plans: Sequence[LogPlan]) -> dict[str, ExpiredLeaves]:
-    """What plans let go, by name of the log."""
+    """Return the leaves that plans drop, by name of the log."""
     with engine.connect() as connection:
         ids = {row.name: row.id for row in connection.execute(select(logs.c.name, logs.c.id))}
     return {plan.log: ExpiredLeaves(ids[plan.log], plan.first, plan.below) for plan in plans}
@@ -300,8 +300,7 @@ def read_back(
     people: tuple[str, str, str],
     counted: CountedMonths,
 ) -> tuple[ExportVerdict, PurgeFacts]:
-    """Return the verdict on a sound export of this very ledger, and what is recorded of it; else raises
-    `RetentionError`.
+    """Return the verdict on a sound export of this ledger, and its facts for the record; else raises `RetentionError`.
 
     What it holds of what goes is counted on the way.
     """
@@ -319,7 +318,7 @@ def read_back(
 
 
 def record_purges(engine: Engine, plans: Sequence[LogPlan], facts: PurgeFacts, clock: Clock | None = None) -> None:
-    """Commit one `RetentionPurged` for each log before anything of it goes, many in a transaction."""
+    """Commit a `RetentionPurged` for each log before anything is dropped, many in one transaction."""
     record_operator_acts(
         engine,
         lambda at_us: [RetentionPurged(at_us, plan.log, plan.first, plan.below, *facts) for plan in plans],
@@ -328,7 +327,7 @@ def record_purges(engine: Engine, plans: Sequence[LogPlan], facts: PurgeFacts, c
 
 
 def purge_months(engine: Engine, going: Mapping[str, ExpiredLeaves], counted: CountedMonths) -> int:
-    """Whole months of a partitioned ledger, of all logs at once; how many leaves that were."""
+    """Drop whole months of a partitioned ledger, of all logs at once; return the number of leaves."""
 
     def allowed(connection: Connection) -> None:
         check_no_holds(connection, going)
@@ -358,7 +357,7 @@ def _next_there(engine: Engine, log: int, at: int, below: int) -> int | None:
 
 
 def is_any_there(engine: Engine, runs: Sequence[ExpiredLeaves]) -> bool:
-    """Return whether a leaf of these runs, on a server, is there still."""
+    """Return whether a leaf of these runs still exists on a server."""
     statement = (
         "SELECT EXISTS (SELECT FROM unnest(%s::int4[], %s::int8[], %s::int8[]) AS run (log, first, below)"
         " JOIN events AS e ON e.log = run.log AND e.idx >= run.first AND e.idx < run.below)"
@@ -379,7 +378,7 @@ def drop_runs(engine: Engine, runs: Mapping[str, ExpiredLeaves]) -> None:
 
 
 def thin_dropped(engine: Engine) -> None:
-    """Let go of hashes inside tiles whose leaves are gone, in every log that no hold keeps: some at a time."""
+    """Delete hashes inside tiles without leaves, some at a time, in every log that no hold keeps."""
     with engine.connect() as connection:
         found = tiles_to_thin(connection)
         held = {hold.tenant for hold in active_holds(connection)}
@@ -431,7 +430,7 @@ class _Ends:
 def _oldest_kept(
     connection: Connection, times: LedgerTimes, ends: _Ends, log: int, before_us: int, signed: int
 ) -> tuple[int, str]:
-    """Return the first leaf of a log that has to stay, and why."""
+    """Return the first leaf of a log that must stay, and why."""
     of_log, row = times.of(log), events.c
     older = of_log.older_than(before_us)  # these came before the instant, whatever they state
     younger = select(row.idx).where(row.log == log, row.idx >= older, row.at_us >= before_us, has_leaf(events))
@@ -452,7 +451,7 @@ def _oldest_kept(
 
 
 def check_exported(plan: LogPlan, verdict: ExportVerdict) -> None:
-    """Raise `RetentionError` unless a verified export holds every leaf that would go."""
+    """Raise `RetentionError` unless a verified export holds every leaf to be dropped."""
     held = next((log for log in verdict.logs if log.name == plan.log), None)
     if held is None or held.first > plan.first or held.end < plan.below:
         raise RetentionError(
@@ -481,9 +480,7 @@ def drop_leaves(connection: Connection, runs: Sequence[ExpiredLeaves]) -> None:
 
 
 def tiles_to_thin(connection: Connection) -> list[tuple[str, ExpiredLeaves]]:
-    """Return the leaves of each log's tiles that are gone, with its name, where hashes inside them are left (rule
-    11).
-    """
+    """Return the leaves of tiles without leaves that still have inner hashes, with the log's name (rule 11)."""
     found = []
     for log, name, end, kept, half in fetch_all(connection, _TO_THIN, ()):
         starts = [idx << height for idx, (_, height) in zip((kept, half), _INSIDE, strict=True) if idx is not None]
@@ -493,14 +490,14 @@ def tiles_to_thin(connection: Connection) -> list[tuple[str, ExpiredLeaves]]:
 
 
 def thin_tiles(connection: Connection, tiles: ExpiredLeaves) -> None:
-    """Let go of the hashes inside these tiles, of which no leaf is left."""
+    """Delete the hashes inside these tiles, which have no leaf left."""
     assert not (tiles.first % TILE_WIDTH or tiles.below % TILE_WIDTH)
     with triggers_lifted(connection):
         _delete_inside(connection, [tiles])
 
 
 def _dropped_tiles(connection: Connection, run: ExpiredLeaves) -> ExpiredLeaves:
-    """Return the leaves of the tiles that are gone when the run is."""
+    """Return the leaves of the tiles that are empty once the run is dropped."""
     first = run.first // TILE_WIDTH * TILE_WIDTH
     inside = (events.c.log == run.log, events.c.idx >= first, events.c.idx < run.first)
     if first < run.first and connection.scalar(select(func.min(events.c.idx)).where(*inside)) is not None:
@@ -511,7 +508,7 @@ def _dropped_tiles(connection: Connection, run: ExpiredLeaves) -> ExpiredLeaves:
 def _partial(
     rows: Sequence[Any], found: dict[int, DroppedRun], tiles: Sequence[ExpiredLeaves]
 ) -> Iterator[tuple[int, int, int, bytes]]:
-    """Yield the rows of `tree_nodes` for leaves that went from a tile in which others are left."""
+    """Yield the rows of `tree_nodes` for dropped leaves of tiles with remaining leaves."""
     gone = {tile.log: tile for tile in tiles}
     kept = [row for row in rows if not gone[row[0]].first <= row[1] < gone[row[0]].below]
     for row, hash_ in zip(kept, leaf_hashes(bytes(row[2]) for row in kept), strict=True):

@@ -1,4 +1,4 @@
-"""A SQLite ledger moved into PostgreSQL, leaf by leaf as it is: same places, same trees, same root, same signatures.
+"""Move a SQLite ledger to PostgreSQL, leaf by leaf: same places, same trees, same root, same signatures.
 
 1. Leaves, trees and what no leaf says are copied under their keys, so that what was signed stays what it is. Rows that
    are functions of one leaf are made from the leaves (`rebuild_rows`), as many as the source has.
@@ -36,7 +36,7 @@ _AT_ONCE = 5000
 
 
 class MoveResult(NamedTuple):
-    """What a move copied: rows by table, and the root log's head, the same on both sides."""
+    """A move's result: copied rows by table, and the root log's head, equal on both sides."""
 
     rows: dict[str, int]
     leaves: int
@@ -44,7 +44,7 @@ class MoveResult(NamedTuple):
 
 
 def move_ledger(source: Engine, target: Engine, *, progress: Progress | None = None) -> MoveResult:
-    """Copy a whole ledger into an empty one of the same schema revision, and prove that it is the same.
+    """Copy a whole ledger into an empty one of the same schema revision, and prove that both are equal.
 
     Raises `LedgerError` where either is of another revision, the source is damaged or under change, the target holds
     anything, or the copy does not check. `progress(table, done, total)` counts rows, then leaves checked.
@@ -143,7 +143,7 @@ def _copy(reading: Connection, writing: Connection, table: Table, report_progres
 
 
 def _firsts(reading: Connection) -> dict[int, int]:
-    """Return the first leaf that each log still has: where a copy of it begins, for leaves to be appended to."""
+    """Return the first existing leaf of each log, where its copy begins."""
     query = select(events.c.log, func.min(events.c.idx)).group_by(events.c.log)
     return {row[0]: row[1] for row in reading.execute(query)}
 

@@ -1,4 +1,4 @@
-"""A purge that writes its own export: some leaves at a time are written, read back, put on record and dropped.
+"""A purge that writes its own export: some leaves at a time are written, read back, recorded and dropped.
 
     result = purge_to(engine, before_us, folder, keys, actor="ops", approver="dpo", reason="schedule")
 
@@ -74,7 +74,7 @@ Progress = Callable[[str, int, int], None]  # "written", "verified" or "dropped"
 
 
 class PurgedPart(NamedTuple):
-    """A part of the export, and how many leaves that it holds were dropped now."""
+    """A part of the export, and how many of its leaves were dropped now."""
 
     path: str
     digest: str
@@ -82,7 +82,7 @@ class PurgedPart(NamedTuple):
 
 
 class PurgeResult(NamedTuple):
-    """What a purge dropped, log by log, and the parts that hold it."""
+    """A purge's result: the dropped leaves by log, and the parts that hold them."""
 
     plans: tuple[LogPlan, ...]
     parts: tuple[PurgedPart, ...]
@@ -122,7 +122,7 @@ def purge_to(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> PurgeResult:
-    """Export to `folder`, verify and drop the content of old leaves (rules 1 to 4); what went.
+    """Export to `folder`, verify and drop the content of old leaves (rules 1 to 4); return what was dropped.
 
     Raises `RetentionError` for a part that is not sound, under a hold, and where one person is both actor and approver.
     """
@@ -152,7 +152,7 @@ def purge_to(
 
 
 def _parts_there(folder: Path) -> list[int]:
-    """Return the numbers of the parts in a folder; raises `RetentionError` for one that holds anything else."""
+    """Return the numbers of the parts in a folder; raises `RetentionError` if it contains anything else."""
     if not folder.exists():
         return []
     names = sorted(path.name for path in folder.iterdir())

@@ -1,4 +1,4 @@
-"""Makes a subject's pseudonyms mean nobody, while every leaf, hash and proof stays as it is.
+"""Detach a subject's pseudonyms from the person, while every leaf, hash and proof stays unchanged.
 
 1. It is on record before it happens (`SubjectUnlinked`, class A), without the name and without the pseudonyms.
 2. Key and names go: the key in its own store, the rows in the ledger's database. After that no copy of the ledger,

@@ -256,7 +256,7 @@ def split(run: Run, tokens: int) -> list[Run]:
 
 
 def flatten(runs: Sequence[Run]) -> Pairs:
-    """Every (pool, block, generation) of the runs, in their order."""
+    """Return every (pool, block, generation) of the runs, in their order."""
     if not runs:
         empty = np.empty(0, np.int64)
         return Pairs(empty, empty, empty)

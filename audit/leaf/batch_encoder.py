@@ -122,7 +122,7 @@ def encoded_of(entries: Sequence[Entry]) -> Encoded:
 
 
 def leaves(event: Event, context: Context, sequence: int) -> list[Leaf]:
-    """Every leaf of an event, for each of its logs: usually one. Raises what is wrong with it."""
+    """Return every leaf of an event, for each of its logs: usually one. Raises what is wrong with it."""
     made = BatchEncoder(context).encode([(sequence, event)])
     for refused in made.refused:
         raise refused.problem
@@ -438,7 +438,7 @@ def _exact(values: Column) -> Column:
 
 
 def leaves_of(event: Event, row: msgspec.Struct) -> list[bytes]:
-    """Every leaf of an event, for each of its logs."""
+    """Return every leaf of an event, for each of its logs."""
     return [line for each in _of_logs(event, row) for line in _fitting(event, each)]
 
 

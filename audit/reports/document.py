@@ -76,7 +76,7 @@ class Document(NamedTuple):
     signature: Signature | None = None
 
     def body(self) -> dict[str, Any]:
-        """All of it as JSON values (rule 1)."""
+        """Return all of it as JSON values (rule 1)."""
         signed = {} if self.signature is None else {"signature": self.signature.facts()}
         return {**self.facts, "schema": self.kind.schema, **signed}
 

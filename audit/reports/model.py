@@ -69,7 +69,7 @@ class Report:
         return REPORT.document(facts, self.signature)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON values."""
+        """Return all of it as JSON values."""
         return self.document().body()
 
     def to_bytes(self) -> bytes:

@@ -45,7 +45,7 @@ class ReportParameters(NamedTuple):
         return attribute_sample_size(self.risk_ppm, self.tolerable_ppm, self.expected)
 
     def command(self) -> str:
-        """The command that makes the report again; where the ledger is, `--ledger` says."""
+        """Return the command that makes the report again; where the ledger is, `--ledger` says."""
         framework = self.framework if self.framework in NAMES else f"{self.framework}.toml"
         parts = [f"kvcustody report make --framework {shlex.quote(framework)} --as-of {self.checkpoint}"]
         parts.append(f"--since {iso(self.since_us)} --until {iso(self.until_us)}")

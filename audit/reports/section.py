@@ -171,7 +171,7 @@ def no_facts(_: ReportReading) -> None:
 
 @cache
 def sections() -> tuple[Section[Any], ...]:
-    """Every section of a report, in order (rule 1)."""
+    """Return every section of a report, in order (rule 1)."""
     folder = importlib.import_module(FOLDER)
     found = [importlib.import_module(f"{FOLDER}.{one.name}") for one in pkgutil.iter_modules(folder.__path__)]
     return tuple(sorted((module.SECTION for module in found), key=lambda each: (each.order, each.name)))

@@ -78,7 +78,7 @@ class LedgerProofs:
     # -- heads and checkpoints ------------------------------------------------------------------------------
 
     def logs(self, *, as_of: int | None = None) -> list[LogHead]:
-        """Every sub-log that has leaves, in name order, with its head."""
+        """Return every sub-log that has leaves, in name order, with its head."""
         names = {row.id: row.name for row in self._connection.execute(select(logs.c.id, logs.c.name))}
         newest = select(root_leaves.c.log, func.max(root_leaves.c.size).label("size"))
         if as_of is not None:

@@ -93,7 +93,9 @@ def parse_rotation(data: bytes) -> KeyRotation:
 
 
 def key_periods(first: VerifierKey, rotations: Sequence[bytes]) -> tuple[KeyPeriod, ...]:
-    """Every key of a log with the sizes that it may sign, from one trusted key and the notes in order (rule 2)."""
+    """Return every key of a log with the sizes that it may sign, from one trusted key and the notes in order (rule
+    2).
+    """
     periods: list[KeyPeriod] = []
     key, since = first, 0
     for data in rotations:
@@ -138,7 +140,9 @@ def handover_leaves(connection: Connection, below: int | None = None) -> list[tu
 
 
 def follow_handovers(trusted: Sequence[VerifierKey], leaves: Sequence[bytes]) -> tuple[KeyPeriod, ...]:
-    """Every key that the trusted ones lead to, with the sizes it may sign (rule 4); `NoteError` for a broken chain."""
+    """Return every key that the trusted ones lead to, with the sizes it may sign (rule 4); `NoteError` for a broken
+    chain.
+    """
     notes = [note for note in map(handover_note, leaves) if note is not None]
     olds = [parse_rotation(note).old for note in notes]
     periods: dict[KeyPeriod, None] = {}

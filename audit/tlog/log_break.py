@@ -91,7 +91,7 @@ def parse_break(data: bytes, keys: Sequence[VerifierKey] = ()) -> LogBreak:
 
 
 def recorded_breaks(connection: Connection) -> list[RecordedBreak]:
-    """Every break in the system log, in order; raises `NoteError` where a leaf of one is malformed."""
+    """Return every break in the system log, in order; raises `NoteError` where a leaf of one is malformed."""
     query = (
         select(events.c.idx, events.c.leaf)
         .join(logs, logs.c.id == events.c.log)

@@ -53,7 +53,7 @@ class SpillSegment:
         self._held = {} if held is None else held  # the process's own, by their paths
 
     def records(self) -> Iterator[bytes]:
-        """Every whole record in order; `torn_bytes` is known when the iterator ends."""
+        """Return every whole record in order; `torn_bytes` is known when the iterator ends."""
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             file.seek(0)
             size = os.fstat(file.fileno()).st_size

@@ -97,7 +97,7 @@ class _Compiler:
         self._own_levels: dict[tuple[Action, Scope, int, int], tuple[Decision, ...]] = {}
 
     def tables(self) -> Tables:
-        """Every table, complete."""
+        """Return every table, complete."""
         policy = self._policy
         readers: list[str | Unlisted] = [tenant.id for tenant in policy.tenants]
         if policy.default is not None:

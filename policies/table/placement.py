@@ -128,7 +128,7 @@ class PlacementTable:
         return placed or self.policy.receipts.says_anything
 
     def groups(self) -> tuple[str, ...]:
-        """Every group that a rule names, sorted."""
+        """Return every group that a rule names, sorted."""
         return tuple(sorted({group for rule in self.policy.placement for group in rule.groups}))
 
     def name(self, issuer: str, tenant: str) -> str:

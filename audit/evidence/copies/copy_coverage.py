@@ -1,4 +1,4 @@
-"""Coverage of copies off the device, by tier: which were due to end, and what proves in time that they are gone.
+"""Coverage of copies off the device, by tier: which were due to end, and the evidence that they are gone in time.
 
 1. The unit is a copy: (incarnation, tier, number). `due` is what its first leaf says, or sooner where its end does; an
    end that claims a later one is disputed, and covers nothing.
@@ -55,7 +55,7 @@ _NEVER = np.int64(1) << 62
 
 
 class CopyCoverageRow(NamedTuple):
-    """Copies of one tenant and classification in one tier that were due: how many have which verdict, and evidence.
+    """Due copies of one tenant and classification in one tier: the number with each verdict and kind of evidence.
 
     `waiting` of `open` have ended. A copy may have more than one kind of evidence. `bytes` are sealed ones, of copies
     with evidence. `lag_us_max`: the longest time from due to the first evidence.
@@ -80,31 +80,31 @@ class CopyCoverageRow(NamedTuple):
 
     @property
     def coverage(self) -> float:
-        """The covered share of what was due; 1.0 when nothing was."""
+        """The covered share of the due copies; 1.0 if none was due."""
         return self.covered / self.due if self.due else 1.0
 
 
 class CopyCoverage(NamedTuple):
-    """Rows by tier, tenant and classification, and the digest of what was counted (rule 6)."""
+    """Rows by tier, tenant and classification, and the digest of the counted copies (rule 6)."""
 
     rows: tuple[CopyCoverageRow, ...] = ()
     digest: str = hashlib.sha256().hexdigest()
 
     def by_tier(self) -> tuple[CopyCoverageRow, ...]:
-        """One row for each tier."""
+        """Return one row for each tier."""
         tiers = dict.fromkeys(row.tier for row in self.rows)
         return tuple(add_copy_rows(tier, (row for row in self.rows if row.tier == tier)) for tier in tiers)
 
 
 class CopyLife(NamedTuple):
-    """What is known of an incarnation: what turns its boot time into UTC, and its worker's name, where it said it."""
+    """Facts about an incarnation: the offset from its boot time to UTC, and its worker's name if recorded."""
 
     offset_us: int
     worker: str
 
 
 def add_copy_rows(tier: str, rows: Iterable[CopyCoverageRow]) -> CopyCoverageRow:
-    """One row that adds up others of a tier; of lags it keeps the longest."""
+    """Return one row that adds up rows of a tier; it keeps the longest lag."""
     total = [0] * (len(CopyCoverageRow._fields) - 3)
     for row in rows:
         *counts, lag = row[3:]
@@ -121,7 +121,8 @@ def copy_coverage(
     with_system: bool = True,
     keep: list[JudgedCopies] | None = None,
 ) -> CopyCoverage:
-    """Coverage of copies; open ones without an end are those due before `as_of_us` (UTC; the last event).
+    """Return the coverage of copies. Open copies count if they were due before `as_of_us` (UTC; default: the last
+    event).
 
     `keep` gets every copy that was counted.
     `with_system`: with what stands in the system log (rule 3), which a tenant that reads its own log does not see.
@@ -141,7 +142,7 @@ def copy_coverage(
 
 
 def copies_from_leaves(record: LeafRecord, chosen: CustodySelection, now_us: int) -> CopyCoverage:
-    """Return the same from leaves alone."""
+    """Return the same, computed only from leaves."""
     if not _may_have_copies(chosen):
         return CopyCoverage()
     lives = {life.uuid: CopyLife(life.offset_us, record.worker(life.uuid)) for life in record.lives()}
@@ -154,7 +155,7 @@ def _may_have_copies(chosen: CustodySelection) -> bool:
 
 
 def _read(connection: Connection, chosen: CustodySelection, as_of: AsOf | None, with_system: bool) -> list[Body]:
-    """Return the leaves of the chosen copies, and of what was found that nobody could say the owner of."""
+    """Return the leaves of the chosen copies, and of found copies whose owner nobody could name."""
     column, where = copy_steps.c, [is_in(as_of, copy_steps)]
     if not with_system:
         where.append(column.tenant.is_not(None))
@@ -190,7 +191,7 @@ class _Listed(NamedTuple):
 
 
 class JudgedCopies(NamedTuple):
-    """Copies of one tier of one incarnation that are due, by number."""
+    """Due copies of one tier of one incarnation, by number."""
 
     tier: str
     uuid: str
@@ -205,7 +206,7 @@ class JudgedCopies(NamedTuple):
     lag: Int64s
 
     def at(self, places: Int64s) -> JudgedCopies:
-        """Those at these places, in this order."""
+        """Return the copies at these places, in this order."""
         return self._replace(
             who=[self.who[place] for place in places.tolist()],
             causes=[self.causes[place] for place in places.tolist()],
@@ -226,7 +227,7 @@ def judge_copies(
     now_us: int,
     keep: list[JudgedCopies] | None = None,
 ) -> CopyCoverage:
-    """Verdicts of the chosen copies, from their leaves in whatever order; `keep` gets those that were counted."""
+    """Return verdicts of the chosen copies from their leaves, in any order; `keep` receives the counted ones."""
     by_tier: dict[tuple[str, str], dict[str, list[Body]]] = {}
     left: dict[tuple[str, str], list[_Left]] = {}
     heirs: dict[tuple[str, str], list[Body]] = {}
@@ -289,7 +290,7 @@ def _take_left(left: dict[tuple[str, str], list[_Left]], body: Body, lives: Mapp
 
 
 def _inherited(heirs: Mapping[tuple[str, str], list[Body]], uuid: str, tier: str) -> dict[str, set[str]]:
-    """Return the names of a process's copies that each process which opened its tier, or an heir's, names as left (rule
+    """Return the names that later processes recorded as left behind, by process that opened the tier or an heir's (rule
     3).
     """
     inherited: dict[str, set[str]] = {}
@@ -391,7 +392,7 @@ def _judge(
 
 
 def _leaves_of(ended: _Listed, stored: _Listed, overdue: Int64s) -> Iterable[Body]:
-    """Yield the leaf that says whose each copy is."""
+    """Yield the leaf that names each copy's owner."""
     yield from (ended.leaves[place] for place in ended.leaf.tolist())
     yield from (stored.leaves[place] for place in stored.leaf[overdue].tolist())
 
@@ -443,7 +444,7 @@ def _found_later(
 
 
 def _selected(judged: JudgedCopies, life: CopyLife, chosen: CustodySelection) -> JudgedCopies:
-    """Return the copies that were due in the period, of the chosen tenant and classification."""
+    """Return the copies of the chosen tenant and classification that were due in the period."""
     at_us = judged.due + life.offset_us
     kept = np.ones(len(at_us), np.bool_)
     if chosen.since_us is not None:

@@ -1,4 +1,4 @@
-"""Copies off the device, as rows count them: what was stored, ended and destroyed in each tier of a process.
+"""Copies off the device as rows count them: stored, ended and destroyed in each tier of a process.
 
 1. A row is of one leaf and says how many copies it lists. How many different copies were destroyed is read from the
    leaves of those rows, as one copy may have several pieces of evidence.
@@ -26,7 +26,7 @@ _OPEN_LEAVES = 50  # about two thousand copies
 
 
 class CopyTotals(NamedTuple):
-    """What leaves of one incarnation say of a tier. Ends that were recorded for it are ends."""
+    """Totals of a tier from one incarnation's leaves. Ends that others recorded for it count."""
 
     stored: int = 0
     ended: int = 0
@@ -50,7 +50,9 @@ class OpenCopies(NamedTuple):
     due_us: tuple[int, ...]
 
     def end(self, at_us: int, cause: str, ended_us: int, within_us: int, incarnation: str = "") -> CopiesEnded:
-        """Their end, recorded at `at_us` by who found them; `incarnation`: whose they were."""
+        """Return their end, recorded at `at_us` by whoever found them; `incarnation` is the process that stored
+        them.
+        """
         return CopiesEnded(
             at_us,
             self.tier,
@@ -68,7 +70,7 @@ class OpenCopies(NamedTuple):
         )
 
     def kept(self, fits: Callable[[tuple[int, str]], bool]) -> OpenCopies:
-        """Those whose number and name fit."""
+        """Return the copies whose number and name fit."""
         fitting = [fits(key) for key in zip(self.numbers, self.names, strict=True)]
         return self._replace(
             names=tuple(compress(self.names, fitting)),
@@ -80,21 +82,21 @@ class OpenCopies(NamedTuple):
 
 
 class HeldCopies(NamedTuple):
-    """What one tier of a process has, by its own books: the number and name of every copy that can be found."""
+    """The copies that one tier of a process has by its own books: the number and name of every findable copy."""
 
     tier: str
     living: frozenset[tuple[int, str]]
 
 
 class CopyDifferences(NamedTuple):
-    """Copies that leaves have open and the tier does not have; and those that the tier has and leaves do not."""
+    """Copies open on record that the tier lacks, and copies that the tier has without a leaf."""
 
     lost: tuple[OpenCopies, ...]
     unrecorded: tuple[tuple[int, str], ...]
 
 
 class DecidedTransfer(NamedTuple):
-    """One decision to move copies or not; times that were predicted, and what was measured.
+    """One decision whether to move copies, with predicted and measured times.
 
     `part_blocks`: how many came, where the outcome is partial. `latency_class` is the request's.
     """
@@ -117,7 +119,7 @@ class DecidedTransfer(NamedTuple):
 
 
 def copy_totals(connection: Connection, life: int, as_of: AsOf | None = None) -> dict[str, CopyTotals]:
-    """By tier; `life` is the incarnation's row."""
+    """Return the totals by tier; `life` is the incarnation's row."""
     column = copy_steps.c
     here = (column.incarnation == life, is_in(as_of, copy_steps), column.high > 0)
     sums = select(column.tier, column.step, func.sum(column.copies), func.sum(column.bytes))
@@ -140,7 +142,8 @@ def copy_totals(connection: Connection, life: int, as_of: AsOf | None = None) ->
 def open_copies(
     connection: Connection, life: int, after: tuple[str, int]
 ) -> tuple[list[OpenCopies], tuple[str, int] | None]:
-    """Copies without an end that the next leaves behind `after` (tier, lowest number) list, and the last of these.
+    """Return copies without an end, from the next leaves behind `after` (tier, lowest number), and the last of these
+    leaves.
 
     None: there are no more.
     """
@@ -167,7 +170,7 @@ def open_copies(
 
 
 def differing_copies(connection: Connection, life: int, held: HeldCopies) -> CopyDifferences:
-    """What the books of one tier and its leaves disagree about; leaves are read only where sums differ."""
+    """Return the differences between a tier's books and its leaves. Leaves are only read if sums differ."""
     column = copy_steps.c
     mine = (column.incarnation == life, column.tier == held.tier)
     sums = select(column.step, func.sum(column.copies), func.sum(column.numbers))
@@ -198,7 +201,7 @@ def was_stored(connection: Connection, life: int, tier: str, number: int) -> boo
 def transfers_of(
     connection: Connection, incarnation: str, residency: int, *, tenant: str | None = None
 ) -> tuple[DecidedTransfer, ...]:
-    """What was decided for one request, in order; 0 are the stores, which are for none."""
+    """Return the decisions for one request, in order; 0 stands for stores, which belong to no request."""
     column = transfer_decisions.c
     life = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
     names = [column[name] for name in DecidedTransfer._fields]

@@ -1,4 +1,4 @@
-"""Verdicts by hour kept up to date: a pass reads the leaves that were sealed since the last one, and no others.
+"""Keep verdicts by hour up to date: each pass reads only the leaves that were sealed since the last one.
 
     judging = HourlyJudge(reading, writing)
     judging.judge(now_us=clock.utc_us())     # a step; `behind` says whether there is more
@@ -61,14 +61,14 @@ _log = get_logger(__name__)
 
 
 class Spans:
-    """A set of whole numbers that mostly follow each other."""
+    """A set of whole numbers, efficient for long runs."""
 
     def __init__(self) -> None:
         self._first: Int64s = np.empty(0, np.int64)
         self._below: Int64s = np.empty(0, np.int64)
 
     def has(self, values: Int64s) -> Flags:
-        """Of each value whether it is in the set."""
+        """Return for each value whether it is in the set."""
         place = np.searchsorted(self._first, values, side="right") - 1
         found: Flags = place >= 0
         found[found] = values[found] < self._below[place[found]]
@@ -96,7 +96,7 @@ class _Grown(NamedTuple):
 
 
 def judge(reader: Engine, writer: Engine, *, now_us: int) -> JudgedState | None:
-    """Judge everything, from the first leaf on; the state that is stored then."""
+    """Judge everything from the first leaf on; return the stored state."""
     judging = HourlyJudge(reader, writer)
     state = judging.judge(now_us=now_us)
     while judging.behind:
@@ -105,7 +105,7 @@ def judge(reader: Engine, writer: Engine, *, now_us: int) -> JudgedState | None:
 
 
 class HourlyJudge:
-    """What is known between two passes; for one thread."""
+    """The judge's memory between two passes; for one thread."""
 
     def __init__(self, reader: Engine, writer: Engine) -> None:
         self._reader, self._writer = reader, writer
@@ -116,9 +116,7 @@ class HourlyJudge:
         self._forget()
 
     def leads(self) -> bool:
-        """Return whether this is the one that judges: of all on a ledger one is, for as long as its connection
-        lasts.
-        """
+        """Return whether this process judges. One process on a ledger does, as long as its connection lasts."""
         try:
             if self._leading is None:
                 made = self._reader.connect()
@@ -129,7 +127,7 @@ class HourlyJudge:
             raise
 
     def close(self) -> None:
-        """Let another one judge; may be called again."""
+        """Let another process judge; may be called again."""
         leading, self._leading = self._leading, None
         if leading is not None:
             with suppress(SQLAlchemyError):
@@ -149,7 +147,7 @@ class HourlyJudge:
         self._final: dict[tuple[int, str, str], tuple[CoverageRow, int]] = {}
 
     def judge(self, *, now_us: int) -> JudgedState | None:
-        """Return a step; the state that is stored then, None where there is none. Raises what the databases raise."""
+        """Judge one step; return the stored state, or None if there is none. Raises the database's errors."""
         try:
             with self._reader.connect() as connection, connection.begin():
                 dialect_of(connection).begin_reading(connection)
@@ -201,7 +199,7 @@ class HourlyJudge:
         self._hours = hours
 
     def _grown(self, connection: Connection) -> _Grown | None:
-        """Return the next state; None where nothing is sealed, the present one where nothing was added."""
+        """Return the next state; None if nothing is sealed, the present one if nothing was added."""
         column = checkpoints.c
         query = select(column.size, column.at_us)
         newest = connection.execute(query.order_by(column.size.desc()).limit(1)).first()
@@ -250,8 +248,8 @@ class HourlyJudge:
         return leaves
 
     def _has_purged(self, connection: Connection) -> bool:
-        """Return whether retention drops, or has dropped, leaves that were read. It says so before the first one
-        goes.
+        """Return whether retention drops or has dropped leaves that were read; it records this before dropping the
+        first.
         """
         column = retention_purges.c
         query = select(logs.c.id, func.max(column.below)).join(logs, logs.c.name == column.of_log)
@@ -261,7 +259,7 @@ class HourlyJudge:
         )
 
     def _judged(self, leaves: Iterable[bytes], state: JudgedState, ids: dict[str, int]) -> list[HourRow] | None:
-        """Return the rows of a state; None where something that was final is not (rule 3)."""
+        """Return the rows of a state; None if something final no longer is (rule 3)."""
         old = len(self._kept)
         every = [*self._kept, *leaves]
         record = LeafRecord(every)

@@ -1,4 +1,4 @@
-"""What pages, the API and a scrape read of the ledger's figures, not of leaves and rows of evidence.
+"""Read the ledger's figures for pages, the API and scrapes, instead of leaves and rows of evidence.
 
 1. A figure is the sum of what was folded and what was not yet (`schema.counters`, rule 2), read by one statement: it
    is that of the leaves in the same snapshot, whoever folds meanwhile.
@@ -61,7 +61,7 @@ _NAMED = 500  # logs that are asked for by id; of more all names are read
 
 
 class TenantTotals(NamedTuple):
-    """What the ledger holds about one tenant.
+    """A tenant's totals in the ledger.
 
     `held_blocks` are in its custody: handed out to it or assigned to it by others' requests, less what it was handed in
     others' segments and what has ended. Growth that no leaf lists yet is not among them. None: not known, for a process
@@ -81,7 +81,7 @@ class TenantTotals(NamedTuple):
 
 
 class Denials(NamedTuple):
-    """Denied requests of one reader by one rule under one policy revision."""
+    """Denied requests of one reader, by one rule of one policy revision."""
 
     reader: str
     owner: str
@@ -91,7 +91,7 @@ class Denials(NamedTuple):
 
 
 class TierTotals(NamedTuple):
-    """Copies and sealed bytes of one tier, of all processes; `evidence` counts pieces, of which a copy may have two."""
+    """Copies and sealed bytes of one tier in all processes. `evidence` counts pieces, of which a copy may have two."""
 
     tier: str
     stored: int
@@ -107,7 +107,7 @@ class TierTotals(NamedTuple):
 
 
 class EventCount(NamedTuple):
-    """How many events of one kind and outcome a log has, in a period or in all."""
+    """The number of events of one kind and outcome in a log, in a period or overall."""
 
     log: str
     kind: str
@@ -127,7 +127,7 @@ class _Wanted(NamedTuple):
 
 
 def tenant_totals(connection: Connection, *, tenant: str | None = None) -> tuple[TenantTotals, ...]:
-    """Totals by tenant, in name order."""
+    """Return totals by tenant, in name order."""
     log = None if tenant is None else log_of(tenant)
     sums: defaultdict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
     measures = (EVENTS, ATTACHED, WRITTEN, ASSIGNED, GIVEN, BLOCKS, CARRIED[1])
@@ -172,7 +172,9 @@ class UnevenLife(NamedTuple):
 
 
 def uneven_lives(connection: Connection) -> list[UnevenLife]:
-    """Every such process. A connection of one tenant cannot tell which came back: those that died count as running."""
+    """Return every such process. A connection of one tenant cannot see returns, so processes that died count as
+    running.
+    """
     losing, is_alone = recorded_losses(connection), sees_one_tenant(connection)
     is_uneven: ColumnElement[bool]
     if not is_alone:
@@ -235,20 +237,20 @@ def _ended_twice(connection: Connection, life: int) -> Counter[str]:
 
 
 def leaves_by_tenant(connection: Connection) -> dict[str, int]:
-    """Return how many leaves each tenant's log has; those that retention dropped are in its size."""
+    """Return the number of leaves in each tenant's log, including those that retention dropped."""
     query = select(logs.c.name, logs.c.size).where(logs.c.name.like(log_of("%")))
     return {tenant_of(name): size for name, size in connection.execute(query)}
 
 
 class LargestTenants(NamedTuple):
-    """Leaves of the tenants that have the most, by name, the most first; and of all others together."""
+    """The leaves of the largest tenants by name, largest first, and those of all other tenants together."""
 
     leaves: dict[str, int]
     others: int
 
 
 def largest_tenants(connection: Connection, limit: int) -> LargestTenants:
-    """So many tenants, in one snapshot with what the others have where the transaction is one."""
+    """Return the largest tenants; in one snapshot with the others if the transaction has one."""
     of_tenants = logs.c.name.like(log_of("%"))
     largest = select(logs.c.name, logs.c.size).where(of_tenants).order_by(logs.c.size.desc(), logs.c.name)
     found = {tenant_of(name): size for name, size in connection.execute(largest.limit(limit))}
@@ -263,8 +265,9 @@ def denials_by_rule(
     since_us: int | None = None,
     until_us: int | None = None,
 ) -> tuple[Denials, ...]:
-    """Denied requests by reader, owner, rule and revision: counted ones and recorded ones together, of the whole hours
-    that a period touches; without one, of all time."""
+    """Return denied requests by reader, owner, rule and revision, both counted and recorded, in the whole hours of a
+    period; without a period, of all time.
+    """
     own = None if tenant is None else log_of(tenant)
     wanted = _Wanted((DENIED,), scraped=True, log=own, since_us=since_us, until_us=until_us)
     by_log: Counter[tuple[int, str, str]] = Counter()
@@ -283,7 +286,7 @@ def denials_by_rule(
 def monitored_figures(
     connection: Connection, *, since_us: int | None = None, until_us: int | None = None
 ) -> dict[str, Counter[str]]:
-    """Requests and tokens of what was monitored, by tenant, of the whole hours that a period touches."""
+    """Return monitored requests and tokens by tenant, in the whole hours of a period."""
     wanted = _Wanted((EVENTS, *MONITORED_TOKENS), (MONITORED,), since_us=since_us, until_us=until_us)
     by_log: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for log, _, measure, outcome, _, value in _read(connection, wanted):
@@ -295,7 +298,7 @@ def monitored_figures(
 
 
 def orphans_by_class(connection: Connection) -> Counter[str]:
-    """Orphan findings on record, by class."""
+    """Return the recorded orphan findings by class."""
     found: Counter[str] = Counter()
     for _, _, _, outcome, _, value in _read(connection, _Wanted((EVENTS,), (ORPHANS,), True)):
         found[outcome] += value
@@ -303,7 +306,7 @@ def orphans_by_class(connection: Connection) -> Counter[str]:
 
 
 def tier_totals(connection: Connection, *, tenant: str | None = None) -> tuple[TierTotals, ...]:
-    """What the ledger holds about copies, by tier in name order."""
+    """Return the copies in the ledger by tier, in name order."""
     log = None if tenant is None else log_of(tenant)
     sums: Counter[tuple[str, str, str]] = Counter()
     for _, kind, measure, _, tier, value in _read(connection, _Wanted((COPIES, BYTES), COPY_KINDS, False, log)):
@@ -330,7 +333,7 @@ def event_counts(
     since_us: int | None = None,
     until_us: int | None = None,
 ) -> tuple[EventCount, ...]:
-    """Events by log, kind and outcome, of the whole hours that a period touches; without one, of all time."""
+    """Return events by log, kind and outcome, in the whole hours of a period; without a period, of all time."""
     wanted = _Wanted(
         (EVENTS,),
         None if kind is None else (kind,),
@@ -359,7 +362,9 @@ HourCount = tuple[int, str, str, int]
 def hourly_counts(
     connection: Connection, log: str | None, *, since_us: int | None = None, until_us: int | None = None
 ) -> Iterator[HourCount]:
-    """Of the whole hours that a period touches, in one log or over all; several of one hour and kind may come."""
+    """Return the hourly counts of a period's whole hours, in one log or over all; one hour and kind may have
+    several.
+    """
     only: tuple[int, ...] | None = None
     if log is not None:
         only = tuple(connection.scalars(select(logs.c.id).where(logs.c.name == log)))
@@ -379,7 +384,7 @@ def events_by_log(
     since_us: int | None = None,
     until_us: int | None = None,
 ) -> Counter[str]:
-    """Events of some kinds and of an outcome by log, of the whole hours that a period touches; of any where none is."""
+    """Return events of some kinds by log, in the whole hours of a period; with an outcome, only those."""
     counts: Counter[int] = Counter()
     span = hour_span(connection)
     whole = span is None or ((since_us or 0) <= span[0] and (until_us is None or until_us > span[1]))
@@ -433,7 +438,7 @@ def _hourly(
 
 
 def hour_span(connection: Connection) -> tuple[int, int] | None:
-    """Return the beginnings of the first and the last hour that have figures; None where there are none."""
+    """Return the beginnings of the first and the last hour with figures; None if there are none."""
     parts = []
     for table in (counters, counter_deltas):
         for scraped in (False, True):  # the key begins with it
@@ -447,7 +452,7 @@ def hour_span(connection: Connection) -> tuple[int, int] | None:
 def hourly_leaves(
     connection: Connection, since_us: int, until_us: int, only: Sequence[int] | None = None
 ) -> Iterator[tuple[int, int, str, int]]:
-    """Log id, hour, kind and how many leaves, of the hours that a period touches; of these logs only, or of all."""
+    """Return log id, hour, kind and number of leaves in the hours of a period; of these logs, or of all."""
     found: Counter[tuple[int, int, str]] = Counter()
     for log, hour_us, figures in _hourly(connection, since_us, until_us, only):
         for kind, measure, _, _, _, value in figures:
@@ -457,13 +462,13 @@ def hourly_leaves(
 
 
 def leaves_in(connection: Connection, log: int | None, *, since_us: int, until_us: int | None) -> int:
-    """Return how many leaves a log has, or all have together, in the hours that a period touches."""
+    """Return the number of leaves of one log or all logs in the hours of a period."""
     rows = _hourly(connection, since_us, until_us, None if log is None else (log,), over_all=log is None)
     return sum(value for _, _, figures in rows for _, measure, _, _, _, value in figures if measure == LEAVES)
 
 
 def logs_with(kinds: Sequence[str]) -> CompoundSelect[tuple[int]]:
-    """Return a query for the ids of the logs that have an event of one of these kinds; leaves count by their own kind
+    """Return a query for the ids of the logs with an event of one of these kinds; leaves count under their own kind
     too.
     """
     parts = []

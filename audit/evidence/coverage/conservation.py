@@ -1,4 +1,4 @@
-"""Conservation: what came in equals what went out plus what is there, by counters nobody shares.
+"""Conservation: input equals output plus remainder, by independent counters.
 
 1. Each identity compares the ledger's rows with the pool's or the device's own counters. Removing any one recording
    step (residency opened, released, custody end, receipt, one shard's receipt) breaks at least one of them.
@@ -23,7 +23,7 @@ from kvcustody.errors import LedgerError
 
 
 class TierCounts(NamedTuple):
-    """A tier's own view of its copies since the process began; sizes are sealed bytes.
+    """A tier's own count of its copies since the process began; sizes are sealed bytes.
 
     A copy is living until its end is submitted, then waiting until its first evidence is (`destroyed`). `evidence`
     counts every piece, of which a copy may have two (its key destroyed, then unlinked).
@@ -41,7 +41,7 @@ class TierCounts(NamedTuple):
 
 
 class PoolCounts(NamedTuple):
-    """The pool's own view.
+    """The pool's own counts.
 
     A block counts once: in `live_blocks` until its CustodyEnded is submitted, then in `fenced`, `dirty` or
     `quarantined` until every shard's receipt is. Memory never in custody (generation 0) counts nowhere.
@@ -59,7 +59,7 @@ class PoolCounts(NamedTuple):
 
 
 class ConservationIdentity(NamedTuple):
-    """One equation with both of its sides."""
+    """One equation with both sides."""
 
     name: str
     left: int
@@ -67,7 +67,7 @@ class ConservationIdentity(NamedTuple):
 
     @property
     def difference(self) -> int:
-        """Left minus right: 0 when it holds."""
+        """Left minus right: 0 if the equation holds."""
         return self.left - self.right
 
 
@@ -79,7 +79,7 @@ def _of(table: Table, life: int) -> ColumnElement[bool]:
 
 
 def conservation(connection: Connection, incarnation: str, counts: PoolCounts) -> tuple[ConservationIdentity, ...]:
-    """Every identity of one incarnation."""
+    """Return every identity of one incarnation."""
     life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
     if life is None:
         raise LedgerError(f"incarnation `{incarnation}` is not in the ledger", incarnation=incarnation)

@@ -1,4 +1,4 @@
-"""What leaves say of custody, from their bytes alone: an export's, or all that a database or a state of it holds.
+"""Custody from the bytes of leaves only: of an export, a database, or a state of it.
 
 1. No row of any table counts: a field is the leaf's own. Earlier leaves lack fields that were added since; anything
    else that a leaf lacks is an error.
@@ -168,7 +168,7 @@ def _picker(fields: Sequence[str]) -> Callable[[Mapping[str, Any]], Fields]:
 
 
 def _pick_opening(body: dict[str, Any]) -> Fields:
-    """Return the fields of an opening; earlier leaves know neither a model nor what was handed out at once."""
+    """Return the fields of an opening; older leaves have neither a model nor the blocks handed out at once."""
     body.setdefault("model", "")
     body.setdefault("written", ())
     found: Fields = _OPENING(body)
@@ -233,7 +233,7 @@ class _Life:
 
 
 class LeafRecord:
-    """Everything that leaves say of custody; `leaves` is how many were read, `last_us` when the last was written."""
+    """All custody in a set of leaves. `leaves` is how many were read, `last_us` when the last was written."""
 
     def __init__(self, leaves: Iterable[bytes]) -> None:
         """Raises `LedgerError` for bytes that are no leaf."""
@@ -317,19 +317,19 @@ class LeafRecord:
     # -- what coverage asks of a record ---------------------------------------------------------------------
 
     def worker(self, incarnation: str) -> str:
-        """Return the name that a process gave its worker when it started; empty where no leaf says so."""
+        """Return the worker's name from a process's start; empty if no leaf has it."""
         life = self._lives.get(incarnation)
         return "" if life is None else str(life.start.get("worker", ""))
 
     def lives(self) -> list[IncarnationLife]:
-        """Every incarnation, by uuid."""
+        """Return every incarnation, by uuid."""
         return [
             IncarnationLife(0, uuid, life.offset_us, int(life.start.get("shards") or 0))
             for uuid, life in sorted(self._lives.items())
         ]
 
     def ends(self, life: IncarnationLife, chosen: CustodySelection) -> Evidence:
-        """Every end of custody; `chosen` narrows nothing here."""
+        """Return every end of custody; `chosen` does not narrow it."""
         return self._tables[life.uuid].ends
 
     def ended(self, life: IncarnationLife, ends: Evidence, chosen: CustodySelection) -> Int64s:
@@ -337,7 +337,7 @@ class LeafRecord:
         return distinct(unit_keys_of(ends))
 
     def uses(self, life: IncarnationLife) -> BlockUses:
-        """Who used which block until when."""
+        """Return who used which block until when."""
         if life.uuid in self._uses:
             return self._uses[life.uuid]
         found, tables = self._lives[life.uuid], self._tables[life.uuid]
@@ -346,11 +346,11 @@ class LeafRecord:
         return made
 
     def receipts(self, life: IncarnationLife, ends: Evidence) -> ReceiptCells:
-        """Every receipt; `ends` narrows nothing here."""
+        """Return every receipt; `ends` does not narrow them."""
         return cells_of(self._tables[life.uuid].receipts)
 
     def erasure_due_times(self, life: IncarnationLife) -> ErasureDueTimes:
-        """What erasures covered, those left out whose request is not there."""
+        """Return what erasures covered, without those whose request is missing."""
         asked: dict[str, int] = {}
         for each in self._erasures:
             asked.setdefault(each.erasure, each.at_us)
@@ -370,18 +370,18 @@ class LeafRecord:
         return {residency: model for residency, part, model in rows if part == 1 and model}
 
     def asked_before(self, number: int, at_us: int) -> bool:
-        """Return whether a leaf of this number or a later one asks for an erasure as of an earlier moment than that."""
+        """Return whether a leaf of this number or later requests an erasure as of a moment before that."""
         return any(asked >= number and when < at_us for asked, when in self._asked)
 
     def names_any(self, life: IncarnationLife, number: int, has: Callable[[Int64s], Flags]) -> bool:
-        """Return whether a leaf of this number or a later one names custody of which `has` is true."""
+        """Return whether a leaf of this number or later names custody for which `has` is true."""
         return any(
             bool(has(unit_keys_of(table)[table.column("idx")[table.owner] >= number]).any())
             for table in self._tables[life.uuid].every
         )
 
     def needed(self, life: IncarnationLife, is_over: Callable[[Int64s], Flags], since_boot_us: int) -> Int64s:
-        """Return the numbers of leaves about custody that is not over, and about residencies that use it or go on.
+        """Return the numbers of leaves about unfinished custody, and about residencies that use it or continue.
 
         Receipts that name nothing else are left out once they are older than `since_boot_us`.
         """
@@ -407,7 +407,7 @@ class LeafRecord:
         return distinct(np.concatenate(places))
 
     def unaccounted(self) -> Unaccounted:
-        """What no leaf accounts for, over all incarnations (rule 3)."""
+        """Return everything that no leaf accounts for, over all incarnations (rule 3)."""
         found = [self._unaccounted(life) for life in self.lives()]
         return Unaccounted(*(sum(column) for column in zip(*found, strict=True))) if found else Unaccounted()
 
@@ -450,7 +450,7 @@ class _Tables:
 
 
 def _gaps(named: Int64s, start: int) -> int:
-    """Return how many generations are missing between those that are named, in each pool from `start` on."""
+    """Return how many generations are missing between the named ones, in each pool from `start` on."""
     pools, generations = named >> POOL_SHIFT, named & GENERATION_MASK
     is_first = np.diff(pools, prepend=-1) > 0
     before = np.where(is_first, start, np.roll(generations, 1))

@@ -39,7 +39,7 @@ BESIDE_LEAVES = 30_000  # from here on a second process saves more than its star
 
 
 class RecountRequest(NamedTuple):
-    """What is recounted: a selection of the state in which the logs have these sizes, by name."""
+    """The subject of a recount: a selection, in the state in which the logs have these sizes, by name."""
 
     chosen: CustodySelection
     as_of_us: int
@@ -47,7 +47,7 @@ class RecountRequest(NamedTuple):
 
 
 class RecountResult(NamedTuple):
-    """Figures, what no leaf accounts for, and the digest of what was counted; `leaves` is how many were read."""
+    """Figures, unaccounted custody, and the digest of what was counted; `leaves` is how many were read."""
 
     leaves: int
     as_of_us: int
@@ -58,7 +58,7 @@ class RecountResult(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A figure on which the tables and the leaves disagree."""
+    """A figure that differs between tables and leaves."""
 
     tenant: str
     classification: str
@@ -68,7 +68,7 @@ class Difference(NamedTuple):
 
 
 def differences(tables: CoverageSummary, leaves: CoverageSummary) -> tuple[Difference, ...]:
-    """Every figure that differs: a row that only one side has differs in each that is not 0."""
+    """Return every figure that differs. A row that only one side has differs in each nonzero figure."""
     sides = [{(row.tenant, row.classification): row for row in side.rows} for side in (tables, leaves)]
     names = CoverageRow._fields[2:]
     differing = [
@@ -87,7 +87,7 @@ def differences(tables: CoverageSummary, leaves: CoverageSummary) -> tuple[Diffe
 
 
 def copy_differences(tables: CopyCoverage, leaves: CopyCoverage) -> tuple[Difference, ...]:
-    """Return the same of copies off the device; a figure is named with its tier."""
+    """Return the differing figures of copies off the device, each named with its tier."""
     sides = [{row[:3]: row for row in side.rows} for side in (tables, leaves)]
     differing = []
     for key in sorted({*sides[0], *sides[1]}):
@@ -102,7 +102,7 @@ def copy_differences(tables: CopyCoverage, leaves: CopyCoverage) -> tuple[Differ
 
 
 def recounted(record: LeafRecord, chosen: CustodySelection, as_of_us: int) -> RecountResult:
-    """Coverage from leaves alone; overdue is what is due before `as_of_us` (UTC)."""
+    """Return coverage computed only from leaves; overdue means due before `as_of_us` (UTC)."""
     lives = list(units_of(record, chosen, now_us=as_of_us))
     copies = copies_from_leaves(record, chosen, as_of_us)
     missing, digest = record.unaccounted(), population_digest(lives)
@@ -130,7 +130,7 @@ class RecountProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> None:
-        """Start a process of its own where there are leaves enough for one (rule 4)."""
+        """Start a separate process if there are enough leaves for one (rule 4)."""
         query = select(func.count()).select_from(events).where(is_in(self._state, events))
         self._leaves = self._connection.scalar(query) or 0
         target = _target(self._connection.engine)
@@ -150,7 +150,7 @@ class RecountProcess:
         self._process.stdin = None  # `communicate` closes no pipe twice
 
     def answer(self) -> RecountResult:
-        """Return the answer, from beside or, where that is not to be taken, from here (rule 2)."""
+        """Return the separate process's answer or, if it cannot be used, compute it here (rule 2)."""
         if self._process is not None:
             output, errors = self._process.communicate()
             status, self._process = self._process.returncode, None
@@ -164,7 +164,7 @@ class RecountProcess:
         return _answer(self._connection, self._question, self._state)
 
     def end(self) -> None:
-        """Nothing goes on after this."""
+        """End the separate process."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -175,7 +175,7 @@ class RecountProcess:
 def open_recount(
     connection: Connection, chosen: CustodySelection, as_of_us: int, state: AsOf | None
 ) -> Iterator[RecountProcess]:
-    """Begin a recount of a state (None: of all that the connection sees); it ends with the block."""
+    """Begin a recount of a state (None: everything that the connection sees); it ends with the block."""
     made = RecountProcess(connection, RecountRequest(chosen, as_of_us, _sizes(connection, state)), state)
     made.begin()
     try:
@@ -185,7 +185,7 @@ def open_recount(
 
 
 def _sizes(connection: Connection, state: AsOf | None) -> dict[str, int]:
-    """Return a state by the names of its logs; what the connection sees where there is none."""
+    """Return the sizes of a state's logs by name, or else the sizes that the connection sees."""
     rows = connection.execute(select(logs.c.id, logs.c.name, logs.c.size)).all()
     held = None if state is None else state.sizes
     return {row.name: row.size if held is None else held.get(row.id, 0) for row in rows}
@@ -218,7 +218,7 @@ def _from_bytes(data: bytes) -> RecountResult:
 
 
 def leaves_in_database(connection: Connection, as_of: AsOf | None = None) -> Iterator[bytes]:
-    """Every leaf of the ledger, or of a state of it; those of one log in their order."""
+    """Return every leaf of the ledger or of a state; leaves of one log are in their order."""
     query = select(events.c.leaf).where(is_in(as_of, events), has_leaf(events))
     if not dialect_of(connection).in_file:
         query = query.order_by(events.c.log, events.c.idx)
@@ -231,7 +231,7 @@ def leaves_in_database(connection: Connection, as_of: AsOf | None = None) -> Ite
 
 
 def main() -> None:
-    """Answer the question on standard input: where the ledger is, and a `RecountRequest`."""
+    """Answer the request on standard input: the ledger's place, and a `RecountRequest`."""
     asked: list[Any] = orjson.loads(sys.stdin.buffer.read())
     target, chosen, as_of_us, sizes = asked
     engine = open_store(target, read_only=True, timeout_seconds=30, mapped=True)

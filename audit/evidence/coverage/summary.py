@@ -1,4 +1,4 @@
-"""Deletion coverage: of all custody due to end, how much has evidence of its end, in time.
+"""Deletion coverage: the share of all custody due to end that has timely evidence of its end.
 
 1. The unit is (block, generation, shard). A custody of n shards is n units with one verdict: it is covered only when
    every shard has a receipt for that very block and generation, started after the last use, ended within
@@ -72,12 +72,12 @@ class CoverageRow(NamedTuple):
 
     @property
     def ended(self) -> int:
-        """Units whose custody ended; the rest of what was due is `overdue`."""
+        """Units whose custody ended; the other due units are `overdue`."""
         return self.due - self.overdue
 
     @property
     def coverage(self) -> float:
-        """The covered share of what was due; 1.0 when nothing was."""
+        """The covered share of the due units; 1.0 if none was due."""
         return self.covered / self.due if self.due else 1.0
 
 
@@ -91,12 +91,12 @@ class CoverageSummary(NamedTuple):
 
     @property
     def total(self) -> CoverageRow:
-        """All rows added up (the fence time is the longest)."""
+        """The sum of all rows (the fence time is the longest)."""
         return add_rows(self.rows)
 
 
 def add_rows(rows: Iterable[CoverageRow], tenant: str = "*", classification: str = "*") -> CoverageRow:
-    """One row that adds up others; of fence times it keeps the longest."""
+    """Return one row that adds up others; it keeps the longest fence time."""
     total = [0] * (len(CoverageRow._fields) - 2)
     for row in rows:
         *counts, fence = row[2:]
@@ -117,7 +117,7 @@ def coverage(
     as_of_us: int | None = None,
     as_of: AsOf | None = None,
 ) -> CoverageSummary:
-    """Coverage of custody due in [since, until) UTC, of one tenant, classification, model, tier or process.
+    """Return the coverage of custody due in [since, until) UTC, of one tenant, classification, model, tier or process.
 
     Overdue is what is due before `as_of_us` (UTC; the ledger's last event) and has no recorded end. `as_of` is the
     state of the ledger that is read. Raises `LedgerError` for a tier that there is none of.
@@ -177,7 +177,7 @@ def lags_of(each: LifeUnits) -> dict[tuple[str, str], int]:
 
 
 def summary(lives: Iterable[LifeUnits]) -> CoverageSummary:
-    """Coverage of units that were read."""
+    """Return the coverage of these units."""
     by_tenant: dict[tuple[str, str], list[CoverageRow]] = {}
     lags: list[Int64s] = [np.empty(0, np.int64)]
     for each in lives:
@@ -189,7 +189,7 @@ def summary(lives: Iterable[LifeUnits]) -> CoverageSummary:
 
 
 def population_digest(lives: Iterable[LifeUnits]) -> str:
-    """SHA-256, hexadecimal, of every custody that was counted (rule 6), incarnations by uuid."""
+    """Return the SHA-256 (hexadecimal) of every counted custody (rule 6), incarnations by uuid."""
     digest = hashlib.sha256()
     for each in lives:
         if len(each.units.keys) + len(each.overdue.keys):
@@ -200,7 +200,7 @@ def population_digest(lives: Iterable[LifeUnits]) -> str:
 
 
 def is_covered(each: LifeUnits) -> Int64s:
-    """1 for each ended custody that is in time and not disputed."""
+    """Return 1 for each ended custody that is in time and not disputed."""
     covered: Int64s = ((each.units.verdict == 0) & ~each.units.disputed).astype(np.int64)
     return covered
 
@@ -226,7 +226,7 @@ def _population_rows(life_units: LifeUnits, first: int, end: int) -> Int64s:
 
 
 def lag_percentiles(lags: Int64s) -> tuple[int, int, int]:
-    """Return the lags that 50, 99 and 100 % of sorted ones do not exceed (nearest rank); 0 where there is none."""
+    """Return the lags that 50, 99 and 100 % of sorted lags do not exceed (nearest rank); 0 if there are none."""
     if not len(lags):
         return 0, 0, 0
     p50, p99, most = (int(lags[-(-len(lags) * percent // 100) - 1]) for percent in (50, 99, 100))

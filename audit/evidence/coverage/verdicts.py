@@ -1,5 +1,4 @@
-"""Verdicts: for every custody that ended, whether its destruction is proved, and in time. Arrays in, arrays
-out.
+"""Verdicts: whether the destruction of each ended custody is proved, and in time. Arrays in, arrays out.
 
 1. This module reads no database and no clock; it is the arithmetic of coverage (rule 1 of `summary`-C3) and nothing
    else.
@@ -50,7 +49,7 @@ class JudgedUnits(NamedTuple):
 
 
 class Custodies(NamedTuple):
-    """Custodies by key, in order, each with what its first end says; `row` is that end's. Times are boot time."""
+    """Custodies by key, in order, with the content of their first end; `row` is that end's. Times are boot time."""
 
     keys: Int64s
     blocks: Int64s
@@ -63,12 +62,12 @@ class Custodies(NamedTuple):
 
     @property
     def bound(self) -> Int64s:
-        """No hold lasts longer: custody that ended early (eviction, erasure) ended its holds."""
+        """The latest possible hold ends: custody that ended early (eviction, erasure) ended its holds."""
         return np.minimum(self.ceiling, self.ended)
 
 
 class UseTotals(NamedTuple):
-    """What all uses of each custody's very block add up to; `own` is of its owner's tenant, `any` of every reader's."""
+    """Sums over all uses of each custody's exact block; `own` covers its owner's tenant, `any` every reader."""
 
     last_release: Int64s
     own_end: Int64s
@@ -79,14 +78,14 @@ class UseTotals(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Erasures whose effect lists a custody: its number, and when each was asked for."""
+    """Erasures whose effect lists a custody: its number, and when each was requested."""
 
     at: Int64s
     asked: Int64s
 
 
 class Matched(NamedTuple):
-    """Per custody, over its shards: what is wrong with the receipts, and what those that count prove."""
+    """For each custody over its shards: faults of its receipts, and what the valid ones prove."""
 
     missing: Flags  # a shard has no receipt at all
     failed: Flags  # a shard has receipts, none of which counts
@@ -103,8 +102,8 @@ def assess(
     asked: ErasureDueTimes,
     chosen: Flags | None = None,
 ) -> JudgedUnits:
-    """Return a verdict for every custody that ended (docs/audit/coverage.md): of the `chosen` rows of ends, where they
-    are.
+    """Return a verdict for every custody that ended (docs/audit/coverage.md); of the `chosen` rows of ends, if
+    given.
     """
     custodies = _first_ends(ends, chosen)
     named = partial(name_blocks, known_keys=uses.keys, known_blocks=uses.blocks)
@@ -137,7 +136,9 @@ def assess(
 
 
 def due_at(custodies: Custodies, totals: UseTotals, requests: Requests) -> Int64s:
-    """`max(last release, min(ceiling, end of the last hold, erasure))`; a hold ends when custody did at the latest."""
+    """Return `max(last release, min(ceiling, end of the last hold, erasure))`; holds end with the custody at the
+    latest.
+    """
     due = _until(totals, custodies.bound, totals.own_end)
     # A reader of another tenant holds a segment's blocks and only refers to a grant's: the later end counts where it
     # is claimed, and never without such a reader's own leaf.
@@ -150,7 +151,9 @@ def due_at(custodies: Custodies, totals: UseTotals, requests: Requests) -> Int64
 
 
 def is_honest(custodies: Custodies, totals: UseTotals, requests: Requests) -> Flags:
-    """Where the recorded due time is that of a process that has not heard of an erasure yet: late by it, not false."""
+    """Return where a recorded due time only ignores an erasure that the process had not heard of: late, but not
+    false.
+    """
     honest: Flags = custodies.claimed == _until(totals, custodies.bound, totals.own_unasked)
     honest |= custodies.claimed == _until(totals, custodies.bound, totals.any_unasked)
     is_claimed, _ = _by_request(custodies, totals, requests, totals.own_unasked)
@@ -159,7 +162,7 @@ def is_honest(custodies: Custodies, totals: UseTotals, requests: Requests) -> Fl
 
 
 def proved(custodies: Custodies, totals: UseTotals, cells: ReceiptCells, shards: int) -> Matched:
-    """Of each shard the first receipt that counts: of that block and generation, good, begun after the last use."""
+    """Return for each shard the first valid receipt: of that block and generation, good, begun after the last use."""
     last_use = np.maximum(totals.last_release, custodies.retired)
     return _matched(custodies.keys, custodies.blocks, last_use, cells, shards)
 

@@ -1,4 +1,4 @@
-"""Who owes an answer to an erasure, and who gave it, from signed leaves alone.
+"""Which workers owe an answer to an erasure, and which gave it; from signed leaves only.
 
 1. A worker owes an answer where a process of its was at work when the erasure was requested, as that leaf says.
 2. An answer is an `erasure-completed` leaf of any process of the worker; the start of that process ties it to the name.
@@ -17,7 +17,7 @@ def owing(periods: Mapping[str, WorkPeriod], requested_us: int) -> list[str]:
 
 
 def without_answer(bodies: Iterable[Body], erasure: str) -> list[str]:
-    """Return the workers that owe an answer, and of which no leaf says `complete` (rules 1 and 2)."""
+    """Return the workers that owe an answer without a leaf that says `complete` (rules 1 and 2)."""
     every = list(bodies)
     asked = [one for one in every if one["kind"] == "erasure-requested" and one["erasure"] == erasure]
     periods = work_periods(every)

@@ -1,4 +1,4 @@
-"""Which policies the processes at work enforce, from signed leaves alone, released or from a file.
+"""Policies that the processes at work enforce, released or from a file; from signed leaves only.
 
 1. A process enforces the policy of its last `policy-activated` leaf, and beside it, for a stage, that of a
    `policy-staged` leaf since then, less what its `grants-revoked` leaves name. Where two processes of a worker have no
@@ -51,7 +51,7 @@ class RunningPolicy(NamedTuple):
 
 
 def running_policies(bodies: Iterable[Body], periods: Mapping[str, WorkPeriod]) -> tuple[RunningPolicy, ...]:
-    """What the processes at work enforce, by the worker's name; other leaves are passed over (rule 1)."""
+    """Return the policies that processes at work enforce, by the worker's name; other leaves are ignored (rule 1)."""
     every = sorted((body for body in bodies if body["kind"] in POLICY_KINDS), key=lambda body: int(body["sequence"]))
     texts = documents_of(every)
     policies: list[RunningPolicy] = []
@@ -70,8 +70,8 @@ def running_policies(bodies: Iterable[Body], periods: Mapping[str, WorkPeriod]) 
 
 
 def read_running_policies(connection: Connection) -> tuple[RunningPolicy, ...]:
-    """Return the same from the system log; raises as `life_leaves`. A document is read where a process at work wrote
-    it.
+    """Return the policies from the system log; raises like `life_leaves`. Only documents of processes at work are
+    read.
     """
     leaves = [leaf.body for leaf in life_leaves(connection)]
     marked = {one.incarnation for one in marked_processes(leaves) if one.origin != SIMULATED}
@@ -111,7 +111,7 @@ def _said(base: RunningPolicy, body: Body, texts: Mapping[tuple[str, str], str])
 
 
 def documents_of(bodies: Iterable[Body]) -> dict[tuple[str, str], str]:
-    """Return the documents of which every piece is there, by process and stated digest."""
+    """Return the documents whose pieces are complete, by process and stated digest."""
     pieces: dict[tuple[str, str], dict[int, str]] = {}
     wanted: dict[tuple[str, str], int] = {}
     for body in bodies:

@@ -1,4 +1,4 @@
-"""Sequences of processes that no leaf has; what was looked at once is not looked at again.
+"""Sequences of processes without a leaf. What was found complete is not examined again.
 
     gaps(connection)           # what is missing, and known to be
     lacks_below(connection, incarnation, sequence)      # whether something before a leaf is missing
@@ -47,7 +47,7 @@ Span = tuple[int, int]
 
 
 class Gap(NamedTuple):
-    """Evidence that is missing and known to be: an incomplete leaf set, or a recorded loss."""
+    """Evidence known to be missing: an incomplete leaf set, or a recorded loss."""
 
     incarnation: str
     first_sequence: int
@@ -65,7 +65,7 @@ class _Life(NamedTuple):
 
 
 def gaps(connection: Connection) -> tuple[Gap, ...]:
-    """Leaf sets that lack a part, sequences that are nowhere, and losses that the writer recorded."""
+    """Return leaf sets that lack a part, missing sequences, and losses that the writer recorded."""
     known = _recorded_gaps(connection)
     gaps = [gap for gap in known if gap.cause != REFUSED]
     for life in _lives(connection):
@@ -78,9 +78,7 @@ def gaps(connection: Connection) -> tuple[Gap, ...]:
 
 
 def recorded_losses(connection: Connection) -> set[str]:
-    """Return the processes that lost events by a record of their writer; sequences that are nowhere are not looked
-    for.
-    """
+    """Return the processes whose writer recorded a loss; missing sequences are not searched."""
     if sees_one_tenant(connection):
         return set(connection.exec_driver_sql(f"SELECT {LOSING_FUNCTION}()").scalars())
     return set(connection.scalars(losing_processes()))
@@ -91,7 +89,7 @@ def _recorded_gaps(connection: Connection) -> list[Gap]:
 
 
 def keep_spans(engine: Engine) -> int:
-    """Put on record what is whole; how many processes had something new.
+    """Record complete ranges; return how many processes had new ones.
 
     NOTE: short processes that were never looked at go many to a transaction. 20,000 of them, each in its own, took a
     minute.
@@ -106,16 +104,14 @@ def keep_spans(engine: Engine) -> int:
 
 
 def kept_spans(connection: Connection, incarnation: int) -> list[Span]:
-    """Return the ranges of one process that were found whole, ascending."""
+    """Return the recorded complete ranges of one process, ascending."""
     column = sequence_spans.c
     query = select(column.first_sequence, column.last_sequence).where(column.incarnation == incarnation)
     return [(row[0], row[1]) for row in connection.execute(query.order_by(column.first_sequence))]
 
 
 def lacks_below(connection: Connection, incarnation: str, sequence: int) -> bool:
-    """Return whether some sequence of a process before this one was never here; only what is not kept as whole is
-    read.
-    """
+    """Return whether a process lacks some earlier sequence; only the part not yet recorded as complete is read."""
     life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
     if life is None:
         return sequence > 1
@@ -129,9 +125,7 @@ def lacks_below(connection: Connection, incarnation: str, sequence: int) -> bool
 
 
 def lacks_leaves(connection: Connection, incarnation: int, as_of: AsOf) -> bool:
-    """Return whether a leaf was missing below the highest sequence that a process had in a state; refused events have
-    none.
-    """
+    """Return whether a leaf was missing below a process's highest sequence in a state; refused events have no leaf."""
     here = (events.c.incarnation == incarnation, has_leaf(events), is_in(as_of, events))
     sets = select(events.c.sequence, (func.max(events.c.parts) - func.count()).label("lacking")).where(*here)
     each = sets.group_by(events.c.sequence, events.c.log).subquery()
@@ -145,7 +139,7 @@ def lacks_leaves(connection: Connection, incarnation: int, as_of: AsOf) -> bool:
 
 
 def dropped_spans(connection: Connection, incarnation: int) -> list[Span]:
-    """Return the ranges of one process that were found whole, and have no leaf any more: retention dropped them."""
+    """Return the complete ranges of one process whose leaves retention has dropped."""
     kept = kept_spans(connection, incarnation)
     there: list[Span] = []
     for first, last in kept:
@@ -155,7 +149,7 @@ def dropped_spans(connection: Connection, incarnation: int) -> list[Span]:
 
 
 def holes_in(spans: Iterable[Span]) -> Iterator[Span]:
-    """Yield the ranges between 1 and the highest of these that none of them has."""
+    """Yield the ranges between 1 and the highest of these that none of them covers."""
     reached = 0
     for first, last in sorted(spans):
         if first > reached + 1:
@@ -220,12 +214,12 @@ def _lives(connection: Connection, *conditions: ColumnElement[bool]) -> list[_Li
 
 
 def _is_done(life: _Life) -> bool:
-    """Return whether there is nothing to look at: all that there can be was found whole."""
+    """Return whether everything possible was already found complete."""
     return not life.highest or (len(life.kept) == 1 and life.kept[0][0] == 1 <= life.highest <= life.kept[0][1])
 
 
 def _look(connection: Connection, life: _Life) -> tuple[list[Span], list[int]]:
-    """Return the ranges that are whole now, and the sequences that lack a part."""
+    """Return the ranges that are complete now, and the sequences that lack a part."""
     if _is_done(life):
         return life.kept, []
     spans, torn = list(life.kept), list[int]()

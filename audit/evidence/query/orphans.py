@@ -1,4 +1,4 @@
-"""What a ledger and a live process disagree about, and what a ledger says against itself: the SQL side of a scan.
+"""Disagreements between a ledger and a live process, or within a ledger: the SQL side of a scan.
 
 1. The process tells what it has (open residencies, custody that has not ended); every comparison is with leaves.
 2. Counts are compared first. Leaves are read block by block only where the counts of an incarnation do not add up, or
@@ -40,7 +40,7 @@ _ASKED_AT_ONCE = 500  # values in a statement
 
 
 class LostUnits(NamedTuple):
-    """Custody of one writer that one of two sources lacks."""
+    """Custody of one writer that only one of two sources has."""
 
     tenant: str
     classification: str
@@ -50,7 +50,7 @@ class LostUnits(NamedTuple):
 
 
 class OpenResidency(NamedTuple):
-    """A residency that the ledger has open and the process does not, or the other way round (`tenant` empty)."""
+    """A residency that is open either only in the ledger or only in the process (then `tenant` is empty)."""
 
     residency: int
     tenant: str
@@ -58,7 +58,7 @@ class OpenResidency(NamedTuple):
 
 
 class DeadIncarnation(NamedTuple):
-    """A process that ended without saying so: a later one of its worker is there."""
+    """A process that ended without recording it: its worker has started a later one."""
 
     worker: str
     incarnation: str
@@ -66,7 +66,7 @@ class DeadIncarnation(NamedTuple):
 
 
 class KnownGap(NamedTuple):
-    """Sequences that no leaf has and no record explains."""
+    """Missing sequences that no record explains."""
 
     incarnation: str
     first_sequence: int
@@ -92,7 +92,7 @@ def disagreements(
     live: Mapping[int, Int64s],
     unlisted: int,
 ) -> Disagreements:
-    """Join one incarnation's leaves with what its process has.
+    """Join one incarnation's leaves with its process's own state.
 
     `running`: ids of residencies that are open there; `live`: by pool, generations whose custody has not ended;
     `unlisted`: how many of those no leaf lists yet, because their requests still run.
@@ -111,7 +111,7 @@ def disagreements(
 
 
 def incarnation_row(connection: Connection, incarnation: str) -> int:
-    """Return the row of a process; raises `LedgerError` where there is none."""
+    """Return the row of a process; raises `LedgerError` if there is none."""
     life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
     if life is None:
         raise LedgerError(f"incarnation `{incarnation}` is not in the ledger", incarnation=incarnation)
@@ -131,7 +131,7 @@ def latest_incarnation(connection: Connection, worker: str) -> str:
 
 
 def dead_incarnations(connection: Connection, *, but: str = "") -> tuple[DeadIncarnation, ...]:
-    """Incarnations with memory that never ended, of workers that have started a later one; `but` is alive.
+    """Return incarnations with memory that never ended, of workers with a later one; `but` is alive.
 
     All of it is said by leaves about lives, in their order: no row of `incarnations` counts.
     """
@@ -145,7 +145,7 @@ def dead_incarnations(connection: Connection, *, but: str = "") -> tuple[DeadInc
 
 
 def new_gaps(connection: Connection) -> tuple[KnownGap, ...]:
-    """Gaps that no finding has named yet (rule 3)."""
+    """Return gaps that no finding has named yet (rule 3)."""
     named = set(
         connection.scalars(
             select(orphan_findings.c.cause)
@@ -158,7 +158,7 @@ def new_gaps(connection: Connection) -> tuple[KnownGap, ...]:
 
 
 def gap_cause(gap: KnownGap) -> str:
-    """Return the words by which a finding names a gap."""
+    """Return the wording by which a finding names a gap."""
     return f"sequences {gap.first_sequence} to {gap.last_sequence} of {gap.incarnation}: {gap.cause}"
 
 

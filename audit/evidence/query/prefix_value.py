@@ -1,4 +1,4 @@
-"""Which prefixes are worth keeping: what later requests attached of what one request had written, from the ledger.
+"""Which prefixes are worth keeping: what later requests attached of one request's blocks, from the ledger.
 
     rows = prefix_values(connection, since_us, until_us, costs, limit=20)
 
@@ -35,7 +35,9 @@ from kvcustody.audit.kinds.block_runs import Int64s
 
 
 class PrefixValue(NamedTuple):
-    """One prefix writer. `requests` attached something of it, `foreign_requests` of them were another tenant's."""
+    """One prefix writer. `requests` attached some of its blocks; `foreign_requests` of them belonged to other
+    tenants.
+    """
 
     incarnation: str
     residency: int
@@ -58,9 +60,7 @@ def prefix_values(
     tenant: str | None = None,
     limit: int = 20,
 ) -> list[PrefixValue]:
-    """Return the `limit` prefix writers, of one tenant or of all, that saved most in [since, until), UTC
-    microseconds.
-    """
+    """Return the `limit` most useful prefix writers in [since, until), UTC microseconds, of one tenant or of all."""
     largest: list[PrefixValue] = []
     for life in lives_at_work(connection, since_us):
         evidence = read_life(connection, life.id, until_us)

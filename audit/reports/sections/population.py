@@ -74,7 +74,7 @@ def population_facts(reading: ReportReading) -> PopulationFacts:
 
 
 def reconcile(reading: ReportReading) -> tuple[Balance, ...]:
-    """Every identity; of one tenant only those about its own units (counters are of all tenants together)."""
+    """Return every identity; of one tenant only those about its own units (counters are of all tenants together)."""
     total = reading.coverage.total
     disputed = total.in_time - total.covered
     parts = (total.covered, disputed, total.late, total.failed, total.missing, total.unproven, total.overdue)

@@ -55,7 +55,9 @@ def enrolment_leaves(connection: Connection) -> list[tuple[int, bytes]]:
 
 
 def report_key_periods(leaves: Sequence[bytes]) -> tuple[KeyPeriod, ...]:
-    """Every report key that leaves name, in order, with the checkpoints it may sign of; `NoteError` where it breaks."""
+    """Return every report key that leaves name, in order, with the checkpoints it may sign of; `NoteError` where it
+    breaks.
+    """
     bodies = [parse_json(leaf) for leaf in leaves]
     if not bodies:
         return ()

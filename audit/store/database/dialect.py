@@ -296,7 +296,7 @@ def file_identity(engine: Engine) -> tuple[int, int]:
 
 
 def fetch_all(connection: Connection, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
-    """Every row that a statement as text, written with `?`, gives for these values."""
+    """Return every row that a statement as text, written with `?`, gives for these values."""
     return connection.exec_driver_sql(dialect_of(connection).with_placeholders(statement), values).all()
 
 

@@ -61,7 +61,7 @@ def partitioned(connection: Connection) -> tuple[str, ...]:
 
 
 def partitions(connection: Connection) -> tuple[MonthPartition, ...]:
-    """Every month that there is, the earliest first and the rest last; none on SQLite."""
+    """Return every month that there is, the earliest first and the rest last; none on SQLite."""
     if not partitioned(connection):
         return ()
     query = (

@@ -55,7 +55,7 @@ class RowPage(NamedTuple):
 
 
 def stored_rows(connection: Connection, query: Select[Any]) -> list[StoredRow]:
-    """Every row of a query whose columns are of the control plane's tables."""
+    """Return every row of a query whose columns are of the control plane's tables."""
     columns = _columns(query)
     with dialect_of(connection).any_text(connection):
         found = connection.execute(query).all()

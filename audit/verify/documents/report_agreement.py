@@ -27,7 +27,7 @@ _WINDOW = ("longest_us", "at_us", "signed_us")
 
 
 def report_disagreements(report: Facts) -> list[str]:
-    """Every identity that does not hold."""
+    """Return every identity that does not hold."""
     disagreements: list[str] = []
     checks = (
         *(_checkpoint, _coverage, _parts, _population, _sample),
@@ -60,7 +60,9 @@ def stated_checkpoint(report: Facts, keys: Sequence[VerifierKey], problems: list
 def proved_leaves(
     report: Facts, keys: Sequence[VerifierKey], signed: SignedCheckpoint, problems: list[str]
 ) -> Iterator[ProvedLeaf]:
-    """Every leaf of the sample whose place is proved. All stand under one note, whose signature is checked once."""
+    """Return every leaf of the sample whose place is proved. All stand under one note, whose signature is checked
+    once.
+    """
     note = report["boundary"]["checkpoint"]["note"].encode()
     for item in report["sample"]:
         for leaf in item["leaves"]:

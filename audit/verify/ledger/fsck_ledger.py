@@ -507,7 +507,7 @@ def _odd_keys() -> str:
 
 
 def stray_rows(connection: Connection) -> Iterator[Stray]:
-    """Every one of them, or the first of each table where there are many."""
+    """Return every one of them, or the first of each table where there are many."""
     for table in every_table():
         if table is events:
             yield from _off_their_places(connection)

@@ -46,7 +46,7 @@ class RegisterFindings(NamedTuple):
 
 
 def check_registers(connection: Connection, witnesses: Sequence[VerifierKey] = ()) -> RegisterFindings:
-    """Every register, table by table."""
+    """Return every register, table by table."""
     findings = RegisterFindings([], [], [])
     for table, check in REGISTERS.items():
         if not _may_read(connection, table):
