@@ -1,4 +1,4 @@
-"""Rows and figures from leaves: the one way in which a row of evidence comes to be, and what leaves add up to.
+"""Make rows and figures from leaves: the only way in which a row of evidence is created.
 
     rows = project(batch, logs, idx, life_of)      # {table: columns}
     figures = count_events(batch, logs)            # {(scraped, log, hour): {(kind, measure, …): value}}
@@ -50,7 +50,7 @@ Columns = dict[str, Sequence[Any]]
 
 
 class IncarnationRow(NamedTuple):
-    """An incarnation's row id, and what turns its boot time into UTC."""
+    """An incarnation's row id, and the offset from its boot time to UTC."""
 
     id: int
     offset_us: int
@@ -68,7 +68,7 @@ _IN_UTC = {  # columns of moments that a leaf has on its incarnation's clock alo
 
 
 class LifeChange(NamedTuple):
-    """What one leaf changes of the row of a process (rule 6)."""
+    """One leaf's change to the row of a process (rule 6)."""
 
     life: IncarnationRow
     values: dict[str, Any]
@@ -76,7 +76,7 @@ class LifeChange(NamedTuple):
     is_own: bool  # the process says so itself
 
     def renames(self, worker: str) -> bool:
-        """Return whether a process that is of this worker so far is of another by the leaf (rule 7)."""
+        """Return whether the leaf moves a process from this worker to another (rule 7)."""
         return self.worker != worker and (self.is_own or worker == UNKNOWN_WORKER)
 
 
@@ -93,7 +93,7 @@ def project(
     *,
     tables: frozenset[Table] | None = None,
 ) -> dict[Table, list[Sequence[Sequence[Any]]]]:
-    """Return the rows of a window of leaves: by table, some columns of values, in the order of the table's own.
+    """Return the rows of a window of leaves: by table, pieces of columns in the order of the table's own.
 
     `logs` and `idx` say where each leaf is; `life_of` gives a process of the ledger by its uuid. `tables`: no others.
     """
@@ -107,12 +107,12 @@ def project(
 
 
 def rows_of(columns: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    """Return the rows of some columns."""
+    """Return rows from columns."""
     return zip(*columns, strict=True)
 
 
 def life_changes(batch: LeafBatch, life_of: Callable[[str], IncarnationRow]) -> list[LifeChange]:
-    """What the leaves change of the rows of processes, in the order of the leaves."""
+    """Return the leaves' changes to the rows of processes, in the order of the leaves."""
     placed: list[tuple[int, LifeChange]] = []
     for group in batch.groups:
         if group.kind in _LIFE:
@@ -136,7 +136,7 @@ def _life_values(group: LeafGroup, number: int) -> dict[str, Any]:
 
 
 def _lives(batch: LeafBatch, group: LeafGroup, life_of: Callable[[str], IncarnationRow]) -> list[IncarnationRow]:
-    """Return the process that each leaf of a group is about: another's, or the one that recorded it."""
+    """Return the process that each leaf of a group concerns: the one it names, else its recorder."""
     recorders = [batch.incarnations[place] for place in group.places]
     named = group.columns.get("of_incarnation", recorders)
     about = [of or recorder for of, recorder in zip(named, recorders, strict=True)]
@@ -284,7 +284,7 @@ ORPHANS: Final = "orphan-found"
 
 
 class FigureName(NamedTuple):
-    """What a value is of (`schema.counters`)."""
+    """The name of a figure's value (`schema.counters`)."""
 
     hour_us: int
     kind: str
@@ -301,7 +301,7 @@ Place = tuple[bool, int, int]
 
 
 class Figures(dict[Place, dict[HourFigure, int]]):
-    """What leaves add up to; a place that is asked for is there from then on."""
+    """Sums of leaves; a place exists once it is asked for."""
 
     def __missing__(self, place: Place) -> dict[HourFigure, int]:
         made = self[place] = {}
@@ -324,7 +324,7 @@ _RUNS = "runs"
 
 
 def held_blocks(figures: Mapping[tuple[str, str], int]) -> int:
-    """What is in a tenant's custody by the sums of its log, given by kind and measure."""
+    """Return the blocks in a tenant's custody from its log's sums by kind and measure."""
     signs = {WRITTEN: 1, ASSIGNED: 1, GIVEN: -1, CARRIED[1]: 1}
     return sum(
         -value if (kind, measure) == (ENDED, BLOCKS) else signs.get(measure, 0) * value
@@ -333,7 +333,7 @@ def held_blocks(figures: Mapping[tuple[str, str], int]) -> int:
 
 
 def custody_of(figures: Mapping[HourFigure, int]) -> int:
-    """Return the same for some figures of a log."""
+    """Return the blocks in custody from some figures of a log."""
     sums = Counter[tuple[str, str]]()
     for (kind, measure, *_), value in figures.items():
         sums[kind, measure] += value
@@ -341,12 +341,12 @@ def custody_of(figures: Mapping[HourFigure, int]) -> int:
 
 
 def is_scraped(kind: str, measure: str) -> bool:
-    """Return whether every scrape reads such a figure, over all tenants."""
+    """Return whether every scrape reads such a figure, summed over all tenants."""
     return measure == DENIED or kind == ORPHANS
 
 
 def count_events(batch: LeafBatch, logs: Sequence[int], into: Figures | None = None) -> Figures:
-    """Return the figures of a batch, given the log id of every leaf, added to those there are; no value is 0."""
+    """Return the figures of a batch, given the log id of every leaf, added to `into` if given; no value is 0."""
     figures = Figures() if into is None else into
     names = {kind: (kind, LEAVES, "", "", "") for kind in set(batch.kinds)}
     scraped = map(ORPHANS.__eq__, batch.kinds)

@@ -48,7 +48,7 @@ def unlink_subject(
     clock: Clock | None = None,
     put: Callable[[SubjectUnlinked], object] | None = None,
 ) -> UnlinkedSubject:
-    """Destroy the link between a subject and its pseudonyms (rules 1–3); safe to call again.
+    """Destroy the link between a subject and its pseudonyms (rules 1–3); safe to repeat.
 
     `put` makes the event durable or raises; without it a writer is opened for it.
     Raises `LedgerError` under a legal hold, `LedgerUnavailable` where it cannot be put on record.

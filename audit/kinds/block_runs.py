@@ -38,7 +38,7 @@ Int64s = NDArray[np.int64]
 
 
 class Run(NamedTuple):
-    """Blocks that hold consecutive generations; the array must not be changed after it was handed over."""
+    """Blocks with consecutive generations; the array must not change after it was passed on."""
 
     blocks: NDArray[Any]
     generation: int
@@ -49,7 +49,7 @@ Runs = Sequence[Run]
 
 
 class Pairs(NamedTuple):
-    """Runs laid flat: one row per (pool, block, generation)."""
+    """Runs laid flat: one row for each (pool, block, generation)."""
 
     pools: Int64s
     blocks: Int64s
@@ -57,7 +57,7 @@ class Pairs(NamedTuple):
 
 
 def plain_forms(item: Sequence[Any]) -> list[Sequence[Any]]:
-    """Return an encoded run as runs of the first form: itself, or those of a shorter one; raises `LedgerError`."""
+    """Return an encoded run as runs of the first form: itself, or those of a shorter form; raises `LedgerError`."""
     try:
         if isinstance(item[0], list):
             named, deltas, counts = item
@@ -104,12 +104,12 @@ def encoded_blocks(item: Sequence[Any]) -> int:
 
 
 def is_plain(items: Sequence[Sequence[Any]]) -> bool:
-    """Return whether every run is of the first form."""
+    """Return whether every run has the first form."""
     return all(len(item) > 1 and item[1].__class__ is list and item[0].__class__ is not list for item in items)
 
 
 def decode(item: Sequence[Any]) -> Run:
-    """Return the run behind its canonical form, the first one; raises `LedgerError` where it is malformed."""
+    """Return the run from its canonical form, the first one; raises `LedgerError` if it is malformed."""
     try:
         generation, deltas, counts = int(item[0]), np.array(item[1], np.int64), item[2]
         pool = int(item[3]) if len(item) > 3 else 0
@@ -126,7 +126,7 @@ def decode(item: Sequence[Any]) -> Run:
 
 
 def decode_flat(items: Sequence[Sequence[Any]]) -> tuple[Pairs, Int64s]:
-    """Many encoded runs laid flat at once, with the length of each; the bulk form of `decode`, of any form."""
+    """Return many encoded runs of any form laid flat, with the length of each: the bulk form of `decode`."""
     try:
         decode_all = _of_one_form(items)
         if decode_all is not None:
@@ -241,7 +241,7 @@ def _decode_flat(items: Sequence[Sequence[Any]]) -> tuple[Pairs, Int64s]:
 
 
 def split(run: Run, tokens: int) -> list[Run]:
-    """Consecutive pieces of at most `tokens` run-length tokens each; together they are exactly the run."""
+    """Return consecutive pieces of at most `tokens` run-length tokens each, which together are exactly the run."""
     blocks = np.asarray(run.blocks, np.int64)
     if len(blocks) <= tokens:
         return [run]
@@ -282,7 +282,7 @@ def gather(blocks: NDArray[Any], generations: NDArray[Any], pool: int = 0) -> tu
 
 
 class FlatRuns(Sequence[Run]):
-    """Blocks and generations as two arrays, which must not change any more: one object on the engine's thread.
+    """Blocks and generations as two arrays that must not change any more: a single object on the engine's thread.
 
     They become runs only when somebody reads them, which is the writer's thread.
     """
@@ -318,11 +318,11 @@ class FlatRuns(Sequence[Run]):
 
     @property
     def blocks(self) -> int:
-        """How many there are."""
+        """The number of blocks."""
         return len(self._blocks)
 
     def arrays(self) -> tuple[Int64s, Int64s, int]:
-        """Blocks, generations and the pool, without a look at runs."""
+        """Return blocks, generations and the pool, without building runs."""
         return self._blocks, self._generations, self._pool
 
     def __eq__(self, other: object) -> bool:
@@ -333,15 +333,15 @@ class FlatRuns(Sequence[Run]):
 
 
 def block_count(runs: Runs) -> int:
-    """Return how many blocks runs hold, without making any."""
+    """Return how many blocks the runs hold, without decoding them."""
     return runs.blocks if isinstance(runs, FlatRuns) else sum(len(run.blocks) for run in runs)
 
 
 def names_block(
     items: Sequence[Sequence[Any]], block: int, generation: int, pool: int, *, by_index: bool = False
 ) -> bool:
-    """Return whether encoded runs hold a block at a generation; `by_index`: and say its index, not the generation
-    alone.
+    """Return whether encoded runs hold a block at a generation; `by_index`: and name its index, not only the
+    generation.
     """
     return any(
         of_pool == pool and (named == block or (named == UNNAMED and not by_index))
@@ -350,7 +350,7 @@ def names_block(
 
 
 def blocks_at(items: Sequence[Sequence[Any]], generation: int) -> Iterator[tuple[int, int]]:
-    """Yield the pool and the index (`UNNAMED` where none is said) of what encoded runs hold at a generation."""
+    """Yield the pool and index (`UNNAMED` if not stated) of what encoded runs hold at a generation."""
     for run in map(decode, chain.from_iterable(map(plain_forms, items))):
         place = generation - run.generation
         if 0 <= place < len(run.blocks):
@@ -358,8 +358,7 @@ def blocks_at(items: Sequence[Sequence[Any]], generation: int) -> Iterator[tuple
 
 
 def name_blocks(keys: Int64s, blocks: Int64s, known_keys: Int64s, known_blocks: Int64s) -> Int64s:
-    """Return the indices of blocks by the keys of their custodies, those that are `UNNAMED` from what is known of
-    others.
+    """Return block indices by the keys of their custodies; `UNNAMED` ones come from what other leaves state.
 
     What nothing names stays `UNNAMED`.
     """

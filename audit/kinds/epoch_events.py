@@ -1,4 +1,4 @@
-"""Events of erase epochs and of doors: which erasure raised an epoch, which door follows it, which hints it clips.
+"""Events of erase epochs and of doors: epochs that erasures raised, doors that follow them, and clipped hints.
 
 None has the tag of a scope: whose a tag is, no leaf says.
 """

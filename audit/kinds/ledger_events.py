@@ -1,4 +1,4 @@
-"""Events by which the ledger accounts for itself: counters, spills, replays, gaps, withdrawals.
+"""Events about the ledger itself: counters, spills, replays, gaps, withdrawals.
 
 Events of engines that nobody governs, as an observer saw them.
 """

@@ -1,4 +1,4 @@
-"""Leaves in order, column by column: what a transaction appends, and how it is read from bytes.
+"""Leaves in order, column by column, for appending in a transaction and for reading from bytes.
 
 1. Every column is a function of the leaves' bytes: `read_leaves` of them gives the batch that the encoder gave.
    Values of `LeafGroup.columns` are as in the leaf, except that decimal strings of large integers are integers, and
@@ -56,7 +56,7 @@ class LeafGroup(NamedTuple):
 
 
 class IncarnationStart(NamedTuple):
-    """What the first leaf of an incarnation in a batch says of it."""
+    """Facts about an incarnation from its first leaf in a batch."""
 
     worker: str
     offset_us: int
@@ -64,7 +64,7 @@ class IncarnationStart(NamedTuple):
 
 
 class LeafBatch(NamedTuple):
-    """Leaves in order; columns have one value a leaf."""
+    """Leaves in order; columns have one value for each leaf."""
 
     logs: Sequence[str]
     incarnations: Sequence[str]
@@ -99,7 +99,7 @@ def read_leaves(
     hashed: bool = True,
     keys: frozenset[str] | None = None,
 ) -> LeafBatch:
-    """Return the batch of leaves that are there already; raises `LedgerError` where one is not what its kind is.
+    """Return a batch of existing leaves; raises `LedgerError` if one does not conform to its kind.
 
     `canonical`: each must be the canonical bytes of what was read of it, so that no byte says anything else.
     `hashed` False: nobody asks for their hashes, and the batch has none.
@@ -236,7 +236,7 @@ class _Reading:
                 whole.extend(more)
 
     def batch(self, lines: Sequence[bytes], hashes: Sequence[bytes]) -> LeafBatch:
-        """Return the batch of all that was taken, which are these lines with these hashes."""
+        """Return the batch of all added leaves, which consist of these lines with these hashes."""
         groups = []
         for schema, places, columns, found in self._kinds.values():
             if TRACE in columns and columns[TRACE].count(None) == len(places):
@@ -245,12 +245,12 @@ class _Reading:
         return LeafBatch._make((*self._head, lines, groups, self._founders, hashes))
 
     def _shared(self, values: Sequence[Any]) -> Iterator[Any]:
-        """Return the same texts, and for each the one object that came first: the others' memory is free again."""
+        """Return the texts with equal ones shared as one object, so that the others' memory is freed."""
         return map(self._texts.setdefault, values, values)
 
 
 def merge_batches(batches: Sequence[LeafBatch]) -> LeafBatch:
-    """Return the batches in order, as one; needs at least one."""
+    """Return the batches merged in order; needs at least one."""
     if len(batches) == 1:
         return batches[0]
     rows = [list(chain.from_iterable(column)) for column in zip(*[batch[:9] for batch in batches], strict=True)]
@@ -309,7 +309,7 @@ def part_of_batch(batch: LeafBatch, first: int, below: int) -> LeafBatch:
 
 
 def _sizes(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
-    """Return the blocks of every list of encoded runs, and nothing of where they are."""
+    """Return the block counts of every list of encoded runs, without their extents."""
     return Extents([sum(map(encoded_blocks, runs)) if runs else 0 for runs in lists], [], [])
 
 
@@ -346,7 +346,7 @@ def _moments(since: Sequence[int], ago: Sequence[Any]) -> list[int]:
 
 
 def _any_extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
-    """Return the same, where some are of a shorter form."""
+    """Return the extents if some runs are of a shorter form."""
     sums = Extents([], [], [])
     add_blocks, add_low, add_high = sums.blocks.append, sums.low.append, sums.high.append
     for runs in lists:
@@ -388,7 +388,9 @@ def _extent(item: Sequence[Any]) -> tuple[int, int, int]:
 
 
 def _length(item: Sequence[Any]) -> int:
-    """Return the blocks of one encoded run; raises where `decode` could not read it, which would be too late."""
+    """Return the block count of one encoded run; raises if `decode` could not read it, because later would be too
+    late.
+    """
     _, deltas, counts, *pool = item
     if not deltas.__class__ is counts.__class__ is list or (pool and (len(pool) > 1 or int(pool[0]) < 1)):
         raise LedgerError("has a run of another form")

@@ -1,4 +1,4 @@
-"""Events into canonical leaves, many at once: by kind, column by column, in loops that the interpreter does not run.
+"""Encode many events into canonical leaves at once: by kind, column by column, in loops outside the interpreter.
 
 1. An event with a value that its kind does not take has no leaf: it is named with the reason and hinders no other,
    neither of its batch nor of the leaf that it would have shared.
@@ -75,7 +75,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RefusedEvent(NamedTuple):
-    """An event that has no leaf, and why."""
+    """An event without a leaf, and the reason."""
 
     sequence: int
     event: Event
@@ -90,7 +90,7 @@ class Entry(NamedTuple):
     leaves: Sequence[bytes]
 
     def batch(self) -> LeafBatch:
-        """Its leaves as a batch of their own."""
+        """Its leaves as a separate batch."""
         return read_leaves(self.leaves)
 
 
@@ -103,7 +103,7 @@ class Encoded(NamedTuple):
     refused: Sequence[RefusedEvent] = ()
 
     def entries(self) -> list[Entry]:
-        """One entry an event, for where each must be dealt with by itself."""
+        """Return one entry for each event, for callers that handle events one by one."""
         ends = accumulate(self.widths)
         return [
             Entry(sequence, event, self.batch.data[end - width : end])
@@ -115,14 +115,14 @@ NOTHING = Encoded((), (), EMPTY)
 
 
 def encoded_of(entries: Sequence[Entry]) -> Encoded:
-    """Entries together again."""
+    """Return entries combined again."""
     batch = read_leaves([data for entry in entries for data in entry.leaves])
     items = [(entry.sequence, entry.event) for entry in entries]
     return Encoded(items, [len(entry.leaves) for entry in entries], batch)
 
 
 def leaves(event: Event, context: Context, sequence: int) -> list[Leaf]:
-    """Return every leaf of an event, for each of its logs: usually one. Raises what is wrong with it."""
+    """Return every leaf of an event, for each of its logs: usually one. Raises what is wrong with the event."""
     made = BatchEncoder(context).encode([(sequence, event)])
     for refused in made.refused:
         raise refused.problem
@@ -130,7 +130,7 @@ def leaves(event: Event, context: Context, sequence: int) -> list[Leaf]:
 
 
 def leaf(event: Event, context: Context, sequence: int = 0) -> bytes:
-    """Return the canonical bytes of an event that needs one leaf; raises `LedgerError` where it needs several."""
+    """Return the canonical bytes of an event that needs one leaf; raises `LedgerError` if it needs several."""
     made = leaves(event, context, sequence)
     if len(made) != 1:
         raise LedgerError(f"`{KINDS[type(event)].name}` needs `{len(made)}` leaves", leaves=len(made))
@@ -166,7 +166,7 @@ class BatchEncoder:
         self._context = context
 
     def encode(self, items: Sequence[Item]) -> Encoded:
-        """Return the leaves of events in the order of the events; those that have none are in `refused`."""
+        """Return the leaves of events in the events' order; events without a leaf are in `refused`."""
         draft = _Draft(len(items))
         by_kind: defaultdict[type, list[int]] = defaultdict(list)
         for place, (_, event) in enumerate(items):
@@ -278,7 +278,9 @@ def _put(column: list[_ValueT], values: Sequence[_ValueT], wide: dict[int, int])
 
 
 class ItemColumns(NamedTuple):
-    """The events that some leaves hold: whose each is (a place in the chunk), and what would be their own leaves'."""
+    """The events that some leaves hold: the leaf of each (a place in the chunk), and the columns of their own
+    leaves.
+    """
 
     name: str
     owners: Sequence[int]
@@ -287,7 +289,7 @@ class ItemColumns(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Leaves of one chunk; `rows` are what `data` was made of."""
+    """Leaves of one chunk; `data` was made from `rows`."""
 
     logs: Sequence[str]
     at_us: Sequence[int]
@@ -306,14 +308,14 @@ class _Columns(NamedTuple):
     extents: dict[str, Extents]
 
     def values(self, schema: LeafSchema, key: str) -> Iterable[_Said]:
-        """Return the values of a key, as bytes have them."""
+        """Return the values of a key in the form that leaf bytes have."""
         if key in self.said:
             return self.said[key]
         return _exact(self.columns[key]) if key in schema.counted else self.columns[key]
 
 
 def written(schema: LeafSchema, items: Sequence[Item], context: Context) -> Written:
-    """Return a leaf for each of these events of one kind, whatever its size."""
+    """Return a leaf for each of these events of one kind, regardless of size."""
     encoded_columns = _columns(schema, items, context)
     held = _hold(encoded_columns, [event for _, event in items], context) if schema.held else ()
     rows = list(map(schema.row, *(encoded_columns.values(schema, key) for key in schema.order)))
@@ -443,7 +445,7 @@ def leaves_of(event: Event, row: msgspec.Struct) -> list[bytes]:
 
 
 def _fitting(event: Event, row: msgspec.Struct) -> list[bytes]:
-    """Return a leaf, or the same event over several leaves, each filled close to the limit."""
+    """Return a leaf, or several leaves for one event, each filled close to the limit."""
     whole = _encode(row)
     limit = HANDOVER_BYTES_MAX if isinstance(event, (ReportKeyRecorded, SigningKeyRecorded)) else LEAF_BYTES_MAX
     if len(whole) <= limit:

@@ -1,4 +1,4 @@
-"""Run lists of many events as canonical text, all at once.
+"""Run lists of many events as canonical text, in bulk.
 
 1. `texts[i]` is the JSON of the encoded form of the runs in `lists[i]` that have blocks (`block_runs`).
 2. Generations and pools are whole numbers from 0 on, block indices integers; anything else is refused.
@@ -23,7 +23,7 @@ _NEIGHBOURS = b"[%d,[%d,1],[1,%d]]"
 
 
 class Extents(NamedTuple):
-    """Per run list: its blocks, lowest and highest generation (0, 0, -1 where it has none)."""
+    """For each run list: its blocks, lowest and highest generation (0, 0, -1 if empty)."""
 
     blocks: list[int]
     low: list[int]
@@ -54,7 +54,7 @@ def run_texts(lists: Sequence[Runs]) -> tuple[list[bytes], Extents]:
 
 
 def short_texts(lists: Sequence[Runs], *, placed: bool) -> tuple[list[bytes], Extents]:
-    """Return the same in a shorter form (`block_runs`): named, or `placed`; a list that has none is as it was."""
+    """Return the text in a shorter form (`block_runs`), named or `placed`; lists without such a form stay unchanged."""
     owner, (pools, blocks, generations) = _laid_flat(lists)
     if not len(owner):
         return run_texts([()] * len(lists))
@@ -98,7 +98,7 @@ def _steps(
 
 
 def _lengths(places: NDArray[np.int64], end: int) -> NDArray[np.int64]:
-    """Return how far it is from each place to the next, and from the last one to the end."""
+    """Return the distance from each place to the next, and from the last one to the end."""
     bounds: NDArray[np.int64] = np.append(places, end)
     return bounds[1:] - bounds[:-1]
 
@@ -142,7 +142,7 @@ def _laid_flat(lists: Sequence[Runs]) -> tuple[NDArray[np.int64], Pairs]:
 def _coded(
     blocks: NDArray[np.int64], begins: NDArray[np.bool_], groups: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64] | list[int]]]:
-    """Yield the blocks of each group as differences, run-length coded where that is shorter."""
+    """Yield the blocks of each group as differences, run-length coded if that is shorter."""
     steps = blocks.copy()
     steps[1:] -= np.where(begins[1:], 0, blocks[:-1])
     is_new = begins.copy()

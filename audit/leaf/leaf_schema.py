@@ -1,4 +1,4 @@
-"""What the leaf of every kind of event is: derived from the event's own declaration, and from nothing else.
+"""The leaf of every kind of event, derived only from the event's own declaration.
 
 1. An event's fields give the keys of its leaf (`_key`), the types of their values, the canonical bytes (keys in
    order, `row`), the check of a leaf that comes from elsewhere (`decode`) and the columns that rows are made of.
@@ -54,7 +54,7 @@ _Runs = list[list[_Number | list[_Exact]]]
 
 
 class Value(NamedTuple):
-    """What an annotation of a field means: its type in a leaf, and the check of a column of events' values."""
+    """The meaning of a field's annotation: its type in a leaf, and the check of a column of values."""
 
     said: Any
     column: Callable[[Column], Column]
@@ -89,7 +89,7 @@ class LeafSchema(NamedTuple):
     decode: Callable[[bytes], Any]  # a key that the leaf lacks is UNSET
 
     def kept_as(self, name: str) -> Kept:
-        """How a database keeps a column of that name: as the leaf's key of the name, or a moment of it in UTC."""
+        """Return how a database keeps a column of that name: as the leaf's key of the name, or its moment in UTC."""
         said = {key: value.said for key, value in zip(self.keys, self.values, strict=True)}
         is_number = said.get(name) is _Number or {name, boot_key(name)} & self.numbers
         return Kept.NUMBER if is_number else _KEPT[said[name]]
@@ -101,7 +101,7 @@ def ints(values: Column) -> Column:
 
 
 def numbers_of(said: Column) -> Column:
-    """Integers as leaves say them, with the large ones from their decimal strings."""
+    """Return integers from leaves, which write large ones as decimal strings."""
     if str not in set(map(type, said)):
         return said
     found = list(map(int, said))
@@ -112,7 +112,7 @@ def numbers_of(said: Column) -> Column:
 
 
 def check_copies(columns: Mapping[str, Column]) -> None:
-    """Lists of copies are equally long, with something in them; names are hexadecimal, and no count is below 0.
+    """Check that lists of copies are equally long and not empty, names hexadecimal, and counts not negative.
 
     Raises `LedgerError`.
     """
@@ -201,7 +201,7 @@ _TEXTS = (str, str | None, tuple[str, ...])
 
 
 def plain_type(annotation: Any) -> Any:
-    """Return the type of a field's values, without what its annotation says of their meaning."""
+    """Return the type of a field's values, without the annotation of their meaning."""
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
@@ -229,7 +229,7 @@ _RENAMED = {
 
 
 def _key(field: str, fields: tuple[str, ...]) -> str:
-    """Return the leaf key of an event's field: boot times say so, an event's first run list is `runs`."""
+    """Return the leaf key of an event's field: boot times have a suffix, and the first run list is `runs`."""
     if field in ("attached", "runs") or (field == "written" and "attached" not in fields):
         return "runs"
     if field in _RENAMED:
@@ -238,7 +238,7 @@ def _key(field: str, fields: tuple[str, ...]) -> str:
 
 
 def boot_key(name: str) -> str:
-    """Return the leaf key of a moment on its process's clock, by the name of the moment; other names stay."""
+    """Return the leaf key of a moment on its process's clock, given the moment's name; other names stay."""
     return f"{name.removesuffix('_us')}_boot_us" if name.endswith("_us") else name
 
 

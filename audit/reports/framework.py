@@ -62,7 +62,7 @@ REFUSED: dict[str, str] = {
 
 
 class Showing(NamedTuple):
-    """Something that evidence shows: the sections that it needs, those that are cited beside them, and its limit."""
+    """Something that evidence shows: the sections it needs, the sections cited beside them, and its limit."""
 
     name: str
     supports: str
@@ -73,7 +73,7 @@ class Showing(NamedTuple):
 
 
 class Control(NamedTuple):
-    """One control: whose it is, what we have for it, and what that does not show."""
+    """One control: who is responsible, our evidence for it, and the evidence's limits."""
 
     id: str
     title: str
@@ -83,7 +83,7 @@ class Control(NamedTuple):
 
     @property
     def supports(self) -> str:
-        """What the sections that it cites show, whatever their figures say."""
+        """What the cited sections show, independent of their figures."""
         return " ".join(each.supports for each in self.shows)
 
     @property
@@ -93,18 +93,18 @@ class Control(NamedTuple):
 
     @property
     def limit(self) -> str:
-        """What all of it does not show."""
+        """What all of its evidence does not show."""
         texts = (self.own_limit, *(each.limit for each in self.shows))
         return " ".join(text for text in texts if text)
 
     @property
     def clock(self) -> bool:
-        """Whether it is about a clock."""
+        """Whether the control is about a clock."""
         return any(each.clock for each in self.shows)
 
 
 class Framework(NamedTuple):
-    """A framework's edition, where its ids were taken from and when, and the controls that it has of us.
+    """A framework's edition, the source and date of its ids, and the controls that our evidence serves.
 
     `catalog` is the address of an OSCAL catalog that has these ids, or empty.
     """
@@ -119,12 +119,12 @@ class Framework(NamedTuple):
 
     @property
     def has_answer_deadline(self) -> bool:
-        """Whether one of its controls asks for an answer to a person within the time of GDPR 12(3)."""
+        """Whether one of its controls requires an answer to a person within the time of GDPR 12(3)."""
         return any(each.name == ANSWER_DEADLINE for control in self.controls for each in control.shows)
 
 
 class ControlStatus(NamedTuple):
-    """What a report has for one control, and the sections that carry it."""
+    """A report's evidence for one control, and the sections that carry it."""
 
     control: str
     status: str
@@ -133,7 +133,7 @@ class ControlStatus(NamedTuple):
 
 @cache
 def load_framework(name: str) -> Framework:
-    """Return a framework of the library; raises `ConfigError` for one that it has not."""
+    """Return a framework of the library; raises `ConfigError` for an unknown one."""
     if name not in NAMES:
         close = get_close_matches(name, NAMES, n=1, cutoff=0.5)
         hint = f"; did you mean `{close[0]}`?" if close else ""
@@ -144,7 +144,7 @@ def load_framework(name: str) -> Framework:
 
 
 def read_framework(text: str) -> Framework:
-    """Return a framework from a user's file (rule 2); raises `ConfigError` that says where it is wrong."""
+    """Return a framework from a user's file (rule 2); raises `ConfigError` with the place of the error."""
     try:
         value = tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:
@@ -159,7 +159,7 @@ def read_framework(text: str) -> Framework:
 
 @cache
 def showings() -> dict[str, Showing]:
-    """What evidence shows, by name."""
+    """Return everything that evidence shows, by name."""
     return {
         name: Showing(
             name,
@@ -249,7 +249,7 @@ def _control_problems(item: dict[str, Any]) -> Iterator[str]:
 
 
 def refused_words(text: str) -> list[str]:
-    """What a text says that it may not, each with what to say instead."""
+    """Return a text's forbidden words, each with what to write instead."""
     return [
         f"`{found.group(0)}`: {instead}"
         for pattern, instead in REFUSED.items()

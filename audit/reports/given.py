@@ -1,4 +1,4 @@
-"""What people give to a report: a proof of the policy, and answers to exceptions (`read_responses`, from TOML)."""
+"""People's input to a report: a proof of the policy, and answers to exceptions (`read_responses`, from TOML)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RESPONSES_MAX = 1000
 
 
 class ReportedProperty(NamedTuple):
-    """One property of a policy proof, and over how many cells it was looked at."""
+    """One property of a policy proof, and the number of cells examined."""
 
     id: str
     title: str
@@ -21,7 +21,7 @@ class ReportedProperty(NamedTuple):
 
 
 class PolicyProof(NamedTuple):
-    """A proof of the policy that was supplied; `is_active`: the ledger activated a policy of this digest."""
+    """A supplied proof of the policy; `is_active`: the ledger activated a policy with this digest."""
 
     policy: str
     digest: str
@@ -32,7 +32,7 @@ class PolicyProof(NamedTuple):
 
 
 class Response(NamedTuple):
-    """What people answered to one exception, by its id; `date` is when it will be, or was, put right."""
+    """People's answer to one exception, by its id; `date` is when it will be, or was, corrected."""
 
     id: str
     owner: str
@@ -42,7 +42,7 @@ class Response(NamedTuple):
 
 
 def read_responses(text: str) -> tuple[Response, ...]:
-    """Return the answers; what is left out of one is `not given`. Raises `ConfigError` for anything else."""
+    """Return the answers; omitted parts are `not given`. Raises `ConfigError` for anything else."""
     try:
         value = tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:

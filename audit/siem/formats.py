@@ -1,4 +1,4 @@
-"""How leaves are told to security monitoring: OCSF, CloudEvents, the leaf itself, or an extension's shape.
+"""Formats of leaves for security monitoring: OCSF, CloudEvents, the leaf itself, or an extension's format.
 
 CloudEvents 1.0 (JSON): `source` names ledger (`ledger_identity`) and log, `id` the leaf in it (`leaf_id`), so that a
 receiver can drop doubles. `traceid` is an extension of ours: the registered `traceparent` also names a span, and a leaf
@@ -40,7 +40,7 @@ def cloud_event(row: EventRow, *, origin: str) -> dict[str, Any]:
 
 
 class SiemFormat(StrEnum):
-    """The shapes that are ours."""
+    """The built-in formats."""
 
     OCSF = "ocsf"
     CLOUDEVENTS = "cloudevents"
@@ -48,14 +48,14 @@ class SiemFormat(StrEnum):
 
 
 class LeafShape(Protocol):
-    """How leaves are told to others."""
+    """A format of leaves."""
 
     @property
     def media_type(self) -> str:
         """The media type of an array of leaves."""
 
     def shape(self, row: EventRow) -> dict[str, Any]:
-        """One leaf as a JSON object. It must carry the log and the index, by which a reader drops doubles."""
+        """Return one leaf as a JSON object. It must carry the log and the index, by which a reader drops duplicates."""
 
 
 class _OwnShape(NamedTuple):
@@ -75,7 +75,7 @@ class _OwnShape(NamedTuple):
 
 
 def open_shape(name: str, origin: str) -> LeafShape:
-    """Return the shape of a name: one of `SiemFormat`, or `plugin:NAME`; `origin` is the ledger's identity.
+    """Return the format with a name: one of `SiemFormat`, or `plugin:NAME`; `origin` is the ledger's identity.
 
     Raises `ConfigError`.
     """

@@ -1,4 +1,4 @@
-"""Leaves as OCSF events (schema.ocsf.io 1.5.0), by a table: what each kind of leaf is there, and how severe.
+"""Leaves as OCSF events (schema.ocsf.io 1.5.0), by a table of each kind's class and severity.
 
 1. Every kind has its row; a kind without one is an error here and in a test, never a guess.
 2. The whole leaf travels in `unmapped`, so nothing is lost by the mapping; the leaf, not the OCSF event, is evidence.
@@ -128,12 +128,12 @@ _OUTCOMES = ("outcome", "effect", "result")
 
 
 def leaf_id(row: EventRow) -> str:
-    """What names a leaf within its log for a receiver (rule 3)."""
+    """Return the id of a leaf within its log for a receiver (rule 3)."""
     return f"{row.idx}-{leaf_hash(row.leaf).hex()[:16]}"
 
 
 def ocsf(row: EventRow, *, origin: str) -> dict[str, Any]:
-    """Return the OCSF event of a leaf of the ledger of this identity.
+    """Return the OCSF event of a leaf of the ledger with this identity.
 
     Raises `LedgerError` for a kind that the table lacks (rule 1).
     """

@@ -1,4 +1,4 @@
-"""The certificate of an erasure: what was asked, what every worker did, and the leaves that show it, signed.
+"""The signed certificate of an erasure: the request, every worker's actions, and the leaves that show them.
 
 1. It says nothing that its leaves do not show: every figure is computed from the leaves that it carries, here when it
    is issued and again by whoever checks it (`verify_certificate`).
@@ -76,7 +76,7 @@ LIMITS = (
 
 
 class SelectorOpening(NamedTuple):
-    """What opens the commitment: the salt and the selector's text. It belongs to the requester."""
+    """The opening of the commitment: the salt and the selector's text. It belongs to the requester."""
 
     salt: str
     selector: str
@@ -92,7 +92,7 @@ def new_opening(selector: str) -> SelectorOpening:
 
 
 def issue(connection: Connection, erasure: str, key: SigningKey, opening: SelectorOpening, *, now_us: int) -> Document:
-    """Return the signed certificate of an erasure as it stands at `now_us` (UTC).
+    """Return the signed certificate of an erasure as of `now_us` (UTC).
 
     `key` is the ledger's own. Raises `LedgerError` for an unknown erasure and `ProofError` where a leaf is not under a
     signed checkpoint yet: ask again after the next one.
@@ -104,7 +104,7 @@ def issue(connection: Connection, erasure: str, key: SigningKey, opening: Select
 def certificate_facts(
     connection: Connection, erasure: str, commitment: str, now_us: int, *, is_proved: bool = True
 ) -> dict[str, Any]:
-    """What a certificate says; raises as `issue`. Not `is_proved`: its leaves carry no proofs."""
+    """Return a certificate's facts; raises like `issue`. Without `is_proved` its leaves have no proofs."""
     erasure_status = status(connection, erasure, now_us)
     places = _places(connection, erasure, erasure_status)
     proofs = LedgerProofs(connection)
@@ -164,9 +164,7 @@ def _not_followed(connection: Connection, carried: list[dict[str, Any]], erasure
 
 
 def _population(connection: Connection, found: Status, figures: ErasureFigures) -> dict[str, Any]:
-    """Return how many residencies of the selector the ledger knows from before the request, by the query that says
-    so.
-    """
+    """Return how many residencies of the selector the ledger has from before the request, with the query used."""
     asked, column = found.request, residencies.c
     where = [column.part == 1, column.opened_us <= asked.at_us, has_leaf(residencies)]
     text = "residencies with part = 1 and opened_us <= requested"
@@ -226,9 +224,7 @@ def _signed_later(connection: Connection, erasure: str) -> Iterator[tuple[str, i
 
 
 def _copies(connection: Connection, erasure: str, names: dict[int, str]) -> set[tuple[str, int]]:
-    """Return the leaves that end copies for it, those that prove the end of any of these, and what stores keep
-    locked.
-    """
+    """Return the leaves that end copies for it, those that prove the copies' end, and those about locked copies."""
     places: set[tuple[str, int]] = set()
     destroyed = copy_steps.alias("destroyed")
     column, of = copy_steps.c, destroyed.c

@@ -1,4 +1,4 @@
-"""How large a sample is for a stated risk, and how many deviations there may be where so many were found.
+"""The sample size for a stated risk, and the deviation rate implied by a sample's deviations.
 
 Attribute sampling: where the true rate of deviations were `tolerable`, a sample of this size would show `expected` or
 fewer with a chance of `risk` at most. The binomial distribution is used, which errs on the safe side for a population
@@ -28,9 +28,7 @@ def attribute_sample_size(risk_ppm: int, tolerable_ppm: int, expected: int) -> i
 
 
 def upper_limit_ppm(deviations: int, size: int, risk_ppm: int) -> int:
-    """Return the rate that the population exceeds with a chance of `risk` at most, where so many of a sample
-    deviate.
-    """
+    """Return the rate that the population exceeds with probability `risk` at most, given a sample's deviations."""
     if not size or deviations >= size:
         return PPM
     low, high = 0, PPM
@@ -44,7 +42,7 @@ def upper_limit_ppm(deviations: int, size: int, risk_ppm: int) -> int:
 
 
 def chance_of_at_most(deviations: int, size: int, rate_ppm: int) -> Decimal:
-    """Return the chance of `found` deviations or fewer among `size`, each with this rate."""
+    """Return the probability of at most so many deviations among `size`, each with this rate."""
     if deviations >= size or not rate_ppm:
         return Decimal(1)
     if rate_ppm >= PPM:

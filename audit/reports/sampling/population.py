@@ -1,4 +1,4 @@
-"""The population: every custody that was due in the period, on the device and in tiers, counted, digested, by strata.
+"""The population: every custody due in the period, on the device and in tiers, counted and digested by stratum.
 
 1. The order is that of incarnation id, then (pool, generation); custodies that ended come before overdue ones. Copies
    off the device come behind all of these: by incarnation id and tier, then by number.
@@ -26,7 +26,7 @@ _NO_END = "no end on record"
 
 
 class PopulationMember(NamedTuple):
-    """One member of the population; `due_us` is UTC, `level` is empty where nothing is destroyed with evidence."""
+    """One member of the population. `due_us` is UTC; `level` is empty unless destruction has evidence."""
 
     incarnation: str
     pool: int
@@ -45,7 +45,7 @@ class PopulationMember(NamedTuple):
 
 
 class CustodyPopulation:
-    """The custodies of a period, laid out in the order of rule 1."""
+    """The custodies of a period, in the order of rule 1."""
 
     def __init__(
         self,
@@ -61,12 +61,12 @@ class CustodyPopulation:
 
     @property
     def custodies(self) -> int:
-        """How many there are."""
+        """The number of custodies."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
     @property
     def units(self) -> int:
-        """The same times shards: what coverage counts."""
+        """Custodies times shards, the units of coverage."""
         return sum((len(each.units.keys) + len(each.overdue.keys)) * (each.life.shards or 1) for each in self.lives)
 
     def digest(self) -> str:
@@ -75,11 +75,11 @@ class CustodyPopulation:
 
     @property
     def members(self) -> int:
-        """Custodies on the device and copies off it: what a sample is drawn from."""
+        """Custodies on the device and copies off it, from which a sample is drawn."""
         return self.custodies + sum(len(each.numbers) for each in self.copies)
 
     def strata(self) -> dict[StratumKey, Int64s]:
-        """Return the members of each stratum by their numbers, strata in order."""
+        """Return the members of each stratum by number, strata in order."""
         places_by_stratum: dict[StratumKey, list[Int64s]] = {}
         first = 0
         for each in self.lives:
@@ -94,7 +94,7 @@ class CustodyPopulation:
         return {key: np.concatenate(places_by_stratum[key]) for key in sorted(places_by_stratum)}
 
     def custody(self, number: int) -> PopulationMember:
-        """Return the member of a number from 0 on."""
+        """Return the member with a number from 0 on."""
         if number >= self.custodies:
             return self._copy(number - self.custodies)
         which = int(np.searchsorted(self._ends, number, side="right"))
@@ -128,7 +128,7 @@ class CustodyPopulation:
 
 
 def _device_strata(life_units: LifeUnits) -> Iterator[tuple[StratumKey, Int64s]]:
-    """Yield the places of one incarnation's custodies, by stratum; overdue ones behind those that ended."""
+    """Yield the places of one incarnation's custodies by stratum, ended ones before overdue ones."""
     code, names = life_units.ends.codes("tenant", "classification", "cause")
     of = code[life_units.units.row]
     order = np.argsort(of, kind="stable")

@@ -1,4 +1,4 @@
-"""What was recorded in the period: leaves by kind, erasures, cases, orphan findings.
+"""Recorded activity in the period: leaves by kind, erasures, cases, orphan findings.
 
 1. Counts are of leaves in the state of the checkpoint whose `at_us` is in the period; of one tenant, of its own log.
    Decisions are counted when they were made (`decided`).
@@ -33,7 +33,7 @@ class KindCount(NamedTuple):
 
 
 class ReportedErasure(NamedTuple):
-    """One erasure that was asked for; subject and session are pseudonyms. `outcome` is the last that was recorded."""
+    """One requested erasure; subject and session are pseudonyms. `outcome` is the last recorded one."""
 
     erasure: str
     tenant: str | None
@@ -52,12 +52,12 @@ class ReportedErasure(NamedTuple):
 
     @property
     def is_late(self) -> bool:
-        """It was due, and not everybody had answered by then: the answer came later, or is still owed."""
+        """Whether an answer was missing at the deadline: it came later, or is still owed."""
         return self.state in (ErasureState.LATE, ErasureState.MISSED)
 
 
 class ReportedStep(NamedTuple):
-    """A step of the policy's release: who proposed, consented to, approved or activated which revision."""
+    """A step of a policy release: who proposed, consented to, approved or activated which revision."""
 
     at_us: int
     action: str
@@ -94,7 +94,7 @@ class ReportedCase(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """All of it."""
+    """All recorded activity."""
 
     kinds: tuple[KindCount, ...]
     erasures: tuple[ReportedErasure, ...]
@@ -228,7 +228,7 @@ KEY_EVENTS = ("key-event", "keys-dropped", "keys-ordered")
 
 
 def recorded_kinds(report: ReportFacts) -> set[str]:
-    """Return the kinds of leaves that the period has."""
+    """Return the kinds of leaves in the period."""
     return {each.kind for each in report[SECTION].kinds}
 
 

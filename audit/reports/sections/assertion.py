@@ -1,4 +1,4 @@
-"""What is asserted, about what, by whom."""
+"""The assertion: what is asserted, about what, and by whom."""
 
 from __future__ import annotations
 

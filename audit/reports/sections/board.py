@@ -1,4 +1,4 @@
-"""What a board asks of a report first: its scope, the share beside a threshold, erasures on time, and the trend.
+"""The first questions of a board: scope, covered share against a threshold, erasures on time, and the trend.
 
 1. A worker was scanned where a scan for orphans looked at its pools in the period, and its process did not die.
 2. An erasure is on time, not due yet, or neither, as it stands at the report's checkpoint.
@@ -44,7 +44,7 @@ class BoardFacts(NamedTuple):
 
 
 def board_facts(reading: ReportReading) -> BoardFacts:
-    """Return the figures, most of them from what other sections have counted."""
+    """Return the figures, most of them counted by other sections."""
     boundary, unscanned, erasures = reading[BOUNDARY], reading[UNSCANNED], reading[ACTIVITY].erasures
     at_work = [
         worker
@@ -77,12 +77,12 @@ def _standing(erasures: Iterable[ReportedErasure]) -> tuple[int, int]:
 
 
 def tenants_of(logs: Sequence[ReportedLog]) -> set[str]:
-    """Return the tenants that have a log of their own."""
+    """Return the tenants with a log of their own."""
     return {tenant_of(log.name) for log in logs if log.name.startswith(log_of(""))}
 
 
 def threshold_verdict(threshold_ppm: int, low_ppm: int, high_ppm: int, due: int) -> str:
-    """Rule 3."""
+    """Return the verdict of rule 3."""
     if not due:
         return NOTHING_DUE
     if low_ppm >= threshold_ppm:

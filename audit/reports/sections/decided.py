@@ -1,4 +1,4 @@
-"""What was decided in a period, by rule, counted when it was decided; and the residencies that follow from it.
+"""Decisions in a period by rule, counted when they were made; and the resulting residencies.
 
 1. A counter counts from its first decision to its last. It is of the period where both are; where only a part of it
    is, it is `straddling`, and of both periods that it reaches into. So a period that is split loses nothing: the whole
@@ -50,7 +50,7 @@ class DecisionCount(NamedTuple):
 
 
 class RuleResidencies(NamedTuple):
-    """Residencies that were opened under these rules, and how many of them attached blocks that were there."""
+    """Residencies opened under these rules, and how many of them attached existing blocks."""
 
     rules: str
     residencies: int
@@ -58,7 +58,7 @@ class RuleResidencies(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """All of it; `balances`: totals of residencies from two sides."""
+    """All decisions; `balances` compare totals of residencies from two sources."""
 
     counts: tuple[DecisionCount, ...]
     residencies: tuple[RuleResidencies, ...]
@@ -67,7 +67,7 @@ class Decided(NamedTuple):
 
 
 def read_decisions(reading: ReportReading) -> Decided:
-    """Return the decisions and openings of a period; of one tenant, those in its own log."""
+    """Return the decisions and openings of a period; for one tenant, those in its own log."""
     tenant = reading.asked.tenant
     bounds = reading.since_us, reading.until_us
     found = _residencies(reading.lives, *bounds, reading.own_log)

@@ -1,4 +1,4 @@
-"""Exceptions: every custody that is not covered, grouped by what is wrong with it."""
+"""Exceptions: every custody that is not covered, grouped by its fault."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Key = tuple[str, bool, str, str, str, str]
 
 
 class Exceptional(NamedTuple):
-    """Custodies of one kind that are not covered: how many, of whom, and why."""
+    """Custodies of one kind that are not covered: how many, whose, and why."""
 
     verdict: str
     disputed: bool
@@ -42,14 +42,14 @@ class Exceptional(NamedTuple):
 
 
 class ExceptionsFacts(NamedTuple):
-    """The first `LISTED_MAX` groups, largest first, and how many groups are left out."""
+    """The first `LISTED_MAX` groups, largest first, and the number of omitted groups."""
 
     exceptions: tuple[Exceptional, ...]
     exceptions_left_out: int
 
 
 def exceptions(reading: ReportReading) -> ExceptionsFacts:
-    """What is not covered."""
+    """Return everything that is not covered."""
     found = [item for each in reading.lives for item in (*_ended(each), *_overdue(each))]
     found.sort(key=lambda item: (-item.units, *item[:6]))
     return ExceptionsFacts(tuple(found[:LISTED_MAX]), max(0, len(found) - LISTED_MAX))

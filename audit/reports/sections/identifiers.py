@@ -1,4 +1,4 @@
-"""What the text names in short: incarnations, policies, erasures, cases and pseudonyms, each in full."""
+"""Identifiers that the text abbreviates, in full: incarnations, policies, erasures, cases and pseudonyms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limitations: what the evidence of a report does not show. Always some, and more where something is missing."""
+"""Limitations: what the evidence of a report does not show. Some always apply; missing evidence adds more."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _some(names: tuple[str, ...]) -> str:
 
 
 def limitations(report: ReportFacts) -> tuple[str, ...]:
-    """Those that always hold, and those that this report's own facts bring."""
+    """Return the limitations that always apply, and those that follow from this report's facts."""
     sentences = list(ALWAYS)
     boundary = report[BOUNDARY]
     if report.framework.id not in NAMES:

@@ -1,4 +1,4 @@
-"""What is known to be missing from the ledger, and what went round by a spill, in the state of a checkpoint."""
+"""Known losses of the ledger, and events that went through a spill, in the state of a checkpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MissingSequences(NamedTuple):
 
 
 class SpillPeriod(NamedTuple):
-    """Events that went to a worker's local spill, or came back from it.
+    """Events that went to a worker's local spill or came back from it.
 
     `ended_us`: of a spill that began, when its process had read it back; 0: that is not on record.
     """
@@ -51,7 +51,7 @@ class GapsAndSpills(NamedTuple):
 
 
 def read_gaps_and_spills(reading: ReportReading) -> GapsAndSpills:
-    """Gaps and spills in the state; of one tenant only their counts: sequences are shared by all."""
+    """Return gaps and spills in the state; for one tenant only their counts, because all tenants share sequences."""
     connection, as_of, overview = reading.connection, reading.state, reading.counts
     known = _recorded(overview)
     gaps = [gap for gap in known if gap.cause != "refused"]

@@ -1,4 +1,4 @@
-"""The opinion that follows from a report's facts, and from nothing else: whoever has the report makes the same.
+"""The opinion, derived only from a report's facts: every reader of the report derives the same.
 
 1. Unqualified: nothing that was due is not covered, every identity holds, every erasure and every person who asked is
    answered in time, every pool was scanned, nothing is missing. Anything else is an exception, and the opinion is
@@ -55,7 +55,7 @@ RISKS = {
 
 
 class QualifyingException(NamedTuple):
-    """Something that qualifies the opinion, and what is done about it, as far as anybody said.
+    """An exception that qualifies the opinion, and its stated remedy.
 
     `amount` counts what the cause is about; `is_adverse`: alone it makes the opinion adverse.
     """
@@ -72,7 +72,7 @@ class QualifyingException(NamedTuple):
 
 
 class Opinion(NamedTuple):
-    """The kind, and the share of units that are covered: at least, and at most where all that is unknown were covered.
+    """The kind of opinion, and the covered share of units: at least, and at most if everything unknown were covered.
 
     Shares are millionths of what was due, `unknown` units are in neither.
     """
@@ -110,7 +110,7 @@ def opinion_of(report: ReportFacts) -> Opinion:
 
 
 def share_range(report: ReportFacts) -> tuple[int, int, int]:
-    """Return the covered share at least and at most (millionths), and how many units are unknown (rule 3)."""
+    """Return the covered share at least and at most (millionths), and the number of unknown units (rule 3)."""
     shards = max((worker.shards for worker in report[BOUNDARY].workers), default=1) or 1
     lost = sum(
         max(0, balance.left - balance.right) for balance in report[POPULATION].balances if HANDED_OUT in balance.name

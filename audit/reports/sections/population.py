@@ -1,4 +1,4 @@
-"""The population: how it was taken, and its totals against totals that come from elsewhere.
+"""The population: its derivation, and its totals compared with totals from other sources.
 
 1. Counters of pools and devices are those that a worker recorded when it stopped; of one that still runs, or died,
    there are none in the ledger, and the identity is left out rather than filled in.
@@ -37,7 +37,7 @@ HANDED_OUT = "handed out by the pool's counter when it stopped"
 
 
 class Balance(NamedTuple):
-    """An identity with both of its sides, and where each comes from."""
+    """An identity with both sides and their sources."""
 
     name: str
     left: int
@@ -47,12 +47,12 @@ class Balance(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether the sides are equal."""
+        """Whether both sides are equal."""
         return self.left == self.right
 
 
 class PopulationFacts(NamedTuple):
-    """What was counted, by which query, and how it can be reconciled."""
+    """The counts, the query behind them, and their reconciliation."""
 
     query: str
     custodies: int
@@ -74,7 +74,7 @@ def population_facts(reading: ReportReading) -> PopulationFacts:
 
 
 def reconcile(reading: ReportReading) -> tuple[Balance, ...]:
-    """Return every identity; of one tenant only those about its own units (counters are of all tenants together)."""
+    """Return every identity; for one tenant only those of its own units (counters cover all tenants together)."""
     total = reading.coverage.total
     disputed = total.in_time - total.covered
     parts = (total.covered, disputed, total.late, total.failed, total.missing, total.unproven, total.overdue)

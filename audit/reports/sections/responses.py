@@ -1,4 +1,4 @@
-"""What people answered to exceptions of the report."""
+"""People's answers to exceptions of the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users of the service do themselves, and whose services it rests on."""
+"""The service's users' own responsibilities, and the services it depends on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes of a report: requests that came through a door before a router, and what they found where they went.
+"""The routes of a report: requests through a door before a router, and their hits at the chosen worker.
 
 1. Counts are of route receipts in the state of the checkpoint; a receipt is of the period of its door's half, or else
    of its worker's.
@@ -28,7 +28,7 @@ HALVES_MAX: Final = 1_000_000
 
 
 class RouteCount(NamedTuple):
-    """Requests that one worker answered, or that one tenant made: prompt tokens, and those found."""
+    """Requests answered by one worker or made by one tenant: prompt tokens, and hits among them."""
 
     name: str
     requests: int
@@ -39,14 +39,14 @@ class RouteCount(NamedTuple):
 
 
 class RouteProblems(NamedTuple):
-    """How many receipts have one thing wrong with them."""
+    """The number of receipts with one kind of problem."""
 
     problem: str
     findings: int
 
 
 class RouteFacts(NamedTuple):
-    """All of it; `since_us`: from when on receipts are counted (rule 3)."""
+    """All route facts; `since_us`: the start of counting receipts (rule 3)."""
 
     since_us: int
     receipts: int

@@ -1,4 +1,4 @@
-"""The sample: members of the population drawn by the seed, each with every leaf that its verdict needs, and proofs.
+"""The sample: members of the population drawn by the seed, with every leaf behind their verdicts, and proofs.
 
 1. Of a custody: the leaves that name its (block, generation), the last releases of the residencies that used it, its
    process's start, what narrowed holds of its tenant, and erasures that may have ended it. Of a copy: the leaves that
@@ -51,7 +51,7 @@ CONTEXT = (
 
 
 class LeafEvidence(NamedTuple):
-    """One leaf, where it is, its bytes as text, and the text of its proof (docs/audit/ledger.md)."""
+    """One leaf, its place, its bytes as text, and the text of its proof (docs/audit/ledger.md)."""
 
     log: str
     idx: int
@@ -61,7 +61,7 @@ class LeafEvidence(NamedTuple):
 
 
 class SampleItem(NamedTuple):
-    """One drawn member and its evidence: the number of its stratum, its place there, and its number in all."""
+    """One drawn member and its evidence: the number of its stratum, its place there, and its number overall."""
 
     stratum: int
     place: int
@@ -79,14 +79,14 @@ class _Place(NamedTuple):
 
 
 class SampleFacts(NamedTuple):
-    """How the sample came about, and what was drawn."""
+    """How the sample was drawn, and its members."""
 
     sampling: Sampling
     sample: tuple[SampleItem, ...]
 
 
 def draw_sample(reading: ReportReading) -> SampleFacts:
-    """Return the sample of the population, its leaves with proofs where the reading says so.
+    """Return the sample of the population; its leaves have proofs if the reading requests them.
 
     Raises `ProofError` where the checkpoint is not signed.
     """
@@ -181,7 +181,7 @@ class _LeafFinder:
         return numbered_places
 
     def _releases(self, item: PopulationMember, named: Sequence[_Place]) -> list[_Place]:
-        """Return the last releases of the residencies that the named leaves are of."""
+        """Return the last releases of the residencies in the named leaves."""
         at: dict[int, list[int]] = {}
         for place in named:
             at.setdefault(place.log_id, []).append(place.idx)

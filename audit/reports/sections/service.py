@@ -1,4 +1,4 @@
-"""What the service is, in the terms that the tests use."""
+"""The service, described in the terms of the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the report is made again and verified, its digest, its signature, and lines for people to sign."""
+"""How to reproduce and verify the report, its digest, its signature, and lines for people to sign."""
 
 from __future__ import annotations
 

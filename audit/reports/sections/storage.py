@@ -1,4 +1,4 @@
-"""Storage limitation: how old custody was when it ended, what ended it, and each classification's limits beside it.
+"""Storage limitation: the age of custody at its end, the cause of its end, and each classification's limits.
 
 1. Age is from the request's admission to the end of custody: of blocks that were handed out later it says too much,
    never too little. Custody of which no leaf says who was handed it has no age.
@@ -36,7 +36,7 @@ OTHER = "other"
 
 
 class StorageRow(NamedTuple):
-    """Custodies (block, generation) of one classification that ended; ages and limits are microseconds.
+    """Ended custodies (block, generation) of one classification; ages and limits are microseconds.
 
     `beyond_limit` ended later than their ceiling and the `scrub.within` of their end. `unaged` have no age.
     """
@@ -82,7 +82,7 @@ def storage_limitation(reading: ReportReading) -> tuple[StorageRow, ...]:
 
 
 def group_of(cause: str) -> str:
-    """What ended custody, by the cause that its leaf names (rule 3)."""
+    """Return the group of an end, by the cause in its leaf (rule 3)."""
     return next((name for name, begins in ENDED_BY.items() if cause.startswith(begins)), OTHER)
 
 

@@ -1,4 +1,4 @@
-"""The longest time between a leaf and the signature that covers it: so long could the newest leaves be changed unseen.
+"""The longest time between a leaf and the signature that covers it: how long the newest leaves could change unseen.
 
 1. A leaf is covered by the first signed checkpoint that has it. Leaves of processes that replay or generate history
    state times of their own, and are left out.
@@ -22,7 +22,7 @@ from kvcustody.audit.store.schema.trees import root_leaves, signed_checkpoints
 
 
 class SignatureWindow(NamedTuple):
-    """The longest one: of a leaf of which log, written when (UTC), and signed when. `longest_us` 0: no leaf counts."""
+    """The longest window: the leaf's log, its time (UTC), and the signature's time. `longest_us` 0: no leaf counts."""
 
     longest_us: int
     log: str
@@ -90,7 +90,7 @@ def _earliest(
 
 
 def _disagreements(report: ReportFacts) -> Iterator[str]:
-    """Yield the signature that closed the window is of this checkpoint or an earlier one, and the leaf of the
+    """Yield problems unless the signature that closed the window is of this checkpoint or earlier, and the leaf in the
     period.
     """
     window = report[SECTION]
