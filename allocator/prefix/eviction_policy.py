@@ -392,7 +392,7 @@ class EvictionQueue:
             self.lower(node)
 
     def bound_protected(self, cached_blocks: int) -> None:
-        """Return nodes beyond the protected share to probation. Call it before victims are chosen."""
+        """Move nodes beyond the protected share to probation. Call it before victims are chosen."""
         most = protected_blocks_max(self.policy, cached_blocks)
         while most is not None and self._protected > most:
             lowest = min(wanted for wanted, level in self._levels.items() if wanted > 0 and level.newer is not level)

@@ -76,7 +76,7 @@ class PrefixIndex:
             yield from stripe.values()
 
     def items(self) -> Iterator[tuple[bytes, Node]]:
-        """Return every entry, for checks and scans."""
+        """Yield every entry, for checks and scans."""
         for stripe in self.stripes:
             yield from stripe.items()
 

@@ -140,7 +140,7 @@ def _resolve(module: _Module, name: str) -> _Place | str | None:
 
 
 def _order(name: str) -> Iterator[_Module]:
-    """Yield the modules that one imports, dependencies first, itself last."""
+    """Return the modules that one imports, dependencies first, itself last."""
     seen: set[str] = set()
 
     def visit(name: str) -> Iterator[_Module]:

@@ -48,7 +48,7 @@ class CheckpointContents:
 
     @contextmanager
     def ranges(self, ranges: Sequence[LeafRange]) -> Iterator[RangeSource]:
-        """Return these runs, at most one of each log, read through one connection."""
+        """Yield the source of these runs, at most one of each log, read through one connection."""
         with self._source.connect() as connection:
             dialect_of(connection).look_up_by_index(connection)
             yield RangeSource(connection, self, ranges)
@@ -101,7 +101,7 @@ class RangeSource:
             at += len(page)
 
     def root_leaves(self) -> Iterator[RootLeaf]:
-        """Yield nothing: this is no export of the whole ledger."""
+        """Return nothing: this is no export of the whole ledger."""
         return iter(())
 
     def span(self, name: str, since_us: int | None, until_us: int | None) -> tuple[int, int]:

@@ -157,7 +157,7 @@ class Section(Generic[T_co]):
         return cast(T_co, made)
 
     def problems(self, report: ReportFacts) -> Iterator[str]:
-        """Return the section's contradictions within the report."""
+        """Yield the section's contradictions within the report."""
         if self.stage is FactStage.CONCLUSION:
             conclude = cast(Callable[[ReportFacts], T_co], self.facts)
             if report[self] != conclude(report):
@@ -166,7 +166,7 @@ class Section(Generic[T_co]):
 
 
 def no_facts(_: ReportReading) -> None:
-    """Return no facts, for a section that prints other sections' facts."""
+    """Stand in for the facts of a section that only prints other sections' facts."""
 
 
 @cache

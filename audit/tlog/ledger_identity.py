@@ -1,4 +1,4 @@
-"""What tells one ledger from every other: a random text that it was made with, and the names that follow from it.
+"""A ledger's identity: a random text from its creation, and the names derived from it.
 
 A copy of a ledger has the identity of the original: it holds the same leaves. No evidence rests on it.
 """
@@ -17,9 +17,7 @@ def ledger_identity(connection: Connection) -> str:
 
 
 def own_origin(engine: Engine, origin: str) -> str:
-    """Return the name for a new key of this ledger: `origin`, or where that is the default, one that no other ledger
-    has.
-    """
+    """Return the name for a new key of this ledger: `origin`, or a unique name if that is the default."""
     if origin != DEFAULT_ORIGIN:
         return origin
     with engine.connect() as connection:

@@ -1,4 +1,4 @@
-"""A break of the root log, said by its own key: what it had signed that is gone, and where it goes on.
+"""A break of the root log, stated by its own key: the lost signed heads, and where the log continues.
 
 A database that failed over, or was restored, to an earlier state loses root leaves that a note covers. Workers hand
 in again what they kept, but in another order and under other salts: the root log that comes of it can never extend the
@@ -34,7 +34,7 @@ _BREAK_FIELDS = ("origin", "lost", "found", "base", "replayed", "time")
 
 
 class LogBreak(NamedTuple):
-    """The heads are of the root log (rule 1)."""
+    """The heads of the root log before and after a break (rule 1)."""
 
     origin: str
     lost: TreeHead
@@ -45,7 +45,7 @@ class LogBreak(NamedTuple):
 
 
 class RecordedBreak(NamedTuple):
-    """A break as a leaf has it, and who confirmed it."""
+    """A break as recorded in a leaf, and who confirmed it."""
 
     idx: int
     note: bytes
@@ -60,7 +60,7 @@ def break_record(key: SigningKey, what: LogBreak) -> bytes:
 
 
 def parse_break(data: bytes, keys: Sequence[VerifierKey] = ()) -> LogBreak:
-    """Return the break in a note, signed by one of `keys` where there are any; raises `NoteError`."""
+    """Return the break in a note, signed by one of `keys` if any are given; raises `NoteError`."""
     note = parse_note(data)
     lines = note.text.split("\n")
     fields = dict(line.split(" ", 1) for line in lines[1:-1] if " " in line)
@@ -91,7 +91,7 @@ def parse_break(data: bytes, keys: Sequence[VerifierKey] = ()) -> LogBreak:
 
 
 def recorded_breaks(connection: Connection) -> list[RecordedBreak]:
-    """Return every break in the system log, in order; raises `NoteError` where a leaf of one is malformed."""
+    """Return every break in the system log, in order; raises `NoteError` if a leaf of one is malformed."""
     query = (
         select(events.c.idx, events.c.leaf)
         .join(logs, logs.c.id == events.c.log)

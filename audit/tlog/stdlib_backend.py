@@ -1,4 +1,4 @@
-"""`backend` from the standard library alone: Ed25519 by its definition, and `json` as strict as what it stands for.
+"""`backend` with the standard library only: Ed25519 by its definition, and an equally strict `json`.
 
 Slower by far (a signature takes milliseconds), and enough for the handful of signatures over an export. It holds no
 secret, so nothing here needs constant time.
@@ -35,7 +35,7 @@ def ed25519_verifies(public: bytes, signature: bytes, message: bytes) -> bool:
 
 
 def ml_dsa_44_verifies(public: bytes, signature: bytes, message: bytes, context: bytes | None = None) -> bool:
-    """Raises `CannotCheckError`: there is no ML-DSA-44 in Python's library."""
+    """Raise `CannotCheckError`: Python's library has no ML-DSA-44."""
     raise CannotCheckError("this program cannot check ML-DSA-44 signatures; use `kvcustody audit verify`")
 
 
@@ -52,18 +52,18 @@ def parse_json(data: bytes) -> Any:
 
 
 def canonical_json(value: Any) -> bytes:
-    """Return the one form of a JSON value without floats: keys in order, no white space, a newline behind it."""
+    """Return the canonical form of a JSON value without floats: sorted keys, no white space, a final newline."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode() + b"\n"
 
 
 def arrow() -> tuple[Any, Any]:
-    """Raises `CannotCheckError`: there is no Parquet in Python's library."""
+    """Raise `CannotCheckError`: Python's library has no Parquet."""
     raise CannotCheckError("files of Parquet are checked by `kvcustody audit verify`")
 
 
 def _decode_point(data: bytes) -> EdwardsPoint | None:
-    """Return the point that 32 bytes encode; None where there is none."""
+    """Return the point that 32 bytes encode; None if there is none."""
     y = int.from_bytes(data, "little")
     sign, y = y >> 255, y & (2**255 - 1)
     if y >= FIELD:

@@ -1,4 +1,4 @@
-"""Checks what left a ledger (an export, or one leaf with its proof) offline, against keys that the reader trusts.
+"""Check an export, or one leaf with its proof, offline against keys that the reader trusts.
 
 1. Everything is recomputed from the leaves; what the manifest says counts only where it agrees.
 2. A bad export is a report with problems, never an exception. The first bad leaf is not named here (a file's digest
@@ -88,14 +88,14 @@ Seen = Callable[[str, int, Sequence[bytes]], None]
 
 
 class KeptHead(NamedTuple):
-    """A head of a sub-log that the reader kept from earlier."""
+    """A sub-log's head that the reader kept from earlier."""
 
     log: str
     head: TreeHead
 
 
 def parse_kept_head(text: str) -> KeptHead:
-    """Return a head from `LOG SIZE ROOT`, as proofs and exports show it; raises `NoteError`."""
+    """Return a head from `LOG SIZE ROOT`, the form of proofs and exports; raises `NoteError`."""
     parts = text.rsplit(" ", 2)
     if len(parts) != 3 or not (parts[1].isascii() and parts[1].isdigit() and len(parts[1]) <= 19):
         raise NoteError(f"`{text[:80]}` is not `LOG SIZE ROOT`")
@@ -106,18 +106,20 @@ def parse_kept_head(text: str) -> KeptHead:
 
 
 class StampAuthority(Protocol):
-    """A timestamp authority (RFC 3161) whose certificate the reader brings."""
+    """A timestamp authority (RFC 3161) whose certificate the reader supplies."""
 
     @property
     def name(self) -> str:
-        """What verdicts call it."""
+        """Its name in verdicts."""
 
     def stamped_at_us(self, token: bytes, text: bytes) -> int | None:
-        """When its token says that the text existed (UTC µs); None where this is no token of it over the text."""
+        """Return when, by its token, the text existed (UTC µs); None if this is not its token over the text."""
 
 
 class StampVerdict(NamedTuple):
-    """A checkpoint of so many root leaves existed at this time (UTC µs), says an authority that the reader trusts."""
+    """A checkpoint of so many root leaves existed at this time (UTC µs), according to an authority that the reader
+    trusts.
+    """
 
     authority: str
     size: int
@@ -126,7 +128,7 @@ class StampVerdict(NamedTuple):
 
 @dataclass(slots=True)
 class LogVerdict:
-    """What was found of one sub-log: leaves `first` up to and without `end` of `size`. Times are UTC µs."""
+    """The verdict on one sub-log: leaves `first` up to but without `end` of `size`. Times are UTC µs."""
 
     name: str
     size: int
@@ -142,7 +144,7 @@ class LogVerdict:
 
 @dataclass(slots=True)
 class ExportVerdict:
-    """What a verification found. `ok`: every leaf is what the trusted keys signed."""
+    """The verdict on an export. `ok`: every leaf is what the trusted keys signed."""
 
     origin: str = ""
     root: TreeHead = TreeHead(0, EMPTY_ROOT)  # noqa: RUF009 - a value
@@ -160,12 +162,12 @@ class ExportVerdict:
 
     @property
     def ok(self) -> bool:
-        """No problem was found."""
+        """Whether no problem was found."""
         return not self.problems
 
     @property
     def leaves(self) -> int:
-        """How many leaves were checked."""
+        """The number of checked leaves."""
         return sum(log.end - log.first for log in self.logs)
 
     @property
@@ -203,7 +205,7 @@ def verify_export(
     progress: Progress | None = None,
     seen: Seen | None = None,
 ) -> ExportVerdict:
-    """Check every byte of an export by these vkeys (rule 1, rule 2).
+    """Check every byte of an export with these vkeys (rule 1, rule 2).
 
     `seen` is given the leaves on the way: they are what was signed only where the verdict is sound.
 
@@ -233,7 +235,7 @@ def verify_leaf(
     witnesses: Sequence[str] = (),
     witness_threshold: int = 0,
 ) -> tuple[SealedHead, int]:
-    """Return the head that one leaf stands under by its proof (`audit prove --out`), and its place there.
+    """Return the head over a leaf by its proof (`audit prove --out`), and the leaf's place.
 
     Raises `NoteError` or `ProofError` where the proof does not show it.
     """
@@ -297,7 +299,7 @@ class _Check:
         return read_plain_file(self._folder, path, bytes_max)
 
     def _opened(self, proof: HeadProof) -> SignedCheckpoint | None:
-        """Return the signed checkpoint where the proof ends in that very note: one signature is then checked once."""
+        """Return the signed checkpoint if the proof ends in that exact note, so that its signature is checked once."""
         return self._signed if proof.note == self._note else None
 
     def _open_signed(
@@ -307,7 +309,7 @@ class _Check:
         cosigners: Sequence[VerifierKey],
         witness_threshold: int,
     ) -> SignedCheckpoint:
-        """Return the checkpoint, by keys that the reader trusts or that these handed over to on record (rule 6).
+        """Return the checkpoint, by keys that the reader trusts or their recorded successors (rule 6).
 
         Raises `NoteError`, `ProofError` or `ExportError`: also for a key that signed past its handover.
         """
@@ -461,7 +463,7 @@ class _Check:
 
 
 class DueHeads:
-    """Heads of one log that its leaves must give on the way: those of the root log, and those that were kept."""
+    """Heads of one log that its leaves must give: those of the root log, and kept ones."""
 
     def __init__(self, name: str, heads: dict[str, dict[int, bytes]] | None, kept: Sequence[KeptHead]) -> None:
         self._name = name
@@ -471,7 +473,7 @@ class DueHeads:
         self._past = 0
 
     def check(self, frontier: Frontier, hashes: Sequence[bytes]) -> None:
-        """Raise `ExportError` where a head within these leaves is not what they give."""
+        """Raise `ExportError` if a head within these leaves differs from what they give."""
         end = frontier.size + len(hashes)
         while self._due and self._due[-1][0] <= end:
             size, root = self._due.pop()
@@ -486,7 +488,7 @@ class DueHeads:
                 raise ExportError(f"`{self._name}` had another history at `{size}` leaves")
 
     def unchecked(self, first: int, size: int) -> int:
-        """Return how many heads could not be compared; raises `ExportError` for one beyond the log's end: it was
+        """Return how many heads could not be compared; raises `ExportError` for one beyond the log's end, which was
         cut.
         """
         beyond = [due for due in self._due if due[0] > size]

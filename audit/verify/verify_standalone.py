@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks an export of a kvcustody ledger, or a document, with Python (3.11 or later) alone: no package, no network.
+"""Check an export of a kvcustody ledger, or a document, with only Python (3.11 or later): no package, no network.
 
     python3 -I verify_kvcustody.py EXPORT --key 'ledger.example.com+1a2b3c4d+AbC…'
     python3 -I verify_kvcustody.py report.json --key 'ledger.example.com+1a2b3c4d+AbC…'
@@ -53,7 +53,7 @@ _OF_ONE_LEAF = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the checks and say what they show; the exit status."""
+    """Run the checks and print their results; return the exit status."""
     parser = argparse.ArgumentParser(description="Check an export of a kvcustody ledger.")
     add = parser.add_argument
     add("export", type=Path)
@@ -147,7 +147,7 @@ def _print_end(signed: SignedCheckpoint | None, limits: Sequence[str]) -> None:
 
 
 def _key_text(given: str) -> str:
-    """Return a key as it was given, or the first line of the file that was named; `#` begins a comment."""
+    """Return a key as given, or the first line of the named file; `#` begins a comment."""
     if not Path(given).is_file():
         return given
     lines = [line.strip() for line in Path(given).read_text("utf-8-sig").splitlines()]

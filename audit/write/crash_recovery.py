@@ -1,4 +1,4 @@
-"""What a dead process leaves behind: its open custody, closed as unproven by who has the ledger.
+"""Close the open custody that a dead process leaves behind, as unproven.
 
     close_predecessors(committer, engine, clock, worker, incarnation, recorder)       # behind a registration
     close_process(committer, engine, clock, uuid, Closing(SILENCE, ...), recorder)    # nothing was heard of it
@@ -52,7 +52,7 @@ _PASSES = 3
 
 
 class Closing(NamedTuple):
-    """Who closes a dead process and why, as its `WorkerDied` says it; as it is, a successor."""
+    """Who closes a dead process and why, for its `WorkerDied`; by default a successor."""
 
     closed_by: str = ""
     silent_seconds: int = 0
@@ -67,10 +67,10 @@ BY_SUCCESSOR = Closing()
 
 
 class Transactions(Protocol):
-    """What a closing is written through (`committer`)."""
+    """The transactions that a closing writes through (`committer`)."""
 
     def write_made(self, make: Callable[[Connection], LeafBatch | None]) -> bool:
-        """Commit the batch that `make` gives inside the transaction; False where it gives none."""
+        """Commit the batch that `make` returns inside the transaction; return False if it returns none."""
 
 
 def close_predecessors(
@@ -83,7 +83,7 @@ def close_predecessors(
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Close every earlier incarnation of a worker that neither stopped nor was closed; as for `close_process`."""
+    """Close every earlier incarnation of a worker that neither stopped nor was closed; like `close_process`."""
     mine = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
     with engine.connect() as connection:
         dead = open_processes(connection, (workers.c.name == worker) & (incarnations.c.id < mine))
@@ -101,7 +101,7 @@ def close_process(
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Close what a process holds by its leaves, and then it; whether it has ended now.
+    """Close what a process holds by its leaves, and then the process; return whether it has ended now.
 
     False where `stop` said so between two steps, or where it handed in leaves meanwhile: what was closed by then stays
     closed. Raises what the database raises.
@@ -143,7 +143,7 @@ class _Step:
         self._recorder = recorder
 
     def commit(self, committer: Transactions, *, last: bool = False) -> bool:
-        """Return the next of it; with `last` the process has ended then. False where there is nothing to close."""
+        """Return the next batch of it; with `last` the process has then ended. False if nothing is left to close."""
 
         def make(connection: Connection) -> LeafBatch | None:
             if _still_open(connection, self._dead.uuid, lock=True) is None:
@@ -318,7 +318,7 @@ def _open_custody(
 
 
 def _numbers(people: Iterable[tuple[str, str]], codes: dict[tuple[str, str], int]) -> NDArray[np.int64]:
-    """Return the number of each party; one that has none gets the next."""
+    """Return the number of each party; a new party gets the next."""
     return np.array([codes.setdefault(who, len(codes)) for who in people], np.int64)
 
 

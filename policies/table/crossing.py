@@ -29,7 +29,7 @@ def has_domain(rule: Grant | SegmentRule, owner: TenantPolicy | None) -> bool:
 
 
 def rules_without_effect(policy: Policy) -> Iterator[tuple[str, str]]:
-    """Return (id, reason) for each declared grant and segment that opens nothing to any reader it lists."""
+    """Yield (id, reason) for each declared grant and segment that opens nothing to any reader it lists."""
     barriers = Barriers(policy)
     for rule in policy.openings():
         readers = (rule.reader,) if isinstance(rule, Grant) else rule.tenants

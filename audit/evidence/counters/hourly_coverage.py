@@ -92,7 +92,7 @@ def judged_rows(connection: Connection, state: JudgedState) -> list[HourRow]:
 
 
 def hour_rows(lives: Iterable[LifeUnits], since_us: int) -> Iterator[tuple[HourKey, CoverageRow, int]]:
-    """Return the coverage of units by hour, tenant and classification, with the longest lag, from `since_us` on."""
+    """Yield the coverage of units by hour, tenant and classification, with the longest lag, from `since_us` on."""
     for hour_us, part in by_period(lives, since_us, HOUR_US):
         if hour_us >= since_us:
             lags = lags_of(part)

@@ -34,7 +34,7 @@ def unpack_hour(hour_us: int, figures: str) -> dict[HourFigure, int]:
 
 
 def shared_by_logs(figures: Mapping[HourFigure, int]) -> Iterable[tuple[HourFigure, int]]:
-    """Return the figures that also count over all logs, under names without a tenant."""
+    """Yield the figures that also count over all logs, under names without a tenant."""
     for (kind, measure, outcome, _, _), value in figures.items():
         if measure in (LEAVES, EVENTS, DENIED):
             yield (kind, measure, outcome, "", ""), value

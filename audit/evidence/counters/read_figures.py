@@ -362,7 +362,7 @@ HourCount = tuple[int, str, str, int]
 def hourly_counts(
     connection: Connection, log: str | None, *, since_us: int | None = None, until_us: int | None = None
 ) -> Iterator[HourCount]:
-    """Return the hourly counts of a period's whole hours, in one log or over all; one hour and kind may have
+    """Yield the hourly counts of a period's whole hours, in one log or over all; one hour and kind may have
     several.
     """
     only: tuple[int, ...] | None = None

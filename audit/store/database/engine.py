@@ -1,4 +1,4 @@
-"""Where the ledger lives: engines for SQLite files and PostgreSQL, and their failures as one-line errors.
+"""Open the ledger: engines for SQLite files and PostgreSQL, and their failures as one-line errors.
 
 1. A SQLite ledger is WAL with synchronous=FULL; a PostgreSQL session has synchronous_commit on, whatever the default
    of its database or role is. A commit that returned survives a crash of the machine.
@@ -72,7 +72,7 @@ def open_store(
     keys: bool = False,
     statement_seconds: float = STATEMENT_SECONDS,
 ) -> Engine:
-    """Return an engine on what a path or a URL names (`database_place`). Lazy.
+    """Return an engine for a path or URL (`database_place`); it connects lazily.
 
     `mapped`: read a SQLite file through the memory map, a tenth faster where most of a ledger is read. A disk that
     fails then ends the process instead of the query: for a command that asks one question, never for a service.
@@ -192,7 +192,7 @@ _sqlite_statements, _postgres_statements = _CompiledStatements(), _CompiledState
 
 
 def describe(problem: BaseException) -> str:
-    """Why the database failed, in a few words on one line and without statement values."""
+    """Return why the database failed, in a few words on one line and without statement values."""
     cause = getattr(problem, "orig", None) or problem
     name = str(getattr(cause, "sqlite_errorname", ""))
     for prefix, reason in _SQLITE_REASONS.items():
@@ -219,7 +219,7 @@ def ledger_error(engine: Engine, problem: BaseException) -> LedgerError:
 
 
 def check_there(target: str | Path) -> None:
-    """Refuse a place where no ledger's database is: opening it for writing would make one. Raises `LedgerError`."""
+    """Refuse a place without a ledger's database, which opening for writing would create. Raises `LedgerError`."""
     engine = open_store(target, read_only=True)
     try:
         with engine.connect():
@@ -252,7 +252,7 @@ def check_store(engine: Engine) -> None:
 
 
 def other_schema(revision: str) -> LedgerError:
-    """Why a ledger of another revision is refused."""
+    """Return the error for a ledger of another revision."""
     if revision < FIRST_REVISION:
         sentence = (
             f"the ledger's schema `{revision}` is older than `{FIRST_REVISION}`, the first that this program reads; "
@@ -265,6 +265,6 @@ def other_schema(revision: str) -> LedgerError:
 
 
 class StoreGoneError(LedgerError):
-    """The file under an open ledger is not the file that was opened."""
+    """The file of an open ledger is not the file that was opened."""
 
     code = "KVC612"

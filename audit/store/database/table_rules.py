@@ -1,4 +1,4 @@
-"""Which rules of the declared tables the database does not keep: CHECKs of keys, and foreign keys to logs.
+"""Find rules of the declared tables that the database does not enforce: CHECKs of keys, and foreign keys to logs.
 
 A rule that an upgrade could not validate, for a row that breaks it, is kept for every row to come: it is there. The row
 is found where rows are looked at (`audit.verify.ledger.fsck_ledger`).
@@ -16,7 +16,7 @@ from kvcustody.audit.store.schema.ledger import metadata
 
 
 def missing_rules(connection: Connection) -> Iterator[str]:
-    """Rules that are not there, or say something else."""
+    """Yield rules that are missing or differ."""
     in_file = dialect_of(connection).in_file
     query = (
         "SELECT name, sql FROM sqlite_master WHERE type = 'table'"

@@ -1,4 +1,4 @@
-"""Tables whose rows are functions of one leaf each, as the kinds of events declare them (`audit.kinds.row`).
+"""Tables whose rows are functions of one leaf each, declared by the kinds of events (`audit.kinds.row`).
 
 A row is keyed by the place of its leaf, and only ever inserted. Which columns a table has, and of which leaves, is said
 with the kind; here stands only how a database keeps them.
@@ -67,7 +67,7 @@ _KEPT: dict[Kept, TypeEngine[Any]] = {
 
 
 def span_of(idx: ColumnElement[int]) -> ColumnElement[int]:
-    """Return the span of its log that a leaf is in, written as the index of subjects has it (`by_subject`)."""
+    """Return the span of a leaf in its log, as the index of subjects has it (`by_subject`)."""
     return idx // literal_column(str(SPAN_LEAVES), Integer)
 
 

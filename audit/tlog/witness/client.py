@@ -1,4 +1,4 @@
-"""Asks one witness to sign one checkpoint, and believes only what its key signed.
+"""Request one witness's signature on one checkpoint, and accept only what its key signed.
 
 1. Every call ends within its deadline, whatever the other side does: it is an operator's, not ours.
 2. An answer counts when the line in it verifies under the key that the operator configured, over the very checkpoint
@@ -36,7 +36,7 @@ Proof = Callable[[int, int], list[bytes]]  # old size, new size -> consistency p
 
 @dataclass(frozen=True, slots=True)
 class WitnessAddress:
-    """Where a witness is (`http://…`, `https://…` or `unix:/path`) and the key that its lines are checked by."""
+    """A witness's address (`http://…`, `https://…` or `unix:/path`) and the key that verifies its lines."""
 
     url: str
     key: VerifierKey
@@ -49,7 +49,7 @@ class WitnessAddress:
 
 
 def read_addresses(path: Path) -> tuple[WitnessAddress, ...]:
-    """Witnesses from a file: a line `URL VKEY` for each, `#` begins a comment. Raises `WitnessError`."""
+    """Return witnesses from a file: a line `URL VKEY` for each, `#` begins a comment. Raises `WitnessError`."""
     try:
         lines = read_words(path).splitlines()
     except (OSError, UnicodeDecodeError) as problem:
@@ -65,7 +65,7 @@ def read_addresses(path: Path) -> tuple[WitnessAddress, ...]:
 
 
 class Cosigned(NamedTuple):
-    """A witness's line, and the POSIX time that it states."""
+    """A witness's line, and its stated POSIX time."""
 
     line: NoteSignature
     at_seconds: int
@@ -74,7 +74,7 @@ class Cosigned(NamedTuple):
 def cosign(
     address: WitnessAddress, note: bytes, size: int, seen: int, prove: Proof, *, timeout_seconds: float = 5.0
 ) -> Cosigned:
-    """Have a checkpoint of `size` root leaves signed by a witness that last saw `seen`; raises `WitnessError`.
+    """Request a witness's signature on a checkpoint of `size` root leaves; it last saw `seen`. Raises `WitnessError`.
 
     A witness that remembers another size says so, and is asked again from there.
     """

@@ -1,4 +1,4 @@
-"""What a log sends to a witness: the size it was at, a consistency proof, and its new signed checkpoint.
+"""A log's request to a witness: its earlier size, a consistency proof, and its new signed checkpoint.
 
 1. There is one form, and anything else is refused: bounded, canonical numbers and base64, at most 63 hashes.
 """
@@ -27,7 +27,7 @@ class AddCheckpoint(NamedTuple):
     note: bytes
 
     def to_bytes(self) -> bytes:
-        """Return the body as it is sent."""
+        """Return the body to send."""
         lines = [f"old {self.old_size}", *(base64.b64encode(node).decode() for node in self.path), "", ""]
         return "\n".join(lines).encode() + self.note
 

@@ -1,4 +1,4 @@
-"""A witness over HTTP, on the standard library alone: a small process of its own, best on a machine of its own.
+"""A witness over HTTP, with only the standard library: a small process, best on a machine of its own.
 
 1. It listens on loopback or on a Unix socket unless told otherwise. A request is bounded in bytes and in seconds, and
    so is the number that are served at once.
@@ -28,7 +28,7 @@ _JSON = "application/json"
 
 
 class WitnessServer:
-    """Serves one witness at `host:port` or `unix:/path`; `close()` lets the address go."""
+    """Serves one witness at `host:port` or `unix:/path`; `close()` frees the address."""
 
     def __init__(self, witness: Witness, listen: str) -> None:
         try:
@@ -50,12 +50,12 @@ class WitnessServer:
         GuardingThread(self.serve, name="kvcustody-witness").start()
 
     def close(self) -> None:
-        """Stop what `start` began, and let the address go."""
+        """Stop what `start` began, and free the address."""
         self._server.shutdown()
         self.release()
 
     def release(self) -> None:
-        """Let the address go; for whoever called `serve` and is no longer in it."""
+        """Free the address, for callers of `serve` after it returned."""
         self._server.server_close()
 
 

@@ -1,4 +1,4 @@
-"""What an erasure's certificate shows by itself, from its JSON alone: leaves under a checkpoint, and what they say.
+"""What an erasure's certificate proves from its own JSON: leaves under a checkpoint, and their content.
 
 It takes no package, so that the stand-alone verifier has it too (`audit/exports/amalgamate.py`). Figures need
 the blocks that leaves name: `certificate_rules` has them.
@@ -35,7 +35,7 @@ _REQUEST = {"erasure", "tenant", "selector", "subject", "session", "actor", "at_
 
 
 def check_parts(facts: Facts) -> None:
-    """Raise `LedgerError` where a part is missing or is none of a certificate."""
+    """Raise `LedgerError` if a part is missing or foreign to a certificate."""
     if facts.keys() - {"order", "routers"} != _PARTS:
         raise LedgerError("it has parts that no certificate has, or lacks some")
     if facts["request"].keys() != _REQUEST | {"commitment"}:
@@ -74,7 +74,7 @@ def proved_bodies(facts: Facts, keys: Sequence[VerifierKey], problems: list[str]
 
 
 def certificate_disagreements(facts: Facts, bodies: Bodies) -> Iterator[str]:
-    """What it says that its leaves do not, or that it does not agree with itself about; but for its figures."""
+    """Yield statements that its leaves do not support or that contradict each other, except its figures."""
     if differ(facts["marked"], [one._asdict() for one in marked_processes(bodies)]):
         yield "the processes that it calls replayed or generated are not those of its leaves"
     if any(set(one) != {"from_us", "until_us", "mode"} for one in facts["monitored"]) or any(
@@ -98,7 +98,7 @@ def certificate_disagreements(facts: Facts, bodies: Bodies) -> Iterator[str]:
 
 
 def differ(one: Any, other: Any) -> bool:
-    """Return whether two JSON values are not the same: `1` is not `true`."""
+    """Return whether two JSON values differ: `1` is not `true`."""
     return canonical_json(one) != canonical_json(other)
 
 

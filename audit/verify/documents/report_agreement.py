@@ -1,4 +1,4 @@
-"""What a report shows by itself, from its JSON alone: sums, draws, and leaves under the checkpoint that it is of.
+"""A report's own evidence, from its JSON only: sums, draws, and leaves under its checkpoint.
 
 It takes no package, so that the stand-alone verifier has it too (`audit/exports/amalgamate.py`).
 """
@@ -39,7 +39,7 @@ def report_disagreements(report: Facts) -> list[str]:
 
 
 class ProvedLeaf(NamedTuple):
-    """A leaf of the sample that is under the checkpoint: for which drawn member, where it is, and what it says."""
+    """A sampled leaf under the checkpoint: its drawn member, its place, and its content."""
 
     item: Mapping[str, Any]
     where: str
@@ -47,7 +47,7 @@ class ProvedLeaf(NamedTuple):
 
 
 def stated_checkpoint(report: Facts, keys: Sequence[VerifierKey], problems: list[str]) -> SignedCheckpoint:
-    """Return the checkpoint that its note states; raises `NoteError` unless one of these keys signed it."""
+    """Return the checkpoint on its note; raises `NoteError` unless one of these keys signed it."""
     point = report["boundary"]["checkpoint"]
     signed = open_checkpoint(point["note"].encode(), keys)
     head = signed.checkpoint.head
@@ -60,9 +60,7 @@ def stated_checkpoint(report: Facts, keys: Sequence[VerifierKey], problems: list
 def proved_leaves(
     report: Facts, keys: Sequence[VerifierKey], signed: SignedCheckpoint, problems: list[str]
 ) -> Iterator[ProvedLeaf]:
-    """Return every leaf of the sample whose place is proved. All stand under one note, whose signature is checked
-    once.
-    """
+    """Yield every sampled leaf whose place is proved. All stand under one note, whose signature is checked once."""
     note = report["boundary"]["checkpoint"]["note"].encode()
     for item in report["sample"]:
         for leaf in item["leaves"]:
@@ -249,7 +247,7 @@ _TREND = ("since_us", "until_us", "due", "covered")
 
 
 def _window(report: Facts) -> Iterator[str]:
-    """Yield the signature that closed the window is of this checkpoint or an earlier one, and the leaf of the
+    """Yield problems unless the signature that closed the window is of this checkpoint or earlier, and the leaf in the
     period.
     """
     window = report["window"]

@@ -59,7 +59,7 @@ def verify(
     source: Source | None = None,
     orders: SignedOrders | None = None,
 ) -> DocumentCheck:
-    """Check a document of one of these kinds (rule 6). `orders`: whose orders count in the ledger that it is of.
+    """Check a document of one of these kinds (rule 6). `orders`: whose orders count in its ledger.
 
     `source`: the ledger, the folder of an export, or what was made of one of them before.
     """
@@ -117,7 +117,7 @@ def make_again(
     source: Connection | Path,
     orders: SignedOrders | None = None,
 ) -> MadeAgain:
-    """What `verify` compares a document with, for whoever checks many documents of one source.
+    """Return the document that `verify` compares with, for callers that check many documents of one source.
 
     Raises `LedgerError` for a document that is none, and `SourceRejected` as `verify`.
     """
@@ -141,7 +141,7 @@ def _made(
     trust: ReaderTrust,
     problems: list[str],
 ) -> MadeAgain | None:
-    """Return the document made again; a problem where its own facts let none be made."""
+    """Return the remade document; adds a problem if the document's own facts prevent it."""
     if source is None or isinstance(source, MadeAgain):
         return source
     try:

@@ -112,7 +112,7 @@ Stray = tuple[int | None, int | None, str]  # the ids of log and leaf that the r
 
 @dataclass(slots=True)
 class FsckReport:
-    """What was checked and what is wrong; `ok` when nothing is."""
+    """What was checked and what is wrong; `ok` if nothing is."""
 
     logs: int = 0
     leaves: int = 0
@@ -129,12 +129,12 @@ class FsckReport:
 
     @property
     def ok(self) -> bool:
-        """Nothing that was checked is wrong."""
+        """Whether no check failed."""
         return not self.problems
 
     @property
     def first(self) -> FsckFinding | None:
-        """The first bad leaf, or the first other problem where every leaf is sound."""
+        """The first bad leaf, or the first other problem if every leaf is sound."""
         of_leaves = [problem for problem in self.problems if problem.idx is not None]
         return next(iter(of_leaves or self.problems), None)
 
@@ -284,7 +284,7 @@ def _check_root(
     known: Mapping[int, str],
     sealed_us: Mapping[tuple[int, int], int | None],
 ) -> dict[int, bytes]:
-    """Return the root log from its openings; the roots that it gives at the sizes of checkpoints."""
+    """Return the root log from its openings, and its roots at the sizes of checkpoints."""
     kept = connection.execute(select(checkpoints).order_by(checkpoints.c.size)).all()
     stated = {row.size: as_bytes(row.root) for row in kept}
     marks = [size for size in stated if size]
@@ -337,9 +337,7 @@ def _check_commits(
     known: Mapping[int, str],
     sealed_us: Mapping[tuple[int, int], int | None],
 ) -> Iterator[FsckFinding]:
-    """Yield a checkpoint seals each log once, in the order of names; its time is that of the newest leaf that it
-    adds.
-    """
+    """Yield problems of checkpoints: each seals each log once, in name order, at the time of its newest added leaf."""
     before = 0
     for checkpoint in kept:
         commit = seen[before : checkpoint.size]
@@ -423,9 +421,7 @@ def _breaks(connection: Connection, report: FsckReport, keys: Sequence[VerifierK
 def _signers(
     connection: Connection, report: FsckReport, heads: dict[int, bytes], keys: Sequence[VerifierKey]
 ) -> tuple[KeyPeriod, ...]:
-    """Return the reader's keys and those that they handed over to on record, each handover over a tree of this
-    ledger.
-    """
+    """Return the reader's keys and their recorded successors; each handover must be over a tree of this ledger."""
     try:
         leaves = handover_leaves(connection)
         for idx, leaf in leaves:
@@ -455,7 +451,7 @@ def _root_at(connection: Connection, size: int) -> bytes | None:
 
 
 def wrong_spans(connection: Connection) -> Iterator[str]:
-    """Ranges that no leaf has; of a process that ended, in a ledger that was purged, nobody can say so any more."""
+    """Yield ranges without leaves. For processes that ended in a purged ledger this is no longer knowable."""
     is_purged = bool(connection.scalar(select(func.count()).select_from(retention_purges)))
     column, known = incarnations.c, set()
     having = set(connection.scalars(select(sequence_spans.c.incarnation).distinct()))
@@ -478,7 +474,7 @@ def wrong_spans(connection: Connection) -> Iterator[str]:
 
 
 def keys_of_no_number(connection: Connection) -> Iterator[str]:
-    """Keys that are no integers, which SQLite keeps: nothing can be compared where a row has one (3.5, a text)."""
+    """Yield keys that are not integers, which SQLite accepts: a row with one (3.5, a text) cannot be compared."""
     if not dialect_of(connection).in_file:
         return
     for table, name, value in connection.exec_driver_sql(_odd_keys()):
@@ -507,7 +503,7 @@ def _odd_keys() -> str:
 
 
 def stray_rows(connection: Connection) -> Iterator[Stray]:
-    """Return every one of them, or the first of each table where there are many."""
+    """Yield every stray row, or the first of each table if there are many."""
     for table in every_table():
         if table is events:
             yield from _off_their_places(connection)

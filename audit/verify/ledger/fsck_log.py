@@ -1,4 +1,4 @@
-"""One sub-log computed again from its leaves: hashes, nodes, sealed heads, columns, projections and figures.
+"""Recompute one sub-log from its leaves: hashes, nodes, sealed heads, columns, projections and figures.
 
 Where retention dropped leaves, their hashes stand for them, and of a tile that it dropped whole its root: what is
 above is computed from that, and a sealed head that ends inside such a tile is compared with nothing here (the root log
@@ -48,7 +48,7 @@ _columns_of = itemgetter(*map(events.columns.keys().index, _COLUMNS))
 
 
 class FsckFinding(NamedTuple):
-    """Something that does not hold: in the leaves `idx` to `last` of a log (None: in no leaf), and how.
+    """A violation, in the leaves `idx` to `last` of a log (None: in no leaf).
 
     `event` is `incarnation/sequence` of the leaf where one is named exactly and readable, else empty.
     """
@@ -72,7 +72,7 @@ class FsckFinding(NamedTuple):
 
 
 class LogCheck:
-    """Goes through one log; `leaves` first, then `finish`."""
+    """Checks one log: `leaves` first, then `finish`."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class LogCheck:
         }
 
     def leaves(self) -> Iterator[int]:
-        """Check every leaf and all that is derived from it; yields how many are done."""
+        """Check every leaf and everything derived from it; yields the number done."""
         while True:
             rows = self._read()
             if not rows:
@@ -137,7 +137,7 @@ class LogCheck:
             yield self.size
 
     def finish(self, size: int, frontier: bytes) -> None:
-        """Compare the end of the log with what it says of itself."""
+        """Compare the end of the log with its recorded size and head."""
         last = max((seal.size for seal in self._seals), default=0)
         if self.size != size:
             self._say(
@@ -203,7 +203,7 @@ class LogCheck:
     # -- leaves and tree ------------------------------------------------------------------------------------
 
     def _read(self) -> list[tuple[int, Row[Any] | None, bytes | None]]:
-        """Return the next places: (idx, row, None), or (idx, None, hash) where retention kept the hash alone."""
+        """Return the next places: (idx, row, None), or (idx, None, hash) where retention only kept the hash."""
         start, end = self.size, self.size + _AT_ONCE
         query = select(events).where(events.c.log == self._log, events.c.idx >= start, events.c.idx < end)
         rows = self._connection.execute(query).all()
@@ -265,7 +265,7 @@ class LogCheck:
         return True
 
     def _standing(self) -> int:
-        """Return the next leaf that is there, or whose own hash is; where there is none, the end of what was sealed."""
+        """Return the next existing leaf or own hash; without one, the end of the sealed part."""
         first_places: list[int] = []
         for table, where in ((events, ()), (tree_nodes, (tree_nodes.c.level == 0,))):
             column = table.c.idx
@@ -340,7 +340,7 @@ class LogCheck:
         return True
 
     def _as_stored(self, batch: LeafBatch, rows: Sequence[Row[Any]]) -> bool:
-        """Return whether each row says what its leaf says, as `_differing` has it leaf by leaf."""
+        """Return whether each row matches its leaf; `_differing` compares leaf by leaf."""
         said = zip(batch.sequences, batch.parts, batch.of_parts, batch.kinds, batch.outages, batch.at_us, strict=True)
         if list(said) != list(map(_columns_of, rows)) or set(batch.logs) != {self._name}:
             return False
@@ -378,7 +378,7 @@ class LogCheck:
                 self.orders.append(FsckFinding(self._name, idx, idx, event, what))
 
     def _leaf(self, row: Row[Any]) -> Leaf | None:
-        """Return the leaf, where it is one and its row says what it says."""
+        """Return the leaf, if it is valid and its row matches it."""
         wrong = ""
         try:
             leaf = parse(as_bytes(row.leaf))
@@ -450,12 +450,12 @@ class LogCheck:
 
 
 def as_bytes(value: Any) -> bytes:
-    """Return a stored value as bytes, whatever somebody has put into a column of SQLite."""
+    """Return a stored value as bytes, whatever a SQLite column contains."""
     return bytes(value) if isinstance(value, (bytes, bytearray, memoryview)) else str(value).encode()
 
 
 def _newest(before: int | None, rows: list[tuple[int, Row[Any] | None, bytes | None]]) -> int | None:
-    """Return the latest time of leaves, and of `before`; None where the content of one is gone."""
+    """Return the latest time of leaves, and of `before`; None if one has lost its content."""
     if before is None or not rows:
         return before
     times = [row.at_us for _, row, _ in rows if row is not None]
@@ -472,7 +472,7 @@ def check_node_rows(
     dropped: Sequence[range] = (),
     broken: bool,
 ) -> list[FsckFinding]:
-    """Return how many nodes a log of this size has at each level: none too many, none too few; `kept` are of level 0.
+    """Check the number of nodes at each level for a log of this size; `kept` are of level 0.
 
     A tree that grew before there were half levels has them from some node on, and from there each of them, but for
     those inside `dropped` tiles.
@@ -504,7 +504,7 @@ def check_node_rows(
 
 
 def check_nodes(connection: Connection, log: int, name: str, grown: Iterable[Grown]) -> list[FsckFinding]:
-    """Stored nodes against computed ones, level by level; the leaves under a node that differs are its range.
+    """Compare stored nodes with computed ones, level by level; a differing node's range is the leaves under it.
 
     A half level that is absent costs a proof time and nothing else; a wrong one is reported.
     """

@@ -1,4 +1,4 @@
-"""Who holds what: the custody of every block, from its hand-out to its end, against the figures that pages show.
+"""Check who holds what: every block's custody, from hand-out to end, against the displayed figures.
 
 1. A block is its owner's: of the tenant that was handed it, or of the one that a `blocks-assigned` leaf names. Its end
    says the same tenant.
@@ -44,7 +44,7 @@ _LIVES_AT_ONCE = 500
 
 
 def unknown_holdings(connection: Connection) -> list[str]:
-    """Why it is not known who holds what; empty where it is."""
+    """Return why it is unknown who holds what; empty if it is known."""
     return [
         f"who holds what: process `{life.uuid}` runs and lost leaves, as a gap on record says"
         for life in uneven_lives(connection)
@@ -53,7 +53,7 @@ def unknown_holdings(connection: Connection) -> list[str]:
 
 
 def wrong_holdings(connection: Connection, *, is_purged: bool) -> Iterator[str]:
-    """Which blocks ended as another tenant's, and which tenants hold other than the figures say."""
+    """Yield blocks that ended as another tenant's, and tenants whose holdings differ from the figures."""
     held: Counter[str] = Counter()
     for lives in _groups(connection, is_purged):
         yield from _of_lives(connection, lives, held)
@@ -75,7 +75,7 @@ class _Life(NamedTuple):
 
 
 def _groups(connection: Connection, is_purged: bool) -> Iterator[list[_Life]]:
-    """Yield the processes of rule 4's others: a long one alone, short ones together, so that each query reads
+    """Yield the processes outside rule 4: long ones separately, short ones together, so that each query reads
     enough.
     """
     column, losing = incarnations.c, recorded_losses(connection)
@@ -171,7 +171,7 @@ class _Slice(NamedTuple):
     residencies: Mapping[Table, Sequence[range]]
 
     def rows(self, table: Table) -> ColumnElement[bool]:
-        """Return the rows that may list one of them."""
+        """Return the rows that may list one of these generations."""
         column = table.c
         in_reach = column.high >= self.first, column.low < self.below
         if table not in self.residencies:
@@ -228,7 +228,7 @@ def _pages(connection: Connection, table: Table, life: int, is_there: ColumnElem
 
 
 def _ranges(pages: Iterable[_Page]) -> list[range]:
-    """Return the residencies of these pages; neighbours in one, and all in one where there would be too many."""
+    """Return the residencies of these pages; neighbours as one range, and all as one if there are too many."""
     found: list[range] = []
     for page in pages:
         first = page.number * _RESIDENCIES_OF_PAGE

@@ -1,4 +1,4 @@
-"""What stands in the ledger's database and is proved by no leaf: column by column, with why nothing rests on it.
+"""Database columns of the ledger that no leaf proves, with why nothing depends on them.
 
 1. Whatever is not in this list is re-derived: an edit of it is a problem that `fsck` names. A test edits every column
    of every table of the schema and deletes rows of each: one that is neither found nor listed fails it.
@@ -14,7 +14,7 @@ _COPY = "the control plane's own state (`schema.service`, rule 1): lost or edite
 
 
 class NotEvidence(NamedTuple):
-    """Columns of one table, or its rows (`ROWS`), and why nothing rests on them."""
+    """Columns of one table, or its rows (`ROWS`), and why nothing depends on them."""
 
     table: str
     columns: tuple[str, ...]
@@ -169,7 +169,7 @@ NOT_EVIDENCE = (
 
 
 def not_evidence_table() -> str:
-    """Return the list, for docs/."""
+    """Return the list as a table for docs/."""
     rows = ["| table | columns | why nothing rests on it |", "|---|---|---|"]
     for entry in NOT_EVIDENCE:
         columns = ", ".join(

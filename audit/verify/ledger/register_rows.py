@@ -1,4 +1,4 @@
-"""Rows that are no projection of a single leaf, against what the leaves say of them all the same.
+"""Compare rows that are no projection of a single leaf with what the leaves say about them.
 
 1. Names of people are proved by their pseudonyms, which are in leaves (`subject_table`). A row that is gone is
    accounted for by `subject-unlinked` leaves, by number: what was destroyed is not named again.
@@ -38,7 +38,7 @@ _TOKEN = "token"  # noqa: S105 - the kind of a principal whom an issuer of token
 
 
 class RegisterFindings(NamedTuple):
-    """What is wrong, what nothing here proves, and what should be known besides: sentences."""
+    """What is wrong, what is unproved, and other remarks: sentences."""
 
     problems: list[str]
     unproved: list[str]
@@ -46,7 +46,7 @@ class RegisterFindings(NamedTuple):
 
 
 def check_registers(connection: Connection, witnesses: Sequence[VerifierKey] = ()) -> RegisterFindings:
-    """Return every register, table by table."""
+    """Check every register, table by table."""
     findings = RegisterFindings([], [], [])
     for table, check in REGISTERS.items():
         if not _may_read(connection, table):
@@ -62,7 +62,7 @@ def check_registers(connection: Connection, witnesses: Sequence[VerifierKey] = (
 
 
 def _may_read(connection: Connection, table: str) -> bool:
-    """Return whether this login sees a table and what it is compared with: an auditor's has no names of people."""
+    """Return whether this login may read a table and its counterpart; an auditor's login sees no names of people."""
     beside = {"service_principals": ["service_keys"]}.get(table, [])
     if not dialect_of(connection).roles:
         return True
@@ -70,7 +70,7 @@ def _may_read(connection: Connection, table: str) -> bool:
 
 
 def _said(connection: Connection, kind: str, *, of_tenants: bool = False) -> Iterator[Mapping[str, Any]]:
-    """Yield the bodies of one kind of leaf, in order, without those that were withdrawn.
+    """Yield the bodies of one kind of leaf, in order, without withdrawn ones.
 
     They are read from the system log; with `of_tenants`, from all tenants' logs.
     """
@@ -260,7 +260,7 @@ def _compare_principals(connection: Connection, findings: RegisterFindings, peop
 
 
 def _read(connection: Connection, found: RegisterFindings, table: Table) -> list[StoredRow]:
-    """Return the rows of a table of the control plane; those that cannot be read are named."""
+    """Return the rows of a table of the control plane; unreadable ones are named."""
     rows = stored_rows(connection, select(table))
     found.unproved.extend(f"it cannot be read, and lets nobody in: {row.unread}" for row in rows if row.unread)
     return rows

@@ -25,7 +25,7 @@ class PoolOwner(StrEnum):
 
 
 def needs_store(policy: Policy) -> Iterator[Finding]:
-    """Return each classification whose copies may only go to a remote store; a worker without one does not start."""
+    """Yield each classification whose copies may only go to a remote store; a worker without one does not start."""
     for offload, what in _offloads(policy):
         if offload.tiers == (Tier.REMOTE,):
             message = (
