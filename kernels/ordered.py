@@ -152,7 +152,7 @@ class OrderedScrub:
         """
         if self._streams.is_capturing():
             raise DeviceError(
-                "a scrub was asked for while the current stream records a graph: it would be recorded instead of done"
+                "a scrub was requested while the current stream records a graph: it would be recorded, not run"
             )
         strategy = self._strategy
         if strategy is None:

@@ -262,7 +262,7 @@ def difference(connection: Connection, table: Table, log: int, idx: int, column:
     name = connection.scalar(select(logs.c.name).where(logs.c.id == log)) or str(log)
     where = f" in column `{column}`" if column else ""
     return LedgerError(
-        f"the row of `{table.name}` at leaf `{idx}` of `{name}` is not what the leaf says{where}: run `kvcustody audit "
+        f"the row of `{table.name}` at leaf `{idx}` of `{name}` differs from the leaf{where}: run `kvcustody audit "
         "fsck`; the change stops here, and `kvcustody db upgrade --undo` takes it back",
         table=table.name,
         log=name,

@@ -139,7 +139,7 @@ def check_signatures(bundle: Bundle, trust: Trust) -> tuple[str, ...]:
         all(role in key.roles for role, key in zip(trust.needs, each, strict=True))
         for each in permutations(keys, len(trust.needs))
     ):
-        raise DocumentRejected(f"bundle is not signed by {len(trust.needs)} people, one for each role that is needed")
+        raise DocumentRejected(f"bundle is not signed by {len(trust.needs)} people, one for each required role")
     return tuple(key.name for key in keys)
 
 

@@ -28,7 +28,7 @@ def add_segment(text: str, entry: Entry, *, name: str) -> str:
         raise PolicyError(f"segment {quote(entry['id'])} exists; give the new one another id", id=entry["id"])
     laid_out = fmt(text, name=name)
     if laid_out.left:
-        raise PolicyError(f"policy `{name}` is left as it is: {laid_out.left}; add the entry by hand")
+        raise PolicyError(f"policy `{name}` is unchanged: {laid_out.left}; add the entry by hand")
     result = fmt(_with(laid_out.text, entry), name=name)
     after = load_policy(result.text, name=name)
     assert len(after.segments) == len(policy.segments) + 1

@@ -247,15 +247,15 @@ def _summary(
     if any(rule.id in decision.reasons for rule in declared.policy.rules if rule.effect is RuleEffect.FORBID):
         return f"denied: forbidden by {named}"
     if decision.reasons and ":" in decision.reasons[0]:
-        return f"denied: {named} leaves no room for it"
+        return f"denied: {named} does not allow it"
     if closed:
         return f"denied: {closed}"
     if nearest is None and request.reader != request.owner:
         return f"denied: nothing opens any of {request.owner}'s domains to {request.reader}"
     if nearest is None:
-        return "denied: nothing permits it, whatever is changed"
+        return "denied: no change of a single request permits it"
     terms = ", ".join(f"{term} {old} (not {new})" for term, old, new in nearest.changed)
-    return f"denied by default; it fails by {terms or 'its source ' + instant(request.now_us)}"
+    return f"denied by default; the nearest permit differs in {terms or 'its source ' + instant(request.now_us)}"
 
 
 # -- tiers -------------------------------------------------------------------------------------------------------------

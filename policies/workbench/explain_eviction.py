@@ -18,12 +18,12 @@ from kvcustody.policies.table.decision_table import DecisionTable
 
 _BY_PRIORITY = (EvictionKind.PRIORITY, EvictionKind.COST, EvictionKind.VALUE)
 _SIGNALS = {
-    EvictionSignal.NEXT_TURN: "how likely a block is used again while what is cached lasts, as learned of those "
-    "that paused as long before",
-    EvictionSignal.SCOPE: "who may reuse it: a session -4, a subject 0, a tenant +4, whoever a segment names +8",
-    EvictionSignal.FRESHNESS: "what is left of its absolute time: all 0, half -4, a fourth or less -8",
+    EvictionSignal.NEXT_TURN: "how likely a block is reused before its eviction, learned from blocks with equally "
+    "long pauses",
+    EvictionSignal.SCOPE: "who may reuse it: a session -4, a subject 0, a tenant +4, the readers of a segment +8",
+    EvictionSignal.FRESHNESS: "the remaining part of its absolute time: all 0, half -4, a fourth or less -8",
     EvictionSignal.REUSE: "uses by later requests: none 0, one +4, three +8, fifteen or more +16",
-    EvictionSignal.POSITION: "what it takes to compute again, by its depth: the first 0, the 512th block +4",
+    EvictionSignal.POSITION: "the cost of computing it again, by its depth: the first 0, the 512th block +4",
     EvictionSignal.PRESSURE: "the others count only while what is given up was used less than four long think "
     "times ago; else the least recently used goes first",
 }

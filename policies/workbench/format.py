@@ -31,17 +31,17 @@ def fmt(text: str, *, name: str) -> Formatted:
     try:
         result = _settle(text)
     except LayoutErrors as error:
-        return Formatted(text, False, f"it cannot be laid out: {type(error).__name__}")
+        return Formatted(text, False, f"it cannot be formatted: {type(error).__name__}")
     if result is None:
-        return Formatted(text, False, "its layout does not settle")
+        return Formatted(text, False, "formatting it twice gives different texts")
     try:
         after = digest(load_policy(result, name=name))
     except PolicyRejected as rejected:
-        return Formatted(text, False, f"laid out it would be rejected: {rejected.problems[0].code}")
+        return Formatted(text, False, f"its formatted text would be rejected: {rejected.problems[0].code}")
     if result.count("#") < text.count("#"):
         return Formatted(text, False, "a comment would be lost")
     if after != before:
-        return Formatted(text, False, "laid out it would say something else")
+        return Formatted(text, False, "its formatted text would have another meaning")
     return Formatted(result, result != text)
 
 

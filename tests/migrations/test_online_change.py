@@ -282,7 +282,7 @@ def test_a_row_that_its_leaf_does_not_give_ends_the_change(before: Before, where
                 update(table).where(table.c.log == place.log, table.c.idx == place.idx).values(classification="other")
             )
 
-    with pytest.raises(LedgerError, match="is not what the leaf says in column `classification`") as caught:
+    with pytest.raises(LedgerError, match="differs from the leaf in column `classification`") as caught:
         while_open(before, "copied" if where == "new form" else "opened", harm)
     found = caught.value.operands
     assert (found["table"], found["column"]) == ("residencies", "classification")
@@ -306,7 +306,7 @@ def test_a_row_of_no_leaf_in_the_copy_ends_the_change(before: Before, place: str
             idx = 0 if place == "a leaf of another kind" else size
             connection.execute(insert(form), row._asdict() | {"log": log, "idx": idx, "residency": 99})
 
-    with pytest.raises(LedgerError, match="is not what the leaf says: run"):
+    with pytest.raises(LedgerError, match="differs from the leaf: run"):
         while_open(before, "copied", add)
     assert undo(engine) == BEFORE
 

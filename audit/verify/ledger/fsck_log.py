@@ -428,7 +428,7 @@ class LogCheck:
     def _compare(self, places: range, expected: Projected, leaves: Mapping[int, bytes]) -> None:
         for row in differences(self._connection, self._log, places, expected, besides=self._besides):
             if row.idx in leaves:
-                what = "is missing" if row.is_missing else "is not what the leaf says"
+                what = "is missing" if row.is_missing else "differs from the leaf"
                 of = f" of item {row.item}" if row.item else ""
                 self._named(row.idx, parse(leaves[row.idx]), f"its row{of} in `{row.table.name}` {what}")
 

@@ -29,7 +29,7 @@ def needs_store(policy: Policy) -> Iterator[Finding]:
     for offload, what in _offloads(policy):
         if offload.tiers == (Tier.REMOTE,):
             message = (
-                f"{what}: copies go to `remote` alone, and no store is configured "
+                f"{what}: copies may only go to `remote`, and no store is configured "
                 f"(set {quote(_SETTINGS[Tier.REMOTE])}): a worker does not start with it"
             )
             yield offload.mark, _NO_STORE, message
@@ -57,7 +57,7 @@ def without_effect(
     for level, offload in enumerate(policy.offload):
         if offload.tiers and not policy.retention[level].absolute_us:
             what = f"offload of {quote(policy.classifications[level])}"
-            message = f"{what}: nothing of it outlives its request, so only what runs is offloaded"
+            message = f"{what}: no block outlives its request, so only running requests are offloaded"
             yield offload.mark, _CODE, message
     if tiers is not None and Tier.REMOTE not in tiers:
         yield from needs_store(policy)

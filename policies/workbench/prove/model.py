@@ -15,26 +15,26 @@ from kvcustody.policies.workbench.request import Request
 
 SCHEMA = "kvcustody/proof@1"
 PROPERTIES = {
-    "ISO-1": "what crosses a tenant boundary names a declared grant or segment that is live between the two",
-    "ISO-2": "a grant opens reuse alone, of tenant-level and wider domains, up to its level",
+    "ISO-1": "every permit across a tenant boundary names a declared grant or segment that is live between the two",
+    "ISO-2": "a grant only opens reuse, of tenant-level and wider domains, up to its level",
     "ISO-3": "a segment opens its own level and scope, to the readers that it lists",
-    "ISO-4": "nothing is permitted that a rule forbids",
+    "ISO-4": "nothing that a rule forbids is permitted",
     "ISO-5": "in an isolating profile nothing crosses a tenant boundary",
     "ISO-6": "a tenant outside the policy gets what `tenants.default` gives, and nothing without it",
-    "ISO-7": "blocks of its own a tenant reuses no wider than its private scope",
+    "ISO-7": "a tenant reuses its own blocks only within its private scope",
     "ISO-8": "no hint, claim, route or tenant makes a classification lower than the policy declares",
-    "ISO-9": "no obligation is looser than the policy's, and what may not be kept is not kept",
-    "ISO-10": "what is malformed is denied",
-    "ISO-11": "what the authors say must never be permitted is not permitted",
-    "ISO-12": "no copy is in a tier, in clear, in a place or for a time that a source of its policy does not allow",
+    "ISO-9": "no obligation is looser than the policy's, and blocks that may not be kept are not",
+    "ISO-10": "malformed requests are denied",
+    "ISO-11": "nothing is permitted that the authors declared must never be",
+    "ISO-12": "no copy exceeds what every source of the policy allows for its tier, encryption, place and time",
     "ISO-13": "a grant or segment opens nothing across a label that it does not name",
-    "ISO-14": "a request goes to no worker but those that its placement rules name, nor to one dedicated to others",
+    "ISO-14": "a request only goes to workers that its placement rules name, and to none dedicated to others",
 }
 CLAIM = "no cross-tenant content or hit without a named grant or named segment"
 LIMITS = (
-    "decisions only: that an engine asks before every reuse is shown by the governor's tests, not here",
+    "decisions only: the governor's tests show that an engine asks before every reuse",
     "no timing, occupancy or eviction channel is covered; only `strict` and `dedicated` close those",
-    "a grant is taken at its word: whether it should exist is for its owner to say",
+    "grants are taken as given: their owner decides whether they should exist",
 )
 
 

@@ -170,7 +170,7 @@ def check_places(table: DecisionTable, declared: Declared, tenants: Sequence[str
                     findings.places_open += 1
                     if not declared.serves(group, tenant, level, labels):
                         said = {"tenant": tenant, "route": route, "hint": hint, "group": group}
-                        findings.says("ISO-14", "goes to a group that its placement rules do not let serve it", said)
+                        findings.says("ISO-14", "goes to a group that its placement rules exclude", said)
 
 
 @lru_cache(4096)

@@ -127,7 +127,7 @@ class _Search:
         """Ask everything."""
         pairs = len(self._tenants) ** 2
         if pairs > ABSENT_BULK_MAX:
-            self._absent = f"{pairs} pairs: one without an entry is a look-up that finds none; not each was asked"
+            self._absent = f"{pairs} pairs: a pair without an entry always misses, so not every one was asked"
         elif pairs > ABSENT_EACH_MAX:
             self._absent = "each asked, in bulk"
         for done, reader in enumerate(self._tenants):

@@ -306,7 +306,7 @@ def test_copies_that_only_a_store_could_take_are_an_error_where_there_is_none(co
 
     alone = ("high: never", "high: {tiers: [remote], encrypt: required}")
     ((code, message),) = told(alone, tiers=("host", "nvme"))
-    assert code in ERRORS and message.startswith("offload of `high`: copies go to `remote` alone")
+    assert code in ERRORS and message.startswith("offload of `high`: copies may only go to `remote`")
     assert told(alone, tiers=("host", "nvme", "remote")) == [] == told(alone, tiers=None)
     beside = ("high: never", "high: {tiers: [host, remote], encrypt: required}")
     ((code, _),) = told(beside, tiers=("host", "nvme"))
@@ -315,7 +315,7 @@ def test_copies_that_only_a_store_could_take_are_an_error_where_there_is_none(co
 
 def test_copies_of_what_is_never_kept_are_told(compiled):
     (only,) = lint(compiled(PLAIN, *OPEN, ("high: never", "high: {tiers: [host], encrypt: required}")), now_us=NOW)
-    assert only.code == "KVP761" and "nothing of it outlives its request" in only.message
+    assert only.code == "KVP761" and "no block outlives its request" in only.message
 
 
 def test_confusable_names():
