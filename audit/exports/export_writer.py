@@ -103,7 +103,7 @@ def write_export(
     of many small files.
     """
     if os.path.lexists(folder):
-        raise ExportError(f"export `{folder}` is there already; choose another place", path=folder)
+        raise ExportError(f"export `{folder}` exists already; choose another place", path=folder)
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         export = _Export(partial, source, selection, form, progress or _silent, chunk_leaves, resumable)
@@ -269,7 +269,7 @@ class _Export:
         except ProofError as problem:
             shutil.rmtree(self._partial, ignore_errors=True)  # a bad file of an earlier try must not stay
             raise ExportError(
-                f"log `{log.name}` does not give its own signed head ({problem.message}); run `kvcustody audit fsck`",
+                f"log `{log.name}` does not match its own signed head ({problem.message}); run `kvcustody audit fsck`",
                 log=log.name,
             ) from problem
 

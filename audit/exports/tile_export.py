@@ -30,7 +30,7 @@ def export_tiles(folder: Path, source: ExportSource, log: str | None = None) -> 
         raise ExportError(f"log `{log}` is not under the checkpoint", log=log)
     if sub_log.purged_below:
         raise ExportError(
-            f"leaves 0 to `{sub_log.purged_below}` of `{log}` were dropped; `audit export` writes what is there",
+            f"leaves 0 to `{sub_log.purged_below}` of `{log}` were dropped; `audit export` writes the remaining leaves",
             log=log,
         )
     leaves = source.leaves(log, 0, sub_log.head.size)

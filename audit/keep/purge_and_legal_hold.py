@@ -189,7 +189,7 @@ def place_hold(
     The content of the tenant's log stays whole under it: it is not divided by subject.
     """
     if subject is not None and tenant is None:
-        raise RetentionError("a hold on a subject names its tenant")
+        raise RetentionError("a hold on a subject must name its tenant")
     with engine.connect() as connection:
         if any(each.hold == hold for each in active_holds(connection)):
             raise RetentionError(f"a legal hold `{hold}` is active already; lift it first", hold=hold)
@@ -313,7 +313,7 @@ def read_back(
     mine = select(checkpoints.c.root).where(checkpoints.c.size == verdict.root.size)
     with engine.connect() as connection:
         if bytes(connection.scalar(mine) or b"") != verdict.root.root:
-            raise RetentionError(f"export `{export}` is of another ledger than this one", path=export)
+            raise RetentionError(f"export `{export}` belongs to another ledger", path=export)
     return verdict, PurgeFacts(verdict.root.size, digest, *people)
 
 

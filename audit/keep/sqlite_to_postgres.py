@@ -73,7 +73,7 @@ def move_ledger(source: Engine, target: Engine, *, progress: Progress | None = N
                 head = _head(writing)
                 with source.connect() as later:  # past the snapshot (rule 4)
                     if head != _head(later):
-                        raise LedgerError("the source went on during the move; stop its workers and move again")
+                        raise LedgerError("the source changed during the move; stop its workers and move again")
     except SQLAlchemyError as problem:
         raise ledger_error(target, problem) from problem
     return MoveResult(rows, rows[events.name], head)
@@ -120,7 +120,7 @@ def _check_sizes(reading: Connection, writing: Connection) -> None:
     """The copied leaves have brought every log to its size."""
     sizes = select(logs.c.id, logs.c.size).order_by(logs.c.id)
     if writing.execute(sizes).all() != reading.execute(sizes).all():
-        raise LedgerError("the logs of the copy are not of the sizes of the source's")
+        raise LedgerError("the copy's logs and the source's differ in size")
 
 
 def _copy(reading: Connection, writing: Connection, table: Table, report_progress: Progress) -> int:

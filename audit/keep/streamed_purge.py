@@ -158,7 +158,7 @@ def _parts_there(folder: Path) -> list[int]:
     names = sorted(path.name for path in folder.iterdir())
     for name in names:
         if not (_PART.fullmatch(name) or _PARTIAL.fullmatch(name)):
-            raise RetentionError(f"`{folder}` holds `{name}`: a purge is exported to a folder of its own", path=folder)
+            raise RetentionError(f"`{folder}` holds `{name}`: export a purge to an empty folder", path=folder)
     return sorted(int(name.removeprefix("part-")) for name in names if _PART.fullmatch(name))
 
 

@@ -32,14 +32,14 @@ class FieldMeaning(Enum):
         "a tenant whose request, key or copy this worker handles, of an issuer that the ledger knows: the leaf is in "
         "that tenant's log"
     )
-    HELD = "a tenant of which this worker has recorded a request, a key or a copy"
+    HELD = "a tenant whose request, key or copy this worker has recorded"
     OWNER = "the reader's own tenant, or a tenant that the ledger knows"
-    ACTOR = "this worker, or who gave the order that the leaf follows"
-    ERASURE = "an erasure that the ledger has a request for, of the leaf's tenant"
+    ACTOR = "this worker, or the author of the order that the leaf follows"
+    ERASURE = "an erasure of the leaf's tenant whose request is in the ledger"
     CASE = "a case that restricts, of the leaf's tenant"
     OF_ORDER = "the tenant of the erasure or case that the leaf names"
     ORDER = "an order on enforcement; 0: none"
-    ORDERED = "what that order says"
+    ORDERED = "that order's value"
 
 
 class OneOf(NamedTuple):

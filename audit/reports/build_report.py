@@ -41,7 +41,7 @@ def period(connection: Connection, checkpoint: int, since_us: int | None, until_
     if until_us is None:
         until_us = (newest_leaf_us(connection, checkpoint) // 1_000_000 + 1) * 1_000_000
     if since_us >= until_us:
-        raise ConfigError("the period is empty: it must begin before it ends", since_us=since_us)
+        raise ConfigError("the period is empty: its start must be before its end", since_us=since_us)
     return since_us, until_us
 
 

@@ -109,7 +109,7 @@ def read_document(data: bytes, kinds: Sequence[DocumentKind]) -> Document:
     facts = {name: value for name, value in body.items() if name not in _ENVELOPE}
     document = kind.document(facts, _signature(body["signature"]) if "signature" in body else None)
     if document.to_bytes() != data:
-        raise LedgerError(f"the {kind.name} is not in its one form: keys in order, and no white space")
+        raise LedgerError(f"the {kind.name} is not in canonical form: sorted keys, no white space")
     return document
 
 
@@ -128,7 +128,7 @@ def _signature(form: Any) -> Signature:
         enrolments = tuple(KeyEnrolment(**each) for each in form["enrolments"])
         signature = Signature(**(form | {"enrolments": enrolments}))
     except (TypeError, KeyError):
-        raise LedgerError("the signature has parts that none has, or lacks some") from None
+        raise LedgerError("the signature has unknown parts, or lacks some") from None
     texts = (*signature[:3], *(text for each in enrolments for text in each))
     if not all(isinstance(text, str) for text in texts):
         raise LedgerError("a part of the signature is no text")

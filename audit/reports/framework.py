@@ -153,7 +153,7 @@ def read_framework(text: str) -> Framework:
     if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,60}", name):
         raise ConfigError("framework file: `id` is lower-case letters, digits, `.` and `-`")
     if name in NAMES:
-        raise ConfigError(f"framework file: `{name}` is a framework of the library; give it an id of its own")
+        raise ConfigError(f"framework file: `{name}` is the id of a library framework; choose another")
     return _framework(name, value)
 
 
@@ -237,10 +237,10 @@ def _control_problems(item: dict[str, Any]) -> Iterator[str]:
     if scope not in SCOPES:
         yield f"scope `{scope}` is none of: {', '.join(SCOPES)}"
     if not isinstance(shows, list) or (scope == OURS) is not bool(shows):
-        yield "a control that is ours names what `shows` it, and no other does"
+        yield "a control with scope `ours` needs `shows`, and no other scope has it"
         return
     if scope != OURS and not item.get("limit"):
-        yield "a control that is not ours, or not addressed, says why in `limit`"
+        yield "a control with scope `not-ours` or `not-addressed` needs the reason in `limit`"
     for each in shows:
         if each not in showings():
             close = get_close_matches(str(each), showings(), n=1)

@@ -149,7 +149,7 @@ def read_positions(path: Path) -> SinkPositions:
     except FileNotFoundError:
         return SinkPositions()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        problem = f"position file `{path}` is damaged; remove it to start over, every leaf will be sent again"
+        problem = f"position file `{path}` is damaged; remove it to start over, which sends every leaf again"
         raise LedgerError(problem, path=path) from None
 
 

@@ -139,7 +139,7 @@ def ocsf(row: EventRow, *, origin: str) -> dict[str, Any]:
     """
     mapping = TABLE.get(row.kind)
     if mapping is None:
-        raise LedgerError(f"event `{row.kind}` has no place in OCSF yet", kind=row.kind)
+        raise LedgerError(f"event `{row.kind}` has no OCSF mapping yet", kind=row.kind)
     body = row.body
     outcome = next((body[key] for key in _OUTCOMES if key in body), "")
     failed = outcome in mapping.failed

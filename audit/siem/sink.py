@@ -68,7 +68,7 @@ class WebhookSink:
         if not parts.hostname or not (
             parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)
         ):
-            raise SinkError(f"sink `{name}`: `{url}` is not https (http is for loopback alone)", name=name)
+            raise SinkError(f"sink `{name}`: `{url}` is not https (http is only allowed on loopback)", name=name)
         if isinstance(key, bytes) and len(key) < 24:
             raise SinkError(f"sink `{name}`: an HMAC key of `{len(key)}` bytes is shorter than 24", name=name)
         self.name = name

@@ -70,7 +70,7 @@ def parse_checkpoint(text: str) -> Checkpoint:
     """Return the checkpoint in a note's text; raises `NoteError`."""
     lines = text.split("\n")
     if len(lines) < 4 or lines.pop() or not all(lines):
-        raise NoteError("a checkpoint is not three or more lines, none of them empty")
+        raise NoteError("a checkpoint needs at least three lines, none of them empty")
     origin, size, root, *extensions = lines
     if len(origin.encode()) > NAME_BYTES_MAX:
         raise NoteError(f"the origin of a checkpoint is longer than {NAME_BYTES_MAX} bytes")
@@ -92,7 +92,7 @@ def open_note(data: bytes, keys: Sequence[VerifierKey]) -> tuple[str, tuple[Veri
         if key is not None:
             verified.append(verify(key, note.text, signature))
     if not verified:
-        raise NoteError("the note is not signed by a key that is trusted here")
+        raise NoteError("no trusted key signed the note")
     return note.text, tuple(verified)
 
 

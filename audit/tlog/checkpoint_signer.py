@@ -153,7 +153,7 @@ class CheckpointSigner:
             )
             raise ProofError(problem, size=newest.size, signed=before.size)
         if not before.size and tree_root(proofs.tiles(None), newest.size) != newest.root:
-            raise ProofError(f"the root log does not give the root of its checkpoint of `{newest.size}`")
+            raise ProofError(f"the root log does not match the root of its checkpoint of `{newest.size}`")
         path = proofs.root_consistency(before.size, newest.size)
         moment_us = self._clock.utc_us()
         checkpoint = root_checkpoint(self._keys[0].name, newest.head)

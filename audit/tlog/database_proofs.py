@@ -37,7 +37,7 @@ from kvcustody.audit.tlog.proofs import (
 )
 from kvcustody.audit.tlog.root_log import HeadProof, LeafProof, RootLeafOpening
 
-SIGN = "a service or an engine that has it open seals and signs every few seconds, and `kvcustody audit sign` at once"
+SIGN = "a service or engine with this ledger open seals and signs every few seconds, `kvcustody audit sign` immediately"
 
 
 class StoredCheckpoint(NamedTuple):
@@ -112,7 +112,7 @@ class LedgerProofs:
         row = self._connection.execute(query.order_by(checkpoints.c.size.desc()).limit(1)).first()
         if row is None:
             what = (
-                "no checkpoint yet: nothing was recorded, or nothing is sealed"
+                "no checkpoint yet: nothing was recorded or sealed"
                 if as_of is None
                 else f"no checkpoint of `{as_of}` root leaves"
             )
@@ -132,7 +132,7 @@ class LedgerProofs:
             newest = self.checkpoint().size
             if size is not None and size > newest:
                 raise ProofError(f"the root log has `{newest}` leaves, not `{size}`", size=size)
-            raise ProofError(f"no checkpoint that covers this is signed yet; {SIGN}")
+            raise ProofError(f"no signed checkpoint covers this yet; {SIGN}")
         return note
 
     # -- leaves and paths -----------------------------------------------------------------------------------

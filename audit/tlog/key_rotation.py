@@ -86,7 +86,7 @@ def parse_rotation(data: bytes) -> KeyRotation:
     )
     _check_rotation(rotation)
     if _rotation_text(rotation) != note.text or len(note.signatures) != 2:
-        raise NoteError("a key rotation is not in its one form")
+        raise NoteError("a key rotation is not in canonical form")
     for key, signature in zip((rotation.old, rotation.new), note.signatures, strict=True):
         verify_statement(key, note.text, signature)
     return rotation

@@ -65,7 +65,7 @@ def parse_break(data: bytes, keys: Sequence[VerifierKey] = ()) -> LogBreak:
     lines = note.text.split("\n")
     fields = dict(line.split(" ", 1) for line in lines[1:-1] if " " in line)
     if lines[0] != BREAK or tuple(fields) != _BREAK_FIELDS:
-        raise NoteError("a note is no break of a log")
+        raise NoteError("a note does not record a break of a log")
     try:
         log_break = LogBreak(
             fields["origin"],
@@ -78,7 +78,7 @@ def parse_break(data: bytes, keys: Sequence[VerifierKey] = ()) -> LogBreak:
     except ValueError:
         raise NoteError("a break of a log has a malformed number") from None
     if _break_text(log_break) != note.text or len(note.signatures) != 1:
-        raise NoteError("a break of a log is not in its one form")
+        raise NoteError("a break of a log is not in canonical form")
     problems = []
     for key in keys:
         try:

@@ -181,7 +181,7 @@ class RootSealer:
             self._failing_since_us = now_us
         lasts = now_us - self._failing_since_us >= OVERDUE_INTERVALS * self._interval_us
         if lasts and problem != self._problem:
-            _log.warning("leaves are under no checkpoint yet", reason=problem)
+            _log.warning("leaves have no checkpoint yet", reason=problem)
             self._problem = problem
 
 

@@ -126,7 +126,7 @@ def parse_vkey(text: str) -> VerifierKey:
     name, stated, encoded = parts
     data = decode_base64(encoded, "verifier key")
     if not data or data[0] not in PUBLIC_BYTES:
-        raise NoteError(f"verifier key `{name[:64]!r}` is of a type that is not supported")
+        raise NoteError(f"verifier key `{name[:64]!r}` has an unsupported type")
     key = VerifierKey(name, KeyKind(data[0]), data[1:])
     if key.key_id.hex() != stated:
         raise NoteError(f"verifier key `{name}` does not have the id `{stated}`", name=name, key_id=stated)

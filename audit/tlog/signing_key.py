@@ -198,7 +198,7 @@ def _parse(data: bytes) -> SigningKey:
         raise NoteError("its type is not supported")
     key = SigningKey.from_seed(parts[0], KeyKind(secret[0]), secret[1:])
     if _render(key) != text:
-        raise NoteError("its id is not that of its key")
+        raise NoteError("its id does not match its key")
     return key
 
 

@@ -59,7 +59,7 @@ def canonical_json(value: Any) -> bytes:
 
 def arrow() -> tuple[Any, Any]:
     """Raise `CannotCheckError`: Python's library has no Parquet."""
-    raise CannotCheckError("files of Parquet are checked by `kvcustody audit verify`")
+    raise CannotCheckError("check Parquet files with `kvcustody audit verify`")
 
 
 def _decode_point(data: bytes) -> EdwardsPoint | None:
@@ -102,7 +102,7 @@ def _no_constant(name: str) -> Any:
 def _finite(text: str) -> float:
     value = float(text)
     if value in (float("inf"), float("-inf")):
-        raise ValueError(f"`{text[:40]}` is no number that JSON readers agree on")
+        raise ValueError(f"`{text[:40]}` is a number that JSON readers interpret differently")
     return value
 
 

@@ -143,7 +143,7 @@ def write_export(
     Raises `ExportError` when the folder is there already, the disk refuses, or the leaves do not give `head`.
     """
     if os.path.lexists(folder):
-        raise ExportError(f"export `{folder}` is there already; choose another place", path=folder)
+        raise ExportError(f"export `{folder}` exists already; choose another place", path=folder)
     fresh = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}")
     try:
         fresh.mkdir()

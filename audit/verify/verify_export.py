@@ -389,7 +389,7 @@ class _Check:
                 leaves = [self._root_leaf(line, heads) for line in lines]
                 frontier = frontier.extend(leaf_hashes(leaves)).frontier
         if frontier.head() != self._verdict.root:
-            raise ExportError(f"`{OPENINGS}` is not the root log that was signed")
+            raise ExportError(f"`{OPENINGS}` is not the signed root log")
         missing = sorted(heads.keys() - set(names))
         if missing:
             raise ExportError(f"log `{missing[0]}` was left out")
@@ -403,7 +403,7 @@ class _Check:
         except (ValueError, KeyError, TypeError):
             raise ExportError(f"`{OPENINGS}` is malformed") from None
         if line != root_line(leaf, opened):
-            raise ExportError(f"`{OPENINGS}` is not in its one form")
+            raise ExportError(f"`{OPENINGS}` is not in canonical form")
         if opened is None:
             self._verdict.closed += 1
             return leaf
@@ -453,7 +453,7 @@ class _Check:
     def _leaves(self, file: ExportFile, form: LeafFormat) -> Iterator[list[bytes]]:
         path = self._folder / file.path
         if path.is_symlink() or not path.is_file():
-            raise ExportError(f"`{file.path}` is missing or no plain file")
+            raise ExportError(f"`{file.path}` is missing or not a plain file")
         with path.open("rb") as opened:
             if hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
                 raise ExportError(f"`{file.path}` does not have the digest that the manifest states")

@@ -218,7 +218,7 @@ class _Check:
         except LedgerError:
             sound = False
         if not sound:
-            text = "the leaves do not give the signed root, and neither do the tiles"
+            text = "neither the leaves nor the tiles match the signed root"
             self._report.add(text, self._first_difference(), self._head.size - 1)
             return
         for level in reversed(range(len(self._rows))):

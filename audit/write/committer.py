@@ -159,7 +159,7 @@ class Committer:
     def check_there(self) -> None:
         """Raise `StoreGoneError` if the file was replaced, before a connection creates an empty one."""
         if file_identity(self._engine) != self._identity:
-            raise StoreGoneError("the ledger's file was removed or replaced")
+            raise StoreGoneError("the ledger's file was deleted or replaced")
 
     def write_names(self, rows: Sequence[Row], *, own: bool = False) -> None:
         """Commit names of a replay, skipping existing ones. `own`: as for `SubjectDirectory.kept`."""

@@ -44,7 +44,7 @@ def decompress(data: bytes, *, bytes_max: int) -> bytes:
     try:
         stated = zstandard.get_frame_parameters(data).content_size
     except zstandard.ZstdError as problem:
-        raise CompressionError("it is no zstd frame") from problem
+        raise CompressionError("it is not a zstd frame") from problem
     if stated in (0, zstandard.CONTENTSIZE_UNKNOWN):
         raise CompressionError("its zstd frame does not state its size, or is empty")
     if stated > bytes_max:

@@ -219,7 +219,7 @@ class LedgerWriter:
         return WriterStatus(
             admitting=self.admitting,
             healthy=self.recording and not self._outage.spilled,
-            cause=self._outage.cause or ("what was spilled is handed in" if self._outage.replaying else ""),
+            cause=self._outage.cause or ("spilled events are being submitted" if self._outage.replaying else ""),
             backlog=len(self._intake) + len(self._ahead.items) + len(self._outage.held),
             submitted_sequence=self._intake.sequence,
             durable_sequence=self._mark.sequence,

@@ -138,7 +138,7 @@ def days_of(received_us: int, zone: str, holidays: str, kept: str) -> CaseDays:
         days = tuple(date.fromisoformat(text) for text in holidays.split())
         return case_days(received_us, WorkingCalendar(zone, days))._replace(unread=unread)
     except ConfigError:
-        unread = f"its time zone `{zone}`, which this machine does not know"
+        unread = f"its time zone `{zone}` (unknown on this machine)"
     except ValueError:
         unread = "its holidays"
     received_at = utc(received_us).astimezone(_LAST_ZONE).date()  # the earliest day that it is anywhere

@@ -240,16 +240,16 @@ def _form(case: SubjectCase, step: CaseStep) -> Iterator[str]:
 
 def _order(case: SubjectCase, step: CaseStep) -> Iterator[str]:
     if case.answered_us is not None and step.step not in AFTERWARDS:
-        yield "the person was answered: what is asked after that is a case of its own"
+        yield "the person was answered already: open a new case for a later request"
     if step.step == StepKind.LIFT and not case.is_restricted:
-        yield "no restriction applies that could be lifted"
+        yield "there is no restriction to lift"
     if step.step == StepKind.RESTRICT and case.is_restricted:
         yield "a restriction applies already"
     if step.step == StepKind.ANSWER and not case.outcome:
-        yield "nothing is decided yet that the person could be told"
+        yield "nothing is decided yet, so there is nothing to tell the person"
     unproven = step.step in (StepKind.EXPORT, StepKind.ERASURE) or step.outcome in _GIVING
     if unproven and case.identity != "confirmed":
-        yield "it is not confirmed who asks: nobody's data is given out, erased or restricted before"
+        yield "confirm the person's identity first: before that no data is given out, erased or restricted"
 
 
 _GIVING = ("erased", "partly", "given", "restricted")
@@ -261,9 +261,9 @@ def _clock(case: SubjectCase, step: CaseStep) -> Iterator[str]:
     if not step.ground:
         yield f"`ground` of `extend` is one of: {', '.join(GROUNDS[StepKind.EXTEND])}"
     if case.of_kind(StepKind.EXTEND):
-        yield "the time was extended already; it is extended once"
+        yield "the time was extended already, and may only be extended once"
     if step.at_us >= case.first_due.until_us:
-        yield f"the first month ended with {case.first_due.day.isoformat()}: it can be extended within it alone"
+        yield f"the first month ended with {case.first_due.day.isoformat()}: it can only be extended before that"
 
 
 def _decision(case: SubjectCase, step: CaseStep) -> Iterator[str]:
@@ -280,13 +280,13 @@ def _decision(case: SubjectCase, step: CaseStep) -> Iterator[str]:
     if step.ground in ("11(2)", "12(2)") and case.identity == "confirmed":
         yield "it says that the person cannot be identified, and their identity is confirmed"
     if step.outcome == "partly" and not step.reason.strip():
-        yield "`partly` needs a reason: what remains, and why"
+        yield "`partly` needs a reason that names what remains, and why"
     if right is SubjectRight.ERASURE and step.outcome in ("erased", "partly") and not case.erasures:
         yield "no erasure is named: take the step `erasure` first"
     if step.outcome == "erased" and exempt:
         yield "an exemption is on record, so not all was erased: decide `partly`"
     if step.outcome == "erased" and case.is_restricted:
-        yield "processing is restricted, and what is restricted is kept: lift it, or decide `partly`"
+        yield "a restriction keeps the data: lift it, or decide `partly`"
     gives = step.outcome == "given" or (right is SubjectRight.ACCESS and step.outcome == "partly")
     if gives and not case.of_kind(StepKind.EXPORT):
         yield "no export was given: take the step `export` first"

@@ -166,7 +166,7 @@ class HourlyJudge:
             self._forget()  # some of it may be done
             raise
         if rows is None:
-            _log.warning("evidence came after the verdict on it; verdicts by hour are made anew")
+            _log.warning("evidence arrived after its verdict; the verdicts by hour are computed again")
             self._forget()
             self.behind = True
             return before

@@ -119,6 +119,6 @@ def life_leaves(connection: Connection, first_idx: int = 0) -> list[LifeLeaf]:
     Raises `LedgerError` on a connection that sees the rows of one tenant alone: nobody would seem to owe anything.
     """
     if sees_one_tenant(connection):
-        raise LedgerError("who was at work is in the system log, which a connection of one tenant does not see")
+        raise LedgerError("the system log records who was at work, and a connection of one tenant cannot read it")
     rows = connection.execute(_LIFE_LEAVES, {"first_idx": first_idx})
     return [LifeLeaf(row.idx, orjson.loads(bytes(row.leaf))) for row in rows]

@@ -109,7 +109,7 @@ class Cursor(NamedTuple):
             padded = text + "=" * (-len(text) % 4)
             log, at_us, idx = (int(part) for part in base64.urlsafe_b64decode(padded).split(b"."))
         except ValueError:
-            raise LedgerError(f"cursor `{text[:40]}` is not one; start again without it") from None
+            raise LedgerError(f"cursor `{text[:40]}` is not valid; start again without it") from None
         return cls(log, at_us, idx)
 
 
@@ -206,7 +206,7 @@ def check_cursor(connection: Connection, after: Cursor | None) -> None:
     found = connection.execute(query.where(logs.c.id == after.log)).first()
     if found is None or found.size <= after.idx or found.at_us not in (None, after.at_us):
         raise CursorError(
-            "the cursor is after a leaf that this ledger does not have, as after a restore; start again without it"
+            "the cursor points to a leaf that this ledger does not have (was it restored?); start again without it"
         )
 
 

@@ -178,7 +178,7 @@ class SubjectDirectory:
     def _invented(self, who: Who) -> str:
         """Return a new pseudonym for a person whom no database was asked about."""
         if not _storable(who):
-            raise LedgerError("a subject or session holds characters that no database stores")
+            raise LedgerError("a subject or session contains characters that databases cannot store")
         tenant, subject, session = who
         if subject and session and (tenant, subject, "") not in self._known:
             self(tenant, subject)  # and with it the secret that the session's comes from
@@ -215,7 +215,7 @@ class SubjectDirectory:
 
 
 def _no_keys() -> LedgerError:
-    return LedgerError("no subject can be named: there is no store of subject keys, and names are not kept in clear")
+    return LedgerError("subjects cannot be named: there is no store of subject keys, and names are not stored in clear")
 
 
 def _storable(texts: Iterable[str]) -> bool:

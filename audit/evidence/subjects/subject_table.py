@@ -188,7 +188,7 @@ def committed_name(secret: str, tenant: str, subject: str, session: str) -> str:
     try:
         message = _COMMITMENT + f"{tenant}\0{subject}\0{session}".encode()
     except UnicodeEncodeError:
-        raise LedgerError("a subject or session holds characters that no database stores") from None
+        raise LedgerError("a subject or session contains characters that databases cannot store") from None
     return hmac.digest(secret.encode(), message, "sha256").hex()[:PROVED_CHARACTERS]
 
 

@@ -197,7 +197,7 @@ def missing_triggers(connection: Connection) -> Iterator[str]:
         on_parts = parts.get(table, []) if name in _ON_PARTS else []
         for each in (table, *on_parts):
             if (each, name) not in firing:
-                yield f"trigger `{name}` of `{each}` is missing, or does not fire"
+                yield f"trigger `{name}` of `{each}` is missing or disabled"
 
 
 def _one_line(statement: str) -> str:

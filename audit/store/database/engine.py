@@ -127,7 +127,7 @@ def _close_to_others(path: Path, mode: int) -> None:
     """A database is its user's alone, whatever the umask; one that was open to others is taken back, and it is said."""
     with suppress(OSError):
         if take_back(path, mode):
-            _log.warning("a database was open to others; it is not any more", file=path.name)
+            _log.warning("a database file was accessible to other users; its mode was corrected", file=path.name)
 
 
 def _postgres(place: PostgresServer, timeout_seconds: float, reading_seconds: float | None) -> Engine:

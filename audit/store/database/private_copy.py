@@ -65,7 +65,7 @@ def _copied(engine: Engine, copy: Path) -> Path | None:
             seconds = time.monotonic() - begun
         if seconds > COPY_SECONDS:
             _log.warning(
-                "copying the ledger took longer than a reader may, and its write-ahead log grew meanwhile",
+                "copying the ledger exceeded the time limit for readers, and its write-ahead log grew meanwhile",
                 seconds=round(seconds, 1),
                 ledger_bytes=_bytes(file_of(engine)),
             )

@@ -215,9 +215,7 @@ class SignedOrders:
         """Raise `DocumentRejected` where no key that may sign orders signed this."""
         key, found, data = str(body.get(SIGNATURE, "")).rpartition(" ")
         if not found:
-            raise DocumentRejected(
-                "it is not signed: sign it with `kvcustody policy sign-orders`, or give the order again"
-            )
+            raise DocumentRejected("it is not signed: sign it with `kvcustody policy sign-orders`, or repeat the order")
         unsigned = {name: value for name, value in body.items() if name != SIGNATURE}
         signature = read_signature({"key": key, "signature": data})
         check_signature(keys, signature, self._message(unsigned), "the order")

@@ -29,7 +29,7 @@ def missing_rules(connection: Connection) -> Iterator[str]:
         said[table] = f"{said.get(table, '')} {_plain(text)} "
     for table, name, rule in _declared(metadata if in_file else tables_of_postgres()):
         if f" CONSTRAINT {name} {_plain(rule)} " not in said.get(table, ""):
-            yield f"the rule `{name}` of `{table}` is missing, or is another"
+            yield f"the rule `{name}` of `{table}` is missing or differs"
 
 
 def _declared(tables: MetaData) -> Iterator[tuple[str, str, str]]:

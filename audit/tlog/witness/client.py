@@ -91,7 +91,7 @@ def cosign(
             problem = f"witness `{address.key.name}` refused ({status}): {reason}"
             raise WitnessError(problem, name=address.key.name, status=status)
         seen = int(answer)
-    raise WitnessError(f"witness `{address.key.name}` keeps changing its mind", name=address.key.name)
+    raise WitnessError(f"witness `{address.key.name}` reports a different size on every attempt", name=address.key.name)
 
 
 def _checked(address: WitnessAddress, note: bytes, answer: bytes) -> Cosigned:
@@ -102,7 +102,7 @@ def _checked(address: WitnessAddress, note: bytes, answer: bytes) -> Cosigned:
                 return Cosigned(line, verify(key, parse_note(note).text, line).at_seconds)
     except NoteError as problem:
         raise WitnessError(f"the answer of witness `{key.name}` is not valid: {problem.message}") from None
-    raise WitnessError(f"the answer of witness `{key.name}` has no line by its key", name=key.name)
+    raise WitnessError(f"the answer of witness `{key.name}` has no line signed by its key", name=key.name)
 
 
 def _post(address: WitnessAddress, body: bytes, until: float) -> HttpReply:

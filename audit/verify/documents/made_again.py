@@ -104,7 +104,7 @@ def _whole(folder: Path, seal: SealedAs, vkeys: Sequence[str]) -> ExportManifest
     parts = [log.name for log in manifest.logs if (log.range.first, log.range.end) != (0, log.head.size)]
     if parts or not manifest.openings:
         raise SourceRejected(
-            "the export holds parts of logs only, or no root log, so that no figure can be made again from it"
+            "the export only has parts of logs, or no root log, so no figure can be recomputed from it"
         )
     return manifest
 

@@ -161,7 +161,7 @@ def fsck(
     report_progress = progress or (lambda log, done, total: None)
     report.problems += [FsckFinding(KEYS, None, None, "", what) for what in keys_of_no_number(connection)]
     if report.problems:
-        report.unproved.append("nothing else was compared: rows have keys that are no numbers")
+        report.unproved.append("nothing else was compared, because some rows have keys that are not integers")
         return report
     rows = connection.execute(select(logs).order_by(logs.c.id)).all()
     total = sum(row.size for row in rows)
@@ -197,7 +197,7 @@ def fsck(
     figures += [] if report.problems else wrong_holdings(connection, is_purged=bool(report.purged))
     report.unproved += [] if report.problems else unknown_holdings(connection)
     if report.problems:
-        report.unproved.append("verdicts by hour were not judged again: what they are judged from is wrong")
+        report.unproved.append("verdicts by hour were not judged again, because their evidence is wrong")
     report.problems += [FsckFinding(FIGURES, None, None, "", what) for what in figures]
     report.problems += orders  # their leaves are sound, so what is derived from them was compared
     registers = check_registers(connection, witnesses)
@@ -216,7 +216,7 @@ def _overdue(connection: Connection, before_us: int) -> Iterator[FsckFinding]:
     """Leaves from before then that are under no checkpoint."""
     oldest_us = connection.scalar(select(func.min(unsealed_heads.c.grown_us)))
     if oldest_us is not None and oldest_us < before_us:
-        what = f"leaves are under no checkpoint since {readable(oldest_us)} UTC: nobody seals (`kvcustody audit sign`)"
+        what = f"no checkpoint covers leaves since {readable(oldest_us)} UTC: nobody seals (`kvcustody audit sign`)"
         yield FsckFinding(_ROOT_NAME, None, None, "", what)
 
 
@@ -302,7 +302,7 @@ def _check_root(
         try:
             hashes = leaf_hashes(opening.commitment() for opening in proofs.openings(first, last))
         except (TypeError, ValueError, OverflowError):
-            report.problems.append(FsckFinding(_ROOT_NAME, first, last - 1, "", "a root leaf is not one"))
+            report.problems.append(FsckFinding(_ROOT_NAME, first, last - 1, "", "a root leaf is malformed"))
             return heads
         start, grown = 0, list[Grown]()
         for mark in [size for size in marks if first < size <= first + len(hashes)] + [first + len(hashes)]:
@@ -316,17 +316,17 @@ def _check_root(
     before = 0
     for size, root in stated.items():
         if heads.get(size) != root:
-            what = "is not what the root leaves give" if size in heads else "is past the root log's end"
+            what = "does not match the root leaves" if size in heads else "is past the root log's end"
             report.problems.append(FsckFinding(_ROOT_NAME, before, size - 1, "", f"the checkpoint of `{size}` {what}"))
             break
         before = size
     if before == max(stated, default=0) and before != len(seen):
-        problem = FsckFinding(_ROOT_NAME, before, len(seen) - 1, "", "root leaves are under no checkpoint")
+        problem = FsckFinding(_ROOT_NAME, before, len(seen) - 1, "", "no checkpoint covers these root leaves")
         report.problems.append(problem)
     stored = connection.execute(select(root_log.c.id, root_log.c.frontier)).all()
     if [(row.id, as_bytes(row.frontier)) for row in stored] != [(1, frontier.to_bytes())]:
         report.problems.append(
-            FsckFinding(_ROOT_NAME, None, None, "", "the root log's frontier is not that of its leaves")
+            FsckFinding(_ROOT_NAME, None, None, "", "the root log's frontier does not match its leaves")
         )
     return heads
 
@@ -465,9 +465,9 @@ def wrong_spans(connection: Connection) -> Iterator[str]:
     impossible = or_(span.first_sequence < 0, span.last_sequence < span.first_sequence)
     query = select(span.first_sequence, span.last_sequence).where(impossible).limit(_SPANS_SHOWN)
     for begin, end in connection.execute(query):
-        yield f"`sequence_spans` has sequences `{begin}` to `{end}`, which no process can have"
+        yield f"`sequence_spans` has sequences `{begin}` to `{end}`, which is impossible"
     for life in sorted(having - known):
-        yield f"`sequence_spans` has sequences of process `{life}`, which no row is of"
+        yield f"`sequence_spans` has sequences of process `{life}`, which has no row"
 
 
 # -- stray rows --------------------------------------------------------------------------------------------------------
@@ -513,19 +513,21 @@ def stray_rows(connection: Connection) -> Iterator[Stray]:
             yield from _without_log(connection, table)
         if table in tables_of_one_row() and table is not subject_unlinkings:  # which is no evidence
             others = connection.scalars(select(table.c.id).where(table.c.id != 1).limit(_SHOWN)).all()
-            yield from ((None, None, f"`{table.name}` has one row, 1, and another: `{other}`") for other in others)
+            yield from (
+                (None, None, f"`{table.name}` must have one row, 1, and has another: `{other}`") for other in others
+            )
 
 
 def _off_their_places(connection: Connection) -> Iterator[Stray]:
     """Leaves in no log, or where no log has a place; those beyond its end are found from its own size."""
     off = or_(events.c.idx < 0, _has_no_log(events))
     for log, idx in connection.execute(select(events.c.log, events.c.idx).where(off).limit(_SHOWN)):
-        yield log, idx, "`events` has a leaf here, which is no place of a log that is there"
+        yield log, idx, "`events` has a leaf here, outside every existing log"
 
 
 def _without_leaf(connection: Connection, table: Table) -> Iterator[Stray]:
     for log, idx in connection.execute(_rows_without_leaf(table)):
-        yield log, idx, f"`{table.name}` has a row of this leaf, which is not there"
+        yield log, idx, f"`{table.name}` has a row for this leaf, which does not exist"
 
 
 @cache
@@ -539,7 +541,7 @@ def _without_log(connection: Connection, table: Table) -> Iterator[Stray]:
     if table in _OF_ALL:
         query = query.where(table.c.log != _OF_ALL[table])
     for log in connection.scalars(query):
-        yield log, None, f"`{table.name}` has a row of a log that is not there"
+        yield log, None, f"`{table.name}` has a row for a log that does not exist"
 
 
 def _has_no_log(table: Table) -> ColumnElement[bool]:

@@ -149,12 +149,12 @@ class LogCheck:
             self._say(self.size, last - 1, f"`{last}` leaves are sealed, and `{self.size}` are there")
         else:
             if not self._broken and frontier != self._frontier.to_bytes():
-                self._say(None, None, "the frontier is not that of the leaves")
+                self._say(None, None, "the frontier does not match the leaves")
             self._check_tail(last)
         beyond = select(events.c.idx).where(events.c.log == self._log, events.c.idx >= self.size)
         found = self._connection.scalar(beyond.order_by(events.c.idx).limit(1))
         if found is not None:
-            self._say(self.size, int(found) - 1, "leaves are missing before the ones that follow")
+            self._say(self.size, int(found) - 1, "leaves are missing before later ones")
         if dialect_of(self._connection).roles:
             self._check_names()
         if self._name == SYSTEM:
@@ -185,7 +185,7 @@ class LogCheck:
         self.unsealed = self.size - sealed
         sizes = [size for size, _ in self._tail]
         if (sizes[-1:] or [sealed]) != [self.size] or not all(sealed < size <= self.size for size in sizes):
-            what = f"`{sealed}` of `{self.size}` leaves are sealed, and `unsealed_heads` says something else"
+            what = f"`{sealed}` of `{self.size}` leaves are sealed, and `unsealed_heads` differs"
             self._say(min(sealed, self.size - 1), self.size - 1, what)
             return
         for size, newest_us in self._tail:
@@ -285,9 +285,9 @@ class LogCheck:
             if not self._broken and self._frontier.root() != seal.root:
                 self._broken = True
                 what = (
-                    "the leaf is not the one that was sealed"
+                    "the leaf differs from the sealed one"
                     if seal.size - before == 1
-                    else "one of these is not what was sealed"
+                    else "one of these differs from what was sealed"
                 )
                 self._say(before, seal.size - 1, what)
         self._extend(hashes[(self._frontier.size - start) // width :], width)
@@ -492,7 +492,7 @@ def check_node_rows(
             final = inside * tiles.start - 1 if final in absent else final
             begun += len(absent)
         if first < 0:
-            what = f"`tree_nodes` has a node of level `{level}` at `{first}`, which is no place"
+            what = f"`tree_nodes` has a node of level `{level}` at `{first}`, which is not a place of the tree"
         elif level == 0 and count != due:
             what = f"`tree_nodes` keeps `{count}` hashes of leaves, and the content of `{due}` is gone"
         elif level and not broken and (count != due - begun or last != final):
@@ -521,6 +521,6 @@ def check_nodes(connection: Connection, log: int, name: str, grown: Iterable[Gro
         stored = {row.idx: as_bytes(row.hash) for row in connection.execute(query)}
         for idx, node in enumerate(chain.from_iterable(part.hashes for part in parts), first):
             if stored.get(idx, node if level >= HALF else None) != node:
-                what = f"node `{level}/{idx}` over these is not what they give"
+                what = f"node `{level}/{idx}` over these does not match them"
                 problems.append(FsckFinding(name, idx * width, (idx + 1) * width - 1, "", what))
     return problems

@@ -72,13 +72,13 @@ class LifeRows:
             seen.add(uuid)
             row = f"the row of process `{uuid}` in `incarnations`"
             if tuple(map(str, memory)) != self._announced.get(uuid, _NOTHING):
-                yield f"{row} has other memory than its start says"
+                yield f"{row} has another memory than its start leaf"
             if started_us != self._started.get(uuid, started_us):
-                yield f"{row} has another start than its leaf says"
+                yield f"{row} has another start than its leaf"
             if (ended_us, end) not in self._ends.get(uuid, {(None, None)}):
-                yield f"{row} has another end than its leaves say"
+                yield f"{row} has another end than its leaves"
             if worker is None:
-                yield f"{row} is of a worker that is not in `workers`"
+                yield f"{row} names a worker that is not in `workers`"
             elif worker != self._worker.get(uuid, worker):
                 yield f"{row} is of worker `{worker}` of `workers`, its leaves say `{self._worker[uuid]}`"
             self.unproved += uuid not in self._worker

@@ -55,7 +55,9 @@ def check_registers(connection: Connection, witnesses: Sequence[VerifierKey] = (
         try:
             check(connection, findings)
         except (LookupError, TypeError, ValueError, AttributeError) as problem:
-            findings.problems.append(f"`{table}` cannot be compared, a leaf about it is none: {type(problem).__name__}")
+            findings.problems.append(
+                f"`{table}` cannot be compared, because a leaf about it is malformed: {type(problem).__name__}"
+            )
     if _may_read(connection, "cosignatures"):
         _check_cosignatures(connection, findings, witnesses)
     return findings
@@ -162,7 +164,7 @@ def _check_release(connection: Connection, findings: RegisterFindings) -> None:
         step = f"step `{row.number}` in `policy_release`"
         data = bytes(row.record)
         if digest(data) not in digests.get(row.number, ()):
-            findings.problems.append(f"{step} is on record nowhere as it stands there")
+            findings.problems.append(f"{step} is not on record in this form")
             continue
         record = orjson.loads(data)
         said = (record["action"], int(record["body"].get("revision", 0)), record["signature"]["key"])
@@ -171,7 +173,7 @@ def _check_release(connection: Connection, findings: RegisterFindings) -> None:
             record["at_us"],
             said,
         ):
-            findings.problems.append(f"{step} has columns that its record contradicts")
+            findings.problems.append(f"{step} has columns that contradict its record")
     missing = sorted(digests.keys() - {row.number for row in rows})
     if missing and not rows:
         findings.unproved.append(
@@ -235,9 +237,9 @@ def _check_principals(connection: Connection, findings: RegisterFindings) -> Non
         elif (row.principal, row.certificate) != key[:2]:
             findings.problems.append(f"key `{prefix}` of `service_keys` is not the one that was issued")
         elif row.revoked_us is None and key.revoked:
-            findings.problems.append(f"key `{prefix}` of `service_keys` is revoked on record, and valid")
+            findings.problems.append(f"key `{prefix}` of `service_keys` is revoked on record but still valid")
         elif row.revoked_us is not None and row.revoked_us < row.expires_us and not key.revoked:
-            findings.problems.append(f"key `{prefix}` of `service_keys` is revoked on record nowhere")
+            findings.problems.append(f"key `{prefix}` of `service_keys` is revoked without a record")
 
 
 def _compare_principals(connection: Connection, findings: RegisterFindings, people: Mapping[str, _Standing]) -> None:
@@ -253,16 +255,20 @@ def _compare_principals(connection: Connection, findings: RegisterFindings, peop
             findings.problems.append(f"principal `{name}` of `service_principals` has other roles than on record")
         elif (row.disabled_us is not None) is not standing.disabled:
             findings.problems.append(
-                f"principal `{name}` of `service_principals` is not disabled or enabled as on record"
+                f"principal `{name}` of `service_principals` differs from the record in being disabled"
             )
         elif row.kind != _TOKEN and row.enrolled_by != standing.enrolled_by:
-            findings.problems.append(f"principal `{name}` of `service_principals` was enrolled by another")
+            findings.problems.append(
+                f"principal `{name}` of `service_principals` was enrolled by somebody else on record"
+            )
 
 
 def _read(connection: Connection, found: RegisterFindings, table: Table) -> list[StoredRow]:
     """Return the rows of a table of the control plane; unreadable ones are named."""
     rows = stored_rows(connection, select(table))
-    found.unproved.extend(f"it cannot be read, and lets nobody in: {row.unread}" for row in rows if row.unread)
+    found.unproved.extend(
+        f"it cannot be read, so nobody can sign in with it: {row.unread}" for row in rows if row.unread
+    )
     return rows
 
 

@@ -323,7 +323,7 @@ def test_a_ledger_that_does_not_give_its_head_is_not_exported(make_source: Calla
 
 
 def test_an_export_never_replaces_another(folder: Path, make_source: Callable[..., Any]) -> None:
-    with pytest.raises(ExportError, match="there already"):
+    with pytest.raises(ExportError, match="exists already"):
         write_export(folder, make_source(), made_at_us=1)
 
 

@@ -118,7 +118,7 @@ def test_names_of_a_spill_from_before_there_were_keys_are_sealed_as_they_are_rep
     upgrade(engine)
     secret = "5" * 32
     rows: list[Row] = [(committed_name(secret, "acme", NAME, ""), "acme", NAME, "", secret)]
-    with pytest.raises(LedgerError, match="no subject can be named"):
+    with pytest.raises(LedgerError, match="subjects cannot be named"):
         Committer(engine, SubjectDirectory()).write_names(rows, own=True)
     keys = open_subject_keys(tmp_path / "ledger.db", None, clear=False)
     assert keys is not None

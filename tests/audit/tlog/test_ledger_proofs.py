@@ -222,7 +222,7 @@ def test_what_is_not_there_is_refused_with_a_reason(ledger: Engine) -> None:
     with ledger.connect() as connection:
         proofs = LedgerProofs(connection)
         size = proofs.checkpoint().size
-        with pytest.raises(ProofError, match="is signed yet"):
+        with pytest.raises(ProofError, match="no signed checkpoint covers this"):
             proofs.inclusion("system", 0)
         with pytest.raises(ProofError, match="no log `tenant/x`"):
             proofs.head("tenant/x")

@@ -144,7 +144,9 @@ def test_they_are_read_as_their_leaves_say_and_fsck_holds_the_rows_against_them(
             "near": CaseState.OPEN,
         }
         assert found["near"].state(DAY_0 + 54 * DAY_US) is CaseState.NEAR
-        assert "not confirmed who asks" in found["missed"].steps[0].void, "recorded by hand, and counts for nothing"
+        assert "confirm the person's identity first" in found["missed"].steps[0].void, (
+            "recorded by hand, and counts for nothing"
+        )
         assert found["missed"].outcome == ""
         assert read_cases(connection, tenant="labs") == () and len(read_cases(connection, tenant="acme")) == 4
         assert problems(connection) == []
@@ -334,7 +336,7 @@ def test_from_the_command_line_on_the_ledger_itself(
     assert "`reason` names the person" in asked(
         "step", case, "exempt", "--ground", "17(3)(e)", "--reason", "ADA sues", *on, code=2
     )
-    assert "not confirmed who asks" in asked("step", case, "decide", "--outcome", "erased", *on, code=2)
+    assert "confirm the person's identity first" in asked("step", case, "decide", "--outcome", "erased", *on, code=2)
     asked("step", case, "identity", "--outcome", "confirmed", *on)
     assert "1 residencies" in asked("step", case, "decide", "--outcome", "not-found", *on, code=2)
     reason = ["--ground", "12(5)", "--reason", "the ninth this week"]

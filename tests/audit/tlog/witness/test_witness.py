@@ -175,7 +175,7 @@ def test_a_client_learns_where_the_witness_is(server: WitnessServer, witness: Wi
 
 def test_a_client_believes_only_its_witness(server: WitnessServer, log: Log) -> None:
     other = SigningKey.generate("witness.example", KeyKind.COSIGNATURE)
-    with pytest.raises(WitnessError, match="no line by its key"):
+    with pytest.raises(WitnessError, match="no line signed by its key"):
         cosign(WitnessAddress(server.address, other.verifier), log.note(9), 9, 0, log.prove)
 
 
