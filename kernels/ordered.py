@@ -268,14 +268,14 @@ def _checked(table: SegmentTable, blocks: NDArray[np.int64]) -> NDArray[np.int64
 
 
 def _marks(
-    read_back: NDArray[np.bool_] | bool, given: NDArray[np.int64], ordered: NDArray[np.int64]
+    read_back: NDArray[np.bool_] | bool, unordered: NDArray[np.int64], ordered: NDArray[np.int64]
 ) -> NDArray[np.bool_] | bool:
     """Which of the ordered blocks are read back; one bool where it is all or none."""
     if isinstance(read_back, bool) or not read_back.any():
         return read_back is True
     if read_back.all():
         return True
-    return read_back if ordered is given else read_back[np.argsort(given)]
+    return read_back if ordered is unordered else read_back[np.argsort(unordered)]
 
 
 def _zero(table: SegmentTable, slot: Slot, strategy: Strategy, flagged: int, faulty: bool, stream: int | None) -> None:

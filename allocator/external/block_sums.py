@@ -136,13 +136,13 @@ class ExternalSums(SumBooks):
         settled, self._settled = self._settled, []
         record = self._live(settled)
         self.note_sums(record)
-        asked, self._asked = self._asked, []
-        compare = self._live([_Published(one.blocks[one.drawn], one.generations[one.drawn]) for one in asked])
+        comparisons, self._asked = self._asked, []
+        compare = self._live([_Published(one.blocks[one.drawn], one.generations[one.drawn]) for one in comparisons])
         self._last += 1
         if len(compare):
-            self._orders[self._last] = _Open(asked, compare, self._generation[compare], self._shards)
+            self._orders[self._last] = _Open(comparisons, compare, self._generation[compare], self._shards)
         else:
-            self._settle_answers(asked, NO_BLOCKS, 0)
+            self._settle_answers(comparisons, NO_BLOCKS, 0)
         return SumOrder(self._last, record, compare) if len(record) or len(compare) else None
 
     def answer(self, number: int, shard: int, differing: Blocks, now_us: int) -> Blocks:

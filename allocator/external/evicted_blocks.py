@@ -42,16 +42,16 @@ class EvictedBlocks:
     def published(self, blocks: Blocks, keys: Sequence[bytes]) -> int:
         """Note published blocks of one tenant; return about how many of them had been evicted, each counted once."""
         generation = self._pool.generation
-        kept = keys
+        stored_keys = keys
         if self._weight == 1:
             named = zip(keys, generation[blocks].tolist(), strict=False)
             self._key_of.update(zip(blocks.tolist(), named, strict=False))
         else:
-            kept = self._note(blocks.item, keys)
-            if not kept:
+            stored_keys = self._note(blocks.item, keys)
+            if not stored_keys:
                 return 0
         owner = self._pool.domains[self._pool.tag.item(blocks.item(0))].owner.name
-        return self.keys.computed_again_each(owner, kept, weight=self._weight)
+        return self.keys.computed_again_each(owner, stored_keys, weight=self._weight)
 
     def note(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
         """Note a few single blocks that are in the engine's index under `keys`."""
@@ -59,13 +59,13 @@ class EvictedBlocks:
 
     def _note(self, block_at: Callable[[int], int], keys: Sequence[bytes]) -> list[bytes]:
         below, generation_of, key_of = self._below, self._pool.generation.item, self._key_of
-        kept = []
+        stored_keys = []
         for at, key in enumerate(keys):
             if key[0] < below:
                 block = block_at(at)
                 key_of[block] = (key, generation_of(block))
-                kept.append(key)
-        return kept
+                stored_keys.append(key)
+        return stored_keys
 
     def made_room(self, blocks: Blocks) -> None:
         """Record that these blocks were evicted, so that computing one of them again is counted."""

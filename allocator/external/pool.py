@@ -498,14 +498,14 @@ class ExternalPool:
             return []
         used = self.tick()
         stays = self.indexed[last] & (self.holds[last] > 0) & (self.ceiling_us[last] > now_us)
-        kept = last[stays]
-        self.state[kept] = CACHED
-        self.used[kept] = used
-        self.released_us[kept] = now_us
-        if self.ranking is not None and len(kept):
-            self.ranking.cached(kept, now_us)
+        still_held = last[stays]
+        self.state[still_held] = CACHED
+        self.used[still_held] = used
+        self.released_us[still_held] = now_us
+        if self.ranking is not None and len(still_held):
+            self.ranking.cached(still_held, now_us)
         self._cached_fence = max(self._cached_fence, self._fence_now())
-        if len(kept) == len(last):
+        if len(still_held) == len(last):
             return []
         gone = last[~stays]
         passed = self.ceiling_us[gone] <= now_us

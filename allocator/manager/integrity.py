@@ -81,13 +81,13 @@ def _parts(sums: BlockSums, found: PrefixMatch, reader: Domain) -> list[_Part]:
     parts: list[_Part] = []
     node, length = found.leaf, found.position
     while node is not None:
-        asked = node.domain.integrity_share
-        if asked or reader.integrity_share:
+        own_share = node.domain.integrity_share
+        if own_share or reader.integrity_share:
             windows = node.windows if length == node.length else split_windows(node, length)[0]
             for run in (node.blocks[:length], *windows):
                 # Of a domain that asks for nothing there may be no checksum to compare with.
-                known = run if asked else np.setdiff1d(run, sums.missing(run), assume_unique=True)
-                parts.append(_Part(node, known, max(asked, reader.integrity_share)))
+                known = run if own_share else np.setdiff1d(run, sums.missing(run), assume_unique=True)
+                parts.append(_Part(node, known, max(own_share, reader.integrity_share)))
         node = node.parent
         length = node.length if node is not None else 0
     return parts

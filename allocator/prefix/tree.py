@@ -353,10 +353,10 @@ class PrefixTree:
 
     def evict(self, account: Account, count: int, now_us: int, reason: str) -> int:
         """Evict at least min(`count`, all) cached blocks of `account`, leaves first; return how many."""
-        queue, given = self.queues[account], 0
+        queue, evicted_count = self.queues[account], 0
         queue.demote(now_us)
         queue.bound_protected(account.cached_blocks)
-        while given < count:
+        while evicted_count < count:
             node = queue.front()
             if node is None:
                 break
@@ -364,20 +364,20 @@ class PrefixTree:
                 self._end_cached(node, "unreachable", now_us, now_us)
                 continue
             queue.policy.evicted(node)
-            surplus = node.block_count - (count - given)
+            surplus = node.block_count - (count - evicted_count)
             whole = surplus <= 0 or bool(node.windows)
             if self.demote is not None:
-                self.demote(node, 0 if whole else node.length - (count - given))
+                self.demote(node, 0 if whole else node.length - (count - evicted_count))
             if whole:
-                given += node.block_count
+                evicted_count += node.block_count
                 if node.keys:
                     self.evicted_keys.add(account.name, node.keys[:KEY_BYTES], node.length)
                 self._end_cached(node, reason, now_us, now_us)
             else:
-                given += self._trim(node, count - given, reason, now_us)
-        self.evicted[reason] = self.evicted.get(reason, 0) + given
+                evicted_count += self._trim(node, count - evicted_count, reason, now_us)
+        self.evicted[reason] = self.evicted.get(reason, 0) + evicted_count
         self.flush(now_us)
-        return given
+        return evicted_count
 
     def _trim(self, node: Node, count: int, reason: str, now_us: int) -> int:
         keep = node.length - count

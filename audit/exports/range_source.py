@@ -133,17 +133,17 @@ class RangeSource:
 
     def _read(self, ranges: Sequence[LeafRange]) -> dict[str, list[bytes]]:
         """Return the leaves of these runs, which must be complete."""
-        asked = [(self._contents.ids[each.log], each.first, each.end) for each in ranges]
-        if dialect_of(self._connection).arrays and asked:
-            columns = tuple(list(column) for column in zip(*asked, strict=True))
+        spans = [(self._contents.ids[each.log], each.first, each.end) for each in ranges]
+        if dialect_of(self._connection).arrays and spans:
+            columns = tuple(list(column) for column in zip(*spans, strict=True))
             rows = list(fetch_binary(self._connection, _ALL, columns))
         else:
-            rows = [row for run in asked for row in fetch_binary(self._connection, _ONE, run)]
+            rows = [row for run in spans for row in fetch_binary(self._connection, _ONE, run)]
         by_log: dict[int, dict[int, bytes]] = {}
         for log, idx, leaf in rows:
             by_log.setdefault(log, {})[idx] = bytes(leaf)
         found = {}
-        for each, (log, first, _) in zip(ranges, asked, strict=True):
+        for each, (log, first, _) in zip(ranges, spans, strict=True):
             there = by_log.get(log, {})
             found[each.log] = [there[idx] for idx in takewhile(there.__contains__, count(first))]
         return found

@@ -169,15 +169,15 @@ def _plan_parts(folder: Path, numbers: Sequence[int], plans: Sequence[LogPlan], 
     for number in numbers:
         part = _Part(folder / f"part-{number:06d}", {}, True)
         for log in parse_manifest(read_plain_file(part.path, MANIFEST, MANIFEST_BYTES_MAX)).logs:
-            left: list[LeafRange] = []
+            remaining: list[LeafRange] = []
             for run in rest.get(log.name, ()):
                 first, end = max(run.first, log.range.first), min(run.end, log.range.end)
                 if first < end and log.name not in part.runs:
                     part.runs[log.name] = LeafRange(log.name, first, end)
-                    left += [run._replace(end=first), run._replace(first=end)]
+                    remaining += [run._replace(end=first), run._replace(first=end)]
                 else:
-                    left.append(run)
-            rest[log.name] = [run for run in left if run.first < run.end]
+                    remaining.append(run)
+            rest[log.name] = [run for run in remaining if run.first < run.end]
         parts += [part] if part.runs else []
     number = max(numbers, default=0)
     for runs in _packed([run for some in rest.values() for run in some], leaves_max // TILE_WIDTH * TILE_WIDTH):

@@ -211,7 +211,7 @@ class BatchEncoder:
         if not isinstance(event, CustodyChanged) or not all(isinstance(getattr(event, key), tuple) for key in FOLDED):
             return None, []
         refused: list[RefusedEvent] = []
-        kept: dict[str, list[Event]] = {}
+        encodable: dict[str, list[Event]] = {}
         for key in FOLDED:
             for each in getattr(event, key):
                 try:
@@ -219,10 +219,10 @@ class BatchEncoder:
                 except Exception as problem:  # rule 1
                     refused.append(RefusedEvent(sequence, each, problem))
                 else:
-                    kept.setdefault(key, []).append(each)
-        if not (refused and kept):
+                    encodable.setdefault(key, []).append(each)
+        if not (refused and encodable):
             return None, []  # refused as a whole
-        return event._replace(**{key: tuple(kept.get(key, ())) for key in FOLDED}), refused
+        return event._replace(**{key: tuple(encodable.get(key, ())) for key in FOLDED}), refused
 
     def _ordered(self, draft: _Draft, items: Sequence[Item]) -> Encoded:
         """All leaves in the order of their events."""

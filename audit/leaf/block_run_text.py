@@ -105,20 +105,20 @@ def _lengths(places: NDArray[np.int64], end: int) -> NDArray[np.int64]:
 
 def _laid_flat(lists: Sequence[Runs]) -> tuple[NDArray[np.int64], Pairs]:
     """Whose list each block is of, and all of them, in their order."""
-    whose, pools, firsts, parts = list[int](), list[int](), list[int](), list[NDArray[Any]]()
+    owners, pools, firsts, parts = list[int](), list[int](), list[int](), list[NDArray[Any]]()
     generation_arrays: list[tuple[int, NDArray[Any]]] = []  # generations that are there as an array, by the part
     for number, runs in enumerate(lists):
         if isinstance(runs, FlatRuns):
             blocks, generations, pool = runs.arrays()
             generation_arrays.append((len(parts), generations))
             parts.append(blocks)
-            whose.append(number)
+            owners.append(number)
             pools.append(pool)
             firsts.append(0)
             continue
         for run in runs:
             parts.append(run.blocks)
-            whose.append(number)
+            owners.append(number)
             pools.append(run.pool)
             firsts.append(run.generation)
     lengths = np.array(list(map(len, parts)), np.int64)
@@ -135,7 +135,7 @@ def _laid_flat(lists: Sequence[Runs]) -> tuple[NDArray[np.int64], Pairs]:
         blocks = np.concatenate([np.empty(0, np.int64), *parts], dtype=np.int64, casting="same_kind")
     except (TypeError, ValueError) as problem:
         raise LedgerError(f"a run's blocks are not integers: {problem}") from problem
-    owner, pool_of = np.repeat(np.array((whose, ints(pools)), np.int64), lengths, axis=1)
+    owner, pool_of = np.repeat(np.array((owners, ints(pools)), np.int64), lengths, axis=1)
     return owner, Pairs(pool_of, blocks, generations)
 
 

@@ -254,13 +254,13 @@ _OF_LEAF = frozenset({"tenant", "of_incarnation", TRACE})  # the leaf's own say 
 def _item_of(kind: type[Event]) -> ItemSchema:
     fields = msgspec.structs.fields(kind)
     every = [(_key(field.name, kind.__struct_fields__), VALUES[plain_type(field.type)].said) for field in fields]
-    kept = [(key, said) for key, said in every if key not in _OF_LEAF]
-    moments = frozenset(key for key, _ in kept if key.endswith("boot_us"))
-    typed = [(key, said | None if key in moments else said) for key, said in kept]
+    item_fields = [(key, said) for key, said in every if key not in _OF_LEAF]
+    moments = frozenset(key for key, _ in item_fields if key.endswith("boot_us"))
+    typed = [(key, said | None if key in moments else said) for key, said in item_fields]
     return ItemSchema(
         kind,
         str(kind.__struct_config__.tag),
-        tuple(key for key, _ in kept),
+        tuple(key for key, _ in item_fields),
         moments,
         msgspec.defstruct(f"{kind.__name__}Item", typed, array_like=True, gc=False),
     )

@@ -60,22 +60,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--key", required=True, help="the ledger's public key, or a file that holds it")
     add("--witness", action="append", default=[], help="a witness's key that must have signed")
     add("--head", action="append", default=[], metavar="'LOG SIZE ROOT'", help="a head you kept")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        keys, witnesses = [_key_text(asked.key)], [_key_text(text) for text in asked.witness]
+        keys, witnesses = [_key_text(options.key)], [_key_text(text) for text in options.witness]
         for text in (*keys, *witnesses):
             parse_vkey(text)
-        kept = [parse_kept_head(text) for text in asked.head]
-        if asked.export.suffix == ".proof" and asked.export.is_file():
-            if kept:
+        kept_heads = [parse_kept_head(text) for text in options.head]
+        if options.export.suffix == ".proof" and options.export.is_file():
+            if kept_heads:
                 raise CannotCheckError("--head is for exports; this is the proof of one leaf")
-            return _check_mailed(asked.export, keys, witnesses)
-        if asked.export.is_file():
-            if kept or witnesses:
+            return _check_mailed(options.export, keys, witnesses)
+        if options.export.is_file():
+            if kept_heads or witnesses:
                 raise CannotCheckError("--head and --witness are for exports; this is a document")
-            return _check_document(asked.export, keys)
+            return _check_document(options.export, keys)
         witness_count = len(witnesses)
-        verdict = verify_export(asked.export, keys, witnesses=witnesses, witness_threshold=witness_count, kept=kept)
+        verdict = verify_export(
+            options.export, keys, witnesses=witnesses, witness_threshold=witness_count, kept=kept_heads
+        )
     except (LedgerError, OSError) as problem:
         print(f"CANNOT BE CHECKED: {problem.message if isinstance(problem, LedgerError) else problem}")
         return 2

@@ -123,7 +123,7 @@ class Committer:
     def _written(
         self,
         names: Sequence[Row],
-        given: Sequence[Row],
+        name_rows: Sequence[Row],
         append: Callable[[Connection], Done],
         turn: int | None = None,
     ) -> Done | None:
@@ -135,8 +135,8 @@ class Committer:
                     return None
                 if names:
                     store_names(connection, names, skip_known=self._uncertain)
-                if given:
-                    store_names(connection, self._directory.kept(given, own=False), skip_known=True)
+                if name_rows:
+                    store_names(connection, self._directory.kept(name_rows, own=False), skip_known=True)
                 done = append(connection)
         except BaseException:
             self._appender.forget()

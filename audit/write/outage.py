@@ -193,15 +193,15 @@ class Outage:
 
     def divert(self, entries: list[Entry], cause: str, finish: Callable[[Sequence[Item]], None]) -> None:
         """Refuse class A, spill the rest; if the spill refuses too, hold them and stop admitting."""
-        kept = [entry for entry in entries if not self._intake.awaits(entry.sequence)]
+        to_spill = [entry for entry in entries if not self._intake.awaits(entry.sequence)]
         refused = [entry for entry in entries if self._intake.awaits(entry.sequence)]
         told = [entry for entry in refused if self._intake.settle(entry.sequence, "refused", cause)]
-        kept += [self._entry(self._intake.withdrawal(entry.sequence, entry.event)) for entry in told]
-        if kept and not (self.spilled or self.full):  # the first thing in a spill says why it began
-            first = min(entry.sequence for entry in kept)
-            kept.insert(0, self._entry(SpillStarted(self._clock.now_us(), cause, first)))
-        if kept and self._keep(kept):
-            finish([(entry.sequence, entry.event) for entry in kept])
+        to_spill += [self._entry(self._intake.withdrawal(entry.sequence, entry.event)) for entry in told]
+        if to_spill and not (self.spilled or self.full):  # the first thing in a spill says why it began
+            first = min(entry.sequence for entry in to_spill)
+            to_spill.insert(0, self._entry(SpillStarted(self._clock.now_us(), cause, first)))
+        if to_spill and self._keep(to_spill):
+            finish([(entry.sequence, entry.event) for entry in to_spill])
         self._mark.advance([entry.sequence for entry in refused])  # after what accounts for them
 
     def _keep(self, entries: list[Entry]) -> bool:

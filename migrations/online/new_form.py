@@ -61,14 +61,14 @@ def wall_off(connection: Connection, tables: Iterable[Table]) -> None:
 
 def add_columns(connection: Connection, table: Table) -> list[str]:
     """Add to the old form the columns that only the new one has (rule 2); return their names."""
-    there = {column["name"] for column in inspect(connection).get_columns(table.name)}
-    if taken := sorted(there.difference(table.columns.keys())):
+    old_columns = {column["name"] for column in inspect(connection).get_columns(table.name)}
+    if taken := sorted(old_columns.difference(table.columns.keys())):
         raise LedgerError(
             f"an online change takes no column away, and `{table.name}` has `{', '.join(taken)}`",
             table=table.name,
             columns=taken,
         )
-    more = [column for column in table.columns if column.name not in there]
+    more = [column for column in table.columns if column.name not in old_columns]
     for column in more:
         connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {_loose(connection, column)}")
     return [column.name for column in more]

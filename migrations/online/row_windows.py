@@ -205,26 +205,26 @@ def _left(
     table: Table,
     log: int,
     places: range,
-    there: frozenset[int],
+    places_with_leaf: frozenset[int],
     pieces: Sequence[Sequence[Sequence[Any]]],
 ) -> list[_Row]:
     """Rows of the old form whose leaf is gone; raises where one differs from what its leaf gives (rule 3)."""
     added = added_columns(connection, table)
-    kept = [number for number, name in enumerate(table.columns.keys()) if name not in added]
+    compared_columns = [number for number, name in enumerate(table.columns.keys()) if name not in added]
     projected = {key_of(table, row): row for piece in pieces for row in rows_of(piece)}
-    left = []
+    leafless = []
     for row in rows_between(connection, table, log, places):
         key = key_of(table, row)
         wanted = projected.pop(key, None)
-        if wanted is None and key[0] not in there:
-            left.append(row)
+        if wanted is None and key[0] not in places_with_leaf:
+            leafless.append(row)
         elif wanted is None:
             raise difference(connection, table, log, key[0], "")
-        elif wrong := next((number for number in kept if row[number] != wanted[number]), None):
+        elif wrong := next((number for number in compared_columns if row[number] != wanted[number]), None):
             raise difference(connection, table, log, key[0], table.columns.keys()[wrong])
     if projected:
         raise difference(connection, table, log, min(projected)[0], "")
-    return left
+    return leafless
 
 
 def rows_between(connection: Connection, table: Table, log: int, places: range) -> list[_Row]:
@@ -244,14 +244,14 @@ def added_columns(connection: Connection, table: Table) -> frozenset[str]:
     return frozenset((connection.scalar(query) or "").split())
 
 
-def _insert_left(connection: Connection, form: Table, log: int, left: Sequence[_Row]) -> None:
+def _insert_left(connection: Connection, form: Table, log: int, leafless: Sequence[_Row]) -> None:
     try:
-        insert_rows(connection, form, left)
+        insert_rows(connection, form, leafless)
     except IntegrityError:
         table = form.name
         raise LedgerError(
-            f"rows of `{table}` at `{left[0][1]}` and after it in log `{log}` have no leaf, and its new form has no "
-            "default for what they lack; the change stops here, and `kvcustody db upgrade --undo` takes it back",
+            f"rows of `{table}` at `{leafless[0][1]}` and after it in log `{log}` have no leaf, and its new form has "
+            "no default for what they lack; the change stops here, and `kvcustody db upgrade --undo` takes it back",
             table=table,
             log=log,
         ) from None

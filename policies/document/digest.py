@@ -81,19 +81,19 @@ def canonical(policy: Policy) -> bytes:
 def _without_defaults(policy: Policy) -> Policy:
     """Return the policy with offload entries marked where they only repeat the defaults."""
     labels = tuple(name for name, _ in policy.labels)
-    kept = [retention.absolute_us for retention in policy.retention]
+    absolute_limits_us = [retention.absolute_us for retention in policy.retention]
 
     def tenant_marked(tenant: TenantPolicy) -> TenantPolicy:
         own = {level: retention.absolute_us for level, retention in tenant.retention}
         entries = (
-            (level, _marked(entry, own.get(level, kept[level]), labels, policy.offload[level]))
+            (level, _marked(entry, own.get(level, absolute_limits_us[level]), labels, policy.offload[level]))
             for level, entry in tenant.offload
         )
         return replace(tenant, offload=tuple(entries))
 
     return replace(
         policy,
-        offload=tuple(_marked(entry, kept[at], labels) for at, entry in enumerate(policy.offload)),
+        offload=tuple(_marked(entry, absolute_limits_us[at], labels) for at, entry in enumerate(policy.offload)),
         tenants=tuple(map(tenant_marked, policy.tenants)),
         default=None if policy.default is None else tenant_marked(policy.default),
     )

@@ -386,7 +386,7 @@ def _tenant(
         message = "`tenants.default` guarantees a share to any number of tenants"
         names.problems.add(key.mark, "KVP608", message)
     retention = tenants_own(names, document, entry, RETENTION, owed.retention)
-    kept = tenants_retention(owed.retention, retention)
+    effective_retention = tenants_retention(owed.retention, retention)
     return TenantPolicy(
         id=names.tenants[key.text],
         group=entry.group.text if entry.group else None,
@@ -400,7 +400,7 @@ def _tenant(
         tenants_max=entry.tenants_max,
         retention=retention,
         scrub=tenants_own(names, document, entry, SCRUB, owed.scrub),
-        offload=tenants_own(names, document, entry, OFFLOAD, owed.offload, kept),
+        offload=tenants_own(names, document, entry, OFFLOAD, owed.offload, effective_retention),
         integrity=tenants_own(names, document, entry, INTEGRITY, owed.integrity),
         route_receipts=tenants_receipt_shares(names, entry, owed.route_receipts),
         mark=key.mark,

@@ -108,13 +108,13 @@ def _own_sections() -> Iterator[str]:
         yield _statement("permit", f"{attribute}:{action.name.lower()}", [action], terms)
 
 
-def _bound(action: Action, whose: str) -> list[str]:
+def _bound(action: Action, party: str) -> list[str]:
     """What the obligations of an entity leave to an action."""
     if action not in _SECTIONS:
         return []
-    bound = [f"{whose}.{_SECTIONS[action]}.contains(context.level)"]
+    bound = [f"{party}.{_SECTIONS[action]}.contains(context.level)"]
     if action is Action.OFFLOAD:
-        places = (f'(context.tier == "{tier}" && {whose}.offloads_{tier}.contains(context.level))' for tier in Tier)
+        places = (f'(context.tier == "{tier}" && {party}.offloads_{tier}.contains(context.level))' for tier in Tier)
         bound.append(f'(context.tier == "" || {" || ".join(places)})')
     return bound
 

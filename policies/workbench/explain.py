@@ -169,24 +169,24 @@ def _nearest(table: DecisionTable, declared: Declared, request: Request) -> Near
     levels = range(len(table.policy.classifications))
     best: tuple[int, tuple[int, ...], Request, Decision] | None = None
     for action, level, scope, via, now_us in product(Action, levels, Scope, Via, instants):
-        asked = request._replace(action=action, level=level, scope=scope, via=via, now_us=now_us, source=None)
-        changed = _changed(request, asked)
+        variant = request._replace(action=action, level=level, scope=scope, via=via, now_us=now_us, source=None)
+        changed = _changed(request, variant)
         rank = (len(changed), tuple(_TERMS.index(term) for term in changed))
-        if best is not None and (*rank, _distance(request, asked)) >= (
+        if best is not None and (*rank, _distance(request, variant)) >= (
             *best[:2],
             _distance(request, best[2]),
         ):
             continue
-        decision = asked.decide(table)
+        decision = variant.decide(table)
         if decision.permitted:
-            best = (*rank, asked, decision)
+            best = (*rank, variant, decision)
     if best is None:
         return None
-    _, _, asked, decision = best
+    _, _, variant, decision = best
     said = tuple(
-        (_word(term), _say(table, request, term), _say(table, asked, term)) for term in _changed(request, asked)
+        (_word(term), _say(table, request, term), _say(table, variant, term)) for term in _changed(request, variant)
     )
-    return Nearest(asked, said, decision.reasons)
+    return Nearest(variant, said, decision.reasons)
 
 
 def _changed(request: Request, asked: Request) -> tuple[str, ...]:
@@ -319,13 +319,13 @@ def _tier_sources(table: DecisionTable, tenant: str, level: int, tier: Tier) -> 
         return
     name = policy.classifications[level]
     offloads = [(f"offload of {quote(name)}", policy.offload[level])]
-    kept = [(f"retention of {quote(name)}", policy.retention[level])]
+    retentions = [(f"retention of {quote(name)}", policy.retention[level])]
     of = f"tenant {quote(entry.id)}: "
     offloads += [(f"{of}offload of {quote(name)}", own) for at, own in entry.offload if at == level]
-    kept += [(f"{of}retention of {quote(name)}", own) for at, own in entry.retention if at == level]
+    retentions += [(f"{of}retention of {quote(name)}", own) for at, own in entry.retention if at == level]
     for what, offload in offloads:
         yield TierSource(what, offload.mark.line, _of_offload(offload, tier))
-    for what, retention in kept:
+    for what, retention in retentions:
         yield TierSource(what, retention.mark.line, _of_retention(retention))
 
 

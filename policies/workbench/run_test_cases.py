@@ -116,15 +116,15 @@ def run_cases(table: DecisionTable, cases: Cases) -> CasesReport:
 def _ask(table: DecisionTable, case: PolicyCase, named: set[str], cells: set[Cell]) -> CaseResult:
     request = case.request
     decision = request.decide(table)
-    asked = request.text(table.policy.classifications)
+    question_text = request.text(table.policy.classifications)
     if case.tier is not None:
-        decision, asked = _in_tier(table, request, decision, case.tier), f"{asked} in {case.tier}"
+        decision, question_text = _in_tier(table, request, decision, case.tier), f"{question_text} in {case.tier}"
     named.update(decision.reasons)
     cells.add((request.via, request.action, request.reader, request.owner, request.level, request.scope))
     passed = decision.effect is case.expect and case.because in (None, decision.reasons)
     got = f"{decision.effect.value} by {', '.join(decision.reasons)}"
     expected = case.expect.value + (f" by {', '.join(case.because)}" if case.because else "")
-    return CaseResult(case.name, asked, passed, got, expected, case.mark)
+    return CaseResult(case.name, question_text, passed, got, expected, case.mark)
 
 
 def _in_tier(table: DecisionTable, request: Request, decision: Decision, tier: Tier) -> Decision:

@@ -185,7 +185,7 @@ class _Expansion:
         self._scopes = {tenant.id: tenant.scope for tenant in policy.tenants}
 
     def cases(self, document: CasesDocument) -> Cases:
-        asked: list[PolicyCase] = []
+        policy_cases: list[PolicyCase] = []
         classified: list[Classified] = []
         for entry in document.cases:
             expect = entry.expect
@@ -197,13 +197,13 @@ class _Expansion:
                 if isinstance(effect, Wrong):
                     complain(self._names.problems, expect.mark, effect, "`expect`")
                 because = None if entry.because is None else tuple(sorted(map(str, entry.because)))
-                asked += [
+                policy_cases += [
                     PolicyCase(entry.name, request, effect, because, entry.mark, tier)
                     for request in self._requests(entry.ask)
                     for tier in entry.ask.tier or (None,)
                 ]
         never = tuple((self._never(terms), terms.mark) for terms in document.never)
-        return Cases(self._names.problems.file, tuple(asked), tuple(classified), never)
+        return Cases(self._names.problems.file, tuple(policy_cases), tuple(classified), never)
 
     def _requests(self, ask: AskTerms) -> Iterator[Request]:
         owners = [None] if ask.owner is None else self._tenants(ask.owner, "owner")

@@ -161,14 +161,14 @@ def while_open(before: Before, step: str, act: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("step", ["opened", "copied"])
 def test_fsck_finds_nothing_meanwhile(before: Before, step: str) -> None:
-    found: list[Any] = []
+    problems: list[Any] = []
 
     def check() -> None:
         with before.engine.connect() as connection:
-            found.append(fsck(connection).problems)
+            problems.append(fsck(connection).problems)
 
     while_open(before, step, check)
-    assert found == [[]]
+    assert problems == [[]]
 
 
 def opening(at_us: int, residency: int) -> ResidencyOpened:
@@ -412,7 +412,7 @@ def test_roles_are_set_up_before_a_change_or_after_it(before: Before, tmp_path: 
 def test_a_reader_of_a_moment_before_the_copy_misses_no_row(before: Before, begins: str) -> None:
     """It has not touched the tables when the swap comes, and its moment has none of the copy's rows: the swap waits."""
     reader = before.engine.connect()
-    found: list[int] = []
+    row_counts: list[int] = []
 
     def read() -> None:
         getattr(dialect_of(reader), begins)(reader)
@@ -420,13 +420,13 @@ def test_a_reader_of_a_moment_before_the_copy_misses_no_row(before: Before, begi
 
     def ask(_seconds: float) -> None:
         if not reader.closed:
-            found.append(len(reader.execute(select(decisions)).all()))
+            row_counts.append(len(reader.execute(select(decisions)).all()))
             reader.close()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(change, "_rest", ask)
         while_open(before, "opened", read)
-    assert found == [len(before.rows["decisions"])] and found[0]
+    assert row_counts == [len(before.rows["decisions"])] and row_counts[0]
     with before.engine.connect() as connection:
         assert not forms_of(connection), "control: the swap came then"
 
@@ -466,7 +466,7 @@ def test_a_window_that_lasts_too_long_is_ended_and_taken_again_smaller(
         if dialect_of(before.engine).roles
         else ("WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number) SELECT max(n) FROM number")
     )
-    made, asked = row_windows._made_and_left, list[int]()
+    original, asked = row_windows._made_and_left, list[int]()
 
     def slowly(connection: Connection, forms: Any, log: int, places: range, lives: Any) -> Any:
         asked.append(len(places))
@@ -474,7 +474,7 @@ def test_a_window_that_lasts_too_long_is_ended_and_taken_again_smaller(
             connection.exec_driver_sql(endless)
         elif len(places) > 4:
             time.sleep(row_windows.SECONDS_MAX)
-        return made(connection, forms, log, places, lives)
+        return original(connection, forms, log, places, lives)
 
     monkeypatch.setattr(row_windows, "_made_and_left", slowly)
     monkeypatch.setattr(row_windows, "SECONDS_MAX", 0.1)

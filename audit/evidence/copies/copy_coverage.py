@@ -229,11 +229,11 @@ def judge_copies(
 ) -> CopyCoverage:
     """Return verdicts of the chosen copies from their leaves, in any order; `keep` receives the counted ones."""
     by_tier: dict[tuple[str, str], dict[str, list[Body]]] = {}
-    left: dict[tuple[str, str], list[_Left]] = {}
+    left_behind: dict[tuple[str, str], list[_Left]] = {}
     heirs: dict[tuple[str, str], list[Body]] = {}
     for body in leaves:
         if body["kind"] == _DESTROYED and not any(body["numbers"]):
-            _take_left(left, body, lives)
+            _take_left(left_behind, body, lives)
             continue
         if body["kind"] == INHERITED:
             heirs.setdefault((body["left_by_process"], body["tier"]), []).append(body)
@@ -243,10 +243,10 @@ def judge_copies(
     digest, rows = hashlib.sha256(), dict[tuple[str, str, str], list[CopyCoverageRow]]()
     for uuid, tier in sorted(by_tier):
         life = lives.get(uuid, CopyLife(0, ""))
-        own = left.get((life.worker, tier), ()) if life.worker else ()
+        own = left_behind.get((life.worker, tier), ()) if life.worker else ()
         later = [one for one in own if one.process != uuid]
         for process, names in _inherited(heirs, uuid, tier).items():
-            others = (one for one in left.get((process, tier), ()) if one.name in names)
+            others = (one for one in left_behind.get((process, tier), ()) if one.name in names)
             later += (one._replace(is_heirs=True) for one in others if not (life.worker and one.worker == life.worker))
         judged = _judge(by_tier[uuid, tier], uuid, tier, life, later, now_us)
         judged = _selected(judged, life, chosen)
@@ -277,7 +277,7 @@ class _Left(NamedTuple):
     is_heirs: bool = False
 
 
-def _take_left(left: dict[tuple[str, str], list[_Left]], body: Body, lives: Mapping[str, CopyLife]) -> None:
+def _take_left(left_behind: dict[tuple[str, str], list[_Left]], body: Body, lives: Mapping[str, CopyLife]) -> None:
     """By tier and worker, and by tier and process."""
     uuid = body["incarnation"]
     life = lives.get(uuid, CopyLife(0, ""))
@@ -286,7 +286,7 @@ def _take_left(left: dict[tuple[str, str], list[_Left]], body: Body, lives: Mapp
         for name, at in zip(body["names"], body["destroyed_boot_us"], strict=True)
     ]
     for who in {life.worker, uuid}:
-        left.setdefault((who, body["tier"]), []).extend(made)
+        left_behind.setdefault((who, body["tier"]), []).extend(made)
 
 
 def _inherited(heirs: Mapping[tuple[str, str], list[Body]], uuid: str, tier: str) -> dict[str, set[str]]:
@@ -294,15 +294,15 @@ def _inherited(heirs: Mapping[tuple[str, str], list[Body]], uuid: str, tier: str
     3).
     """
     inherited: dict[str, set[str]] = {}
-    asked: list[tuple[str, set[str] | None]] = [(uuid, None)]
-    while asked:
-        process, of = asked.pop()
+    waiting: list[tuple[str, set[str] | None]] = [(uuid, None)]
+    while waiting:
+        process, of = waiting.pop()
         for body in heirs.get((process, tier), ()):
             names = {*body["copies"]} if of is None else of & {*body["copies"]}
             known = inherited.setdefault(body["incarnation"], set())
             if names - known:
                 known |= names
-                asked.append((body["incarnation"], names))
+                waiting.append((body["incarnation"], names))
     return inherited
 
 
@@ -336,7 +336,7 @@ def _judge(
     uuid: str,
     tier: str,
     life: CopyLife,
-    left: list[_Left],
+    left_behind: list[_Left],
     now_us: int,
 ) -> JudgedCopies:
     stored = _listed(steps.get(_STORED, []), uuid, "stored_boot_us")
@@ -362,11 +362,11 @@ def _judge(
     stopped = np.array([cause == ORDERLY_STOP for cause in causes], np.bool_)
     stayed = stopped & (first[: len(stopped)] == _NEVER)
     due = np.concatenate((np.where(stayed, promised_due, np.minimum(promised_due, ended.due)), stored.due[overdue]))
-    if left:
+    if left_behind:
         since = np.concatenate((stored.at[place] if len(stored.at) else ended.at, stored.at[overdue]))
         is_dead = np.array([cause == PROCESS_DEATH for cause in causes], np.bool_)
         is_dead = np.concatenate((is_dead, nothing))
-        _found_later(left, life, names, np.where(known, since, _NEVER), is_dead, proof, first)
+        _found_later(left_behind, life, names, np.where(known, since, _NEVER), is_dead, proof, first)
         is_left = ~is_ended & (first < _NEVER)
         is_ended, died = is_ended | is_left, died | is_left
     by = due + np.concatenate((within, promised[overdue]))
@@ -418,7 +418,7 @@ def _evidence(
 
 
 def _found_later(
-    left: list[_Left],
+    left_behind: list[_Left],
     life: CopyLife,
     names: NDArray[np.bytes_],
     since: Int64s,
@@ -431,7 +431,7 @@ def _found_later(
     `since`: when the copy was stored; never for one that is not asked about. `is_dead`: it ended with its process.
     """
     known: dict[str, list[tuple[int, str, bool]]] = {}
-    for one in left:
+    for one in left_behind:
         known.setdefault(one.name, []).append((one.at_us - life.offset_us, one.cause, one.is_heirs))
     for place in np.flatnonzero((since < _NEVER) & (first == _NEVER)).tolist():
         later = sorted(each for each in known.get(names[place].decode(), ()) if each[0] >= since[place])
@@ -446,16 +446,16 @@ def _found_later(
 def _selected(judged: JudgedCopies, life: CopyLife, chosen: CustodySelection) -> JudgedCopies:
     """Return the copies of the chosen tenant and classification that were due in the period."""
     at_us = judged.due + life.offset_us
-    kept = np.ones(len(at_us), np.bool_)
+    is_selected = np.ones(len(at_us), np.bool_)
     if chosen.since_us is not None:
-        kept &= at_us >= chosen.since_us
+        is_selected &= at_us >= chosen.since_us
     if chosen.until_us is not None:
-        kept &= at_us < chosen.until_us
+        is_selected &= at_us < chosen.until_us
     wanted = (chosen.tenant, chosen.classification)
     if wanted != (None, None) or chosen.tier not in (None, judged.tier):
         fits = [all(want in (None, has) for want, has in zip(wanted, who, strict=True)) for who in judged.who]
-        kept &= np.array(fits, np.bool_) & (chosen.tier in (None, judged.tier))
-    return judged if kept.all() else judged.at(np.flatnonzero(kept))
+        is_selected &= np.array(fits, np.bool_) & (chosen.tier in (None, judged.tier))
+    return judged if is_selected.all() else judged.at(np.flatnonzero(is_selected))
 
 
 def _rows(judged: JudgedCopies) -> Iterable[CopyCoverageRow]:

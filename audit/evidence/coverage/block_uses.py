@@ -340,13 +340,13 @@ def cells_of(evidence: Evidence) -> ReceiptCells:
 def read_erasure_due_times(connection: Connection, life: Any, as_of: AsOf | None = None) -> ErasureDueTimes:
     """Return what the erasures of one incarnation covered, without those whose request is not in the ledger."""
     column = erasure_effects.c
-    asked = (
+    asked_us = (
         select(func.min(erasures.c.at_us))
         .where(erasures.c.erasure == column.erasure, is_in(as_of, erasures), has_leaf(erasures))
         .scalar_subquery()
     )
-    here = and_(column.incarnation == life.id, asked.is_not(None), is_in(as_of, erasure_effects))
-    found = read(connection, erasure_effects, (asked.label("asked_us"),), here, ordered=False)
+    here = and_(column.incarnation == life.id, asked_us.is_not(None), is_in(as_of, erasure_effects))
+    found = read(connection, erasure_effects, (asked_us.label("asked_us"),), here, ordered=False)
     return due_times_of(found, life.offset_us)
 
 

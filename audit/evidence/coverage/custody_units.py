@@ -303,14 +303,14 @@ def _late(
     chosen: CustodySelection,
     models: dict[int, str] | None,
 ) -> Overdue:
-    kept = _in_period(overdue.due + life.offset_us, chosen)
+    is_selected = _in_period(overdue.due + life.offset_us, chosen)
     if chosen.tenant is not None or chosen.classification is not None:
         asked = (chosen.tenant, chosen.classification)
         wanted = [all(want in (None, has) for want, has in zip(asked, who, strict=True)) for who in owners]
-        kept &= np.array(wanted, np.bool_)[overdue.owner]
+        is_selected &= np.array(wanted, np.bool_)[overdue.owner]
     if models is not None:
-        kept &= _of_model(overdue.writer, models, chosen.model)
-    return overdue.kept(kept)
+        is_selected &= _of_model(overdue.writer, models, chosen.model)
+    return overdue.kept(is_selected)
 
 
 def _in_period(at_us: Int64s, chosen: CustodySelection) -> Flags:

@@ -214,14 +214,14 @@ class _Life:
         """By residency: when an act of its process ended its hold at the latest."""
         if not self.narrowings:
             return {}
-        left: dict[int, tuple[int, str]] = {}
+        last_releases: dict[int, tuple[int, str]] = {}
         for writer, residency, part, sequence, tenant in chain.from_iterable(
             zip(*columns, strict=True) for columns in self._releases
         ):
             if writer == self.uuid and part == 1:
-                known = left.get(int(residency), (0, ""))
-                left[int(residency)] = max(known, (int(sequence), tenant))
-        return ended_by_acts(_acts(self.narrowings), {each: (who, at) for each, (at, who) in left.items()})
+                known = last_releases.get(int(residency), (0, ""))
+                last_releases[int(residency)] = max(known, (int(sequence), tenant))
+        return ended_by_acts(_acts(self.narrowings), {each: (who, at) for each, (at, who) in last_releases.items()})
 
     def evidence(self, table: str) -> list[Evidence]:
         """Return the rows of a table, once for each of its lists."""
@@ -386,18 +386,18 @@ class LeafRecord:
         Receipts that name nothing else are left out once they are older than `since_boot_us`.
         """
         tables = self._tables[life.uuid]
-        left = tables.releases.column("residency")[
+        released = tables.releases.column("residency")[
             (tables.releases.column("final") == 1) & (tables.releases.column("part") == 1)
         ]
-        left = distinct(left)
-        kept = []
+        released = distinct(released)
+        holding = []
         for table in tables.uses:
             residency = table.column("residency")
-            kept += [
+            holding += [
                 residency[table.owner[~is_over(unit_keys_of(table))]],
-                residency[~is_among(residency, left)],
+                residency[~is_among(residency, released)],
             ]
-        residencies = distinct(np.concatenate(kept))
+        residencies = distinct(np.concatenate(holding))
         places = [table.column("idx")[is_among(table.column("residency"), residencies)] for table in tables.uses]
         for table in (tables.ends, tables.receipts, tables.effects, tables.assigned):
             open_ = ~is_over(unit_keys_of(table))

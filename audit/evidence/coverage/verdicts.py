@@ -99,7 +99,7 @@ def assess(
     uses: BlockUses,
     cells: ReceiptCells,
     shards: int,
-    asked: ErasureDueTimes,
+    erasure_times: ErasureDueTimes,
     chosen: Flags | None = None,
 ) -> JudgedUnits:
     """Return a verdict for every custody that ended (docs/audit/coverage.md); of the `chosen` rows of ends, if
@@ -109,7 +109,7 @@ def assess(
     named = partial(name_blocks, known_keys=uses.keys, known_blocks=uses.blocks)
     custodies = custodies._replace(blocks=named(custodies.keys, custodies.blocks))
     cells = cells._replace(blocks=named(cells.keys, cells.blocks))
-    totals, requests = _use_totals(ends, uses, custodies), _requests(asked, custodies)
+    totals, requests = _use_totals(ends, uses, custodies), _requests(erasure_times, custodies)
     written = totals.writer < NEVER
     due = np.where(written, due_at(custodies, totals, requests), custodies.claimed)
     disputed = written & (due != custodies.claimed) & ~is_honest(custodies, totals, requests)

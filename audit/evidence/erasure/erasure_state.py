@@ -66,14 +66,14 @@ class AskedErasure(NamedTuple):
     deadline_us: int
 
 
-def state_of(asked: AskedErasure, owed: Sequence[str], done: Mapping[str, int], now_us: int) -> ErasureState:
+def state_of(erasure: AskedErasure, owed: Sequence[str], done: Mapping[str, int], now_us: int) -> ErasureState:
     """Return the state. `owed`: workers that owe an answer; `done`: when each first confirmed that everything is
     gone.
     """
     if not all(name in done for name in owed):
-        return ErasureState.MISSED if now_us > asked.deadline_us else ErasureState.OPEN
-    last_us = max((done[name] for name in owed), default=asked.at_us)
-    return ErasureState.LATE if last_us > asked.deadline_us else ErasureState.COMPLETE
+        return ErasureState.MISSED if now_us > erasure.deadline_us else ErasureState.OPEN
+    last_us = max((done[name] for name in owed), default=erasure.at_us)
+    return ErasureState.LATE if last_us > erasure.deadline_us else ErasureState.COMPLETE
 
 
 def completed_by(answers: Iterable[tuple[str, str, str, int]]) -> dict[str, dict[str, int]]:

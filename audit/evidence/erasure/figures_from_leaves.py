@@ -85,7 +85,7 @@ def figures_of(bodies: Iterable[Mapping[str, Any]], erasure: str) -> ErasureFigu
     """Return the figures of one erasure from the bodies of its leaves."""
     shards: dict[str, int] = {}
     covered: set[Unit] = set()
-    kept: dict[Unit, str] = {}
+    reasons: dict[Unit, str] = {}
     proven: dict[Unit, dict[int, int]] = {}
     tiers: dict[str, int] = {}
     read = nonzero = count = size = 0
@@ -102,7 +102,7 @@ def figures_of(bodies: Iterable[Mapping[str, Any]], erasure: str) -> ErasureFigu
                 for name, objects in zip(body["tiers"], body["objects"], strict=True):
                     tiers[name] = tiers.get(name, 0) + objects
         elif kind == "erasure-remaining":
-            kept.update(dict.fromkeys(_units(body), body["reason"]))
+            reasons.update(dict.fromkeys(_units(body), body["reason"]))
         elif kind == "erasure-reread":
             read, nonzero = read + body["checked"], nonzero + body["nonzero"]
     for body in chain.from_iterable(map(plain_bodies, every)):
@@ -119,7 +119,7 @@ def figures_of(bodies: Iterable[Mapping[str, Any]], erasure: str) -> ErasureFigu
     destroyed = {
         unit: min(levels.values()) for unit, levels in proven.items() if len(levels) >= shards.get(unit[0], 1 << 30)
     }
-    still = {unit: reason for unit, reason in kept.items() if unit in covered and unit not in destroyed}
+    still = {unit: reason for unit, reason in reasons.items() if unit in covered and unit not in destroyed}
     return ErasureFigures(
         len(covered),
         len(destroyed),

@@ -256,30 +256,32 @@ def status(
 
     `periods`: who was at work, read beforehand by a connection that sees the system log; None: this one sees it.
     """
-    asked = request(connection, erasure)
+    requested = request(connection, erasure)
     if periods is None:
         periods = read_work_periods(connection)
-    answers = tuple(_answer(connection, erasure, name, periods) for name in owing(periods, asked.at_us))
+    answers = tuple(_answer(connection, erasure, name, periods) for name in owing(periods, requested.at_us))
     silent = tuple(answer.worker for answer in answers if answer.outcome != "complete")
-    late = now_us > asked.deadline_us
+    late = now_us > requested.deadline_us
     done = {answer.worker: answer.at_us for answer in answers if answer.outcome == "complete"}
     owed = [answer.worker for answer in answers]
-    standing = ErasureStanding(state_of(asked.asked, owed, done, now_us))
-    standing = standing.under(refused_requests(connection, [asked]).get(asked), owed)
-    return Status(asked, answers, () if late else silent, silent if late else (), standing)
+    standing = ErasureStanding(state_of(requested.asked, owed, done, now_us))
+    standing = standing.under(refused_requests(connection, [requested]).get(requested), owed)
+    return Status(requested, answers, () if late else silent, silent if late else (), standing)
 
 
 def read_standings(
     connection: Connection,
-    asked: Sequence[Requested],
+    requested: Sequence[Requested],
     now_us: int,
     periods: Mapping[str, WorkPeriod] | None = None,
 ) -> dict[Requested, ErasureStanding]:
     """Return the standing of each request; `periods` as for `status`."""
     periods = read_work_periods(connection) if periods is None else periods
-    states = read_states(connection, [one.asked for one in asked], now_us, periods)
-    refused = refused_requests(connection, asked)
-    return {one: ErasureStanding(states[one.asked]).under(refused.get(one), owing(periods, one.at_us)) for one in asked}
+    states = read_states(connection, [one.asked for one in requested], now_us, periods)
+    refused = refused_requests(connection, requested)
+    return {
+        one: ErasureStanding(states[one.asked]).under(refused.get(one), owing(periods, one.at_us)) for one in requested
+    }
 
 
 def _answer(connection: Connection, erasure: str, name: str, periods: Mapping[str, WorkPeriod]) -> ErasureAnswer:

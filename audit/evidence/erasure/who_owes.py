@@ -19,7 +19,7 @@ def owing(periods: Mapping[str, WorkPeriod], requested_us: int) -> list[str]:
 def without_answer(bodies: Iterable[Body], erasure: str) -> list[str]:
     """Return the workers that owe an answer without a leaf that says `complete` (rules 1 and 2)."""
     every = list(bodies)
-    asked = [one for one in every if one["kind"] == "erasure-requested" and one["erasure"] == erasure]
+    request_leaves = [one for one in every if one["kind"] == "erasure-requested" and one["erasure"] == erasure]
     periods = work_periods(every)
     last = {
         one["incarnation"]: one["outcome"]
@@ -28,4 +28,4 @@ def without_answer(bodies: Iterable[Body], erasure: str) -> list[str]:
     }
     said = {life for life, outcome in last.items() if outcome == "complete"}
     answered = {periods[life].worker for life in said if life in periods}
-    return [name for one in asked for name in owing(periods, int(one["at_us"])) if name not in answered]
+    return [name for one in request_leaves for name in owing(periods, int(one["at_us"])) if name not in answered]

@@ -129,13 +129,13 @@ def lacks_leaves(connection: Connection, incarnation: int, as_of: AsOf) -> bool:
     here = (events.c.incarnation == incarnation, has_leaf(events), is_in(as_of, events))
     sets = select(events.c.sequence, (func.max(events.c.parts) - func.count()).label("lacking")).where(*here)
     each = sets.group_by(events.c.sequence, events.c.log).subquery()
-    highest, there, lacking = connection.execute(
+    highest, leaf_count, lacking = connection.execute(
         select(func.max(each.c.sequence), func.count(each.c.sequence.distinct()), func.sum(each.c.lacking))
     ).one()
     length = outages.c.last_sequence - outages.c.first_sequence + 1
     refused = select(func.sum(length)).where(outages.c.incarnation == incarnation, outages.c.kind == "gap")
     refused = refused.where(outages.c.cause == REFUSED, has_leaf(outages), is_in(as_of, outages))
-    return bool(lacking) or (highest or 0) > there + int(connection.scalar(refused) or 0)
+    return bool(lacking) or (highest or 0) > leaf_count + int(connection.scalar(refused) or 0)
 
 
 def dropped_spans(connection: Connection, incarnation: int) -> list[Span]:
@@ -270,8 +270,8 @@ def _recorded(connection: Connection, life: int, low: int, high: int) -> list[Sp
 
 def _minus(spans: Iterable[Span], others: Iterable[Span]) -> Iterator[Span]:
     """What is in ranges and not in others; both ascending, neither overlapping itself."""
-    left = iter(others)
-    other = next(left, None)
+    remaining = iter(others)
+    other = next(remaining, None)
     for first, last in spans:
         at = first
         while other is not None and other[0] <= last:
@@ -280,7 +280,7 @@ def _minus(spans: Iterable[Span], others: Iterable[Span]) -> Iterator[Span]:
             at = max(at, other[1] + 1)
             if other[1] > last:
                 break
-            other = next(left, None)
+            other = next(remaining, None)
         if at <= last:
             yield at, last
 

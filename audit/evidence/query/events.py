@@ -234,13 +234,13 @@ def newest_events(connection: Connection, wanted: EventFilter, *, limit: int = 2
             .where(*_inside(log, wanted, None, None), *conditions)
             .order_by(column.at_us.desc(), column.idx.desc())
         )
-        kept = 0
+        row_count = 0
         for row in connection.execution_options(stream_results=True).execute(query):
             made = row_of(name, row)
             if says(made.body, wanted):
                 rows.append(made)
-                kept += 1
-            if kept == limit:
+                row_count += 1
+            if row_count == limit:
                 break
     return tuple(sorted(rows, key=lambda row: (row.at_us, row.log, row.idx))[-limit:])
 
@@ -310,17 +310,17 @@ def _next(
 
 
 @cache
-def _statement(given: frozenset[str]) -> Select[Any]:
+def _statement(parameters: frozenset[str]) -> Select[Any]:
     """Return the query of `_next` with these parameters; building it takes as long as running it."""
     column = events.c
     conditions: list[ColumnElement[bool]] = [column.log == bindparam("log")]
-    if "since" in given:
+    if "since" in parameters:
         conditions.append(column.at_us >= bindparam("since"))
-    if "until" in given:
+    if "until" in parameters:
         conditions.append(column.at_us < bindparam("until"))
-    if "below" in given:
+    if "below" in parameters:
         conditions.append(column.idx < bindparam("below"))
-    if "at_us" in given:
+    if "at_us" in parameters:
         past = or_(column.at_us > bindparam("at_us"), column.idx > bindparam("idx"))
         conditions += [column.at_us >= bindparam("at_us"), past]
     query = select(column.at_us, column.idx, column.kind, column.leaf).where(*conditions)

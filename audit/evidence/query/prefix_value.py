@@ -107,13 +107,13 @@ def _of_life(
         theirs, mine = who.get(reader), who.get(int(names[writer]))
         foreign[writer] += theirs is not None and mine is not None and theirs[0] != mine[0]
     attached_blocks = np.bincount(code, minlength=len(names))
-    whose = [who.get(int(name), ("", "")) for name in names]
+    owners = [who.get(int(name), ("", "")) for name in names]
     return [
         PrefixValue(
             life.uuid,
             int(name),
-            whose[place][0],
-            whose[place][1],
+            owners[place][0],
+            owners[place][1],
             int(blocks[place]),
             int(attached_blocks[place]),
             requests[place],

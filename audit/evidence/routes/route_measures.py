@@ -48,15 +48,15 @@ class RouteCounts(NamedTuple):
 
     def plus(self, half: FoundHalf, promised: int | None) -> RouteCounts:
         """Return the counts with one more request; `promised`: None if no promise was made."""
-        kept = 0 if promised is None else min(half.found_tokens, promised)
+        kept_tokens = 0 if promised is None else min(half.found_tokens, promised)
         return RouteCounts(
             self.requests + 1,
             self.prompt_tokens + half.prompt_tokens,
             self.found_tokens + half.found_tokens,
             self.promises + (promised is not None),
-            self.stale_misses + (promised is not None and kept < promised),
+            self.stale_misses + (promised is not None and kept_tokens < promised),
             self.promised_tokens + (promised or 0),
-            self.kept_tokens + kept,
+            self.kept_tokens + kept_tokens,
         )
 
 

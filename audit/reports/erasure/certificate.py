@@ -165,21 +165,21 @@ def _not_followed(connection: Connection, carried: list[dict[str, Any]], erasure
 
 def _population(connection: Connection, found: Status, figures: ErasureFigures) -> dict[str, Any]:
     """Return how many residencies of the selector the ledger has from before the request, with the query used."""
-    asked, column = found.request, residencies.c
-    where = [column.part == 1, column.opened_us <= asked.at_us, has_leaf(residencies)]
+    requested, column = found.request, residencies.c
+    where = [column.part == 1, column.opened_us <= requested.at_us, has_leaf(residencies)]
     text = "residencies with part = 1 and opened_us <= requested"
-    if asked.tenant is not None:
+    if requested.tenant is not None:
         text += " and tenant = requested"
-    if asked.selector in ("subject", "session"):
-        text += f" and {asked.selector} = pseudonym"
-    if asked.selector == "subject" and asked.tenant is not None and asked.subject is not None:
-        where += of_subjects(connection, asked.tenant, [asked.subject])
+    if requested.selector in ("subject", "session"):
+        text += f" and {requested.selector} = pseudonym"
+    if requested.selector == "subject" and requested.tenant is not None and requested.subject is not None:
+        where += of_subjects(connection, requested.tenant, [requested.subject])
     else:
-        if asked.tenant is not None:
-            where.append(of_tenant(asked.tenant))
-        if asked.selector in ("subject", "session"):
-            where.append(column[asked.selector] == getattr(asked, asked.selector))
-    known = asked.selector in ("tenant", "subject", "session")
+        if requested.tenant is not None:
+            where.append(of_tenant(requested.tenant))
+        if requested.selector in ("subject", "session"):
+            where.append(column[requested.selector] == getattr(requested, requested.selector))
+    known = requested.selector in ("tenant", "subject", "session")
     count = connection.scalar(select(func.count()).select_from(residencies).where(*where)) if known else None
     return {
         "residencies": count,

@@ -141,7 +141,7 @@ def _erasures(reading: ReportReading) -> list[ReportedErasure]:
         owed = owing(periods, row.at_us)
         silent = tuple(name for name in owed if name not in answers)
         due_us = row.at_us + row.deadline_boot_us - row.at_boot_us if row.deadline_boot_us else 0
-        asked = AskedErasure(row.erasure, row.at_us, due_us or int(NEVER))
+        erasure = AskedErasure(row.erasure, row.at_us, due_us or int(NEVER))
         erased.append(
             ReportedErasure(
                 row.erasure,
@@ -157,7 +157,7 @@ def _erasures(reading: ReportReading) -> list[ReportedErasure]:
                 silent,
                 due_us,
                 max((answers[name] for name in owed if name in answers), default=0) if not silent else 0,
-                state_of(asked, owed, answers, reading.now_us).value,
+                state_of(erasure, owed, answers, reading.now_us).value,
             )
         )
     return sorted(erased, key=lambda item: (item.at_us, item.erasure))

@@ -140,14 +140,14 @@ def _of_life(reading: ReportReading, life_units: LifeUnits, worker: ReportedWork
         )
 
 
-def _query(asked: ReportParameters) -> str:
-    tenant = f" and owner = {asked.tenant}" if asked.tenant else ""
-    option = f" --tenant {asked.tenant}" if asked.tenant else ""
+def _query(parameters: ReportParameters) -> str:
+    tenant = f" and owner = {parameters.tenant}" if parameters.tenant else ""
+    option = f" --tenant {parameters.tenant}" if parameters.tenant else ""
     return QUERY.format(
-        since=iso(asked.since_us),
-        until=iso(asked.until_us),
+        since=iso(parameters.since_us),
+        until=iso(parameters.until_us),
         tenant=tenant,
-        checkpoint=asked.checkpoint,
+        checkpoint=parameters.checkpoint,
         option=option,
     )
 

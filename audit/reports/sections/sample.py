@@ -90,22 +90,22 @@ def draw_sample(reading: ReportReading) -> SampleFacts:
 
     Raises `ProofError` where the checkpoint is not signed.
     """
-    connection, population, asked = reading.connection, reading.population, reading.asked
-    size, risk_ppm = asked.sample_size(), asked.risk_ppm or RISK_PPM
+    connection, population, parameters = reading.connection, reading.population, reading.asked
+    size, risk_ppm = parameters.sample_size(), parameters.risk_ppm or RISK_PPM
     strata = population.strata()
-    draws = draw_strata(asked.seed, size, [len(members) for members in strata.values()])
+    draws = draw_strata(parameters.seed, size, [len(members) for members in strata.values()])
     drawn = [
         (number, place, int(members[place]))
         for number, (members, draw) in enumerate(zip(strata.values(), draws, strict=True))
         for place in draw.places
     ]
     people = [population.custody(number) for _, _, number in drawn]
-    finder = _LeafFinder(connection, population, reading.state, people, asked.tenant)
+    finder = _LeafFinder(connection, population, reading.state, people, parameters.tenant)
     found_of = [finder.of(person) for person in people]
     proofs: dict[tuple[str, int], str] = {}
     if reading.is_proved:
         places = {(at.log, at.idx) for found in found_of for at in found[:LEAVES_MAX]}
-        proofs = _proofs(LedgerProofs(connection), asked.checkpoint, places)
+        proofs = _proofs(LedgerProofs(connection), parameters.checkpoint, places)
     items = []
     for (stratum, place, number), person, found in zip(drawn, people, found_of, strict=True):
         kept = found[:LEAVES_MAX]
@@ -276,16 +276,16 @@ _LEAF = "SELECT kind, leaf FROM events WHERE log = ? AND idx = ?"
 
 def _disagreements(report: ReportFacts) -> Iterator[str]:
     yield from _of_tiers(report)
-    asked, sampling = report.asked, report[SECTION].sampling
+    parameters, sampling = report.asked, report[SECTION].sampling
     members = [stratum.members for stratum in sampling.strata]
-    if not asked.is_risk_whole():
+    if not parameters.is_risk_whole():
         yield "a risk is stated without a tolerable rate, or the reverse"
     if sum(members) != report[POPULATION].custodies + sum(row.due for row in report[TIERS].rows):
         yield "the strata are not the population"
-    if sampling.size != asked.sample_size() or sampling.risk_ppm != (asked.risk_ppm or RISK_PPM):
+    if sampling.size != parameters.sample_size() or sampling.risk_ppm != (parameters.risk_ppm or RISK_PPM):
         yield "the sample is of another size than was asked for"
         return
-    draws = draw_strata(asked.seed, sampling.size, members)
+    draws = draw_strata(parameters.seed, sampling.size, members)
     drawn = [(number, place) for number, draw in enumerate(draws) for place in draw.places]
     counted = [(stratum.drawn, stratum.duplicates) for stratum in sampling.strata]
     if counted != [(len(draw.places), draw.duplicates) for draw in draws] or drawn != [

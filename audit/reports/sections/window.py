@@ -35,9 +35,9 @@ NO_WINDOW = SignatureWindow(0, "", 0, 0)
 
 def signature_window(reading: ReportReading) -> SignatureWindow:
     """Return the longest window of the period, under the checkpoint."""
-    connection, asked = reading.connection, reading.asked
+    connection, parameters = reading.connection, reading.asked
     column_of = signed_checkpoints.c
-    query = select(column_of.size, column_of.at_us).where(column_of.size <= asked.checkpoint)
+    query = select(column_of.size, column_of.at_us).where(column_of.size <= parameters.checkpoint)
     signed = connection.execute(query.order_by(column_of.size)).all()
     names = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))}
     marked = {one.incarnation for one in reading.marked}
@@ -45,7 +45,7 @@ def signature_window(reading: ReportReading) -> SignatureWindow:
     longest = NO_WINDOW
     sizes = np.array([row.size for row in signed], np.int64)
     for log, size in reading.state.sizes.items():
-        if not size or (asked.tenant is not None and names[log] != log_of(asked.tenant)):
+        if not size or (parameters.tenant is not None and names[log] != log_of(parameters.tenant)):
             continue
         for first, end, place in _spans(connection, log, sizes):
             at_us = _earliest(connection, (log, first, end), reading.since_us, reading.until_us, lives)

@@ -132,7 +132,7 @@ def _close_to_others(path: Path, mode: int) -> None:
 
 def _postgres(place: PostgresServer, timeout_seconds: float, reading_seconds: float | None) -> Engine:
     milliseconds = max(1, int(timeout_seconds * 1000))
-    asked = place.url.query.get("options", "")  # such as `-c role=kvcustody_writer`
+    url_options = place.url.query.get("options", "")  # such as `-c role=kvcustody_writer`
     mark = secrets.token_hex(8)
     options = f"-c statement_timeout={milliseconds} -c lock_timeout={milliseconds} -c synchronous_commit=on"
     if reading_seconds is not None:
@@ -140,8 +140,8 @@ def _postgres(place: PostgresServer, timeout_seconds: float, reading_seconds: fl
         options = f"-c default_transaction_read_only=on -c statement_timeout={longest}"
     # Rows and their leaves are joined month by month, instead of each process's with all leaves that there are.
     options += f" -c enable_partitionwise_join=on -c {_MARK}={mark}"
-    if asked:
-        options = " ".join((options, asked if isinstance(asked, str) else asked[-1]))
+    if url_options:
+        options = " ".join((options, url_options if isinstance(url_options, str) else url_options[-1]))
     engine = create_engine(
         place.url,
         connect_args={

@@ -70,16 +70,16 @@ def stored_row(connection: Connection, query: Select[Any]) -> StoredRow | None:
 def stored_page(connection: Connection, query: Select[Any], order: Sequence[Column[Any]], limit: int) -> RowPage:
     """Return the first rows of an ordered query: `limit`, and more up to one whose order is known (rule 3)."""
     names = {column.name for column in order}
-    asked = limit + 1
+    row_limit = limit + 1
     while True:
-        rows = stored_rows(connection, query.limit(asked))
+        rows = stored_rows(connection, query.limit(row_limit))
         ends = (at for at in range(limit, len(rows)) if not rows[at - 1].odd & names)
         end = next(ends, None)
         if end is not None:
             return RowPage(rows[:end], more=True)
-        if len(rows) < asked:
+        if len(rows) < row_limit:
             return RowPage(rows, more=False)
-        asked *= 2
+        row_limit *= 2
 
 
 def check_read(row: StoredRow | Any) -> None:

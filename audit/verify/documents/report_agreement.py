@@ -145,21 +145,21 @@ def _population(report: Facts) -> Iterator[str]:
 
 
 def _sample(report: Facts) -> Iterator[str]:
-    asked, sampling, strata = report["asked"], report["sampling"], report["sampling"]["strata"]
+    parameters, sampling, strata = report["asked"], report["sampling"], report["sampling"]["strata"]
     members = [stratum["members"] for stratum in strata]
-    stated = bool(asked["risk_ppm"]) and bool(asked["tolerable_ppm"])
-    if bool(asked["risk_ppm"]) != bool(asked["tolerable_ppm"]) or (asked["expected"] and not stated):
+    stated = bool(parameters["risk_ppm"]) and bool(parameters["tolerable_ppm"])
+    if bool(parameters["risk_ppm"]) != bool(parameters["tolerable_ppm"]) or (parameters["expected"] and not stated):
         yield "a risk is stated without a tolerable rate, or the reverse"
     copies = sum(row["due"] for row in report["tiers"]["rows"])
     if sum(members) != report["population"]["custodies"] + copies:
         yield "the strata are not the population"
-    size = asked["sample"]
+    size = parameters["sample"]
     if stated:
-        size = attribute_sample_size(asked["risk_ppm"], asked["tolerable_ppm"], asked["expected"])
-    if sampling["size"] != size or sampling["risk_ppm"] != (asked["risk_ppm"] or RISK_PPM):
+        size = attribute_sample_size(parameters["risk_ppm"], parameters["tolerable_ppm"], parameters["expected"])
+    if sampling["size"] != size or sampling["risk_ppm"] != (parameters["risk_ppm"] or RISK_PPM):
         yield "the sample is of another size than was asked for"
         return
-    draws = draw_strata(asked["seed"], size, members)
+    draws = draw_strata(parameters["seed"], size, members)
     drawn = [(number, place) for number, draw in enumerate(draws) for place in draw.places]
     counted = [(stratum["drawn"], stratum["duplicates"]) for stratum in strata]
     if counted != [(len(draw.places), draw.duplicates) for draw in draws] or drawn != [

@@ -285,8 +285,8 @@ def _check_root(
     sealed_us: Mapping[tuple[int, int], int | None],
 ) -> dict[int, bytes]:
     """Return the root log from its openings, and its roots at the sizes of checkpoints."""
-    kept = connection.execute(select(checkpoints).order_by(checkpoints.c.size)).all()
-    stated = {row.size: as_bytes(row.root) for row in kept}
+    checkpoint_rows = connection.execute(select(checkpoints).order_by(checkpoints.c.size)).all()
+    stated = {row.size: as_bytes(row.root) for row in checkpoint_rows}
     marks = [size for size in stated if size]
     proofs, frontier, heads = LedgerProofs(connection), EMPTY, {0: EMPTY.root()}
     column = root_leaves.c
@@ -312,7 +312,7 @@ def _check_root(
             heads[mark] = frontier.root()
         report.problems += check_nodes(connection, ROOT, _ROOT_NAME, grown)
     report.problems += check_node_rows(connection, ROOT, _ROOT_NAME, len(seen), broken=False)
-    report.problems += _check_commits(kept, seen, known, sealed_us)
+    report.problems += _check_commits(checkpoint_rows, seen, known, sealed_us)
     before = 0
     for size, root in stated.items():
         if heads.get(size) != root:
@@ -332,14 +332,14 @@ def _check_root(
 
 
 def _check_commits(
-    kept: Sequence[Any],
+    checkpoint_rows: Sequence[Any],
     seen: Sequence[Any],
     known: Mapping[int, str],
     sealed_us: Mapping[tuple[int, int], int | None],
 ) -> Iterator[FsckFinding]:
     """Yield problems of checkpoints: each seals each log once, in name order, at the time of its newest added leaf."""
     before = 0
-    for checkpoint in kept:
+    for checkpoint in checkpoint_rows:
         commit = seen[before : checkpoint.size]
         names = [known[leaf.log] for leaf in commit]
         times = [sealed_us.get((leaf.log, leaf.size)) for leaf in commit]

@@ -207,8 +207,8 @@ class LogCheck:
         start, end = self.size, self.size + _AT_ONCE
         query = select(events).where(events.c.log == self._log, events.c.idx >= start, events.c.idx < end)
         rows = self._connection.execute(query).all()
-        there = {row.idx: row for row in rows}
-        if len(there) < len(rows):  # the keys of a partitioned table let two of different times through
+        rows_by_place = {row.idx: row for row in rows}
+        if len(rows_by_place) < len(rows):  # the keys of a partitioned table let two of different times through
             for idx, count in Counter(row.idx for row in rows).items():
                 for _ in range(count - 1):
                     self._say(idx, idx, "there is more than one leaf at this place")
@@ -219,7 +219,7 @@ class LogCheck:
         stood_for = {row.idx: as_bytes(row.hash) for row in self._connection.execute(query)}
         leaves: list[tuple[int, Row[Any] | None, bytes | None]] = []
         for idx in range(start, end):
-            row, hash_ = there.get(idx), stood_for.get(idx)
+            row, hash_ = rows_by_place.get(idx), stood_for.get(idx)
             if row is None and hash_ is None:
                 break
             leaves.append((idx, row, None if row is not None else hash_))

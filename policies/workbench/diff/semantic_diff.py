@@ -230,7 +230,7 @@ def _openings(
     after: _Side,
     reader: str,
     owner: str,
-    asked: list[_Cell],
+    possible_cells: list[_Cell],
     edges: Mapping[str, set[int]],
 ) -> Iterator[WidenedAccess]:
     """Yield the sources through which the reader may do more in `after` than through the same source in `before`."""
@@ -250,7 +250,7 @@ def _openings(
         )
         opened = [
             (start, end, cell)
-            for cell in asked
+            for cell in possible_cells
             for start, end in pieces
             if after.permits(cell, reader, owner, start, source)
             and (renewed or not before.permits(cell, reader, owner, start, source))
@@ -364,9 +364,9 @@ def _placement(
     groups = (*sorted({*old.placement.groups(), *new.placement.groups()}), _OTHERS)
     names = [None, *(name for name in new.policy.classifications if name in old.policy.classifications)]
     for tenant in tenants:
-        asked = [*product(examples.of(tenant), names)]
+        routes_and_hints = [*product(examples.of(tenant), names)]
         changes: dict[tuple[tuple[str, ...], ...], list[str]] = {}
-        for route, hint in asked:
+        for route, hint in routes_and_hints:
             change = tuple(
                 tuple(table.placement.demand(tenant, route, None, hint).among(groups)) for table in (old, new)
             )
@@ -375,7 +375,7 @@ def _placement(
                 changes.setdefault(change, []).append(said)
         for (one, two), requests in changes.items():
             loosens = None if set(one) - set(two) and set(two) - set(one) else set(two) > set(one)
-            about = "every request" if len(requests) == len(asked) else "; ".join(requests)
+            about = "every request" if len(requests) == len(routes_and_hints) else "; ".join(requests)
             yield DutyChange(tenant, about, "placement", ", ".join(one) or "none", ", ".join(two) or "none", loosens)
 
 

@@ -230,17 +230,17 @@ class Declared:
         if entry is None:
             return DeclaredCopies(0, 0, 0, True, frozenset())
         offloads = [policy.offload[level], *(own for at, own in entry.offload if at == level)]
-        kept = [policy.retention[level], *(own for at, own in entry.retention if at == level)]
+        retentions = [policy.retention[level], *(own for at, own in entry.retention if at == level)]
         limits = [limit for offload in offloads for limit in offload.limits if limit.tier is tier]
-        times = [limit.absolute_us for limit in limits] + [each.absolute_us for each in kept]
+        times = [limit.absolute_us for limit in limits] + [each.absolute_us for each in retentions]
         encrypt = tier is not Tier.HOST or any(offload.encrypt for offload in offloads)
         match = frozenset(name for offload in offloads for name in offload.match)
         if len(limits) < len(offloads) or self._forbidden(Action.OFFLOAD, tenant, level):
             return DeclaredCopies(0, 0, 0, encrypt, match)
-        held = all(each.idle_us and each.absolute_us for each in kept) and not (
+        held = all(each.idle_us and each.absolute_us for each in retentions) and not (
             self._forbidden(Action.PUBLISH, tenant, level) or self._forbidden(Action.RETAIN, tenant, level)
         )
-        running = [each.active_max_us for each in kept] + [time for time in times if time]
+        running = [each.active_max_us for each in retentions] + [time for time in times if time]
         within = min(limit.within_us for limit in limits)
         return DeclaredCopies(min(times) if held else 0, within, min(running), encrypt, match)
 

@@ -216,14 +216,14 @@ def test_pressure(pool: str) -> None:
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_without_pressure_it_is_the_least_recently_used(pool: str) -> None:
-    found = []
+    hits = []
     for policy in (Lru, by_value(*SIGNALS)):
         cache = OwnPool(policy) if pool == "own" else EnginesPool(policy)
         for at in (0, 1, 2, 1, 0, 3):
             cache.use(at)
         cache.evict(2)
-        found.append([cache.hit(at) for at in range(4)])
-    assert found[0] == found[1] == [2, 2, 0, 2]
+        hits.append([cache.hit(at) for at in range(4)])
+    assert hits[0] == hits[1] == [2, 2, 0, 2]
 
 
 # -- whose pauses ---------------------------------------------------------------------------------------------------

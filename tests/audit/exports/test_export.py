@@ -359,15 +359,15 @@ def test_a_manifest_cannot_lead_out_of_its_folder(folder: Path, key: SigningKey,
 def test_the_stand_alone_verifier_is_made_of_the_library_and_imports_pythons_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = amalgamate.make_standalone()
-    assert made == (folder / "verify_kvcustody.py").read_bytes()
-    imported = {node.name for node in ast.walk(ast.parse(made)) if isinstance(node, ast.alias)}
-    modules = {node.module for node in ast.walk(ast.parse(made)) if isinstance(node, ast.ImportFrom)}
+    program = amalgamate.make_standalone()
+    assert program == (folder / "verify_kvcustody.py").read_bytes()
+    imported = {node.name for node in ast.walk(ast.parse(program)) if isinstance(node, ast.alias)}
+    modules = {node.module for node in ast.walk(ast.parse(program)) if isinstance(node, ast.ImportFrom)}
     assert {str(name).split(".")[0] for name in modules} <= set(sys.stdlib_module_names)
     assert not imported & {"orjson", "cryptography", "pyarrow", "kvcustody"}
     text = Path(export_verifier.__file__).read_text()
     body = text[text.index("class _Check:") : text.index("class DueHeads:")].rstrip()
-    assert body in made.decode(), "byte for byte"
+    assert body in program.decode(), "byte for byte"
     # The control: the library as it stands would need packages.
     monkeypatch.setattr(amalgamate, "SUBSTITUTES", {})
     with pytest.raises(amalgamate.AmalgamationError, match=r"orjson|cryptography"):

@@ -321,15 +321,15 @@ def test_an_auditor_checks_everything_from_the_files_alone(sealed: Sealed, expor
 
 def population_digest(members: list[Any]) -> str:
     """The digest that population.py describes, written down again."""
-    made, last = hashlib.sha256(), None
+    digest, last = hashlib.sha256(), None
     for uuid, _, pool, generation, block, item in members:
         if uuid != last:
-            made.update(uuid.encode() + b"\n")
+            digest.update(uuid.encode() + b"\n")
             last = uuid
         verdict = VERDICTS.index(item.verdict)
         for number in (pool, generation, block, item.due, verdict, int(item.covered), item.shards):
-            made.update(number.to_bytes(8, "big", signed=True))
-    return made.hexdigest()
+            digest.update(number.to_bytes(8, "big", signed=True))
+    return digest.hexdigest()
 
 
 def redraw(seed: str, size: int, population: int) -> list[int]:

@@ -174,13 +174,13 @@ def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
 
 
 def every_reader() -> list[Reader]:
-    found: list[Reader] = []
+    every: list[Reader] = []
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
             module = path.relative_to(ROOT).as_posix()
             if module != "audit/store/schema/all_tables.py":
-                found += readers(module, path.read_text(encoding="utf-8"))
-    return found
+                every += readers(module, path.read_text(encoding="utf-8"))
+    return every
 
 
 def test_every_reader_asks_for_the_leaf_or_says_why_not() -> None:

@@ -131,16 +131,16 @@ def test_every_truncation_is_refused() -> None:
 
 def edits(data: bytes, values: range, at: range) -> int:
     """How many single-byte substitutions are accepted."""
-    found = 0
+    accepted_count = 0
     buffer = bytearray(data)
     for place in at:
         before = buffer[place]
         for value in values:
             if value:
                 buffer[place] = before ^ value
-                found += accepted(bytes(buffer))
+                accepted_count += accepted(bytes(buffer))
         buffer[place] = before
-    return found
+    return accepted_count
 
 
 def test_single_byte_edits_are_refused() -> None:
@@ -154,14 +154,14 @@ def test_single_byte_edits_are_refused() -> None:
 
 def mutants(count: int) -> int:
     random = Random(2)
-    found = 0
+    accepted_count = 0
     for _ in range(count):
         data = bytearray(GOOD)
         for _ in range(random.randrange(1, 5)):
             start = random.randrange(len(data))
             data[start : start + random.randrange(4)] = random.randbytes(random.randrange(4))
-        found += bytes(data) != GOOD and accepted(bytes(data))
-    return found
+        accepted_count += bytes(data) != GOOD and accepted(bytes(data))
+    return accepted_count
 
 
 @pytest.mark.soak

@@ -37,15 +37,15 @@ def mutate(text, rng):
             text = text[:at] + chr(rng.choice([rng.randrange(128), rng.randrange(0x11000)])) + text[at + 1 :]
         else:
             lines = text.split("\n")
-            one, two = rng.randrange(len(lines)), rng.randrange(len(lines))
+            first, second = rng.randrange(len(lines)), rng.randrange(len(lines))
             if kind == 3:
-                lines.insert(one, lines[two])
+                lines.insert(first, lines[second])
             elif kind == 4:
-                lines[one], lines[two] = lines[two], lines[one]
+                lines[first], lines[second] = lines[second], lines[first]
             else:
-                words = lines[one].split(" ")
+                words = lines[first].split(" ")
                 words[rng.randrange(len(words))] = rng.choice(SPLICES)
-                lines[one] = " ".join(words)
+                lines[first] = " ".join(words)
             text = "\n".join(lines)
     return text
 

@@ -63,13 +63,13 @@ def of(events: list[Event]) -> RecountResult:
     return counted(falsified.leaf_bytes(events, "ab" * 16))
 
 
-def shows(clean: RecountResult, made: RecountResult) -> bool:
+def shows(clean: RecountResult, planted: RecountResult) -> bool:
     """Whether less is covered, more is due than covered, or something is no longer accounted for."""
-    before, after = clean.figures.total, made.figures.total
+    before, after = clean.figures.total, planted.figures.total
     return (
         after.covered < before.covered
         or after.due - after.covered > before.due - before.covered
-        or not set(enumerate(made.missing)) <= set(enumerate(clean.missing))
+        or not set(enumerate(planted.missing)) <= set(enumerate(clean.missing))
     )
 
 
