@@ -179,7 +179,7 @@ def sections() -> tuple[Section[Any], ...]:
 
 def sections_table() -> str:
     """Return the contents of a report as a Markdown table, section by section."""
-    rows = ["| section | in the JSON | what it has |", "|---|---|---|"]
+    rows = ["| section | in the JSON | content |", "|---|---|---|"]
     for each in sections():
         title = each.title if each.part is not None else f"*{each.title}*"
         rows.append(f"| {title} | {', '.join(f'`{name}`' for name in each.fields)} | {each.about} |")

@@ -241,9 +241,7 @@ SECTION: Section[Activity] = Section(
     "Decisions, orphans, recorded events",
     read_activity,
     order=130,
-    about=(
-        "what happened in the period: decisions, the steps of the policy's release, orphan findings, leaves by kind"
-    ),
+    about=("activity in the period: decisions, the steps of policy releases, orphan findings, leaves by kind"),
     fields={"activity": "erasures, findings and recorded events"},
     cited={
         "release": Citation("Steps of the policy's release", lambda report: bool(report[SECTION].release)),

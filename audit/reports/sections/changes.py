@@ -77,7 +77,7 @@ SECTION: Section[tuple[Change, ...]] = Section(
     "Changes since the earlier checkpoint",
     changes,
     order=52,
-    about=("where the report extends an earlier one: figures of the period that later records changed"),
+    about=("if the report extends an earlier one: figures of the period that later records changed"),
     part=None,
     printed_in="boundary",
     fields={"changes": "what the figures were at the earlier checkpoint"},

@@ -96,7 +96,7 @@ SECTION: Section[ExceptionsFacts] = Section(
     "Units not covered",
     exceptions,
     order=120,
-    about="everything that is not covered, by cause, with room for a response",
+    about="all uncovered custody, by cause, with space for a response",
     fields={
         "exceptions": "what is not covered, and of whom",
         "exceptions_left_out": "how many groups are not listed",

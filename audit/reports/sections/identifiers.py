@@ -9,6 +9,6 @@ SECTION = Section(
     "Annex: identifiers",
     no_facts,
     order=205,
-    about="what stands short in the text, in full",
+    about="the identifiers that the text abbreviates, in full",
     part=PagePart.ANNEX,
 )

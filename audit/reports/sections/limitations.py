@@ -128,8 +128,8 @@ SECTION: Section[tuple[str, ...]] = Section(
     limitations,
     order=170,
     about=(
-        "what the evidence does not show; how many orders carry a signature; which policies and tenants "
-        "workers alone state"
+        "what the evidence does not show; how many orders carry a signature; policies and tenants that only workers "
+        "state"
     ),
     fields={"limitations": ""},
     stage=FactStage.CONCLUSION,

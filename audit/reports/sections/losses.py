@@ -151,7 +151,7 @@ SECTION: Section[GapsAndSpills] = Section(
     "Gaps, spills and witnesses",
     read_gaps_and_spills,
     order=140,
-    about="what is missing; without a witness: split views and cut tails are undetected",
+    about="missing records; without a witness, split views and cut tails are undetected",
     fields={"losses": "gaps and spills"},
     cited={"losses": Citation("Gaps and spills", lambda report: bool(recorded_kinds(report)))},
 )

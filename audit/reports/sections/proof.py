@@ -25,7 +25,7 @@ SECTION: Section[PolicyProof | None] = Section(
     "Policy proof",
     supplied_proof,
     order=51,
-    about="the proof of the policy that was supplied, and whether the ledger activated that policy",
+    about="the supplied proof of the policy, and whether the ledger activated that policy",
     part=None,
     printed_in="boundary",
     fields={"proof": "the policy's proof"},

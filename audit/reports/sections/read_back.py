@@ -67,7 +67,7 @@ SECTION: Section[tuple[ReadBack, ...]] = Section(
     "Read-back",
     read_back,
     order=81,
-    about="receipts of the period by what was really read back",
+    about="receipts of the period by how much was actually read back",
     part=None,
     printed_in="coverage",
     fields={"read_back": "what was read back"},

@@ -57,7 +57,7 @@ SECTION: Section[Recounted | None] = Section(
     "Recount from leaves",
     recounted,
     order=110,
-    about="every figure once more from leaf bytes alone, and where the tables differ",
+    about="every figure recomputed from leaf bytes only, and where the tables differ",
     fields={"recount": "the recount from leaves"},
     stage=FactStage.RECOUNT,
     cited={"recount": Citation("Recount from leaves", _carries)},

@@ -9,5 +9,5 @@ SECTION = Section(
     "User-entity controls and subservice organisations",
     no_facts,
     order=160,
-    about="what who uses the service has to do; whose services it rests on, included or carved out",
+    about="the users' own responsibilities; the services it depends on, included or carved out",
 )

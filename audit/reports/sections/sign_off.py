@@ -10,7 +10,6 @@ SECTION = Section(
     no_facts,
     order=180,
     about=(
-        "the command and the SHA-256 that it has to give; what a reader needs to verify the report, and which "
-        "command shows what"
+        "the command and its expected SHA-256; what a reader needs to verify the report, and the command for each check"
     ),
 )

@@ -26,7 +26,7 @@ SECTION: Section[tuple[str, ...]] = Section(
     "Pools not scanned",
     unscanned,
     order=131,
-    about="workers at work in the period, whose pools no scan for orphans looked at",
+    about="workers at work in the period whose pools no scan for orphans examined",
     part=None,
     printed_in="opinion",
     fields={"unscanned": "which pools were not scanned"},
