@@ -93,7 +93,7 @@ class _Side(NamedTuple):
         return CellEffect(decision.permitted, decision.reasons)
 
     def permits(self, cell: _Cell, reader: str, owner: str, now_us: int, source: str | None = None) -> bool:
-        """Return only the effect of `answer`."""
+        """Return whether `answer` permits; cheaper than `answer` itself."""
         action, name, scope, via = cell
         level = self.levels.get(name)
         return (
