@@ -143,7 +143,9 @@ class _Step:
         self._recorder = recorder
 
     def commit(self, committer: Transactions, *, last: bool = False) -> bool:
-        """Commit the next batch of it; with `last` the process has then ended. Return False if nothing is left to close."""
+        """Commit the next batch of it; with `last` the process has then ended. Return False if nothing is left to
+        close.
+        """
 
         def make(connection: Connection) -> LeafBatch | None:
             if _still_open(connection, self._dead.uuid, lock=True) is None:
