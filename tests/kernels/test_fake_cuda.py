@@ -1,4 +1,4 @@
-"""Engines' orders of calls over a device that finds races, and every fix of ours taken away again."""
+"""Engines' call orders on a device that detects races, with each of our fixes removed in turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many blocks of an engine are computed again after their eviction: counted in a small pool, else estimated."""
+"""How many blocks of an engine are recomputed after eviction: counted in a small pool, else estimated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def keys(count: int, seed: int) -> list[bytes]:
 
 
 def pool_of(size: int) -> ExternalPool:
-    """Of two tenants, who have half of the blocks each."""
+    """Return a pool of two tenants with half of the blocks each."""
     pool = ExternalPool(size)
     pool.generation[:] = np.arange(size)
     for tenant, part in (("alpha", slice(0, size // 2)), ("beta", slice(size // 2, size))):
@@ -27,13 +27,13 @@ def pool_of(size: int) -> ExternalPool:
 
 
 def published(made: EvictedBlocks, told: list[bytes]) -> int:
-    """Of both tenants' blocks under these keys, how many had been evicted."""
+    """Return how many blocks of both tenants under these keys had been evicted."""
     half = len(told) // 2
     return made.published(np.arange(half), told[:half]) + made.published(np.arange(half, len(told)), told[half:])
 
 
 def evicted(size: int, block_keys: list[bytes], *, changed: bool = False) -> EvictedBlocks:
-    """A pool whose every block was published under one of these and evicted; `changed`: and handed out in between."""
+    """Return a pool whose blocks were published under these keys and evicted; `changed`: handed out in between."""
     pool = pool_of(size)
     made = EvictedBlocks(pool)
     assert published(made, block_keys) == 0

@@ -1,4 +1,4 @@
-"""A pool whose scrubs run on a device stream of their own, in any interleaving (G1 G2 G3 of flight, M1 M2 M3, L2)."""
+"""A pool whose scrubs run on a separate device stream, in any interleaving (G1 G2 G3 of flight, M1 M2 M3, L2)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Engine:
             tensor[blocks] = 0xAB
 
     def live(self, generator, requests=60):
-        """Requests come and go while the device lags behind by a random amount."""
+        """Run requests while the device lags behind by a random amount."""
         running = []
         for number in range(requests):
             tenant = "ab"[int(generator.integers(2))]

@@ -1,4 +1,4 @@
-"""What is reused is what was published: changed blocks are found, never attached, and leave custody.
+"""Reused blocks hold what was published: changed blocks are detected, never attached, and leave custody.
 
 Real tensors and real checksums. Positive control: where nothing is compared, changed blocks are a full hit.
 """

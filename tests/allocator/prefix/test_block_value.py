@@ -25,16 +25,16 @@ POOLS = ("own", "external")
 
 
 class Cache(Protocol):
-    """What the cases ask of either pool."""
+    """The interface to either pool that the cases need."""
 
     def use(self, at: int, *, of: str = "a", blocks: int = 2, after_us: int = 1) -> int:
-        """A request for prompt `at`; its hit in blocks."""
+        """Run a request for prompt `at`; return its hit in blocks."""
 
     def evict(self, count: int, of: str = "a") -> None:
-        """Give up so many of the tenant's blocks."""
+        """Evict so many of the tenant's blocks."""
 
     def hit(self, at: int, *, of: str = "a", blocks: int = 2) -> int:
-        """What a request would find."""
+        """Return what a request would find."""
 
     def domain(self, name: str, owner: str, **facts: int) -> None:
         """One more domain of a tenant."""

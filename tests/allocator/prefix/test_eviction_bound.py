@@ -50,7 +50,7 @@ def random_stream(seed: int, requests: int, longest: int, branching: int) -> Str
 
 
 def best_by_trying(stream: Stream, capacity: int) -> int:
-    """The most blocks that any choice of leaves can find; every subset that is closed towards the root is tried."""
+    """Return the most blocks that any choice of leaves can find, by trying every subset closed towards the root."""
     chains = [tuple(chain.tolist()) for chain in stream.chains]
     parents = {block: before for chain in chains for before, block in zip((None, *chain), chain, strict=False)}
 

@@ -1,4 +1,4 @@
-"""What enters and leaves the index is told, all of it and once; blocks told whole are those told token by token."""
+"""Every change of the index is reported once; blocks reported whole equal those reported token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No bundle is accepted but the one that was signed, by whom the trust configuration asks, for here and for now."""
+"""Only the signed bundle is accepted: with the required signers, for this audience, and now."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_was_signed_is_accepted() -> None:
 
 
 def resigned(document: str, signatures: tuple[DocumentSignature, ...]) -> bytes:
-    """A consistent forgery: every digest is right, the signatures are of something else."""
+    """Return a consistent forgery: every digest is right, but the signatures cover something else."""
     manifest, _ = manifest_of(document, audience="prod", revision=8, issued_us=NOW, expires_us=LATER)
     return write_bundle(Bundle(manifest, document, signatures))
 
@@ -130,7 +130,7 @@ def test_every_truncation_is_refused() -> None:
 
 
 def edits(data: bytes, values: range, at: range) -> int:
-    """How many single-byte substitutions are accepted."""
+    """Return how many single-byte substitutions are accepted."""
     accepted_count = 0
     buffer = bytearray(data)
     for place in at:
@@ -172,7 +172,7 @@ def test_every_single_byte_edit_is_refused() -> None:
 
 
 def test_without_the_signature_check_consistent_forgeries_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B2's control: verification off, and whoever computes digests is believed."""
+    """B2's control: with verification off, anybody who computes digests is trusted."""
     forgeries = [
         resigned(_WIDER, _PARSED.signatures),
         resigned(POLICY, ()),

@@ -1,4 +1,4 @@
-"""What a tier is told, against a reference that evaluates the YAML's data each time, and against Cedar.
+"""The obligations for tiers, against a reference that evaluates the YAML's data each time, and against Cedar.
 
 The reference knows nothing of the loader, the typed form or the compiler. Positive controls: a reference that forgets a
 tenant's own entry, and Cedar statements without their tiers, must disagree.
@@ -31,7 +31,7 @@ def us(written):
 
 
 def limits(entry, tier):
-    """(absolute, within) that an entry says of a tier, None for each that it leaves out; None: not there."""
+    """Return an entry's (absolute, within) for a tier, None for omitted values; None: the tier is not listed."""
     if entry == "never" or tier not in entry["tiers"]:
         return None
     own = entry["tiers"][tier] if isinstance(entry["tiers"], dict) else {}

@@ -1,4 +1,4 @@
-"""Placement rules and what becomes of a dead worker's copies: proved, compared, linted and explained."""
+"""Placement rules and the copies of dead workers: proved, compared, linted and explained."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (one case a line reads as the table it is)
-"""What authors and reviewers ask of a policy: differences, findings, layout, schema, starts, cases, explanations."""
+"""The workbench for authors and reviewers: differences, findings, layout, schema, starts, cases, explanations."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_every_lint_code_is_shown():
 
 
 def test_lint_leaves_the_library_alone():
-    """But for dates: a guard for later edits is no finding."""
+    """Lint reports nothing for the library except about dates: a guard for later edits is no finding."""
     for name in library.names():
         assert lint(compile_policy(library.load(name), revision=1), now_us=NOW) == ()
 
@@ -275,7 +275,7 @@ def test_what_does_nothing_is_told_until_it_works(compiled):
 
 
 def test_a_tier_that_nobody_has_is_told(compiled):
-    """At a worker what it has not; beside vLLM what its connector has not; of a document alone nothing."""
+    """A worker's missing tiers are reported, and beside vLLM its connector's; for a document by itself nothing is."""
 
     def told(*edits, owner=PoolOwner.KVCUSTODY, tiers=()):
         found = lint(compiled(*edits), now_us=NOW, owner=owner, tiers=tiers)
