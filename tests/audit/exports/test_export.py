@@ -1,4 +1,4 @@
-"""Exports: what is written verifies, what is changed does not, and three verifiers agree on it (`verifiers`)."""
+"""Exports verify unless they were changed, and three verifiers agree on it (`verifiers`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No subject's name that a worker or a service takes ends in clear in a ledger, unless a setting says so."""
+"""No subject's name reaches a ledger in clear, from workers or the service, unless a setting allows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A SQLite ledger in PostgreSQL: the same root, the same proofs, and a worker that goes on there."""
+"""A SQLite ledger moved to PostgreSQL: the same root, the same proofs, and a worker that continues there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A purge that writes its own export: what it leaves, what it refuses, and what a kill at any point costs."""
+"""A purge that writes its own export: what remains, what it refuses, and the cost of a kill at any point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Rows against a second opinion that reads leaf bytes alone: every table of one leaf, every fold, every sum."""
+"""Rows compared with a second implementation that only reads leaf bytes: every table of one leaf, every fold, every
+sum.
+"""
 
 from __future__ import annotations
 

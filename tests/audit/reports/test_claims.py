@@ -1,4 +1,4 @@
-"""Every sentence of a report that claims something is read against leaves, by queries that import no report code.
+"""Every claim in a report is checked against leaves, by queries that import no report code.
 
 `CLAIMS` is the reading: a sentence, and what the leaves give for each number or word in it. A sentence of a page that
 claims (a number, or none, all, every, no, nobody, holds) is either a claim here or one of `DEFINITIONS`, which say how

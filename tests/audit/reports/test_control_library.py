@@ -1,4 +1,4 @@
-"""The control library: what it cites carries evidence, and a framework of a user's own is read, used and said so."""
+"""The control library: cited sections carry evidence, and a user's own framework is read, used and identified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What qualifies a report, on its first page; replayed history; the window of signatures; ages beside limits."""
+"""The qualifications on a report's first page; replayed history; the window of signatures; ages beside limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentences of reports that were false once: each is read where its old wording would be wrong."""
+"""Sentences of reports that used to be false, each in a case that refutes its old wording."""
 
 from __future__ import annotations
 

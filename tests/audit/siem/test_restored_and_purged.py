@@ -1,4 +1,4 @@
-"""A sink whose ledger was restored, replaced or purged: every leaf that is there arrives, and the status says so."""
+"""A sink whose ledger was restored, replaced or purged: every existing leaf arrives, and the status reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The signer: behind the commits, never past a contradiction, and never in anybody's way."""
+"""The signer: behind the commits, never past a contradiction, and never blocking others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever is asked for a signature, a timestamp or to take a batch has a deadline for all of it."""
+"""Every request for a signature, a timestamp or a delivery has a deadline for its whole duration."""
 
 from __future__ import annotations
 

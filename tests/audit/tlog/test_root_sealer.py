@@ -1,4 +1,4 @@
-"""Roots by interval: who seals, when, what a commit leaves alone, and what a kill in between costs."""
+"""Roots by interval: who seals, when, what a commit leaves untouched, and the effect of a kill in between."""
 
 from __future__ import annotations
 

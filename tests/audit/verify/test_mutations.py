@@ -1,4 +1,4 @@
-"""Every column of every table is edited, and rows of each are deleted: `fsck` finds it, or it is declared not evidence.
+"""Every column of every table is edited, and rows of each deleted: `fsck` finds it, or it is declared no evidence.
 
 What is edited comes from the schema: a column that is added is edited too. Each edit is one transaction, rolled back.
 """

@@ -1,4 +1,4 @@
-"""Every question that reads evidence asks that each row has its leaf, or says here why nothing rests on it.
+"""Every query of evidence requires each row's leaf, or is listed here with the reason why nothing depends on it.
 
 Questions are found in the source: a function, or a value of a module, that selects from a table of evidence. A new one
 without the condition fails the test until it has it, or an entry below.

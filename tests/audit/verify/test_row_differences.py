@@ -1,4 +1,4 @@
-"""Stored rows are compared with their leaves by whoever may only read, and nothing is created for it."""
+"""Stored rows are compared with their leaves by a read-only login, and nothing is created for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a case's steps may follow, and what each comes to: every refusal, and beside it the step that is taken."""
+"""The steps of a case: every refusal, and beside it the step that is accepted."""
 
 from __future__ import annotations
 

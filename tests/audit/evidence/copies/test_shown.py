@@ -1,4 +1,4 @@
-"""Copies where people look: reports that are checked offline, the command, and what a changed row is found by."""
+"""Copies in reports, pages and commands: checked offline, and changed rows are detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures are what the leaves give: on random histories, whoever folds, whatever is killed, before and after."""
+"""Figures equal what the leaves give: on random histories, whoever folds, whatever is killed, before and after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaves of all logs by time: the same as sorting every leaf, page by page, on both databases; and what is counted."""
+"""Leaves of all logs by time equal a sort of every leaf, page by page, on both databases; and so do the counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lives of processes that are kept in memory are those that the log has."""
+"""Processes kept in memory equal those in the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is missing is found by what is new alone, and what retention dropped is not called missing."""
+"""Missing sequences are found by reading only what is new, and dropped leaves do not count as missing."""
 
 from __future__ import annotations
 

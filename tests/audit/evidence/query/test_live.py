@@ -1,4 +1,4 @@
-"""What is held now, after an act that made holds end earlier: the deadline is the act's, and what it ended is gone."""
+"""Live residencies after an act that ended holds earlier: the act's deadline holds, and what it ended is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked over many logs: the same answer as log by log, in few statements."""
+"""Queries over many logs give the same answer as log by log, in few statements."""
 
 from __future__ import annotations
 

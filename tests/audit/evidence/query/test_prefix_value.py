@@ -1,4 +1,4 @@
-"""What prefixes are worth, against a second count made block by block from the bytes of leaves."""
+"""The worth of prefixes, compared with a second count made block by block from the bytes of leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report as somebody hands it out: its cover, times of a zone, short names with an annex, long tables in files."""
+"""A report for readers outside: its cover, time zones, short names with an annex, long tables in files."""
 
 from __future__ import annotations
 

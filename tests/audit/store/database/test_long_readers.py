@@ -1,4 +1,4 @@
-"""Commands that read a SQLite ledger for long hold none of its writers' log, and leave no copy of it behind."""
+"""Long reads of a SQLite ledger by commands do not block its writers' log, and leave no copy of it behind."""
 
 from __future__ import annotations
 

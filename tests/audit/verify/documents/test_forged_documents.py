@@ -1,4 +1,4 @@
-"""Documents that somebody changed: without the key every change is found; with it, found or listed as not checked."""
+"""Changed documents: without the key every change is found; with it, found or listed as unchecked."""
 
 from __future__ import annotations
 

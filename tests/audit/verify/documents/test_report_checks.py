@@ -1,4 +1,4 @@
-"""What a check of a report shows: of its file alone, against an export and the ledger, and of each of its forms."""
+"""What a check of a report covers: its file by itself, against an export and the ledger, and each of its forms."""
 
 from __future__ import annotations
 
