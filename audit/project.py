@@ -1,4 +1,4 @@
-"""Rows and figures from leaves: the one way in which a row of evidence comes to be, and what leaves add up to.
+"""Make rows and figures from leaves: the only way in which a row of evidence is created.
 
     rows = project(batch, logs, idx, life_of)      # {table: columns}
     figures = count_events(batch, logs)            # {(scraped, log, hour): {(kind, measure, …): value}}
@@ -50,7 +50,7 @@ Columns = dict[str, Sequence[Any]]
 
 
 class IncarnationRow(NamedTuple):
-    """An incarnation's row id, and what turns its boot time into UTC."""
+    """An incarnation's row id, and the offset from its boot time to UTC."""
 
     id: int
     offset_us: int
@@ -68,7 +68,7 @@ _IN_UTC = {  # columns of moments that a leaf has on its incarnation's clock alo
 
 
 class LifeChange(NamedTuple):
-    """What one leaf changes of the row of a process (rule 6)."""
+    """One leaf's change to the row of a process (rule 6)."""
 
     life: IncarnationRow
     values: dict[str, Any]
@@ -76,7 +76,7 @@ class LifeChange(NamedTuple):
     is_own: bool  # the process says so itself
 
     def renames(self, worker: str) -> bool:
-        """Whether a process that is of this worker so far is of another by the leaf (rule 7)."""
+        """Return whether the leaf moves a process from this worker to another (rule 7)."""
         return self.worker != worker and (self.is_own or worker == UNKNOWN_WORKER)
 
 
@@ -93,35 +93,35 @@ def project(
     *,
     tables: frozenset[Table] | None = None,
 ) -> dict[Table, list[Sequence[Sequence[Any]]]]:
-    """The rows of a window of leaves: by table, some columns of values, in the order of the table's own.
+    """Return the rows of a window of leaves: by table, pieces of columns in the order of the table's own.
 
     `logs` and `idx` say where each leaf is; `life_of` gives a process of the ledger by its uuid. `tables`: no others.
     """
-    made: dict[Table, list[Sequence[Sequence[Any]]]] = {}
+    by_table: dict[Table, list[Sequence[Sequence[Any]]]] = {}
     for group in batch.groups:
         for table, places, columns in _of_group(batch, group, life_of):
             if tables is None or table in tables:
                 place = [[values[each] for each in places] for values in (logs, idx)]
-                made.setdefault(table, []).append([*place, *columns])
-    return made
+                by_table.setdefault(table, []).append([*place, *columns])
+    return by_table
 
 
 def rows_of(columns: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    """The rows of some columns."""
+    """Return rows from columns."""
     return zip(*columns, strict=True)
 
 
 def life_changes(batch: LeafBatch, life_of: Callable[[str], IncarnationRow]) -> list[LifeChange]:
-    """What the leaves change of the rows of processes, in the order of the leaves."""
-    found: list[tuple[int, LifeChange]] = []
+    """Return the leaves' changes to the rows of processes, in the order of the leaves."""
+    placed: list[tuple[int, LifeChange]] = []
     for group in batch.groups:
         if group.kind in _LIFE:
             lives = _lives(batch, group, life_of)
             is_own = group.kind in OWN_LIFE
             for number, (place, life) in enumerate(zip(group.places, lives, strict=True)):
                 worker = group.columns["worker"][number]
-                found.append((place, LifeChange(life, _life_values(group, number), worker, is_own)))
-    return [change for _, change in sorted(found, key=lambda each: each[0])]
+                placed.append((place, LifeChange(life, _life_values(group, number), worker, is_own)))
+    return [change for _, change in sorted(placed, key=lambda each: each[0])]
 
 
 def _life_values(group: LeafGroup, number: int) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _life_values(group: LeafGroup, number: int) -> dict[str, Any]:
 
 
 def _lives(batch: LeafBatch, group: LeafGroup, life_of: Callable[[str], IncarnationRow]) -> list[IncarnationRow]:
-    """The process that each leaf of a group is about: another's, or the one that recorded it."""
+    """Return the process that each leaf of a group concerns: the one it names, else its recorder."""
     recorders = [batch.incarnations[place] for place in group.places]
     named = group.columns.get("of_incarnation", recorders)
     about = [of or recorder for of, recorder in zip(named, recorders, strict=True)]
@@ -284,7 +284,7 @@ ORPHANS: Final = "orphan-found"
 
 
 class FigureName(NamedTuple):
-    """What a value is of (`schema.counters`)."""
+    """The name of a figure's value (`schema.counters`)."""
 
     hour_us: int
     kind: str
@@ -301,7 +301,7 @@ Place = tuple[bool, int, int]
 
 
 class Figures(dict[Place, dict[HourFigure, int]]):
-    """What leaves add up to; a place that is asked for is there from then on."""
+    """Sums of leaves; a place exists once it is asked for."""
 
     def __missing__(self, place: Place) -> dict[HourFigure, int]:
         made = self[place] = {}
@@ -324,7 +324,7 @@ _RUNS = "runs"
 
 
 def held_blocks(figures: Mapping[tuple[str, str], int]) -> int:
-    """What is in a tenant's custody by the sums of its log, given by kind and measure."""
+    """Return the blocks in a tenant's custody from its log's sums by kind and measure."""
     signs = {WRITTEN: 1, ASSIGNED: 1, GIVEN: -1, CARRIED[1]: 1}
     return sum(
         -value if (kind, measure) == (ENDED, BLOCKS) else signs.get(measure, 0) * value
@@ -333,7 +333,7 @@ def held_blocks(figures: Mapping[tuple[str, str], int]) -> int:
 
 
 def custody_of(figures: Mapping[HourFigure, int]) -> int:
-    """The same for some figures of a log."""
+    """Return the blocks in custody from some figures of a log."""
     sums = Counter[tuple[str, str]]()
     for (kind, measure, *_), value in figures.items():
         sums[kind, measure] += value
@@ -341,23 +341,23 @@ def custody_of(figures: Mapping[HourFigure, int]) -> int:
 
 
 def is_scraped(kind: str, measure: str) -> bool:
-    """Whether every scrape reads such a figure, over all tenants."""
+    """Return whether every scrape reads such a figure, summed over all tenants."""
     return measure == DENIED or kind == ORPHANS
 
 
 def count_events(batch: LeafBatch, logs: Sequence[int], into: Figures | None = None) -> Figures:
-    """The figures of a batch, given the log id of every leaf, added to those there are; no value is 0."""
-    found = Figures() if into is None else into
+    """Return the figures of a batch, given the log id of every leaf, added to `into` if given; no value is 0."""
+    figures = Figures() if into is None else into
     names = {kind: (kind, LEAVES, "", "", "") for kind in set(batch.kinds)}
     scraped = map(ORPHANS.__eq__, batch.kinds)
-    cells = map(found.__getitem__, zip(scraped, logs, _hours(batch.at_us), strict=True))
+    cells = map(figures.__getitem__, zip(scraped, logs, _hours(batch.at_us), strict=True))
     for cell, kind in zip(cells, batch.kinds, strict=True):
         name = names[kind]
         cell[name] = cell.get(name, 0) + 1
     for group in batch.groups:
         if group.kind != CHANGED:
-            _count_group(found, group, [logs[place] for place in group.places])
-    return found
+            _count_group(figures, group, [logs[place] for place in group.places])
+    return figures
 
 
 class _Alike(NamedTuple):
@@ -379,7 +379,7 @@ class _Alike(NamedTuple):
 
 
 def _alike(
-    found: Figures,
+    figures: Figures,
     scraped: bool,
     logs: Sequence[int],
     hours: Sequence[int],
@@ -389,7 +389,7 @@ def _alike(
     numbers: dict[tuple[int, int, str, str], int] = {}
     each = zip(logs, hours, named, classes, strict=True)
     which = [numbers.setdefault(key, len(numbers)) for key in each]
-    cells = [found[scraped, log, hour] for log, hour, _, _ in numbers]
+    cells = [figures[scraped, log, hour] for log, hour, _, _ in numbers]
     return _Alike(which, cells, [key[2:] for key in numbers])
 
 
@@ -400,16 +400,16 @@ def _hours(at_us: Sequence[int]) -> list[int]:
     return [moment // HOUR_US * HOUR_US for moment in at_us]
 
 
-def _count_group(found: Figures, group: LeafGroup, logs: Sequence[int]) -> None:
+def _count_group(figures: Figures, group: LeafGroup, logs: Sequence[int]) -> None:
     columns, kind = group.columns, group.kind
     hours, parts = _hours(columns["at_us"]), columns["part"]
     nothing = [""] * len(logs)
     classes = columns.get("classification", nothing)
     named = columns[OUTCOMES[kind]] if kind in OUTCOMES else nothing
-    alike = _alike(found, kind == ORPHANS, logs, hours, named, classes)
+    alike = _alike(figures, kind == ORPHANS, logs, hours, named, classes)
     alike.add(kind, EVENTS, repeat(1) if max(parts) == 1 else (part == 1 for part in parts))
     if kind in ASKING:
-        _count_requests(found, group, alike, zip(logs, hours, strict=True))
+        _count_requests(figures, group, alike, zip(logs, hours, strict=True))
     elif kind == ASSIGNMENT:
         _count_assigned(group, alike)
     elif kind in COPY_KINDS:
@@ -419,7 +419,7 @@ def _count_group(found: Figures, group: LeafGroup, logs: Sequence[int]) -> None:
             level if result == "ok" else FAILED
             for level, result in zip(columns["level"], columns["result"], strict=True)
         ]
-        proved = _alike(found, False, logs, hours, levels, classes)
+        proved = _alike(figures, False, logs, hours, levels, classes)
         proved.add(kind, BLOCKS, group.extents[_RUNS].blocks)
         sizes = zip(columns["bytes"], parts, strict=True)
         proved.add(kind, BYTES, [size if part == 1 else 0 for size, part in sizes])
@@ -431,7 +431,7 @@ def _count_group(found: Figures, group: LeafGroup, logs: Sequence[int]) -> None:
             alike.add(kind, measure, group.extents[key].blocks if key in group.extents else columns[key])
 
 
-def _count_requests(found: Figures, group: LeafGroup, alike: _Alike, logs: Iterable[tuple[int, int]]) -> None:
+def _count_requests(figures: Figures, group: LeafGroup, alike: _Alike, logs: Iterable[tuple[int, int]]) -> None:
     """Reuse that was decided: what hit, and what was denied by which rule, of whose blocks, under which revision."""
     columns, kind = group.columns, group.kind
     pairs = zip(columns["log"], columns[ASKING[kind]], strict=True)
@@ -448,7 +448,7 @@ def _count_requests(found: Figures, group: LeafGroup, alike: _Alike, logs: Itera
     for counts, (log, hour), at, rule, owner, revision, number in each:
         effect, classification = alike.who[at]
         if counts and effect == "deny" and number:
-            cell = found[True, log, hour]
+            cell = figures[True, log, hour]
             name = (kind, DENIED, rule, f"{revision} {owner}", classification)
             cell[name] = cell.get(name, 0) + number
 

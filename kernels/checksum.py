@@ -35,7 +35,7 @@ _SEED = 0x6B76637573746F64
 
 
 class ChecksumKeys:
-    """The keys of one cache's geometry: one for each place in a tile, and one for each tile. Read only.
+    """The keys for one cache's geometry: one for each place in a tile, and one for each tile. Read only.
 
     words: int64 [words of a tile]. tiles: int64 [tiles]. Both where the blocks are, or on the host where torch serves.
     """
@@ -52,12 +52,12 @@ class ChecksumKeys:
 
 
 def word_bytes(table: SegmentTable) -> int:
-    """How wide the words are that are summed."""
+    """Return the width of the words that are summed."""
     return 4 if table.alignment_bytes >= 4 else 1
 
 
 def checksum(table: SegmentTable, keys: ChecksumKeys, blocks: BlockIndices) -> torch.Tensor:
-    """The sums of `blocks`, int64 [blocks] on `keys.device`; on CUDA it only launches.
+    """Return the sums of `blocks`, int64 [blocks] on `keys.device`; on CUDA it only launches.
 
     Raises `DeviceError` on a bad index.
     """
@@ -72,7 +72,7 @@ def checksum(table: SegmentTable, keys: ChecksumKeys, blocks: BlockIndices) -> t
 
 
 def checksum_reference(table: SegmentTable, keys: ChecksumKeys, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Without Triton: one segment after another, some blocks at a time.
+    """Compute the sums without Triton: one segment after another, some blocks at a time.
 
     In numpy: torch multiplies int64 at a third of its speed.
     """
@@ -153,7 +153,7 @@ if HAS_TRITON:
         ALIGNMENT: tl.constexpr,
         TILE_BYTES: tl.constexpr,
     ):
-        """One program adds one tile of one listed block to the block's sum.
+        """Add one tile of one listed block to the block's sum, in each program.
 
         block_list int64 [listed]; tile_address, tile_stride, tile_bytes, tile_keys int64 [tiles]; word_keys int64
         [words of a tile]; sums int64 [listed], zero on entry. Addition modulo 2^64 has no order: nor have programs.

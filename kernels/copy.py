@@ -1,4 +1,4 @@
-"""Copy: block to block over all layer segments, for copy-on-write; and between blocks and memory of the host.
+"""Copy block to block over all layer segments, for copy-on-write; and between blocks and host memory.
 
     copy(table, [3], [17])          # block 17 is now block 3, byte for byte
     copy_out(table, [3, 9], into)   # `into` holds both, one after the other, each segment by segment
@@ -83,7 +83,7 @@ def copy_out(table: SegmentTable, blocks: BlockIndices, into: memoryview) -> Non
 
 
 def copy_in(table: SegmentTable, blocks: BlockIndices, data: memoryview) -> None:
-    """Copy host memory that `copy_out` filled into `blocks`, each listed once; `data` was read when this returns.
+    """Copy host memory that `copy_out` filled into `blocks`, each listed once; `data` has been read on return.
 
     On a device the blocks are written in the current stream's order. Raises `DeviceError` as
     `copy_out`, and where a block is listed twice.
@@ -127,7 +127,7 @@ def exchange(table: SegmentTable, index: torch.Tensor, rows: torch.Tensor, *, ou
 
 
 def _is_direct(table: SegmentTable, rows: torch.Tensor) -> bool:
-    """Whether the kernel moves these rows of the host itself: few, pinned, and aligned as the pieces are."""
+    """Return whether the kernel moves these host rows itself: few, pinned, and aligned like the pieces."""
     if not uses_triton(table) or rows.numel() > DIRECT_BYTES or rows.data_ptr() % table.alignment_bytes:
         return False
     return table.device.type == "cpu" or rows.is_pinned()
@@ -152,7 +152,7 @@ def _between(table: SegmentTable, rows: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _checked(table: SegmentTable, blocks: BlockIndices, memory: memoryview) -> tuple[NDArray[np.int64], torch.Tensor]:
-    """The checked list, and the host's memory as uint8 [listed, bytes_per_block]."""
+    """Return the checked list, and the host's memory as uint8 [listed, bytes_per_block]."""
     listed = block_list(table, blocks)
     if len(memory) != len(listed) * table.bytes_per_block:
         raise DeviceError(
@@ -165,7 +165,7 @@ def _checked(table: SegmentTable, blocks: BlockIndices, memory: memoryview) -> t
 
 
 def copy_reference(table: SegmentTable, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-    """The torch path: gather and place, a few megabytes at a time."""
+    """Copy with torch: gather and place, a few megabytes at a time."""
     sources, targets = torch.from_numpy(source).to(table.device), torch.from_numpy(target).to(table.device)
     for words in table.words:
         step = max(1, GATHER_BYTES // (words.shape[1] * words.element_size()))
@@ -200,7 +200,7 @@ if HAS_TRITON:
         ALIGNMENT: tl.constexpr,
         TILE_BYTES: tl.constexpr,
     ):
-        """One program copies one tile of one listed pair.
+        """Copy one tile of one listed pair, in each program.
 
         source_list, target_list int64 [listed]; tile_address, tile_stride, tile_bytes int64 [tiles].
         """
@@ -252,7 +252,7 @@ if HAS_TRITON:
         TILE_BYTES: tl.constexpr,
         OUT: tl.constexpr,
     ):
-        """One program moves one tile of one listed block out into its row, or in from it.
+        """Move one tile of one listed block out into its row, or in from it, in each program.
 
         block_list int64 [listed]; tile_address, tile_stride, tile_bytes int64 [tiles]; tile_offset int64 [tiles + 1],
         whose last is a row's bytes; rows uint8 [listed, bytes_per_block], as aligned as the pieces are.

@@ -1,4 +1,4 @@
-"""The work list of a scrub: one 64-bit entry a run of adjacent blocks, so that one small list carries it all.
+"""The work list of a scrub: one 64-bit entry for each run of adjacent blocks, so that one small list is enough.
 
     bits 0-31 first block | 32-42 blocks in the run | 43-60 position | 61 plant a fault (tests) | 62 read back
 
@@ -29,7 +29,8 @@ _POSITIONS = np.arange(BLOCKS_MAX, dtype=np.int64) << POSITION_SHIFT
 def entries_of(
     ordered: NDArray[np.int64], group: int, *, read_back: NDArray[np.bool_] | bool = False
 ) -> NDArray[np.int64]:
-    """int64 [entries] for the list `ordered`, ascending or lists that are, at most `group` adjacent blocks an entry.
+    """Return int64 [entries] for `ordered`, ascending or a concatenation of ascending lists; at most `group` blocks an
+    entry.
 
     read_back: for all, or bool [blocks] for each; blocks of one entry are all read back, or none is. A list that is
     read back has at most `BLOCKS_MAX` blocks; without it entries have no position.
@@ -74,11 +75,11 @@ def _runs(
 
 
 def blocks_of(entry: int) -> NDArray[np.int64]:
-    """The blocks that one entry names."""
+    """Return the blocks that one entry names."""
     first = entry & ((1 << BLOCK_BITS) - 1)
     return np.arange(first, first + ((entry >> BLOCK_BITS) & GROUP_MAX), dtype=np.int64)
 
 
 def position_of(entry: int) -> int:
-    """The place of the entry's first block in the list of blocks."""
+    """Return the position of the entry's first block in the list of blocks."""
     return (entry >> POSITION_SHIFT) & (BLOCKS_MAX - 1)

@@ -1,4 +1,4 @@
-"""Host memory, written and read row by row: a row is what one block owns of one segment, or an even share of that.
+"""Host memory, written and read row by row. A row is one block's part of one segment, or an equal share of it.
 
 Of a small scrub, calls are the cost: a torch operation takes some microseconds a segment, numpy's assignment of one
 row of zeros to every listed row a third of that. A large scrub is torch's (`kernels.scrub.scrub_torch`), on every core.
@@ -33,7 +33,7 @@ class HostRows:
             self._rows += _rows(one.numpy().view(np.uint8))
 
     def zero(self, blocks: NDArray[np.int64]) -> int:
-        """Zero the listed blocks, each listed once and inside the pool; returns the bytes written."""
+        """Zero the listed blocks, each listed once and inside the pool; return the bytes written."""
         written = 0
         for array, zeros in self._rows:
             array[blocks] = zeros
@@ -41,7 +41,7 @@ class HostRows:
         return written
 
     def nonzero(self, blocks: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """One flag a listed block: whether any of its bytes is not zero. Reads all of them."""
+        """Return one flag for each listed block: whether any of its bytes is nonzero. Reads all of them."""
         dirty = np.zeros(len(blocks), dtype=np.bool_)
         if not len(blocks):
             return dirty
@@ -56,10 +56,10 @@ def _rows(pieces: NDArray[np.uint8]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
     """[blocks, piece bytes] as one or two arrays of equal rows, each with a row of zeros of its own size."""
     piece = pieces.shape[1]
     row = -(-piece // -(-piece // ROW_BYTES_MAX))
-    found = []
+    regions = []
     for start, end, size in ((0, piece - piece % row, row), (piece - piece % row, piece, piece % row)):
         if end > start:
             kind = np.dtype((np.void, size))
             rows = pieces[:, start:end].view(kind)
-            found.append((rows[:, 0] if end - start == size else rows, np.zeros((), dtype=kind)))
-    return found
+            regions.append((rows[:, 0] if end - start == size else rows, np.zeros((), dtype=kind)))
+    return regions

@@ -1,4 +1,4 @@
-"""How a kernel is launched: which path serves a device, which variants there are, and when they are compiled.
+"""Launch kernels: which path serves a device, which variants exist, and when they are compiled.
 
 Triton is optional: without it, or off CUDA and ROCm, the torch path serves every device. `TRITON_INTERPRET=1`
 before the first import makes the kernels run on CPU tensors, which the tests use.
@@ -31,17 +31,17 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def uses_triton(table: SegmentTable) -> bool:
-    """Whether this table's device is served by the Triton kernels (else by torch)."""
+    """Return whether this table's device is served by the Triton kernels (else by torch)."""
     return HAS_TRITON and (table.device.type == "cuda" or INTERPRETED)
 
 
 def warps(tile_bytes: int) -> int:
-    """As many warps as have a 16-byte word for each thread, at most four."""
+    """Return as many warps as there are 16-byte words for their threads, at most four."""
     return max(1, min(4, tile_bytes // 512))
 
 
 class Variant:
-    """A kernel with its constants: compiled at its first launch, launched by its handle from then on.
+    """A kernel with its constants: compiled at its first launch, launched by its handle afterwards.
 
     A launch by handle looks nothing up: a third of the host time of Triton's own dispatch, and it cannot compile.
     """
@@ -55,7 +55,7 @@ class Variant:
         self._compiled: Any = None
 
     def launch(self, programs: int, stream: int | None, *arguments: torch.Tensor | int) -> None:
-        """Launch on the stream of this raw handle, or on the current one."""
+        """Launch on the stream with this raw handle, or on the current one."""
         if INTERPRETED:
             self._kernel[(programs,)](*arguments, **self._constants)
             return
@@ -110,12 +110,12 @@ def launch(
 
 
 def to_device(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    """`array` on `device`; on CUDA by way of pinned memory, so that the host waits for nothing."""
+    """Return `array` on `device`; on CUDA it goes through pinned memory, so that the host does not wait."""
     return reached(array, device).to(device, non_blocking=True)
 
 
 def reached(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    """`array` in memory of the host that a kernel on `device` can read; kept until that has run."""
+    """Return `array` in host memory that a kernel on `device` can read; kept until the kernel has run."""
     if device.type != "cuda":
         return torch.from_numpy(array)
     pinned = torch.empty(array.shape, dtype=torch.int64, pin_memory=True)
@@ -124,7 +124,7 @@ def reached(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Launch on `device`, which need not be the current one."""
+    """Make `device` the current one for a launch."""
     if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
         return nullcontext()
     return torch.cuda.device(device)

@@ -1,4 +1,4 @@
-"""Scrubs on a stream of their own, ordered against the engine's streams by events, never by the host.
+"""Scrubs on their own stream, ordered against the engine's streams by events, never by the host.
 
     ordered.used()                          # after a step: what it uses may end later
     ordered.launch([(blocks, read_back)])   # zero what has ended; returns at once
@@ -52,7 +52,7 @@ Batch = tuple[NDArray[np.int64], NDArray[np.bool_] | bool]
 
 
 class RetiredScrub(NamedTuple):
-    """One launch, retired: its number, and by batch the blocks that were read back and are not zero."""
+    """One retired launch: its number, and for each batch the blocks that were read back and are nonzero."""
 
     number: int
     dirty: tuple[NDArray[np.int64], ...]
@@ -104,7 +104,7 @@ class OrderedScrub:
 
     @property
     def scrubbed_blocks(self) -> int:
-        """Blocks by the device's own count, as of the last launch that was answered; waits for nothing."""
+        """The number of blocks by the device's own count, as of the last answered launch; does not wait."""
         return self._counted_bytes // self.table.bytes_per_block
 
     @property
@@ -114,11 +114,11 @@ class OrderedScrub:
 
     @property
     def in_flight(self) -> int:
-        """Launches without an answer yet."""
+        """The number of launches without an answer yet."""
         return len(self._launches)
 
     def used(self, stream: Any = None) -> None:
-        """Everything put on `stream` until now may read or write blocks that end later."""
+        """Record that everything put on `stream` so far may read or write blocks that end later."""
         stream = self._streams.current() if stream is None else stream
         event = self._uses.get(stream)
         if event is None:
@@ -126,31 +126,33 @@ class OrderedScrub:
         event.record(stream)
 
     def hand_out(self, blocks: NDArray[np.int64]) -> None:
-        """`blocks` are about to be written: `order_handed_out` waits if one of them is still being scrubbed."""
+        """Note `blocks` that are about to be written: `order_handed_out` waits if one of them is still being
+        scrubbed.
+        """
         if self._launches and len(blocks) and not self._expected:
             self._expected = int(self._launch_of[blocks].max()) >= self._launches[0].number
 
     def order_handed_out(self, stream: Any = None) -> None:
-        """Let later work of `stream` find every block zero that `hand_out` named since the last call."""
+        """Order later work of `stream` after the scrubs of blocks that `hand_out` named since the last call."""
         if self._expected:
             self.order_before(stream)
 
     def order_before(self, stream: Any = None) -> None:
-        """Let later work of `stream` find every block zero that was launched until now."""
+        """Order later work of `stream` after every scrub launched so far."""
         self._expected = False
         if self._last is not None and self._last.slots:
             event = self._last.slots[-1].event
             self._streams.wait(self._streams.current() if stream is None else stream, event)
 
     def launch(self, batches: Sequence[Batch], *, faults: NDArray[np.int64] | None = None) -> int:
-        """Zero the blocks of every batch on the scrub stream, in one launch; returns its number.
+        """Zero the blocks of every batch on the scrub stream in one launch; return its number.
 
         faults: blocks that are written to after they were zeroed, in tests. Raises `DeviceError` on bad lists, while
         the caller's stream records a graph (the scrub would run at each replay), and where the device has failed.
         """
         if self._streams.is_capturing():
             raise DeviceError(
-                "a scrub was asked for while the current stream records a graph: it would be recorded instead of done"
+                "a scrub was requested while the current stream records a graph: it would be recorded, not run"
             )
         strategy = self._strategy
         if strategy is None:
@@ -176,17 +178,17 @@ class OrderedScrub:
         return launch.number
 
     def answered(self) -> list[RetiredScrub]:
-        """The launches that have retired since the last call, oldest first; waits for nothing."""
-        found = []
+        """Return the launches that have retired since the last call, oldest first; does not wait."""
+        answers = []
         try:
             while self._launches and self._launches[0].has_retired():
-                found.append(self._answer(self._launches.popleft()))
+                answers.append(self._answer(self._launches.popleft()))
         except RuntimeError as error:
             raise _failed(self.table, error) from error
-        return found
+        return answers
 
     def settle(self) -> list[RetiredScrub]:
-        """Wait until every launch has retired; their answers."""
+        """Wait until every launch has retired; return their answers."""
         if self._launches and self._launches[-1].slots:
             try:
                 self._launches[-1].slots[-1].event.synchronize()
@@ -236,7 +238,7 @@ class OrderedScrub:
 def _joined(
     table: SegmentTable, batches: Sequence[Batch]
 ) -> tuple[NDArray[np.int64], list[int], NDArray[np.bool_] | bool]:
-    """The batches' blocks as one list, each batch ascending, where each begins and the last ends, and the marks.
+    """Return the batches' blocks as one list (each batch ascending), the batch boundaries, and the marks.
 
     Raises `DeviceError` on an index outside the pool or listed twice in a batch.
     """
@@ -266,14 +268,14 @@ def _checked(table: SegmentTable, blocks: NDArray[np.int64]) -> NDArray[np.int64
 
 
 def _marks(
-    read_back: NDArray[np.bool_] | bool, given: NDArray[np.int64], ordered: NDArray[np.int64]
+    read_back: NDArray[np.bool_] | bool, unordered: NDArray[np.int64], ordered: NDArray[np.int64]
 ) -> NDArray[np.bool_] | bool:
     """Which of the ordered blocks are read back; one bool where it is all or none."""
     if isinstance(read_back, bool) or not read_back.any():
         return read_back is True
     if read_back.all():
         return True
-    return read_back if ordered is given else read_back[np.argsort(given)]
+    return read_back if ordered is unordered else read_back[np.argsort(unordered)]
 
 
 def _zero(table: SegmentTable, slot: Slot, strategy: Strategy, flagged: int, faulty: bool, stream: int | None) -> None:
@@ -302,18 +304,18 @@ def _zero(table: SegmentTable, slot: Slot, strategy: Strategy, flagged: int, fau
 
 
 def _with_faults(entries: NDArray[np.int64], faults: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The entries with each block of `faults` in a marked entry of its own."""
-    found: list[int] = []
+    """Return the entries with each block of `faults` in a marked entry of its own."""
+    marked_entries: list[int] = []
     for entry in entries.tolist():
         run = blocks_of(entry)
         if not np.isin(run, faults).any():
-            found.append(entry)
+            marked_entries.append(entry)
             continue
         for nth, block in enumerate(run.tolist()):
             place = (position_of(entry) + nth) << POSITION_SHIFT
             fault = FAULT if block in faults else 0
-            found.append((entry & READ_BACK) | (1 << BLOCK_BITS) | place | block | fault)
-    return np.array(found, dtype=np.int64)
+            marked_entries.append((entry & READ_BACK) | (1 << BLOCK_BITS) | place | block | fault)
+    return np.array(marked_entries, dtype=np.int64)
 
 
 def _failed(table: SegmentTable, error: RuntimeError) -> DeviceError:

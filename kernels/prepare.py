@@ -1,4 +1,4 @@
-"""Compile before serving: every kernel that serving may launch over one cache, launched once over nothing.
+"""Compile before serving: launch once, over no blocks, every kernel that serving may launch over one cache.
 
 A compilation takes a second and holds the engine up; it belongs to registration. After `prepare`,
 `SegmentTable.variants` has every variant, and a launch is by its handle.
@@ -22,7 +22,7 @@ if HAS_TRITON:
 
 
 def prepare(table: SegmentTable) -> None:
-    """Compile and load what serves `table`, with the strategy that was chosen for it; nothing where torch serves it."""
+    """Compile and load the kernels for `table` with its strategy; does nothing if torch serves it."""
     if not uses_triton(table):
         return
     strategy = strategy_of(table)

@@ -29,7 +29,7 @@ RUN_BYTES_MIN = 1 << 20  # from here a run of adjacent blocks is one slice; shor
 
 
 def scrub(table: SegmentTable, blocks: BlockIndices, *, strategy: Strategy | None = None) -> int:
-    """Zero `blocks` (int32 or int64, each once); returns the bytes written. On CUDA it only launches.
+    """Zero `blocks` (int32 or int64, each once); return the bytes written. On CUDA it only launches.
 
     Raises `DeviceError` on an index outside the pool or listed twice; an empty list launches nothing.
     """
@@ -56,7 +56,7 @@ def launch_scrub(
     stream: int | None = None,
     pairs_max: int = PAIRS_MAX,
 ) -> None:
-    """Launch the kernel for a work list that the device can read; waits for nothing, allocates nothing.
+    """Launch the kernel for a work list that the device can read; does not wait or allocate.
 
     entries: int64 [entries] of `kernels.entry`, contiguous, on the device or in pinned memory. flags: int32 [blocks of
     the list], zero on entry, likewise; with it, marked entries are read back, and the flag of each block with a byte
@@ -65,7 +65,7 @@ def launch_scrub(
     """
     tiles, listed = table.tiles, len(entries)
     variant = scrub_variant(table, strategy, read_back=flags is not None, faulty=faulty)
-    told = table.scratch if published is None else published
+    counter = table.scratch if published is None else published
     step = max(1, pairs_max // tiles.count)
     with on_device(table.device):
         for start in range(0, listed, step):
@@ -80,7 +80,7 @@ def launch_scrub(
                 tiles.stride,
                 tiles.bytes,
                 table.tally,
-                told,
+                counter,
                 table.tally if flags is None else flags,
                 table.blocks,
                 tiles.count,
@@ -89,10 +89,10 @@ def launch_scrub(
 
 
 def scrub_variant(table: SegmentTable, strategy: Strategy, *, read_back: bool, faulty: bool = False) -> Variant:
-    """The compiled kernel for this table and strategy; compiled once, at the first call."""
+    """Return the compiled kernel for this table and strategy; compiled at the first call."""
     key = ("scrub", strategy, read_back, faulty)
-    found = table.variants.get(key)
-    if found is None:
+    variant = table.variants.get(key)
+    if variant is None:
         constants: dict[str, int | bool] = {
             "ALIGNMENT": table.alignment_bytes,
             "SPAN_BYTES": table.tiles.bytes_max * strategy.group,
@@ -101,12 +101,12 @@ def scrub_variant(table: SegmentTable, strategy: Strategy, *, read_back: bool, f
             "FAULTY": faulty,
             "STREAMING": strategy.streaming,
         }
-        found = table.variants[key] = Variant(scrub_kernel, constants, strategy.warps)
-    return found
+        variant = table.variants[key] = Variant(scrub_kernel, constants, strategy.warps)
+    return variant
 
 
 def scrub_reference(table: SegmentTable, ordered: NDArray[np.int64]) -> None:
-    """Without Triton: `ordered` ascending."""
+    """Scrub without Triton, `ordered` ascending."""
     if table.device.type == "cpu" and len(ordered) * table.bytes_per_block < SMALL_BYTES:
         table.host_counter[0] += table.rows.zero(ordered)
     else:
@@ -114,7 +114,7 @@ def scrub_reference(table: SegmentTable, ordered: NDArray[np.int64]) -> None:
 
 
 def scrub_host(table: SegmentTable, blocks: NDArray[np.int64], checked: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """A small scrub of host memory, and its read-back; a flag a block of `checked`.
+    """Scrub a little host memory and read it back; return a flag for each block of `checked`.
 
     Raises `DeviceError` on an index outside the pool.
     """
@@ -124,7 +124,7 @@ def scrub_host(table: SegmentTable, blocks: NDArray[np.int64], checked: NDArray[
 
 
 def scrub_torch(table: SegmentTable, ordered: NDArray[np.int64]) -> int:
-    """Long runs are slices, the rest one indexed fill a segment, on every core and without the GIL.
+    """Zero long runs by slices and the rest by one indexed fill for each segment, on every core and without the GIL.
 
     Returns the bytes written.
     """
@@ -181,7 +181,7 @@ if HAS_TRITON:
         FAULTY: tl.constexpr,
         STREAMING: tl.constexpr,
     ):
-        """Zero one tile of one entry, or, persistent, every n-th (entry, tile) pair.
+        """Zero one tile of one entry in each program or, if persistent, every n-th (entry, tile) pair.
 
         entries int64 [entries]; tile_address, tile_stride, tile_bytes int64 [tiles]; tally int64 [2]: bytes stored, and
         programs of this launch that have ended; published int64 [1]; flags int32 [blocks of the list], with READ_BACK.
@@ -221,7 +221,7 @@ if HAS_TRITON:
         FAULTY: tl.constexpr,
         STREAMING: tl.constexpr,
     ):
-        """One entry's share of one tile: store zeros, read them back where it is asked, return the bytes stored.
+        """Zero one entry's share of one tile, read it back if requested, and return the bytes stored.
 
         The bytes are counted over the lanes that the store's mask let through, not from what the entry says.
         """

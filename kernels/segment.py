@@ -1,4 +1,4 @@
-"""Where the pieces of a block lie: every layer's strided run of pieces, as one table of 64-bit addresses.
+"""The location of a block's pieces: every layer's strided run of pieces, as one table of 64-bit addresses.
 
 A *segment* is a base address and a block stride; block `b` owns `piece_bytes` bytes at `address + b *
 stride`. A block is the union of its pieces over all segments, so one table describes a whole cache in any of
@@ -56,7 +56,7 @@ BlockIndices = torch.Tensor | NDArray[np.int64] | NDArray[np.int32] | Sequence[i
 
 
 class Layout(StrEnum):
-    """Which dimension of a layer's tensor counts the blocks."""
+    """The dimension of a layer's tensor that counts the blocks."""
 
     BLOCKS = "blocks"  # [blocks, ...]: separate K and V, [blocks, 2, ...], MLA's single tensor
     KV_BLOCKS = "kv_blocks"  # [2, blocks, ...]
@@ -86,7 +86,7 @@ class PointerTable:
 
 
 class SegmentTable:
-    """A cache's tensors, seen as blocks. Build with `from_tensors`; give to `scrub`, `verify` and `copy`.
+    """A cache's tensors as blocks. Build it with `from_tensors`; pass it to `scrub`, `verify` and `copy`.
 
     `words` holds one [blocks, words of a piece] view per segment for the torch path. `counter` is the
     device's own count of bytes that scrubs stored; `scrubbed()` reads it as blocks. `tally` is that count, and the
@@ -137,17 +137,17 @@ class SegmentTable:
         return cls(tensors, merged, counts[0])
 
     def scrubbed(self) -> int:
-        """Blocks that the device itself counted as written in full; waits for the current stream."""
+        """Return the number of blocks that the device counted as fully written; waits for the current stream."""
         return int(self.counter.item()) // self.bytes_per_block
 
     @cached_property
     def rows(self) -> HostRows:
-        """The rows of these tensors, which are in host memory: what a small scrub writes through."""
+        """The rows of these tensors in host memory, which a small scrub writes."""
         return HostRows(self.words)
 
     @cached_property
     def host_pieces(self) -> tuple[torch.Tensor, ...]:
-        """The segments of these tensors, which are in host memory: uint8 [blocks, `piece_bytes` of the segment]."""
+        """The segments of these tensors in host memory: uint8 [blocks, `piece_bytes` of the segment]."""
         return tuple(words.view(torch.uint8) for words in self.words)
 
     @cached_property
@@ -157,7 +157,7 @@ class SegmentTable:
 
     @cached_property
     def host_counter(self) -> NDArray[np.int64]:
-        """`counter` of host memory, as an array over the same number."""
+        """`counter` of host memory, as an array over the same memory."""
         counter: NDArray[np.int64] = self.counter.numpy()
         return counter
 
@@ -188,7 +188,7 @@ class SegmentTable:
 
 
 def alignment_of(segments: Sequence[MemorySegment]) -> int:
-    """The largest power of two, at most 16, that divides every address, stride and piece."""
+    """Return the largest power of two, at most 16, that divides every address, stride and piece."""
     bits = WIDE_BYTES
     for segment in segments:
         bits |= segment.address | segment.block_stride_bytes | segment.piece_bytes
@@ -196,12 +196,12 @@ def alignment_of(segments: Sequence[MemorySegment]) -> int:
 
 
 def tile_bytes_max(alignment_bytes: int) -> int:
-    """The largest tile of one kernel program at this alignment."""
+    """Return the largest tile of one kernel program at this alignment."""
     return TILE_BYTES_WORDS if alignment_bytes >= 4 else TILE_BYTES_NARROW
 
 
 def block_list(table: SegmentTable, blocks: BlockIndices, *, name: str = "blocks") -> NDArray[np.int64]:
-    """`blocks` as a checked int64 array on the host; raises `DeviceError` on a bad type, shape or index."""
+    """Return `blocks` as a checked int64 array on the host; raises `DeviceError` on a bad type, shape or index."""
     array = np.asarray(blocks.cpu() if isinstance(blocks, torch.Tensor) else blocks)
     if array.size == 0:
         return np.empty(0, dtype=np.int64)
@@ -219,7 +219,7 @@ def block_list(table: SegmentTable, blocks: BlockIndices, *, name: str = "blocks
 
 
 def ascending(blocks: NDArray[np.int64], *, name: str = "blocks") -> NDArray[np.int64]:
-    """`blocks` in ascending order; raises `DeviceError` where one is listed twice."""
+    """Return `blocks` in ascending order; raises `DeviceError` if one is listed twice."""
     if len(blocks) < 2 or bool((blocks[1:] > blocks[:-1]).all()):
         return blocks
     ordered = np.sort(blocks)
@@ -266,7 +266,7 @@ def _check_tensors(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _by_block(tensor: torch.Tensor, layout: Layout, block_tokens: int | None, index: int) -> torch.Tensor:
-    """A view of `tensor` whose first dimension counts blocks."""
+    """Return a view of `tensor` whose first dimension counts blocks."""
     if layout is Layout.BLOCKS:
         return tensor
     if layout is Layout.KV_BLOCKS:

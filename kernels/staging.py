@@ -1,4 +1,4 @@
-"""Work lists on their way to the device: pinned host memory that the kernel itself reads and answers in, used in turn.
+"""Work lists on their way to the device, in pinned host memory that the kernel reads and answers in; slots are reused.
 
 The kernel reads a list where the host wrote it, and writes flags and the device's count where the host reads them: no
 copy is launched beside the scrub. A list written while the device still reads the one before it would corrupt a scrub,
@@ -29,7 +29,7 @@ class StreamEvent(Protocol):
     """A point in a stream's work, as `torch.cuda.Event`."""
 
     def query(self) -> bool:
-        """Whether everything before it has retired."""
+        """Return whether everything before it has retired."""
 
     def synchronize(self) -> None:
         """Wait until everything before it has retired."""
@@ -43,7 +43,7 @@ Answer = Callable[["Slot"], None]
 
 
 class WorkListStaging:
-    """Slots for int64 work lists of at most `capacity` blocks, for a flag each, and for the device's count."""
+    """Slots for int64 work lists of at most `capacity` blocks, with a flag for each block and the device's count."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class WorkListStaging:
         self._slots = [Slot(self.capacity, pinned, new_event()) for _ in range(slots)]
 
     def take(self, entries: NDArray[np.int64], answer: Answer, flagged: int = 0) -> Slot:
-        """The next slot with `entries` in it, and `flagged` zeroed flags; the caller launches and records `event`.
+        """Return the next slot with `entries` and `flagged` zeroed flags; the caller launches and records `event`.
 
         answer: called once, when the launch has retired. Raises `DeviceError` where the list is longer than the
         capacity.
@@ -84,7 +84,7 @@ class WorkListStaging:
 
 
 class Slot:
-    """One list in flight, in memory that host and device both reach.
+    """One list in flight, in memory that host and device can both reach.
 
     entries int64 [entries]; flags int32 [blocks of the list]; count int64 [1]: bytes, as the device counted them.
     """
@@ -103,14 +103,14 @@ class Slot:
         self.answer: Answer | None = None
 
     def write(self, entries: NDArray[np.int64], flagged: int) -> None:
-        """Fill the list; nothing of the device is touched."""
+        """Fill the list; does not touch the device."""
         size = len(entries)
         self._numbers[:size] = entries
         self.entries = self._all[:size]
         self.raised[:flagged] = 0
 
     def harvest(self) -> None:
-        """After the event has retired: hand what the device wrote to whoever asked, once."""
+        """Deliver the device's results once, after the event has retired."""
         answer, self.answer = self.answer, None
         if answer is not None:
             answer(self)

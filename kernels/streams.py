@@ -1,4 +1,4 @@
-"""What ordering needs of a device's streams, so that ordering can be tested where there is none.
+"""The interface to a device's streams that ordering needs, so that it can be tested without a device.
 
 `CudaStreams` is torch's own; tests supply streams whose work runs in any order that the waits allow.
 
@@ -33,40 +33,40 @@ _turn = threading.RLock()
 
 
 def outside_captures() -> AbstractContextManager[bool]:
-    """No announced capture runs meanwhile."""
+    """Return a context manager that excludes announced graph captures."""
     return _turn
 
 
 @contextmanager
 def capturing() -> Iterator[None]:
-    """An engine records a graph: custody puts nothing on a device meanwhile."""
+    """Announce a graph capture by an engine: meanwhile custody puts no work on a device."""
     with _turn:
         yield
 
 
 class Streams(Protocol):
-    """A device's queues of work, by handles that only it understands."""
+    """A device's queues of work, named by handles that only it understands."""
 
     def side(self) -> Any:
-        """A new stream for scrubs."""
+        """Return a new stream for scrubs."""
 
     def current(self) -> Any:
-        """The stream that the caller's work goes to."""
+        """Return the stream of the caller's work."""
 
     def event(self) -> StreamEvent:
-        """A new event, not recorded yet."""
+        """Return a new event that is not recorded yet."""
 
     def run(self, stream: Any, work: Callable[[int | None], None], *, by_handle: bool) -> None:
-        """Put `work` at the end of `stream`; it is given the stream's raw handle.
+        """Put `work` at the end of `stream`; `work` receives the stream's raw handle.
 
         by_handle: `work` launches on that handle; otherwise it uses torch, whose current stream it finds there.
         """
 
     def wait(self, stream: Any, event: StreamEvent) -> None:
-        """Let later work of `stream` wait, on the device, for what `event` marks."""
+        """Make later work of `stream` wait, on the device, for `event`."""
 
     def is_capturing(self) -> bool:
-        """Whether the caller's current stream records a graph: work put there is not done, but recorded."""
+        """Return whether the caller's current stream records a graph: work put there is recorded, not done."""
 
 
 class CudaStreams:
@@ -76,7 +76,7 @@ class CudaStreams:
         self._device = device
 
     def side(self) -> Any:
-        """A stream of the lowest priority, the default too: an engine that asks for a higher one goes first."""
+        """Return a stream of the lowest priority, which is also the default: an engine may ask for a higher one."""
         handle = _own_stream(self._device)
         if handle is None:
             warnings.warn(f"no stream of our own on {self._device}: one of torch's pool is shared", stacklevel=2)
@@ -84,16 +84,16 @@ class CudaStreams:
         return torch.cuda.ExternalStream(handle, device=self._device)  # type: ignore[no-untyped-call]
 
     def current(self) -> Any:
-        """The caller's current stream on this device."""
+        """Return the caller's current stream on this device."""
         return torch.cuda.current_stream(self._device)
 
     def event(self) -> StreamEvent:
-        """An event without timing, the cheapest kind."""
+        """Return an event without timing, the cheapest kind."""
         found: StreamEvent = torch.cuda.Event()  # type: ignore[no-untyped-call]
         return found
 
     def run(self, stream: Any, work: Callable[[int | None], None], *, by_handle: bool) -> None:
-        """Launches in `work` go to `stream`; the host does not wait for them."""
+        """Launch `work` on `stream`; the host does not wait."""
         if by_handle:
             work(stream.cuda_stream)
             return
@@ -101,16 +101,18 @@ class CudaStreams:
             work(None)
 
     def wait(self, stream: Any, event: StreamEvent) -> None:
-        """A wait on the device."""
+        """Wait on the device."""
         stream.wait_event(event)
 
     def is_capturing(self) -> bool:
-        """Of the current stream."""
+        """Return whether the current stream records a graph."""
         return bool(torch.cuda.is_current_stream_capturing())
 
 
 def _own_stream(device: torch.device) -> int | None:
-    """The handle of a new stream of the lowest priority; it lives as long as the process. None where that fails."""
+    """Return the handle of a new stream of the lowest priority, which lives as long as the process; None if that
+    fails.
+    """
     hip = torch.version.hip is not None
     library, create, bounds = (
         ("libamdhip64.so", "hipStreamCreateWithPriority", "hipDeviceGetStreamPriorityRange")

@@ -1,4 +1,4 @@
-"""Measure how a device scrubs best, once, and keep the answer in a file.
+"""Measure once how a device scrubs best, and keep the answer in a file.
 
     tune(table, file=path)          # the kept strategy of this device and geometry, or the fastest measured now
 
@@ -39,7 +39,7 @@ Timer = Callable[[Callable[[], None]], float]
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What was measured: the winner, and microseconds of each candidate's median round."""
+    """A measurement: the winner, and the median round of each candidate in microseconds."""
 
     chosen: Strategy
     measured: tuple[tuple[Strategy, float], ...]
@@ -66,7 +66,8 @@ def tune(table: SegmentTable, *, file: Path | None = None) -> Tuning:
 
 
 def measure(table: SegmentTable, strategies: Sequence[Strategy], timer: Timer) -> Tuning:
-    """The fastest by median of `ROUNDS` turns over at most `MEASURED_BYTES` of blocks, scattered and adjacent alike.
+    """Return the strategy with the best median of `ROUNDS` rounds over at most `MEASURED_BYTES` of scattered and
+    adjacent blocks.
 
     Zeroes those blocks.
     """
@@ -88,7 +89,7 @@ def measure(table: SegmentTable, strategies: Sequence[Strategy], timer: Timer) -
 
 
 def load(file: Path) -> dict[str, Strategy]:
-    """The kept answers; empty where the file is missing or unreadable."""
+    """Return the stored answers; empty if the file is missing or unreadable."""
     try:
         rows = json.loads(file.read_text())
         return {name: Strategy(**row) for name, row in rows.items()}
@@ -97,7 +98,7 @@ def load(file: Path) -> dict[str, Strategy]:
 
 
 def save(file: Path, name: str, strategy: Strategy) -> None:
-    """Keep one answer beside the others; replaces the file in one step."""
+    """Store one answer beside the others; replaces the file in one step."""
     rows = {key: one.describe() for key, one in load(file).items()} | {name: strategy.describe()}
     file.parent.mkdir(parents=True, exist_ok=True)
     write_file(file, (json.dumps(rows, indent=1, sort_keys=True) + "\n").encode(), mode=READABLE)

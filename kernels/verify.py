@@ -1,4 +1,4 @@
-"""Verify: read listed blocks back and say which hold any byte that is not zero.
+"""Verify: read the listed blocks back and report which hold a nonzero byte.
 
     verify(table, [3, 4, 17]).dirty         # the blocks that are not zero
     verify(table, blocks, 0.05).checked     # a secret sample of one in twenty
@@ -28,7 +28,7 @@ GATHER_BYTES = 1 << 20  # scattered pieces are gathered into a buffer of this si
 
 
 class Verification(NamedTuple):
-    """What was read back: `checked` blocks, and the `dirty` ones among them."""
+    """The result of a read-back: `checked` blocks, and the `dirty` ones among them."""
 
     checked: NDArray[np.int64]
     dirty: NDArray[np.int64]
@@ -42,7 +42,7 @@ def verify(
     seed: int | None = None,
     generator: np.random.Generator | None = None,
 ) -> Verification:
-    """Re-read `blocks`, or the sampled `share` of them, whole; waits for the answer.
+    """Read back `blocks`, or the sampled `share` of them, in full; waits for the answer.
 
     share: 0 reads nothing, 1 reads all; between, each block is drawn with that probability. seed: for
     reproducible tests; without it (or a `generator`) the operating system's randomness is used. Raises
@@ -65,7 +65,7 @@ def verify(
 
 
 def sample(blocks: NDArray[np.int64], share: float, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Each block with probability `share`; 0 and 1 draw nothing."""
+    """Draw each block with probability `share`; 0 and 1 draw nothing."""
     if not 0.0 <= share <= 1.0:
         raise ConfigError(f"verify share `{share}` is outside 0..1", share=share)
     if share in (0.0, 1.0):
@@ -74,7 +74,7 @@ def sample(blocks: NDArray[np.int64], share: float, generator: np.random.Generat
 
 
 def verify_reference(table: SegmentTable, blocks: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """The torch path: one flag a listed block. The maximum over unsigned bytes stands for their OR."""
+    """Return one flag for each listed block, with torch. The maximum over unsigned bytes replaces their OR."""
     dirty = torch.zeros(len(blocks), dtype=torch.bool, device=table.device)
     adjacent = len(blocks) > 0 and bool((np.diff(blocks) == 1).all())
     index = torch.from_numpy(blocks).to(table.device)
@@ -124,7 +124,7 @@ if HAS_TRITON:
         ALIGNMENT: tl.constexpr,
         TILE_BYTES: tl.constexpr,
     ):
-        """One program ORs one tile of one listed block and raises the block's flag where it is not zero.
+        """OR one tile of one listed block and raise the block's flag if it is nonzero, in each program.
 
         block_list int64 [listed]; tile_address, tile_stride, tile_bytes int64 [tiles]; flags int32 [listed].
         """

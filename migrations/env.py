@@ -1,4 +1,4 @@
-"""Alembic's entry: runs on the connection that `upgrade()` hands over, and on no configuration file."""
+"""Alembic's entry point: runs on the connection that `upgrade()` passes, without a configuration file."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ from kvcustody.migrations.online.change import (
     under_locks,
     undo_change,
 )
-from kvcustody.migrations.online.copied_rows import Progress, Step
+from kvcustody.migrations.online.row_windows import Progress, Step
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -68,7 +68,7 @@ def upgrade(
     actor: str = "upgrade",
     step: Step = lambda _: None,
 ) -> str:
-    """Upgrade and return the revision reached; raises `LedgerError` where the ledger cannot be upgraded.
+    """Upgrade and return the revision reached; raises `LedgerError` if the ledger cannot be upgraded.
 
     `progress(what, done, total)` is called while a revision works through rows. `leaves_max`: an online change of a
     larger ledger is not begun, and one that is open is left to whoever copies it. `actor` stands in the leaf of an
@@ -91,7 +91,7 @@ def upgrade(
 
 
 def undo(engine: Engine) -> str:
-    """Take an unfinished online change back; the revision reached. Raises `LedgerError` where there is none."""
+    """Undo an unfinished online change; return the revision reached. Raises `LedgerError` if there is none."""
     try:
         return undo_change(engine)
     except SQLAlchemyError as problem:
@@ -128,7 +128,7 @@ def _open(connection: Connection, progress: Progress | None, leaves_max: int | N
 
 
 def _online(scripts: ScriptDirectory, found: str | None) -> list[Script]:
-    """The revisions that a ledger lacks, from the first one that names tables on; none where no one does."""
+    """Return the revisions that a ledger lacks, from the first that names tables on; empty if none names any."""
     lacking = [] if found is None else list(scripts.iterate_revisions("head", found))[::-1]
     first = next((place for place, script in enumerate(lacking) if _tables(script)), len(lacking))
     return lacking[first:]
@@ -139,7 +139,9 @@ def _tables(script: Script) -> tuple[str, ...]:
 
 
 def _may_finish(engine: Engine, leaves_max: int | None) -> bool:
-    """Whether a change is open and this process may finish it: it owns the tables, and the ledger is not too large."""
+    """Return whether a change is open that this process may finish: it owns the tables, and the ledger is not too
+    large.
+    """
     with engine.connect() as connection:
         if opened_change(connection) is None or (partitioned(connection) and not owns_tables(connection)):
             return False
@@ -165,19 +167,19 @@ def _config(connection: Connection, progress: Progress | None) -> Config:
 
 def _upgrade(connection: Connection, progress: Progress | None) -> tuple[str, bool]:
     """Everything up to the first revision that names tables (rule 6): the one reached, and whether one does."""
-    found = current(connection)
-    if found is not None and found == _newest():
-        return found, False
+    revision = current(connection)
+    if revision is not None and revision == _newest():
+        return revision, False
     from alembic import command
     from alembic.script import ScriptDirectory
 
     config = _config(connection, progress)
     scripts = ScriptDirectory.from_config(config)
-    if found is not None and found not in {script.revision for script in scripts.walk_revisions()}:
-        raise other_schema(found)
-    online = _online(scripts, found)
+    if revision is not None and revision not in {script.revision for script in scripts.walk_revisions()}:
+        raise other_schema(revision)
+    online = _online(scripts, revision)
     with _TURN:  # rule 5
-        if found is None:
+        if revision is None:
             create_schema(connection)
             _context(connection).stamp(scripts, "head")
         else:
@@ -188,12 +190,12 @@ def _upgrade(connection: Connection, progress: Progress | None) -> tuple[str, bo
 
 
 def _newest() -> str:
-    """The newest revision, by the names of the files."""
+    """Return the newest revision, according to the file names."""
     return max(path.name.partition("_")[0] for path in VERSIONS.glob("[0-9]*.py"))
 
 
 def current(connection: Connection) -> str | None:
-    """The revision a ledger is at; None where it has no schema."""
+    """Return a ledger's revision; None if it has no schema."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     version: Select[str] = select(column("version_num")).select_from(table(VERSION_TABLE))

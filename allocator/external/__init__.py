@@ -1,1 +1,1 @@
-"""Custody of a pool whose blocks an engine such as vLLM allocates by itself."""
+"""Custody of a pool whose blocks an engine such as vLLM allocates itself."""

@@ -1,4 +1,4 @@
-"""Which CACHED blocks of an external pool go first, in the order of an `EvictionPolicy`: the twin of its queue.
+"""The eviction order of an external pool's CACHED blocks under an `EvictionPolicy`: the counterpart of its queue.
 
     ranking = BlockRanking(pool, lambda: SegmentedLru(2))
     ranking.handed_out(blocks); ranking.attached(blocks); ranking.published(blocks, before)
@@ -41,7 +41,7 @@ _LOWEST = -(1 << 62)
 
 
 class RankedPool(Protocol):
-    """What is read of the pool."""
+    """The part of the pool that ranking reads."""
 
     blocks: int
     parent: NDArray[np.int64]
@@ -55,11 +55,11 @@ class RankedPool(Protocol):
     domains: dict[int, Domain]
 
     def tick(self, uses: int, /) -> int:
-        """The first of as many uses that are newer than every other."""
+        """Return the first of `count` new use numbers; all are greater than every earlier one."""
 
 
 class BlockRanking:
-    """The ranks of one pool's blocks. Arrays have a row a block; `now_us` is always passed in."""
+    """The ranks of one pool's blocks. Arrays have one row for each block; `now_us` is always passed in."""
 
     def __init__(self, pool: RankedPool, make: Callable[[], EvictionPolicy]) -> None:
         count = pool.blocks
@@ -84,11 +84,11 @@ class BlockRanking:
         self._policies: dict[Account, EvictionPolicy] = {}
 
     def forget_account(self, account: Account) -> None:
-        """An account that has no block left leaves."""
+        """Forget an account that has no block left."""
         self._policies.pop(account, None)
 
     def out_of_order(self, cached: Blocks) -> Blocks:
-        """Those among the CACHED blocks that stand higher than what they continue; always none."""
+        """Return the CACHED blocks that rank above the block they continue; always none."""
         parents = self._pool.parent[cached]
         has = np.isin(parents, cached)
         blocks, parents = cached[has], parents[has]
@@ -99,7 +99,7 @@ class BlockRanking:
     # -- what happens to blocks ---------------------------------------------------------------------------------------
 
     def handed_out(self, blocks: Blocks) -> None:
-        """New blocks: nothing of what they were before counts."""
+        """Reset the ranks of newly handed-out blocks: nothing counts from their previous use."""
         self.hits[blocks] = 0
         self.depth[blocks] = 0
         self.priority[blocks] = DEFAULT_PRIORITY
@@ -108,7 +108,7 @@ class BlockRanking:
         self._drop_floor(blocks)
 
     def attached(self, blocks: Blocks, now_us: int) -> None:
-        """A later request uses them; those that were CACHED have its reference alone."""
+        """Record that a later request uses these blocks; it holds the only reference on those that were CACHED."""
         if self._learns:
             self._learn(blocks[self._pool.refs[blocks] == 1], now_us)
         self.hits[blocks] += 1
@@ -123,7 +123,9 @@ class BlockRanking:
             self.pause_us[blocks[first:last]] = node.pause_us
 
     def published(self, blocks: Blocks, before: int, depths: Sequence[int] | None = None) -> None:
-        """They are in the index. `depths`: their places in the prompt, where they do not follow `before` one by one."""
+        """Record that these blocks are indexed. `depths`: their places in the prompt, unless each directly follows
+        `before`.
+        """
         if depths is not None:
             self.depth[blocks] = depths
         else:
@@ -131,13 +133,13 @@ class BlockRanking:
             self.depth[blocks] = np.arange(first, first + len(blocks))
 
     def published_each(self, blocks: Sequence[int], before: Sequence[int]) -> None:
-        """`published` of one block each; one may continue another of the same call."""
+        """Record `published` for single blocks; one may continue another of the same call."""
         depth = self.depth
         for block, parent in zip(blocks, before, strict=True):
             depth[block] = depth[parent] + 1 if parent >= 0 else 0
 
     def prioritise(self, blocks: Blocks, ranges: Sequence[BlockPriority]) -> None:
-        """What a request wrote gets the priorities that the policy has for it."""
+        """Give the blocks that a request wrote the priorities from the policy."""
         depth = self.depth[blocks]
         at = np.searchsorted(np.array([each.first for each in ranges]), depth, "right") - 1
         inside = at >= 0
@@ -147,7 +149,7 @@ class BlockRanking:
         self.demote_us[chosen] = np.array([each.duration_us for each in ranges])[at]
 
     def cached(self, blocks: Blocks, now_us: int) -> None:
-        """The last reference to these is gone, all at once: they enter the order, the deepest first."""
+        """Enter blocks that lost their last reference together into the order, the deepest first."""
         depth = self.depth[blocks]
         if (depth[1:] < depth[:-1]).any():  # several layer groups
             blocks = blocks[np.argsort(depth, kind="stable")]
@@ -170,7 +172,9 @@ class BlockRanking:
         np.maximum.at(self._floor_age, parents, self.age[standing])
 
     def childless(self, parents: Blocks) -> None:
-        """The last child of these has ended: nothing keeps them up, and they sink to their own level as its newest."""
+        """Let blocks that lost their last child sink to their own level, as its newest: nothing keeps them up any
+        more.
+        """
         self._drop_floor(parents)
         for parent in parents[self._raised[parents]].tolist():
             self._sink(parent)
@@ -240,7 +244,7 @@ class BlockRanking:
         return pairwise(edges)
 
     def _node(self, blocks: Blocks) -> Node:
-        """A run as the node that a policy is shown; it is in no tree and has no keys."""
+        """Return a run as the node that a policy expects; it belongs to no tree and has no keys."""
         pool, first, last = self._pool, int(blocks[0]), int(blocks[-1])
         depth = int(self.depth[first])
         node = Node(
@@ -264,7 +268,9 @@ class BlockRanking:
     # -- victims ------------------------------------------------------------------------------------------------------
 
     def victims(self, account: Account, candidates: Blocks, count: int, now_us: int) -> Blocks:
-        """The first `count` of `candidates`, the CACHED blocks of `account`, in the order they are to go."""
+        """Return the first `count` of `candidates`, CACHED blocks of `account`, in the order in which they are
+        evicted.
+        """
         if self.by_priority:
             self._demote(candidates, now_us)
         policy = self._policy(account)
@@ -286,7 +292,7 @@ class BlockRanking:
         return self._in_order(chosen, level, age)[:count]
 
     def evicted(self, victims: Blocks) -> None:
-        """Tell the policies what was evicted, run by run."""
+        """Tell the policies which runs were evicted."""
         up = victims[::-1]
         for first, last in reversed(list(self._runs(up, self.level[up], self._pool.used[up]))):
             node = self._node(up[first:last])
@@ -365,7 +371,7 @@ def _lowest(blocks: Blocks, keys: NDArray[np.int64], count: int) -> Blocks:
 
 
 def ranked_sample() -> Node:
-    """A run as policies are shown it: what one cannot do without has to be here."""
+    """Return a run in the form that policies expect, with every field that one of them needs."""
     account = Account("sample", PoolPartition(0, 1, 0, 0))
     blocks: Blocks = np.zeros(1, dtype=np.int64)
     return Node(Domain(0, account), None, 0, 0, blocks, 1)

@@ -1,4 +1,4 @@
-"""Checksums of a pool whose bytes lie in an engine's workers: what they are told to sum and compare, what they answer.
+"""Checksums of a pool whose bytes lie in an engine's workers: orders to sum and compare, and the answers.
 
     sums.publish(blocks)                       # whole; computed by a step that has not begun, or has left
     sums.settle()                              # everything published so far is computed by steps that have left
@@ -29,7 +29,7 @@ FRESH_US = 1_000_000  # a request that was answered may wait for room meanwhile
 
 
 class SumOrder(NamedTuple):
-    """Sum `record` and compare `compare` before anything else is written. Each shard answers, if `compare` is not
+    """Sum `record` and compare `compare` before anything else is written. Every shard answers if `compare` is not
     empty.
     """
 
@@ -39,7 +39,7 @@ class SumOrder(NamedTuple):
 
 
 class Comparison:
-    """What one look-up would read, and whether it is what was published."""
+    """The blocks that one look-up would read, and whether their content is what was published."""
 
     __slots__ = ("_books", "blocks", "drawn", "fine", "generations", "is_answered", "until_us")
 
@@ -60,12 +60,12 @@ class Comparison:
         self.until_us = 0
 
     def may_read(self, blocks: Blocks) -> NDArray[np.bool_]:
-        """By block: whether it is among those that were asked about, the same still, and as it was published."""
+        """Return by block whether it was asked about, has the same custody, and has its published content."""
         good = self.blocks[self.fine & self._books.are_still(self.blocks, self.generations)]
         return np.isin(blocks, good)
 
     def compared(self, blocks: Blocks) -> int:
-        """How many of `blocks` were really read again."""
+        """Return how many of `blocks` were actually read again."""
         return int(np.isin(blocks, self.blocks[self.drawn]).sum())
 
 
@@ -104,7 +104,7 @@ class ExternalSums(SumBooks):
         self._last = 0
 
     def publish(self, blocks: Blocks) -> None:
-        """These are to be summed when the step that fills them has left."""
+        """Queue these blocks to be summed once the step that fills them has been sent."""
         if not len(blocks):
             return
         generations = self._generation[blocks]
@@ -112,13 +112,13 @@ class ExternalSums(SumBooks):
         self._fresh.append(_Published(blocks, generations))
 
     def settle(self) -> None:
-        """What was published until now is filled by steps that have left, so the next order may sum it."""
+        """Mark everything published so far as filled by steps that were sent, so that the next order may sum it."""
         if self._fresh:
             self._settled += self._fresh
             self._fresh = []
 
     def ask(self, blocks: Blocks, owed: NDArray[np.bool_], shares: NDArray[np.float64], now_us: int) -> Comparison:
-        """A look-up would read `blocks`: draw those to be compared. `owed`: their own domains ask for checksums."""
+        """Draw the blocks to compare before a look-up reads `blocks`. `owed`: their own domains ask for checksums."""
         generations = self._generation[blocks]
         summed = self._summed[blocks] == generations
         fine = summed | ~owed | (self._queued[blocks] == generations)
@@ -130,23 +130,23 @@ class ExternalSums(SumBooks):
         return asked
 
     def order(self) -> SumOrder | None:
-        """What the coming step does first; it must leave with it."""
+        """Return the checksum work of the coming step, which must be sent with it."""
         if not self._settled and not self._asked:
             return None
         settled, self._settled = self._settled, []
         record = self._live(settled)
         self.note_sums(record)
-        asked, self._asked = self._asked, []
-        compare = self._live([_Published(one.blocks[one.drawn], one.generations[one.drawn]) for one in asked])
+        comparisons, self._asked = self._asked, []
+        compare = self._live([_Published(one.blocks[one.drawn], one.generations[one.drawn]) for one in comparisons])
         self._last += 1
         if len(compare):
-            self._orders[self._last] = _Open(asked, compare, self._generation[compare], self._shards)
+            self._orders[self._last] = _Open(comparisons, compare, self._generation[compare], self._shards)
         else:
-            self._settle_answers(asked, NO_BLOCKS, 0)
+            self._settle_answers(comparisons, NO_BLOCKS, 0)
         return SumOrder(self._last, record, compare) if len(record) or len(compare) else None
 
     def answer(self, number: int, shard: int, differing: Blocks, now_us: int) -> Blocks:
-        """One shard's answer. With the last one's: the blocks that are live still and had changed."""
+        """Take one shard's answer; with the last one, return the blocks that are still live and have changed."""
         order = self._orders.get(number)
         if order is None or shard not in order.waiting:
             raise HandleError(f"shard `{shard}` has no comparison `{number}` to answer", order=number, shard=shard)
@@ -169,11 +169,11 @@ class ExternalSums(SumBooks):
 
     @property
     def has_work(self) -> bool:
-        """Something waits to be ordered."""
+        """Whether any checksum work waits to be ordered."""
         return bool(self._settled or self._fresh or self._asked)
 
     def are_still(self, blocks: Blocks, generations: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """By block: whether it has the generation that it had."""
+        """Return by block whether it still has the given generation."""
         same: NDArray[np.bool_] = self._generation[blocks] == generations
         return same
 

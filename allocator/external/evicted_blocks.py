@@ -1,4 +1,5 @@
-"""Which of an engine's blocks were evicted last, by key: what is computed again was wanted (`EvictedKeys`).
+"""The most recently evicted blocks of an engine, by key: a block that is computed again was still wanted
+(`EvictedKeys`).
 
     evicted = EvictedBlocks(pool)
     again = evicted.published(blocks, keys)     # how many of them had been evicted
@@ -26,7 +27,7 @@ _ONE_IN = 8
 
 
 class EvictedBlocks:
-    """The ghosts of one engine's pool, by the tenant whose blocks they were."""
+    """The recently evicted blocks of one engine's pool, by the tenant that owned them."""
 
     __slots__ = ("_below", "_key_of", "_pool", "_weight", "keys")
 
@@ -39,57 +40,57 @@ class EvictedBlocks:
         self._below = 256 // self._weight  # first bytes of the keys that are kept
 
     def published(self, blocks: Blocks, keys: Sequence[bytes]) -> int:
-        """Note these, all of one tenant; about how many of them had been evicted, each counted once."""
+        """Note published blocks of one tenant; return about how many of them had been evicted, each counted once."""
         generation = self._pool.generation
-        kept = keys
+        stored_keys = keys
         if self._weight == 1:
             named = zip(keys, generation[blocks].tolist(), strict=False)
             self._key_of.update(zip(blocks.tolist(), named, strict=False))
         else:
-            kept = self._note(blocks.item, keys)
-            if not kept:
+            stored_keys = self._note(blocks.item, keys)
+            if not stored_keys:
                 return 0
         owner = self._pool.domains[self._pool.tag.item(blocks.item(0))].owner.name
-        return self.keys.computed_again_each(owner, kept, weight=self._weight)
+        return self.keys.computed_again_each(owner, stored_keys, weight=self._weight)
 
     def note(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
-        """These few are in the engine's index under `keys`."""
+        """Note a few single blocks that are in the engine's index under `keys`."""
         self._note(blocks.__getitem__, keys)
 
     def _note(self, block_at: Callable[[int], int], keys: Sequence[bytes]) -> list[bytes]:
         below, generation_of, key_of = self._below, self._pool.generation.item, self._key_of
-        kept = []
+        stored_keys = []
         for at, key in enumerate(keys):
             if key[0] < below:
                 block = block_at(at)
                 key_of[block] = (key, generation_of(block))
-                kept.append(key)
-        return kept
+                stored_keys.append(key)
+        return stored_keys
 
     def made_room(self, blocks: Blocks) -> None:
-        """These were evicted: whoever computes one of them again is counted."""
+        """Record that these blocks were evicted, so that computing one of them again is counted."""
         key_of, pool = self._key_of, self._pool
         if not key_of:
             self.keys.pass_by(len(blocks))
             return
         generation_of, tag_of = pool.generation.item, pool.tag.item
-        told: dict[int, list[bytes]] = {}
+        keys_by_tag: dict[int, list[bytes]] = {}
         for block in [each for each in blocks.tolist() if each in key_of]:
             key, then = key_of.pop(block)
             if then == generation_of(block):
-                told.setdefault(tag_of(block), []).append(key)
-        self.keys.pass_by(len(blocks) - sum(map(len, told.values())))
-        for number, keys in told.items():
+                keys_by_tag.setdefault(tag_of(block), []).append(key)
+        self.keys.pass_by(len(blocks) - sum(map(len, keys_by_tag.values())))
+        for number, keys in keys_by_tag.items():
             self.keys.add_each(pool.domains[number].owner.name, keys, len(keys))
 
     def drop(self, blocks: Sequence[int]) -> None:
-        """These ended, and nobody made room with them."""
+        """Forget blocks that ended for another reason than eviction."""
         pop = self._key_of.pop
         for block in blocks:
             pop(block, None)
 
     def forget(self, tenant: str | None) -> None:
-        """Something of `tenant` (None: of whoever) was erased: no key of what it had is kept."""
+        """Drop all keys of `tenant` (None: of every tenant) after an erasure."""
         self.keys.forget(tenant)
         indexed = self._pool.indexed
         self.drop([block for block in self._key_of if not indexed[block]])

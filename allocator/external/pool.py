@@ -1,4 +1,4 @@
-"""Custody of a pool that an engine allocates by itself, as vLLM does: the engine says what it did with block indices.
+"""Custody of a pool that an engine such as vLLM allocates itself; the engine reports what it did with block indices.
 
     pool = ExternalPool(blocks=1024, shards=2)
     pool.hand_out(residency, blocks, domain, now_us)           # the engine gave a request fresh blocks
@@ -79,7 +79,7 @@ _due_of = itemgetter(0)
 
 
 class ExternalPool:
-    """Custody of `blocks` physical blocks over `shards` workers. `reserved` indices are never anybody's."""
+    """Custody of `blocks` physical blocks over `shards` workers. `reserved` indices are never handed to a tenant."""
 
     def __init__(
         self,
@@ -146,22 +146,22 @@ class ExternalPool:
 
     @property
     def shards(self) -> int:
-        """Workers that each hold a part of every block."""
+        """The number of workers, each of which holds a part of every block."""
         return self.queue.shards
 
     def rank_by(self, policy: Callable[[], EvictionPolicy]) -> None:
-        """Order victims as `policy` does, which is made once for each account. Before the first block is handed out."""
+        """Order victims by `policy`, created once for each account. Call it before the first block is handed out."""
         assert self.next_generation == 1, "blocks were handed out without a rank"
         self.ranking = None if type(policy()) is Lru else BlockRanking(self, policy)
 
     def keep_sums(self) -> ExternalSums:
-        """Have what is published from now on summed, where its domain asks for that."""
+        """Sum what is published from now on, for domains that ask for checksums."""
         if self.sums is None:
             self.sums = self.queue.sums = ExternalSums(self.generation, self.state, self.shards)
         return self.sums
 
     def tick(self, uses: int = 1) -> int:
-        """The first of as many uses that are newer than every other."""
+        """Return the first of `count` new use numbers; all are greater than every earlier one."""
         first = self._clock + 1
         self._clock += uses
         return first
@@ -175,7 +175,7 @@ class ExternalPool:
         borrow: bool = True,
         residencies: int = 1 << 30,
     ) -> Account:
-        """The account of `name`, made on first use, with these limits in blocks."""
+        """Return the account `name` with these limits in blocks, created on first use."""
         account = self.accounts.get(name)
         if account is None:
             account = self.accounts[name] = Account(name, self.partition)
@@ -184,7 +184,7 @@ class ExternalPool:
         return account
 
     def forget_account(self, name: str) -> None:
-        """A tenant that is charged for nothing and holds nothing leaves."""
+        """Forget a tenant that is charged for nothing and holds nothing."""
         account = self.accounts[name]
         assert not account.used_blocks, f"tenant `{name}` is charged for {account.used_blocks} blocks"
         account.limit(guaranteed=0, cap=0, borrow=False, residencies=0)
@@ -195,7 +195,7 @@ class ExternalPool:
         del self.accounts[name]
 
     def domain(self, owner: Account, **facts: Unpack[DomainFacts]) -> Domain:
-        """A new domain charged to `owner`; the pool keeps it while one of its blocks lives."""
+        """Return a new domain charged to `owner`; the pool keeps it while one of its blocks lives."""
         domain = Domain(self._next_domain, owner, **facts)
         self._next_domain += 1
         return domain
@@ -209,7 +209,7 @@ class ExternalPool:
         request_id: Hashable,
         now_us: int,
     ) -> ExternalResidency:
-        """A new residency without blocks."""
+        """Return a new residency without blocks."""
         residency = ExternalResidency(self._next_residency, account, domain, principal, facts, request_id, now_us)
         self._next_residency += 1
         return residency
@@ -217,7 +217,7 @@ class ExternalPool:
     # -- what the engine does -----------------------------------------------------------------------------------------
 
     def hand_out(self, residency: ExternalResidency, blocks: Blocks, domain: Domain, now_us: int) -> None:
-        """`blocks` are the residency's from now on, written by it alone."""
+        """Give `blocks` to the residency, the only writer from now on."""
         count = len(blocks)
         first = self._claim(blocks, now_us)
         self.state[blocks] = ACTIVE
@@ -269,7 +269,7 @@ class ExternalPool:
                 )
 
     def hand_out_each(self, residencies: Sequence[ExternalResidency], blocks: Blocks, now_us: int) -> None:
-        """`hand_out` of one block each, in the residencies' own domains: the growth of a decode step."""
+        """Hand out single blocks in the residencies' own domains: the growth of a decode step."""
         first = self._claim(blocks, now_us)
         tags: list[int] = []
         ceilings: list[int] = []
@@ -298,7 +298,9 @@ class ExternalPool:
             self.born_us[block] = now_us
 
     def attachable(self, blocks: Blocks, expected: NDArray[np.int32] | int, now_us: int) -> int:
-        """How many leading blocks may be attached now: in the expected domain, indexed, held, before their ceiling."""
+        """Return how many leading blocks may be attached now: in the expected domain, indexed, held, and before their
+        ceiling.
+        """
         if self._are_held(blocks, expected, now_us):
             return len(blocks)
         fine = (self.tag[blocks] == expected) & self.indexed[blocks] & (self.ceiling_us[blocks] > now_us)
@@ -317,7 +319,7 @@ class ExternalPool:
         )
 
     def restored(self, residency: ExternalResidency, blocks: Blocks, born_us: int, ceiling_us: int) -> None:
-        """`blocks`, which it was handed, hold what was computed at `born_us` and may live until `ceiling_us`.
+        """Record that handed-out `blocks` hold data computed at `born_us` that may live until `ceiling_us`.
 
         What the residency computes from them lives no longer (L8).
         """
@@ -327,7 +329,9 @@ class ExternalPool:
         self.ceiling_us[own] = np.minimum(self.ceiling_us[own], residency.ceiling_us)
 
     def are_clean(self, blocks: Sequence[int]) -> bool:
-        """Every byte of these is zero and nobody uses them. There are few in a step: no array is worth its making."""
+        """Return whether every byte of these blocks is zero and nobody uses them. A loop: a step has few such
+        blocks.
+        """
         state = self.state_bytes
         for block in blocks:  # noqa: SIM110 - a generator costs more than the loop
             if state[block]:
@@ -335,7 +339,7 @@ class ExternalPool:
         return True
 
     def attach(self, residency: ExternalResidency, blocks: Blocks, now_us: int) -> None:
-        """References on cached or running blocks. Raises `IsolationError` where one is neither."""
+        """Refer to cached or running blocks. Raises `IsolationError` if a block is neither."""
         states = self.state[blocks]
         if states.tobytes().strip(_HELD):
             at = int(np.flatnonzero((states != ACTIVE) & (states != CACHED))[0])
@@ -364,7 +368,8 @@ class ExternalPool:
         chained: bool = True,
         depths: Sequence[int] | None = None,
     ) -> None:
-        """`blocks` are in the engine's index; each continues the one before it, the first continues `before`.
+        """Record that `blocks` are in the engine's index. Each continues the one before it; the first continues
+        `before`.
 
         `depths`: their places in the prompt, where those do not follow from `before`.
         """
@@ -384,7 +389,7 @@ class ExternalPool:
             self.children[before] += 1
 
     def publish_each(self, blocks: Sequence[int], before: Sequence[int]) -> None:
-        """`publish` of one block each; `before[i]` is the block that `blocks[i]` continues, or -1."""
+        """Publish single blocks; `before[i]` is the block that `blocks[i]` continues, or -1."""
         if self.ranking is not None:
             self.ranking.published_each(blocks, before)
         if self.sums is not None:
@@ -412,7 +417,7 @@ class ExternalPool:
         return shares[places]
 
     def compare(self, blocks: Blocks, reader: Domain, now_us: int) -> Comparison | None:
-        """Have those of `blocks` compared that are drawn, by the stricter of their own and the reader's share.
+        """Draw some of `blocks` for comparison, by the stricter of their domain's share and the reader's.
 
         None: nobody asks for it.
         """
@@ -424,7 +429,7 @@ class ExternalPool:
         return self.sums.ask(blocks, shares > 0, np.maximum(shares, reader.integrity_share), now_us)
 
     def continuations(self, blocks: Blocks) -> Blocks:
-        """`blocks` and every indexed one that was computed from them: all that are, where chains do not tell."""
+        """Return `blocks` and every indexed block computed from them; every indexed block if the chains are unknown."""
         indexed: Blocks = np.flatnonzero(self.indexed)
         if not self._are_all_chained:
             return np.union1d(indexed, blocks)
@@ -435,13 +440,13 @@ class ExternalPool:
         return found
 
     def withdraw(self, blocks: Blocks, cause: str, now_us: int) -> list[int]:
-        """Nobody may attach these any more: unused ones end. Returns what the engine must forget."""
+        """Make these blocks unattachable; unused ones end. Return the blocks that the engine must forget."""
         forget: list[int] = blocks[self.indexed[blocks] & (self.state[blocks] == ACTIVE)].tolist()
         self.indexed[forget] = False
         return forget + self.end_cached(blocks, cause, now_us)
 
     def unpublish(self, blocks: Blocks, cause: str, now_us: int) -> list[int]:
-        """The engine forgot these; returns further blocks that it must forget too (descendants, L7)."""
+        """Record that the engine forgot these blocks; return descendants that it must forget too (L7)."""
         unused = blocks[(self.state[blocks] == CACHED) & self.indexed[blocks]]
         self.indexed[blocks] = False
         if not len(unused):
@@ -450,7 +455,7 @@ class ExternalPool:
         return self._end_cached(unused, cause, now_us, now_us, engine_knows=True)
 
     def release_blocks(self, residency: ExternalResidency, blocks: Blocks, now_us: int) -> list[int]:
-        """A running residency gives some of its blocks back; returns what the engine must forget."""
+        """Release some blocks of a running residency; return the blocks that the engine must forget."""
         mine = np.isin(blocks, residency.blocks())
         if not mine.all():
             self._refuse_release(residency, blocks[~mine])
@@ -461,7 +466,7 @@ class ExternalPool:
         return self.decref(blocks, "passed", now_us)
 
     def release(self, residency: ExternalResidency, cause: str, now_us: int, fence: int | None = None) -> list[int]:
-        """The residency's request ended; holds what policy allows. Returns what the engine must forget.
+        """End the residency's request; hold what the policy allows. Return the blocks that the engine must forget.
 
         fence: the newest that was open when it ended (0: none), where that is not now.
         """
@@ -483,7 +488,7 @@ class ExternalPool:
         )
 
     def decref(self, blocks: Blocks, cause: str, now_us: int) -> list[int]:
-        """Give one reference on each of `blocks` back."""
+        """Give back one reference on each of `blocks`."""
         refs = self.refs[blocks] - 1
         if int(refs.min()) < 0:
             raise IsolationError(f"block `{int(blocks[int(refs.argmin())])}` was released twice")
@@ -493,14 +498,14 @@ class ExternalPool:
             return []
         used = self.tick()
         stays = self.indexed[last] & (self.holds[last] > 0) & (self.ceiling_us[last] > now_us)
-        kept = last[stays]
-        self.state[kept] = CACHED
-        self.used[kept] = used
-        self.released_us[kept] = now_us
-        if self.ranking is not None and len(kept):
-            self.ranking.cached(kept, now_us)
+        still_held = last[stays]
+        self.state[still_held] = CACHED
+        self.used[still_held] = used
+        self.released_us[still_held] = now_us
+        if self.ranking is not None and len(still_held):
+            self.ranking.cached(still_held, now_us)
         self._cached_fence = max(self._cached_fence, self._fence_now())
-        if len(kept) == len(last):
+        if len(still_held) == len(last):
             return []
         gone = last[~stays]
         passed = self.ceiling_us[gone] <= now_us
@@ -513,13 +518,15 @@ class ExternalPool:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def order(self, now_us: int) -> ScrubOrder | None:
-        """The scrubs that the coming step must do first: everything that ended and whose fences have retired."""
+        """Return the scrubs that the coming step must run first: everything that ended and whose fences have
+        retired.
+        """
         if self.queue.has_fenced:
             self.queue.reclaim(self.fences, now_us)
         return self.queue.order() if self.queue.has_dirty else None
 
     def scrubbed(self, number: int, shard: int, results: Sequence[ScrubResult]) -> Blocks:
-        """One shard's answer to an order. Blocks become CLEAN with the last shard's; returns those that failed."""
+        """Take one shard's answer to an order. With the last shard's, blocks become CLEAN; return those that failed."""
         done, failed = self.queue.answer(number, shard, results)
         if done is not None:
             blocks, generations = done
@@ -533,7 +540,7 @@ class ExternalPool:
         return failed
 
     def take_scrubbed(self) -> list[Scrubbed]:
-        """Evidence of the answered launches since the last call."""
+        """Return the evidence of the launches answered since the last call."""
         return self.queue.take_scrubbed()
 
     # -- holds --------------------------------------------------------------------------------------------------------
@@ -594,7 +601,7 @@ class ExternalPool:
             del self._holds_by_last_block[last]
 
     def lapse(self, hold: ExternalResidency, cause: str, now_us: int, due_us: int | None = None) -> list[int]:
-        """End one hold; blocks that nothing else keeps end, due at `due_us` (else now) or with their last hold.
+        """End one hold. Blocks without another hold end, due at `due_us` (else now) or with their last hold.
 
         Returns what the engine must forget.
         """
@@ -610,11 +617,11 @@ class ExternalPool:
         return self._end_cached(over, cause, now_us if due_us is None else due_us, now_us)
 
     def is_due(self, now_us: int) -> bool:
-        """A sweep now would lapse something."""
+        """Return whether a sweep now would lapse a hold."""
         return self.hold_table.is_due(now_us)
 
     def sweep(self, now_us: int, at_most: int) -> list[int]:
-        """Lapse holds whose deadline has passed, at most so many. Returns what the engine must forget."""
+        """Lapse at most so many holds whose deadline has passed. Return the blocks that the engine must forget."""
         forget: list[int] = []
         for _ in range(at_most):
             hold = self.hold_table.take_due(self.partition, now_us)
@@ -625,7 +632,7 @@ class ExternalPool:
         return forget
 
     def enforce_residency_cap(self, account: Account, now_us: int) -> list[int]:
-        """Lapse the oldest holds of an account that has more than its cap."""
+        """Lapse the oldest holds of an account that exceeds its cap."""
         forget: list[int] = []
         holds = self.hold_table.of(account)
         while len(holds) > account.residency_cap:
@@ -637,7 +644,8 @@ class ExternalPool:
     # -- eviction -----------------------------------------------------------------------------------------------------
 
     def victims(self, count: int, now_us: int, account: Account | None = None) -> list[int]:
-        """CACHED blocks to end first, in the policy's order: of `account`, or of whoever is over its guarantee.
+        """Return CACHED blocks to end first, in the policy's order: of `account`, or of accounts beyond their
+        guarantee.
 
         An empty list where the least recently used goes first and no account has a guarantee: then the engine's own
         order is as good.
@@ -682,7 +690,7 @@ class ExternalPool:
         return victims
 
     def evict(self, victims: Blocks, cause: str, now_us: int) -> list[int]:
-        """End what `victims` has chosen. Returns what the engine must forget."""
+        """End the blocks that `victims` chooses. Return the blocks that the engine must forget."""
         if self.evicting is not None and len(victims):
             self.evicting(victims)
         if self.ranking is not None and len(victims):
@@ -690,7 +698,9 @@ class ExternalPool:
         return self.end_cached(victims, cause, now_us)
 
     def end_cached(self, blocks: Blocks, cause: str, now_us: int, due_us: int | None = None) -> list[int]:
-        """End CACHED blocks by our own decision, due at `due_us` or now. Returns what the engine must forget."""
+        """End CACHED blocks by our own decision, due at `due_us` or now. Return the blocks that the engine must
+        forget.
+        """
         cached = blocks[self.state[blocks] == CACHED]
         if not len(cached):
             return []
@@ -795,7 +805,7 @@ class ExternalPool:
             self._end_alike(run, tag, ceiling_us, cause, due, now_us, fence)
 
     def _fence_now(self) -> int:
-        """The newest device work that may use what a request gives back now."""
+        """Return the newest device work that may use blocks which a request releases now."""
         return self.fences.newest_open if self._ending_fence is None else self._ending_fence
 
     def _end_alike(
@@ -812,7 +822,7 @@ class ExternalPool:
     def set_limits(
         self, changed: Mapping[Domain, DomainLimits], now_us: int
     ) -> dict[Account, HoldList[ExternalResidency]]:
-        """New limits for live domains; a ceiling or deadline only ever moves earlier.
+        """Set new limits for live domains; a ceiling or deadline only ever moves earlier.
 
         Returns the accounts of which a hold now ends earlier, with all their holds.
         """
@@ -856,7 +866,7 @@ class ExternalPool:
             self.ceiling_us[live[above]] = self.ceiling_us[parents[above]]
 
     def recount_holds(self) -> None:
-        """Find every block's latest hold deadline again, after holds lapsed or moved out of their turn."""
+        """Recompute every block's latest hold deadline after holds lapsed or moved out of order."""
         self.hold_until_us[:] = 0
         for account in self.accounts.values():
             for hold in self.hold_table.of(account):
@@ -866,7 +876,7 @@ class ExternalPool:
     # -- counts --------------------------------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, int]:
-        """Blocks by state, without the reserved ones."""
+        """Return the number of blocks in each state, without the reserved ones."""
         numbers = np.bincount(self.state, minlength=len(BlockState)).tolist()
         numbers[CLEAN] -= len(self.reserved)
         waiting = self._fenced_blocks()

@@ -1,4 +1,4 @@
-"""Puts the state of an external pool right where a scan has found it wrong; `manager.repair` is its twin.
+"""Repair the state of an external pool where a scan found it wrong; the counterpart of `manager.repair`.
 
 Nothing here guesses in favour of reuse: what cannot be explained ends, and goes the way of all ended custody.
 
@@ -17,7 +17,7 @@ from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
 
 
 def set_refs(pool: ExternalPool, blocks: Blocks, refs: NDArray[np.int64], now_us: int) -> list[int]:
-    """These blocks in custody have exactly so many references; without any, what nobody holds ends."""
+    """Set the references of these blocks in custody; a block without references that nobody holds ends."""
     pool.refs[blocks] = refs
     pool.state[blocks[refs > 0]] = ACTIVE
     unused = blocks[(refs == 0) & (pool.state[blocks] == ACTIVE)]
@@ -28,14 +28,14 @@ def set_refs(pool: ExternalPool, blocks: Blocks, refs: NDArray[np.int64], now_us
 
 
 def set_holds(pool: ExternalPool, blocks: Blocks, holds: NDArray[np.int64], now_us: int) -> list[int]:
-    """These blocks in custody have exactly so many holds; CACHED ones without any end."""
+    """Set the holds of these blocks in custody; CACHED blocks without any end."""
     pool.holds[blocks] = holds
     pool.recount_holds()
     return pool.end_cached(blocks[(holds == 0) & (pool.state[blocks] == CACHED)], "orphan", now_us)
 
 
 def drop_ended(pool: ExternalPool, residency: ExternalResidency) -> int:
-    """A running residency no longer refers to blocks that ended under it; returns how many there were."""
+    """Remove blocks that ended from the running residency that refers to them; return how many there were."""
     stale = stale_generations(pool, residency)
     if len(stale):
         residency.drop(stale)
@@ -43,7 +43,7 @@ def drop_ended(pool: ExternalPool, residency: ExternalResidency) -> int:
 
 
 def stale_generations(pool: ExternalPool, residency: ExternalResidency) -> NDArray[np.int64]:
-    """Generations that a residency refers to and whose custody has ended."""
+    """Return the generations that a residency refers to although their custody has ended."""
     generations, blocks = residency.generations(), residency.blocks()
     in_custody = (pool.state[blocks] == ACTIVE) | (pool.state[blocks] == CACHED)
     stale: NDArray[np.int64] = generations[(pool.generation[blocks] != generations) | ~in_custody]

@@ -1,4 +1,4 @@
-"""One request's presence in a pool that its engine allocates by itself: which blocks, and afterwards which it holds.
+"""One request's presence in a pool that its engine allocates itself: its blocks, and later the blocks it holds.
 
 `ExternalPool.residency` makes one; the pool's methods take it back with the blocks that the engine used for it."""
 
@@ -18,7 +18,7 @@ from kvcustody.allocator.prefix.block_priority import BlockPriority
 
 
 class ExternalResidency(Residency):
-    """Its blocks are what it attached and what it was handed, less what it let go of. Opaque to adapters but for
+    """A request's blocks: those it attached and those it was handed, without those it released. Adapters may only read
     `request_id`, `tenant` and `publishes`.
     """
 
@@ -120,16 +120,16 @@ class ExternalResidency(Residency):
 
     @property
     def reads_own_alone(self) -> bool:
-        """Its look-up found only blocks of its own domain readable."""
+        """Whether its look-up found readable blocks only in its own domain."""
         return not isinstance(self.expected, np.ndarray)
 
     @property
     def earlier_blocks(self) -> int:
-        """How many of the blocks it attached it had before it was preempted."""
+        """How many attached blocks it already had before it was preempted."""
         return int(np.isin(self.attached_generations, self.earlier).sum()) if len(self.earlier) else 0
 
     def blocks(self) -> Blocks:
-        """Every block it refers to now."""
+        """Return every block that it refers to now."""
         parts = [self.attached, *(blocks for blocks, _ in self.handed)]
         every = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if len(self.dropped):
@@ -138,7 +138,7 @@ class ExternalResidency(Residency):
         return every
 
     def handed_blocks(self) -> Blocks:
-        """Those among `blocks()` that it was handed, not attached."""
+        """Return those of `blocks()` that it was handed, not attached."""
         if not self.handed:
             return NO_BLOCKS
         every = np.concatenate([blocks for blocks, _ in self.handed])
@@ -148,13 +148,13 @@ class ExternalResidency(Residency):
         return every
 
     def generations(self) -> NDArray[np.int64]:
-        """The generation of each of `blocks()`."""
+        """Return the generation of each of `blocks()`."""
         handed = [np.arange(first, first + len(blocks)) for blocks, first in self.handed]
         every = np.concatenate([self.attached_generations, *handed])
         return every[~np.isin(every, self.dropped)] if len(self.dropped) else every
 
     def drop(self, generations: NDArray[np.int64]) -> None:
-        """It no longer refers to the blocks that have these generations."""
+        """Drop the references to the blocks with these generations."""
         self.dropped = np.concatenate((self.dropped, generations))
 
     def hold(self, blocks: Blocks, generations: NDArray[np.int64], deadline_us: int) -> None:

@@ -1,4 +1,4 @@
-"""What ended in an external pool, on its way to CLEAN: waiting for fences, ordered, answered by every shard.
+"""Ended custodies of an external pool on their way to CLEAN: waiting for fences, ordered, answered by every shard.
 
     queue.add(run)                              # ended; it waits for its fence
     queue.reclaim(fences, now_us)               # fences have retired
@@ -29,14 +29,16 @@ from kvcustody.errors import HandleError
 
 
 class ScrubOrder(NamedTuple):
-    """Zero these before any other write of the step: (share to read back, block indices), each with one answer."""
+    """Zero these blocks before any other write of the step: (share to read back, block indices), each with one
+    answer.
+    """
 
     number: int
     batches: tuple[tuple[float, Blocks], ...]
 
     @property
     def blocks(self) -> int:
-        """How many blocks the order lists."""
+        """The number of blocks in the order."""
         return sum(len(blocks) for _, blocks in self.batches)
 
 
@@ -62,7 +64,7 @@ class _Open:
 
 
 class ScrubQueue:
-    """What ended and is not CLEAN yet."""
+    """Custodies that ended and whose blocks are not CLEAN yet."""
 
     def __init__(self, shards: int) -> None:
         self.shards = shards
@@ -78,15 +80,17 @@ class ScrubQueue:
         self._evidence: list[Scrubbed] = []
 
     def add_boot(self, blocks: Blocks) -> None:
-        """Memory that was never in custody: the first order zeroes all of it, read back in full."""
+        """Add memory that was never in custody: the first order zeroes all of it, read back in full."""
         self._dirty.append(EndedRun(blocks, np.zeros(len(blocks), dtype=np.int64), None, None, "boot", 0, 0, 0))
 
     def add(self, custody: EndedRun) -> None:
-        """A custody that ended; it waits for its fence, if it has one."""
+        """Add a custody that ended; it waits for its fence, if it has one."""
         self._fenced.append(custody)
 
     def release_fence(self, blocks: Blocks, now_us: int) -> None:
-        """The engine has handed `blocks` out again already: they are ordered with this step."""
+        """Stop waiting for fences of `blocks` that the engine has already handed out again; this step orders their
+        scrub.
+        """
         waiting: deque[EndedRun] = deque()
         for custody in self._fenced:
             if custody.fence and (taken := np.isin(custody.blocks, blocks)).any():
@@ -100,7 +104,7 @@ class ScrubQueue:
         self._fenced = waiting
 
     def reclaim(self, fences: Fences, now_us: int) -> None:
-        """Take in custodies whose fences have retired; they are in the next order."""
+        """Move custodies whose fences have retired into the next order."""
         oldest = fences.oldest_open
         waiting: deque[EndedRun] = deque()
         ready: list[EndedRun] = []
@@ -116,7 +120,7 @@ class ScrubQueue:
         self.ended += ready
 
     def order(self) -> ScrubOrder | None:
-        """Order everything that is DIRTY: one batch a verify share, and one an owner where it is sampled."""
+        """Order everything DIRTY: one batch for each verify share, and one for each owner if the share is sampled."""
         if not self._dirty:
             return None
         dirty, self._dirty = self._dirty, []
@@ -142,7 +146,7 @@ class ScrubQueue:
         return ScrubOrder(self._last, tuple(zip(shares, lists, strict=True)))
 
     def withdraw(self, order: ScrubOrder) -> None:
-        """An order that never left: what it lists is in the next one. Raises `HandleError` where it was answered."""
+        """Put the blocks of an order that was never sent into the next one. Raises `HandleError` if it was answered."""
         open_ = self._orders.pop(order.number, None)
         if open_ is None or len(open_.waiting) != self.shards:
             raise HandleError(f"scrub order `{order.number}` was answered already", order=order.number)
@@ -152,7 +156,7 @@ class ScrubQueue:
     def answer(
         self, number: int, shard: int, results: Sequence[ScrubResult]
     ) -> tuple[tuple[Blocks, NDArray[np.int64]] | None, Blocks]:
-        """One shard's results for an order, one a batch.
+        """Take one shard's results for an order, one for each batch.
 
         Returns the blocks and generations that are done, with the last shard's answer, and what failed.
         """
@@ -182,53 +186,53 @@ class ScrubQueue:
         return (order.blocks[fine], order.generations[fine]), failed
 
     def take_scrubbed(self) -> list[Scrubbed]:
-        """Evidence since the last call."""
+        """Return the evidence since the last call."""
         evidence, self._evidence = self._evidence, []
         return evidence
 
     def take_ended(self) -> list[EndedRun]:
-        """Ends since the last call."""
+        """Return the ends since the last call."""
         ended, self.ended = self.ended, []
         return ended
 
     @property
     def has_dirty(self) -> bool:
-        """Something waits to be ordered."""
+        """Whether any custody waits to be ordered."""
         return bool(self._dirty)
 
     @property
     def has_work(self) -> bool:
-        """Something waits for its fence, or to be ordered."""
+        """Whether any custody waits for its fence, or to be ordered."""
         return bool(self._dirty or self._fenced)
 
     @property
     def has_fenced(self) -> bool:
-        """Something waits for its fence."""
+        """Whether any custody waits for its fence."""
         return bool(self._fenced)
 
     def pending_blocks(self) -> int:
-        """Blocks whose custody ended on record and that are not CLEAN yet."""
+        """Return the number of blocks whose end is on record and that are not CLEAN yet."""
         waiting = [custody for custody in self._dirty if custody.domain is not None]
         for order in self._orders.values():
             waiting += [custody for batch in order.custodies for custody in batch if custody.domain is not None]
         return sum(len(custody.blocks) for custody in waiting)
 
     def fenced(self) -> list[tuple[Blocks, NDArray[np.int64]]]:
-        """What waits for a fence, with its generations."""
+        """Return the blocks that wait for a fence, with their generations."""
         return [(custody.blocks, custody.generations) for custody in self._fenced]
 
     def fenced_blocks(self) -> int:
-        """Blocks that ended and wait for a fence; their end is not on record yet."""
+        """Return the number of blocks that ended and wait for a fence; their end is not on record yet."""
         return sum(len(custody.blocks) for custody in self._fenced)
 
     def custodies(self) -> list[EndedRun]:
-        """Everything that is not CLEAN yet, for scans."""
+        """Return every custody that is not CLEAN yet, for scans."""
         ordered = [custody for order in self._orders.values() for batch in order.custodies for custody in batch]
         return [*self._fenced, *self._dirty, *ordered]
 
 
 def _part(custody: EndedRun, chosen: NDArray[np.bool_]) -> EndedRun:
-    """The chosen blocks of a custody, as a custody of their own."""
+    """Return the chosen blocks of a custody, as a custody of their own."""
     return EndedRun(
         custody.blocks[chosen],
         custody.generations[chosen],

@@ -1,1 +1,1 @@
-"""The block manager, which an engine calls for each request; how it makes room, how it is checked and repaired."""
+"""The block manager that an engine calls for each request, with reclaiming, checks and repair."""

@@ -64,7 +64,9 @@ POOLS_MAX = 1 << 53 - RESIDENCY_BITS
 
 
 class BlockManager:
-    """Blocks of one pool, from hand-out to CLEAN: the pool, its prefix tree, its accounts and its running sequences."""
+    """The blocks of one pool, from hand-out to CLEAN: the pool, its prefix tree, its accounts and its running
+    sequences.
+    """
 
     def __init__(
         self,
@@ -98,7 +100,7 @@ class BlockManager:
         self._handed: list[tuple[Account, Blocks]] = []  # what the newest `allocate` was handed, in order
 
     def boot(self) -> int:
-        """Zero every block; nothing is handed out before. Returns the number of blocks that became CLEAN."""
+        """Zero every block before the first hand-out. Returns the number of blocks that became CLEAN."""
         cleaned = sum(self.pool.scrub(partition, partition.size) for partition in self.pool.partitions)
         return cleaned + self.pool.synchronize()
 
@@ -111,7 +113,7 @@ class BlockManager:
         borrow: bool = True,
         residencies: int = 1 << 30,
     ) -> Account:
-        """The account of `name`, made on first use in its own partition or the common one, with these limits."""
+        """Return the account `name` with these limits, created on first use in its own partition or the common one."""
         account = self.accounts.get(name)
         if account is None:
             partition = self._partitions.get(name, self._partitions.get(""))
@@ -124,7 +126,7 @@ class BlockManager:
         return account
 
     def forget_account(self, name: str) -> None:
-        """A tenant that holds nothing and is charged for nothing leaves; its partition is nobody's then."""
+        """Forget a tenant that holds nothing and is charged for nothing; its partition becomes free."""
         account = self.accounts[name]
         assert not account.used_blocks, f"tenant `{name}` is charged for {account.used_blocks} blocks"
         account.limit(guaranteed=0, cap=0, borrow=False, residencies=0)
@@ -133,16 +135,16 @@ class BlockManager:
         del self.accounts[name]
 
     def give_partition(self, before: str, name: str) -> None:
-        """The partition that was `before`'s, who has left, is `name`'s from now on."""
+        """Give the partition of `before`, which has left, to `name`."""
         assert before not in self.accounts
         self._partitions[name] = self._partitions.pop(before)
 
     def clean_blocks(self, name: str) -> int:
-        """How many blocks of somebody's partition can be handed out now."""
+        """Return how many blocks of an account's partition can be handed out now."""
         return self._partitions[name].clean_count
 
     def domain(self, owner: Account, **facts: Unpack[DomainFacts]) -> Domain:
-        """A new domain charged to `owner`. It lives as long as something keeps it: a reader's plan, or its blocks."""
+        """Return a new domain charged to `owner`. It lives as long as a reader's plan or its own blocks refer to it."""
         domain = Domain(self._next_domain, owner, windows=self.options.windows, **facts)
         self._next_domain += 1
         return domain
@@ -156,21 +158,21 @@ class BlockManager:
         now_us: int,
         trace: str = "",
     ) -> PathResidency:
-        """A new residency, not yet holding anything."""
+        """Return a new residency that does not hold anything yet."""
         id_ = self._next_residency
         self._next_residency = id_ + 1
         return PathResidency(id_, account, domain, principal, facts, now_us, trace)
 
     def partition_blocks(self, name: str) -> int:
-        """The size of the partition that is, or was, `name`'s."""
+        """Return the size of the partition that belongs, or belonged, to `name`."""
         return self._partitions[name].size
 
     def has_partition(self, name: str) -> bool:
-        """Whether `name` has a partition of its own."""
+        """Return whether `name` has a partition of its own."""
         return name in self._partitions
 
     def add_partition(self, name: str, size: int) -> PoolPartition:
-        """A partition for `name` from blocks that no partition has yet; zeroed before it is used."""
+        """Return a partition for `name` made of blocks outside all partitions; it is zeroed before use."""
         first = sum(partition.size for partition in self.pool.partitions)
         if first + size > self.pool.blocks:
             raise CapacityError(
@@ -187,30 +189,30 @@ class BlockManager:
         return partition
 
     def live_blocks(self) -> int:
-        """Blocks in ACTIVE or CACHED custody."""
+        """Return the number of blocks in ACTIVE or CACHED custody."""
         return self.pool.counts[ACTIVE] + self.pool.counts[CACHED]
 
     # -- admission ---------------------------------------------------------------------------------------------
 
     def match_prefix(self, plan: ReadPlan, prompt: Prompt, now_us: int) -> PrefixMatch:
-        """The longest prefix that `plan` lets this prompt reuse.
+        """Return the longest prefix that `plan` lets this prompt reuse.
 
         Changes nothing, but where blocks are compared with their checksums: what has changed since it was published is
         withdrawn, and the match is made without it.
         """
-        found = find_longest_prefix(self.tree, plan, prompt, now_us)
+        match = find_longest_prefix(self.tree, plan, prompt, now_us)
         sums, tree = self.pool.sums, self.tree
         if sums is not None:
             before = sums.checked_blocks
-            while withdraw_changed(sums, tree, self.decode, found, plan.own.domain, now_us):
-                found, before = find_longest_prefix(tree, plan, prompt, now_us), sums.checked_blocks
-            found.checked_blocks = min(found.hit_blocks, sums.checked_blocks - before)
-        return found
+            while withdraw_changed(sums, tree, self.decode, match, plan.own.domain, now_us):
+                match, before = find_longest_prefix(tree, plan, prompt, now_us), sums.checked_blocks
+            match.checked_blocks = min(match.hit_blocks, sums.checked_blocks - before)
+        return match
 
     def allocate(
         self,
         id_: Hashable,
-        found: PrefixMatch,
+        match: PrefixMatch,
         prompt: Prompt,
         residency: PathResidency,
         now_us: int,
@@ -219,18 +221,18 @@ class BlockManager:
         lookahead_tokens: int = 0,
         can_preempt: bool = False,
     ) -> RunningSequence | str:
-        """Attach what was found and allocate the rest; returns the reason where there is no room."""
+        """Attach the matched blocks and allocate the rest; return the reason if there is no room."""
         tree = self.tree
         total = -(-(prompt.tokens + lookahead_tokens) // self.options.block_tokens)
         partition = residency.account.partition
         over = partition.over_blocks
         sequence = RunningSequence(id_, residency, self.number)
-        leaf = found.leaf
+        leaf = match.leaf
         parts: list[Blocks] = []
         self._handed = []
         if leaf is not None:
-            if found.position < leaf.length:
-                leaf = tree.split(leaf, found.position)
+            if match.position < leaf.length:
+                leaf = tree.split(leaf, match.position)
             parts = tree.attach(leaf, now_us)
         sequence.leaf = leaf
         try:
@@ -239,17 +241,17 @@ class BlockManager:
                     POOL_FULL  # reviving this much cache would eat into a guarantee (rule 3 of `accounting`)
                 )
             else:
-                refused = self._allocate_spans(sequence, found, parts, total, now_us, can_preempt)
+                refused = self._allocate_spans(sequence, match, parts, total, now_us, can_preempt)
             if refused is not None:
                 if leaf is not None:
                     tree.release(leaf, None, now_us, "deferred")
                 return refused
-            sequence.hit_blocks = sequence.published = found.hit_blocks
+            sequence.hit_blocks = sequence.published = match.hit_blocks
             if now_us + active_us < NEVER_US:
                 sequence.active_until_us = now_us + active_us
             else:
                 sequence.active_until_us = NEVER_US
-            self._key(sequence, found, prompt)
+            self._key(sequence, match, prompt)
             self.decode.add(sequence, prompt.tokens, prompt.data[prompt.whole * self.block_bytes :])
         except Exception:  # whatever ends the process needs no undoing
             self.withdraw(sequence, now_us)
@@ -257,7 +259,7 @@ class BlockManager:
         return sequence
 
     def withdraw(self, sequence: RunningSequence, now_us: int) -> None:
-        """Undo the newest `allocate`, whose answer nobody was told of: no slot, block, reference or charge is left."""
+        """Undo the newest `allocate` before anybody learned its answer: no slot, block, reference or charge remains."""
         if sequence.slot >= 0:
             self.decode.remove(sequence)
         handed, self._handed = self._handed, []
@@ -271,16 +273,16 @@ class BlockManager:
     def _allocate_spans(
         self,
         sequence: RunningSequence,
-        found: PrefixMatch,
+        match: PrefixMatch,
         parts: list[Blocks],
         total: int,
         now_us: int,
         can_preempt: bool,
     ) -> str | None:
         """Hand out what each span needs, to the account that owns the span."""
-        spans = found.spans
+        spans = match.spans
         if len(spans) == 1:
-            wanted = [(spans[0].domain.owner, total - found.hit_blocks)] if total > found.hit_blocks else []
+            wanted = [(spans[0].domain.owner, total - match.hit_blocks)] if total > match.hit_blocks else []
         else:
             wanted = [
                 (span.domain.owner, min(span.last, total) - span.first)
@@ -301,20 +303,20 @@ class BlockManager:
         sequence.table = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else EMPTY
         sequence.block_count = sequence.admitted_blocks = len(sequence.table)
         if self.options.windows:
-            self.publication.open_windows(sequence, wanted, found.hit_blocks, self._hand_to_request)
+            self.publication.open_windows(sequence, wanted, match.hit_blocks, self._hand_to_request)
         sequence.recorded_until = self.pool.next_generation
-        sequence.spans = found.spans
+        sequence.spans = match.spans
         return None
 
-    def _key(self, sequence: RunningSequence, found: PrefixMatch, prompt: Prompt) -> None:
+    def _key(self, sequence: RunningSequence, match: PrefixMatch, prompt: Prompt) -> None:
         """Make the keys of the part that will be written; they are published when they are computed."""
-        span = found.spans[-1]
+        span = match.spans[-1]
         if span.state is None or not span.domain.cacheable:
             span.state = None
             return
         first, keys = span.first, b""
-        if found.pending_key is not None:
-            keys = found.pending_key
+        if match.pending_key is not None:
+            keys = match.pending_key
             first += 1
         span.keys = keys + keys_of(span.state, prompt.data, first, prompt.whole, prompt.block_bytes, prompt.extras)
 
@@ -332,7 +334,9 @@ class BlockManager:
     # -- running sequences -------------------------------------------------------------------------------------
 
     def commit(self, sequence: RunningSequence, computed_tokens: int, now_us: int) -> None:
-        """The first `computed_tokens` tokens have their K/V; publishes the whole blocks among them (L10)."""
+        """Record that the first `computed_tokens` tokens have their K/V, and publish the whole blocks among them
+        (L10).
+        """
         slot = sequence.slot
         if slot < 0:
             return
@@ -347,7 +351,7 @@ class BlockManager:
     def publish_restored(
         self, sequence: RunningSequence, blocks: int, born_us: int, ceiling_us: int, now_us: int
     ) -> None:
-        """The sequence's first `blocks` are whole: those that were not published came from a tier.
+        """Publish the sequence's first `blocks`, all whole; those not yet published were restored from a tier.
 
         What it computes from them lives no longer than they may (L8).
         """
@@ -384,7 +388,7 @@ class BlockManager:
         return stalled
 
     def fill(self, sequence: RunningSequence, tokens: NDArray[np.int32] | None) -> None:
-        """The last block of `sequence` is full, and all of it is computed.
+        """Record that the last block of `sequence` is full and computed.
 
         `tokens`: the ids that fill it, int32, as many as it had room for; None where the engine withholds them (then
         neither this block nor what follows is ever published). Raises `HandleError` where it has ended, `CapacityError`
@@ -422,7 +426,7 @@ class BlockManager:
                 span.state = None
 
     def fork(self, parent: RunningSequence, id_: Hashable, residency: PathResidency, now_us: int) -> RunningSequence:
-        """A child on the same blocks; the first divergent write copies the partial tail."""
+        """Return a child on the same blocks; the first divergent write copies the partial tail."""
         if self.options.windows:
             raise CapacityError(f"request `{parent.id}`: a pool with sliding-window groups does not fork")
         computed = int(self.decode.computed[parent.slot])
@@ -476,7 +480,7 @@ class BlockManager:
     # -- release ------------------------------------------------------------------------------------------------------
 
     def release(self, sequence: RunningSequence, now_us: int, cause: str) -> bool:
-        """End a sequence; its residency holds what policy allows. False where it had already ended."""
+        """End a sequence; its residency holds what the policy allows. Return False if it had already ended."""
         slot = sequence.slot
         if slot < 0:
             return False
@@ -535,14 +539,14 @@ class BlockManager:
         return at_most
 
     def step(self, now_us: int) -> list[RunningSequence]:
-        """Expiry, reclaim, scrub and reserve; returns sequences that have been ACTIVE longer than allowed."""
+        """Expire, reclaim, scrub and refill the reserve; return sequences that have been ACTIVE longer than allowed."""
         self.sweep(now_us)
         for partition in self.pool.partitions:
             self.reclaimer.keep_reserve(partition, now_us)
         return self.decode.overrunning(now_us)
 
     def teardown(self, now_us: int) -> None:
-        """End all custody and zero every block; nothing is running any more."""
+        """End all custody and zero every block, once nothing is running any more."""
         for account in self.accounts.values():
             for residency in list(self.hold_table.of(account)):
                 self.tree.lapse(residency, "shutdown", now_us)
@@ -557,7 +561,7 @@ class BlockManager:
     # -- limits ------------------------------------------------------------------------------------------------
 
     def set_limits(self, changed: Mapping[Domain, DomainLimits], now_us: int) -> dict[Account, HoldList[PathResidency]]:
-        """Give domains their new limits and bring what they hold under them. Walks every node and hold once.
+        """Give domains new limits and apply them to their nodes and holds. Walks every node and hold once.
 
         Returns the accounts of which a hold now ends earlier, with all their holds.
         """
@@ -602,7 +606,7 @@ class BlockManager:
 
 
 def _deadline(hold: PathResidency, shorter: Mapping[Domain, int]) -> int:
-    """The hold's deadline under the new limits: as much earlier as the most narrowed domain on its path."""
+    """Return the hold's deadline under the new limits, moved earlier by the largest reduction on its path."""
     assert hold.leaf is not None, "a held residency has a leaf"
     earlier = 0
     node: Node | None = hold.leaf

@@ -16,7 +16,7 @@ from kvcustody.allocator.prefix.sequence import RunningSequence
 
 
 def check(manager: BlockManager) -> list[str]:
-    """Every violated invariant, in words; an empty list when all hold."""
+    """Return every violated invariant in words; an empty list if all hold."""
     problems: list[str] = []
     _check_counts(manager, problems)
     nodes = _check_nodes(manager, problems)

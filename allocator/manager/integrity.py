@@ -1,4 +1,4 @@
-"""Before a path is attached: its blocks against their checksums, and the way out for those that have changed.
+"""Compare a path's blocks with their checksums before it is attached, and withdraw blocks that have changed.
 
 - What has changed is never attached: it leaves the index with all that continues it; unreferenced nodes end at once.
 - Requests that run on it go on, for nobody can take back what they have read; they publish nothing more, leave no
@@ -34,13 +34,13 @@ class _Part(NamedTuple):
 
 
 def withdraw_changed(
-    sums: BlockSums, tree: PrefixTree, decode: DecodeTable, found: PrefixMatch, reader: Domain, now_us: int
+    sums: BlockSums, tree: PrefixTree, decode: DecodeTable, match: PrefixMatch, reader: Domain, now_us: int
 ) -> bool:
-    """Compare what an attach of `found` would read; whether something had changed and was withdrawn.
+    """Compare what an attach of `match` would read; return whether something had changed and was withdrawn.
 
     Each block is drawn by the stricter share of its own domain and the reader's.
     """
-    parts = _parts(sums, found, reader)
+    parts = _parts(sums, match, reader)
     if not parts:
         return False
     counts = [len(part.blocks) for part in parts]
@@ -66,7 +66,7 @@ def withdraw_changed(
 
 
 def sum_published(sums: BlockSums, tree: PrefixTree, domains: Collection[Domain]) -> None:
-    """What these domains had published before anybody asked for checksums is summed as it is now."""
+    """Sum the present content of what these domains published before they asked for checksums."""
     parts: list[Blocks] = []
     for node in tree.nodes():
         if node.domain in domains and node.domain.integrity_share and node.keys:
@@ -77,17 +77,17 @@ def sum_published(sums: BlockSums, tree: PrefixTree, domains: Collection[Domain]
 
 
 def _parts(sums: BlockSums, found: PrefixMatch, reader: Domain) -> list[_Part]:
-    """The runs of a match that are to be compared, from its leaf to the root."""
+    """Return the runs of a match to compare, from its leaf to the root."""
     parts: list[_Part] = []
     node, length = found.leaf, found.position
     while node is not None:
-        asked = node.domain.integrity_share
-        if asked or reader.integrity_share:
+        own_share = node.domain.integrity_share
+        if own_share or reader.integrity_share:
             windows = node.windows if length == node.length else split_windows(node, length)[0]
             for run in (node.blocks[:length], *windows):
                 # Of a domain that asks for nothing there may be no checksum to compare with.
-                known = run if asked else np.setdiff1d(run, sums.missing(run), assume_unique=True)
-                parts.append(_Part(node, known, max(asked, reader.integrity_share)))
+                known = run if own_share else np.setdiff1d(run, sums.missing(run), assume_unique=True)
+                parts.append(_Part(node, known, max(own_share, reader.integrity_share)))
         node = node.parent
         length = node.length if node is not None else 0
     return parts
@@ -108,7 +108,7 @@ def _withdraw(tree: PrefixTree, decode: DecodeTable, node: Node, changed: Blocks
 
 
 def _reads(sequence: RunningSequence | None, node: Node) -> bool:
-    """Whether `node` is on the sequence's path."""
+    """Return whether `node` is on the sequence's path."""
     at = sequence.leaf if sequence is not None else None
     while at is not None and at is not node:
         at = at.parent

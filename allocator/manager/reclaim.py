@@ -1,4 +1,4 @@
-"""Making room: quotas, victims, the clean reserve, and the batched way from evicted to CLEAN.
+"""Make room: quotas, victims, the clean reserve, and the batched path from evicted to CLEAN.
 
     refused = reclaimer.ensure(account, count, now_us)     # None: `count` CLEAN blocks may be handed out
     reclaimer.keep_reserve(partition, now_us)              # each step: scrub what is due, refill the reserve
@@ -21,7 +21,7 @@ COMMON_AHEAD = 256  # a share of a partition that makes room at once for a tenan
 
 
 class Reclaimer:
-    """Finds blocks for an account. Counts are blocks."""
+    """Provides blocks for an account. Counts are blocks."""
 
     def __init__(self, pool: Pool, tree: PrefixTree, options: PoolOptions) -> None:
         self.pool = pool
@@ -33,7 +33,7 @@ class Reclaimer:
         self.waits = 0  # hand-outs for which too few blocks were clean
 
     def ensure(self, account: Account, count: int, now_us: int, can_preempt: bool = False) -> str | None:
-        """Make `count` CLEAN blocks available to `account`; returns the reason where that cannot be."""
+        """Make `count` CLEAN blocks available to `account`; return the reason if that is impossible."""
         partition = account.partition
         excess = account.used_blocks + count - account.limit_blocks
         if excess > 0:
@@ -59,7 +59,7 @@ class Reclaimer:
         return None
 
     def ensure_all(self, wanted: list[tuple[Account, int]], groups: int, now_us: int, can_preempt: bool) -> str | None:
-        """`ensure` for the spans of one request together: nothing is handed out unless all of it fits."""
+        """Run `ensure` for all spans of one request: nothing is handed out unless all of it fits."""
         needed: dict[Account, int] = {}
         for account, count in wanted:
             needed[account] = needed.get(account, 0) + count * groups
@@ -83,7 +83,7 @@ class Reclaimer:
         return None
 
     def _within_common(self, account: Account, partition: PoolPartition, count: int, now_us: int) -> bool:
-        """Whether a tenant that does not borrow stays within its guarantee and what no guarantee has claimed.
+        """Return whether a tenant that does not borrow stays within its guarantee plus what no guarantee has claimed.
 
         Others' cache beyond their guarantees makes room for it, whoever is furthest over first.
         """
@@ -144,7 +144,7 @@ class Reclaimer:
             self.pool.collect()
 
     def keep_reserve(self, partition: PoolPartition, now_us: int) -> None:
-        """The background half: reclaim, scrub what is due or worth a launch, and refill the clean reserve (L9)."""
+        """Run the background part: reclaim, scrub what is due or worth a launch, and refill the clean reserve (L9)."""
         if self.pool.flight:
             self.pool.collect()
         if partition.fenced or partition.stuck:
@@ -177,7 +177,7 @@ def _over(account: Account) -> int:
 
 
 def _victim(asking: Account | None, partition: PoolPartition) -> Account | None:
-    """The account with cached blocks that is furthest over its guarantee; the asking one may always give up its own."""
+    """Return the account with cached blocks that exceeds its guarantee most; the asking account is always eligible."""
     best: Account | None = None
     most = 0
     for account in partition.accounts:

@@ -1,4 +1,4 @@
-"""Puts the state of a pool right where a scan has found it wrong: references, holds, index entries, lost blocks.
+"""Repair the state of a pool where a scan found it wrong: references, holds, index entries, lost blocks.
 
 Nothing here guesses in favour of reuse: what cannot be explained ends, and goes the way of all ended custody.
 
@@ -21,7 +21,7 @@ from kvcustody.allocator.prefix.tree import PrefixTree
 
 
 def set_refs(tree: PrefixTree, node: Node, refs: int, now_us: int) -> None:
-    """The node has exactly `refs` references: it is revived, cached or ended accordingly. Children come first."""
+    """Set the node's references to `refs`; it is revived, cached or ended accordingly. Call it for children first."""
     if node.refs == 0 and refs:
         tree.incref(node, now_us)
         node.hits -= 1
@@ -33,7 +33,7 @@ def set_refs(tree: PrefixTree, node: Node, refs: int, now_us: int) -> None:
 
 
 def set_holds(tree: PrefixTree, node: Node, holds: int, now_us: int) -> None:
-    """The node has exactly `holds` holds; without any and unreferenced it ends, with what continues it."""
+    """Set the node's holds to `holds`; without holds and references it ends, with everything that continues it."""
     node.holds = holds
     if holds == 0 and node.refs == 0 and node.length:
         tree.end_subtree(node, "orphan", now_us, now_us)
@@ -41,7 +41,7 @@ def set_holds(tree: PrefixTree, node: Node, holds: int, now_us: int) -> None:
 
 
 def drop_entries(tree: PrefixTree, node: Node) -> int:
-    """Take every index entry of a node that is not in the tree out; returns how many there were."""
+    """Remove every index entry of a node that is not in the tree; return how many there were."""
     dropped = 0
     for stripe in tree.index.stripes:
         for key in [key for key, at in stripe.items() if at is node]:
@@ -51,7 +51,7 @@ def drop_entries(tree: PrefixTree, node: Node) -> int:
 
 
 def remove_from_index(tree: PrefixTree, node: Node, now_us: int) -> None:
-    """A node whose keys are not all in the index: none of them is, and without references it ends."""
+    """Remove a node whose keys are not all indexed from the index; without references it ends."""
     stripes, mask = tree.index.stripes, tree.index.mask
     for at in indexed_positions(node.start, 0, node.length):
         key = node.keys[KEY_BYTES * at : KEY_BYTES * at + KEY_BYTES]
@@ -64,7 +64,7 @@ def remove_from_index(tree: PrefixTree, node: Node, now_us: int) -> None:
 
 
 def end_lost(manager: BlockManager, blocks: Blocks, domain: Domain, now_us: int) -> None:
-    """Blocks that no node and no sequence has: their custody ends in the name of `domain`."""
+    """End the custody of blocks that no node and no sequence has, in the name of `domain`."""
     pool, account = manager.pool, domain.owner
     fence = pool.fences.last if len(pool.fences) else 0
     for state in (ACTIVE, CACHED):
@@ -79,7 +79,7 @@ def end_lost(manager: BlockManager, blocks: Blocks, domain: Domain, now_us: int)
 
 
 def cut_path(manager: BlockManager, sequence: RunningSequence) -> None:
-    """A sequence whose path has ended under it keeps what lives of it and its own blocks, to be released."""
+    """Keep the live part of a path that ended under a sequence, and its own blocks, for release."""
     sequence.stop_publishing()
     own = sequence.table[sequence.published : sequence.block_count]
     node = sequence.leaf

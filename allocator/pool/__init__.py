@@ -1,1 +1,1 @@
-"""Physical blocks: their states, who is charged for them, the holds on them, and the way from ended to CLEAN."""
+"""Physical blocks: their states, the accounts charged for them, the holds on them, and the path from ended to CLEAN."""

@@ -1,4 +1,4 @@
-"""Who pays for a block, who may reuse it, and in which part of the pool: accounts, domains, partitions, ended runs.
+"""Who pays for a block, who may reuse it, and in which partition: accounts, domains, partitions, ended runs.
 
 A caller gets its objects from the block manager and passes them back:
 
@@ -55,16 +55,18 @@ class Account:
 
     @property
     def limit_blocks(self) -> int:
-        """The most blocks this account may be charged for."""
+        """The maximum number of blocks this account may be charged for."""
         return self.cap_blocks
 
     @property
     def request_blocks(self) -> int:
-        """The most blocks one request of this account could ever have: others' guarantees are theirs (rule 3)."""
+        """The maximum number of blocks that one request of this account could ever get, without others' guarantees
+        (rule 3).
+        """
         return min(self.cap_blocks, self.guaranteed_blocks + self.partition.common_blocks)
 
     def limit(self, *, guaranteed: int, cap: int | None, borrow: bool, residencies: int) -> None:
-        """Set the limits, and keep the partition's sums over guarantees. `cap` None: the whole partition."""
+        """Set the limits, and update the partition's sums over guarantees. `cap` None: the whole partition."""
         partition = self.partition
         partition.over_blocks -= self.over_blocks()
         partition.charged_over -= self.charged_over_blocks()
@@ -77,7 +79,7 @@ class Account:
         partition.charged_over += self.charged_over_blocks()
 
     def charge(self, count: int) -> None:
-        """Add `count` (negative: give back) to the charged blocks, and keep the partition's sum over guarantees."""
+        """Add `count` (negative: give back) to the charged blocks, and update the partition's sum over guarantees."""
         before = self.used_blocks - self.guaranteed_blocks
         after = before + count
         self.used_blocks += count
@@ -85,12 +87,12 @@ class Account:
             self.partition.charged_over += (after if after > 0 else 0) - (before if before > 0 else 0)
 
     def charged_over_blocks(self) -> int:
-        """Charged blocks beyond the guarantee (rule 2)."""
+        """Return the charged blocks beyond the guarantee (rule 2)."""
         over = self.used_blocks - self.guaranteed_blocks
         return over if over > 0 else 0
 
     def charge_active(self, count: int) -> None:
-        """Add `count` (negative: give back) to the ACTIVE blocks, and keep the partition's sum over guarantees."""
+        """Add `count` (negative: give back) to the ACTIVE blocks, and update the partition's sum over guarantees."""
         before = self.active_blocks - self.guaranteed_blocks
         after = before + count
         self.active_blocks += count
@@ -98,13 +100,13 @@ class Account:
             self.partition.over_blocks += (after if after > 0 else 0) - (before if before > 0 else 0)
 
     def over_blocks(self) -> int:
-        """ACTIVE blocks beyond the guarantee (rule 3)."""
+        """Return the ACTIVE blocks beyond the guarantee (rule 3)."""
         over = self.active_blocks - self.guaranteed_blocks
         return over if over > 0 else 0
 
 
 class OwnerData:
-    """Base of what the owner of a pool keeps with a domain or a residency: carried here, and never looked at."""
+    """Base of the data that a pool's owner attaches to a domain or a residency; the pool never reads it."""
 
     __slots__ = ()
 
@@ -120,7 +122,7 @@ class DomainLimits(NamedTuple):
 
 
 class DomainFacts(TypedDict, total=False):
-    """What a pool is told of a domain that it makes; each is an argument of `Domain`."""
+    """The facts about a new domain that its pool receives; each is an argument of `Domain`."""
 
     label: OwnerData | None
     idle_us: int
@@ -187,18 +189,18 @@ class Domain:
 
     @property
     def may_be_copied(self) -> bool:
-        """Whether its blocks may go to a tier, or come back from one."""
+        """Whether its blocks may go to a tier or come back from one."""
         return self.cacheable and self.is_open and not self.is_withheld
 
     @property
     def limits(self) -> DomainLimits:
-        """The limits it has now."""
+        """The present limits."""
         return DomainLimits(
             self.idle_us, self.absolute_us, self.scrub_within_us, self.verify_share, self.integrity_share
         )
 
     def set_limits(self, limits: DomainLimits) -> None:
-        """Give it new limits. What it holds already, its pool brings under them."""
+        """Set new limits. The pool applies them to what the domain already holds."""
         self.idle_us, self.absolute_us, self.scrub_within_us, self.verify_share, self.integrity_share = limits
         # False where the policy says `0s`: such blocks are never CACHED and never published.
         self.cacheable = self.idle_us > 0 and self.absolute_us > 0
@@ -248,7 +250,7 @@ class PoolPartition:
 
 
 class EndedRun:
-    """One ended run on its way to CLEAN: what ended, why, when it was due, and which fence it waits for."""
+    """One ended run on its way to CLEAN: its blocks, cause, due time, and the fence it waits for."""
 
     __slots__ = (
         "account",

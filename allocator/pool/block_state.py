@@ -27,7 +27,7 @@ NEVER_US = 1 << 62
 
 
 class BlockState(IntEnum):
-    """Where a block stands in its life. The integer is what the state array stores."""
+    """The state of a block. The integer is what the state array stores."""
 
     CLEAN = 0
     ACTIVE = 1
@@ -62,7 +62,7 @@ TRANSITIONS: frozenset[tuple[BlockState, BlockState]] = frozenset(
 
 
 class Handle(NamedTuple):
-    """Names one block for one custody; a bare index is never a handle."""
+    """The name of a block within one custody; a bare index is never a handle."""
 
     block: int
     generation: int

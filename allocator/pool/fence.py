@@ -30,25 +30,25 @@ class Fences:
         return self.last
 
     def retire(self, fence: int) -> None:
-        """Close `fence`; a second retirement of the same fence changes nothing."""
+        """Close `fence`; retiring the same fence again changes nothing."""
         if not 0 < fence <= self.last:
             raise HandleError(f"fence `{fence}` was never opened; the last one is `{self.last}`", fence=fence)
         self._open.pop(fence, None)
 
     @property
     def oldest_open(self) -> int:
-        """The oldest open fence, or the one after the last where none is open."""
+        """The oldest open fence, or the next id if none is open."""
         for fence in self._open:
             return fence
         return self.last + 1
 
     @property
     def newest_open(self) -> int:
-        """The last fence while any is open: what ends now waits for all up to it. 0 where none is."""
+        """The newest open fence, or 0: custody that ends now waits for all fences up to it."""
         return self.last if self._open else 0
 
     def stuck_before(self, bound_us: int, now_us: int) -> int:
-        """Fences below the returned id are past their bound (0 where none is)."""
+        """Return an id such that all fences below it are past their bound (0 if there are none)."""
         stuck = 0
         for fence, opened_us in self._open.items():
             if now_us - opened_us <= bound_us:

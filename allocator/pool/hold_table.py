@@ -23,7 +23,7 @@ HoldT = TypeVar("HoldT", bound=Residency)
 
 
 class HoldTable(Generic[HoldT]):
-    """Every hold of one pool. Each partition is swept by itself: no tenant's expiries delay another's."""
+    """Every hold of one pool. Each partition is swept separately: no tenant's expiries delay another's."""
 
     __slots__ = ("_lists", "_wheels")
 
@@ -32,7 +32,7 @@ class HoldTable(Generic[HoldT]):
         self._wheels: dict[PoolPartition, DeadlineWheel[HoldT]] = {}
 
     def add(self, hold: HoldT) -> None:
-        """Enter a hold as the newest of its account, under its deadline."""
+        """Add a hold as the newest of its account, under its deadline."""
         holds = self._lists.get(hold.account)
         if holds is None:
             holds = self.of(hold.account)
@@ -40,14 +40,14 @@ class HoldTable(Generic[HoldT]):
         holds.wheel.add(hold)
 
     def remove(self, hold: HoldT) -> None:
-        """The hold is over; it must be in the account's list, the wheel may have given it out already."""
+        """Remove a hold that is over. It must be in the account's list; the wheel may already have returned it."""
         hold.is_held = False
         holds = self._lists[hold.account]
         holds.wheel.remove(hold)
         holds.remove(hold)
 
     def shorten(self, hold: HoldT, deadline_us: int) -> None:
-        """The hold lasts until this earlier deadline."""
+        """Move the hold to this earlier deadline."""
         assert hold.is_held and deadline_us < hold.deadline_us
         wheel = self._lists[hold.account].wheel
         wheel.remove(hold)
@@ -55,7 +55,7 @@ class HoldTable(Generic[HoldT]):
         wheel.add(hold)
 
     def of(self, account: Account) -> HoldList[HoldT]:
-        """The holds of `account`, oldest first."""
+        """Return the holds of `account`, oldest first."""
         holds = self._lists.get(account)
         if holds is None:
             wheel = self._wheels.setdefault(account.partition, DeadlineWheel())
@@ -63,22 +63,22 @@ class HoldTable(Generic[HoldT]):
         return holds
 
     def count(self, account: Account) -> int:
-        """How many holds `account` has."""
+        """Return how many holds `account` has."""
         holds = self._lists.get(account)
         return holds.count if holds is not None else 0
 
     def forget(self, account: Account) -> None:
-        """An account that holds nothing leaves."""
+        """Forget an account that holds nothing."""
         holds = self._lists.pop(account, None)
         assert holds is None or not holds.count
 
     def take_due(self, partition: PoolPartition, now_us: int) -> HoldT | None:
-        """Take out of the wheel one hold of `partition` whose tick has passed, earliest first, or None."""
+        """Remove from the wheel and return the earliest hold of `partition` whose tick has passed, or None."""
         wheel = self._wheels.get(partition)
         return wheel.take_due(now_us) if wheel is not None else None
 
     def next_due_us(self) -> int | None:
-        """When the next sweep takes something out, or None where nothing waits."""
+        """Return when the next sweep will remove a hold, or None if no hold is scheduled."""
         soonest: int | None = None
         for wheel in self._wheels.values():
             due_us = wheel.next_due_us()
@@ -87,7 +87,7 @@ class HoldTable(Generic[HoldT]):
         return soonest
 
     def is_due(self, now_us: int) -> bool:
-        """A sweep now takes something out."""
+        """Return whether a sweep now would remove a hold."""
         for wheel in self._wheels.values():
             if wheel.may_be_due(now_us):
                 due_us = wheel.next_due_us()
@@ -96,11 +96,11 @@ class HoldTable(Generic[HoldT]):
         return False
 
     def overdue(self, now_us: int) -> int:
-        """How many holds are past their deadline and not yet swept."""
+        """Return how many holds are past their deadline and not swept yet."""
         return sum(wheel.overdue(now_us) for wheel in self._wheels.values())
 
     def scheduled(self) -> int:
-        """How many holds stand under their deadlines: as many as there are, which `check` compares."""
+        """Return how many holds are scheduled under their deadlines; `check` compares this with the number of holds."""
         return sum(map(len, self._wheels.values()))
 
     def __len__(self) -> int:
@@ -108,7 +108,7 @@ class HoldTable(Generic[HoldT]):
 
 
 class HoldList(Generic[HoldT]):
-    """The holds of one account, oldest first: a linked list through the residencies, so that it never resizes."""
+    """The holds of one account, oldest first: a linked list through the residencies, which never needs resizing."""
 
     __slots__ = ("_newest", "count", "oldest", "wheel")
 
@@ -119,7 +119,7 @@ class HoldList(Generic[HoldT]):
         self.wheel = wheel  # of the account's partition: the same holds, by deadline
 
     def add(self, hold: HoldT) -> None:
-        """Enter `hold` as the newest."""
+        """Add `hold` as the newest."""
         newest = self._newest
         hold.older, hold.newer = newest, None
         if newest is None:
@@ -130,7 +130,7 @@ class HoldList(Generic[HoldT]):
         self.count += 1
 
     def remove(self, hold: HoldT) -> None:
-        """Take `hold` out; it must be in."""
+        """Remove `hold`, which must be in the list."""
         older, newer = hold.older, hold.newer
         if older is None:
             self.oldest = newer
@@ -166,7 +166,7 @@ class DeadlineWheel(Generic[HoldT]):
         self._ordered = -1  # the tick whose holds stand with their deadlines falling
 
     def add(self, hold: HoldT) -> None:
-        """Enter a hold under its deadline."""
+        """Add a hold under its deadline."""
         tick = hold.deadline_us >> TICK_BITS
         bucket = self._ticks.get(tick)
         if bucket is None:
@@ -176,13 +176,13 @@ class DeadlineWheel(Generic[HoldT]):
         bucket[hold.id] = hold
 
     def remove(self, hold: HoldT) -> None:
-        """Take a hold out; no effect where it is out already."""
+        """Remove a hold; no effect if it was already removed."""
         bucket = self._ticks.get(hold.tick)
         if bucket is not None:
             bucket.pop(hold.id, None)
 
     def take_due(self, now_us: int) -> HoldT | None:
-        """Take out one hold whose tick has passed, earliest first, or None. At most one tick late; attach is exact.
+        """Remove and return the earliest hold whose tick has passed, or None. At most one tick late; attach is exact.
 
         Of holds on one block the last to lapse says when it was due: so they leave in the order of their deadlines.
         """
@@ -202,18 +202,18 @@ class DeadlineWheel(Generic[HoldT]):
         return None
 
     def may_be_due(self, now_us: int) -> bool:
-        """False: nothing is due, whether or not all that once waited still does."""
+        """Return whether a hold may be due. False is exact; True may refer to holds that were already removed."""
         return bool(self._due) and (self._due[0] + 1) << TICK_BITS <= now_us
 
     def next_due_us(self) -> int | None:
-        """When the next sweep takes something out, or None where nothing waits."""
+        """Return when the next sweep will remove a hold, or None if no hold is scheduled."""
         due = self._due
         while due and not self._ticks[due[0]]:
             del self._ticks[heapq.heappop(due)]
         return (due[0] + 1) << TICK_BITS if due else None
 
     def overdue(self, now_us: int) -> int:
-        """How many holds are past their deadline and not yet swept."""
+        """Return how many holds are past their deadline and not swept yet."""
         now_tick = now_us >> TICK_BITS
         return sum(
             sum(hold.deadline_us <= now_us for hold in bucket.values())

@@ -1,4 +1,4 @@
-"""What a pool knows of its blocks' contents: a checksum made when a block was published, compared before an attach.
+"""A pool's knowledge of its blocks' contents: a checksum from publication, compared before an attach.
 
 `SumBooks` is what any pool notes of that. `BlockSums` are those of a pool that reads its memory itself:
 
@@ -29,20 +29,20 @@ WITHHELD_AT = 2  # from here on a block is withheld
 
 @runtime_checkable
 class SummedMemory(Memory, Protocol):
-    """A memory that can checksum blocks where they lie, and keeps the sums there."""
+    """A memory that can checksum blocks in place and stores the sums."""
 
     def keep_sums(self) -> None:
-        """Make room for a checksum of every block, and compile what makes them; a second time does nothing."""
+        """Allocate a checksum for every block and compile the kernels; calling it again does nothing."""
 
     def record_sums(self, blocks: Blocks) -> None:
-        """Sum `blocks` on every shard, behind the work of the current stream; does not wait."""
+        """Sum `blocks` on every shard, after the work of the current stream; does not wait."""
 
     def differing(self, blocks: Blocks) -> NDArray[np.bool_]:
-        """By block: whether its sum on any shard is another than was recorded. Waits for the answer."""
+        """Return by block whether its sum differs from the recorded one on any shard. Waits for the answer."""
 
 
 class MismatchedBlocks(NamedTuple):
-    """Blocks that were found changed since they were published: evidence for governance to write.
+    """Blocks whose content changed after publication: evidence for governance to write.
 
     `requests`: running ones that refer to them, and go on.
     """
@@ -55,7 +55,7 @@ class MismatchedBlocks(NamedTuple):
 
 
 class SumBooks:
-    """Which blocks have a checksum, and which were found changed. `generation` is the pool's own array."""
+    """Which blocks have a checksum, and which had changed. `generation` is the pool's own array."""
 
     def __init__(self, generation: NDArray[np.int64]) -> None:
         self._generation = generation
@@ -68,39 +68,39 @@ class SumBooks:
         self.mismatched_blocks = 0
 
     def note_sums(self, blocks: Blocks) -> None:
-        """`blocks` have a checksum of their present generation from now on."""
+        """Record that `blocks` have a checksum of their present generation."""
         self._summed[blocks] = self._generation[blocks]
         self.summed_blocks += len(blocks)
 
     def missing(self, blocks: Blocks) -> Blocks:
-        """Those without a checksum of their present generation."""
+        """Return the blocks without a checksum of their present generation."""
         found: Blocks = blocks[self._summed[blocks] != self._generation[blocks]]
         return found
 
     def draw(self, shares: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Which are to be compared, each with its probability in `shares`."""
+        """Draw the blocks to compare, each with its probability in `shares`."""
         drawn: NDArray[np.bool_] = shares >= 1.0
         if not drawn.all():
             drawn |= self._random.random(len(shares)) < shares
         return drawn
 
     def strike(self, blocks: Blocks) -> None:
-        """These blocks were found changed."""
+        """Record that these blocks had changed."""
         self.mismatched_blocks += len(blocks)
         for block in blocks.tolist():
             self._strikes[block] = self._strikes.get(block, 0) + 1
 
     def is_suspect(self, blocks: Blocks) -> bool:
-        """Whether any of `blocks` was ever found changed."""
+        """Return whether any of `blocks` had ever changed."""
         return bool(self._strikes) and not self._strikes.keys().isdisjoint(blocks.tolist())
 
     def withheld(self, blocks: Blocks) -> list[int]:
-        """Those of `blocks` that were found changed too often to be handed out again."""
+        """Return those of `blocks` that had changed too often to be handed out again."""
         strikes = self._strikes
         return [block for block in blocks.tolist() if strikes.get(block, 0) >= WITHHELD_AT] if strikes else []
 
     def withhold(self, result: ScrubResult, blocks: Blocks) -> ScrubResult:
-        """The result of a scrub of `blocks`, in which those fail that were found changed too often."""
+        """Return the result of a scrub of `blocks` in which blocks that had changed too often fail."""
         withheld = self.withheld(blocks)
         if not withheld:
             return result
@@ -116,12 +116,13 @@ class BlockSums(SumBooks):
         self._memory = memory
 
     def record(self, blocks: Blocks) -> None:
-        """Sum `blocks`, in one launch a shard."""
+        """Sum `blocks`, in one launch for each shard."""
         self._memory.record_sums(blocks)
         self.note_sums(blocks)
 
     def differing(self, blocks: Blocks, shares: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """By block: whether it was drawn, with its probability in `shares`, and is not what was published.
+        """Return by block whether it was drawn, with its probability in `shares`, and differs from its published
+        content.
 
         One that ought to have a checksum and has none counts as changed: nobody can say that it has not.
         """

@@ -1,4 +1,4 @@
-"""The memory behind the blocks, as the pool sees it: scrub, copy, and a count kept by the device itself.
+"""The memory behind the blocks, as the pool uses it: scrub, copy, and a count kept by the device itself.
 
 The pool decides which block is DIRTY; a `Memory` makes it zero and says how it knows. It imports numpy alone,
 so a control plane can run without torch.
@@ -23,7 +23,7 @@ NO_BLOCKS.flags.writeable = False
 
 
 class ScrubResult(NamedTuple):
-    """What one scrub of one shard did; the pool turns it into receipts.
+    """The result of one scrub on one shard; the pool turns it into receipts.
 
     level: `unread` (no memory behind the blocks: nothing was written), `launched` (not waited for), `retired`
     (the device finished, nothing was read back), `sampled` (each block was read back with the asked
@@ -41,11 +41,11 @@ class ScrubResult(NamedTuple):
 
 
 class Memory(Protocol):
-    """What the pool asks of the memory it manages. Blocks are arrays of indices, each listed once."""
+    """The pool's interface to its memory. Blocks are arrays of indices, each listed once."""
 
     @property
     def shards(self) -> int:
-        """Devices that each hold a part of every block: the receipts that a block needs."""
+        """The number of devices, each of which holds a part of every block: the receipts that a block needs."""
 
     @property
     def bytes_per_block(self) -> int:
@@ -58,11 +58,11 @@ class Memory(Protocol):
         """Copy block `source[i]` to `target[i]` on every shard."""
 
     def scrubbed(self, shard: int) -> int:
-        """Blocks scrubbed since the start, as the device counted them."""
+        """Return the number of blocks scrubbed since the start, as counted by the device."""
 
 
 class UnbackedMemory:
-    """No memory at all: only the count. For control-plane replays and benchmarks of the bookkeeping.
+    """No memory, only the count: for control-plane replays and benchmarks of the bookkeeping.
 
     Its results say so: method `none`, level `unread`, zero bytes, nothing verified.
     """
@@ -81,7 +81,7 @@ class UnbackedMemory:
         return ScrubResult("none", "none", 0, now, now, "unread", 0, NO_BLOCKS)
 
     def copy(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Nothing to copy; unequal lists are still refused."""
+        """Refuse lists of different length; there is nothing to copy."""
         if len(source) != len(target):
             raise DeviceError(
                 f"`{len(source)}` source blocks for `{len(target)}` targets",
@@ -90,5 +90,5 @@ class UnbackedMemory:
             )
 
     def scrubbed(self, shard: int) -> int:
-        """Blocks counted so far."""
+        """Return the number of blocks counted so far."""
         return self._scrubbed[shard]

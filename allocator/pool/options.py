@@ -1,4 +1,6 @@
-"""How a pool is run (`PoolOptions`), and cut into partitions: one for all tenants, or one each in `strict`."""
+"""The configuration of a pool (`PoolOptions`), and its division into partitions: one for all, or one each in
+`strict`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from kvcustody.errors import CapacityError
 
 
 class PoolOptions(NamedTuple):
-    """How a pool is run. Counts are blocks, times microseconds.
+    """The configuration of a pool. Counts are blocks, times microseconds.
 
     reserve_low, reserve_high: the clean reserve is refilled to `high` when it falls below `low`.
     evict_ahead: under pressure at least this many are evicted at once (one scrub launch).
@@ -34,7 +36,7 @@ DEFAULT_OPTIONS = PoolOptions()
 
 
 def cut(blocks: int, options: PoolOptions, partitions: dict[str, int] | None) -> dict[str, PoolPartition]:
-    """The pool's partitions by account name; "" is the common one."""
+    """Return the pool's partitions by account name; "" is the common one."""
     if not partitions:
         return {"": PoolPartition(0, blocks, options.reserve_low, options.reserve_high)}
     if sum(partitions.values()) > blocks:
@@ -51,5 +53,5 @@ def cut(blocks: int, options: PoolOptions, partitions: dict[str, int] | None) ->
 
 
 def reserve_of(size: int, blocks: int, options: PoolOptions) -> tuple[int, int]:
-    """A partition's share of the clean reserve: low and high marks."""
+    """Return a partition's share of the clean reserve: low and high marks."""
     return min(options.reserve_low * size // blocks, size // 2), min(options.reserve_high * size // blocks, size // 2)

@@ -1,4 +1,4 @@
-"""The pool: physical blocks, their states and generations, and the way back from ended to CLEAN.
+"""The pool: physical blocks, their states and generations, and the path back from ended to CLEAN.
 
     blocks = pool.hand_out(partition, count, account)    # CLEAN to ACTIVE
     pool.end(endings, ACTIVE, now_us)                    # custody is over: FENCED
@@ -71,13 +71,13 @@ class Pool:
             self.add_partition(partition)
 
     def keep_sums(self) -> BlockSums | None:
-        """Checksum what is published from now on; None where no memory with bytes is behind the blocks."""
+        """Return the checksums of what is published from now on; None if no memory with bytes is behind the blocks."""
         if self.sums is None and isinstance(self.memory, SummedMemory):
             self.sums = BlockSums(self.memory, self.generation)
         return self.sums
 
     def add_partition(self, partition: PoolPartition) -> None:
-        """Take a new partition in; its blocks are DIRTY until they are scrubbed."""
+        """Add a new partition; its blocks are DIRTY until they are scrubbed."""
         every = np.arange(partition.first, partition.first + partition.size, dtype=np.int64)
         boot = EndedRun(every, self.generation[every], None, None, "boot", 0, 0, 0)
         partition.dirty.append(boot)
@@ -85,20 +85,20 @@ class Pool:
         self.partitions.append(partition)
 
     def move(self, blocks: Blocks, source: int, target: int) -> None:
-        """The one method that moves blocks between states. Raises `IsolationError` where a block is not in `source`."""
+        """Move blocks between states; no other method does. Raises `IsolationError` if a block is not in `source`."""
         count = len(blocks)
         if not count:
             return
         state = self.state
-        found = state[blocks]
+        states = state[blocks]
         if count <= _SMALL_MOVE:
-            differs = found.tobytes() != _ALL_IN[source][:count]
+            differs = states.tobytes() != _ALL_IN[source][:count]
         else:
-            differs = bool(np.count_nonzero(found != source))
+            differs = bool(np.count_nonzero(states != source))
         if differs or (source, target) not in _ALLOWED:
             raise IsolationError(
                 f"blocks cannot move from {BlockState(source).name} to {BlockState(target).name}: found states "
-                f"{sorted({BlockState(s).name for s in found.tolist()})}",
+                f"{sorted({BlockState(s).name for s in states.tolist()})}",
                 source=source,
                 target=target,
             )
@@ -107,7 +107,7 @@ class Pool:
         self.counts[target] += count
 
     def hand_out(self, partition: PoolPartition, count: int, account: Account) -> Blocks:
-        """Take `count` CLEAN blocks, which the caller has seen to be there, and charge them."""
+        """Take and charge `count` CLEAN blocks, whose existence the caller has checked."""
         assert 0 < count <= partition.clean_count, (count, partition.clean_count)
         ring, head = partition.clean_ring, partition.clean_head
         end = head + count
@@ -128,7 +128,7 @@ class Pool:
         return blocks
 
     def take_back(self, partition: PoolPartition, blocks: Blocks, account: Account) -> None:
-        """Undo the newest `hand_out`: nobody was told of these blocks, so they are as clean as they were."""
+        """Undo the newest `hand_out` before anybody learned of the blocks: they are as clean as they were."""
         count, last = len(blocks), self.next_generation - 1
         found = self.state[blocks]
         if int(self.generation[blocks[-1]]) != last or np.count_nonzero(found != ACTIVE):
@@ -161,7 +161,7 @@ class Pool:
             at = to
 
     def is_vacant(self, partition: PoolPartition) -> bool:
-        """Nobody's custody is in the partition, nor on its way out: every block is CLEAN, or did not verify.
+        """Return whether the partition has no custody, active or ending: every block is CLEAN, or failed verification.
 
         What did not verify stays QUARANTINED until teardown. What a fence holds up there may come back, so it is not.
         """
@@ -174,7 +174,7 @@ class Pool:
         return int(np.count_nonzero(states == QUARANTINED)) == missing
 
     def reclaim(self, partition: PoolPartition, now_us: int, bound_us: int) -> None:
-        """FENCED to DIRTY for all whose fences have retired; past the bound, to QUARANTINED."""
+        """Move custodies whose fences have retired from FENCED to DIRTY; those past the bound to QUARANTINED."""
         fences = self.fences
         oldest = fences.oldest_open
         if partition.stuck:
@@ -217,7 +217,9 @@ class Pool:
         self.ended.append(custody)
 
     def scrub(self, partition: PoolPartition, at_most: int) -> int:
-        """Zero DIRTY blocks in one launch per verify share and shard, oldest first; returns how many became CLEAN."""
+        """Zero DIRTY blocks, oldest first, in one launch for each verify share and shard; return how many became
+        CLEAN.
+        """
         batches: dict[tuple[float, Account | None], list[EndedRun]] = {}
         taken = 0
         dirty = partition.dirty
@@ -291,7 +293,7 @@ class Pool:
         return len(cleaned)
 
     def collect(self, *, wait: bool = False) -> int:
-        """Take in the answers of scrubs in flight, with `wait` all; returns how many blocks became CLEAN by them."""
+        """Take the answers of scrubs in flight, with `wait` all of them; return how many blocks became CLEAN."""
         if self.flight is None:
             return 0
         return sum(self._finish(scrub) for scrub in self.flight.retired(wait=wait))
@@ -321,12 +323,12 @@ class Pool:
         self.receipts.append(Scrubbed(shard, result, share, custodies))
 
     def synchronize(self) -> int:
-        """Wait for every scrub in flight; returns how many blocks became CLEAN by it. Nothing where none flies."""
+        """Wait for every scrub in flight, if any; return how many blocks became CLEAN."""
         return self.collect(wait=True)
 
     @staticmethod
     def push_clean(partition: PoolPartition, blocks: Blocks) -> None:
-        """Put CLEAN blocks at the end of the partition's ring."""
+        """Append CLEAN blocks to the partition's ring."""
         size, count = partition.size, len(blocks)
         tail = partition.clean_head + partition.clean_count
         if tail >= size:
@@ -340,7 +342,7 @@ class Pool:
         partition.clean_count += count
 
     def validate(self, blocks: Blocks, generations: NDArray[np.int64]) -> None:
-        """Raise `HandleError` where a (block, generation) handle is stale or out of range (L3)."""
+        """Raise `HandleError` if a (block, generation) handle is stale or out of range (L3)."""
         if len(blocks) and (blocks.min() < 0 or blocks.max() >= self.blocks):
             raise HandleError(f"block `{int(blocks.max())}` is outside the pool of {self.blocks}")
         state = self.state[blocks]

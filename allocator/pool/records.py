@@ -1,4 +1,4 @@
-"""What a pool reports about its blocks, for governance to write down: attached, released, scrubbed.
+"""Records of a pool about its blocks, for governance to write: attached, released, scrubbed.
 
 The caller takes them from `Pool.attached`, `Pool.released`, `Pool.receipts` and `Pool.ended` after each operation."""
 
@@ -16,7 +16,7 @@ from kvcustody.allocator.pool.residency import Residency
 
 
 class EndingRun(NamedTuple):
-    """Blocks whose custody is to end with the next `Pool.end`, and why. `fence` 0: no device work may touch them."""
+    """Blocks whose custody ends with the next `Pool.end`, and the cause. `fence` 0: no device work may touch them."""
 
     blocks: Blocks
     domain: Domain
@@ -27,7 +27,7 @@ class EndingRun(NamedTuple):
 
 
 class ReleasedBlocks(NamedTuple):
-    """Blocks that a running sequence used until now and others may go on using: evidence for governance to write."""
+    """Blocks that a running sequence no longer uses although others may: evidence for governance to write."""
 
     residency: Residency
     blocks: Blocks
@@ -37,7 +37,7 @@ class ReleasedBlocks(NamedTuple):
 
 
 class AttachedBlocks(NamedTuple):
-    """Blocks of another that a running sequence refers to from now on: evidence for governance to write."""
+    """Another domain's blocks that a running sequence now refers to: evidence for governance to write."""
 
     residency: Residency
     blocks: Blocks

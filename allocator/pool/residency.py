@@ -1,4 +1,4 @@
-"""A residency: one request's presence in the cache while it runs, and its hold on what it leaves behind.
+"""A residency: one request's presence in the cache while it runs, and afterwards its hold.
 
 The block manager makes one for each admitted request. `principal` is compared when a later residency extends an earlier
 one; `facts` and `trace` are the caller's own and are never read here.

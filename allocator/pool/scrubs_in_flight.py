@@ -1,4 +1,4 @@
-"""Scrubs in flight: launched in the device's own order, answered later, waited for on no allocation's way.
+"""Scrubs in flight: launched in the device's own order and answered later, without any allocation waiting for them.
 
 The pool launches a batch and learns which of its blocks will be read back; later it asks which batches have retired.
 Every move of a block's state is the pool's.
@@ -24,7 +24,7 @@ from kvcustody.allocator.pool.memory_protocol import Memory, ScrubResult
 
 
 class Launched(NamedTuple):
-    """A scrub that the device was given: its number, and which of the blocks it will read back."""
+    """A scrub given to the device: its number, and the blocks that it will read back."""
 
     number: int
     read_back: NDArray[np.bool_]
@@ -32,20 +32,20 @@ class Launched(NamedTuple):
 
 @runtime_checkable
 class StreamMemory(Memory, Protocol):
-    """A memory whose scrubs are ordered on the device, and answered when they have retired."""
+    """A memory whose scrubs are ordered on the device and answered when they have retired."""
 
     def launch(self, shard: int, blocks: Blocks, verify_share: float) -> Launched:
-        """Zero `blocks` on `shard` in stream order, behind every use so far; does not wait."""
+        """Zero `blocks` on `shard` in stream order, after every use so far; does not wait."""
 
     def hand_out(self, blocks: Blocks) -> None:
-        """The pool hands `blocks` out: what writes them has to follow what zeroes them."""
+        """Order later writes of handed-out `blocks` after the scrubs that zero them."""
 
     def answered(self, *, wait: bool) -> list[tuple[int, ScrubResult]]:
-        """The launches that have retired, by number; with `wait`, all of them."""
+        """Return the launches that have retired, by number; with `wait`, all of them."""
 
 
 class ScrubInFlight:
-    """One batch in flight: what it ends, the answers so far, and the blocks that wait for them."""
+    """One batch in flight: the runs it ends, the answers so far, and the blocks that wait for them."""
 
     __slots__ = ("answers", "batch", "held", "partition", "share")
 
@@ -61,7 +61,7 @@ class ScrubInFlight:
         self.answers: dict[int, ScrubResult | None] = dict.fromkeys(launches)
 
     def results(self) -> list[ScrubResult]:
-        """The answers so far, by shard."""
+        """Return the answers so far, by shard."""
         return [result for result in self.answers.values() if result is not None]
 
 
@@ -78,18 +78,18 @@ class ScrubsInFlight:
         return len(self._open)
 
     def hand_out(self, blocks: Blocks) -> None:
-        """Blocks that the pool hands out: some may be CLEAN only behind a launch that has not retired."""
+        """Hand blocks out, some of which may only be CLEAN after a launch that has not retired."""
         if self._open:
             self._memory.hand_out(blocks)
 
     def held(self) -> list[Blocks]:
-        """Blocks that are DIRTY until their read-back is answered."""
+        """Return the blocks that stay DIRTY until their read-back is answered."""
         return [scrub.held for scrub in self._open]
 
     def launch(
         self, partition: PoolPartition, share: float, batch: list[EndedRun], blocks: Blocks
     ) -> NDArray[np.bool_]:
-        """Launch on every shard; returns which of `blocks` will be read back. The others are zero for every reader."""
+        """Launch on every shard; return which of `blocks` will be read back. The others are zero for every reader."""
         launches = [self._memory.launch(shard, blocks, share) for shard in range(self._memory.shards)]
         read_back: NDArray[np.bool_] = np.logical_or.reduce([launched.read_back for launched in launches])
         scrub = ScrubInFlight(partition, share, tuple(batch), blocks[read_back], [one.number for one in launches])
@@ -98,7 +98,7 @@ class ScrubsInFlight:
         return read_back
 
     def retired(self, *, wait: bool = False) -> Iterator[ScrubInFlight]:
-        """Take in the answers; the batches that every shard has answered, in the order of their launches."""
+        """Take the answers; return the batches that every shard has answered, in launch order."""
         if wait and self._open:
             self.waits += 1
         for number, result in self._memory.answered(wait=wait):

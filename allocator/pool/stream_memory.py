@@ -1,4 +1,4 @@
-"""Real memory whose scrubs run on a stream of their own, ordered against the engine's streams on the device.
+"""Real memory whose scrubs run on their own stream, ordered on the device against the engine's streams.
 
 The engine says when it has put work on its stream (`used`, after each step) and when it is about to put work
 that writes fresh blocks (`order_before`, before each step); both take microseconds and wait for nothing.
@@ -27,7 +27,7 @@ from kvcustody.kernels.streams import Streams
 
 
 class StreamTensorMemory(TensorMemory):
-    """`TensorMemory` in stream order. Build with `allocate` or `wrap`, or with streams of your own in tests."""
+    """`TensorMemory` in stream order. Build it with `allocate` or `wrap`, or with streams of your own in tests."""
 
     def __init__(
         self,
@@ -43,22 +43,22 @@ class StreamTensorMemory(TensorMemory):
         self._pending: dict[tuple[int, int], tuple[int, tuple[ScrubResult, ...]]] = {}
 
     def used(self, stream: Any = None) -> None:
-        """Everything on the engine's stream until now may use blocks that end later."""
+        """Record that work on the engine's stream so far may use blocks that end later."""
         for one in self.ordered:
             one.used(stream)
 
     def order_before(self, stream: Any = None) -> None:
-        """Later work of the engine's stream finds every handed-out block zero."""
+        """Order later work of the engine's stream after the scrubs of every handed-out block."""
         for one in self.ordered:
             one.order_before(stream)
 
     def hand_out(self, blocks: NDArray[np.int64]) -> None:
-        """The pool has handed `blocks` out; a step that writes them waits for what still zeroes them."""
+        """Note handed-out `blocks`: a step that writes them waits for the scrubs that still zero them."""
         for one in self.ordered:
             one.hand_out(blocks)
 
     def order_handed_out(self, stream: Any = None) -> None:
-        """Later work of the engine's stream finds every block zero that was handed out since the last call."""
+        """Order later work of the engine's stream after the scrubs of blocks handed out since the last call."""
         for one in self.ordered:
             one.order_handed_out(stream)
 
@@ -69,7 +69,7 @@ class StreamTensorMemory(TensorMemory):
         return Launched(self._launch(shard, [(verify_share, blocks, read_back)]), marks)
 
     def launch_order(self, shard: int, batches: Sequence[tuple[float, NDArray[np.int64]]]) -> int:
-        """Zero every batch of (share to read back, blocks) in one launch; its number. Raises as `launch`."""
+        """Zero every batch of (share to read back, blocks) in one launch; return its number. Raises like `launch`."""
         return self._launch(shard, [(share, blocks, self._draw(len(blocks), share)) for share, blocks in batches])
 
     def _launch(self, shard: int, batches: Sequence[tuple[float, NDArray[np.int64], NDArray[np.bool_] | bool]]) -> int:
@@ -87,17 +87,21 @@ class StreamTensorMemory(TensorMemory):
         return self._numbers
 
     def copy(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy on the caller's stream, behind the scrubs that made `target` zero."""
+        """Copy on the caller's stream, after the scrubs that zero `target`."""
         self.order_before()
         super().copy(source, target)
 
     def answered(self, *, wait: bool) -> list[tuple[int, ScrubResult]]:
-        """The launches of one batch that have retired since the last call; with `wait`, every launch so far."""
+        """Return the launches with a single batch that have retired since the last call; with `wait`, every launch so
+        far.
+        """
         return [(number, results[0]) for number, results in self.answered_orders(wait=wait)]
 
     def answered_orders(self, *, wait: bool) -> list[tuple[int, tuple[ScrubResult, ...]]]:
-        """The launches that have retired since the last call, by number, with a result a batch; with `wait`, all."""
-        found = []
+        """Return the launches that have retired since the last call, by number, with a result for each batch; with
+        `wait`, all.
+        """
+        retired = []
         for shard, ordered in enumerate(self.ordered):
             answers: list[RetiredScrub] = ordered.settle() if wait else ordered.answered()
             for answer in answers:
@@ -107,11 +111,11 @@ class StreamTensorMemory(TensorMemory):
                     result._replace(ended_us=ended, failed=dirty)
                     for result, dirty in zip(results, answer.dirty, strict=True)
                 )
-                found.append((number, told))
-        return found
+                retired.append((number, told))
+        return retired
 
     def scrubbed(self, shard: int) -> int:
-        """Blocks by the device's own count, as of the last launch that was answered."""
+        """Return the number of blocks by the device's own count, as of the last launch that was answered."""
         return self.ordered[shard].scrubbed_blocks
 
     def _draw(self, count: int, share: float) -> NDArray[np.bool_] | bool:

@@ -56,14 +56,14 @@ class TensorSpec:
         return self.layers * math.prod(self.shape(1)) * self.dtype.itemsize
 
     def shape(self, blocks: int) -> tuple[int, ...]:
-        """The shape of one layer's tensor."""
+        """Return the shape of one layer's tensor."""
         if self.latent:
             return (blocks, self.block_tokens, self.head_dim)
         return (2, blocks, self.block_tokens, self.kv_heads, self.head_dim)
 
 
 class TensorMemory:
-    """Blocks backed by tensors: build with `allocate` (our own) or `wrap` (an engine's).
+    """Blocks backed by tensors: build it with `allocate` (our own) or `wrap` (an engine's).
 
     `stuck` is for fault injection in tests: (shard, block) pairs that refuse to become zero.
     """
@@ -127,7 +127,7 @@ class TensorMemory:
         return cls(tables, clock=clock)
 
     def prepare(self, file: Path | None) -> list[Tuning]:
-        """Before first use: measure how each device scrubs, which `file` keeps, and compile all that serving runs.
+        """Prepare for use: measure how each device scrubs best, kept in `file`, and compile all kernels for serving.
 
         Returns what was chosen; nothing on the host, where there is one way. Takes seconds where nothing was kept, and
         zeroes some blocks.
@@ -138,7 +138,7 @@ class TensorMemory:
         return found
 
     def scrub(self, shard: int, blocks: NDArray[np.int64], verify_share: float) -> ScrubResult:
-        """Zero `blocks` on `shard`; wait; read back the asked share; name those that did not become zero.
+        """Zero `blocks` on `shard`, wait, read back the requested share, and name blocks that did not become zero.
 
         Raises `DeviceError` on an index outside the pool or listed twice, or where the device itself failed.
         """
@@ -160,7 +160,7 @@ class TensorMemory:
         return ScrubResult(method, str(table.device), written, started, ended, level, verified, failed)
 
     def scrub_each(self, shard: int, batches: Sequence[tuple[float, NDArray[np.int64]]]) -> list[ScrubResult]:
-        """`scrub` of several (share to read back, blocks), at the price of one; a result for each."""
+        """Scrub several (share to read back, blocks) at the cost of one; return a result for each."""
         table = self.tables[shard]
         blocks = np.concatenate([listed for _, listed in batches])
         is_on_host = table.device.type == "cpu" and not uses_triton(table)
@@ -202,17 +202,17 @@ class TensorMemory:
                 copy(table, source, target)
 
     def read(self, shard: int, blocks: NDArray[np.int64], into: memoryview) -> None:
-        """Copy a shard's part of `blocks`, one after the other, into host memory that is exactly as long; waits."""
+        """Copy a shard's part of `blocks`, one after the other, into host memory of exactly that length; waits."""
         with _device_faults("read", self.tables[shard].device):
             copy_out(self.tables[shard], blocks, into)
 
     def write(self, shard: int, blocks: NDArray[np.int64], data: memoryview) -> None:
-        """Copy what `read` made into a shard's part of `blocks`."""
+        """Copy data that `read` produced into a shard's part of `blocks`."""
         with _device_faults("write", self.tables[shard].device):
             copy_in(self.tables[shard], blocks, data)
 
     def pin(self, address: int, size: int) -> Callable[[], None]:
-        """Let the devices of this memory reach `size` bytes of the host's; what is returned undoes it.
+        """Make `size` bytes of host memory reachable by this memory's devices; call the result to undo it.
 
         Nothing to do where all of it is the host's. Raises `DeviceError` where the driver refuses.
         """
@@ -231,20 +231,20 @@ class TensorMemory:
         return undo
 
     def keep_sums(self) -> None:
-        """Room for a checksum of every block of every shard, and what makes them, compiled now."""
+        """Allocate a checksum for every block of every shard, and compile the kernels now."""
         for table in self.tables[len(self._sums) :]:
             keys = ChecksumKeys(table)
             self._sums.append((keys, torch.zeros(table.blocks, dtype=torch.int64, device=keys.device)))
             checksum(table, keys, NO_BLOCKS if table.device.type == "cpu" else [0])
 
     def record_sums(self, blocks: NDArray[np.int64]) -> None:
-        """Keep the checksums of `blocks`, made behind the work of the current stream; does not wait."""
+        """Store the checksums of `blocks`, computed after the work of the current stream; does not wait."""
         for table, (keys, kept) in zip(self.tables, self._sums, strict=True):
             with _device_faults("checksum", table.device):
                 kept.index_copy_(0, to_device(blocks, keys.device), checksum(table, keys, blocks))
 
     def differing(self, blocks: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """By block: whether it is not what was summed, on any shard; reads each whole, and waits."""
+        """Return by block whether it differs from its recorded sum on any shard; reads each whole, and waits."""
         differs: NDArray[np.bool_] = np.zeros(len(blocks), dtype=np.bool_)
         for table, (keys, kept) in zip(self.tables, self._sums, strict=True):
             with _device_faults("checksum", table.device):
@@ -253,11 +253,11 @@ class TensorMemory:
         return differs
 
     def scrubbed(self, shard: int) -> int:
-        """Blocks scrubbed on `shard`, as its device counted them; waits for the device."""
+        """Return the number of blocks scrubbed on `shard`, as counted by its device; waits for the device."""
         return self.tables[shard].scrubbed()
 
     def nonzero_bytes(self, blocks: NDArray[np.int64]) -> int:
-        """Bytes that are not zero in `blocks`, over all shards: the check at hand-out. Reads everything."""
+        """Return the number of nonzero bytes in `blocks` over all shards: the check at hand-out. Reads everything."""
         total = 0
         for table in self.tables:
             index = torch.tensor(block_list(table, blocks), device=table.device)
@@ -266,7 +266,7 @@ class TensorMemory:
         return total
 
     def fill(self, blocks: NDArray[np.int64], byte: int) -> None:
-        """Write `byte` everywhere in `blocks`, on all shards: a tenant's data, in tests and replays."""
+        """Write `byte` everywhere in `blocks` on all shards, as a tenant's data in tests and replays."""
         for table in self.tables:
             index = torch.tensor(block_list(table, blocks), device=table.device)
             for words in table.words:
@@ -280,7 +280,7 @@ class TensorMemory:
 
 
 def _on_host(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in large pages, where the system has them: blocks lie apart, and each would miss the TLB."""
+    """Return a tensor in large pages if the system has them: blocks lie far apart, so each would miss the TLB."""
     size = math.prod(shape) * dtype.itemsize
     held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):

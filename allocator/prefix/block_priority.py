@@ -17,7 +17,7 @@ END = 1 << 40  # the block after the last one of any prompt
 
 
 class BlockPriority(NamedTuple):
-    """Blocks [first, last) of a prompt; `duration_us` after their release the priority lapses, 0: never."""
+    """Blocks [first, last) of a prompt. The priority lapses `duration_us` after their release; 0 means never."""
 
     first: int
     last: int
@@ -26,7 +26,7 @@ class BlockPriority(NamedTuple):
 
 
 def disjoint(ranges: Iterable[tuple[int, int, int, int]], base: int = DEFAULT_PRIORITY) -> tuple[BlockPriority, ...]:
-    """Ranges that may share blocks as ranges that do not, the gaps at `base` (rules 1 and 2)."""
+    """Return ranges that may overlap as disjoint ranges, with the gaps at `base` (rules 1 and 2)."""
     plan: list[BlockPriority] = []
     taken = 0
     for first, last, priority, duration_us in sorted(ranges):

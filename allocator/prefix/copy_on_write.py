@@ -1,5 +1,5 @@
-"""Forks: a second sequence over the same blocks, as parallel sampling and beam search need it, and the copy that the
-first divergent write makes.
+"""Forks: a second sequence over the same blocks, for parallel sampling and beam search, and the copy at the first
+divergent write.
 
 - A forked block table shares every block; only the partial tail is ever written again, and it is copied first.
 - The last sequence on a shared tail takes it back without a copy.
@@ -29,7 +29,7 @@ class Forks:
         self.decode = decode
 
     def fork(self, parent: RunningSequence, id_: Hashable, residency: PathResidency, now_us: int) -> RunningSequence:
-        """A child that shares all of `parent`'s blocks, which have been published as far as they can be."""
+        """Return a child that shares all of `parent`'s blocks, which must be published as far as possible."""
         self._share_rest(parent, now_us)
         child = RunningSequence(id_, residency, parent.pool)
         assert parent.leaf is not None, "a running sequence has at least one block"
@@ -67,7 +67,7 @@ class Forks:
                 parent.shared_tail = parent.leaf
 
     def unshare_tail(self, sequence: RunningSequence, fresh: Blocks | None, now_us: int) -> None:
-        """Before the next write: take the shared tail back, or copy it into `fresh`, one block per tail block."""
+        """Take the shared tail back before the next write, or copy it into `fresh`, one block for each tail block."""
         tail = sequence.shared_tail
         assert tail is not None
         sequence.leaf = tail.parent

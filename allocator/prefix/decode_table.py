@@ -1,5 +1,5 @@
-"""The decode table: lengths, capacities and pending tokens of all running sequences, one array per field, so that a
-decode step over a whole batch is a few array operations.
+"""The decode table: lengths, capacities and pending tokens of all running sequences. It has one array for each field,
+so that a decode step over a whole batch is a few array operations.
 
 - computed <= length <= capacity, in tokens; a sequence at capacity gets a block before its next token.
 - The tokens of the last, partial block wait in `pending`; when the block fills, its key is made and they are gone.
@@ -46,7 +46,7 @@ class DecodeTable:
         self.sequences[slot] = sequence
 
     def remove(self, sequence: RunningSequence) -> None:
-        """Give the slot back; its pending tokens are wiped."""
+        """Give the slot back and wipe its pending tokens."""
         slot = sequence.slot
         self.sequences[slot] = None
         self.length[slot] = self.capacity[slot] = self.computed[slot] = 0
@@ -56,7 +56,7 @@ class DecodeTable:
         sequence.slot = -1
 
     def overrunning(self, now_us: int) -> list[RunningSequence]:
-        """Sequences that have been ACTIVE longer than their policy allows."""
+        """Return sequences that have been ACTIVE longer than their policy allows."""
         if now_us < self._earliest_us:
             return []
         over = np.flatnonzero(self.active_until <= now_us)

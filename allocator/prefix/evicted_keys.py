@@ -1,4 +1,5 @@
-"""Which blocks were evicted last, by key: a block that is computed again was wanted, and a larger pool had had it.
+"""The most recently evicted blocks, by key: one that is computed again was wanted, and a larger pool would have kept
+it.
 
     evicted = EvictedKeys(pool.blocks)
     evicted.add(tenant, key, length)             # a run that made room, by the key of its first block
@@ -23,7 +24,7 @@ _NONE: _Runs = {}
 
 
 class EvictedKeys:
-    """The ghosts of one pool. `evicted` counts blocks since the pool was made."""
+    """The recently evicted keys of one pool. `evicted` counts blocks since the pool was created."""
 
     __slots__ = ("_kept", "_newer", "_older", "distances", "evicted", "keys_max")
 
@@ -36,7 +37,7 @@ class EvictedKeys:
         self._older: dict[str, _Runs] = {}
 
     def add(self, tenant: str, key: bytes, length: int) -> None:
-        """A run of `length` blocks of `tenant` made room; `key` is its first block's."""
+        """Record that a run of `length` blocks of `tenant` was evicted; `key` is its first block's."""
         self.evicted = serial = self.evicted + length
         self._runs(tenant)[key] = (length, serial)
         self._kept = kept = self._kept + length
@@ -44,7 +45,9 @@ class EvictedKeys:
             self._turn()
 
     def add_each(self, tenant: str, keys: Iterable[bytes], count: int) -> None:
-        """`count` blocks of `tenant` made room, each a run of its own; `keys`: of those whose key is known."""
+        """Record that `count` single blocks of `tenant` were evicted; `keys` are those of the blocks with a known
+        key.
+        """
         self.evicted += count
         self._runs(tenant).update(dict.fromkeys(keys, (1, self.evicted)))
         self._kept += count
@@ -52,14 +55,14 @@ class EvictedKeys:
             self._turn()
 
     def pass_by(self, count: int) -> None:
-        """`count` blocks made room whose keys are not kept: what is kept is that much older."""
+        """Record that `count` blocks without a stored key were evicted: stored keys become that much older."""
         self.evicted += count
         self._kept += count
         if self._kept >= self.keys_max:
             self._turn()
 
     def forget(self, tenant: str | None) -> None:
-        """No key of `tenant` (None: of anybody) is kept any longer. What was counted stays."""
+        """Drop every key of `tenant` (None: of every tenant). Counts stay."""
         if tenant is None:
             self._newer, self._older = {}, {}
         else:
@@ -80,11 +83,13 @@ class EvictedKeys:
         self._older, self._newer, self._kept = self._newer, {}, 0
 
     def computed_again(self, tenant: str, keys: bytes) -> int:
-        """How many leading blocks of `keys`, 32 bytes each, had been evicted. They are forgotten: counted once."""
+        """Return how many leading blocks of `keys`, 32 bytes each, had been evicted. They are forgotten, so each counts
+        once.
+        """
         newer, older = self._newer.get(tenant, _NONE), self._older.get(tenant, _NONE)
         if not (newer or older):
             return 0
-        found, at, end = 0, 0, len(keys)
+        hits, at, end = 0, 0, len(keys)
         wanted = end // KEY_BYTES
         while at < end:
             key = keys[at : at + KEY_BYTES]
@@ -94,12 +99,12 @@ class EvictedKeys:
             length, serial = kept.pop(key)
             count = min(length, (end - at) // KEY_BYTES)
             self._count(self.evicted - serial + length + wanted, count)
-            found += count
+            hits += count
             at += length * KEY_BYTES
-        return found
+        return hits
 
     def computed_again_each(self, tenant: str, keys: Iterable[bytes], *, weight: int = 1) -> int:
-        """How many blocks of `keys`, each of which stands for `weight`, had been evicted; counted once."""
+        """Return how many blocks of `keys`, each standing for `weight` blocks, had been evicted; each counts once."""
         newer, older = self._newer.get(tenant, _NONE), self._older.get(tenant, _NONE)
         if not (newer or older):
             return 0
@@ -114,7 +119,9 @@ class EvictedKeys:
 
 
 def distance_of(distances: list[int], share: float) -> int:
-    """The distance that `share` of the blocks computed again do not exceed, to a power of two; 0 where none were."""
+    """Return the distance that `share` of the blocks computed again do not exceed, to a power of two; 0 if there were
+    none.
+    """
     total, seen = sum(distances), 0
     for bits, count in enumerate(distances):
         seen += count

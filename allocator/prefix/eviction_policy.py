@@ -1,4 +1,4 @@
-"""Which cached node goes first: one queue per account, filled leaf before parent.
+"""The eviction order of cached nodes: one queue for each account, leaves before their parents.
 
 A queue is a set of levels, each a linked list from oldest to newest. A policy only says which level a node belongs to;
 every operation is constant time, nothing is scanned and nothing is resized (docs/build/adr/0002-prefix-index.md).
@@ -30,27 +30,27 @@ from kvcustody.allocator.prefix.think_times import ThinkTimes
 
 
 class EvictionPolicy(Protocol):
-    """Chooses the level of a node that becomes CACHED; the lowest level is evicted first."""
+    """Chooses the level of a node that becomes CACHED; nodes of the lowest level are evicted first."""
 
     name: str
     by_birth: bool
     by_priority: bool
 
     def level(self, node: Node) -> int:
-        """The level `node` belongs to now."""
+        """Return the present level of `node`."""
 
     def evicted(self, node: Node) -> None:
-        """Told of each eviction, for policies that age."""
+        """Take note of an eviction, for policies that age."""
 
 
 class ReuseListener(Protocol):
-    """What a policy has, too, that learns from when blocks are used again."""
+    """Additional methods of a policy that learns from when blocks are used again."""
 
     def kept(self, node: Node) -> None:
-        """`node` becomes CACHED; told before its level is asked."""
+        """Note that `node` becomes CACHED, before its level is computed."""
 
     def reused(self, node: Node, now_us: int) -> None:
-        """`node`, CACHED since `released_us`, is attached; told before it leaves the order."""
+        """Note that `node`, CACHED since `released_us`, is attached, before it leaves the order."""
 
 
 class Lru:
@@ -61,15 +61,15 @@ class Lru:
     by_priority = False
 
     def level(self, node: Node) -> int:
-        """One level: recency alone decides."""
+        """Return the only level: recency decides."""
         return 0
 
     def evicted(self, node: Node) -> None:
-        """Nothing ages."""
+        """Ignore it: nothing ages."""
 
 
 class Fifo(Lru):
-    """First in, first out: by birth, where a prefix counts as young as its youngest continuation."""
+    """First in, first out, by birth. A prefix counts as young as its youngest continuation."""
 
     name = "fifo"
     by_birth = True
@@ -81,7 +81,7 @@ class Lfu(Lru):
     name = "lfu"
 
     def level(self, node: Node) -> int:
-        """The number of times later requests attached the node, up to 255."""
+        """Return the number of times later requests attached the node, up to 255."""
         return min(node.hits, 255)
 
 
@@ -99,12 +99,12 @@ class SegmentedLru(Lru):
         self.protected = protected  # None: all of them
 
     def level(self, node: Node) -> int:
-        """0 on probation, 1 protected."""
+        """Return 0 on probation, 1 if protected."""
         return int(node.hits >= self.protect_hits)
 
 
 class Priority(Lru):
-    """Priorities 0–100 as TensorRT-LLM's retention config: lowest first, then least recently used."""
+    """Priorities 0–100 as in TensorRT-LLM's retention config: lowest first, then least recently used."""
 
     name = "priority"
     by_priority = True
@@ -113,12 +113,12 @@ class Priority(Lru):
         self.base = base  # of what no range names, and of a range whose duration is over
 
     def level(self, node: Node) -> int:
-        """The node's priority."""
+        """Return the node's priority."""
         return node.priority
 
 
 class CostAware(Lru):
-    """Greedy-dual: what it would cost to compute the node again, times how often it was wanted, plus age.
+    """Greedy-dual: the cost of computing the node again, times how often it was wanted, plus age.
 
     Recomputing a block costs its own projections plus attention over everything before it, so the cost of a block
     grows with its depth; `attention_depth` is the depth in blocks at which the two are equal. Kinds of content enter
@@ -134,13 +134,13 @@ class CostAware(Lru):
         self._clock = 0
 
     def level(self, node: Node) -> int:
-        """The clock plus the value of the node: cost × wanted × kind, in quarter powers of two."""
+        """Return the clock plus the value of the node: cost × wanted × kind, in quarter powers of two."""
         cost = 1 + (node.depth + node.length / 2) / self.attention_depth
         value = cost * (1 + node.hits) * (1 + node.priority) / (1 + DEFAULT_PRIORITY)
         return self._clock + int(16 * value).bit_length() * 4
 
     def evicted(self, node: Node) -> None:
-        """Ageing: whatever enters from now on is worth at least what was just given up."""
+        """Age: entries from now on are worth at least as much as the evicted node."""
         self._clock = max(self._clock, node.level)
 
 
@@ -152,7 +152,7 @@ _YOUNG_US = 60_000_000  # a victim that was used since is young, where no think 
 
 
 class ValueAware(Lru):
-    """Greedy-dual on the product of the signals that an administrator names; each can be left out.
+    """Greedy-dual on the product of the signals that an administrator selects.
 
     Each signal multiplies a block's value, so it adds points, quarter powers of two; kinds of content enter through
     the priority, as with `cost`. The points come on top of the level of what was last given up, so a factor of two
@@ -183,17 +183,17 @@ class ValueAware(Lru):
         self._lifetime_us: int | None = None  # how long ago what is given up was used; None: nothing was
 
     def kept(self, node: Node) -> None:
-        """Count what may return."""
+        """Count blocks that may return."""
         self.think_times.kept(node.pause_us, node.length)
 
     def reused(self, node: Node, now_us: int) -> None:
-        """Learn how long it paused; its next pause is expected by this one."""
+        """Learn the length of the pause, which predicts the next one."""
         pause_us = max(1, now_us - node.released_us)
         self.think_times.returned(node.pause_us, node.length, pause_us)
         node.pause_us = pause_us
 
     def level(self, node: Node) -> int:
-        """The clock, plus the points of the node."""
+        """Return the clock plus the points of the node."""
         self._now_us = max(self._now_us, node.released_us)
         points = _MIDDLE
         if self.is_ranking:
@@ -212,7 +212,9 @@ class ValueAware(Lru):
 
     @property
     def is_ranking(self) -> bool:
-        """Whether the signals count now: always, or while long pauses take a fourth of the cache's lifetime or more."""
+        """Whether the signals count now: always, or only while long pauses take at least a fourth of the cache's
+        lifetime.
+        """
         if not self._pressure:
             return True
         if self._lifetime_us is None:
@@ -221,7 +223,7 @@ class ValueAware(Lru):
         return self._lifetime_us < (_YOUNG_US if long_us is None else 4 * long_us)
 
     def evicted(self, node: Node) -> None:
-        """Ageing, as with `cost`; and how long things last."""
+        """Age, as with `cost`, and learn how long entries last."""
         self._clock = max(self._clock, node.level - _MIDDLE // 2)
         age_us = max(0, self._now_us - node.released_us)
         known = self._lifetime_us
@@ -241,23 +243,23 @@ def _fresh_points(node: Node) -> int:
 
 
 def reuse_listener(policy: EvictionPolicy) -> ReuseListener | None:
-    """The policy, where it learns from when blocks are used again."""
+    """Return the policy if it learns from when blocks are used again."""
     return policy if isinstance(policy, ValueAware) else None
 
 
 def base_priority(policy: EvictionPolicy) -> int:
-    """The priority that is left when a duration is over."""
+    """Return the priority that remains when a duration is over."""
     return int(getattr(policy, "base", DEFAULT_PRIORITY))
 
 
 def head_start_us(policy: EvictionPolicy) -> float | None:
-    """By how much later the use of what is above level 0 counts; None: a level says more than any use."""
+    """Return the head start of uses above level 0 over level 0; None: a higher level always wins."""
     found: float | None = getattr(policy, "head_start_us", None)
     return found
 
 
 def protected_blocks_max(policy: EvictionPolicy, cached_blocks: int) -> int | None:
-    """How many of so many cached blocks may be above level 0; None: all, as a policy without `protected` has it."""
+    """Return how many of so many cached blocks may be above level 0; None: all, for a policy without `protected`."""
     share: Fraction | None = getattr(policy, "protected", None)
     return None if share is None else int(share * cached_blocks)
 
@@ -276,7 +278,7 @@ class _Level:
 
 
 class EvictionQueue:
-    """The CACHED nodes of one account in the order they will be given up."""
+    """The CACHED nodes of one account in eviction order."""
 
     __slots__ = (
         "_base",
@@ -302,7 +304,7 @@ class EvictionQueue:
         self._protected = 0  # blocks above level 0
 
     def add(self, node: Node, child: Node | None = None, now_us: int = 0) -> None:
-        """Enter `node` as the newest of its level, which is at least that of `child`, the path's next node."""
+        """Add `node` as the newest of its level, which is at least that of `child`, the path's next node."""
         policy = self.policy
         if self.listener is not None:
             self.listener.kept(node)
@@ -324,14 +326,14 @@ class EvictionQueue:
         _link(node, before)
 
     def insert_after(self, node: Node, before: Node) -> None:
-        """Enter `node` just newer than `before`, at its level (a split: the head follows its tail)."""
+        """Add `node` just newer than `before`, at its level (a split: the head follows its tail)."""
         node.level, node.rank_us = before.level, before.rank_us
         if before.demote_at_us:
             self._wait(node, before.demote_at_us)
         _link(node, before)
 
     def remove(self, node: Node) -> None:
-        """Take `node` out; constant time."""
+        """Remove `node`; constant time."""
         if node.demote_at_us:
             node.demote_at_us = 0
             self._waiting -= 1
@@ -344,12 +346,12 @@ class EvictionQueue:
         node.older = node.newer = None
 
     def trimmed(self, node: Node, blocks: int) -> None:
-        """`blocks` of a queued node have ended."""
+        """Record that `blocks` of a queued node have ended."""
         if node.level > 0:
             self._protected -= blocks
 
     def front(self) -> Node | None:
-        """The node to give up first: the oldest of the lowest level, or its deepest descendant."""
+        """Return the node to evict first: the oldest of the lowest level, or its deepest descendant."""
         order, levels = self._order, self._levels
         while order:
             level = levels[order[0]]
@@ -364,7 +366,9 @@ class EvictionQueue:
         return None
 
     def _below(self, node: Node, level: int) -> Node | None:
-        """The leaf to give up for `node`, or None where one below is above `level`: its parent then joins it there."""
+        """Return the leaf to evict for `node`, or None if one below is above `level`; its parent then joins it
+        there.
+        """
         child = node.first_child
         while child is not None:
             if child.level > level and child.domain.owner is node.domain.owner:
@@ -376,7 +380,7 @@ class EvictionQueue:
     # -- demotion -----------------------------------------------------------------------------------------------------
 
     def demote(self, now_us: int) -> None:
-        """Move the nodes whose durations have lapsed to the default priority. Called before victims are chosen."""
+        """Move nodes whose durations have lapsed to the default priority. Call it before victims are chosen."""
         heap = self._demotions
         while heap and heap[0][0] <= now_us:
             due, _, node = heapq.heappop(heap)
@@ -388,7 +392,7 @@ class EvictionQueue:
             self.lower(node)
 
     def bound_protected(self, cached_blocks: int) -> None:
-        """Send what overflows the protected share back on probation. Called before victims are chosen."""
+        """Move nodes beyond the protected share to probation. Call it before victims are chosen."""
         most = protected_blocks_max(self.policy, cached_blocks)
         while most is not None and self._protected > most:
             lowest = min(wanted for wanted, level in self._levels.items() if wanted > 0 and level.newer is not level)
@@ -397,7 +401,7 @@ class EvictionQueue:
             self._relevel(oldest, 0)
 
     def lower(self, node: Node) -> None:
-        """Let a queued node sink to its own level: it was demoted, or has lost the child that kept it up."""
+        """Let a queued node sink to its own level, after it was demoted or lost the child that kept it up."""
         wanted = self.policy.level(node)
         if wanted < node.level:
             self._relevel(node, wanted)

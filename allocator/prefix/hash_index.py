@@ -1,4 +1,4 @@
-"""The prefix index: from a block key to the node that holds the block.
+"""The prefix index: maps a block key to the node that holds the block.
 
     index.insert(node)          # a published run
     index.get(key)              # the node whose run holds the block of `key`, or None
@@ -28,7 +28,7 @@ _STRIPE_ENTRIES = 64  # expected entries a stripe, when the index is as full as 
 
 
 class PrefixIndex:
-    """Keys to nodes. `pool_blocks` sizes the stripes once."""
+    """Keys and their nodes. `pool_blocks` sizes the stripes once."""
 
     __slots__ = ("mask", "stripes")
 
@@ -42,11 +42,11 @@ class PrefixIndex:
         return sum(map(len, self.stripes))
 
     def get(self, key: bytes) -> Node | None:
-        """The node that holds the block of `key`, if it is entered."""
+        """Return the node that holds the block of `key`, if the key is indexed."""
         return self.stripes[hash(key) & self.mask].get(key)
 
     def insert(self, node: Node, first: int = 0) -> None:
-        """Enter `node` from its block `first` on: that block's key (only when it is block 0) and the coarse ones."""
+        """Index `node` from its block `first` on: that block's key (only if it is block 0) and the coarse ones."""
         stripes, mask, keys = self.stripes, self.mask, node.keys
         if first == 0:
             key = keys[:KEY_BYTES]
@@ -56,7 +56,7 @@ class PrefixIndex:
             stripes[hash(key) & mask][key] = node
 
     def insert_first(self, node: Node) -> None:
-        """Enter `node` under its first key alone."""
+        """Index `node` under its first key only."""
         key = node.keys[:KEY_BYTES]
         self.stripes[hash(key) & self.mask][key] = node
 
@@ -71,12 +71,12 @@ class PrefixIndex:
             stripes[hash(key) & mask].pop(key, None)
 
     def nodes(self) -> Iterator[Node]:
-        """The node of every entry, for scans."""
+        """Yield the node of every entry, for scans."""
         for stripe in self.stripes:
             yield from stripe.values()
 
     def items(self) -> Iterator[tuple[bytes, Node]]:
-        """Every entry, for checks and scans."""
+        """Yield every entry, for checks and scans."""
         for stripe in self.stripes:
             yield from stripe.items()
 
@@ -96,11 +96,11 @@ class IndexChange(NamedTuple):
 
 
 def coarse_positions(start: int, first: int, length: int) -> range:
-    """Positions from max(`first`, 1) of a run [start, start + length) of a chain that end a coarse step."""
+    """Return positions from max(`first`, 1) of a run [start, start + length) of a chain that end a coarse step."""
     step = COARSE_BLOCKS
     return range((start + (first or 1) + step) // step * step - start - 1, length, step)
 
 
 def indexed_positions(start: int, first: int, length: int) -> list[int]:
-    """Every position of a run, from `first` on, whose key is entered."""
+    """Return every position of a run, from `first` on, whose key is indexed."""
     return [*([0] if first == 0 and length else []), *coarse_positions(start, first, length)]

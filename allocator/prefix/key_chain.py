@@ -23,16 +23,16 @@ from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 
 
 class HashState(Protocol):
-    """What `hashlib` objects do."""
+    """The interface of `hashlib` objects."""
 
     def update(self, data: bytes | memoryview, /) -> None:
         """Absorb bytes."""
 
     def digest(self) -> bytes:
-        """The digest so far; the state goes on."""
+        """Return the digest so far; more bytes may follow."""
 
     def copy(self) -> HashState:
-        """An independent state."""
+        """Return an independent state."""
 
 
 Extras = Mapping[int, bytes]
@@ -164,7 +164,7 @@ def _search_fine(
 def keys_of(
     state: HashState, data: bytes, first: int, last: int, block_bytes: int, extras: Extras = _NO_EXTRAS
 ) -> bytes:
-    """The keys of blocks [first, last), 32 bytes each; `state` stands at block `first` and is left at `last`."""
+    """Return the keys of blocks [first, last), 32 bytes each; `state` starts at block `first` and ends at `last`."""
     update, digest = state.update, state.digest
     count = last - first
     if count <= 0:

@@ -8,6 +8,13 @@
 - The longest match wins, ties go to the own domain; what a reader adds after a match is keyed in its own chain,
   seeded with the matched block's key.
 - Every match is re-checked at attach: domain, openness, ceiling, deadline. A shorter valid prefix is a shorter hit.
+
+Sliding-window layer groups have blocks of their own, and need only the last window of them:
+
+- For each window group, a node keeps the blocks at its run's end, at most one window of them. A window group can
+  therefore be reused from the ends of published runs.
+- A path is reusable at a run's end when, for every window group, the last window before it is present (L7).
+- Blocks that have slid out of a running sequence's window end at once, as custody of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +25,6 @@ from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.prefix.key_chain import Extras, HashState, Match, keys_of, search
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 from kvcustody.allocator.prefix.sequence import Span
-from kvcustody.allocator.prefix.sliding_window import reusable
 from kvcustody.allocator.prefix.tree import PrefixTree
 
 ENDLESS = 1 << 40
@@ -77,7 +83,7 @@ class Prompt(NamedTuple):
 
 
 def find_longest_prefix(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us: int) -> PrefixMatch:
-    """Look the prompt up under `plan`. Costs one digest per 16 matched blocks and domain; changes nothing."""
+    """Look up the prompt under `plan`. Costs one digest for 16 matched blocks of a domain; changes nothing."""
     own, state = plan.own
     if state is None:
         found = PrefixMatch(None, 0, 0, None)
@@ -93,7 +99,7 @@ def find_longest_prefix(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us
 
 
 def _found(before: Node | None, first: int, match: Match) -> PrefixMatch:
-    """The own chain's match from block `first`, after a path that ends with `before`."""
+    """Return the own chain's match from block `first`, after a path that ends with `before`."""
     hit = first + match.blocks
     leaf = match.node if match.node is not None else before
     position = match.position if match.node is not None else (before.length if before is not None else 0)
@@ -113,7 +119,7 @@ def _match(
     now_us: int,
     fresh: HashState,
 ) -> Match:
-    """The longest valid match of one chain. `fresh` is the chain's state at block `first`, for a shorter hit."""
+    """Return the longest valid match of one chain. `fresh` is the chain's state at block `first`, for a shorter hit."""
     match = search(tree.index, domain, state, prompt.data, first, prompt.limit, prompt.block_bytes, prompt.extras)
     node = match.node
     if node is None or (tree.attachable(node, domain, now_us) and not node.windows):
@@ -147,13 +153,13 @@ def _find_from_segment(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us:
     made = match.blocks + len(keys) // KEY_BYTES
     keys += keys_of(match.state, prompt.data, made, blocks, prompt.block_bytes, prompt.extras)
     if keys:
-        found = PrefixMatch(match.node, match.position, match.blocks, domain if match.node is not None else None)
-        found.stale_blocks = match.stale
-        found.spans.append(Span(domain, match.blocks, blocks, match.blocks, keys, None))
+        path = PrefixMatch(match.node, match.position, match.blocks, domain if match.node is not None else None)
+        path.stale_blocks = match.stale
+        path.spans.append(Span(domain, match.blocks, blocks, match.blocks, keys, None))
         own_state = plan.own.state.copy()
         own_state.update(keys[-KEY_BYTES:])
-        found.spans.append(Span(plan.own.domain, blocks, ENDLESS, 0, b"", own_state))
-        return found
+        path.spans.append(Span(plan.own.domain, blocks, ENDLESS, 0, b"", own_state))
+        return path
     assert match.node is not None
     seed = key_at(match.node, match.position)
     own_state = plan.own.state.copy()
@@ -204,7 +210,7 @@ def _match_through_grant(
 
 
 def _may_lend(owner: Account, leaf: Node) -> bool:
-    """Whether the path may become ACTIVE on the owner's charge without eating into a guarantee."""
+    """Return whether the path may become ACTIVE on the owner's charge without eating into a guarantee."""
     revived = 0
     node: Node | None = leaf
     while node is not None and node.refs == 0:
@@ -217,5 +223,35 @@ def _may_lend(owner: Account, leaf: Node) -> bool:
 
 
 def key_at(node: Node, position: int) -> bytes:
-    """The key at the end of the first `position` blocks of `node`."""
+    """Return the key at the end of the first `position` blocks of `node`."""
     return node.keys[KEY_BYTES * (position - 1) : KEY_BYTES * position]
+
+
+# -- sliding-window layer groups ---------------------------------------------------------------------------------------
+
+
+def reusable(node: Node, position: int) -> int:
+    """Return the maximum number of blocks of `node` that can be attached, at most `position`; 0 if none can.
+
+    Without window groups every position is reusable. With them, `node.windows[g]` must reach back a full window from
+    the run's end, or to the run's start where the ancestors carry on.
+    """
+    if not node.windows:
+        return position
+    return node.length if position == node.length and complete(node) else 0
+
+
+def complete(node: Node) -> bool:
+    """Return whether every window group is present for a full window before the end of `node`."""
+    for group, needed in enumerate(node.domain.windows):
+        missing = min(needed, node.depth + node.length)
+        at: Node | None = node
+        while at is not None and missing > 0:
+            held = len(at.windows[group]) if at.windows else 0
+            if held < min(missing, at.length):
+                return False
+            missing -= at.length
+            at = at.parent
+        if missing > 0:
+            return False
+    return True

@@ -22,7 +22,9 @@ KEY_BYTES = 32
 
 
 class Offered(NamedTuple):
-    """What is told of evictions had the run's blocks from the depth `begin` on before: by number who took them."""
+    """An offer of the run's blocks, from depth `begin` on, to a tier before their eviction; `taker` is the tier's
+    number.
+    """
 
     begin: int
     taker: int
@@ -102,7 +104,7 @@ class Node:
         self.hold_here: PathResidency | None = None  # the newest hold whose leaf is this node
 
     def add_child(self, child: Node) -> None:
-        """Make `child` the first of this node's children."""
+        """Add `child` as the first of this node's children."""
         head = self.first_child
         child.parent = self
         child.previous_sibling = None
@@ -112,7 +114,7 @@ class Node:
         self.first_child = child
 
     def remove_from_parent(self) -> None:
-        """Take this node out of its parent's children."""
+        """Remove this node from its parent's children."""
         before, after = self.previous_sibling, self.next_sibling
         if before is not None:
             before.next_sibling = after
@@ -123,7 +125,7 @@ class Node:
         self.previous_sibling = self.next_sibling = None
 
     def update_block_count(self) -> None:
-        """Set `block_count` after the runs or windows have changed."""
+        """Update `block_count` after the runs or windows have changed."""
         count = len(self.blocks)
         for window in self.windows:
             count += len(window)
@@ -132,7 +134,7 @@ class Node:
 
 class PathResidency(Residency):
     """A residency in the prefix tree. Its hold keeps the path from its leaf to the root; the path is walked, never
-    stored, so a split costs it nothing.
+    stored, so that splitting a node costs it nothing.
     """
 
     __slots__ = ("leaf", "next_at_leaf")
@@ -152,7 +154,7 @@ class PathResidency(Residency):
         self.next_at_leaf: PathResidency | None = None
 
     def can_hold(self, node: Node) -> bool:
-        """Whether its hold may keep `node`.
+        """Return whether its hold may keep `node`.
 
         Readers through a grant get references, not holds; a segment's blocks are held in its owner's name.
         """

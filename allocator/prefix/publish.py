@@ -1,4 +1,4 @@
-"""Publishing: from a running sequence's own blocks to nodes of the tree that others may find.
+"""Publish a running sequence's own blocks as nodes of the tree that other requests may find.
 
 The block manager calls `publish` when blocks are computed, and `end_private` when a sequence ends, for what it does not
 leave in the tree.
@@ -35,7 +35,7 @@ class Publication:
         self._unsummed: list[Blocks] = []
 
     def publish(self, sequence: RunningSequence, computed_blocks: int, now_us: int, born_us: int | None = None) -> None:
-        """Publish what is whole, computed and keyed, span by span, in token order.
+        """Publish blocks that are whole, computed and keyed, span by span, in token order.
 
         `born_us`: when it was first written, where it came from a tier.
         """
@@ -150,7 +150,9 @@ class Publication:
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def end_private(self, sequence: RunningSequence, cause: str, now_us: int, fence: int) -> None:
-        """End what the sequence does not leave in the tree: duplicates, unpublished blocks, tail, windows."""
+        """End the blocks that the sequence does not leave in the tree: duplicates, unpublished blocks, tail,
+        windows.
+        """
         ending: list[EndingRun] = [
             EndingRun(blocks, domain, "duplicate", now_us, fence) for blocks, domain in sequence.duplicates
         ]
@@ -179,7 +181,7 @@ class Publication:
         hit_blocks: int,
         take: Callable[[Account, int], Blocks],
     ) -> None:
-        """Hand the sequence its own blocks of every window group, for the blocks it will write."""
+        """Give the sequence its own blocks of every window group, for the blocks it will write."""
         for _ in sequence.domain.windows:
             parts = [take(account, count) for account, count in wanted]
             blocks = np.concatenate(parts) if parts else EMPTY
@@ -188,7 +190,7 @@ class Publication:
             sequence.window_first.append(hit_blocks)
 
     def extend_windows(self, sequence: RunningSequence, blocks: Blocks) -> None:
-        """One more block per window group."""
+        """Add one block to each window group."""
         sequence.extra_written.append((blocks, self.pool.generation[blocks]))
         for group in range(len(sequence.windows)):
             sequence.windows[group] = np.append(sequence.windows[group], blocks[group])

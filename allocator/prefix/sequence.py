@@ -1,4 +1,4 @@
-"""A running sequence: its block table, what it attached, and what it has written but not yet published.
+"""A running sequence: its block table, its attached blocks, and the blocks it has written but not published.
 
 - table = attached and published blocks (its path in the tree, root to leaf) ‖ its own blocks, in token order.
 - Only whole blocks of computed, accepted tokens are published; the partial tail never is (L10).
@@ -109,7 +109,7 @@ class RunningSequence:
         return self.table[: self.block_count]
 
     def shares(self, first: int, last: int) -> list[tuple[int, int, Domain]]:
-        """The blocks [first, last) that this sequence wrote, cut by the domain that owns them."""
+        """Return the blocks [first, last) that this sequence wrote, cut by the domain that owns them."""
         parts: list[tuple[int, int, Domain]] = []
         for span in self.spans:
             until = min(span.last, last)
@@ -121,18 +121,18 @@ class RunningSequence:
         return parts
 
     def foreign_blocks(self, *, first: int = 0) -> dict[Domain, int]:
-        """How many blocks of its path, from `first` on, are of each other domain than its own, from its end on."""
-        found: dict[Domain, int] = {}
+        """Return by domain how many blocks of its path, from `first` on, belong to another domain than its own."""
+        counts: dict[Domain, int] = {}
         node = self.leaf
         while node is not None:
             count = min(node.length, node.depth + node.length - first)
             if node.domain is not self.domain and count > 0:
-                found[node.domain] = found.get(node.domain, 0) + count
+                counts[node.domain] = counts.get(node.domain, 0) + count
             node = node.parent
-        return found
+        return counts
 
     def stop_publishing(self) -> None:
-        """Nothing more of it is published, and it leaves no hold; it may run on."""
+        """Publish nothing more of the sequence and leave no hold; it may continue to run."""
         for span in self.spans:
             span.keys, span.state = b"", None
         self.residency.may_hold = False

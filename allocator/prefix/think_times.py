@@ -1,4 +1,4 @@
-"""When what was released is used again: pauses, learned while serving, as an eviction policy asks for them.
+"""Pauses between release and reuse, learned while serving for eviction policies.
 
     learned = ThinkTimes()
     learned.kept(0, blocks)                       # never used again so far, and CACHED from now on
@@ -25,12 +25,12 @@ _FRESH = 64  # blocks seen that one answer may be out of date by
 
 
 def pause_class(pause_us: int) -> int:
-    """0: never used again so far; else by the length of its last pause."""
+    """Return the class of a node's last pause; 0: never reused so far."""
     return 0 if pause_us <= 0 else min(PAUSES, (pause_us >> 10).bit_length() + 1)
 
 
 class ThinkTimes:
-    """Pauses of one tenant, or of all that share it. Counts are blocks."""
+    """Pauses of one tenant, or of all tenants that share it. Counts are blocks."""
 
     def __init__(self) -> None:
         self._kept = [0] * (PAUSES + 1)
@@ -41,7 +41,7 @@ class ThinkTimes:
         self._since = 0
 
     def kept(self, last_pause_us: int, blocks: int) -> None:
-        """Blocks became CACHED."""
+        """Record that blocks became CACHED."""
         at = pause_class(last_pause_us)
         self._kept[at] += blocks
         if self._kept[at] >= EVIDENCE_MAX:
@@ -50,7 +50,7 @@ class ThinkTimes:
         self._observed(blocks)
 
     def returned(self, last_pause_us: int, blocks: int, pause_us: int) -> None:
-        """Blocks whose last pause was `last_pause_us` are attached after `pause_us`."""
+        """Record that blocks whose last pause was `last_pause_us` are attached after `pause_us`."""
         self._returned[pause_class(last_pause_us)][_bucket(pause_us)] += blocks
         self._returns = min(_ENOUGH, self._returns + 1)
         self._observed(blocks)
@@ -62,7 +62,7 @@ class ThinkTimes:
             self._answers.clear()
 
     def odds_points(self, last_pause_us: int, horizon_us: int) -> int:
-        """Quarter powers of two by which a return within the horizon is likelier than of all that is kept."""
+        """Return how much likelier than average a return within the horizon is, in quarter powers of two."""
         if self._returns < _ENOUGH:
             return 0
         key = pause_class(last_pause_us), _bucket(horizon_us)
@@ -78,7 +78,7 @@ class ThinkTimes:
         return max(-POINTS, min(POINTS, round(4 * log2(own / of_all))))
 
     def long_pause_us(self) -> int | None:
-        """Seven of eight returns come sooner; None: too little is known."""
+        """Return the pause that seven of eight returns do not exceed; None: too little is known."""
         if self._returns < _ENOUGH:
             return None
         if self._long_us is None:

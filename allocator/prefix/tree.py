@@ -1,4 +1,4 @@
-"""The prefix tree: published runs of blocks, who refers to them, until when they are held, and which go first.
+"""The prefix tree: published runs of blocks, their references, their holds, and the eviction order.
 
 A radix tree over blocks. A node is a run of blocks of one chain; its parent is the run before it. Keys are found in the
 hash index (`tree.index`), never by walking down, so that a look-up costs the same at any depth.
@@ -37,7 +37,7 @@ from kvcustody.errors import IsolationError
 
 
 class PrefixTree:
-    """The nodes of one pool. `now_us` is always passed in; nothing here reads a clock."""
+    """The nodes of one pool. `now_us` is always passed in; the tree reads no clock."""
 
     def __init__(self, pool: Pool, policy: Callable[[], EvictionPolicy] = Lru) -> None:
         self.pool = pool
@@ -59,17 +59,17 @@ class PrefixTree:
         self._ending_active: list[EndingRun] = []
 
     def add_account(self, account: Account) -> None:
-        """Make the eviction queue of a new account."""
+        """Create the eviction queue of a new account."""
         self.queues[account] = EvictionQueue(self._policy())
 
     def forget_account(self, account: Account) -> None:
-        """An account that has no node left leaves."""
+        """Forget an account that has no node left."""
         del self.queues[account]
         self.hold_table.forget(account)
         self.evicted_keys.forget(account.name)
 
     def nodes(self) -> Iterator[Node]:
-        """Every node, parents before their children; the tree must not change meanwhile."""
+        """Yield every node, parents before their children; the tree must not change meanwhile."""
         stack = list(self.roots)
         while stack:
             node = stack.pop()
@@ -83,7 +83,7 @@ class PrefixTree:
 
     @staticmethod
     def attachable(node: Node, domain: Domain, now_us: int) -> bool:
-        """The scope re-check at attach, with deadline and ceiling, so that a lagging sweep serves nothing expired.
+        """Check scope, deadline and ceiling again at attach, so that a lagging sweep serves nothing expired.
 
         Ceilings and hold deadlines never grow towards a leaf, so an attachable node has attachable ancestors in its
         own chain.
@@ -97,7 +97,7 @@ class PrefixTree:
         )
 
     def attach(self, leaf: Node, now_us: int) -> list[Blocks]:
-        """Refer to the path that ends with `leaf`; returns its runs from leaf to root."""
+        """Refer to the path that ends with `leaf`; return its runs from leaf to root."""
         parts: list[Blocks] = []
         node: Node | None = leaf
         while node is not None:
@@ -114,7 +114,7 @@ class PrefixTree:
         return parts
 
     def incref(self, node: Node, now_us: int) -> None:
-        """Refer to one node whose parent this sequence refers to already."""
+        """Refer to one node whose parent this sequence already refers to."""
         if node.refs == 0:
             self._reactivate(node, now_us)
             self._move(self._reactivated, CACHED, ACTIVE)
@@ -149,7 +149,7 @@ class PrefixTree:
         born_us: int | None = None,
         ceiling_us: int = NEVER_US,
     ) -> Node:
-        """Enter a run under `parent`, referred to by its writer. A run without keys is shared but never found.
+        """Add a run under `parent`, referred to by its writer. A run without keys is shared but never found.
 
         `born_us`: when it was first written, where that was before now; `ceiling_us`: what nothing of it outlives.
         """
@@ -172,7 +172,7 @@ class PrefixTree:
         return node
 
     def split(self, node: Node, position: int) -> Node:
-        """Cut `node` before its block `position`; returns the head. `node` stays the tail, so leaves stay leaves."""
+        """Cut `node` before its block `position` and return the head. `node` stays the tail, so leaves stay leaves."""
         assert 0 < position < node.length
         head = Node(node.domain, node.parent, node.start, node.depth, node.blocks[:position], position)
         head.keys = node.keys[: KEY_BYTES * position]
@@ -249,7 +249,7 @@ class PrefixTree:
             self._end_released(node, "ceiling" if node.ceiling_us <= now_us else cause, now_us, now_us)
 
     def decref(self, node: Node, now_us: int, cause: str) -> None:
-        """Give one reference to one node back, whose children have none; the caller flushes."""
+        """Give back one reference to one node whose children have none; the caller flushes."""
         assert node.refs > 0, "no reference to give back"
         node.refs -= 1
         if node.refs == 0:
@@ -352,11 +352,11 @@ class PrefixTree:
     # -- evict and end -----------------------------------------------------------------------------------------
 
     def evict(self, account: Account, count: int, now_us: int, reason: str) -> int:
-        """Give up at least min(`count`, all) cached blocks of `account`, leaves first; returns how many."""
-        queue, given = self.queues[account], 0
+        """Evict at least min(`count`, all) cached blocks of `account`, leaves first; return how many."""
+        queue, evicted_count = self.queues[account], 0
         queue.demote(now_us)
         queue.bound_protected(account.cached_blocks)
-        while given < count:
+        while evicted_count < count:
             node = queue.front()
             if node is None:
                 break
@@ -364,20 +364,20 @@ class PrefixTree:
                 self._end_cached(node, "unreachable", now_us, now_us)
                 continue
             queue.policy.evicted(node)
-            surplus = node.block_count - (count - given)
+            surplus = node.block_count - (count - evicted_count)
             whole = surplus <= 0 or bool(node.windows)
             if self.demote is not None:
-                self.demote(node, 0 if whole else node.length - (count - given))
+                self.demote(node, 0 if whole else node.length - (count - evicted_count))
             if whole:
-                given += node.block_count
+                evicted_count += node.block_count
                 if node.keys:
                     self.evicted_keys.add(account.name, node.keys[:KEY_BYTES], node.length)
                 self._end_cached(node, reason, now_us, now_us)
             else:
-                given += self._trim(node, count - given, reason, now_us)
-        self.evicted[reason] = self.evicted.get(reason, 0) + given
+                evicted_count += self._trim(node, count - evicted_count, reason, now_us)
+        self.evicted[reason] = self.evicted.get(reason, 0) + evicted_count
         self.flush(now_us)
-        return given
+        return evicted_count
 
     def _trim(self, node: Node, count: int, reason: str, now_us: int) -> int:
         keep = node.length - count
@@ -462,7 +462,7 @@ class PrefixTree:
             hold = after
 
     def unpublish(self, node: Node, cause: str) -> None:
-        """Take a referenced node out of the index: its sequences keep it, and nobody finds it again."""
+        """Take a referenced node out of the index: its sequences keep it, and no look-up finds it again."""
         if not node.keys:
             return
         self.index.remove(node)
@@ -471,7 +471,8 @@ class PrefixTree:
         node.keys = b""
 
     def withdraw(self, node: Node, cause: str, now_us: int) -> None:
-        """Take a referenced node and all that continues it out for good; its sequences keep it. The caller flushes.
+        """Take a referenced node and everything that continues it out for good; its sequences keep it. The caller
+        flushes.
 
         No hold keeps it any longer, so it ends with its last reference; what nobody refers to ends now.
         """
@@ -493,7 +494,7 @@ class PrefixTree:
             self.unpublish(at, cause)
 
     def flush(self, now_us: int) -> None:
-        """Carry out the block moves that the walks above have gathered, one array operation per kind of move."""
+        """Carry out the block moves that the walks have gathered, one array operation for each kind of move."""
         if self._cached:
             self._move(self._cached, ACTIVE, CACHED)
             self._cached = []
@@ -509,7 +510,7 @@ class PrefixTree:
 
 
 class Roots:
-    """Nodes without a parent: a linked list through their sibling links, so that it never resizes."""
+    """Nodes without a parent: a linked list through their sibling links, which never needs resizing."""
 
     __slots__ = ("first",)
 
@@ -517,7 +518,7 @@ class Roots:
         self.first: Node | None = None
 
     def add(self, node: Node) -> None:
-        """Enter `node`."""
+        """Add `node`."""
         head = self.first
         node.previous_sibling, node.next_sibling = None, head
         if head is not None:
@@ -525,7 +526,7 @@ class Roots:
         self.first = node
 
     def remove(self, node: Node) -> None:
-        """Take `node` out."""
+        """Remove `node`."""
         if self.first is node:
             self.first = node.next_sibling
         node.remove_from_parent()
@@ -552,7 +553,9 @@ def _due(node: Node, due_us: int) -> int:
 
 
 def split_windows(node: Node, position: int) -> tuple[tuple[Blocks, ...], tuple[Blocks, ...]]:
-    """Windows end with the run, so the head keeps what reaches below `position` and the tail the rest."""
+    """Split windows at `position`: they end with the run, so the head gets what reaches below it and the tail the
+    rest.
+    """
     heads: list[Blocks] = []
     tails: list[Blocks] = []
     for window in node.windows:

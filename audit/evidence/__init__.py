@@ -1,1 +1,1 @@
-"""What the ledger answers: each question is a function of a connection, with a typed answer."""
+"""Questions to the ledger. Each is a function of a connection with a typed answer."""

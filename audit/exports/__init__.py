@@ -1,1 +1,1 @@
-"""Exports of the ledger that an auditor checks offline, and the programs that check them."""
+"""Exports of the ledger for offline checks by auditors, and the programs that check them."""

@@ -1,4 +1,4 @@
-"""Makes the stand-alone verifier `verify_kvcustody.py` from the library that `kvcustody audit verify` runs.
+"""Generates the stand-alone verifier `verify_kvcustody.py` from the library that `kvcustody audit verify` uses.
 
     python -m kvcustody.audit.exports.amalgamate > verify_kvcustody.py
 
@@ -64,19 +64,19 @@ class _Module:
                 self.defined |= dict.fromkeys(_defined(node), number)
 
     def text(self, number: int) -> str:
-        """A statement with its decorators and the comments above it."""
+        """Return a statement with its decorators and preceding comments."""
         before = self.body[number - 1].end_lineno if number else 0
         return "\n".join(self.lines[before or 0 : self.body[number].end_lineno]).strip("\n")
 
 
 def standalone() -> bytes:
-    """The bytes of `verify_kvcustody.py`, made once; raises `AmalgamationError` (rule 2)."""
+    """Return the bytes of `verify_kvcustody.py`, generated once; raises `AmalgamationError` (rule 2)."""
     with _making:  # two threads that parse at once can fail in `ast` (CPython's gh-106905)
         return _once()
 
 
 def make_standalone() -> bytes:
-    """The same, made now."""
+    """Return the same bytes, generated now."""
     reached, imports = _reach()
     parts = [f'#!/usr/bin/env python3\n"""{_module(ENTRY).doc}\n"""\n\nfrom __future__ import annotations\n']
     parts += _import_lines(imports)
@@ -110,14 +110,14 @@ def _reach() -> tuple[set[_Place], set[str]]:
         module = _module(place.module)
         for node in ast.walk(module.body[place.number]):
             _check_inner_import(node, module.name)
-            found = _resolve(module, node.id) if isinstance(node, ast.Name) else None
-            if isinstance(found, _Place):
-                body, after = _module(found.module).body, found.number + 1
+            target = _resolve(module, node.id) if isinstance(node, ast.Name) else None
+            if isinstance(target, _Place):
+                body, after = _module(target.module).body, target.number + 1
                 is_documented = after < len(body) and _is_text(body[after])  # as a constant is, below it
-                waiting += [found, *([_Place(found.module, after)] if is_documented else [])]
-            elif found is not None:
-                _check_standard(found, module.name)
-                imports.add(found)
+                waiting += [target, *([_Place(target.module, after)] if is_documented else [])]
+            elif target is not None:
+                _check_standard(target, module.name)
+                imports.add(target)
     return reached, imports
 
 
@@ -140,7 +140,7 @@ def _resolve(module: _Module, name: str) -> _Place | str | None:
 
 
 def _order(name: str) -> Iterator[_Module]:
-    """The modules that one imports, each before those that need it; itself last."""
+    """Return the modules that one imports, dependencies first, itself last."""
     seen: set[str] = set()
 
     def visit(name: str) -> Iterator[_Module]:
@@ -169,7 +169,7 @@ def _defined(node: ast.stmt) -> set[str]:
 
 
 def _spaced(module: _Module, number: int, numbers: list[int]) -> str:
-    """A statement with the empty lines that belong before it."""
+    """Return a statement with the empty lines that belong before it."""
     before = [each for each in numbers if each < number][-1:]
     blocks = any(isinstance(module.body[each], ast.FunctionDef | ast.ClassDef | ast.If) for each in (number, *before))
     return ("\n\n" if blocks else "" if before else "\n") + module.text(number)

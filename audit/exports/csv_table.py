@@ -14,12 +14,12 @@ _FORMULA = tuple("=+-@\t\r\n＝＋－＠")  # what begins one, in full width too
 
 
 def disarmed(cell: object) -> object:
-    """The value of a cell: a text that begins as a formula does has an apostrophe before it."""
+    """Return a cell's value; a text that begins like a formula gets a leading apostrophe."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as CSV, the head first where there is one."""
+    """Return rows as CSV, after a header if there is one."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\r\n").writerows([disarmed(cell) for cell in row] for row in rows)
     return text.getvalue()

@@ -1,4 +1,4 @@
-"""What an export encloses beside its leaves: handovers of the signing key, and timestamps of checkpoints.
+"""Enclosures of an export: handovers of the signing key, and timestamps of checkpoints.
 
 1. Each is tied to the export's checkpoint: a consistency path leads from the tree that it speaks of to the signed
    one.
@@ -24,7 +24,7 @@ LEAF, PROOF, TEXT, TOKEN = ".leaf", ".tlog-proof", ".txt", ".tsr"
 
 @dataclass(frozen=True, slots=True)
 class HandoverProof:
-    """A leaf of the system log by which one key hands over to the next, and what shows that it is there."""
+    """A leaf of the system log by which one key hands over to the next, and the proof of its place."""
 
     leaf: bytes
     proof: bytes
@@ -43,20 +43,22 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Enclosed:
-    """One of them as the manifest has it: where its two files are, without their endings. `authority` of a stamp."""
+    """An enclosure in the manifest: the path of its two files without their endings. `authority` of a stamp."""
 
     place: str
     path: tuple[bytes, ...]
     authority: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As the manifest has it."""
+        """Return the enclosure in the manifest's form."""
         path = [base64.b64encode(node).decode() for node in self.path]
         return {"place": self.place, "consistency": path} | ({"authority": self.authority} if self.authority else {})
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Enclosed:
-        """What `to_json` made; raises what a malformed value raises, and `ExportError` for a place outside."""
+        """Return the enclosure from the manifest's form; raises `ExportError` for a place outside, and errors of
+        malformed values.
+        """
         place = str(value["place"])
         if place.startswith("/") or "\\" in place or ".." in place.split("/"):
             raise ExportError(f"the manifest names `{place[:64]}`, which is outside the export")
@@ -67,7 +69,7 @@ class Enclosed:
 
 
 def handover_files(handovers: Sequence[HandoverProof]) -> tuple[tuple[Enclosed, ...], dict[str, bytes]]:
-    """The manifest's entries for handovers, and their files by path."""
+    """Return the manifest's entries for handovers, and their files by path."""
     entries = tuple(Enclosed(f"{KEYS}/{number:06d}", each.path) for number, each in enumerate(handovers, 1))
     files: dict[str, bytes] = {}
     for entry, each in zip(entries, handovers, strict=True):
@@ -76,7 +78,7 @@ def handover_files(handovers: Sequence[HandoverProof]) -> tuple[tuple[Enclosed, 
 
 
 def stamp_files(stamps: Sequence[Stamp]) -> tuple[tuple[Enclosed, ...], dict[str, bytes]]:
-    """The manifest's entries for timestamps, and their files by path."""
+    """Return the manifest's entries for timestamps, and their files by path."""
     entries = tuple(
         Enclosed(f"{TIMESTAMPS}/{number:06d}", each.path, each.authority) for number, each in enumerate(stamps, 1)
     )

@@ -1,4 +1,4 @@
-"""Writes an export of the ledger: streaming, resumable, and under its name whole or not at all.
+"""Write an export of the ledger: streaming, resumable, and never under its name unless complete.
 
 1. Memory does not grow with the ledger: one chunk of leaves is held at a time.
 2. Files are written beside the export's place (`.NAME.partial`), each fsynced before it is noted as done. What was
@@ -49,7 +49,7 @@ Progress = Callable[[str, int, int], None]  # log, leaves done, leaves in all
 
 
 class LeafRange(NamedTuple):
-    """Leaves of a log from `first` up to and without `end`."""
+    """Leaves of a log from `first` up to but without `end`."""
 
     log: str
     first: int
@@ -57,7 +57,7 @@ class LeafRange(NamedTuple):
 
 
 class ExportSelection(NamedTuple):
-    """Which leaves to export: of these logs (empty: all), between these times (None: no bound).
+    """The leaves to export: of these logs (empty: all), between these times (None: no bound).
 
     `ranges` names them by their places instead, one run of each log at most.
     """
@@ -97,13 +97,13 @@ def write_export(
     chunk_leaves: int = CHUNK_LEAVES,
     resumable: bool = True,
 ) -> ExportManifest:
-    """Write the export and return its manifest; raises `ExportError`, leaving what is done for the next try.
+    """Write the export and return its manifest. On `ExportError` finished files stay for the next attempt.
 
     Without `resumable` a next try begins anew, and files are made durable together, when the export is whole: for one
     of many small files.
     """
     if os.path.lexists(folder):
-        raise ExportError(f"export `{folder}` is there already; choose another place", path=folder)
+        raise ExportError(f"export `{folder}` exists already; choose another place", path=folder)
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         export = _Export(partial, source, selection, form, progress or _silent, chunk_leaves, resumable)
@@ -115,7 +115,7 @@ def write_export(
 
 
 def pinned_size(folder: Path) -> int | None:
-    """The checkpoint of an interrupted export to this folder, by size, so that it can go on at the same one."""
+    """Return the checkpoint size of an interrupted export to this folder, so that it resumes at the same one."""
     state = folder.with_name(f".{folder.name}.partial") / _STATE
     try:
         size = json.loads(state.read_bytes())["ask"]["root_size"]
@@ -180,15 +180,15 @@ class _Export:
         return manifest
 
     def _chosen(self) -> Sequence[SubLog]:
-        found = self._source.logs()
+        sub_logs = self._source.logs()
         wanted = self._selection.logs or tuple(self._ranges)
-        missing = sorted(set(wanted) - {log.name for log in found})
+        missing = sorted(set(wanted) - {log.name for log in sub_logs})
         if missing:
             raise ExportError(
                 f"log `{missing[0]}` is not under the checkpoint of size `{self._checkpoint.size}`",
                 log=missing[0],
             )
-        return [log for log in found if not wanted or log.name in wanted]
+        return [log for log in sub_logs if not wanted or log.name in wanted]
 
     def _open(self) -> None:
         """Start, or take up what an earlier try at the very same export left."""
@@ -269,7 +269,7 @@ class _Export:
         except ProofError as problem:
             shutil.rmtree(self._partial, ignore_errors=True)  # a bad file of an earlier try must not stay
             raise ExportError(
-                f"log `{log.name}` does not give its own signed head ({problem.message}); run `kvcustody audit fsck`",
+                f"log `{log.name}` does not match its own signed head ({problem.message}); run `kvcustody audit fsck`",
                 log=log.name,
             ) from problem
 

@@ -33,7 +33,7 @@ _LINE_BYTES_MAX = 1 << 16
 
 
 class LeafFormat(StrEnum):
-    """How the leaves of an export are written."""
+    """The format of an export's leaves."""
 
     NDJSON = "ndjson"
     CSV = "csv"
@@ -41,14 +41,14 @@ class LeafFormat(StrEnum):
 
 
 def encode(form: LeafFormat, log: str, first: int, leaves: Sequence[bytes]) -> bytes:
-    """A file with these leaves, the first of which is leaf `first` of the log; raises `ExportError`."""
+    """Return a file with these leaves, the first of which is leaf `first` of the log; raises `ExportError`."""
     if form is LeafFormat.NDJSON:
         return b"".join(leaf + b"\n" for leaf in leaves)
     return _ENCODERS[form](_rows(log, first, leaves))
 
 
 def leaves_of(form: LeafFormat, path: Path) -> Iterator[bytes]:
-    """The leaves in a file, in order; raises `ExportError` where it is not of this form."""
+    """Return the leaves in a file, in order; raises `ExportError` if it has another form."""
     return _READERS[form](path)
 
 

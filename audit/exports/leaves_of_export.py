@@ -1,4 +1,4 @@
-"""The leaves of an export in a folder, as they were written: no figure of its manifest is handed on."""
+"""The leaves of an export in a folder, as written; figures of its manifest are not used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvcustody.audit.tlog.tiles import ExportError
 
 
 def leaves_in_export(folder: Path) -> Iterator[bytes]:
-    """Every leaf of an export that `kvcustody audit export` wrote; raises `ExportError` where it is none.
+    """Yield every leaf of an export by `kvcustody audit export`; raises `ExportError` for other folders.
 
     Nothing is verified here: `kvcustody audit verify` does that, and comes first.
     """

@@ -42,7 +42,7 @@ class LedgerSource:
             self.ids: dict[str, int] = {row.name: row.id for row in connection.execute(query)}
 
     def connect(self) -> Connection:
-        """A connection to the ledger, for the caller to close."""
+        """Return a connection to the ledger, for the caller to close."""
         return self._engine.connect()
 
     @property
@@ -51,7 +51,7 @@ class LedgerSource:
         return self._note
 
     def logs(self) -> Sequence[SubLog]:
-        """Every sub-log under the checkpoint, in name order."""
+        """Return every sub-log under the checkpoint, in name order."""
         with self._engine.connect() as connection:
             proofs = LedgerProofs(connection)
             return [
@@ -65,11 +65,11 @@ class LedgerSource:
             ]
 
     def tiles(self, name: str) -> TileSource:
-        """The hashes of a sub-log."""
+        """Return the hashes of a sub-log."""
         return _Tiles(self._engine, name)
 
     def leaves(self, name: str, first: int, end: int) -> Iterator[bytes]:
-        """The leaves from `first` up to and without `end`, in order; raises `ExportError` where one is missing."""
+        """Yield the leaves from `first` up to but without `end`, in order; raises `ExportError` if one is missing."""
         column, at = events.c, first
         while at < end:
             query = (
@@ -88,7 +88,7 @@ class LedgerSource:
                 raise ExportError(f"leaf `{at}` of `{name}` is missing; run `kvcustody audit fsck`", idx=at)
 
     def root_leaves(self) -> Iterator[RootLeaf]:
-        """Every leaf of the root log under the checkpoint, in order."""
+        """Yield every leaf of the root log under the checkpoint, in order."""
         for first in range(0, self.size, _PAGE):
             with self._engine.connect() as connection:
                 openings = LedgerProofs(connection).openings(first, min(self.size, first + _PAGE))
@@ -96,7 +96,7 @@ class LedgerSource:
                 yield RootLeaf(opening.commitment(), opening)
 
     def span(self, name: str, since_us: int | None, until_us: int | None) -> tuple[int, int]:
-        """The shortest run of leaves that holds every leaf whose `at_us` is in [since, until)."""
+        """Return the shortest run of leaves that holds every leaf whose `at_us` is in [since, until)."""
         column = events.c
         query = select(func.min(column.idx), func.max(column.idx)).where(column.log == self.ids[name])
         if since_us is not None:
@@ -108,13 +108,13 @@ class LedgerSource:
         return (0, 0) if low is None else (low, high + 1)
 
     def marked(self) -> Marked:
-        """The processes that replayed or generated what they recorded, as of the checkpoint."""
+        """Return the processes that replayed or generated their records, as of the checkpoint."""
         with self._engine.connect() as connection:
             below = LedgerProofs(connection).sizes(self.size).get(SYSTEM, 0)
             return marked_processes(leaf.body for leaf in life_leaves(connection) if leaf.idx < below)
 
     def handovers(self) -> Sequence[HandoverProof]:
-        """Every handover of the signing key under the checkpoint, in order."""
+        """Return every handover of the signing key under the checkpoint, in order."""
         with self._engine.connect() as connection:
             proofs = LedgerProofs(connection)
             if SYSTEM not in self.ids:
@@ -130,7 +130,7 @@ class LedgerSource:
             ]
 
     def stamps(self) -> Sequence[Stamp]:
-        """The newest timestamp of each authority, of this checkpoint or an earlier one."""
+        """Return the newest timestamp of each authority, of this checkpoint or an earlier one."""
         newest = select(timestamps).where(timestamps.c.size <= self.size).order_by(timestamps.c.size)
         with self._engine.connect() as connection:
             proofs = LedgerProofs(connection)
@@ -163,6 +163,6 @@ class _Tiles:
         self._name = name
 
     def tile(self, level: int, index: int, width: int) -> bytes:
-        """The first `width` hashes of a tile."""
+        """Return the first `width` hashes of a tile."""
         with self._engine.connect() as connection:
             return LedgerProofs(connection).tiles(self._name).tile(level, index, width)

@@ -1,4 +1,4 @@
-"""What an export says it holds. None of it is believed: a verifier recomputes what can be, and says what cannot.
+"""The manifest: what an export claims to hold. A verifier recomputes what it can and names the rest.
 
 Signed, and so proved: the leaves of each listed log. Not signed: which logs were listed, unless the root log came
 along (`openings`), which shows that no sub-log is missing.
@@ -30,7 +30,7 @@ UNWITNESSED = "no witness cosigned this checkpoint: split views and cut tails ar
 
 @dataclass(frozen=True, slots=True)
 class ExportFile:
-    """A file of leaves: how many, from which on, and the SHA-256 of its bytes (hexadecimal)."""
+    """A file of leaves: their number, the first one, and the SHA-256 of its bytes (hexadecimal)."""
 
     path: str
     first: int
@@ -41,7 +41,7 @@ class ExportFile:
 
 @dataclass(frozen=True, slots=True)
 class ExportedLog:
-    """One sub-log of an export: its head under the checkpoint, and the run of leaves that came along.
+    """One sub-log of an export: its head under the checkpoint, and the exported run of leaves.
 
     `digest` is SHA-256 (hexadecimal) over the leaves, each followed by a newline, whatever the format.
     """
@@ -56,13 +56,13 @@ class ExportedLog:
 
     @property
     def leaves(self) -> int:
-        """How many leaves the export holds of it."""
+        """The number of its exported leaves."""
         return self.range.end - self.range.first
 
 
 @dataclass(frozen=True, slots=True)
 class ExportManifest:
-    """The whole export. `made_at_us` is UTC; `witnesses` are names that the note carries, unchecked.
+    """The whole export. `made_at_us` is UTC; `witnesses` are the names on the note, unchecked.
 
     `marked` are the processes of the ledger that replayed or generated what they recorded, whatever was exported.
     """
@@ -80,7 +80,7 @@ class ExportManifest:
 
     @property
     def paths(self) -> list[str]:
-        """Every file of the export, as its manifest has it; the lone verifier comes along and is no evidence."""
+        """Every file of the export according to its manifest, without the enclosed verifier, which is no evidence."""
         paths = [MANIFEST, CHECKPOINT, VERIFIER, *([OPENINGS] if self.openings else [])]
         paths += [f"{log.folder}/{HEAD_PROOF}" for log in self.logs]
         paths += [file.path for log in self.logs for file in log.files]
@@ -89,12 +89,12 @@ class ExportManifest:
 
     @property
     def leaves(self) -> int:
-        """How many leaves the export holds."""
+        """The number of exported leaves."""
         return sum(log.leaves for log in self.logs)
 
 
 def manifest_bytes(manifest: ExportManifest) -> bytes:
-    """The manifest as it is written: JSON, keys in order."""
+    """Return the manifest's bytes: JSON with sorted keys."""
     value = {
         "schema": EXPORT_SCHEMA,
         "origin": manifest.origin,
@@ -115,7 +115,7 @@ def manifest_bytes(manifest: ExportManifest) -> bytes:
 
 
 def parse_manifest(data: bytes) -> ExportManifest:
-    """What `manifest_bytes` made; raises `ExportError` for anything else."""
+    """Return the manifest from its bytes; raises `ExportError` for anything else."""
     try:
         value = parse_json(data)
         if value["schema"] != EXPORT_SCHEMA:
@@ -138,7 +138,7 @@ def parse_manifest(data: bytes) -> ExportManifest:
 
 
 def root_line(leaf: bytes, opening: bytes | None) -> bytes:
-    """One leaf of the root log and what opens it, as `root.ndjson` has them: hexadecimal, in one form."""
+    """Return one leaf of the root log and its opening as a line of `root.ndjson`: hexadecimal, in one form."""
     opened = "null" if opening is None else f'"{opening.hex()}"'
     return f'{{"leaf":"{leaf.hex()}","opening":{opened}}}\n'.encode()
 

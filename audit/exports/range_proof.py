@@ -1,4 +1,4 @@
-"""Shows that a run of leaves stands at its place in a signed log, without the leaves before and after it.
+"""Prove that a run of leaves stands at its place in a signed log, without the leaves before and after it.
 
 1. The proof is the frontier at the first leaf and the consistency path from the end of the run to the signed tree.
    Extending the frontier by the leaves gives the root of the tree that ends with them; the path shows that the signed
@@ -23,7 +23,7 @@ from kvcustody.audit.tlog.proofs import (
 
 
 class RangeProof(NamedTuple):
-    """The leaves from `first` up to and without `end` are part of a log: `before` is the frontier at `first`."""
+    """The leaves from `first` up to but without `end` are part of a log: `before` is the frontier at `first`."""
 
     first: int
     end: int
@@ -31,7 +31,7 @@ class RangeProof(NamedTuple):
     path: tuple[bytes, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The proof as the manifest has it."""
+        """Return the proof in the manifest's form."""
         return {
             "first": self.first,
             "end": self.end,
@@ -41,7 +41,7 @@ class RangeProof(NamedTuple):
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RangeProof:
-        """What `to_json` made; raises `ProofError` for anything else."""
+        """Return the proof from the manifest's form; raises `ProofError` for anything else."""
         try:
             before = Frontier.from_bytes(base64.b64decode(value["before"], validate=True))
             path = b"".join(base64.b64decode(node, validate=True) for node in value["path"])
@@ -64,7 +64,7 @@ class RangeProof(NamedTuple):
 
 
 def range_proof(tiles: TileSource, first: int, end: int, size: int) -> RangeProof:
-    """The proof for leaves `first` up to and without `end` of the tree of `size` leaves."""
+    """Return the proof for leaves `first` up to but without `end` of the tree of `size` leaves."""
     if not 0 <= first <= end <= size:
         raise ProofError(f"leaves `{first}` to `{end}` are not in a tree of `{size}`", first=first, end=end)
     return RangeProof(first, end, frontier_at(tiles, first), tuple(consistency_proof(tiles, end, size)))

@@ -1,4 +1,4 @@
-"""Runs of leaves of many logs as the source of an export: what stands under one signed checkpoint is read once for all.
+"""Runs of leaves of many logs as the source of an export; the parts that they share are read once.
 
     shared = CheckpointContents(LedgerSource(engine))
     with shared.ranges(ranges) as source:
@@ -35,7 +35,7 @@ _ONE = "SELECT log, idx, leaf FROM events WHERE log = ? AND idx >= ? AND idx < ?
 
 
 class CheckpointContents:
-    """What every export under one signed checkpoint encloses; threads may share it."""
+    """The common content of every export under one signed checkpoint; threads may share it."""
 
     def __init__(self, source: LedgerSource) -> None:
         self._source = source
@@ -48,7 +48,7 @@ class CheckpointContents:
 
     @contextmanager
     def ranges(self, ranges: Sequence[LeafRange]) -> Iterator[RangeSource]:
-        """These runs, at most one of each log, read through one connection."""
+        """Yield the source of these runs, at most one of each log, read through one connection."""
         with self._source.connect() as connection:
             dialect_of(connection).look_up_by_index(connection)
             yield RangeSource(connection, self, ranges)
@@ -71,23 +71,23 @@ class RangeSource:
         return self._contents.note
 
     def logs(self) -> Sequence[SubLog]:
-        """The logs of these runs, in name order."""
+        """Return the logs of these runs, in name order."""
         root = _KeptTiles(self._proofs.tiles(None))
-        made = []
+        sub_logs = []
         for log, first, end in self._ranges:
             idx, opening = self._contents.openings[log]
             if end > opening.head.size:
                 raise ExportError(f"leaf `{end - 1}` of `{log}` is under no signed checkpoint", log=log)
             path = tuple(inclusion_proof(root, idx, self._contents.size))
-            made.append(SubLog(log, opening.head, HeadProof(opening, idx, path, self._contents.note), first))
-        return made
+            sub_logs.append(SubLog(log, opening.head, HeadProof(opening, idx, path, self._contents.note), first))
+        return sub_logs
 
     def tiles(self, name: str) -> TileSource:
-        """The hashes of a sub-log."""
+        """Return the hashes of a sub-log."""
         return self._proofs.tiles(name)
 
     def leaves(self, name: str, first: int, end: int) -> Iterator[bytes]:
-        """The leaves from `first` up to and without `end`, in order; raises `ExportError` where one is missing."""
+        """Yield the leaves from `first` up to but without `end`, in order; raises `ExportError` if one is missing."""
         if name not in self._ahead:
             self._read_ahead(name)
         kept = self._ahead.pop(name, [])
@@ -101,23 +101,23 @@ class RangeSource:
             at += len(page)
 
     def root_leaves(self) -> Iterator[RootLeaf]:
-        """None: this is no export of the whole ledger."""
+        """Return nothing: this is no export of the whole ledger."""
         return iter(())
 
     def span(self, name: str, since_us: int | None, until_us: int | None) -> tuple[int, int]:
-        """The run of this log."""
+        """Return the run of this log."""
         return self._ranges[self._at[name]][1:]
 
     def marked(self) -> Marked:
-        """The processes that replayed or generated what they recorded, as of the checkpoint."""
+        """Return the processes that replayed or generated their records, as of the checkpoint."""
         return self._contents.marked
 
     def handovers(self) -> Sequence[HandoverProof]:
-        """Every handover of the signing key under the checkpoint, in order."""
+        """Return every handover of the signing key under the checkpoint, in order."""
         return self._contents.handovers
 
     def stamps(self) -> Sequence[Stamp]:
-        """The newest timestamp of each authority, of this checkpoint or an earlier one."""
+        """Return the newest timestamp of each authority, of this checkpoint or an earlier one."""
         return self._contents.stamps
 
     def _read_ahead(self, name: str) -> None:
@@ -132,18 +132,18 @@ class RangeSource:
         self._ahead = self._read(some)
 
     def _read(self, ranges: Sequence[LeafRange]) -> dict[str, list[bytes]]:
-        """The leaves of these runs that are there without a gap."""
-        asked = [(self._contents.ids[each.log], each.first, each.end) for each in ranges]
-        if dialect_of(self._connection).arrays and asked:
-            columns = tuple(list(column) for column in zip(*asked, strict=True))
+        """Return the leaves of these runs, which must be complete."""
+        spans = [(self._contents.ids[each.log], each.first, each.end) for each in ranges]
+        if dialect_of(self._connection).arrays and spans:
+            columns = tuple(list(column) for column in zip(*spans, strict=True))
             rows = list(fetch_binary(self._connection, _ALL, columns))
         else:
-            rows = [row for run in asked for row in fetch_binary(self._connection, _ONE, run)]
+            rows = [row for run in spans for row in fetch_binary(self._connection, _ONE, run)]
         by_log: dict[int, dict[int, bytes]] = {}
         for log, idx, leaf in rows:
             by_log.setdefault(log, {})[idx] = bytes(leaf)
         found = {}
-        for each, (log, first, _) in zip(ranges, asked, strict=True):
+        for each, (log, first, _) in zip(ranges, spans, strict=True):
             there = by_log.get(log, {})
             found[each.log] = [there[idx] for idx in takewhile(there.__contains__, count(first))]
         return found
@@ -157,7 +157,7 @@ class _KeptTiles:
         self._kept: dict[tuple[int, int, int], bytes] = {}
 
     def tile(self, level: int, index: int, width: int) -> bytes:
-        """The first `width` hashes of a tile."""
+        """Return the first `width` hashes of a tile."""
         place = (level, index, width)
         if place not in self._kept:
             self._kept[place] = self._tiles.tile(level, index, width)

@@ -1,4 +1,4 @@
-"""What an export is made from: a pinned state of the ledger, read log by log.
+"""The source of an export: a pinned state of the ledger, read log by log.
 
 The database is one (`exports/ledger_source.py`); tests have one in memory.
 """
@@ -16,7 +16,7 @@ from kvcustody.audit.tlog.root_log import HeadProof, RootLeafOpening
 
 
 class SubLog(NamedTuple):
-    """One sub-log as a checkpoint of the root log covers it. Leaves below `purged_below` have no content any more."""
+    """One sub-log as a checkpoint of the root log covers it. Leaves below `purged_below` have lost their content."""
 
     name: str
     head: TreeHead
@@ -25,39 +25,39 @@ class SubLog(NamedTuple):
 
 
 class RootLeaf(NamedTuple):
-    """A leaf of the root log and what opens it (None: its salt was destroyed)."""
+    """A leaf of the root log and its opening (None: its salt was destroyed)."""
 
     commitment: bytes
     opening: RootLeafOpening | None
 
 
 class ExportSource(Protocol):
-    """One checkpoint, and everything under it. Nothing that is written later shows."""
+    """One checkpoint and everything under it; later writes are invisible."""
 
     @property
     def note(self) -> bytes:
         """The signed checkpoint."""
 
     def logs(self) -> Sequence[SubLog]:
-        """Every sub-log under the checkpoint, in name order."""
+        """Return every sub-log under the checkpoint, in name order."""
 
     def tiles(self, name: str) -> TileSource:
-        """The hashes of a sub-log."""
+        """Return the hashes of a sub-log."""
 
     def leaves(self, name: str, first: int, end: int) -> Iterator[bytes]:
-        """The leaves from `first` up to and without `end`, in order."""
+        """Return the leaves from `first` up to but without `end`, in order."""
 
     def root_leaves(self) -> Iterator[RootLeaf]:
-        """Every leaf of the root log under the checkpoint, in order."""
+        """Return every leaf of the root log under the checkpoint, in order."""
 
     def span(self, name: str, since_us: int | None, until_us: int | None) -> tuple[int, int]:
-        """The shortest run of leaves that holds every leaf whose `at_us` is in [since, until)."""
+        """Return the shortest run of leaves that holds every leaf whose `at_us` is in [since, until)."""
 
     def marked(self) -> Marked:
-        """The processes that replayed or generated what they recorded, as of the checkpoint."""
+        """Return the processes that replayed or generated their records, as of the checkpoint."""
 
     def handovers(self) -> Sequence[HandoverProof]:
-        """Every handover of the signing key under the checkpoint, in order."""
+        """Return every handover of the signing key under the checkpoint, in order."""
 
     def stamps(self) -> Sequence[Stamp]:
-        """The newest timestamp of each authority, of this checkpoint or an earlier one."""
+        """Return the newest timestamp of each authority, of this checkpoint or an earlier one."""

@@ -1,1 +1,1 @@
-"""How long the ledger itself is kept: purges, legal holds, unlinked subjects, and a ledger's move to PostgreSQL."""
+"""Retention of the ledger itself: purges, legal holds, unlinked subjects, and the move to PostgreSQL."""

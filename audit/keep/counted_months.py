@@ -1,4 +1,4 @@
-"""What leaves that are about to go count in figures, by the month that they lie in: read once, while they are verified.
+"""What leaves about to be dropped count in figures, by month; computed once, while they are verified.
 
     counted = CountedMonths(months, log_ids)
     verify_export(part, keys, seen=counted.take)   # any number of parts, from any thread
@@ -41,7 +41,7 @@ _EVER = -(1 << 63)
 
 
 class ExpiredLeaves(NamedTuple):
-    """Leaves of a log from `first` up to and without `below`, which may lose their content."""
+    """Leaves of a log from `first` up to but without `below`, which may lose their content."""
 
     log: int
     first: int
@@ -49,7 +49,7 @@ class ExpiredLeaves(NamedTuple):
 
 
 class CountedMonths:
-    """Figures of leaves by month, these in order; safe for threads. A context: its files are gone afterwards.
+    """Figures of leaves by month, in order; thread-safe. Use it as a context manager, which deletes its files.
 
     going: the leaves that may go, by name of their log; no other is counted. folder: on whose disk the files stand.
     uneven: processes whose leaves do not add up (`uncount`, rule 2).
@@ -85,7 +85,7 @@ class CountedMonths:
         self._held.close()
 
     def take(self, log: str, first: int, leaves: Sequence[bytes]) -> None:
-        """Count leaves of a log from `first` on: those that go, and lie in one of the months."""
+        """Count leaves of a log from `first` on, if they will be dropped and lie in one of the months."""
         run = self._going.get(log)
         if run is None or not self._names:
             return
@@ -97,7 +97,7 @@ class CountedMonths:
             self.flush()
 
     def flush(self) -> None:
-        """Count what this thread has taken: after each part."""
+        """Count what this thread has taken; call it after each part."""
         runs = self._waiting.pop(threading.get_ident(), [])
         leaves = [leaf for _, _, some in runs for leaf in some]
         if not leaves:
@@ -116,7 +116,7 @@ class CountedMonths:
                         firsts.append(idx)
                     numbers.append(number)
             found = taken_off(batch, numbers, self._uneven)
-        keys, told = list(numbered), Counter(numbers)
+        keys, counts = list(numbered), Counter(numbers)
         by_month: dict[str, list[bytes]] = {}
         for (scraped, number, hour_us), figures in found.items():
             of_log, month = keys[number]
@@ -127,15 +127,15 @@ class CountedMonths:
             for month, lines in by_month.items():
                 if month:
                     self._file(month).writelines(lines)
-            for number, count in told.items():
+            for number, count in counts.items():
                 self._leaves[keys[number][1]] += count
 
     def leaves(self, month: str) -> int:
-        """How many leaves of a month were given."""
+        """Return how many leaves of a month were given."""
         return self._leaves[month]
 
     def take_off(self, connection: Connection, month: str) -> None:
-        """Take what was counted of a month off the figures; verdicts over it go too."""
+        """Subtract a month's counts from the figures; verdicts over it are dropped too."""
         drop_verdicts(connection)
         inserts = Inserts(connection)
         lines = self._lines(month)
@@ -144,7 +144,7 @@ class CountedMonths:
         inserts.finish()
 
     def _month_of(self, at_us: int) -> str:
-        """The month of an instant; none of ours is the empty name."""
+        """Return the month of an instant; the empty name outside our months."""
         number = bisect_right(self._firsts, at_us) - 1
         return self._names[number] if number >= 0 and at_us < self._ends[number] else ""
 

@@ -1,4 +1,4 @@
-"""The space of what retention dropped, given back to the disk, beside readers and writers.
+"""Return the space of dropped leaves to the disk while others read and write.
 
 1. PostgreSQL: months that went whole, and their tables with them. What is left of them (the system log's leaves) moves
    into the partition `first`, so that a ledger has as many months as it keeps, however old it is.
@@ -28,7 +28,7 @@ _PAGES = 1024  # of one step: a few milliseconds, for which a writer waits
 
 
 def free_space(engine: Engine, before_us: int) -> None:
-    """Give back what leaves from before an instant took; what somebody is in the way of stays for the next time."""
+    """Free the space of leaves from before an instant; what others block is left for the next time."""
     if dialect_of(engine).partitions:
         _fold_months(engine, before_us)
     else:

@@ -1,32 +1,38 @@
-"""How long the ledger keeps the content of its leaves, and legal holds, which win.
+"""How long the ledger keeps the content of its leaves, and legal holds, which take precedence.
 
-1. Only the content of a prefix of a tenant's log is dropped: leaves older than the limit, of processes that ended
-   before it, under a signed checkpoint. The roots of their tiles stay, and the hashes in the tile where what is left
-   begins, so every proof of what remains, and the roots, stay what they were (`drop_leaves`). The system log (policies,
-   keys, workers, holds, purges) is kept whole.
-2. Before that it was exported, and the export was verified here by the keys that were given: an export that does not
-   hold every leaf that would go is refused. `streamed_purge` writes one of just what goes.
-3. `RetentionPurged` names range, checkpoint, export and two different people, and is committed first. A crash after
-   it is finished by asking again.
-4. What was dropped is in no figure any more (`counters`), as in no row.
+1. Only a prefix of a tenant's log loses its content: leaves older than the limit, of processes that ended before it,
+   under a signed checkpoint. The roots of their tiles stay, and so do the hashes in the tile where the rest begins
+   (rule 10). Roots and every proof of the remaining leaves are unchanged. The system log (policies, keys, workers,
+   holds, purges) is kept whole.
+2. The content was exported before, and the export was verified here with the given keys. An export that lacks a leaf
+   to be dropped is refused. `streamed_purge` writes an export of exactly these leaves.
+3. `RetentionPurged` names range, checkpoint, export and two different people, and is committed first. After a crash the
+   same request finishes the purge.
+4. Dropped leaves count in no figure (`counters`) and have no row.
 5. A process without memory and without residencies (a killed command's, a control plane's) keeps nothing: no later leaf
-   decides anything about what it recorded. One that was closed for its silence keeps its leaves for as long again:
-   what it may hand in yet is judged by them.
-6. How old a leaf is, and when a process ended, is what its leaf states within the times of the signatures that bracket
-   it (`stated_times`): a wrong clock neither stops a purge nor hastens one.
-7. Which sequences were whole is kept before anything of them goes, so what was dropped is not taken for lost.
-8. An active legal hold on a tenant keeps that tenant's log whole, one on everything keeps all. It is asked for again
-   in the transaction that deletes.
+   decides anything about its records. A process that was closed for its silence keeps its leaves for the same time
+   again, because records that it may still hand in are judged by them.
+6. The age of a leaf and the end of a process are the stated times, bounded by the signatures before and after
+   (`stated_times`): a wrong clock neither stops a purge nor hastens one.
+7. The complete sequences are recorded before any of their leaves is dropped, so dropped leaves are not taken for lost.
+8. An active legal hold on a tenant keeps that tenant's log whole; a hold on everything keeps all logs. The transaction
+   that deletes checks the holds again.
+9. `drop_leaves` removes a leaf together with its rows (in both forms of a table that has two) and its figures.
+10. A tile without any remaining leaf keeps its root (level 1 of `tree_nodes`) and no hash inside it. A tile with
+    remaining leaves keeps the hashes of the dropped ones, so that places in it can still be proved.
+11. Runs of one log are dropped from its beginning, so the end of a log remains. `thin_tiles` removes hashes that
+    rule 10 does not keep: hashes that older versions kept, or a month that was emptied before another.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Engine, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Engine, Table, and_, func, or_, select
 
 from kvcustody.audit.evidence.processes.open_processes import may_hold_custody
 from kvcustody.audit.evidence.processes.sequence_gaps import keep_spans
@@ -34,17 +40,21 @@ from kvcustody.audit.evidence.processes.work_periods import ENDS, RETURNED, Life
 from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.exports.manifest import MANIFEST
 from kvcustody.audit.keep.counted_months import CountedMonths, ExpiredLeaves
-from kvcustody.audit.keep.drop_leaves import drop_leaves, thin_tiles, tiles_to_thin
 from kvcustody.audit.keep.free_space import free_space
 from kvcustody.audit.keep.truncate_month import counted_months, empty_months
+from kvcustody.audit.keep.uncount import DroppedRun, uncount_runs
 from kvcustody.audit.kinds import SYSTEM, LegalHoldChanged, RetentionPurged, log_of, tenant_of
-from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.leaf.merkle import HALF, HALF_HEIGHT, leaf_hashes
+from kvcustody.audit.store.database.append_only_triggers import triggers_lifted
+from kvcustody.audit.store.database.bulk_insert import insert_rows
+from kvcustody.audit.store.database.dialect import dialect_of, fetch_all
 from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.database.open_changes import forms_to_drop_from
 from kvcustody.audit.store.database.signed_orders import orders_of
-from kvcustody.audit.store.schema.all_tables import has_leaf, is_leaf_of
+from kvcustody.audit.store.schema.all_tables import has_leaf, is_leaf_of, projections
 from kvcustody.audit.store.schema.leaf_tables import legal_holds
 from kvcustody.audit.store.schema.ledger import events, incarnations, logs
-from kvcustody.audit.store.schema.trees import checkpoints
+from kvcustody.audit.store.schema.trees import checkpoints, tree_nodes
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.proofs import TILE_WIDTH
 from kvcustody.audit.verify.ledger.stated_times import LedgerTimes
@@ -59,14 +69,35 @@ _STEP_TILES = 8  # of one transaction that drops leaves
 _TILES = 256  # of one that thins
 
 
+_INSIDE = (
+    (0, 0),
+    (HALF, HALF_HEIGHT),
+)  # levels below a tile's root, and how many leaves are under each hash (log2)
+# Materialized: what was just dropped is passed over once for each log, to find the first leaf that is there.
+_TO_THIN = f"""
+WITH purged AS MATERIALIZED (
+    SELECT l.id AS log, l.name, max(p.below) AS below, (SELECT min(e.idx) FROM events AS e WHERE e.log = l.id) AS first
+    FROM retention_purges AS p JOIN logs AS l ON l.name = p.of_log GROUP BY l.id, l.name
+), gone AS MATERIALIZED (
+    SELECT log, name, CASE WHEN first < below THEN first ELSE below END / {TILE_WIDTH} * {TILE_WIDTH} AS below
+    FROM purged
+)
+SELECT log, name, below,
+    (SELECT min(n.idx) FROM tree_nodes AS n WHERE n.log = gone.log AND n.level = 0 AND n.idx < gone.below),
+    (SELECT min(n.idx) FROM tree_nodes AS n WHERE n.log = gone.log AND n.level = {HALF}
+        AND n.idx < gone.below / {1 << HALF_HEIGHT})
+FROM gone
+"""  # noqa: S608 - our own numbers
+
+
 class RetentionError(LedgerError):
-    """Content of the ledger may not be dropped, or not yet."""
+    """The ledger's content may not be dropped, or not yet."""
 
     code = "KVC650"
 
 
 class Hold(NamedTuple):
-    """An active legal hold; `tenant` None is on everything, `subject` is a pseudonym: on what is held of one alone."""
+    """An active legal hold. `tenant` None means everything; `subject`, a pseudonym, limits it to one person's data."""
 
     hold: str
     tenant: str | None
@@ -77,7 +108,7 @@ class Hold(NamedTuple):
 
 
 class LogPlan(NamedTuple):
-    """What would go from one log: leaves `first` up to and without `below`; `kept_by` says what stops it there."""
+    """A plan for one log: drop leaves `first` up to but without `below`; `kept_by` names what stops it there."""
 
     log: str
     first: int
@@ -86,19 +117,19 @@ class LogPlan(NamedTuple):
 
     @property
     def leaves(self) -> int:
-        """How many leaves would lose their content."""
+        """The number of leaves that would lose their content."""
         return self.below - self.first
 
 
 def active_holds(connection: Connection) -> tuple[Hold, ...]:
-    """Holds that leaves say were placed and not lifted, oldest first.
+    """Return holds that were placed and not lifted, according to leaves, oldest first.
 
     Where orders are signed (`signed_orders`), an unsigned hold still holds, and nothing but a signed order lifts one:
     what a purge dropped does not come back.
     """
     column = legal_holds.c
     signed = orders_of(connection)
-    found: dict[str, Hold] = {}
+    holds: dict[str, Hold] = {}
     query = select(legal_holds).where(has_leaf(legal_holds)).order_by(column.at_us, column.log, column.idx)
     if signed is not None:
         query = query.add_columns(events.c.leaf).select_from(legal_holds).join(events, is_leaf_of(legal_holds))
@@ -109,14 +140,14 @@ def active_holds(connection: Connection) -> tuple[Hold, ...]:
             if said != (row.hold, row.action, row.at_us):
                 continue
         if row.action == PLACED:
-            found[row.hold] = Hold(row.hold, row.tenant, row.reason, row.actor, row.at_us, row.subject)
+            holds[row.hold] = Hold(row.hold, row.tenant, row.reason, row.actor, row.at_us, row.subject)
         else:
-            found.pop(row.hold, None)
-    return tuple(found.values())
+            holds.pop(row.hold, None)
+    return tuple(holds.values())
 
 
 def holds_on(connection: Connection, tenant: str | None, subjects: Sequence[str] | None) -> tuple[Hold, ...]:
-    """Those on everything, on the tenant, and on its subject of these pseudonyms (None: on any subject of it)."""
+    """Return the holds on everything, on the tenant, and on its subject with these pseudonyms (None: any subject)."""
     return tuple(
         hold
         for hold in active_holds(connection)
@@ -126,13 +157,13 @@ def holds_on(connection: Connection, tenant: str | None, subjects: Sequence[str]
 
 
 def check_no_hold(connection: Connection, tenant: str | None, subjects: Sequence[str] | None = None) -> None:
-    """Raise `RetentionError` under a hold on this tenant or its subject (`holds_on`), or on everything."""
+    """Raise `RetentionError` if this tenant, its subject (`holds_on`), or everything is under a hold."""
     for hold in holds_on(connection, tenant, subjects):
         raise RetentionError(f"legal hold `{hold.hold}` ({hold.reason}) forbids it", hold=hold.hold)
 
 
 def check_no_holds(connection: Connection, names: Iterable[str]) -> None:
-    """The same for these logs, by name."""
+    """Raise `RetentionError` if one of these logs, by name, is under a hold."""
     holds = {hold.tenant: hold for hold in active_holds(connection)}
     for name in names if holds else ():
         hold = holds.get(None) or holds.get(_tenant(name))
@@ -152,13 +183,13 @@ def place_hold(
     clear_names: bool = False,
     clock: Clock | None = None,
 ) -> None:
-    """Put a hold on a tenant's ledger content, or on all of it; durable on return.
+    """Place a hold on a tenant's ledger content, or on all of it; durable on return.
 
     `subject`: on what is held of one subject of the tenant, whose name is written as `SubjectDirectory` writes names.
     The content of the tenant's log stays whole under it: it is not divided by subject.
     """
     if subject is not None and tenant is None:
-        raise RetentionError("a hold on a subject names its tenant")
+        raise RetentionError("a hold on a subject must name its tenant")
     with engine.connect() as connection:
         if any(each.hold == hold for each in active_holds(connection)):
             raise RetentionError(f"a legal hold `{hold}` is active already; lift it first", hold=hold)
@@ -172,7 +203,7 @@ def place_hold(
 
 
 def lift_hold(engine: Engine, hold: str, *, actor: str, reason: str, clock: Clock | None = None) -> None:
-    """Lift a hold; raises `RetentionError` where none of this name is active."""
+    """Lift a hold; raises `RetentionError` if none of this name is active."""
     with engine.connect() as connection:
         found = next((each for each in active_holds(connection) if each.hold == hold), None)
     if found is None:
@@ -182,13 +213,13 @@ def lift_hold(engine: Engine, hold: str, *, actor: str, reason: str, clock: Cloc
 
 
 def plan_purge(connection: Connection, before_us: int) -> tuple[LogPlan, ...]:
-    """What could be dropped of every tenant's log: leaves from before `before_us` (UTC), within rule 1."""
+    """Return what could be dropped of every tenant's log: leaves from before `before_us` (UTC), within rule 1."""
     signed = LedgerProofs(connection).signed_or_none()
     sizes = LedgerProofs(connection).sizes(signed.size) if signed else {}
     holds = active_holds(connection)
     times = LedgerTimes(connection)
     ends = _Ends(connection, times, before_us)
-    made = []
+    plans = []
     tenants = select(logs.c.id, logs.c.name).where(logs.c.name != SYSTEM).order_by(logs.c.name)
     for log in connection.execute(tenants).all():
         of_log = select(events.c.idx).where(events.c.log == log.id, has_leaf(events))
@@ -199,8 +230,8 @@ def plan_purge(connection: Connection, before_us: int) -> tuple[LogPlan, ...]:
         below, kept_by = _oldest_kept(connection, times, ends, log.id, before_us, sizes.get(log.name, 0))
         if holding is not None:
             below, kept_by = first, f"legal hold {holding.hold}"
-        made.append(LogPlan(log.name, first, max(first, below), kept_by))
-    return tuple(made)
+        plans.append(LogPlan(log.name, first, max(first, below), kept_by))
+    return tuple(plans)
 
 
 def purge(
@@ -215,7 +246,7 @@ def purge(
     progress: Callable[[str, int, int], None] | None = None,
     clock: Clock | None = None,
 ) -> tuple[LogPlan, ...]:
-    """Drop the content of old leaves that a verified export holds (rules 1–4); what went, log by log.
+    """Drop the content of old leaves that a verified export holds (rules 1–4); return what was dropped, by log.
 
     Raises `RetentionError` where the export does not hold it, or where one person is both actor and approver.
     """
@@ -240,13 +271,13 @@ def purge(
 
 
 def check_people(actor: str, approver: str) -> None:
-    """Raise `RetentionError` where one person is both actor and approver, or there is no approver."""
+    """Raise `RetentionError` if actor and approver are the same person, or there is no approver."""
     if not approver or actor == approver:
         raise RetentionError("a purge needs an approver who is not the actor", actor=actor, approver=approver)
 
 
 class PurgeFacts(NamedTuple):
-    """What is on record of a purge, whatever the log: checkpoint and digest of the export, and who answers for it."""
+    """A purge's facts for every log: checkpoint and digest of the export, and the people responsible."""
 
     size: int
     digest: str
@@ -256,7 +287,7 @@ class PurgeFacts(NamedTuple):
 
 
 def expired_leaves(engine: Engine, plans: Sequence[LogPlan]) -> dict[str, ExpiredLeaves]:
-    """What plans let go, by name of the log."""
+    """Return the leaves that plans drop, by name of the log."""
     with engine.connect() as connection:
         ids = {row.name: row.id for row in connection.execute(select(logs.c.name, logs.c.id))}
     return {plan.log: ExpiredLeaves(ids[plan.log], plan.first, plan.below) for plan in plans}
@@ -269,7 +300,7 @@ def read_back(
     people: tuple[str, str, str],
     counted: CountedMonths,
 ) -> tuple[ExportVerdict, PurgeFacts]:
-    """The verdict on a sound export of this very ledger, and what is recorded of it; else raises `RetentionError`.
+    """Return the verdict on a sound export of this ledger, and its facts for the record; else raises `RetentionError`.
 
     What it holds of what goes is counted on the way.
     """
@@ -282,12 +313,12 @@ def read_back(
     mine = select(checkpoints.c.root).where(checkpoints.c.size == verdict.root.size)
     with engine.connect() as connection:
         if bytes(connection.scalar(mine) or b"") != verdict.root.root:
-            raise RetentionError(f"export `{export}` is of another ledger than this one", path=export)
+            raise RetentionError(f"export `{export}` belongs to another ledger", path=export)
     return verdict, PurgeFacts(verdict.root.size, digest, *people)
 
 
 def record_purges(engine: Engine, plans: Sequence[LogPlan], facts: PurgeFacts, clock: Clock | None = None) -> None:
-    """Commit one `RetentionPurged` for each log before anything of it goes, many in a transaction."""
+    """Commit a `RetentionPurged` for each log before anything is dropped, many in one transaction."""
     record_operator_acts(
         engine,
         lambda at_us: [RetentionPurged(at_us, plan.log, plan.first, plan.below, *facts) for plan in plans],
@@ -296,7 +327,7 @@ def record_purges(engine: Engine, plans: Sequence[LogPlan], facts: PurgeFacts, c
 
 
 def purge_months(engine: Engine, going: Mapping[str, ExpiredLeaves], counted: CountedMonths) -> int:
-    """Whole months of a partitioned ledger, of all logs at once; how many leaves that were."""
+    """Drop whole months of a partitioned ledger, of all logs at once; return the number of leaves."""
 
     def allowed(connection: Connection) -> None:
         check_no_holds(connection, going)
@@ -326,7 +357,7 @@ def _next_there(engine: Engine, log: int, at: int, below: int) -> int | None:
 
 
 def is_any_there(engine: Engine, runs: Sequence[ExpiredLeaves]) -> bool:
-    """Whether a leaf of these runs, on a server, is there still."""
+    """Return whether a leaf of these runs still exists on a server."""
     statement = (
         "SELECT EXISTS (SELECT FROM unnest(%s::int4[], %s::int8[], %s::int8[]) AS run (log, first, below)"
         " JOIN events AS e ON e.log = run.log AND e.idx >= run.first AND e.idx < run.below)"
@@ -347,7 +378,7 @@ def drop_runs(engine: Engine, runs: Mapping[str, ExpiredLeaves]) -> None:
 
 
 def thin_dropped(engine: Engine) -> None:
-    """Let go of hashes inside tiles whose leaves are gone, in every log that no hold keeps: some at a time."""
+    """Delete hashes inside tiles without leaves, some at a time, in every log that no hold keeps."""
     with engine.connect() as connection:
         found = tiles_to_thin(connection)
         held = {hold.tenant for hold in active_holds(connection)}
@@ -399,7 +430,7 @@ class _Ends:
 def _oldest_kept(
     connection: Connection, times: LedgerTimes, ends: _Ends, log: int, before_us: int, signed: int
 ) -> tuple[int, str]:
-    """The first leaf of a log that has to stay, and why."""
+    """Return the first leaf of a log that must stay, and why."""
     of_log, row = times.of(log), events.c
     older = of_log.older_than(before_us)  # these came before the instant, whatever they state
     younger = select(row.idx).where(row.log == log, row.idx >= older, row.at_us >= before_us, has_leaf(events))
@@ -420,10 +451,108 @@ def _oldest_kept(
 
 
 def check_exported(plan: LogPlan, verdict: ExportVerdict) -> None:
-    """Raise `RetentionError` unless a verified export holds every leaf that would go."""
+    """Raise `RetentionError` unless a verified export holds every leaf to be dropped."""
     held = next((log for log in verdict.logs if log.name == plan.log), None)
     if held is None or held.first > plan.first or held.end < plan.below:
         raise RetentionError(
             f"the export does not hold leaves `{plan.first}` to `{plan.below}` of `{plan.log}`; export them first",
             log=plan.log,
         )
+
+
+# -- dropping leaves ---------------------------------------------------------------------------------------------------
+
+
+def drop_leaves(connection: Connection, runs: Sequence[ExpiredLeaves]) -> None:
+    """Drop these runs, at most one of each log, inside the caller's transaction (rules 9 and 10)."""
+    for table in (*projections(), *forms_to_drop_from(connection).values()):
+        _delete(connection, table, runs)
+    tiles = [_dropped_tiles(connection, run) for run in runs]
+    with triggers_lifted(connection):
+        rows = sorted(map(tuple, _delete(connection, events, runs, ", leaf")))
+        _delete_inside(connection, tiles)
+    found = {
+        log: DroppedRun(log, of_log[0][1], [bytes(row[2]) for row in of_log])
+        for log, of_log in ((log, list(some)) for log, some in groupby(rows, key=lambda row: int(row[0])))
+    }
+    insert_rows(connection, tree_nodes, _partial(rows, found, tiles))
+    uncount_runs(connection, list(found.values()))
+
+
+def tiles_to_thin(connection: Connection) -> list[tuple[str, ExpiredLeaves]]:
+    """Return the leaves of tiles without leaves that still have inner hashes, with the log's name (rule 11)."""
+    found = []
+    for log, name, end, kept, half in fetch_all(connection, _TO_THIN, ()):
+        starts = [idx << height for idx, (_, height) in zip((kept, half), _INSIDE, strict=True) if idx is not None]
+        if starts:
+            found.append((name, ExpiredLeaves(log, min(starts) // TILE_WIDTH * TILE_WIDTH, end)))
+    return found
+
+
+def thin_tiles(connection: Connection, tiles: ExpiredLeaves) -> None:
+    """Delete the hashes inside these tiles, which have no leaf left."""
+    assert not (tiles.first % TILE_WIDTH or tiles.below % TILE_WIDTH)
+    with triggers_lifted(connection):
+        _delete_inside(connection, [tiles])
+
+
+def _dropped_tiles(connection: Connection, run: ExpiredLeaves) -> ExpiredLeaves:
+    """Return the leaves of the tiles that are empty once the run is dropped."""
+    first = run.first // TILE_WIDTH * TILE_WIDTH
+    inside = (events.c.log == run.log, events.c.idx >= first, events.c.idx < run.first)
+    if first < run.first and connection.scalar(select(func.min(events.c.idx)).where(*inside)) is not None:
+        first += TILE_WIDTH
+    return ExpiredLeaves(run.log, first, max(first, run.below // TILE_WIDTH * TILE_WIDTH))
+
+
+def _partial(
+    rows: Sequence[Any], found: dict[int, DroppedRun], tiles: Sequence[ExpiredLeaves]
+) -> Iterator[tuple[int, int, int, bytes]]:
+    """Yield the rows of `tree_nodes` for dropped leaves of tiles with remaining leaves."""
+    gone = {tile.log: tile for tile in tiles}
+    kept = [row for row in rows if not gone[row[0]].first <= row[1] < gone[row[0]].below]
+    for row, hash_ in zip(kept, leaf_hashes(bytes(row[2]) for row in kept), strict=True):
+        yield row[0], 0, row[1], hash_
+
+
+def _delete_inside(connection: Connection, tiles: Sequence[ExpiredLeaves]) -> None:
+    for level, height in _INSIDE:
+        some = [
+            ExpiredLeaves(each.log, each.first >> height, each.below >> height)
+            for each in tiles
+            if each.first < each.below
+        ]
+        _delete(connection, tree_nodes, some, level=level)
+
+
+def _delete(
+    connection: Connection,
+    table: Table,
+    runs: Sequence[ExpiredLeaves],
+    returning: str = "",
+    *,
+    level: int | None = None,
+) -> Sequence[Any]:
+    """Delete what a table has of these runs; log and idx of each row that went, where more of it is asked for."""
+    if not runs:
+        return ()
+    of_level = "" if level is None else f" AND level = {level}"
+    if dialect_of(connection).arrays:
+        ending = f" RETURNING t.log, t.idx{returning}" if returning else ""
+        statement = (
+            f"DELETE FROM {table.fullname} AS t"  # noqa: S608 - our own names
+            " USING unnest(?::int4[], ?::int8[], ?::int8[]) AS run (log, first, below)"
+            f" WHERE t.log = run.log AND t.idx >= run.first AND t.idx < run.below{of_level}{ending}"
+        )
+        values = tuple(list(column) for column in zip(*runs, strict=True))
+        if returning:
+            return fetch_all(connection, statement, values)
+        connection.exec_driver_sql(statement.replace("?", "%s"), values)
+        return ()
+    ending = f" RETURNING log, idx{returning}" if returning else ""
+    inside = f"DELETE FROM {table.fullname} WHERE log = ? AND idx >= ? AND idx < ?{of_level}{ending}"  # noqa: S608 - our own names
+    found: list[Any] = []
+    for run in runs:
+        result = connection.exec_driver_sql(inside, tuple(run))
+        found += result.all() if returning else ()
+    return found

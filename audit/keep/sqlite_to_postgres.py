@@ -1,4 +1,4 @@
-"""A SQLite ledger moved into PostgreSQL, leaf by leaf as it is: same places, same trees, same root, same signatures.
+"""Move a SQLite ledger to PostgreSQL, leaf by leaf: same places, same trees, same root, same signatures.
 
 1. Leaves, trees and what no leaf says are copied under their keys, so that what was signed stays what it is. Rows that
    are functions of one leaf are made from the leaves (`rebuild_rows`), as many as the source has.
@@ -36,7 +36,7 @@ _AT_ONCE = 5000
 
 
 class MoveResult(NamedTuple):
-    """What a move copied: rows by table, and the root log's head, the same on both sides."""
+    """A move's result: copied rows by table, and the root log's head, equal on both sides."""
 
     rows: dict[str, int]
     leaves: int
@@ -44,14 +44,14 @@ class MoveResult(NamedTuple):
 
 
 def move_ledger(source: Engine, target: Engine, *, progress: Progress | None = None) -> MoveResult:
-    """Copy a whole ledger into an empty one of the same schema revision, and prove that it is the same.
+    """Copy a whole ledger into an empty one of the same schema revision, and prove that both are equal.
 
     Raises `LedgerError` where either is of another revision, the source is damaged or under change, the target holds
     anything, or the copy does not check. `progress(table, done, total)` counts rows, then leaves checked.
     """
     check_store(source)
     check_store(target)
-    told = progress or (lambda what, done, total: None)
+    report_progress = progress or (lambda what, done, total: None)
     try:
         with source.connect() as reading, reading.begin():
             if forms_of(reading):  # rule 5
@@ -60,20 +60,20 @@ def move_ledger(source: Engine, target: Engine, *, progress: Progress | None = N
                 )
             _refuse(
                 "source",
-                fsck(reading, progress=lambda log, done, total: told("checking source", done, total)),
+                fsck(reading, progress=lambda log, done, total: report_progress("checking source", done, total)),
             )
             with target.connect().execution_options(**WRITE) as writing, writing.begin():
                 dialect_of(writing).as_long_as_it_takes(writing)
                 _refuse_filled(writing)
-                rows = {str(table.name): _copy(reading, writing, table, told) for table in _in_order()}
-                rows |= _project(reading, writing, told)
+                rows = {str(table.name): _copy(reading, writing, table, report_progress) for table in _in_order()}
+                rows |= _project(reading, writing, report_progress)
                 _check_sizes(reading, writing)
-                report = fsck(writing, progress=lambda log, done, total: told("checking copy", done, total))
+                report = fsck(writing, progress=lambda log, done, total: report_progress("checking copy", done, total))
                 _refuse("copy", report)
                 head = _head(writing)
                 with source.connect() as later:  # past the snapshot (rule 4)
                     if head != _head(later):
-                        raise LedgerError("the source went on during the move; stop its workers and move again")
+                        raise LedgerError("the source changed during the move; stop its workers and move again")
     except SQLAlchemyError as problem:
         raise ledger_error(target, problem) from problem
     return MoveResult(rows, rows[events.name], head)
@@ -105,25 +105,25 @@ def _in_order() -> list[Table]:
 def _project(reading: Connection, writing: Connection, told: Progress) -> dict[str, int]:
     """Make the rows of every table that is a function of one leaf; how many each has."""
     total = reading.scalar(select(func.count()).select_from(events)) or 0
-    made = rebuild_rows(reading, writing, progress=lambda done: told("projecting leaves", done, total))
+    row_counts = rebuild_rows(reading, writing, progress=lambda done: told("projecting leaves", done, total))
     for table in projections():
         there = reading.scalar(select(func.count()).select_from(table)) or 0
-        if made[table.name] != there:
+        if row_counts[table.name] != there:
             raise LedgerError(
-                f"`{table.name}` has `{there}` rows, and the leaves give `{made[table.name]}`",
+                f"`{table.name}` has `{there}` rows, and the leaves give `{row_counts[table.name]}`",
                 table=table.name,
             )
-    return {str(table.name): made[table.name] for table in projections()}
+    return {str(table.name): row_counts[table.name] for table in projections()}
 
 
 def _check_sizes(reading: Connection, writing: Connection) -> None:
     """The copied leaves have brought every log to its size."""
     sizes = select(logs.c.id, logs.c.size).order_by(logs.c.id)
     if writing.execute(sizes).all() != reading.execute(sizes).all():
-        raise LedgerError("the logs of the copy are not of the sizes of the source's")
+        raise LedgerError("the copy's logs and the source's differ in size")
 
 
-def _copy(reading: Connection, writing: Connection, table: Table, told: Progress) -> int:
+def _copy(reading: Connection, writing: Connection, table: Table, report_progress: Progress) -> int:
     """Copy one table in the order of its key; how many rows it has."""
     total = reading.scalar(select(func.count()).select_from(table)) or 0
     if table.name == root_log.name:
@@ -135,7 +135,7 @@ def _copy(reading: Connection, writing: Connection, table: Table, told: Progress
     for rows in _rows(reading, table):
         insert_rows(writing, table, rows if firsts is None else _emptied(rows, firsts))
         done += len(rows)
-        told(f"copying {table.name}", done, total)
+        report_progress(f"copying {table.name}", done, total)
     if done != total:
         raise LedgerError(f"`{total - done}` rows of `{table.name}` were not copied", table=table.name)
     _continue_ids(writing, table)
@@ -143,7 +143,7 @@ def _copy(reading: Connection, writing: Connection, table: Table, told: Progress
 
 
 def _firsts(reading: Connection) -> dict[int, int]:
-    """The first leaf that each log still has: where a copy of it begins, for leaves to be appended to."""
+    """Return the first existing leaf of each log, where its copy begins."""
     query = select(events.c.log, func.min(events.c.idx)).group_by(events.c.log)
     return {row[0]: row[1] for row in reading.execute(query)}
 

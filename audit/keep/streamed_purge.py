@@ -1,4 +1,4 @@
-"""A purge that writes its own export: some leaves at a time are written, read back, put on record and dropped.
+"""A purge that writes its own export: some leaves at a time are written, read back, recorded and dropped.
 
     result = purge_to(engine, before_us, folder, keys, actor="ops", approver="dpo", reason="schedule")
 
@@ -74,7 +74,7 @@ Progress = Callable[[str, int, int], None]  # "written", "verified" or "dropped"
 
 
 class PurgedPart(NamedTuple):
-    """A part of the export, and how many leaves that it holds were dropped now."""
+    """A part of the export, and how many of its leaves were dropped now."""
 
     path: str
     digest: str
@@ -82,7 +82,7 @@ class PurgedPart(NamedTuple):
 
 
 class PurgeResult(NamedTuple):
-    """What a purge dropped, log by log, and the parts that hold it."""
+    """A purge's result: the dropped leaves by log, and the parts that hold them."""
 
     plans: tuple[LogPlan, ...]
     parts: tuple[PurgedPart, ...]
@@ -122,7 +122,7 @@ def purge_to(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> PurgeResult:
-    """Export to `folder`, verify and drop the content of old leaves (rules 1 to 4); what went.
+    """Export to `folder`, verify and drop the content of old leaves (rules 1 to 4); return what was dropped.
 
     Raises `RetentionError` for a part that is not sound, under a hold, and where one person is both actor and approver.
     """
@@ -152,13 +152,13 @@ def purge_to(
 
 
 def _parts_there(folder: Path) -> list[int]:
-    """The numbers of the parts in a folder; raises `RetentionError` for one that holds anything else."""
+    """Return the numbers of the parts in a folder; raises `RetentionError` if it contains anything else."""
     if not folder.exists():
         return []
     names = sorted(path.name for path in folder.iterdir())
     for name in names:
         if not (_PART.fullmatch(name) or _PARTIAL.fullmatch(name)):
-            raise RetentionError(f"`{folder}` holds `{name}`: a purge is exported to a folder of its own", path=folder)
+            raise RetentionError(f"`{folder}` holds `{name}`: export a purge to an empty folder", path=folder)
     return sorted(int(name.removeprefix("part-")) for name in names if _PART.fullmatch(name))
 
 
@@ -169,15 +169,15 @@ def _plan_parts(folder: Path, numbers: Sequence[int], plans: Sequence[LogPlan], 
     for number in numbers:
         part = _Part(folder / f"part-{number:06d}", {}, True)
         for log in parse_manifest(read_plain_file(part.path, MANIFEST, MANIFEST_BYTES_MAX)).logs:
-            left: list[LeafRange] = []
+            remaining: list[LeafRange] = []
             for run in rest.get(log.name, ()):
                 first, end = max(run.first, log.range.first), min(run.end, log.range.end)
                 if first < end and log.name not in part.runs:
                     part.runs[log.name] = LeafRange(log.name, first, end)
-                    left += [run._replace(end=first), run._replace(first=end)]
+                    remaining += [run._replace(end=first), run._replace(first=end)]
                 else:
-                    left.append(run)
-            rest[log.name] = [run for run in left if run.first < run.end]
+                    remaining.append(run)
+            rest[log.name] = [run for run in remaining if run.first < run.end]
         parts += [part] if part.runs else []
     number = max(numbers, default=0)
     for runs in _packed([run for some in rest.values() for run in some], leaves_max // TILE_WIDTH * TILE_WIDTH):

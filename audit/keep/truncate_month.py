@@ -1,4 +1,4 @@
-"""A month emptied at once, on PostgreSQL: what retention drops there goes by TRUNCATE, not row by row.
+"""Empty a whole month on PostgreSQL by TRUNCATE instead of row by row.
 
 1. One transaction hashes what goes (in the database) and empties the month in every table that has months; what stays
    (the system log's, what is under a hold, of processes that go on) is put back unchanged. Tables that do not grow with
@@ -38,7 +38,7 @@ _AT_ONCE = 4096
 
 
 def old_months(engine: Engine, before_us: int) -> tuple[MonthPartition, ...]:
-    """The months that lie before an instant, in order; none where this login may not empty one."""
+    """Return the months before an instant, in order; empty if this login may not empty one."""
     with engine.connect() as connection:
         months = tuple(
             part
@@ -49,7 +49,7 @@ def old_months(engine: Engine, before_us: int) -> tuple[MonthPartition, ...]:
 
 
 def counted_months(engine: Engine, before_us: int, going: Mapping[str, ExpiredLeaves], folder: Path) -> CountedMonths:
-    """A count by month of what is read of `going`, none of it yet; its files stand in the folder."""
+    """Return a counter by month for leaves read of `going`; its files are in the folder."""
     with engine.connect() as connection:
         uneven = frozenset(life.uuid for life in uneven_lives(connection))
     return CountedMonths(old_months(engine, before_us), going, folder, uneven)
@@ -61,7 +61,7 @@ def empty_months(
     allowed: Callable[[Connection], None],
     counted: CountedMonths,
 ) -> int:
-    """Empty those of the counted months that mostly go; how many leaves lost their content.
+    """Empty those counted months that are mostly dropped; return how many leaves lost their content.
 
     `allowed` is asked in each transaction and raises where something must stay after all. What is left of `going`
     (other months, months that mostly stay or that somebody reads) is the caller's to delete row by row.

@@ -1,4 +1,4 @@
-"""Leaves that retention drops count no more: deltas that take them off, in the transaction that drops them.
+"""Subtract dropped leaves from the figures, by deltas in the transaction that drops them.
 
 1. What they leave in custody is carried on, in a figure of no hour: a hand-out may go before the end of its blocks.
 2. Of a process whose leaves do not add up nothing is carried: what is left of it is taken off where it is read
@@ -33,12 +33,12 @@ class DroppedRun(NamedTuple):
 
 
 def uncount(connection: Connection, log: int, first: int, leaves: Sequence[bytes]) -> None:
-    """Take off what these leaves of a log counted, the first of them at `first`; verdicts over them go too."""
+    """Subtract what these leaves of a log counted, the first of them at `first`; verdicts over them are dropped too."""
     uncount_runs(connection, [DroppedRun(log, first, leaves)])
 
 
 def uncount_runs(connection: Connection, runs: Sequence[DroppedRun]) -> None:
-    """The same for a run of each of several logs."""
+    """Subtract a run of each of several logs."""
     drop_verdicts(connection)
     leaves = [leaf for run in runs for leaf in run.leaves]
     if not leaves:
@@ -54,18 +54,18 @@ def uncount_runs(connection: Connection, runs: Sequence[DroppedRun]) -> None:
 
 
 def taken_off(batch: LeafBatch, logs: Sequence[int], uneven: frozenset[str]) -> Figures:
-    """What the figures of these logs change by without these leaves, given the log of each and rule 2's processes."""
-    found = count_events(batch, logs)
+    """Return the change of these logs' figures without these leaves, given the log of each and rule 2's processes."""
+    counted = count_events(batch, logs)
     off = Figures()
-    for place, figures in found.items():
+    for place, figures in counted.items():
         off[place] = {name: -value for name, value in figures.items()}
     lives = _about(batch)
     if not uneven.isdisjoint(lives):
         is_even = [life not in uneven for life in lives]
         even = read_leaves(list(compress(batch.data, is_even)), hashed=False, keys=COUNTED_KEYS)
-        found = count_events(even, list(compress(logs, is_even))) if even.data else Figures()
+        counted = count_events(even, list(compress(logs, is_even))) if even.data else Figures()
     carried = Counter[int]()
-    for (_, log, _), figures in found.items():
+    for (_, log, _), figures in counted.items():
         carried[log] += custody_of(figures)
     for log, blocks in carried.items():
         if blocks:
@@ -74,7 +74,7 @@ def taken_off(batch: LeafBatch, logs: Sequence[int], uneven: frozenset[str]) -> 
 
 
 def _about(batch: LeafBatch) -> list[str]:
-    """The process that each leaf is about: its recorder, unless it names another."""
+    """Return the process that each leaf concerns: the one it names, else its recorder."""
     lives = list(batch.incarnations)
     for group in batch.groups:
         for place, named in zip(group.places, group.columns.get("of_incarnation", ()), strict=False):

@@ -1,4 +1,4 @@
-"""Makes a subject's pseudonyms mean nobody, while every leaf, hash and proof stays as it is.
+"""Detach a subject's pseudonyms from the person, while every leaf, hash and proof stays unchanged.
 
 1. It is on record before it happens (`SubjectUnlinked`, class A), without the name and without the pseudonyms.
 2. Key and names go: the key in its own store, the rows in the ledger's database. After that no copy of the ledger,
@@ -48,7 +48,7 @@ def unlink_subject(
     clock: Clock | None = None,
     put: Callable[[SubjectUnlinked], object] | None = None,
 ) -> UnlinkedSubject:
-    """Destroy the link between a subject and its pseudonyms (rules 1–3); safe to call again.
+    """Destroy the link between a subject and its pseudonyms (rules 1–3); safe to repeat.
 
     `put` makes the event durable or raises; without it a writer is opened for it.
     Raises `LedgerError` under a legal hold, `LedgerUnavailable` where it cannot be put on record.
@@ -77,11 +77,11 @@ def _check_not_restricted(connection: Connection, tenant: str, names: Sequence[s
 
 
 def _remains(engine: Engine, destroyed: int) -> tuple[str, ...]:
-    made = []
+    remains = []
     if not destroyed:
-        made.append(NO_KEYS)
+        remains.append(NO_KEYS)
     if not empty_wal(engine):
-        made.append(BUSY)
+        remains.append(BUSY)
     if dialect_of(engine).roles and not destroyed:
-        made.append(SERVER_LOG)
-    return tuple(made)
+        remains.append(SERVER_LOG)
+    return tuple(remains)

@@ -1,4 +1,4 @@
-"""What happens to custody: each kind of event as plain data, small records that the hot path makes.
+"""Events of custody: each kind as plain data, small records for the hot path.
 
 Classes. A: durable before the act it records takes effect. B: lifecycle; spilled to disk when the database
 is away. C: aggregated into counters. A residency id is unique inside its incarnation; globally it is

@@ -38,7 +38,7 @@ Int64s = NDArray[np.int64]
 
 
 class Run(NamedTuple):
-    """Blocks that hold consecutive generations; the array must not be changed after it was handed over."""
+    """Blocks with consecutive generations; the array must not change after it was passed on."""
 
     blocks: NDArray[Any]
     generation: int
@@ -49,7 +49,7 @@ Runs = Sequence[Run]
 
 
 class Pairs(NamedTuple):
-    """Runs laid flat: one row per (pool, block, generation)."""
+    """Runs laid flat: one row for each (pool, block, generation)."""
 
     pools: Int64s
     blocks: Int64s
@@ -57,7 +57,7 @@ class Pairs(NamedTuple):
 
 
 def plain_forms(item: Sequence[Any]) -> list[Sequence[Any]]:
-    """An encoded run as runs of the first form: itself, or those of a shorter one; raises `LedgerError`."""
+    """Return an encoded run as runs of the first form: itself, or those of a shorter form; raises `LedgerError`."""
     try:
         if isinstance(item[0], list):
             named, deltas, counts = item
@@ -95,7 +95,7 @@ def plain_forms(item: Sequence[Any]) -> list[Sequence[Any]]:
 
 
 def encoded_blocks(item: Sequence[Any]) -> int:
-    """How many blocks an encoded run of any form has."""
+    """Return how many blocks an encoded run of any form has."""
     if item[0].__class__ is list:
         return sum(item[0][2::2])
     if len(item) > 1 and item[1].__class__ is list:
@@ -104,12 +104,12 @@ def encoded_blocks(item: Sequence[Any]) -> int:
 
 
 def is_plain(items: Sequence[Sequence[Any]]) -> bool:
-    """Whether every run is of the first form."""
+    """Return whether every run has the first form."""
     return all(len(item) > 1 and item[1].__class__ is list and item[0].__class__ is not list for item in items)
 
 
 def decode(item: Sequence[Any]) -> Run:
-    """The run behind its canonical form, the first one; raises `LedgerError` where it is malformed."""
+    """Return the run from its canonical form, the first one; raises `LedgerError` if it is malformed."""
     try:
         generation, deltas, counts = int(item[0]), np.array(item[1], np.int64), item[2]
         pool = int(item[3]) if len(item) > 3 else 0
@@ -126,25 +126,25 @@ def decode(item: Sequence[Any]) -> Run:
 
 
 def decode_flat(items: Sequence[Sequence[Any]]) -> tuple[Pairs, Int64s]:
-    """Many encoded runs laid flat at once, with the length of each; the bulk form of `decode`, of any form."""
+    """Return many encoded runs of any form laid flat, with the length of each: the bulk form of `decode`."""
     try:
         decode_all = _of_one_form(items)
         if decode_all is not None:
             return decode_all(items)
         form = np.fromiter(map(_form, items), np.int64, len(items))
-        made: list[tuple[Int64s, Pairs, Int64s]] = []
+        decoded_parts: list[tuple[Int64s, Pairs, Int64s]] = []
         for number, decoded in enumerate((_decode_flat, _decode_named, _decode_placed)):
             mine = np.flatnonzero(form == number)
             if len(mine):
-                made.append((mine, *decoded([items[at] for at in mine.tolist()])))
+                decoded_parts.append((mine, *decoded([items[at] for at in mine.tolist()])))
     except (ValueError, TypeError, LookupError, OverflowError) as problem:
         raise LedgerError(f"a run in a leaf is malformed: {problem}") from problem
     lengths = np.empty(len(items), np.int64)
-    for mine, _, own in made:
+    for mine, _, own in decoded_parts:
         lengths[mine] = own
     starts = np.cumsum(lengths) - lengths
     columns = [np.empty(int(lengths.sum()), np.int64) for _ in Pairs._fields]
-    for mine, pairs, own in made:
+    for mine, pairs, own in decoded_parts:
         before = np.cumsum(own) - own
         at = np.repeat(starts[mine] - before, own) + np.arange(int(own.sum()))
         for column, values in zip(columns, pairs, strict=True):
@@ -241,7 +241,7 @@ def _decode_flat(items: Sequence[Sequence[Any]]) -> tuple[Pairs, Int64s]:
 
 
 def split(run: Run, tokens: int) -> list[Run]:
-    """Consecutive pieces of at most `tokens` run-length tokens each; together they are exactly the run."""
+    """Return consecutive pieces of at most `tokens` run-length tokens each, which together are exactly the run."""
     blocks = np.asarray(run.blocks, np.int64)
     if len(blocks) <= tokens:
         return [run]
@@ -256,7 +256,7 @@ def split(run: Run, tokens: int) -> list[Run]:
 
 
 def flatten(runs: Sequence[Run]) -> Pairs:
-    """Every (pool, block, generation) of the runs, in their order."""
+    """Return every (pool, block, generation) of the runs, in their order."""
     if not runs:
         empty = np.empty(0, np.int64)
         return Pairs(empty, empty, empty)
@@ -270,7 +270,7 @@ def flatten(runs: Sequence[Run]) -> Pairs:
 
 
 def gather(blocks: NDArray[Any], generations: NDArray[Any], pool: int = 0) -> tuple[Run, ...]:
-    """The fewest runs that hold exactly these pairs, ordered by generation."""
+    """Return the fewest runs that hold exactly these pairs, ordered by generation."""
     if len(blocks) == 0:
         return ()
     order = np.argsort(generations, kind="stable")
@@ -282,7 +282,7 @@ def gather(blocks: NDArray[Any], generations: NDArray[Any], pool: int = 0) -> tu
 
 
 class FlatRuns(Sequence[Run]):
-    """Blocks and generations as two arrays, which must not change any more: one object on the engine's thread.
+    """Blocks and generations as two arrays that must not change any more: a single object on the engine's thread.
 
     They become runs only when somebody reads them, which is the writer's thread.
     """
@@ -318,11 +318,11 @@ class FlatRuns(Sequence[Run]):
 
     @property
     def blocks(self) -> int:
-        """How many there are."""
+        """The number of blocks."""
         return len(self._blocks)
 
     def arrays(self) -> tuple[Int64s, Int64s, int]:
-        """Blocks, generations and the pool, without a look at runs."""
+        """Return blocks, generations and the pool, without building runs."""
         return self._blocks, self._generations, self._pool
 
     def __eq__(self, other: object) -> bool:
@@ -333,14 +333,16 @@ class FlatRuns(Sequence[Run]):
 
 
 def block_count(runs: Runs) -> int:
-    """How many blocks runs hold, without making any."""
+    """Return how many blocks the runs hold, without decoding them."""
     return runs.blocks if isinstance(runs, FlatRuns) else sum(len(run.blocks) for run in runs)
 
 
 def names_block(
     items: Sequence[Sequence[Any]], block: int, generation: int, pool: int, *, by_index: bool = False
 ) -> bool:
-    """Whether encoded runs hold a block at a generation; `by_index`: and say its index, not the generation alone."""
+    """Return whether encoded runs hold a block at a generation; `by_index`: and name its index, not only the
+    generation.
+    """
     return any(
         of_pool == pool and (named == block or (named == UNNAMED and not by_index))
         for of_pool, named in blocks_at(items, generation)
@@ -348,7 +350,7 @@ def names_block(
 
 
 def blocks_at(items: Sequence[Sequence[Any]], generation: int) -> Iterator[tuple[int, int]]:
-    """The pool and the index (`UNNAMED` where none is said) of what encoded runs hold at a generation."""
+    """Yield the pool and index (`UNNAMED` if not stated) of what encoded runs hold at a generation."""
     for run in map(decode, chain.from_iterable(map(plain_forms, items))):
         place = generation - run.generation
         if 0 <= place < len(run.blocks):
@@ -356,7 +358,7 @@ def blocks_at(items: Sequence[Sequence[Any]], generation: int) -> Iterator[tuple
 
 
 def name_blocks(keys: Int64s, blocks: Int64s, known_keys: Int64s, known_blocks: Int64s) -> Int64s:
-    """The indices of blocks by the keys of their custodies, those that are `UNNAMED` from what is known of others.
+    """Return block indices by the keys of their custodies; `UNNAMED` ones come from what other leaves state.
 
     What nothing names stays `UNNAMED`.
     """

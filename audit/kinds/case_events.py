@@ -1,4 +1,4 @@
-"""Events of cases: what a person asked for of their data, and every step of its answer."""
+"""Events of cases: a person's request about their data, and every step of its answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvcustody.audit.kinds.row import Kept, LeafFigures, RowColumn, in_table
 
 
 class CaseOpened(GuardingOrder, frozen=True, tag="case-opened"):
-    """A request of a person was received, and is about to be answered as a case (class A).
+    """A person's request was received and will be answered as a case (class A).
 
     `received_utc` is when it came in, in UTC microseconds, as `actor` says. Its deadlines follow from that, the `zone`
     and the `holidays`, which are those of the controller's list that can matter; `ends` are what followed when it was
@@ -43,7 +43,7 @@ class CaseOpened(GuardingOrder, frozen=True, tag="case-opened"):
 
 
 class CaseStepped(GuardingOrder, frozen=True, tag="case-step"):
-    """A step of a case is about to be taken (class A). What its words mean is in `audit.evidence.cases.case_record`.
+    """A step of a case is about to be taken (class A). `audit.evidence.cases.case_record` defines its words.
 
     `about` names an erasure, a recipient, a third party or a channel; `digest` is the SHA-256 of a letter or an export.
     """
@@ -67,7 +67,7 @@ class CaseStepped(GuardingOrder, frozen=True, tag="case-step"):
 
 
 class ProcessingRestricted(WorkersLifecycleEvent, frozen=True, tag="processing-restricted"):
-    """A worker uses nothing of a subject from here on, or as before again: in effect before it is recorded (class B).
+    """A worker stops or resumes using a subject's data: in effect before it is recorded (class B).
 
     `change`: `restricted` or `lifted`, as the case orders it.
     """

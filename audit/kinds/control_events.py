@@ -1,4 +1,4 @@
-"""Events of the control plane: who read the ledger, and who may ask at all.
+"""Events of the control plane: reads of the ledger, and changes of the principals who may ask.
 
 Events of a policy's release: every step of it, what a worker stages, and what it takes back.
 
@@ -39,7 +39,7 @@ OWN_ACTORS = frozenset({GOVERNOR, POLICY_FEED})
 
 
 class AccessRecorded(GuardingEvent, frozen=True, tag="access"):
-    """Somebody with a role that sees others' custody read the ledger or took something out of it (class A).
+    """A role that sees others' custody read the ledger or exported from it (class A).
 
     `operation` is the operation's name in the API. `of_tenant` is whom the question was about, empty for everybody.
     `filters` are the names of the filters that were used, never their values: one could be a subject's name.
@@ -54,7 +54,7 @@ class AccessRecorded(GuardingEvent, frozen=True, tag="access"):
 
 
 class PrincipalChanged(GuardingEvent, frozen=True, tag="principal-changed"):
-    """A principal was enrolled or disabled, or a key of theirs issued, replaced or revoked (class A).
+    """A principal was enrolled or disabled, or its key issued, replaced or revoked (class A).
 
     `detail` is a key's public prefix. Never the key.
     """
@@ -69,7 +69,7 @@ class PrincipalChanged(GuardingEvent, frozen=True, tag="principal-changed"):
 
 
 class AttemptsRefused(WorkersLifecycleEvent, frozen=True, tag="attempts-refused"):
-    """How often an identity that proves nobody, or nobody who is admitted, was refused from `from_us` to now (class B).
+    """How often an identity was refused, from `from_us` to now, because it is unproved or not admitted (class B).
 
     `place`: an `engine`, the `door` before one, or the `service`. `source`: the network that they came from, or the
     tenant that they named; `others` are all beyond the bound. `of_worker`: whose door it is.
@@ -84,7 +84,7 @@ class AttemptsRefused(WorkersLifecycleEvent, frozen=True, tag="attempts-refused"
 
 
 class ReleaseStep(GuardingEvent, frozen=True, tag="release-step"):
-    """One step of the release workflow, about to be taken (class A).
+    """A step of the release workflow is about to be taken (class A).
 
     `step` is its number in the release; `record` the digest of the signed record, which holds the rest.
     """
@@ -112,7 +112,7 @@ class PolicyStaged(WorkersGuardingEvent, frozen=True, tag="policy-staged"):
 
 
 class EnforcementOrdered(GuardingOrder, frozen=True, tag="enforcement-ordered"):
-    """Somebody ordered for whom workers enforce their policy until `until_seconds` (UTC), and whom not (class A).
+    """Somebody ordered for whom workers enforce their policy until `until_seconds` (UTC), and for whom not (class A).
 
     `mode` is `monitor` (nobody), `canary` (the tenants named, and of the others a share of sessions, in millionths) or
     `enforce` (everybody: an order back). `seed` chooses the sessions of a share, and keys nothing.
@@ -129,7 +129,7 @@ class EnforcementOrdered(GuardingOrder, frozen=True, tag="enforcement-ordered"):
 
 
 class EnforcementChanged(WorkersGuardingEvent, frozen=True, tag="enforcement-changed"):
-    """From here on a worker enforces its policy for these (class A): on record before anybody is monitored anew.
+    """A worker now enforces its policy for these (class A): on record before anybody else is monitored.
 
     `order` is the order's place in the system log, `refused` why the worker does not follow it and enforces.
     """
@@ -145,7 +145,7 @@ class EnforcementChanged(WorkersGuardingEvent, frozen=True, tag="enforcement-cha
 
 
 class GrantsRevoked(WorkersLifecycleEvent, frozen=True, tag="grants-revoked"):
-    """A worker took grants, segments or sharing groups back: in effect before it is recorded (class B)."""
+    """A worker revoked grants, segments or sharing groups: in effect before it is recorded (class B)."""
 
     ids: WordList
     revision: int
@@ -153,7 +153,7 @@ class GrantsRevoked(WorkersLifecycleEvent, frozen=True, tag="grants-revoked"):
 
 
 class RetentionPurged(GuardingOrder, frozen=True, tag="retention-purged"):
-    """The content of a log's leaves below `below` is about to be dropped; hashes over them stay (class A).
+    """The content of a log's leaves below `below` is about to be dropped; their hashes stay (class A).
 
     `first` is the first of them that still had content. `size` and `digest` name what was exported before: the
     checkpoint by its root leaves, and SHA-256 of the export's manifest. `approver` is another person than `actor`.
@@ -200,7 +200,7 @@ class LegalHoldChanged(GuardingOrder, frozen=True, tag="legal-hold"):
 
 
 class SubjectUnlinked(GuardingOrder, frozen=True, tag="subject-unlinked"):
-    """A subject's names and key are about to be destroyed: its pseudonyms mean nobody from then on (class A)."""
+    """A subject's names and key are about to be destroyed; its pseudonyms then belong to nobody (class A)."""
 
     tenant: str
     pseudonyms: int
@@ -209,7 +209,7 @@ class SubjectUnlinked(GuardingOrder, frozen=True, tag="subject-unlinked"):
 
 
 class OrderSigned(GuardingOrder, frozen=True, tag="order-signed"):
-    """An order that was recorded without a signature counts from here on, as it stands and from its own time (class A).
+    """An unsigned recorded order counts from now on, unchanged and as of its own time (class A).
 
     `digest` is the SHA-256 of its leaf, in hex; `idx` its place in the log of `tenant` (None: the system log).
     """
@@ -224,7 +224,8 @@ class OrderSigned(GuardingOrder, frozen=True, tag="order-signed"):
 
 class SinkChanged(GuardingEvent, frozen=True, tag="sink-changed"):
     """A sink of leaves (a webhook, a collector's file) is about to be attached, detached, or sent its dead batches
-    again (class A). It is on record here and not in the sink, which may be the one that is dead."""
+    again (class A). It is recorded here and not in the sink, which may be unreachable.
+    """
 
     sink: str
     action: str
@@ -234,7 +235,7 @@ class SinkChanged(GuardingEvent, frozen=True, tag="sink-changed"):
 
 
 class ReportScheduleChanged(GuardingEvent, frozen=True, tag="report-schedule-changed"):
-    """A schedule of reports is about to be made, paused, resumed or deleted (class A).
+    """A schedule of reports is about to be created, paused, resumed or deleted (class A).
 
     `of_tenant` is whose reports it makes, empty for all. `destinations` are names of the settings, never addresses.
     """
@@ -251,7 +252,7 @@ class ReportScheduleChanged(GuardingEvent, frozen=True, tag="report-schedule-cha
 
 
 class ScheduledReportMade(GuardingEvent, frozen=True, tag="scheduled-report-made"):
-    """A schedule made a report; it is delivered from now on (class A). `actor` is who made the schedule.
+    """A schedule produced a report, whose delivery begins (class A). `actor` is the schedule's author.
 
     `period` is ISO 8601, in UTC. `digest` is the SHA-256 of report.json without its signature; `opinion` its verdict.
     """
@@ -269,8 +270,9 @@ class ScheduledReportMade(GuardingEvent, frozen=True, tag="scheduled-report-made
 
 
 class ReportDelivery(GuardingEvent, frozen=True, tag="report-delivery"):
-    """A scheduled report is about to be handed over for the first time (`begun`), was taken (`delivered`), was not
-    taken (`failed`: once, it is tried again), was given up, or is tried again as `actor` asks (`again`) (class A).
+    """A scheduled report is about to be delivered for the first time (`begun`), was accepted (`delivered`), was not
+    accepted (`failed`: recorded once, and retried), was given up, or is retried on `actor`'s request (`again`) (class
+    A).
     """
 
     report: str
@@ -284,7 +286,7 @@ class ReportDelivery(GuardingEvent, frozen=True, tag="report-delivery"):
 
 
 class ClockConfirmed(GuardingEvent, frozen=True, tag="clock-confirmed"):
-    """Somebody says that a machine's wall clock is right, which is this far ahead of its deadlines' time (class A)."""
+    """Somebody confirms a machine's wall clock, which is this far ahead of the deadline clock (class A)."""
 
     ahead_seconds: int
     actor: str
@@ -293,7 +295,7 @@ class ClockConfirmed(GuardingEvent, frozen=True, tag="clock-confirmed"):
 
 
 class LogBroken(GuardingEvent, frozen=True, tag="log-broken"):
-    """Somebody says that the root log does not extend what its key signed, and that it goes on all the same (class A).
+    """Somebody confirms that the root log does not extend what its key signed, and that it continues anyway (class A).
 
     `record` is the statement that the key signed, in base64: what was lost, and where the next signature begins.
     """
@@ -375,7 +377,7 @@ class WorkerStarted(WorkersLifecycleEvent, frozen=True, tag="worker-started"):
 
 
 class WorkerStopped(WorkersLifecycleEvent, frozen=True, tag="worker-stopped"):
-    """A process ended in order, with its pool's own counters (class B), and those of its tiers, one place a tier."""
+    """A process stopped normally, with the counters of its pool (class B) and of its tiers, one place for each tier."""
 
     worker: OwnWorker
     cause: Words
@@ -396,7 +398,7 @@ SILENCE, DECLARED = (
 
 
 class WorkerDied(LifecycleEvent, frozen=True, tag="worker-died"):
-    """An incarnation ended without saying so, and its custody was closed as unproven (class B).
+    """An incarnation ended without recording it, and its custody was closed as unproven (class B).
 
     `closed_by` is empty where a successor did it, `silence` where the control plane `actor` had heard nothing for
     `silent_seconds`, longer than `bound_seconds`, and `declared` where two people (`actor`, `approver`) said for
@@ -420,14 +422,16 @@ class WorkerDied(LifecycleEvent, frozen=True, tag="worker-died"):
 
 
 class WorkerReturned(LifecycleEvent, frozen=True, tag="worker-returned"):
-    """An incarnation that counted as dead handed in leaves of its own: it has not ended, until it does (class B)."""
+    """An incarnation that counted as dead submitted leaves of its own: it is alive until it ends (class B)."""
 
     worker: str
     incarnation: str
 
 
 class WorkerClosingAsked(GuardingEvent, frozen=True, tag="worker-closing-asked"):
-    """Somebody asks that a silent process be declared dead, its spill lost; another person has to agree (class A)."""
+    """Somebody requests that a silent process be declared dead and its spill lost; a second person must agree (class
+    A).
+    """
 
     worker: str
     incarnation: str
@@ -453,7 +457,7 @@ class PolicyActivated(WorkersGuardingEvent, frozen=True, tag="policy-activated")
 
 
 class PolicyText(WorkersLifecycleEvent, frozen=True, tag="policy-text"):
-    """A piece of the document of a policy that a worker enforces: number `number` of `of`, from 1 (class B).
+    """Piece `number` of `of`, from 1, of the document of a policy that a worker enforces (class B).
 
     It proves nothing by itself: what all pieces are together is the policy where its digest is `digest`, which the
     `policy-activated` or `policy-staged` leaf states.
@@ -469,7 +473,7 @@ BARE, QUALIFIED = "bare", "qualified"  # how an issuer's tenants are named: `acm
 
 
 class IssuerAssigned(GuardingOrder, frozen=True, tag="issuer-assigned"):
-    """The ledger met an issuer of tenants, about to be named for the first time (class A).
+    """The ledger met an issuer of tenants, which is about to be named for the first time (class A).
 
     `tenants` of the first one are `bare`: every id that stands alone in this ledger, in leaves from before this one
     too, is that issuer's. Those of any other are `qualified`: their names end with `^` and the issuer.
@@ -481,7 +485,7 @@ class IssuerAssigned(GuardingOrder, frozen=True, tag="issuer-assigned"):
 
 
 class KeyEvent(WorkersGuardingEvent, frozen=True, tag="key-event"):
-    """A key epoch was made, rotated, revoked or destroyed (class A). Never the key.
+    """A key epoch was made, rotated, revoked or destroyed (class A). It never contains the key.
 
     `in_service`: what the key service does with the key that wraps the epoch alone: `owed`, `still-owed` by a process
     before, `pending` until `ends_utc` (µs), `gone`. Without a service, the same of known backups of the key store.
@@ -497,7 +501,8 @@ class KeyEvent(WorkersGuardingEvent, frozen=True, tag="key-event"):
 
 
 class KeysDropped(WorkersGuardingEvent, frozen=True, tag="keys-dropped"):
-    """A process holds no secret any more of the epochs that an order of the moment `ordered_utc` (µs) ended (class A).
+    """A process no longer holds any secret of the epochs that an order of the moment `ordered_utc` (µs) ended (class
+    A).
 
     `epochs`: of how many it destroyed the wrapped copy; 0 where another process of these keys was quicker.
     """
@@ -507,7 +512,7 @@ class KeysDropped(WorkersGuardingEvent, frozen=True, tag="keys-dropped"):
 
 
 class KeysOrdered(GuardingOrder, frozen=True, tag="keys-ordered"):
-    """Every worker is to rotate, or to destroy, a tenant's key epochs from before this moment (class A).
+    """Every worker must rotate, or destroy, a tenant's key epochs from before this moment (class A).
 
     A leaf of the system log: it has to outlast the tenant's own content. What workers do is a `KeyEvent` each.
     """
@@ -520,7 +525,7 @@ class KeysOrdered(GuardingOrder, frozen=True, tag="keys-ordered"):
 
 
 class DecisionRecorded(WorkersGuardingEvent, frozen=True, tag="decision"):
-    """A decision worth its own leaf: a reader's first use of a grant or segment under a revision (class A).
+    """A decision with its own leaf: a reader's first use of a grant or segment under a revision (class A).
 
     Written in the reader's log and, when another tenant owns the blocks, in the owner's, without the reader's trace.
     """

@@ -1,4 +1,4 @@
-"""Events of copies off the device: objects of a tier that began, ended and were destroyed; decisions to move them.
+"""Events of copies off the device: a tier's objects from start to destruction, and decisions to move them.
 
 A leaf is of several copies of one tenant, classification and cause in one tier: its lists belong together, one place a
 copy. A copy is (incarnation, tier, number); its name is opaque, and may be another copy's once this one has ended.
@@ -38,7 +38,7 @@ leaves. Two sides are compared by the sum of the numbers (`numbers`), without a 
 
 
 class CopiesStored(WorkersLifecycleEvent, frozen=True, tag="copies-stored"):
-    """Copies began (class B): each holds `blocks_each` blocks sealed in `bytes_each` bytes, and ends by `due_us`.
+    """Copies were stored (class B): each holds `blocks_each` blocks sealed in `bytes_each` bytes, and ends by `due_us`.
 
     What proves that its bytes are gone has to follow by then and `within_us`, as the policy says now.
     """
@@ -58,7 +58,7 @@ class CopiesStored(WorkersLifecycleEvent, frozen=True, tag="copies-stored"):
 
 
 class CopiesEnded(WorkersLifecycleEvent, frozen=True, tag="copies-ended"):
-    """From `ended_us` on nothing finds these copies (class B). `erasure` ended them, where `cause` is `erased`.
+    """From `ended_us` on no look-up finds these copies (class B). With the cause `erased`, `erasure` ended them.
 
     `due_us` is what the process says that they were due by: never later than what it said when it stored them. What
     proves that their bytes are gone has to follow by then and `within_us`.
@@ -83,7 +83,7 @@ class CopiesEnded(WorkersLifecycleEvent, frozen=True, tag="copies-ended"):
 
 
 class CopiesDestroyed(WorkersLifecycleEvent, frozen=True, tag="copies-destroyed"):
-    """Bytes of copies are gone, or nobody can open them any more (class B): `cause` is one of `EVIDENCE`.
+    """The bytes of copies are gone, or nobody can decrypt them any more (class B): `cause` is one of `EVIDENCE`.
 
     A copy may have more than one: the first ends it. A leaf of numbers 0 is of what a process before left under those
     names; `tenant` None: nothing tells whose it was.
@@ -104,7 +104,7 @@ class CopiesDestroyed(WorkersLifecycleEvent, frozen=True, tag="copies-destroyed"
 
 
 class CopiesLocked(WorkersLifecycleEvent, frozen=True, tag="copies-locked"):
-    """A store refuses to delete the bytes of these ended copies until `until_us`, by a lock of its own (class B).
+    """A store refuses to delete the bytes of these ended copies until `until_us` because of its own lock (class B).
 
     It is no evidence of an end: that is a key's, or the delete that follows the lock. `erasure` ended them, if any did.
     """
@@ -121,7 +121,7 @@ class CopiesLocked(WorkersLifecycleEvent, frozen=True, tag="copies-locked"):
 
 
 class TierInherited(WorkersLifecycleEvent, frozen=True, tag="tier-inherited"):
-    """A worker died, and another opened the tier that it left (class B): what became of these copies.
+    """A worker died and another opened its tier (class B): the outcome for these copies.
 
     `outcome`: `restored`, custody of them is the recorder's from now on, under the deadlines that they had; or `ended`,
     as policy says of their classification, or because the recorder is no heir. Who died, `left_by_worker` and
@@ -158,7 +158,7 @@ class BlocksHandedOver(WorkersLifecycleEvent, frozen=True, tag="blocks-handed-ov
 
 
 class TransferDecided(WorkersLifecycleEvent, frozen=True, tag="transfer-decided"):
-    """Whether copies were moved, by what either way was predicted to take, and what came of it (class B).
+    """A decision whether to move copies, with predicted and measured times (class B).
 
     `action`: store or restore. `choice`: transfer, recompute or none. `outcome`: done, partial, failed, or empty.
     `actual_us` is what was measured: 0 where nothing moved. `residency`: whom it was restored for; 0 for a store.

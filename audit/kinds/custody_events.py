@@ -1,4 +1,4 @@
-"""Events of custody itself: residencies, the blocks they hold, custody ends and receipts.
+"""Events of custody: residencies, the blocks they hold, custody ends and receipts.
 
 Events of erasures in one process (what was taken, what stays, what was read back), and of overdue custody.
 
@@ -50,7 +50,7 @@ RELEASES = in_table(
 
 
 class ResidencyOpened(WorkersLifecycleEvent, frozen=True, tag="residency-opened"):
-    """A request entered the cache: who, why, until when, what it attached and what it was handed (class B).
+    """A request entered the cache: its principal, reason and limits, and its attached and handed-out blocks (class B).
 
     `attached` existed before; `written` is what admission handed out, on record before anything is computed.
     `model` is the first 16 hex digits of the ModelIdentity's digest; empty where it is not known. `earlier_blocks`: how
@@ -84,7 +84,7 @@ class ResidencyOpened(WorkersLifecycleEvent, frozen=True, tag="residency-opened"
 
 
 class RequestMonitored(WorkersLifecycleEvent, frozen=True, tag="request-monitored"):
-    """What the policy would have decided of a request that it was not enforced for, under which order (class B).
+    """The policy's decision on a request for which it was not enforced, and the order to monitor it (class B).
 
     It attached `reused_tokens`, under the engine's own keys. The policy would have refused `refused_tokens` of them,
     and had it been enforced, `forecast_tokens` would have been found: what is between that and `reused_tokens` would
@@ -111,7 +111,7 @@ class RequestMonitored(WorkersLifecycleEvent, frozen=True, tag="request-monitore
 
 
 class BlocksAssigned(WorkersLifecycleEvent, frozen=True, tag="blocks-assigned"):
-    """Blocks that a residency of `tenant` was handed belong to `owner`: it fills a segment of that tenant (class B).
+    """Blocks handed to a residency of `tenant` belong to `owner`, because it fills that tenant's segment (class B).
 
     The leaf that hands them out lists them too; their custody, its charge and its end are the owner's. Written in both
     logs, so that each says by itself what its tenant holds.
@@ -127,7 +127,7 @@ class BlocksAssigned(WorkersLifecycleEvent, frozen=True, tag="blocks-assigned"):
 
 
 class BlocksAttached(WorkersLifecycleEvent, frozen=True, tag="blocks-attached"):
-    """A running request came to refer to blocks that another had published meanwhile (class B).
+    """A running request attached blocks that another had published meanwhile (class B).
 
     It uses them from then on as it does those that its `ResidencyOpened` lists as attached: until it is
     released, and under its hold after that.
@@ -147,7 +147,7 @@ class BlocksAttached(WorkersLifecycleEvent, frozen=True, tag="blocks-attached"):
 
 
 class ResidencyReleased(WorkersLifecycleEvent, frozen=True, tag="residency-released"):
-    """A request left: what it wrote since admission, and until when it holds its blocks (0: not held) (class B).
+    """A request left: the blocks it wrote since admission, and until when it holds its blocks (0: not held) (class B).
 
     `written` is every block it had allocated that no earlier leaf of it lists: growth and copies, whatever
     became of them.
@@ -166,7 +166,7 @@ class ResidencyReleased(WorkersLifecycleEvent, frozen=True, tag="residency-relea
 
 
 class BlocksReleased(WorkersLifecycleEvent, frozen=True, tag="blocks-released"):
-    """A request that goes on let go of some blocks, as a sliding window does (class B).
+    """A continuing request released some blocks, as a sliding window does (class B).
 
     `own`: it had allocated them itself and no leaf lists them yet; its `ResidencyReleased` leaves them out.
     Else it had attached them, or was handed them at admission.
@@ -186,7 +186,7 @@ class BlocksReleased(WorkersLifecycleEvent, frozen=True, tag="blocks-released"):
 
 
 class HoldsNarrowed(WorkersLifecycleEvent, frozen=True, tag="holds-narrowed"):
-    """A narrowing act made holds of a tenant end earlier: which stand from here on, and until when (class B).
+    """A narrowing act ended a tenant's holds earlier: which holds stand from here on, and until when (class B).
 
     `holds` are all residencies of the tenant in this process that hold anything after the act, ascending; `holds[i]`
     lasts until `until_us[i]`. What was released before and is not among them holds no longer. `revision` is the
@@ -259,7 +259,7 @@ class ReceiptRecorded(WorkersLifecycleEvent, frozen=True, tag="receipt"):
 
 
 class IntegrityMismatch(WorkersLifecycleEvent, frozen=True, tag="integrity-mismatch"):
-    """Blocks that somebody was about to reuse were not what had been published (class B).
+    """Blocks about to be reused differed from their published content (class B).
 
     They were not attached and their custody ends; `requests` running ones refer to them until they are released.
     """
@@ -271,7 +271,7 @@ class IntegrityMismatch(WorkersLifecycleEvent, frozen=True, tag="integrity-misma
 
 
 class CustodyChanged(WorkersLifecycleEvent, frozen=True, tag="custody-changed"):
-    """What one process released, ended and wiped of one tenant within a short while, as one leaf (class B).
+    """One process's releases, ends and scrubs for one tenant within a short time, as one leaf (class B).
 
     Each is an event with its own moments; `leaf_schema` says how they stand in the leaf, and `EventQueue` which may.
     """
@@ -284,7 +284,7 @@ class CustodyChanged(WorkersLifecycleEvent, frozen=True, tag="custody-changed"):
 
 
 class ErasureApplied(WorkersLifecycleEvent, frozen=True, tag="erasure-applied"):
-    """An erasure took effect here (class B): `runs` is all custody that it covers, ended or about to end or kept.
+    """An erasure took effect here (class B): `runs` is all custody that it covers, ended, ending or kept.
 
     `requests` were aborted, `finishing` run on unattachable, `residencies` lapsed; `objects[i]` are of `tiers[i]`.
     """
@@ -305,7 +305,7 @@ class ErasureApplied(WorkersLifecycleEvent, frozen=True, tag="erasure-applied"):
 
 
 class ErasureRemaining(WorkersLifecycleEvent, frozen=True, tag="erasure-remaining"):
-    """Custody that an erasure covers and that stays, with the reason (class B)."""
+    """Custody that an erasure covers but that stays, with the reason (class B)."""
 
     erasure: ErasureId
     tenant: MaybeOrdered
@@ -319,7 +319,7 @@ class ErasureRemaining(WorkersLifecycleEvent, frozen=True, tag="erasure-remainin
 
 
 class ErasureReread(WorkersLifecycleEvent, frozen=True, tag="erasure-reread"):
-    """What an erasure ended was read back after its receipts (class B).
+    """Memory that an erasure ended was read back after its receipts (class B).
 
     Only blocks that were still CLEAN at the same generation could be read: `checked`; the rest, `changed`, had been
     handed out again. `nonzero`: bytes that were not zero.
@@ -338,7 +338,7 @@ class ErasureReread(WorkersLifecycleEvent, frozen=True, tag="erasure-reread"):
 
 
 class CustodyOverdue(WorkersLifecycleEvent, frozen=True, tag="custody-overdue"):
-    """Holds are past their deadline and not lapsed yet: the process slept, or fell behind (class B).
+    """Holds are past their deadline but have not lapsed: the process slept, or fell behind (class B).
 
     Nothing of them is served meanwhile. A second one, with none left, says that it has caught up.
     """
@@ -349,7 +349,7 @@ class CustodyOverdue(WorkersLifecycleEvent, frozen=True, tag="custody-overdue"):
 
 
 class ErasureRequested(LifecycleOrder, frozen=True, tag="erasure-requested"):
-    """All custody of a selector must end by the deadline (class B). `actor` asked for it."""
+    """All custody of a selector must end by the deadline (class B), on `actor`'s request."""
 
     erasure: str
     tenant: str | None
@@ -370,7 +370,9 @@ class ErasureRequested(LifecycleOrder, frozen=True, tag="erasure-requested"):
 
 
 class ErasureCompleted(WorkersLifecycleEvent, frozen=True, tag="erasure-completed"):
-    """An erasure ran: what ended, what lawfully remains and why (class B). `outcome`: complete or partial."""
+    """An erasure ran: what ended, and what lawfully remains with the reason (class B). `outcome`: complete or
+    partial.
+    """
 
     erasure: ErasureId
     tenant: MaybeOrdered
@@ -405,7 +407,7 @@ class OrphanScanned(WorkersLifecycleEvent, frozen=True, tag="orphan-scanned"):
 
 
 class OrphanFound(WorkersLifecycleEvent, frozen=True, tag="orphan-found"):
-    """Custody that two sources disagree about (class B). `orphan` is one of the classes of the design."""
+    """Custody on which two sources disagree (class B). `orphan` is one of the classes of the design."""
 
     scan: int
     finding: int

@@ -1,4 +1,4 @@
-"""Events of erase epochs and of doors: which erasure raised an epoch, which door follows it, which hints it clips.
+"""Events of erase epochs and of doors: epochs that erasures raised, doors that follow them, and clipped hints.
 
 None has the tag of a scope: whose a tag is, no leaf says.
 """
@@ -30,7 +30,7 @@ class EpochRaised(LifecycleEvent, frozen=True, tag="epoch-raised"):
 
 
 class EpochsTaken(DoorsLifecycleEvent, frozen=True, tag="epochs-taken"):
-    """A door follows every epoch up to `version` (class B); `digest` is of the snapshot that it has.
+    """A door follows every epoch up to `version` (class B); `digest` is of its snapshot.
 
     A door writes at most one a second: the newest stands for those before it.
     """
@@ -46,7 +46,7 @@ class EpochsTaken(DoorsLifecycleEvent, frozen=True, tag="epochs-taken"):
 
 
 class HintsClipped(DoorsLifecycleEvent, frozen=True, tag="hints-clipped"):
-    """Hints of clients went on with less than they asked for, in the last `seconds` (class B). It names no client.
+    """Hints of clients were clipped in the last `seconds` (class B). The event names no client.
 
     Of each hint the value that was asked for, the one that went on, and how many requests had both; `others` are hints
     beyond the first 64 of different values. A door writes one a minute at most.

@@ -1,4 +1,4 @@
-"""What every event is: a small record of one moment, made on the hot path and turned into leaves later.
+"""An event: a small record of one moment, made on the hot path and turned into leaves later.
 
 1. A kind of event is declared once, as a class with its outage class as base and its name in leaves as `tag`. All that
    is known of it elsewhere (`leaf_schema`) follows: to add a field, add it here, last and with a default.
@@ -21,7 +21,7 @@ from kvcustody.audit.kinds.row import LeafFigures, LeafRow
 
 
 class FieldMeaning(Enum):
-    """What a field of a worker's leaf names, and so which values its worker may write there."""
+    """The meaning of a field in a worker's leaf, and so the values that its worker may write there."""
 
     WORDS = "names nobody"
     TRACE = "a W3C trace id"
@@ -32,18 +32,18 @@ class FieldMeaning(Enum):
         "a tenant whose request, key or copy this worker handles, of an issuer that the ledger knows: the leaf is in "
         "that tenant's log"
     )
-    HELD = "a tenant of which this worker has recorded a request, a key or a copy"
+    HELD = "a tenant whose request, key or copy this worker has recorded"
     OWNER = "the reader's own tenant, or a tenant that the ledger knows"
-    ACTOR = "this worker, or who gave the order that the leaf follows"
-    ERASURE = "an erasure that the ledger has a request for, of the leaf's tenant"
+    ACTOR = "this worker, or the author of the order that the leaf follows"
+    ERASURE = "an erasure of the leaf's tenant whose request is in the ledger"
     CASE = "a case that restricts, of the leaf's tenant"
     OF_ORDER = "the tenant of the erasure or case that the leaf names"
     ORDER = "an order on enforcement; 0: none"
-    ORDERED = "what that order says"
+    ORDERED = "that order's value"
 
 
 class OneOf(NamedTuple):
-    """The values that a field of a worker's leaf may have."""
+    """The allowed values of a field in a worker's leaf."""
 
     values: frozenset[str]
 
@@ -83,12 +83,12 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     at_us: int
 
     def _replace(self, **changes: object) -> Self:
-        """The event with other values of some fields."""
+        """Return the event with some fields replaced."""
         return msgspec.structs.replace(self, **changes)
 
 
 class GuardingEvent(Event, frozen=True):
-    """Class A: durable before the act that it records takes effect."""
+    """Class A: durable before the recorded act takes effect."""
 
     outage: ClassVar[str] = "A"
 
@@ -106,32 +106,32 @@ class CountedEvent(Event, frozen=True):
 
 
 class GuardingOrder(GuardingEvent, frozen=True, kw_only=True):
-    """Class A, and others act on it. `signature` (`audit.store.database.signed_orders`) is the writer's to add."""
+    """Class A, followed by others. The writer adds `signature` (`audit.store.database.signed_orders`)."""
 
     is_order: ClassVar[bool] = True
     signature: str = ""
 
 
 class LifecycleOrder(LifecycleEvent, frozen=True, kw_only=True):
-    """Class B, and others act on it; as `GuardingOrder`."""
+    """Class B, followed by others; like `GuardingOrder`."""
 
     is_order: ClassVar[bool] = True
     signature: str = ""
 
 
 class WorkersGuardingEvent(GuardingEvent, frozen=True):
-    """Class A, of a kind that workers hand in."""
+    """Class A, of a kind that workers submit."""
 
     by_worker: ClassVar[bool] = True
 
 
 class WorkersLifecycleEvent(LifecycleEvent, frozen=True):
-    """Class B, of a kind that workers hand in."""
+    """Class B, of a kind that workers submit."""
 
     by_worker: ClassVar[bool] = True
 
 
 class DoorsLifecycleEvent(LifecycleEvent, frozen=True):
-    """Class B, of a kind that doors before a router hand in, and no worker."""
+    """Class B, of a kind that doors before a router submit, and workers do not."""
 
     by_door: ClassVar[bool] = True

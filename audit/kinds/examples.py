@@ -1,4 +1,4 @@
-"""One example of each kind of event, for pages, commands and tests: plain values, each said once for its field.
+"""One example of each kind of event, for pages, commands and tests: plain values, one for each field.
 
 A field has the same example in every kind, unless `_OF_KIND` says otherwise. Durations and moments are microseconds.
 """
@@ -280,7 +280,7 @@ _Kind = TypeVar("_Kind", bound=Event)
 
 
 def example_of(kind: type[_Kind]) -> _Kind:
-    """An event of the kind, the same in every process; of a kind that holds others, with one of each.
+    """Return an event of the kind, equal in every process; a kind that holds others gets one of each.
 
     Raises `KeyError` for a field that has no example.
     """

@@ -1,4 +1,4 @@
-"""Events by which the ledger accounts for itself: counters, spills, replays, gaps, withdrawals.
+"""Events about the ledger itself: counters, spills, replays, gaps, withdrawals.
 
 Events of engines that nobody governs, as an observer saw them.
 """
@@ -25,7 +25,7 @@ OUTAGES = in_table(
 
 
 class HitCounted(CountedEvent, frozen=True, tag="hit-counted"):
-    """One own-scope hit or one denial (class C): added up by the writer, never a leaf of its own."""
+    """One own-scope hit or one denial (class C): summed by the writer, never a leaf of its own."""
 
     tenant: str
     owner: str
@@ -39,7 +39,7 @@ class HitCounted(CountedEvent, frozen=True, tag="hit-counted"):
 
 
 class HitCounters(WorkersLifecycleEvent, frozen=True, tag="hit-counters"):
-    """The class C events of one key, added up (class B then): from `from_us` to `at_us`, in one minute of UTC."""
+    """The sums of one key's class C events (class B then): from `from_us` to `at_us`, in one minute of UTC."""
 
     tenant: ServedTenant
     owner: OwnerTenant
@@ -83,7 +83,7 @@ class ReplayCompleted(WorkersLifecycleEvent, frozen=True, tag="replay-completed"
 
 
 class GapRecorded(WorkersLifecycleEvent, frozen=True, tag="gap"):
-    """Events that could not be kept anywhere, by sequence (class B)."""
+    """Events that could not be stored anywhere, by sequence (class B)."""
 
     cause: Words
     first_sequence: EarlierSequence
@@ -117,7 +117,7 @@ class ObservationStarted(WorkersLifecycleEvent, frozen=True, tag="observation-st
 
 
 class ObservedStored(WorkersLifecycleEvent, frozen=True, tag="observed-stored"):
-    """An engine's own stream said that blocks of one chain entered its cache (class B).
+    """An engine's own stream reported that blocks of one chain entered its cache (class B).
 
     `residency` is the observer's number for the chain; the first leaf of one opens it. `tenant` is None where
     nothing attributes it, else by `attribution`: salt or scope. `deadline_us`: when the policy's absolute limit
@@ -134,7 +134,7 @@ class ObservedStored(WorkersLifecycleEvent, frozen=True, tag="observed-stored"):
 
 
 class ObservedRemoved(WorkersLifecycleEvent, frozen=True, tag="observed-removed"):
-    """An engine's own stream said that blocks left its cache; nobody saw their memory overwritten (class B).
+    """An engine's own stream reported that blocks left its cache; nobody saw their memory overwritten (class B).
 
     `cause`: removed, cleared or engine-restarted. `late`: how many of these blocks left after the deadline.
     `remaining`: blocks of the residency that are still there.
@@ -152,7 +152,7 @@ class ObservedRemoved(WorkersLifecycleEvent, frozen=True, tag="observed-removed"
 
 
 class ObservedOverdue(WorkersLifecycleEvent, frozen=True, tag="observed-overdue"):
-    """A deadline passed and, by its own stream, the engine still holds the blocks (class B)."""
+    """A deadline passed although the engine, by its own stream, still holds the blocks (class B)."""
 
     engine: Words
     tenant: MaybeServed
@@ -163,7 +163,8 @@ class ObservedOverdue(WorkersLifecycleEvent, frozen=True, tag="observed-overdue"
 
 
 class ObservationGap(WorkersLifecycleEvent, frozen=True, tag="observation-gap"):
-    """What an observer could not see, by the engine's own batch numbers: its counts are unsure from here on (class B).
+    """Events that an observer missed, by the engine's own batch numbers: its counts are uncertain from here on (class
+    B).
 
     `cause` says which: batches that nobody can replay, payloads that cannot be read, blocks beyond what it tracks.
     """

@@ -1,4 +1,4 @@
-"""Every kind of event: its name in leaves, its outage class and the logs it goes to; the keys that stand apart."""
+"""Every kind of event: its name in leaves, its outage class and its logs; and the keys common to all."""
 
 from __future__ import annotations
 
@@ -84,17 +84,17 @@ ACTING = {kind: kind.acting for kind in KINDS if kind.acting}
 
 @lru_cache(_LOGS_KEPT)
 def log_of(tenant: str | None) -> str:
-    """The log a tenant's leaves go to; the system log when there is no tenant."""
+    """Return the log for a tenant's leaves; the system log if there is no tenant."""
     return SYSTEM if tenant is None else f"tenant/{tenant}"
 
 
 def tenant_of(log: str) -> str:
-    """Whose log it is, by its name; the system log's name stays."""
+    """Return the tenant of a log, by its name; the system log's name stays."""
     return log.removeprefix(log_of(""))
 
 
 def logs_of(event: Event) -> tuple[str, ...]:
-    """The logs an event is written in: both parties' when one tenant reads another's blocks."""
+    """Return the logs of an event: both parties' if one tenant reads another's blocks."""
     acting = ACTING.get(type(event))
     if acting is not None:
         parties = getattr(event, acting), getattr(event, "owner")  # noqa: B009 - the base has no owner

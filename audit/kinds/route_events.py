@@ -1,4 +1,4 @@
-"""Route receipts: where a door's request went, and what it found there. Two leaves of two processes, one receipt.
+"""Route receipts: where a door's request went, and its hits there. Two leaves of two processes form one receipt.
 
 1. The door writes its half when the answer's headers came, the worker its own when the request is admitted. Both name
    one `receipt`: 16 hexadecimal digits of the request id's digest, then 16 that no other request has.

@@ -1,4 +1,4 @@
-"""What is kept of a kind of leaf beside its bytes, as plain data: its row, and its figures. Knows no database.
+"""What a database keeps of a kind of leaf beside its bytes: its row and its figures, as plain data.
 
 1. A column has the value of the leaf's key of the same name, and the type of that key. A column of a moment in UTC
    (`due_us`) is taken from the leaf's moment on its process's clock (`due_boot_us`).
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 
 class Kept(Enum):
-    """How a database keeps a column."""
+    """The way in which a database stores a column."""
 
     NUMBER = "an integer of 64 bits"
     SMALL = "an integer of 32 bits"
@@ -27,7 +27,9 @@ class Kept(Enum):
 
 
 class RowColumn(NamedTuple):
-    """A column that is not a leaf's value of the same name and type, or that older ledgers fill with a default."""
+    """A column that differs from the leaf's value of the same name and type, or that older ledgers fill with a
+    default.
+    """
 
     name: str
     of: str = ""
@@ -36,12 +38,12 @@ class RowColumn(NamedTuple):
 
     @property
     def source(self) -> str:
-        """The leaf's key, or the derived column, that it is taken from."""
+        """The leaf's key, or the derived column, from which it is taken."""
         return self.of or self.name
 
 
 class LeafRow(NamedTuple):
-    """The rows of one table, which leaves of one kind have, or of several kinds."""
+    """The rows of one table that leaves of one kind, or of several kinds, have."""
 
     table: str
     columns: tuple[RowColumn, ...]
@@ -52,7 +54,7 @@ class LeafRow(NamedTuple):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns that name a row."""
+        """The columns that identify a row."""
         return ("log", "idx", "item") if self.has_items else ("log", "idx")
 
 
@@ -64,13 +66,13 @@ def in_table(
     has_items: bool = False,
     month: str = "",
 ) -> LeafRow:
-    """The row of a kind; a text among `columns` is a column of the leaf's key of that name."""
+    """Return the row of a kind; a text among `columns` is the column of the leaf's key of that name."""
     named = tuple(RowColumn(column) if isinstance(column, str) else column for column in columns)
     return LeafRow(table, (ITEM, *named) if has_items else named, indexes or {}, unique, has_items, month)
 
 
 class LeafFigures(NamedTuple):
-    """What leaves of a kind add up to, beside how many they are."""
+    """The sums over leaves of a kind, besides their number."""
 
     by: str = ""  # the key whose values have figures of their own; empty: none
     sums: Mapping[str, str] = MappingProxyType({})  # by measure: a run list, for the blocks of the part, or another key

@@ -1,4 +1,4 @@
-"""Events as canonical leaf bytes, and back.
+"""Events as canonical leaf bytes, and the reverse.
 
 1. Emitting an event costs one record. `leaves()` turns it into canonical bytes, later and on the writer's thread.
 2. A leaf is JCS (RFC 8785) for our closed schema: ASCII keys in order, no floats, integers below 2^53 (else decimal

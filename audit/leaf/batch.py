@@ -1,4 +1,4 @@
-"""Leaves in order, column by column: what a transaction appends, and how it is read from bytes.
+"""Leaves in order, column by column, for appending in a transaction and for reading from bytes.
 
 1. Every column is a function of the leaves' bytes: `read_leaves` of them gives the batch that the encoder gave.
    Values of `LeafGroup.columns` are as in the leaf, except that decimal strings of large integers are integers, and
@@ -56,7 +56,7 @@ class LeafGroup(NamedTuple):
 
 
 class IncarnationStart(NamedTuple):
-    """What the first leaf of an incarnation in a batch says of it."""
+    """Facts about an incarnation from its first leaf in a batch."""
 
     worker: str
     offset_us: int
@@ -64,7 +64,7 @@ class IncarnationStart(NamedTuple):
 
 
 class LeafBatch(NamedTuple):
-    """Leaves in order; columns have one value a leaf."""
+    """Leaves in order; columns have one value for each leaf."""
 
     logs: Sequence[str]
     incarnations: Sequence[str]
@@ -99,7 +99,7 @@ def read_leaves(
     hashed: bool = True,
     keys: frozenset[str] | None = None,
 ) -> LeafBatch:
-    """The batch of leaves that are there already; raises `LedgerError` where one is not what its kind is.
+    """Return a batch of existing leaves; raises `LedgerError` if one does not conform to its kind.
 
     `canonical`: each must be the canonical bytes of what was read of it, so that no byte says anything else.
     `hashed` False: nobody asks for their hashes, and the batch has none.
@@ -172,17 +172,17 @@ class _Reading:
 
     def _take_kind(self, kind: str, places: list[int], leaves: list[Any]) -> None:
         schema = SCHEMA_OF_NAME[kind]
-        said: dict[str, Sequence[Any]] = dict(zip(schema.order, zip(*map(astuple, leaves), strict=True), strict=True))
+        fields: dict[str, Sequence[Any]] = dict(zip(schema.order, zip(*map(astuple, leaves), strict=True), strict=True))
         for key, default in schema.absent.items():
-            if msgspec.UnsetType in set(map(type, said[key])):
-                said[key] = tuple(default if value is UNSET else value for value in said[key])
+            if msgspec.UnsetType in set(map(type, fields[key])):
+                fields[key] = tuple(default if value is UNSET else value for value in fields[key])
         if kind in LIST_OF_KIND:
-            said["item"] = [0] * len(places)
+            fields["item"] = [0] * len(places)
         if COPIES[0] in schema.keys:
-            check_copies(said)
-        self._add(schema, places, said)
+            check_copies(fields)
+        self._add(schema, places, fields)
         if schema.held:
-            self._take_items(places, said)
+            self._take_items(places, fields)
 
     def _take_items(self, places: list[int], leaf: Mapping[str, Sequence[Any]]) -> None:
         """What these leaves hold, as leaves of the items' kinds say it."""
@@ -196,22 +196,22 @@ class _Reading:
             if not items:
                 continue
             owners = [place for place, width in enumerate(widths) for _ in range(width)]
-            said: dict[str, Sequence[Any]] = dict(zip(item.keys, zip(*map(astuple, items), strict=True), strict=True))
-            said["boot_us"] = _moments([moments[owner] for owner in owners], said["boot_us"])
+            fields: dict[str, Sequence[Any]] = dict(zip(item.keys, zip(*map(astuple, items), strict=True), strict=True))
+            fields["boot_us"] = _moments([moments[owner] for owner in owners], fields["boot_us"])
             for name in item.moments - {"boot_us"} if self._keys is None else ():
-                said[name] = _moments(said["boot_us"], said[name])
-            said["at_us"] = [moment + offsets[owner] for owner, moment in zip(owners, said["boot_us"], strict=True)]
-            said["of_incarnation"] = [leaf["incarnation"][owner] for owner in owners]
+                fields[name] = _moments(fields["boot_us"], fields[name])
+            fields["at_us"] = [moment + offsets[owner] for owner, moment in zip(owners, fields["boot_us"], strict=True)]
+            fields["of_incarnation"] = [leaf["incarnation"][owner] for owner in owners]
             for name in ("log", "tenant"):
-                said[name] = [leaf[name][owner] for owner in owners]
+                fields[name] = [leaf[name][owner] for owner in owners]
             if TRACE in SCHEMA_OF_NAME[item.name].order:
-                said[TRACE] = [None] * len(items)
-            said["part"] = [1] * len(items)
-            said["item"] = [numbers[place] + at for place, width in enumerate(widths) for at in range(1, width + 1)]
+                fields[TRACE] = [None] * len(items)
+            fields["part"] = [1] * len(items)
+            fields["item"] = [numbers[place] + at for place, width in enumerate(widths) for at in range(1, width + 1)]
             numbers = list(map(add, numbers, widths))
-            self._add(SCHEMA_OF_NAME[item.name], [places[owner] for owner in owners], said)
+            self._add(SCHEMA_OF_NAME[item.name], [places[owner] for owner in owners], fields)
 
-    def _add(self, schema: LeafSchema, places: list[int], said: dict[str, Sequence[Any]]) -> None:
+    def _add(self, schema: LeafSchema, places: list[int], fields: dict[str, Sequence[Any]]) -> None:
         """Add to the columns of a kind what leaves, or items, say."""
         known = self._kinds.get(schema.name)
         if known is None:
@@ -222,21 +222,21 @@ class _Reading:
             nothing = {key: Extents([], [], []) for key in schema.lists}
             known = self._kinds[schema.name] = _Kind(schema, [], columns, nothing)
         known.places.extend(places)
-        found = {key: extents(said[key]) if self._keys is None else _sizes(said[key]) for key in schema.lists}
+        extents_of = {key: extents(fields[key]) if self._keys is None else _sizes(fields[key]) for key in schema.lists}
         for key in schema.lists:
-            said.setdefault(TOTALS[key], found[key].blocks)
+            fields.setdefault(TOTALS[key], extents_of[key].blocks)
         for key, whole in known.columns.items():
-            values = said[key]
+            values = fields[key]
             if key in schema.texts:
                 whole.extend(self._shared(values))
             else:
                 whole.extend(numbers_of(values) if key in schema.numbers else values)
         for key, sizes in known.extents.items():
-            for whole, more in zip(sizes, found[key], strict=True):
+            for whole, more in zip(sizes, extents_of[key], strict=True):
                 whole.extend(more)
 
     def batch(self, lines: Sequence[bytes], hashes: Sequence[bytes]) -> LeafBatch:
-        """The batch of all that was taken, which are these lines with these hashes."""
+        """Return the batch of all added leaves, which consist of these lines with these hashes."""
         groups = []
         for schema, places, columns, found in self._kinds.values():
             if TRACE in columns and columns[TRACE].count(None) == len(places):
@@ -245,12 +245,12 @@ class _Reading:
         return LeafBatch._make((*self._head, lines, groups, self._founders, hashes))
 
     def _shared(self, values: Sequence[Any]) -> Iterator[Any]:
-        """The same texts, and for each the one object that came first: the others' memory is free again."""
+        """Return the texts with equal ones shared as one object, so that the others' memory is freed."""
         return map(self._texts.setdefault, values, values)
 
 
 def merge_batches(batches: Sequence[LeafBatch]) -> LeafBatch:
-    """The batches in order, as one; needs at least one."""
+    """Return the batches merged in order; needs at least one."""
     if len(batches) == 1:
         return batches[0]
     rows = [list(chain.from_iterable(column)) for column in zip(*[batch[:9] for batch in batches], strict=True)]
@@ -286,7 +286,7 @@ def _joined(groups: list[LeafGroup]) -> LeafGroup:
 
 
 def part_of_batch(batch: LeafBatch, first: int, below: int) -> LeafBatch:
-    """The leaves of a batch at these places."""
+    """Return the leaves of a batch at these places."""
     if (first, below) == (0, len(batch.data)):
         return batch
     rows = [column[first:below] for column in batch[:9]]
@@ -309,12 +309,12 @@ def part_of_batch(batch: LeafBatch, first: int, below: int) -> LeafBatch:
 
 
 def _sizes(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
-    """The blocks of every list of encoded runs, and nothing of where they are."""
+    """Return the block counts of every list of encoded runs, without their extents."""
     return Extents([sum(map(encoded_blocks, runs)) if runs else 0 for runs in lists], [], [])
 
 
 def extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
-    """The extent of every list of encoded runs."""
+    """Return the extent of every list of encoded runs."""
     widths = set(map(len, lists))
     if widths == {0}:
         return Extents([0] * len(lists), [0] * len(lists), [-1] * len(lists))
@@ -328,16 +328,16 @@ def extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
     if widths == {1}:  # the rule: one run a list
         highs = [first + length - 1 if first else 0 for first, length in zip(firsts, lengths, strict=True)]
         return Extents(lengths, list(firsts), highs)
-    made, every = Extents([], [], []), zip(firsts, lengths, strict=True)
+    sums, every = Extents([], [], []), zip(firsts, lengths, strict=True)
     for runs in lists:
         total, low, high = 0, 1 << 62, -1
         for first, length in islice(every, len(runs)):
             total, low = total + length, min(low, first)
             high = max(high, first + length - 1 if first else 0)
-        made.blocks.append(total)
-        made.low.append(low if total else 0)
-        made.high.append(high)
-    return made
+        sums.blocks.append(total)
+        sums.low.append(low if total else 0)
+        sums.high.append(high)
+    return sums
 
 
 def _moments(since: Sequence[int], ago: Sequence[Any]) -> list[int]:
@@ -346,9 +346,9 @@ def _moments(since: Sequence[int], ago: Sequence[Any]) -> list[int]:
 
 
 def _any_extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
-    """The same, where some are of a shorter form."""
-    made = Extents([], [], [])
-    add_blocks, add_low, add_high = made.blocks.append, made.low.append, made.high.append
+    """Return the extents if some runs are of a shorter form."""
+    sums = Extents([], [], [])
+    add_blocks, add_low, add_high = sums.blocks.append, sums.low.append, sums.high.append
     for runs in lists:
         if len(runs) == 1:  # the rule
             total, low, high = _extent(runs[0])
@@ -360,7 +360,7 @@ def _any_extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
         add_blocks(total)
         add_low(low if total else 0)
         add_high(high)
-    return made
+    return sums
 
 
 def _extent(item: Sequence[Any]) -> tuple[int, int, int]:
@@ -388,7 +388,9 @@ def _extent(item: Sequence[Any]) -> tuple[int, int, int]:
 
 
 def _length(item: Sequence[Any]) -> int:
-    """The blocks of one encoded run; raises where `decode` could not read it, which would be too late."""
+    """Return the block count of one encoded run; raises if `decode` could not read it, because later would be too
+    late.
+    """
     _, deltas, counts, *pool = item
     if not deltas.__class__ is counts.__class__ is list or (pool and (len(pool) > 1 or int(pool[0]) < 1)):
         raise LedgerError("has a run of another form")

@@ -1,4 +1,4 @@
-"""Events into canonical leaves, many at once: by kind, column by column, in loops that the interpreter does not run.
+"""Encode many events into canonical leaves at once: by kind, column by column, in loops outside the interpreter.
 
 1. An event with a value that its kind does not take has no leaf: it is named with the reason and hinders no other,
    neither of its batch nor of the leaf that it would have shared.
@@ -75,7 +75,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RefusedEvent(NamedTuple):
-    """An event that has no leaf, and why."""
+    """An event without a leaf, and the reason."""
 
     sequence: int
     event: Event
@@ -90,7 +90,7 @@ class Entry(NamedTuple):
     leaves: Sequence[bytes]
 
     def batch(self) -> LeafBatch:
-        """Its leaves as a batch of their own."""
+        """Its leaves as a separate batch."""
         return read_leaves(self.leaves)
 
 
@@ -103,7 +103,7 @@ class Encoded(NamedTuple):
     refused: Sequence[RefusedEvent] = ()
 
     def entries(self) -> list[Entry]:
-        """One entry an event, for where each must be dealt with by itself."""
+        """Return one entry for each event, for callers that handle events one by one."""
         ends = accumulate(self.widths)
         return [
             Entry(sequence, event, self.batch.data[end - width : end])
@@ -115,14 +115,14 @@ NOTHING = Encoded((), (), EMPTY)
 
 
 def encoded_of(entries: Sequence[Entry]) -> Encoded:
-    """Entries together again."""
+    """Return entries combined again."""
     batch = read_leaves([data for entry in entries for data in entry.leaves])
     items = [(entry.sequence, entry.event) for entry in entries]
     return Encoded(items, [len(entry.leaves) for entry in entries], batch)
 
 
 def leaves(event: Event, context: Context, sequence: int) -> list[Leaf]:
-    """Every leaf of an event, for each of its logs: usually one. Raises what is wrong with it."""
+    """Return every leaf of an event, for each of its logs: usually one. Raises what is wrong with the event."""
     made = BatchEncoder(context).encode([(sequence, event)])
     for refused in made.refused:
         raise refused.problem
@@ -130,7 +130,7 @@ def leaves(event: Event, context: Context, sequence: int) -> list[Leaf]:
 
 
 def leaf(event: Event, context: Context, sequence: int = 0) -> bytes:
-    """The canonical bytes of an event that needs one leaf; raises `LedgerError` where it needs several."""
+    """Return the canonical bytes of an event that needs one leaf; raises `LedgerError` if it needs several."""
     made = leaves(event, context, sequence)
     if len(made) != 1:
         raise LedgerError(f"`{KINDS[type(event)].name}` needs `{len(made)}` leaves", leaves=len(made))
@@ -166,7 +166,7 @@ class BatchEncoder:
         self._context = context
 
     def encode(self, items: Sequence[Item]) -> Encoded:
-        """The leaves of events in the order of the events; those that have none are in `refused`."""
+        """Return the leaves of events in the events' order; events without a leaf are in `refused`."""
         draft = _Draft(len(items))
         by_kind: defaultdict[type, list[int]] = defaultdict(list)
         for place, (_, event) in enumerate(items):
@@ -184,10 +184,10 @@ class BatchEncoder:
             if max(map(len, done.data)) <= LEAF_BYTES_MAX and kind not in ACTING:
                 draft.take(schema.name, places, done)
                 return
-            made = {}
+            split = {}
             for number, (place, data) in enumerate(zip(places, done.data, strict=True)):
                 if len(data) > LEAF_BYTES_MAX or kind in ACTING:
-                    made[place] = leaves_of(items[place][1], done.rows[number])
+                    split[place] = leaves_of(items[place][1], done.rows[number])
         except Exception as problem:  # rule 1: whatever a caller put into an event
             if len(places) > 1:
                 for place in places:
@@ -201,8 +201,8 @@ class BatchEncoder:
                 row = written(SCHEMAS[kind], [(sequence, sound)], self._context).rows[0]
                 draft.several[places[0]] = leaves_of(sound, row)
             return
-        draft.several |= made
-        rest = [place for place in places if place not in made]
+        draft.several |= split
+        rest = [place for place in places if place not in split]
         if rest:
             self._chunk(draft, kind, items, rest)
 
@@ -210,19 +210,19 @@ class BatchEncoder:
         """What of a shared leaf can be written, if any of it is wrong, and what is wrong."""
         if not isinstance(event, CustodyChanged) or not all(isinstance(getattr(event, key), tuple) for key in FOLDED):
             return None, []
-        found: list[RefusedEvent] = []
-        kept: dict[str, list[Event]] = {}
+        refused: list[RefusedEvent] = []
+        encodable: dict[str, list[Event]] = {}
         for key in FOLDED:
             for each in getattr(event, key):
                 try:
                     written(SCHEMAS[CustodyChanged], [(sequence, _alone(event, key, each))], self._context)
                 except Exception as problem:  # rule 1
-                    found.append(RefusedEvent(sequence, each, problem))
+                    refused.append(RefusedEvent(sequence, each, problem))
                 else:
-                    kept.setdefault(key, []).append(each)
-        if not (found and kept):
+                    encodable.setdefault(key, []).append(each)
+        if not (refused and encodable):
             return None, []  # refused as a whole
-        return event._replace(**{key: tuple(kept.get(key, ())) for key in FOLDED}), found
+        return event._replace(**{key: tuple(encodable.get(key, ())) for key in FOLDED}), refused
 
     def _ordered(self, draft: _Draft, items: Sequence[Item]) -> Encoded:
         """All leaves in the order of their events."""
@@ -278,7 +278,9 @@ def _put(column: list[_ValueT], values: Sequence[_ValueT], wide: dict[int, int])
 
 
 class ItemColumns(NamedTuple):
-    """The events that some leaves hold: whose each is (a place in the chunk), and what would be their own leaves'."""
+    """The events that some leaves hold: the leaf of each (a place in the chunk), and the columns of their own
+    leaves.
+    """
 
     name: str
     owners: Sequence[int]
@@ -287,7 +289,7 @@ class ItemColumns(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Leaves of one chunk; `rows` are what `data` was made of."""
+    """Leaves of one chunk; `data` was made from `rows`."""
 
     logs: Sequence[str]
     at_us: Sequence[int]
@@ -306,34 +308,34 @@ class _Columns(NamedTuple):
     extents: dict[str, Extents]
 
     def values(self, schema: LeafSchema, key: str) -> Iterable[_Said]:
-        """The values of a key, as bytes have them."""
+        """Return the values of a key in the form that leaf bytes have."""
         if key in self.said:
             return self.said[key]
         return _exact(self.columns[key]) if key in schema.counted else self.columns[key]
 
 
 def written(schema: LeafSchema, items: Sequence[Item], context: Context) -> Written:
-    """A leaf for each of these events of one kind, whatever its size."""
-    made = _columns(schema, items, context)
-    held = _hold(made, [event for _, event in items], context) if schema.held else ()
-    rows = list(map(schema.row, *(made.values(schema, key) for key in schema.order)))
-    columns, data = made.columns, list(map(_encode, rows))
+    """Return a leaf for each of these events of one kind, regardless of size."""
+    encoded_columns = _columns(schema, items, context)
+    held = _hold(encoded_columns, [event for _, event in items], context) if schema.held else ()
+    rows = list(map(schema.row, *(encoded_columns.values(schema, key) for key in schema.order)))
+    columns, data = encoded_columns.columns, list(map(_encode, rows))
     if context.sign is not None and SIGNATURE in columns:
         columns[SIGNATURE] = list(map(context.sign, data))
         rows = [replace(row, signature=text or UNSET) for row, text in zip(rows, columns[SIGNATURE], strict=True)]
         data = list(map(_encode, rows))
-    return Written(columns["log"], columns["at_us"], rows, data, columns, made.extents, held)
+    return Written(columns["log"], columns["at_us"], rows, data, columns, encoded_columns.extents, held)
 
 
-def _hold(made: _Columns, events: Sequence[Event], context: Context) -> list[ItemColumns]:
+def _hold(columns: _Columns, events: Sequence[Event], context: Context) -> list[ItemColumns]:
     """Put the events that others hold in place as items; their columns, numbered over all lists of a leaf."""
     held: list[ItemColumns] = []
     numbers = [0] * len(events)
-    moments = made.columns["boot_us"]
+    moments = columns.columns["boot_us"]
     for key, schema in ITEMS.items():
-        lists: Sequence[Sequence[Event]] = made.columns.pop(key)
+        lists: Sequence[Sequence[Event]] = columns.columns.pop(key)
         widths = list(map(len, lists))
-        made.said[key] = repeat(UNSET)
+        columns.said[key] = repeat(UNSET)
         if not any(widths):
             continue
         kind = SCHEMAS[schema.kind]
@@ -341,7 +343,7 @@ def _hold(made: _Columns, events: Sequence[Event], context: Context) -> list[Ite
         if TRACE in own.columns or set(own.columns["of_incarnation"]) != {context.incarnation}:
             raise LedgerError(f"`{key}` with a trace, or of another incarnation, has a leaf of its own")
         owners = [place for place, width in enumerate(widths) for _ in range(width)]
-        if list(own.columns["tenant"]) != [made.columns["tenant"][place] for place in owners]:
+        if list(own.columns["tenant"]) != [columns.columns["tenant"][place] for place in owners]:
             raise LedgerError(f"`{key}` of another tenant has a leaf of its own")
         said = own.columns["boot_us"]
         values = [
@@ -353,7 +355,7 @@ def _hold(made: _Columns, events: Sequence[Event], context: Context) -> list[Ite
             for name in schema.keys
         ]
         encoded = zip(*values, strict=True)
-        made.said[key] = [list(islice(encoded, width)) or UNSET for width in widths]
+        columns.said[key] = [list(islice(encoded, width)) or UNSET for width in widths]
         own.columns["item"] = [numbers[place] + at for place, width in enumerate(widths) for at in range(1, width + 1)]
         numbers = list(map(add, numbers, widths))
         held.append(ItemColumns(schema.name, owners, own.columns, own.extents))
@@ -376,15 +378,15 @@ def _texts(schema: LeafSchema, key: str, lists: Sequence[Runs]) -> tuple[list[by
 def _columns(schema: LeafSchema, items: Sequence[Item], context: Context) -> _Columns:
     fields = zip(*[astuple(event) for _, event in items], strict=True)
     columns: dict[str, Column] = {}
-    said: dict[str, Iterable[_Said]] = {}
-    found: dict[str, Extents] = {}
+    leaf_fields: dict[str, Iterable[_Said]] = {}
+    extents: dict[str, Extents] = {}
     for key, value, column in zip(schema.keys, schema.values, fields, strict=True):
         try:
             columns[key] = value.column(column)
             if key in schema.lists:
-                texts, found[key] = _texts(schema, key, columns[key])
-                said[key] = map(Raw, texts)
-                columns[TOTALS[key]] = found[key].blocks
+                texts, extents[key] = _texts(schema, key, columns[key])
+                leaf_fields[key] = map(Raw, texts)
+                columns[TOTALS[key]] = extents[key].blocks
         except (LedgerError, TypeError, ValueError, OverflowError) as problem:
             raise LedgerError(f"`{key}` of `{schema.name}` cannot be written: {problem}") from problem
     if COPIES[0] in columns:
@@ -400,7 +402,7 @@ def _columns(schema: LeafSchema, items: Sequence[Item], context: Context) -> _Co
     logs = [names[tenant] for tenant in tenants or [None] * len(items)]
     for key in SPARSE:
         if key in columns:
-            said[key] = [value or UNSET for value in columns[key]] if any(columns[key]) else repeat(UNSET)
+            leaf_fields[key] = [value or UNSET for value in columns[key]] if any(columns[key]) else repeat(UNSET)
     if TRACE in columns:
         if any(columns[TRACE]):
             columns[TRACE] = [trace or None for trace in columns[TRACE]]
@@ -408,11 +410,11 @@ def _columns(schema: LeafSchema, items: Sequence[Item], context: Context) -> _Co
             del columns[TRACE]
     columns["log"] = logs
     columns["sequence"] = [sequence for sequence, _ in items]
-    said |= {"schema": repeat(SCHEMA), "kind": repeat(schema.name), "outage": repeat(schema.outage)}
-    said |= {"incarnation": repeat(context.incarnation), "parts": repeat(1)}
+    leaf_fields |= {"schema": repeat(SCHEMA), "kind": repeat(schema.name), "outage": repeat(schema.outage)}
+    leaf_fields |= {"incarnation": repeat(context.incarnation), "parts": repeat(1)}
     if schema.name in LIST_OF_KIND:
         columns["item"] = [0] * len(items)
-    return _Columns(said, columns, found)
+    return _Columns(leaf_fields, columns, extents)
 
 
 def _pseudonymise(columns: dict[str, Column], name: PseudonymSource) -> None:
@@ -438,12 +440,12 @@ def _exact(values: Column) -> Column:
 
 
 def leaves_of(event: Event, row: msgspec.Struct) -> list[bytes]:
-    """Every leaf of an event, for each of its logs."""
+    """Return every leaf of an event, for each of its logs."""
     return [line for each in _of_logs(event, row) for line in _fitting(event, each)]
 
 
 def _fitting(event: Event, row: msgspec.Struct) -> list[bytes]:
-    """A leaf, or the same event over several leaves, each filled close to the limit."""
+    """Return a leaf, or several leaves for one event, each filled close to the limit."""
     whole = _encode(row)
     limit = HANDOVER_BYTES_MAX if isinstance(event, (ReportKeyRecorded, SigningKeyRecorded)) else LEAF_BYTES_MAX
     if len(whole) <= limit:
@@ -462,19 +464,19 @@ def _fitting(event: Event, row: msgspec.Struct) -> list[bytes]:
         given = dict(zip(schema.keys, astuple(event), strict=True))
         pieces = [{key: text} for key in lists for text in _piece_texts(given[key])]
     parts = _filled(pieces, room)
-    made = []
+    leaves = []
     for number, items in enumerate(parts, 1):
         texts: dict[str, Raw | UnsetType] = {key: Raw(b"[%b]" % b",".join(items.get(key, ()))) for key in lists}
         if schema.held:
             texts |= {key: UNSET for key in lists if key not in items}
-        made.append(_encode(replace(row, part=number, parts=len(parts), **texts)))
-        if len(made[-1]) > limit:
+        leaves.append(_encode(replace(row, part=number, parts=len(parts), **texts)))
+        if len(leaves[-1]) > limit:
             raise LedgerError(
                 f"`{schema.name}` does not fit `{limit}` bytes a leaf",
-                bytes=len(made[-1]),
+                bytes=len(leaves[-1]),
                 log=asdict(row)["log"],
             )
-    return made
+    return leaves
 
 
 def _of_logs(event: Event, row: msgspec.Struct) -> list[msgspec.Struct]:

@@ -1,4 +1,4 @@
-"""Run lists of many events as canonical text, all at once.
+"""Run lists of many events as canonical text, in bulk.
 
 1. `texts[i]` is the JSON of the encoded form of the runs in `lists[i]` that have blocks (`block_runs`).
 2. Generations and pools are whole numbers from 0 on, block indices integers; anything else is refused.
@@ -23,7 +23,7 @@ _NEIGHBOURS = b"[%d,[%d,1],[1,%d]]"
 
 
 class Extents(NamedTuple):
-    """Per run list: its blocks, lowest and highest generation (0, 0, -1 where it has none)."""
+    """For each run list: its blocks, lowest and highest generation (0, 0, -1 if empty)."""
 
     blocks: list[int]
     low: list[int]
@@ -31,7 +31,7 @@ class Extents(NamedTuple):
 
 
 def run_texts(lists: Sequence[Runs]) -> tuple[list[bytes], Extents]:
-    """The JSON text of every run list, and its extent; raises `LedgerError` (rule 2)."""
+    """Return the JSON text of every run list, and its extent; raises `LedgerError` (rule 2)."""
     runs = list(chain.from_iterable(lists))
     if not runs:
         return [b"[]"] * len(lists), Extents([0] * len(lists), [0] * len(lists), [-1] * len(lists))
@@ -54,7 +54,7 @@ def run_texts(lists: Sequence[Runs]) -> tuple[list[bytes], Extents]:
 
 
 def short_texts(lists: Sequence[Runs], *, placed: bool) -> tuple[list[bytes], Extents]:
-    """The same in a shorter form (`block_runs`): named, or `placed`; a list that has none is as it was."""
+    """Return the text in a shorter form (`block_runs`), named or `placed`; lists without such a form stay unchanged."""
     owner, (pools, blocks, generations) = _laid_flat(lists)
     if not len(owner):
         return run_texts([()] * len(lists))
@@ -98,51 +98,51 @@ def _steps(
 
 
 def _lengths(places: NDArray[np.int64], end: int) -> NDArray[np.int64]:
-    """How far it is from each place to the next, and from the last one to the end."""
+    """Return the distance from each place to the next, and from the last one to the end."""
     bounds: NDArray[np.int64] = np.append(places, end)
     return bounds[1:] - bounds[:-1]
 
 
 def _laid_flat(lists: Sequence[Runs]) -> tuple[NDArray[np.int64], Pairs]:
     """Whose list each block is of, and all of them, in their order."""
-    whose, pools, firsts, parts = list[int](), list[int](), list[int](), list[NDArray[Any]]()
-    told: list[tuple[int, NDArray[Any]]] = []  # generations that are there as an array, by the part
+    owners, pools, firsts, parts = list[int](), list[int](), list[int](), list[NDArray[Any]]()
+    generation_arrays: list[tuple[int, NDArray[Any]]] = []  # generations that are there as an array, by the part
     for number, runs in enumerate(lists):
         if isinstance(runs, FlatRuns):
             blocks, generations, pool = runs.arrays()
-            told.append((len(parts), generations))
+            generation_arrays.append((len(parts), generations))
             parts.append(blocks)
-            whose.append(number)
+            owners.append(number)
             pools.append(pool)
             firsts.append(0)
             continue
         for run in runs:
             parts.append(run.blocks)
-            whose.append(number)
+            owners.append(number)
             pools.append(run.pool)
             firsts.append(run.generation)
     lengths = np.array(list(map(len, parts)), np.int64)
-    if len(told) == len(parts) and parts:
-        generations = np.concatenate([known for _, known in told], dtype=np.int64, casting="same_kind")
+    if len(generation_arrays) == len(parts) and parts:
+        generations = np.concatenate([known for _, known in generation_arrays], dtype=np.int64, casting="same_kind")
     else:
         ends = np.cumsum(lengths)
         first = np.array(ints(firsts), np.int64)
         generations = np.arange(int(lengths.sum())) + np.repeat(first - (ends - lengths), lengths)
         generations[np.repeat(first == 0, lengths)] = 0
-        for part, known in told:
+        for part, known in generation_arrays:
             generations[ends[part] - len(known) : ends[part]] = known
     try:
         blocks = np.concatenate([np.empty(0, np.int64), *parts], dtype=np.int64, casting="same_kind")
     except (TypeError, ValueError) as problem:
         raise LedgerError(f"a run's blocks are not integers: {problem}") from problem
-    owner, pool_of = np.repeat(np.array((whose, ints(pools)), np.int64), lengths, axis=1)
+    owner, pool_of = np.repeat(np.array((owners, ints(pools)), np.int64), lengths, axis=1)
     return owner, Pairs(pool_of, blocks, generations)
 
 
 def _coded(
     blocks: NDArray[np.int64], begins: NDArray[np.bool_], groups: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64] | list[int]]]:
-    """The blocks of each group as differences, run-length coded where that is shorter."""
+    """Yield the blocks of each group as differences, run-length coded if that is shorter."""
     steps = blocks.copy()
     steps[1:] -= np.where(begins[1:], 0, blocks[:-1])
     is_new = begins.copy()
@@ -174,7 +174,7 @@ def _items(
     pools: Sequence[int],
     lengths: Sequence[int],
 ) -> Iterator[bytes]:
-    """The text of every run: run-length tokens of the differences, each run's first from 0."""
+    """Yield the text of every run: run-length tokens of the differences, each run's first from 0."""
     try:
         flat: NDArray[np.int64] = np.concatenate(blocks, dtype=np.int64, casting="same_kind")
     except (TypeError, ValueError) as problem:
@@ -209,11 +209,11 @@ def _items(
 
 
 def _extents(lists: Sequence[Runs]) -> Extents:
-    made = Extents([], [], [])
+    extents = Extents([], [], [])
     for runs in lists:
-        made.blocks.append(sum(len(run.blocks) for run in runs))
-        made.low.append(int(min((run.generation for run in runs), default=0)))
-        made.high.append(
+        extents.blocks.append(sum(len(run.blocks) for run in runs))
+        extents.low.append(int(min((run.generation for run in runs), default=0)))
+        extents.high.append(
             int(
                 max(
                     (run.generation + len(run.blocks) - 1 if run.generation else 0 for run in runs),
@@ -221,4 +221,4 @@ def _extents(lists: Sequence[Runs]) -> Extents:
                 )
             )
         )
-    return made
+    return extents

@@ -1,4 +1,4 @@
-"""What a leaf is, and what its events need to become one; `leaf_schema` says what is in it."""
+"""A leaf, and what events need to become one; `leaf_schema` defines its content."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ _CANONICAL = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER
 
 
 class PseudonymSource(Protocol):
-    """Gives the random pseudonym of a subject, or of a session (kept with its subject)."""
+    """Provides the random pseudonym of a subject, or of a session (stored with its subject)."""
 
     def __call__(self, tenant: str, subject: str, session: str = "") -> str:
-        """The pseudonym, made on first use."""
+        """Return the pseudonym, created on first use."""
 
 
 class Context(NamedTuple):
-    """What turns an incarnation's events into leaves. `sign`: the signature of an order's leaf (`signed_orders`)."""
+    """What turns an incarnation's events into leaves. `sign`: returns the signature of an order's leaf
+    (`signed_orders`).
+    """
 
     incarnation: str
     offset_us: int
@@ -39,7 +41,7 @@ class Leaf(NamedTuple):
 
 
 def parse(data: bytes) -> Leaf:
-    """A leaf from its bytes; raises `LedgerError` where they are none."""
+    """Return a leaf from its bytes; raises `LedgerError` if they are not a leaf."""
     try:
         body = orjson.loads(data)
         return Leaf(body["log"], body, data)
@@ -48,7 +50,7 @@ def parse(data: bytes) -> Leaf:
 
 
 def canonical(body: dict[str, Any]) -> bytes:
-    """The canonical bytes of a leaf body; raises `LedgerError` on what the profile refuses."""
+    """Return the canonical bytes of a leaf body; raises `LedgerError` if the profile forbids a value."""
     try:
         return orjson.dumps(body, option=_CANONICAL)
     except (TypeError, ValueError) as problem:

@@ -1,4 +1,4 @@
-"""The items of a `custody-changed` leaf, as bodies of leaves of their own kinds, for whoever reads leaves one by one.
+"""The items of a `custody-changed` leaf as bodies of leaves of their own kinds, for readers of single leaves.
 
 1. Items are numbered from 1 on over all lists of a leaf, in the order of `FOLDED`; 0 is a leaf that is no list.
 2. An item's body has the keys of its own kind's leaf and `item`; it is whole, whatever part its leaf is.
@@ -18,7 +18,7 @@ _RUNS = {key: item.keys.index("runs") for key, item in ITEMS.items()}
 
 
 def plain_bodies(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The bodies that a leaf's stands for: itself, or each of its items (rule 2)."""
+    """Yield the bodies for which a leaf's body stands: itself, or each of its items (rule 2)."""
     if body["kind"] != CHANGED:
         yield body
         return
@@ -36,7 +36,7 @@ def plain_bodies(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def item_of(body: Mapping[str, Any], number: int, kinds: Collection[str]) -> Mapping[str, Any] | None:
-    """The body of one item of these kinds; the leaf's own where `number` is 0; None where there is no such item."""
+    """Return the body of one item of these kinds; the leaf's own if `number` is 0; None if there is no such item."""
     if not number:
         return body
     items = (made for made in plain_bodies(body) if made.get("item") == number and made["kind"] in kinds)
@@ -44,7 +44,7 @@ def item_of(body: Mapping[str, Any], number: int, kinds: Collection[str]) -> Map
 
 
 def runs_of_items(body: Mapping[str, Any], kinds: Collection[str]) -> dict[int, Any]:
-    """The encoded runs of a leaf's items of these kinds, by their numbers."""
+    """Return the encoded runs of a leaf's items of these kinds, by their numbers."""
     every = ((schema.name, item[_RUNS[key]]) for key, schema in ITEMS.items() for item in body.get(key, ()))
     return {number: runs for number, (kind, runs) in enumerate(every, 1) if kind in kinds}
 

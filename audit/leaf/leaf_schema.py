@@ -1,4 +1,4 @@
-"""What the leaf of every kind of event is: derived from the event's own declaration, and from nothing else.
+"""The leaf of every kind of event, derived only from the event's own declaration.
 
 1. An event's fields give the keys of its leaf (`_key`), the types of their values, the canonical bytes (keys in
    order, `row`), the check of a leaf that comes from elsewhere (`decode`) and the columns that rows are made of.
@@ -54,7 +54,7 @@ _Runs = list[list[_Number | list[_Exact]]]
 
 
 class Value(NamedTuple):
-    """What an annotation of a field means: its type in a leaf, and the check of a column of events' values."""
+    """The meaning of a field's annotation: its type in a leaf, and the check of a column of values."""
 
     said: Any
     column: Callable[[Column], Column]
@@ -89,19 +89,19 @@ class LeafSchema(NamedTuple):
     decode: Callable[[bytes], Any]  # a key that the leaf lacks is UNSET
 
     def kept_as(self, name: str) -> Kept:
-        """How a database keeps a column of that name: as the leaf's key of the name, or a moment of it in UTC."""
+        """Return how a database keeps a column of that name: as the leaf's key of the name, or its moment in UTC."""
         said = {key: value.said for key, value in zip(self.keys, self.values, strict=True)}
         is_number = said.get(name) is _Number or {name, boot_key(name)} & self.numbers
         return Kept.NUMBER if is_number else _KEPT[said[name]]
 
 
 def ints(values: Column) -> Column:
-    """A column of integers."""
+    """Return a column of integers."""
     return values if {*map(type, values)} == {int} else list(map(_int, values))
 
 
 def numbers_of(said: Column) -> Column:
-    """Integers as leaves say them, with the large ones from their decimal strings."""
+    """Return integers from leaves, which write large ones as decimal strings."""
     if str not in set(map(type, said)):
         return said
     found = list(map(int, said))
@@ -111,18 +111,18 @@ def numbers_of(said: Column) -> Column:
     return found
 
 
-def check_copies(said: Mapping[str, Column]) -> None:
-    """Lists of copies are equally long, with something in them; names are hexadecimal, and no count is below 0.
+def check_copies(columns: Mapping[str, Column]) -> None:
+    """Check that lists of copies are equally long and not empty, names hexadecimal, and counts not negative.
 
     Raises `LedgerError`.
     """
-    counts = [said[key] for key in COPIES[1:]]
-    every = [said[COPIES[0]], *counts, *(said[key] for key in COPY_MOMENTS if key in said)]
+    counts = [columns[key] for key in COPIES[1:]]
+    every = [columns[COPIES[0]], *counts, *(columns[key] for key in COPY_MOMENTS if key in columns)]
     if any(len({*map(len, lists)}) != 1 or not lists[0] for lists in zip(*every, strict=True)):
         raise LedgerError("lists of copies do not belong together")
     if any(min(values) < 0 for column in counts for values in column):
         raise LedgerError("a count of copies is below 0")
-    names = list(chain.from_iterable(said[COPIES[0]]))
+    names = list(chain.from_iterable(columns[COPIES[0]]))
     if not _HEX.issuperset("".join(names)) or not 0 < min(map(len, names)) <= max(map(len, names)) <= 64:
         raise LedgerError("a name of a copy is not hexadecimal")
 
@@ -201,7 +201,7 @@ _TEXTS = (str, str | None, tuple[str, ...])
 
 
 def plain_type(annotation: Any) -> Any:
-    """The type of a field's values, without what its annotation says of their meaning."""
+    """Return the type of a field's values, without the annotation of their meaning."""
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
@@ -209,13 +209,13 @@ def _meanings(kind: type[Event]) -> dict[str, FieldMeaning | OneOf]:
     """What the fields of a kind that is handed in may name, by leaf key; raises where a text has no meaning."""
     if not (kind.by_worker or kind.by_door):
         return {}
-    made: dict[str, FieldMeaning | OneOf] = {}
+    meanings_by_key: dict[str, FieldMeaning | OneOf] = {}
     for field in msgspec.structs.fields(kind):
         meanings = [each for each in get_args(field.type)[1:] if isinstance(each, (FieldMeaning, OneOf))]
         if len(meanings) != 1 and (meanings or plain_type(field.type) in _TEXTS):
             raise TypeError(f"{kind.__name__}.{field.name}: state what it names (`FieldMeaning`)")
-        made |= {_key(field.name, kind.__struct_fields__): meaning for meaning in meanings}
-    return made
+        meanings_by_key |= {_key(field.name, kind.__struct_fields__): meaning for meaning in meanings}
+    return meanings_by_key
 
 
 _KEPT = {bool: Kept.FLAG, str: Kept.TEXT, str | None: Kept.MAYBE_TEXT}
@@ -229,7 +229,7 @@ _RENAMED = {
 
 
 def _key(field: str, fields: tuple[str, ...]) -> str:
-    """The leaf key of an event's field: boot times say so, an event's first run list is `runs`."""
+    """Return the leaf key of an event's field: boot times have a suffix, and the first run list is `runs`."""
     if field in ("attached", "runs") or (field == "written" and "attached" not in fields):
         return "runs"
     if field in _RENAMED:
@@ -238,7 +238,7 @@ def _key(field: str, fields: tuple[str, ...]) -> str:
 
 
 def boot_key(name: str) -> str:
-    """The leaf key of a moment on its process's clock, by the name of the moment; other names stay."""
+    """Return the leaf key of a moment on its process's clock, given the moment's name; other names stay."""
     return f"{name.removesuffix('_us')}_boot_us" if name.endswith("_us") else name
 
 
@@ -254,13 +254,13 @@ _OF_LEAF = frozenset({"tenant", "of_incarnation", TRACE})  # the leaf's own say 
 def _item_of(kind: type[Event]) -> ItemSchema:
     fields = msgspec.structs.fields(kind)
     every = [(_key(field.name, kind.__struct_fields__), VALUES[plain_type(field.type)].said) for field in fields]
-    kept = [(key, said) for key, said in every if key not in _OF_LEAF]
-    moments = frozenset(key for key, _ in kept if key.endswith("boot_us"))
-    typed = [(key, said | None if key in moments else said) for key, said in kept]
+    item_fields = [(key, said) for key, said in every if key not in _OF_LEAF]
+    moments = frozenset(key for key, _ in item_fields if key.endswith("boot_us"))
+    typed = [(key, said | None if key in moments else said) for key, said in item_fields]
     return ItemSchema(
         kind,
         str(kind.__struct_config__.tag),
-        tuple(key for key, _ in kept),
+        tuple(key for key, _ in item_fields),
         moments,
         msgspec.defstruct(f"{kind.__name__}Item", typed, array_like=True, gc=False),
     )
@@ -272,20 +272,20 @@ VALUES |= {tuple[kind, ...]: Value(list[ITEMS[key].said], _as_given) for key, ki
 
 
 def schema_of(kind: type[Event]) -> LeafSchema:
-    """The schema of a kind of event."""
+    """Return the schema of a kind of event."""
     name, fields = str(kind.__struct_config__.tag), msgspec.structs.fields(kind)
     keys = tuple(_key(field.name, kind.__struct_fields__) for field in fields)
     values = tuple(VALUES[plain_type(field.type)] for field in fields)
     lists = tuple(key for key in TOTALS if key in keys)
     numbers = ["sequence", "part", "parts", "at_us"]
-    said: dict[str, Any] = dict.fromkeys(HEAD_KEYS, str) | dict.fromkeys(numbers, _Number)
-    said |= {"schema": Literal[SCHEMA], "kind": Literal[name], "outage": Literal[kind.outage]}
-    said |= dict(zip(keys, (value.said for value in values), strict=True))
-    said |= {TOTALS[key]: _Number for key in lists}
+    types: dict[str, Any] = dict.fromkeys(HEAD_KEYS, str) | dict.fromkeys(numbers, _Number)
+    types |= {"schema": Literal[SCHEMA], "kind": Literal[name], "outage": Literal[kind.outage]}
+    types |= dict(zip(keys, (value.said for value in values), strict=True))
+    types |= {TOTALS[key]: _Number for key in lists}
     absent: dict[str, Any] = {key: field.default for key, field in zip(keys, fields, strict=True) if not field.required}
     absent |= {TOTALS[key]: 0 for key in lists if key in absent}
-    order = tuple(sorted(said))
-    optional = [(key, said[key] | msgspec.UnsetType, UNSET) if key in absent else (key, said[key]) for key in order]
+    order = tuple(sorted(types))
+    optional = [(key, types[key] | msgspec.UnsetType, UNSET) if key in absent else (key, types[key]) for key in order]
     read = msgspec.defstruct(kind.__name__, optional, kw_only=True, gc=False)
     return LeafSchema(
         name,
@@ -294,9 +294,9 @@ def schema_of(kind: type[Event]) -> LeafSchema:
         values,
         lists,
         tuple(FOLDED) if kind is CustodyChanged else (),
-        frozenset(key for key in order if said[key] is _Number),
+        frozenset(key for key in order if types[key] is _Number),
         frozenset({"at_us", *(key for key, value in zip(keys, values, strict=True) if value.said is _Number)}),
-        frozenset(key for key in order if said[key] in (str, str | None)),
+        frozenset(key for key in order if types[key] in (str, str | None)),
         order,
         absent | ({TRACE: None} if TRACE in absent else {}),
         _meanings(kind),

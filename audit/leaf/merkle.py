@@ -1,4 +1,4 @@
-"""RFC 6962 hashing, and the frontier that a log grows by.
+"""RFC 6962 hashing, and the frontier by which a log grows.
 
 1. A leaf hashes as SHA-256(0x00 ‖ leaf), a node as SHA-256(0x01 ‖ left ‖ right): neither can pass for the other. The
    root of the empty tree is SHA-256 of nothing.
@@ -32,13 +32,13 @@ _sha256 = hashlib.sha256
 
 
 class TreeError(LedgerError):
-    """Stored hashes are damaged, missing, or not what they are taken for."""
+    """Stored hashes are damaged, missing, or not the expected ones."""
 
     code = "KVC620"
 
 
 class TreeHead(NamedTuple):
-    """A tree of `size` leaves has this root."""
+    """The root of the tree with `size` leaves."""
 
     size: int
     root: bytes
@@ -57,59 +57,59 @@ class Grown(NamedTuple):
 
     @property
     def width(self) -> int:
-        """How many leaves are under each hash."""
+        """The number of leaves under each hash."""
         halves, level = divmod(self.level, HALF)
         return 1 << TILE_HEIGHT * level + HALF_HEIGHT * halves
 
 
 def placed_nodes(tree: int, grown: Iterable[Grown]) -> list[tuple[int, int, int, bytes]]:
-    """The hashes that a tree completed, each with its tree, level and place."""
+    """Return the hashes that a tree completed, each with its tree, level and place."""
     return [(tree, level, idx, node) for level, first, hashes in grown for idx, node in enumerate(hashes, first)]
 
 
 class Extended(NamedTuple):
-    """A longer frontier, and what to store so that proofs can be made from tiles."""
+    """A longer frontier, and the hashes to store for proofs from tiles."""
 
     frontier: Frontier
     grown: tuple[Grown, ...]
 
 
 def leaf_hash(leaf: bytes) -> bytes:
-    """The hash of one leaf's bytes."""
+    """Return the hash of one leaf's bytes."""
     return _sha256(b"\0" + leaf).digest()
 
 
 def leaf_hashes(leaves: Iterable[bytes]) -> list[bytes]:
-    """The hashes of many leaves, in order."""
+    """Return the hashes of many leaves, in order."""
     return [_sha256(b"\0" + leaf).digest() for leaf in leaves]
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
-    """The hash of a node over its two children."""
+    """Return the hash of a node over its two children."""
     return _sha256(b"\1" + left + right).digest()
 
 
 def parents(hashes: Sequence[bytes]) -> list[bytes]:
-    """The next level over neighbours; an odd last hash has no parent here."""
+    """Return the next level over pairs of neighbours; an odd last hash has no parent here."""
     each = iter(hashes)
     return [_sha256(b"\1" + left + right).digest() for left, right in zip(each, each, strict=False)]
 
 
 def split_hashes(joined: bytes) -> list[bytes]:
-    """The hashes of a joined row of them, such as a tile."""
+    """Return the single hashes in a joined row, such as a tile."""
     if len(joined) % HASH_BYTES:
         raise TreeError(f"`{len(joined)}` bytes are no row of {HASH_BYTES}-byte hashes", bytes=len(joined))
     return [joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)]
 
 
 class Frontier(NamedTuple):
-    """All that a log needs to remember of its tree in order to grow: one hash per bit set in `size`."""
+    """Everything a log must remember of its tree in order to grow: one hash for each bit set in `size`."""
 
     size: int = 0
     peaks: tuple[bytes, ...] = ()
 
     def root(self) -> bytes:
-        """The RFC 6962 tree hash."""
+        """Return the RFC 6962 tree hash."""
         if not self.peaks:
             return EMPTY_ROOT
         *rest, root = self.peaks
@@ -118,11 +118,11 @@ class Frontier(NamedTuple):
         return root
 
     def head(self) -> TreeHead:
-        """Size and root together, as a checkpoint states them."""
+        """Return size and root together, as a checkpoint states them."""
         return TreeHead(self.size, self.root())
 
     def extend(self, hashes: Sequence[bytes], *, halves: bool = False) -> Extended:
-        """This tree with leaf hashes appended: as many node hashings as leaves, and no more.
+        """Return this tree with leaf hashes appended, at the cost of one node hash for each leaf.
 
         `halves` adds the half levels to what has grown. Raises `TreeError` when a hash is not 32 bytes long.
         """
@@ -136,7 +136,7 @@ class Frontier(NamedTuple):
         return Extended(Frontier(size, tuple(peaks)), tuple(grown))
 
     def extend_tiles(self, hashes: Sequence[bytes], *, halves: bool = False) -> Extended:
-        """This tree with whole tiles appended, each given by its root alone: what is inside them is not known.
+        """Return this tree with whole tiles appended, each given only by its root.
 
         Raises `TreeError` where this tree does not end with a tile.
         """
@@ -148,12 +148,12 @@ class Frontier(NamedTuple):
         return Extended(Frontier(above.size << TILE_HEIGHT, above.peaks), tuple(made))
 
     def to_bytes(self, root: bytes | None = None) -> bytes:
-        """Size (8 bytes, big-endian), root, peaks. A caller that has the root already saves hashing it again."""
+        """Return size (8 bytes, big-endian), root, peaks. A caller that already has the root saves computing it."""
         return b"".join((self.size.to_bytes(8, "big"), root or self.root(), *self.peaks))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Frontier:
-        """What `to_bytes` made; raises `TreeError` for anything else (rule 3)."""
+        """Return the frontier from its bytes; raises `TreeError` for anything else (rule 3)."""
         size = int.from_bytes(data[:8], "big")
         if len(data) < 8 or size > SIZE_MAX or len(data) != 8 + HASH_BYTES * (1 + size.bit_count()):
             raise TreeError(f"a frontier of `{len(data)}` bytes is malformed", bytes=len(data))

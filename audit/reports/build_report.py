@@ -1,4 +1,4 @@
-"""Makes a report: one reading of the ledger as a checkpoint left it, every section from that reading.
+"""Make a report from one reading of the ledger as of a checkpoint, which every section uses.
 
 1. Every section is made in a fixed order from sorted facts, so that SQLite and PostgreSQL give the same bytes.
 """
@@ -27,19 +27,21 @@ Progress = Callable[[str], None]
 
 
 def newest_checkpoint(connection: Connection) -> int:
-    """The newest signed checkpoint; raises `ProofError` where none is signed."""
+    """Return the newest signed checkpoint; raises `ProofError` if none is signed."""
     return LedgerProofs(connection).signed().size
 
 
 def period(connection: Connection, checkpoint: int, since_us: int | None, until_us: int | None) -> tuple[int, int]:
-    """A period's bounds: by default from the first leaf to the last under the checkpoint, whole seconds outwards."""
+    """Return a period's bounds: by default from the first to the last leaf under the checkpoint, rounded outwards to
+    seconds.
+    """
     state = as_of_sizes(connection, LedgerProofs(connection).sizes(checkpoint))
     if since_us is None:
         since_us = first_leaf_us(connection, state) // 1_000_000 * 1_000_000
     if until_us is None:
         until_us = (newest_leaf_us(connection, checkpoint) // 1_000_000 + 1) * 1_000_000
     if since_us >= until_us:
-        raise ConfigError("the period is empty: it must begin before it ends", since_us=since_us)
+        raise ConfigError("the period is empty: its start must be before its end", since_us=since_us)
     return since_us, until_us
 
 
@@ -53,7 +55,7 @@ def build_report(
     responses: Sequence[Response] = (),
     framework: Framework | None = None,
 ) -> Report:
-    """The report that was asked for; `is_proved`: its sampled leaves come with inclusion proofs.
+    """Return the requested report; `is_proved`: its sampled leaves come with inclusion proofs.
 
     `framework` is one that is not of the library, whose id is asked for. `progress` is told the title of each section.
 

@@ -1,4 +1,4 @@
-"""Documents that leave the house: their kinds, their one form as bytes, and what a signature of one is over.
+"""Documents for readers outside: their kinds, their canonical bytes, and what their signatures cover.
 
     document = CERTIFICATE.document(facts)
     signed = document._replace(signature=sign_document(connection, document, key))
@@ -27,14 +27,14 @@ _ENVELOPE = ("schema", "signature")
 
 
 class KeyEnrolment(NamedTuple):
-    """A leaf that names a key of reports, as text, and the text of its proof."""
+    """A leaf that names a report key, as text, and the text of its proof."""
 
     leaf: str
     proof: str
 
 
 class Signature(NamedTuple):
-    """Who signed a document; `key` is the public key, `data` base64, `key_id` hexadecimal.
+    """The signer of a document. `key` is the public key, `data` base64, `key_id` hexadecimal.
 
     `enrolments` are the leaves that name the key; a key of the log itself has none.
     """
@@ -45,12 +45,12 @@ class Signature(NamedTuple):
     enrolments: tuple[KeyEnrolment, ...] = ()
 
     def facts(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the signature as JSON values."""
         return self._asdict() | {"enrolments": [each._asdict() for each in self.enrolments]}
 
 
 class DocumentKind(NamedTuple):
-    """A kind of document: its name, its schema, whose key signs it, and where its facts have the checkpoint."""
+    """A kind of document: its name, its schema, its signer, and the path of the checkpoint in its facts."""
 
     name: str
     schema: str
@@ -58,7 +58,7 @@ class DocumentKind(NamedTuple):
     checkpoint_path: tuple[str, ...] = ("checkpoint",)
 
     def document(self, facts: Facts, signature: Signature | None = None) -> Document:
-        """The document of these facts; raises `LedgerError` where they name no checkpoint."""
+        """Return the document of these facts; raises `LedgerError` if they name no checkpoint."""
         found: Any = facts
         for name in self.checkpoint_path:
             found = found.get(name) if isinstance(found, Mapping) else None
@@ -68,7 +68,7 @@ class DocumentKind(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A document; `checkpoint` is the size of the root log that its facts are of (0: nothing was signed)."""
+    """A document. `checkpoint` is the root log's size for its facts (0: nothing was signed)."""
 
     kind: DocumentKind
     facts: Facts
@@ -76,25 +76,25 @@ class Document(NamedTuple):
     signature: Signature | None = None
 
     def body(self) -> dict[str, Any]:
-        """All of it as JSON values (rule 1)."""
+        """Return the whole document as JSON values (rule 1)."""
         signed = {} if self.signature is None else {"signature": self.signature.facts()}
         return {**self.facts, "schema": self.kind.schema, **signed}
 
     def to_bytes(self) -> bytes:
-        """Its one form (rule 1)."""
+        """Return its canonical bytes (rule 1)."""
         return canonical_json(self.body())
 
     def digest(self) -> str:
-        """What is signed, hexadecimal (rule 2)."""
+        """Return the signed digest, hexadecimal (rule 2)."""
         return hashlib.sha256(self._replace(signature=None).to_bytes()).hexdigest()
 
     def statement(self, key_name: str) -> str:
-        """The text that a key of this name signs (rule 3)."""
+        """Return the text that a key of this name signs (rule 3)."""
         return f"{key_name}\n{self.kind.schema}\n{self.digest()}\n"
 
 
 def read_document(data: bytes, kinds: Sequence[DocumentKind]) -> Document:
-    """The document in a file, of one of these kinds; raises `LedgerError` for other bytes than its one form."""
+    """Return the document in a file, of one of these kinds; raises `LedgerError` for bytes that are not canonical."""
     if len(data) > DOCUMENT_BYTES_MAX:
         raise LedgerError(f"the document has {len(data)} bytes, over {DOCUMENT_BYTES_MAX}")
     try:
@@ -109,12 +109,12 @@ def read_document(data: bytes, kinds: Sequence[DocumentKind]) -> Document:
     facts = {name: value for name, value in body.items() if name not in _ENVELOPE}
     document = kind.document(facts, _signature(body["signature"]) if "signature" in body else None)
     if document.to_bytes() != data:
-        raise LedgerError(f"the {kind.name} is not in its one form: keys in order, and no white space")
+        raise LedgerError(f"the {kind.name} is not in canonical form: sorted keys, no white space")
     return document
 
 
 def schema_of(data: bytes) -> str:
-    """The schema that a file states, without its version; empty where it states none."""
+    """Return the schema that a file states, without its version; empty if it states none."""
     try:
         body = parse_json(data)
     except ValueError:
@@ -123,13 +123,13 @@ def schema_of(data: bytes) -> str:
 
 
 def _signature(form: Any) -> Signature:
-    """A signature from its JSON form; raises `LedgerError`."""
+    """Return a signature from its JSON form; raises `LedgerError`."""
     try:
         enrolments = tuple(KeyEnrolment(**each) for each in form["enrolments"])
-        made = Signature(**(form | {"enrolments": enrolments}))
+        signature = Signature(**(form | {"enrolments": enrolments}))
     except (TypeError, KeyError):
-        raise LedgerError("the signature has parts that none has, or lacks some") from None
-    texts = (*made[:3], *(text for each in enrolments for text in each))
+        raise LedgerError("the signature has unknown parts, or lacks some") from None
+    texts = (*signature[:3], *(text for each in enrolments for text in each))
     if not all(isinstance(text, str) for text in texts):
         raise LedgerError("a part of the signature is no text")
-    return made
+    return signature

@@ -1,10 +1,12 @@
-"""Frameworks: which controls our evidence can serve, what each is served by, and how far that reaches.
+"""Frameworks: the controls that our evidence can serve, which evidence serves each control, and its limits.
 
-1. `controls.toml` beside this module is the library: what evidence shows, once, and which controls of which frameworks
-   it serves. None claims that a control is met.
-2. Users add a framework by a file (`read_framework`), of the same form as one of the library, that names what evidence
-   shows by the library's names.
-3. Whatever a file says that the form has not is an error that names the control.
+1. `controls.toml` in this folder is the library: it describes each kind of evidence once, and the controls of each
+   framework that it serves. No entry claims that a control is met.
+2. Users add a framework with a file (`read_framework`) in the library's format. It refers to evidence by the library's
+   names.
+3. Anything in a file that the format does not define is an error that names the control.
+4. A report may not use words that claim more than evidence can show (`refused_words`): "zeroized" is for memory we own,
+   "crypto-erased" for media, "evidence supporting" for controls.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from kvcustody.audit.reports.wording import refused_words
 from kvcustody.errors import ConfigError
 
 NAMES = (
@@ -45,8 +46,23 @@ ANSWER_DEADLINE = "answer-deadline"  # what shows that people were answered in t
 _ABOUT = ("title", "edition", "ids_from", "ids_taken")
 
 
+REFUSED: dict[str, str] = {
+    r"\bcomplian(t|ce)\b": "say `evidence supporting <control>`",
+    r"\bcompl(y|ies|ied|ying)\b": "say `evidence supporting <control>`",
+    r"\bcertifie[ds]\b": "nobody certified anything here",
+    r"\bsecure(ly)? (deleted?|erased?|wiped?)\b": "say `zeroized` (memory we own) or `crypto-erased` (media)",
+    r"\bunrecoverable\b": "say how it was overwritten and verified",
+    r"\bconstant (latency|time) (of|for) requests\b": "no such promise is made",
+    r"\bconstant latency\b": "no such promise is made",
+    r"\bguarantee[ds]?\b": "say what was measured, or proved, and of what",
+    r"\b(fully|completely|100 ?%) (secure|safe|isolated)\b": "say what was shown",
+    r"\btamper-?proof\b": "say `tamper-evident`, and until when",
+    r"\bimpossible\b": "say what was tried",
+}
+
+
 class Showing(NamedTuple):
-    """Something that evidence shows: the sections that it needs, those that are cited beside them, and its limit."""
+    """Something that evidence shows: the sections it needs, the sections cited beside them, and its limit."""
 
     name: str
     supports: str
@@ -57,7 +73,7 @@ class Showing(NamedTuple):
 
 
 class Control(NamedTuple):
-    """One control: whose it is, what we have for it, and what that does not show."""
+    """One control: who is responsible, our evidence for it, and the evidence's limits."""
 
     id: str
     title: str
@@ -67,7 +83,7 @@ class Control(NamedTuple):
 
     @property
     def supports(self) -> str:
-        """What the sections that it cites show, whatever their figures say."""
+        """What the cited sections show, independent of their figures."""
         return " ".join(each.supports for each in self.shows)
 
     @property
@@ -77,18 +93,18 @@ class Control(NamedTuple):
 
     @property
     def limit(self) -> str:
-        """What all of it does not show."""
+        """What all of its evidence does not show."""
         texts = (self.own_limit, *(each.limit for each in self.shows))
         return " ".join(text for text in texts if text)
 
     @property
     def clock(self) -> bool:
-        """Whether it is about a clock."""
+        """Whether the control is about a clock."""
         return any(each.clock for each in self.shows)
 
 
 class Framework(NamedTuple):
-    """A framework's edition, where its ids were taken from and when, and the controls that it has of us.
+    """A framework's edition, the source and date of its ids, and the controls that our evidence serves.
 
     `catalog` is the address of an OSCAL catalog that has these ids, or empty.
     """
@@ -103,12 +119,12 @@ class Framework(NamedTuple):
 
     @property
     def has_answer_deadline(self) -> bool:
-        """Whether one of its controls asks for an answer to a person within the time of GDPR 12(3)."""
+        """Whether one of its controls requires an answer to a person within the time of GDPR 12(3)."""
         return any(each.name == ANSWER_DEADLINE for control in self.controls for each in control.shows)
 
 
 class ControlStatus(NamedTuple):
-    """What a report has for one control, and the sections that carry it."""
+    """A report's evidence for one control, and the sections that carry it."""
 
     control: str
     status: str
@@ -117,7 +133,7 @@ class ControlStatus(NamedTuple):
 
 @cache
 def load_framework(name: str) -> Framework:
-    """A framework of the library; raises `ConfigError` for one that it has not."""
+    """Return a framework of the library; raises `ConfigError` for an unknown one."""
     if name not in NAMES:
         close = get_close_matches(name, NAMES, n=1, cutoff=0.5)
         hint = f"; did you mean `{close[0]}`?" if close else ""
@@ -128,7 +144,7 @@ def load_framework(name: str) -> Framework:
 
 
 def read_framework(text: str) -> Framework:
-    """A framework from a user's file (rule 2); raises `ConfigError` that says where it is wrong."""
+    """Return a framework from a user's file (rule 2); raises `ConfigError` with the place of the error."""
     try:
         value = tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:
@@ -137,13 +153,13 @@ def read_framework(text: str) -> Framework:
     if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,60}", name):
         raise ConfigError("framework file: `id` is lower-case letters, digits, `.` and `-`")
     if name in NAMES:
-        raise ConfigError(f"framework file: `{name}` is a framework of the library; give it an id of its own")
+        raise ConfigError(f"framework file: `{name}` is the id of a library framework; choose another")
     return _framework(name, value)
 
 
 @cache
 def showings() -> dict[str, Showing]:
-    """What evidence shows, by name."""
+    """Return everything that evidence shows, by name."""
     return {
         name: Showing(
             name,
@@ -221,12 +237,21 @@ def _control_problems(item: dict[str, Any]) -> Iterator[str]:
     if scope not in SCOPES:
         yield f"scope `{scope}` is none of: {', '.join(SCOPES)}"
     if not isinstance(shows, list) or (scope == OURS) is not bool(shows):
-        yield "a control that is ours names what `shows` it, and no other does"
+        yield "a control with scope `ours` needs `shows`, and no other scope has it"
         return
     if scope != OURS and not item.get("limit"):
-        yield "a control that is not ours, or not addressed, says why in `limit`"
+        yield "a control with scope `not-ours` or `not-addressed` needs the reason in `limit`"
     for each in shows:
         if each not in showings():
             close = get_close_matches(str(each), showings(), n=1)
             hint = f"; did you mean `{close[0]}`?" if close else ""
             yield f"`{each}` is none of: {', '.join(sorted(showings()))}{hint}"
+
+
+def refused_words(text: str) -> list[str]:
+    """Return a text's forbidden words, each with what to write instead."""
+    return [
+        f"`{found.group(0)}`: {instead}"
+        for pattern, instead in REFUSED.items()
+        for found in re.finditer(pattern, text, re.IGNORECASE)
+    ]

@@ -1,4 +1,4 @@
-"""What people give to a report: a proof of the policy, and answers to exceptions (`read_responses`, from TOML)."""
+"""People's input to a report: a proof of the policy, and answers to exceptions (`read_responses`, from TOML)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RESPONSES_MAX = 1000
 
 
 class ReportedProperty(NamedTuple):
-    """One property of a policy proof, and over how many cells it was looked at."""
+    """One property of a policy proof, and the number of cells examined."""
 
     id: str
     title: str
@@ -21,7 +21,7 @@ class ReportedProperty(NamedTuple):
 
 
 class PolicyProof(NamedTuple):
-    """A proof of the policy that was supplied; `is_active`: the ledger activated a policy of this digest."""
+    """A supplied proof of the policy; `is_active`: the ledger activated a policy with this digest."""
 
     policy: str
     digest: str
@@ -32,7 +32,7 @@ class PolicyProof(NamedTuple):
 
 
 class Response(NamedTuple):
-    """What people answered to one exception, by its id; `date` is when it will be, or was, put right."""
+    """People's answer to one exception, by its id; `date` is when it will be, or was, corrected."""
 
     id: str
     owner: str
@@ -42,7 +42,7 @@ class Response(NamedTuple):
 
 
 def read_responses(text: str) -> tuple[Response, ...]:
-    """The answers; what is left out of one is `not given`. Raises `ConfigError` for anything else."""
+    """Return the answers; omitted parts are `not given`. Raises `ConfigError` for anything else."""
     try:
         value = tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:
@@ -50,10 +50,10 @@ def read_responses(text: str) -> tuple[Response, ...]:
     listed = value.pop("response", [])
     if value or not isinstance(listed, list) or len(listed) > RESPONSES_MAX:
         raise ConfigError(f"responses: one list `response` of at most {RESPONSES_MAX} is expected")
-    made = []
+    responses = []
     for each in listed:
         unknown = set(each) - set(Response._fields) if isinstance(each, dict) else {"?"}
         if unknown or not all(isinstance(said, str) for said in each.values()) or not each.get("id"):
             raise ConfigError(f"responses: each has an `id` and texts for {', '.join(Response._fields[1:])}")
-        made.append(Response(*(each.get(name, NOT_GIVEN) for name in Response._fields)))
-    return tuple(made)
+        responses.append(Response(*(each.get(name, NOT_GIVEN) for name in Response._fields)))
+    return tuple(responses)

@@ -1,4 +1,4 @@
-"""One look over every leaf in the state: counts by incarnation and kind, and the bodies of the few that say how it was.
+"""One pass over every leaf in the state: counts by incarnation and kind, and the bodies of a few important ones.
 
 1. The leaves of custody are only counted here; those of workers, policies and outages are read.
 2. Events that are written in two logs have one sequence: it is counted once.
@@ -31,7 +31,7 @@ _TWO_LOGS = tuple(KINDS[kind].name for kind in ACTING)
 
 
 class LeafCount(NamedTuple):
-    """Leaves of one kind of one incarnation: in the period, sequences that they take, parts of many."""
+    """Leaves of one kind of one incarnation: in the period, the sequences they take, and parts of several."""
 
     incarnation: str
     kind: str
@@ -41,21 +41,21 @@ class LeafCount(NamedTuple):
 
 
 class LeafCounts(NamedTuple):
-    """What one look found."""
+    """The results of one pass."""
 
     counted: tuple[LeafCount, ...]
     highest: dict[str, int]  # sequence of each incarnation; 0 where it has none
     bodies: tuple[dict[str, Any], ...]
 
     def of_kind(self, *kinds: str) -> Iterator[dict[str, Any]]:
-        """The bodies of these kinds (of `READ_KINDS`), in an order that no database decides."""
+        """Return the bodies of these kinds (of `READ_KINDS`), in an order independent of the database."""
         return (body for body in self.bodies if body["kind"] in kinds)
 
 
 def read_leaf_counts(
     connection: Connection, as_of: AsOf, since_us: int, until_us: int, *, tenant: str | None
 ) -> LeafCounts:
-    """The overview of a state; of one tenant, counts in the period are of its own log."""
+    """Return the overview of a state; for one tenant, counts in the period cover its own log."""
     query = select(incarnations.c.id, incarnations.c.uuid)
     names = {row.id: row.uuid for row in connection.execute(query)}
     counted = _counted(connection, as_of, since_us, until_us, tenant)
@@ -69,7 +69,7 @@ def read_leaf_counts(
 def _counted(
     connection: Connection, as_of: AsOf, since_us: int, until_us: int, tenant: str | None
 ) -> list[tuple[int, str, int, int, int]]:
-    """The rows of `LeafCount`, by the number of the incarnation.
+    """Return the rows of `LeafCount`, by the number of the incarnation.
 
     All leaves are counted in an index, and those that do not count taken off: they are few as a rule, and to find them
     in the table is one walk in its own order.
@@ -90,17 +90,17 @@ def _counted(
     )
     less = {(life, kind): tuple(map(int, sums)) for life, kind, *sums in connection.execute(few)}
     twice = _sequences_of_two_logs(connection, as_of)
-    made = []
+    counts = []
     for life, kind, leaves in connection.execute(every):
         beyond, outside, continuing, parts = less.get((life, kind), (0, 0, 0, 0))
         if leaves > beyond:
             sequences = twice.get((life, kind), leaves - continuing)
-            made.append((life, kind, leaves - outside, sequences, parts))
-    return made
+            counts.append((life, kind, leaves - outside, sequences, parts))
+    return counts
 
 
 def _highest(connection: Connection, as_of: AsOf, life: int) -> int | None:
-    """The highest sequence of an incarnation: the first that is in the state, going down."""
+    """Return the highest sequence of an incarnation: the first in the state, searching downwards."""
     column = events.c
     query = select(column.sequence).where(column.incarnation == life, as_of.has(events), has_leaf(events))
     return connection.scalar(query.order_by(column.sequence.desc()).limit(1))
@@ -124,13 +124,13 @@ def _bodies(connection: Connection, as_of: AsOf) -> tuple[dict[str, Any], ...]:
 
 
 def newest_leaf_us(connection: Connection, checkpoint: int) -> int:
-    """When the newest leaf under a checkpoint was written: it may be older than the last, which another clock dated."""
+    """Return when the newest leaf under a checkpoint was written; clocks differ, so this need not be the last leaf."""
     column = checkpoints.c
     return connection.scalar(select(func.max(column.at_us)).where(column.size <= checkpoint)) or 0
 
 
 def first_leaf_us(connection: Connection, state: AsOf) -> int:
-    """When the earliest first leaf of a log was written; 0 where there is none."""
+    """Return when the earliest first leaf of a log was written; 0 if there is none."""
     column, each = events.c, select(logs.c.id)  # log by log: a place alone is in no index
     first = select(func.min(column.at_us)).where(
         column.idx == 0, column.log.in_(each), state.has(events), has_leaf(events)

@@ -1,4 +1,4 @@
-"""A report: what it was asked for, the facts of its sections, and their canonical JSON.
+"""A report: its parameters, the facts of its sections, and their canonical JSON.
 
 1. The JSON has keys in order and no floats; the SHA-256 of it without its signature is what a re-run must give.
 2. Times are UTC microseconds unless a name says `boot`; a unit is (block, generation, shard).
@@ -46,14 +46,16 @@ class Report:
         return self.facts[section] if isinstance(section, str) else section.of_fields(self.facts)
 
     def replace(self, **changes: Any) -> Report:
-        """A report with other facts, by the names of fields, or with another signature, question or framework."""
+        """Return a report with some facts replaced, by the names of fields, or its signature, parameters or
+        framework.
+        """
         own = {name: changes.pop(name) for name in ("version", "asked", "framework", "signature") if name in changes}
         if unknown := changes.keys() - self.facts.keys():
             raise KeyError(min(unknown))
         return replace(self, **own, facts={**self.facts, **changes})
 
     def document(self) -> Document:
-        """The report as a document: its facts, with the statement about every control spelled out."""
+        """Return the report as a document: its facts, with the statement about every control written out."""
         facts = {
             **{name: _plain(value) for name, value in self.facts.items()},
             "version": self.version,
@@ -67,35 +69,35 @@ class Report:
         return REPORT.document(facts, self.signature)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON values."""
+        """Return the whole report as JSON values."""
         return self.document().body()
 
     def to_bytes(self) -> bytes:
-        """The canonical JSON."""
+        """Return the canonical JSON."""
         return self.document().to_bytes()
 
     def rerun(self) -> str:
-        """The command that makes this report again."""
+        """Return the command that reproduces this report."""
         proof = self[PROOF]
         proved = "" if proof is None else f" --policy {proof.policy}.yaml"
         answered = " --responses responses.toml" if self[RESPONSES] else ""
         return self.asked.command() + proved + answered
 
     def digest(self) -> str:
-        """SHA-256 of `to_bytes` without a signature, hexadecimal: what is signed."""
+        """Return the signed digest: SHA-256 (hexadecimal) of `to_bytes` without a signature."""
         return self.document().digest()
 
     def cited(self) -> tuple[Control, ...]:
-        """The controls that it has evidence for in the period."""
+        """Return the controls for which it has evidence in the period."""
         present = {each.control for each in self[CONTROLS] if each.status == EVIDENCE_PRESENT}
         return tuple(each for each in self.framework.controls if each.id in present)
 
     def sections_of(self, control: str) -> tuple[str, ...]:
-        """What carries the evidence for a control, by the names that controls cite."""
+        """Return the sections that carry a control's evidence, by the names that controls cite."""
         return next((each.sections for each in self[CONTROLS] if each.control == control), ())
 
     def statement(self, control: str) -> str:
-        """What may be said of a control."""
+        """Return the statement about a control."""
         scope = f"tenant {self.asked.tenant}" if self.asked.tenant else "all tenants of the boundary"
         return (
             f"Evidence supporting {control}, for {scope}, from {iso(self.asked.since_us)} to "

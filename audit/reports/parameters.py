@@ -1,4 +1,4 @@
-"""What a report is asked for: its period, its checkpoint, its sample."""
+"""The parameters of a report: its period, its checkpoint, its sample."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ THRESHOLD_PPM = 999_000  # the share that should be covered, where the reader as
 
 
 class ReportParameters(NamedTuple):
-    """Everything that a report depends on besides the ledger: the same again gives the same bytes."""
+    """Everything that a report depends on besides the ledger: equal parameters give equal bytes."""
 
     framework: str
     checkpoint: int
@@ -33,17 +33,17 @@ class ReportParameters(NamedTuple):
     zone: str = "UTC"  # IANA name; its times stand beside UTC
 
     def is_risk_whole(self) -> bool:
-        """Whether risk and tolerable rate are both stated, or neither, and expected deviations only with them."""
+        """Return whether risk and tolerable rate are both given, or neither, and expected deviations only with them."""
         return bool(self.risk_ppm) == bool(self.tolerable_ppm) and (not self.expected or self.risk_ppm > 0)
 
     def sample_size(self) -> int:
-        """How many are drawn: what the stated risk asks for, where one is stated."""
+        """Return the sample size; derived from the stated risk if there is one."""
         if not (self.risk_ppm and self.tolerable_ppm):
             return self.sample
         return attribute_sample_size(self.risk_ppm, self.tolerable_ppm, self.expected)
 
     def command(self) -> str:
-        """The command that makes the report again; where the ledger is, `--ledger` says."""
+        """Return the command that reproduces the report; the ledger is named by `--ledger`."""
         framework = self.framework if self.framework in NAMES else f"{self.framework}.toml"
         parts = [f"kvcustody report make --framework {shlex.quote(framework)} --as-of {self.checkpoint}"]
         parts.append(f"--since {iso(self.since_us)} --until {iso(self.until_us)}")

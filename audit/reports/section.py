@@ -1,4 +1,4 @@
-"""A section of a report, declared once: its facts, its title, its place, and which controls may cite it.
+"""A section of a report, declared once: its facts, title, place, and the controls that may cite it.
 
 1. Each file of `sections/` declares one `SECTION`; a template of the same name beside it says how it is printed.
    Nothing else lists sections: JSON, reading back, verification and citations follow from the declarations.
@@ -58,7 +58,7 @@ class PagePart(StrEnum):
 
 
 class FactStage(IntEnum):
-    """When facts are made: `RECOUNT` waits for a process that runs beside the sections of `LEDGER`."""
+    """When facts are computed: `RECOUNT` waits for a process that runs beside the sections of `LEDGER`."""
 
     LEDGER = 1
     RECOUNT = 2
@@ -66,22 +66,22 @@ class FactStage(IntEnum):
 
 
 class ReportFacts(Protocol):
-    """Facts of sections: of a report, or of one that is being made."""
+    """Facts of sections, of a finished report or of one in progress."""
 
     @property
     def asked(self) -> ReportParameters:
-        """What the report was asked for."""
+        """The report's parameters."""
 
     @property
     def framework(self) -> Framework:
         """Its framework."""
 
     def __getitem__(self, section: Section[T], /) -> T:
-        """The facts of a section."""
+        """Return the facts of a section."""
 
 
 class Citation(NamedTuple):
-    """Evidence that controls cite by name (`controls.toml`); it is there where `carries` says so of a report."""
+    """Evidence that controls cite by name (`controls.toml`); a report has it if `carries` is true."""
 
     title: str
     carries: Callable[[ReportFacts], bool]
@@ -146,18 +146,18 @@ class Section(Generic[T_co]):
         return dict.fromkeys(self.fields, self.type)
 
     def to_fields(self, facts: Any) -> Mapping[str, Any]:
-        """The fields that hold these facts."""
+        """Return the fields for these facts."""
         values = tuple(facts) if len(self.fields) > 1 else (facts,) * len(self.fields)
         return dict(zip(self.fields, values, strict=True))
 
     def of_fields(self, values: Mapping[str, Any]) -> T_co:
-        """The facts that fields hold."""
+        """Return the facts from fields."""
         mine = [values[name] for name in self.fields]
         made: Any = self.type._make(mine) if len(mine) > 1 else mine[0] if mine else None
         return cast(T_co, made)
 
     def problems(self, report: ReportFacts) -> Iterator[str]:
-        """What is wrong with its facts by what the report itself says."""
+        """Yield the section's contradictions within the report."""
         if self.stage is FactStage.CONCLUSION:
             conclude = cast(Callable[[ReportFacts], T_co], self.facts)
             if report[self] != conclude(report):
@@ -166,20 +166,20 @@ class Section(Generic[T_co]):
 
 
 def no_facts(_: ReportReading) -> None:
-    """A section that prints facts of others has none of its own."""
+    """Stand in for the facts of a section that only prints other sections' facts."""
 
 
 @cache
 def sections() -> tuple[Section[Any], ...]:
-    """Every section of a report, in order (rule 1)."""
+    """Return every section of a report, in order (rule 1)."""
     folder = importlib.import_module(FOLDER)
     found = [importlib.import_module(f"{FOLDER}.{one.name}") for one in pkgutil.iter_modules(folder.__path__)]
     return tuple(sorted((module.SECTION for module in found), key=lambda each: (each.order, each.name)))
 
 
 def sections_table() -> str:
-    """What is in a report, section by section, as Markdown."""
-    rows = ["| section | in the JSON | what it has |", "|---|---|---|"]
+    """Return the contents of a report as a Markdown table, section by section."""
+    rows = ["| section | in the JSON | content |", "|---|---|---|"]
     for each in sections():
         title = each.title if each.part is not None else f"*{each.title}*"
         rows.append(f"| {title} | {', '.join(f'`{name}`' for name in each.fields)} | {each.about} |")
@@ -188,12 +188,12 @@ def sections_table() -> str:
 
 @cache
 def citations() -> Mapping[str, Citation]:
-    """What controls may cite, by name."""
+    """Return everything that controls may cite, by name."""
     return {name: one for section in sections() for name, one in section.cited.items()}
 
 
 class ReportReading:
-    """The ledger as a checkpoint left it, for one report: each part is read when a section first asks for it.
+    """The ledger as of a checkpoint, for one report; each part is read when a section first needs it.
 
     Args:
         state: what the checkpoint covers; `now_us` is when its newest leaf was written.
@@ -225,7 +225,7 @@ class ReportReading:
         self._made: dict[str, Any] = {}
 
     def __getitem__(self, section: Section[T], /) -> T:
-        """The facts of a section, made once."""
+        """Return the facts of a section, computed once."""
         if section.name not in self._made:
             if self._progress is not None and section.fields:
                 self._progress(section.title)
@@ -235,19 +235,19 @@ class ReportReading:
 
     @cached_property
     def own_log(self) -> int | None:
-        """The log of the tenant whose report it is (-1: there is none); None where it is of all tenants."""
+        """The log of the tenant whose report it is (-1: there is none); None for a report on all tenants."""
         if self.asked.tenant is None:
             return None
         query = select(logs.c.id).where(logs.c.name == log_of(self.asked.tenant))
         return self.connection.scalar(query) or -1
 
     def of_own_log(self, table: Table) -> ColumnElement[bool]:
-        """Whether a row is in the state, and, in a tenant's own report, of its own log."""
+        """Return the condition that a row is in the state and, in a tenant's own report, in its own log."""
         mine = true() if self.own_log is None else table.c.log == self.own_log
         return and_(self.state.has(table), has_leaf(table), mine)
 
     def within(self, table: Table) -> ColumnElement[bool]:
-        """Whether a row of `of_own_log` was written in the period."""
+        """Return the condition that a row of `of_own_log` was written in the period."""
         at_us = table.c.at_us
         return and_(self.of_own_log(table), at_us >= self.since_us, at_us < self.until_us)
 
@@ -258,11 +258,11 @@ class ReportReading:
 
     @cached_property
     def periods(self) -> dict[str, WorkPeriod]:
-        """When each process was at work."""
+        """The periods in which each process was at work."""
         return work_periods(self.counts.of_kind(*LIVES))
 
     def name_of(self, worker: str, incarnation: str) -> str:
-        """A worker's process, as texts of the report name it."""
+        """Return the name of a worker's process in the report's texts."""
         return f"{worker} {self._short(incarnation)}"
 
     @cached_property
@@ -276,7 +276,7 @@ class ReportReading:
 
     @property
     def selection(self) -> CustodySelection:
-        """The custody that the report is about."""
+        """The custody that the report covers."""
         return CustodySelection(self.since_us, self.until_us, self.asked.tenant)
 
     @cached_property
@@ -291,12 +291,12 @@ class ReportReading:
 
     @property
     def lives(self) -> list[LifeUnits]:
-        """The units that were due in the period, by process."""
+        """The units due in the period, by process."""
         return self._units[0]
 
     @property
     def trend(self) -> list[TrendPeriod]:
-        """Units of this period and of those before it."""
+        """Units of this period and of earlier ones."""
         return self._units[1]
 
     @cached_property
@@ -317,6 +317,6 @@ class ReportReading:
 
     @cached_property
     def population(self) -> CustodyPopulation:
-        """Every custody and copy that was due in the period."""
+        """Every custody and copy due in the period."""
         lives, copies = self.lives, self._copies[1]
         return CustodyPopulation(lives, copies, {life.uuid: life.offset_us for life in lives_of(self.connection)})

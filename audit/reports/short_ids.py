@@ -1,4 +1,4 @@
-"""Short forms of the ids of processes, as the text of a report has them; an annex has them whole.
+"""Short forms of process ids in a report's text; an annex has the full ids.
 
 1. All are equally long: the shortest beginning, of 8 letters or more, at which those of one report differ.
 2. Where no beginning of fewer than 16 letters does it, each is its last 8 letters.
@@ -12,7 +12,7 @@ _SHORTEST, _TOO_LONG = 8, 16
 
 
 def short_ids(ids: Iterable[str]) -> Callable[[str], str]:
-    """What makes an id short in a text that has these."""
+    """Return the function that shortens ids in a text with these ids."""
     every = set(ids)
     for length in range(_SHORTEST, _TOO_LONG):
         if len({each[:length] for each in every}) == len(every):

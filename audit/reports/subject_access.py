@@ -1,4 +1,4 @@
-"""What is held of one subject: which residencies, why, until when, what of it still exists, and what was erased.
+"""One subject's data: the residencies, their reasons and ends, what still exists, and what was erased.
 
 1. A subject is asked for by pseudonyms; no name is in the answer, so that it may be kept.
 2. Blocks count where the ledger shows this subject's residency using them; those whose custody ended count no more.
@@ -40,7 +40,7 @@ from kvcustody.http_exchange import fact_of
 
 
 class Holding(NamedTuple):
-    """One residency. `state` is running, held, ending (past its time, custody not ended on record) or ended.
+    """One residency. `state` is running, held, ending (past its time, but no recorded end) or ended.
 
     `until_us` is when its last hold ends by what is recorded; of one that runs, its absolute limit (0: none).
     `blocks` it used; of those, `in_custody` have no end on record.
@@ -63,7 +63,7 @@ class Holding(NamedTuple):
 
 
 class ErasureShown(NamedTuple):
-    """One erasure that covers the subject, and how it stands."""
+    """One erasure that covers the subject, and its state."""
 
     erasure: str
     selector: str
@@ -77,12 +77,12 @@ class ErasureShown(NamedTuple):
 
     @property
     def standing(self) -> ErasureStanding:
-        """How it stands, with its reason."""
+        """The state, with its reason."""
         return ErasureStanding(ErasureState(self.state), self.why)
 
 
 class SubjectPage(NamedTuple):
-    """Everything for one subject, newest first. `evidence` is coverage of what its own residencies were handed.
+    """Everything about one subject, newest first. `evidence` is the coverage of blocks handed to its own residencies.
 
     `history` says what of it is replayed or generated, where anything is.
     """
@@ -97,16 +97,16 @@ class SubjectPage(NamedTuple):
 
     @property
     def held_blocks(self) -> int:
-        """Blocks in custody, once for each residency that uses them."""
+        """Blocks in custody, counted once for each residency that uses them."""
         return sum(item.in_custody for item in self.holdings)
 
     @property
     def until_us(self) -> int:
-        """When the last recorded claim on anything that is left ends; 0 where nothing is left."""
+        """The end of the last recorded claim on anything left; 0 if nothing is left."""
         return max((item.until_us for item in self.holdings if item.in_custody), default=0)
 
     def data(self) -> dict[str, Any]:
-        """The page as JSON values."""
+        """Return the page as JSON values."""
         return self._asdict() | {
             "holdings": [item._asdict() for item in self.holdings],
             "evidence": self.evidence._asdict(),
@@ -117,7 +117,7 @@ class SubjectPage(NamedTuple):
 
 
 def page_of_data(data: dict[str, Any]) -> SubjectPage:
-    """The page that `data` gave."""
+    """Return the page from JSON values that `data` returned."""
     return SubjectPage(
         data["tenant"],
         tuple(data["pseudonyms"]),
@@ -138,7 +138,7 @@ def subject_page(
     periods: Mapping[str, WorkPeriod] | None = None,
     marked: Marked | None = None,
 ) -> SubjectPage:
-    """The page of a subject that has these pseudonyms, as of `now_us` (UTC).
+    """Return the page of the subject with these pseudonyms, as of `now_us` (UTC).
 
     `periods`: who was at work, where `connection` does not see the system log (`requests_and_answers.status`).
     `marked`: who replayed or generated, likewise.
@@ -186,7 +186,7 @@ def _openings(connection: Connection, life: IncarnationLife, tenant: str, pseudo
 def _holdings(connection: Connection, life: IncarnationLife, rows: list[Any], now_us: int) -> list[Holding]:
     uses = read_uses(connection, life)
     ended = ended_keys(connection, life)
-    made = []
+    holdings = []
     for row in rows:
         body = orjson.loads(row.leaf)
         blocks, in_custody, released, hold_end = _used(uses, row.residency, ended)
@@ -199,7 +199,7 @@ def _holdings(connection: Connection, life: IncarnationLife, rows: list[Any], no
             state = "ended"
         else:
             state = "held" if until_us > now_us else "ending"
-        made.append(
+        holdings.append(
             Holding(
                 incarnation=life.uuid,
                 residency=row.residency,
@@ -217,7 +217,7 @@ def _holdings(connection: Connection, life: IncarnationLife, rows: list[Any], no
                 in_custody=in_custody,
             )
         )
-    return made
+    return holdings
 
 
 def _used(uses: BlockUses, residency: int, ended: Any) -> tuple[int, int, int | None, int]:
@@ -231,7 +231,7 @@ def _used(uses: BlockUses, residency: int, ended: Any) -> tuple[int, int, int | 
 
 
 def _of(each: LifeUnits, residencies_of: set[int]) -> LifeUnits:
-    """The units that were handed to these residencies."""
+    """Return the units handed to these residencies."""
     numbers = np.array(sorted(residencies_of), np.int64)
     return each._replace(
         units=each.units.kept(np.isin(each.units.writer, numbers)),
@@ -240,21 +240,21 @@ def _of(each: LifeUnits, residencies_of: set[int]) -> LifeUnits:
 
 
 def _covers(asked: Requested, pseudonyms: Sequence[str]) -> bool:
-    """Whether an erasure of the tenant is about this subject: all of the tenant, the subject, or a session of it."""
+    """Return whether an erasure of the tenant covers this subject: all of the tenant, the subject, or its session."""
     return asked.selector == "tenant" or asked.subject in pseudonyms or asked.session in pseudonyms
 
 
 def _erasure(
     connection: Connection, asked: Requested, now_us: int, periods: Mapping[str, WorkPeriod] | None
 ) -> ErasureShown:
-    found = status(connection, asked.erasure, now_us, periods)
+    erasure_status = status(connection, asked.erasure, now_us, periods)
     return ErasureShown(
         asked.erasure,
         asked.selector,
         asked.at_us,
         asked.deadline_us,
-        found.outcome,
-        found.waiting,
-        found.unreachable,
-        *found.standing,
+        erasure_status.outcome,
+        erasure_status.waiting,
+        erasure_status.unreachable,
+        *erasure_status.standing,
     )

@@ -1,4 +1,4 @@
-"""The trend of coverage: periods as long as the report's, one after the other, the last being its own.
+"""The trend of coverage: consecutive periods of the report's length, ending with its own.
 
 1. A period that ended before the ledger began is left out.
 """
@@ -24,14 +24,14 @@ class TrendPeriod(NamedTuple):
 
 
 def trend_start_us(since_us: int, until_us: int, first_us: int) -> int:
-    """When the earliest period of the trend begins (rule 1); `first_us`: when the ledger did."""
+    """Return the start of the trend's earliest period (rule 1); `first_us`: the start of the ledger."""
     span = until_us - since_us
     periods = min(PERIODS - 1, max(0, -(-(since_us - first_us) // span)))
     return since_us - periods * span
 
 
 def trend_of(lives: Sequence[LifeUnits], start_us: int, since_us: int, until_us: int) -> list[TrendPeriod]:
-    """The trend from units that were read from its start on, oldest first."""
+    """Return the trend from units read from its start on, oldest first."""
     span = until_us - since_us
     found = periods_of(lives, start_us, until_us, span)
     return [TrendPeriod(start, start + span, row.due, row.covered) for start, row in found]

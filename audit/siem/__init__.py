@@ -1,1 +1,1 @@
-"""The ledger's leaves for security monitoring: OCSF and CloudEvents, pulled from a cursor or pushed to sinks."""
+"""The ledger's leaves for security monitoring: OCSF and CloudEvents, pulled by cursor or pushed to sinks."""

@@ -25,7 +25,7 @@ _SEALS_MAX = 2_000  # root leaves that one call looks at
 
 
 class Position(NamedTuple):
-    """Where a follower is: everything below has been given to it (rule 2)."""
+    """A follower's position: it has received everything below (rule 2)."""
 
     seal: int
     idx: int
@@ -36,7 +36,7 @@ START = Position(0, 0)
 
 
 class CommitOrderPage(NamedTuple):
-    """Some leaves, where to go on, and whether there is more now.
+    """Some leaves, the next position, and whether more are available now.
 
     `restarted`: the position is of another state of the ledger (rule 4). `purged`: leaves that were left out (rule 3).
     """
@@ -51,7 +51,7 @@ class CommitOrderPage(NamedTuple):
 def read_in_commit_order(
     connection: Connection, position: Position = START, *, log: str | None = None, limit: int = 1000
 ) -> CommitOrderPage:
-    """At most `limit` leaves from a position on, of all logs or of one."""
+    """Return at most `limit` leaves from a position on, of all logs or of one."""
     restarted = not _continues(connection, position)
     position = START if restarted else position
     column = root_leaves.c
@@ -79,13 +79,13 @@ def read_in_commit_order(
 
 
 def newest(connection: Connection) -> Position:
-    """The position after everything that is there: for a follower who wants only what comes."""
+    """Return the position after everything that exists, for a follower that only wants new leaves."""
     last = connection.execute(select(root_leaves).order_by(root_leaves.c.idx.desc()).limit(1)).first()
     return START if last is None else Position(last.idx + 1, 0, _digest(last))
 
 
 def _continues(connection: Connection, position: Position) -> bool:
-    """Whether the ledger holds the root leaf that the position was read up to (rule 4)."""
+    """Return whether the ledger still holds the root leaf at the position (rule 4)."""
     read = position.seal if position.idx else position.seal - 1
     seal = connection.execute(select(root_leaves).where(root_leaves.c.idx == read)).first()
     return position.digest == ("" if seal is None else _digest(seal)) and (seal is not None or position == START)
@@ -96,7 +96,7 @@ def _digest(seal: Row[Any]) -> str:
 
 
 def _before(connection: Connection, log: int, seal: int) -> int:
-    """The size of a log before a root leaf of it."""
+    """Return the size of a log before a root leaf of it."""
     column = root_leaves.c
     query = select(func.max(column.size)).where(column.log == log, column.idx < seal)
     return connection.scalar(query) or 0

@@ -1,4 +1,4 @@
-"""Leaves from where a reader left off: at least once, in the order of each log, resumable at any later time.
+"""Leaves from where a reader stopped: at least once, in the order of each log, resumable at any time.
 
 1. A place is the next idx of a log, with the hash of the last leaf that the reader took there. A reader stores the
    `positions` of a batch after it has the batch safe; a crash before that gives the batch again, never a hole.
@@ -33,7 +33,7 @@ _PLACES_A_QUERY = 400  # two parameters each; SQLite takes 999 at least
 
 
 class LogPlace(NamedTuple):
-    """Where a reader is in a log: the next idx, and the last leaf that it took (-1: none yet)."""
+    """A reader's place in a log: the next idx, and the last leaf it received (-1: none yet)."""
 
     next: int
     taken: int = -1
@@ -41,22 +41,22 @@ class LogPlace(NamedTuple):
 
 
 class SinkLosses(NamedTuple):
-    """By log how often rule 4 and how many leaves rule 5 counted."""
+    """Losses by log: the events of rule 4 and the leaves of rule 5."""
 
     restarted: Mapping[str, int] = MappingProxyType({})
     purged: Mapping[str, int] = MappingProxyType({})
 
     def since(self, before: SinkLosses) -> SinkLosses:
-        """What came after `before`."""
+        """Return the losses after `before`."""
         return SinkLosses(*(dict(Counter(now) - Counter(then)) for now, then in zip(self, before, strict=True)))
 
     def to_bytes(self) -> bytes:
-        """As a file."""
+        """Return the losses as a file's content."""
         return json.dumps({name: dict(counts) for name, counts in self._asdict().items()}, sort_keys=True).encode()
 
 
 class SinkPositions(NamedTuple):
-    """A reader's place in each log, and what it lost (`SinkLosses`)."""
+    """A reader's place in each log, and its losses (`SinkLosses`)."""
 
     places: Mapping[str, LogPlace] = MappingProxyType({})
     restarted: Mapping[str, int] = MappingProxyType({})
@@ -64,25 +64,25 @@ class SinkPositions(NamedTuple):
 
     @property
     def losses(self) -> SinkLosses:
-        """What rules 4 and 5 counted."""
+        """The losses by rules 4 and 5."""
         return SinkLosses(self.restarted, self.purged)
 
     def to_bytes(self) -> bytes:
-        """The one form of these positions: the file's content."""
+        """Return the canonical form of these positions, the file's content."""
         counts = {"restarted": dict(self.restarted), "purged": dict(self.purged)}
         value = {"schema": _SCHEMA, "places": dict(self.places), **counts}
         return json.dumps(value, sort_keys=True).encode()
 
 
 class CursorBatch(NamedTuple):
-    """Some leaves, and where a reader who has them goes on."""
+    """Some leaves, and the positions after them."""
 
     rows: tuple[EventRow, ...]
     positions: SinkPositions
 
 
 def pull(connection: Connection, positions: SinkPositions, *, limit: int = 1000) -> CursorBatch:
-    """At most `limit` leaves after the positions, log by log; none when there is nothing new."""
+    """Return at most `limit` leaves after the positions, log by log; none if nothing is new."""
     query = select(logs.c.id, logs.c.name, logs.c.size).order_by(logs.c.name)
     heads = {row.name: row for row in connection.execute(query)}
     foreign = _foreign(connection, heads, positions.places)
@@ -110,7 +110,7 @@ def pull(connection: Connection, positions: SinkPositions, *, limit: int = 1000)
 
 
 def newest_positions(connection: Connection) -> SinkPositions:
-    """The places after everything that is there: for a reader who wants only what comes."""
+    """Return the places after everything that exists, for a reader that only wants new leaves."""
     query = (
         select(logs.c.name, logs.c.size, events.c.leaf)
         .select_from(logs.outerjoin(events, (events.c.log == logs.c.id) & (events.c.idx == logs.c.size - 1)))
@@ -127,7 +127,7 @@ def newest_positions(connection: Connection) -> SinkPositions:
 
 
 def read_losses(path: Path) -> SinkLosses:
-    """The losses in a file; none where it is missing or damaged."""
+    """Return the losses in a file; none if it is missing or damaged."""
     try:
         value = json.loads(path.read_bytes())
         return SinkLosses(_counts(value["restarted"]), _counts(value["purged"]))
@@ -136,7 +136,7 @@ def read_losses(path: Path) -> SinkLosses:
 
 
 def read_positions(path: Path) -> SinkPositions:
-    """The positions in a file; none where there is no file. Raises `LedgerError` for a damaged one (rule 2)."""
+    """Return the positions in a file; empty without a file. Raises `LedgerError` for a damaged one (rule 2)."""
     try:
         value = json.loads(path.read_bytes())
         if value["schema"] != _SCHEMA:
@@ -149,12 +149,12 @@ def read_positions(path: Path) -> SinkPositions:
     except FileNotFoundError:
         return SinkPositions()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        problem = f"position file `{path}` is damaged; remove it to start over, every leaf will be sent again"
+        problem = f"position file `{path}` is damaged; remove it to start over, which sends every leaf again"
         raise LedgerError(problem, path=path) from None
 
 
 def write_positions(path: Path, positions: SinkPositions) -> None:
-    """Replace the file, durably; raises `LedgerError` where the disk refuses."""
+    """Replace the file durably; raises `LedgerError` if the disk refuses."""
     try:
         write_file(path, positions.to_bytes())
     except OSError as problem:
@@ -162,7 +162,7 @@ def write_positions(path: Path, positions: SinkPositions) -> None:
 
 
 def describe_losses(losses: SinkLosses) -> list[str]:
-    """What a reader has to know beside its leaves (rules 4 and 5), a sentence each."""
+    """Return what a reader must know besides its leaves (rules 4 and 5), one sentence each."""
     return [
         f"log `{name}` was shorter than before or another one, as after a restore: read again from its first leaf"
         for name in sorted(losses.restarted)
@@ -177,7 +177,7 @@ def _counts(value: dict[str, Any]) -> dict[str, int]:
 
 
 def _foreign(connection: Connection, heads: Mapping[str, Any], places: Mapping[str, LogPlace]) -> Sequence[str]:
-    """The logs whose places belong to another state of the ledger (rule 4).
+    """Return the logs whose places belong to another state of the ledger (rule 4).
 
     NOTE: logs that have nothing new are compared only when no log has: then there is time for it.
     """

@@ -1,4 +1,4 @@
-"""Carries leaves to one sink: at least once, in order, behind everything else, and never for another sink.
+"""Deliver leaves to one sink: at least once, in order, behind everything else, and independent of other sinks.
 
 1. Nothing here is waited for: commits, admission and scrubbing go on whatever a sink does. A sink that fails is tried
    again after a wait that doubles, up to a limit.
@@ -40,7 +40,7 @@ Leaving = Callable[[Sequence[EventRow]], Sequence[EventRow]]  # of some leaves, 
 
 
 class DeliveryPump:
-    """One sink with its folder of positions and dead batches; `start` and `close` run it on a thread of its own."""
+    """One sink with its folder of positions and dead batches; `start` and `close` run it on its own thread."""
 
     def __init__(
         self,
@@ -79,28 +79,28 @@ class DeliveryPump:
 
     @property
     def attached(self) -> bool:
-        """The sink gets leaves (rule 3)."""
+        """Whether the sink receives leaves (rule 3)."""
         return self._folder.attached
 
     @property
     def positions(self) -> SinkPositions:
-        """Where the sink is."""
+        """The sink's positions."""
         return self._positions
 
     def detach(self) -> None:
-        """Give it nothing more, from now on and after a restart."""
+        """Stop deliveries, now and after a restart."""
         self._folder.detach()
 
     def attach(self) -> None:
-        """Go on where it was."""
+        """Resume where it stopped."""
         self._folder.attach()
 
     def acknowledge(self) -> None:
-        """Show the losses so far no longer: somebody saw them."""
+        """Stop reporting the losses so far, which somebody has seen."""
         self._folder.acknowledge()
 
     def status(self) -> SinkStatus:
-        """A snapshot for health."""
+        """Return a snapshot for health."""
         stored = self._folder.status(self._sink.name, self._positions)
         since_us = stored.failing_since_us
         return stored._replace(
@@ -112,16 +112,16 @@ class DeliveryPump:
         )
 
     def step(self) -> int:
-        """Deliver the next batch; how many leaves went (0: nothing new, or detached). Raises `SinkError`."""
+        """Deliver the next batch; return the number of leaves (0: nothing new, or detached). Raises `SinkError`."""
         if not self.attached:
             return 0
         with self._engine.connect() as connection:
-            found = pull(connection, self._positions, limit=self._batch)
-        if not found.rows:
-            self._move(found)
+            page = pull(connection, self._positions, limit=self._batch)
+        if not page.rows:
+            self._move(page)
             return 0
-        rows = self._leaving(found.rows)
-        body, identity = self._encode(rows), _identity(found)
+        rows = self._leaving(page.rows)
+        body, identity = self._encode(rows), _identity(page)
         try:
             if rows:
                 self._sink.deliver(identity, body)
@@ -134,14 +134,16 @@ class DeliveryPump:
             self._folder.bury(identity, body, self._sink.content_type, problem.message)
         else:
             self._delivered += len(rows)
-        self._withheld += len(found.rows) - len(rows)
+        self._withheld += len(page.rows) - len(rows)
         if rows:
             self._folder.end_failure()
-        self._move(found)
-        return len(found.rows)
+        self._move(page)
+        return len(page.rows)
 
     def retry_dead(self) -> int:
-        """Send the dead batches again, oldest first; how many went. Raises `SinkError` at the first that does not."""
+        """Send the dead batches again, oldest first; return how many were accepted. Raises `SinkError` at the first
+        failure.
+        """
         sent = 0
         for path in self._folder.dead():
             value = orjson.loads(path.read_bytes())
@@ -157,7 +159,7 @@ class DeliveryPump:
         self._thread.start()
 
     def close(self, timeout_seconds: float = 15.0) -> None:
-        """Stop after the batch under way."""
+        """Stop after the current batch."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout_seconds)

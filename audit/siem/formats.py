@@ -1,4 +1,4 @@
-"""How leaves are told to security monitoring: OCSF, CloudEvents, the leaf itself, or an extension's shape.
+"""Formats of leaves for security monitoring: OCSF, CloudEvents, the leaf itself, or an extension's format.
 
 CloudEvents 1.0 (JSON): `source` names ledger (`ledger_identity`) and log, `id` the leaf in it (`leaf_id`), so that a
 receiver can drop doubles. `traceid` is an extension of ours: the registered `traceparent` also names a span, and a leaf
@@ -21,8 +21,8 @@ BATCH_TYPE = "application/cloudevents-batch+json"
 
 
 def cloud_event(row: EventRow, *, origin: str) -> dict[str, Any]:
-    """The CloudEvent of a leaf; `data` is the leaf itself."""
-    made = {
+    """Return the CloudEvent of a leaf; `data` is the leaf itself."""
+    event = {
         "specversion": "1.0",
         "id": leaf_id(row),
         "source": f"urn:kvcustody:{quote(origin, safe='')}:{quote(row.log, safe='')}",
@@ -33,14 +33,14 @@ def cloud_event(row: EventRow, *, origin: str) -> dict[str, Any]:
     }
     tenant = row.body.get("tenant") or row.body.get("reader")
     if tenant:
-        made["subject"] = f"tenant/{tenant}"
+        event["subject"] = f"tenant/{tenant}"
     if row.body.get("trace"):
-        made["traceid"] = row.body["trace"]
-    return made
+        event["traceid"] = row.body["trace"]
+    return event
 
 
 class SiemFormat(StrEnum):
-    """The shapes that are ours."""
+    """The built-in formats."""
 
     OCSF = "ocsf"
     CLOUDEVENTS = "cloudevents"
@@ -48,14 +48,14 @@ class SiemFormat(StrEnum):
 
 
 class LeafShape(Protocol):
-    """How leaves are told to others."""
+    """A format of leaves."""
 
     @property
     def media_type(self) -> str:
         """The media type of an array of leaves."""
 
     def shape(self, row: EventRow) -> dict[str, Any]:
-        """One leaf as a JSON object. It must carry the log and the index, by which a reader drops doubles."""
+        """Return one leaf as a JSON object. It must carry the log and the index, by which a reader drops duplicates."""
 
 
 class _OwnShape(NamedTuple):
@@ -75,7 +75,7 @@ class _OwnShape(NamedTuple):
 
 
 def open_shape(name: str, origin: str) -> LeafShape:
-    """The shape of a name: one of `SiemFormat`, or `plugin:NAME`; `origin` is the ledger's identity.
+    """Return the format with a name: one of `SiemFormat`, or `plugin:NAME`; `origin` is the ledger's identity.
 
     Raises `ConfigError`.
     """

@@ -1,4 +1,4 @@
-"""Leaves as OCSF events (schema.ocsf.io 1.5.0), by a table: what each kind of leaf is there, and how severe.
+"""Leaves as OCSF events (schema.ocsf.io 1.5.0), by a table of each kind's class and severity.
 
 1. Every kind has its row; a kind without one is an error here and in a test, never a guess.
 2. The whole leaf travels in `unmapped`, so nothing is lost by the mapping; the leaf, not the OCSF event, is evidence.
@@ -128,22 +128,22 @@ _OUTCOMES = ("outcome", "effect", "result")
 
 
 def leaf_id(row: EventRow) -> str:
-    """What names a leaf within its log for a receiver (rule 3)."""
+    """Return the id of a leaf within its log for a receiver (rule 3)."""
     return f"{row.idx}-{leaf_hash(row.leaf).hex()[:16]}"
 
 
 def ocsf(row: EventRow, *, origin: str) -> dict[str, Any]:
-    """The OCSF event of a leaf of the ledger of this identity.
+    """Return the OCSF event of a leaf of the ledger with this identity.
 
     Raises `LedgerError` for a kind that the table lacks (rule 1).
     """
     mapping = TABLE.get(row.kind)
     if mapping is None:
-        raise LedgerError(f"event `{row.kind}` has no place in OCSF yet", kind=row.kind)
+        raise LedgerError(f"event `{row.kind}` has no OCSF mapping yet", kind=row.kind)
     body = row.body
     outcome = next((body[key] for key in _OUTCOMES if key in body), "")
     failed = outcome in mapping.failed
-    made: dict[str, Any] = {
+    event: dict[str, Any] = {
         "class_uid": mapping.class_uid,
         "category_uid": mapping.class_uid // 1000,
         "category_name": _CATEGORIES[mapping.class_uid // 1000],
@@ -166,10 +166,10 @@ def ocsf(row: EventRow, *, origin: str) -> dict[str, Any]:
     }
     tenant = body.get("tenant") or body.get("reader") or body.get("of_tenant")
     if tenant:
-        made["metadata"]["tenant_uid"] = tenant
+        event["metadata"]["tenant_uid"] = tenant
     if body.get("trace"):
-        made["metadata"]["correlation_uid"] = body["trace"]
-    return made | _required(mapping.class_uid, row)
+        event["metadata"]["correlation_uid"] = body["trace"]
+    return event | _required(mapping.class_uid, row)
 
 
 def _status(mapping: OcsfClass, outcome: str, failed: bool) -> int:

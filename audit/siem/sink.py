@@ -1,4 +1,4 @@
-"""Where leaves are pushed to: a file that a collector reads, or a webhook. Each may fail without costing the others.
+"""Destinations of pushed leaves: a file for a collector, or a webhook. A failing one does not affect the others.
 
 1. A sink is checked when it is opened: a folder that is not there or an address that cannot be one is an error at the
    start, not at the first event.
@@ -33,23 +33,23 @@ class SinkError(LedgerError):
 
 
 class RejectedError(SinkError):
-    """The receiver refused this batch for good."""
+    """The receiver permanently refused this batch."""
 
     code = "KVC641"
 
 
 class Sink(Protocol):
-    """Takes batches; the name is its own in status, files and events."""
+    """Accepts batches; its name appears in status, files and events."""
 
     name: str
     content_type: str
 
     def deliver(self, identity: str, body: bytes, content_type: str = "") -> None:
-        """Hand over a batch; `identity` is the same for every try. `content_type`: of a batch in another shape."""
+        """Deliver a batch; `identity` is the same for every attempt. `content_type`: of a batch in another format."""
 
 
 class WebhookSink:
-    """Posts batches, signed as Standard Webhooks says: HMAC-SHA-256 (`v1`) or Ed25519 (`v1a`) over id.time.body.
+    """Posts batches, signed by Standard Webhooks: HMAC-SHA-256 (`v1`) or Ed25519 (`v1a`) over id.time.body.
 
     `https://`, or `http://` to loopback alone. Redirects are not followed. 2xx is taken. A status about the batch
     itself (`_ABOUT_THE_BATCH`) is `RejectedError`; any other, such as 401 or 404, is about the receiver, and may end.
@@ -68,7 +68,7 @@ class WebhookSink:
         if not parts.hostname or not (
             parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)
         ):
-            raise SinkError(f"sink `{name}`: `{url}` is not https (http is for loopback alone)", name=name)
+            raise SinkError(f"sink `{name}`: `{url}` is not https (http is only allowed on loopback)", name=name)
         if isinstance(key, bytes) and len(key) < 24:
             raise SinkError(f"sink `{name}`: an HMAC key of `{len(key)}` bytes is shorter than 24", name=name)
         self.name = name
@@ -104,7 +104,7 @@ class WebhookSink:
 
 
 def sign_webhook(key: bytes | Ed25519PrivateKey, identity: str, moment: str, body: bytes) -> str:
-    """The `webhook-signature` header."""
+    """Return the `webhook-signature` header."""
     message = f"{identity}.{moment}.".encode() + body
     if isinstance(key, bytes):
         return "v1," + base64.b64encode(hmac.digest(key, message, "sha256")).decode()
@@ -120,7 +120,7 @@ def check_webhook(
     *,
     now_seconds: int,
 ) -> None:
-    """For receivers: raise `SinkError` unless the batch is signed and its time within five minutes of now."""
+    """Verify for receivers: raise `SinkError` unless the batch is signed and its time within five minutes of now."""
     try:
         kind, encoded = signature.split(",", 1)
         given = base64.b64decode(encoded, validate=True)

@@ -1,4 +1,4 @@
-"""What a sink keeps on disk, and what of it somebody must see: health, the inbox, metrics and commands ask here.
+"""A sink's files on disk, and the problems that people must see; used by health, the inbox, metrics and commands.
 
 1. Everything is a file of its own and replaced whole, so a process that only reads needs no lock:
    `positions.json`, `detached`, `failing.json` (since when, and why), `acknowledged.json`, and `dead/` with the
@@ -31,15 +31,16 @@ TROUBLE_AFTER_US = 5 * MINUTE_US  # a shorter failure is no trouble: it is tried
 
 
 class SinkFailure(NamedTuple):
-    """Since when a receiver takes nothing, and what it first said."""
+    """The start of a receiver's failure, and its first message."""
 
     since_us: int
     problem: str
 
 
 class SinkStatus(NamedTuple):
-    """Where a sink is: leaves delivered by this process and batches dead. `problem`: why it does not go on, or why the
-    newest dead batch was given up."""
+    """A sink's state: leaves delivered by this process and dead batches. `problem`: why it does not continue, or why
+    the newest dead batch was given up.
+    """
 
     name: str
     attached: bool
@@ -55,7 +56,7 @@ class SinkStatus(NamedTuple):
 
 
 class SinkTrouble(NamedTuple):
-    """One thing that somebody must see. `lasting`: only a person ends it. `operation`: the API command for it."""
+    """One problem that people must see. `lasting`: only a person ends it. `operation`: the API command for it."""
 
     about: str
     lasting: bool
@@ -65,17 +66,17 @@ class SinkTrouble(NamedTuple):
 
 
 def find_troubles(status: SinkStatus, now_us: int) -> Iterator[SinkTrouble]:
-    """What is wrong with a sink: it fails for long, batches were given up, leaves were lost."""
+    """Yield a sink's problems: it has failed for long, batches were given up, leaves were lost."""
     since_us = status.failing_since_us if status.attached else None
     if since_us is not None and now_us - since_us >= TROUBLE_AFTER_US:
-        said = f"takes nothing since {readable(since_us)}: {status.problem}"
-        yield SinkTrouble("failing", False, said, "list-sinks", since_us)
+        problem = f"takes nothing since {readable(since_us)}: {status.problem}"
+        yield SinkTrouble("failing", False, problem, "list-sinks", since_us)
     if status.dead:
-        said = f"{several(status.dead, 'batch')} given up: {status.problem}"
-        yield SinkTrouble("given-up", True, said, f"retry-sink {status.name}")
+        problem = f"{several(status.dead, 'batch')} given up: {status.problem}"
+        yield SinkTrouble("given-up", True, problem, f"retry-sink {status.name}")
     if status.losses:
-        about, said = f"lost-{status.restarted + status.purged}", "; ".join(status.losses)
-        yield SinkTrouble(about, True, said, f"acknowledge-sink {status.name}")
+        about, problem = f"lost-{status.restarted + status.purged}", "; ".join(status.losses)
+        yield SinkTrouble(about, True, problem, f"acknowledge-sink {status.name}")
 
 
 class SinkFolder:
@@ -86,44 +87,44 @@ class SinkFolder:
         self._dead = path / "dead"
 
     def make(self) -> None:
-        """Make the folder where it is missing; raises `OSError`."""
+        """Create the folder if it is missing; raises `OSError`."""
         private_folder(self._dead)
 
     def exists(self) -> bool:
-        """Whether this is a sink's folder."""
+        """Return whether this is a sink's folder."""
         return self._dead.is_dir()
 
     @property
     def attached(self) -> bool:
-        """The sink gets leaves."""
+        """Whether the sink receives leaves."""
         return not (self.path / "detached").exists()
 
     def detach(self) -> None:
-        """Give it nothing more, from now on and after a restart."""
+        """Stop deliveries, now and after a restart."""
         write_file(self.path / "detached", b"")
 
     def attach(self) -> None:
-        """Go on where it was; the time that a receiver has begins again."""
+        """Resume where it stopped; the receiver's time limit starts again."""
         self.end_failure()
         (self.path / "detached").unlink(missing_ok=True)
 
     def read_positions(self) -> SinkPositions:
-        """Where the sink is; raises `LedgerError` for a damaged file."""
+        """Return the sink's positions; raises `LedgerError` for a damaged file."""
         return read_positions(self.path / "positions.json")
 
     def write_positions(self, positions: SinkPositions) -> None:
-        """Replace them, durably; raises `LedgerError` where the disk refuses."""
+        """Replace the positions durably; raises `LedgerError` if the disk refuses."""
         write_positions(self.path / "positions.json", positions)
 
     def failure(self) -> SinkFailure | None:
-        """Since when its receiver takes nothing; None while it does."""
+        """Return the start of its receiver's failure; None while it accepts."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             value = orjson.loads((self.path / "failing.json").read_bytes())
             return SinkFailure(int(value["since_us"]), str(value["problem"]))
         return None
 
     def begin_failure(self, now_us: int, problem: str) -> SinkFailure:
-        """The failure under way, or one that begins now."""
+        """Return the current failure, or start one."""
         failure = self.failure()
         if failure is None:
             failure = SinkFailure(now_us, problem)
@@ -132,15 +133,15 @@ class SinkFolder:
         return failure
 
     def end_failure(self) -> None:
-        """Its receiver took something."""
+        """End the failure: its receiver accepted something."""
         (self.path / "failing.json").unlink(missing_ok=True)
 
     def dead(self) -> list[Path]:
-        """Batches that were given up, oldest first."""
+        """Return batches that were given up, oldest first."""
         return sorted(self._dead.glob("*.json"))
 
     def reasons(self, newest: int = 0) -> list[str]:
-        """Why each of them was, or each of the `newest`. One that was sent meanwhile has none."""
+        """Return why each was given up, or each of the `newest`. A batch sent meanwhile has no reason."""
         reasons = list[str]()
         for path in self.dead()[-newest:]:
             try:
@@ -152,7 +153,7 @@ class SinkFolder:
         return reasons
 
     def bury(self, identity: str, body: bytes, content_type: str, reason: str) -> None:
-        """Keep a batch that is given up, durably."""
+        """Store a batch that was given up, durably."""
         value: dict[str, Any] = {
             "identity": identity,
             "reason": reason,
@@ -163,11 +164,11 @@ class SinkFolder:
         write_file(path, orjson.dumps(value), exclusive=True)
 
     def acknowledge(self) -> None:
-        """Every loss so far was seen (rule 2)."""
+        """Mark every loss so far as seen (rule 2)."""
         write_file(self.path / "acknowledged.json", self.read_positions().losses.to_bytes())
 
     def status(self, name: str, positions: SinkPositions) -> SinkStatus:
-        """What the files say; what a process knows besides is the pump's."""
+        """Return the state according to the files; the pump knows more."""
         failure, reasons = self.failure(), self.reasons(newest=1)
         acknowledged = read_losses(self.path / "acknowledged.json")
         return SinkStatus(

@@ -1,4 +1,4 @@
-"""What verifying takes from installed packages: signatures, JSON and Parquet, and nothing else.
+"""The packages that verification needs: signatures, JSON and Parquet, nothing else.
 
 `stdlib_backend` has the same names from Python alone. It stands in this one's place in the stand-alone verifier
 (`audit/exports/amalgamate.py`); a test holds the two against each other.
@@ -18,7 +18,7 @@ __all__ = ["arrow", "canonical_json", "ed25519_verifies", "ml_dsa_44_verifies", 
 
 
 def ml_dsa_44_verifies(public: bytes, signature: bytes, message: bytes, context: bytes | None = None) -> bool:
-    """Whether an ML-DSA-44 signature is the key's; raises `CannotCheckError` where the library has none."""
+    """Return whether an ML-DSA-44 signature is the key's; raises `CannotCheckError` if the library lacks it."""
     try:
         from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PublicKey
 
@@ -31,17 +31,17 @@ def ml_dsa_44_verifies(public: bytes, signature: bytes, message: bytes, context:
 
 
 def parse_json(data: bytes) -> Any:
-    """The value of strict JSON (RFC 8259, UTF-8, no lone surrogates); raises `ValueError`."""
+    """Return the value of strict JSON (RFC 8259, UTF-8, no lone surrogates); raises `ValueError`."""
     return orjson.loads(data)
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one form of a JSON value without floats: keys in order, no white space, a newline behind it."""
+    """Return the canonical form of a JSON value without floats: sorted keys, no white space, a final newline."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER) + b"\n"
 
 
 def arrow() -> tuple[Any, Any]:
-    """`pyarrow` and `pyarrow.parquet`; raises `CannotCheckError` where they are not installed."""
+    """Return `pyarrow` and `pyarrow.parquet`; raises `CannotCheckError` if they are not installed."""
     try:
         import pyarrow
         import pyarrow.parquet

@@ -33,7 +33,7 @@ _TIME_BYTES = 8
 
 
 class Checkpoint(NamedTuple):
-    """What a log states about its tree."""
+    """A log's statement about its tree."""
 
     origin: str
     size: int
@@ -46,20 +46,20 @@ class Checkpoint(NamedTuple):
         return TreeHead(self.size, self.root)
 
     def text(self) -> str:
-        """The text to be signed."""
+        """Return the text to be signed."""
         lines = (self.origin, str(self.size), base64.b64encode(self.root).decode(), *self.extensions)
         return "\n".join(lines) + "\n"
 
 
 class VerifiedSignature(NamedTuple):
-    """A line that verified; `at_seconds` is the POSIX time it states (0: none)."""
+    """A verified line; `at_seconds` is its stated POSIX time (0: none)."""
 
     key: VerifierKey
     at_seconds: int
 
 
 class SignedCheckpoint(NamedTuple):
-    """A checkpoint that trusted keys vouch for: the log's own, and witnesses."""
+    """A checkpoint confirmed by trusted keys: the log's own, and witnesses'."""
 
     checkpoint: Checkpoint
     log: tuple[VerifiedSignature, ...]
@@ -67,10 +67,10 @@ class SignedCheckpoint(NamedTuple):
 
 
 def parse_checkpoint(text: str) -> Checkpoint:
-    """The checkpoint in a note's text; raises `NoteError`."""
+    """Return the checkpoint in a note's text; raises `NoteError`."""
     lines = text.split("\n")
     if len(lines) < 4 or lines.pop() or not all(lines):
-        raise NoteError("a checkpoint is not three or more lines, none of them empty")
+        raise NoteError("a checkpoint needs at least three lines, none of them empty")
     origin, size, root, *extensions = lines
     if len(origin.encode()) > NAME_BYTES_MAX:
         raise NoteError(f"the origin of a checkpoint is longer than {NAME_BYTES_MAX} bytes")
@@ -83,7 +83,7 @@ def parse_checkpoint(text: str) -> Checkpoint:
 
 
 def open_note(data: bytes, keys: Sequence[VerifierKey]) -> tuple[str, tuple[VerifiedSignature, ...]]:
-    """The text of a note and the trusted lines under it; raises `NoteError` when there is none (rule 1)."""
+    """Return the text of a note and its trusted lines; raises `NoteError` if there are none (rule 1)."""
     note = parse_note(data)
     known = {(key.name, key.key_id): key for key in keys}
     verified = []
@@ -92,7 +92,7 @@ def open_note(data: bytes, keys: Sequence[VerifierKey]) -> tuple[str, tuple[Veri
         if key is not None:
             verified.append(verify(key, note.text, signature))
     if not verified:
-        raise NoteError("the note is not signed by a key that is trusted here")
+        raise NoteError("no trusted key signed the note")
     return note.text, tuple(verified)
 
 
@@ -104,7 +104,7 @@ def open_checkpoint(
     log_threshold: int = 1,
     witness_threshold: int = 0,
 ) -> SignedCheckpoint:
-    """The checkpoint in a note that so many distinct keys of its log, and of witnesses, have signed.
+    """Return the checkpoint in a note with signatures of enough distinct keys of its log, and of witnesses.
 
     Raises `NoteError`. `keys` are keys of the log: each counts only under the origin that is its name (rule 2).
     """
@@ -123,7 +123,7 @@ def open_checkpoint(
 
 
 def check_witness_time(signed: SignedCheckpoint, *, now_seconds: int, age_seconds_max: int) -> None:
-    """Raise `NoteError` unless some trusted witness saw this checkpoint lately, and none of them in the future."""
+    """Raise `NoteError` unless a trusted witness saw this checkpoint recently, and none in the future."""
     times = [line.at_seconds for line in signed.witnesses]
     if not times or max(times) > now_seconds or now_seconds - max(times) > age_seconds_max:
         origin = signed.checkpoint.origin
@@ -131,7 +131,7 @@ def check_witness_time(signed: SignedCheckpoint, *, now_seconds: int, age_second
 
 
 def verify(key: VerifierKey, text: str, signature: NoteSignature) -> VerifiedSignature:
-    """Check one line by a known key; raises `NoteError`."""
+    """Verify one line by a known key; raises `NoteError`."""
     data, at_seconds = signature.data, 0
     if key.kind is not KeyKind.ED25519:
         at_seconds, data = int.from_bytes(data[:_TIME_BYTES], "big"), data[_TIME_BYTES:]
@@ -143,14 +143,14 @@ def verify(key: VerifierKey, text: str, signature: NoteSignature) -> VerifiedSig
 
 
 def signature_verifies(key: VerifierKey, signature: bytes, message: bytes, context: bytes | None = None) -> bool:
-    """Whether a bare signature is the key's, by the algorithm of its kind; `context` is for ML-DSA-44 alone."""
+    """Return whether a bare signature is the key's, by the algorithm of its kind; only ML-DSA-44 uses `context`."""
     if key.kind is KeyKind.ML_DSA_44:
         return ml_dsa_44_verifies(key.public, signature, message, context)
     return ed25519_verifies(key.public, signature, message)
 
 
 def signed_message(name: str, kind: KeyKind, text: str, at_seconds: int) -> bytes:
-    """The bytes that a signature of this type covers; raises `NoteError` where it cannot cover the text."""
+    """Return the bytes that a signature of this type covers; raises `NoteError` if it cannot cover the text."""
     if not 0 <= at_seconds <= TIME_MAX:
         raise NoteError(f"the time `{at_seconds}` of a cosignature is out of range", at_seconds=at_seconds)
     if kind is KeyKind.ED25519:

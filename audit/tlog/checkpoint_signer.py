@@ -1,4 +1,4 @@
-"""Signs the ledger's checkpoints, behind the commits: nobody who waits for a commit waits for a signature.
+"""Sign the ledger's checkpoints after the commits: no commit waits for a signature.
 
 1. Only the newest checkpoint is signed, at most once an interval; the older ones it covers are proved by consistency.
 2. What is signed extends what was signed last. That is remembered in a file beside the key as well as in the
@@ -39,7 +39,7 @@ from kvcustody.guarding_thread import GuardingThread
 
 
 class SignerStatus(NamedTuple):
-    """What is signed, and why nothing more is: `refused` (the tree contradicts what was signed) or `problem`."""
+    """What is signed, and why nothing newer is: `refused` (the tree contradicts earlier signatures) or `problem`."""
 
     size: int
     at_us: int
@@ -72,20 +72,20 @@ class CheckpointSigner:
         self._thread: GuardingThread | None = None
 
     def status(self) -> SignerStatus:
-        """A snapshot for health and reports."""
+        """Return a snapshot for health and reports."""
         return self._status
 
     @property
     def at_work(self) -> bool:
-        """Whether it signs by itself, once an interval."""
+        """Whether its thread signs once an interval."""
         return self._thread is not None
 
     def last_head(self) -> TreeHead:
-        """The head that was signed last; the empty one where none was."""
+        """Return the last signed head; the empty one if there is none."""
         return last_signed(self._memory) or EMPTY.head()
 
     def contradiction(self) -> str:
-        """Why nothing is signed (rule 2): what is committed does not extend what was signed; empty where it does."""
+        """Return why signing stopped (rule 2): the committed tree does not extend what was signed; empty otherwise."""
         with self._engine.connect() as connection:
             try:
                 self._successor(connection)
@@ -94,7 +94,7 @@ class CheckpointSigner:
         return ""
 
     def begin_again(self, base: bytes | None) -> None:
-        """Go on from this note, or from nothing; the memory of the lost one stays beside, as `.lost-SIZE`.
+        """Continue from this note, or from nothing; the old memory is kept as `.lost-SIZE`.
 
         For who has put the break on record (`log_break`).
         """
@@ -108,7 +108,7 @@ class CheckpointSigner:
                 _remember(self._memory, base)
 
     def sign_once(self) -> SignedNote | None:
-        """Seal what is committed, and sign the newest checkpoint; None where it is signed or there is none.
+        """Seal what is committed, and sign the newest checkpoint; None if it is already signed or there is none.
 
         What cannot be sealed from here is left to whoever can. Raises `ProofError` where the tree does not extend what
         was signed (rule 2), and what the database raises.
@@ -121,16 +121,16 @@ class CheckpointSigner:
         """Sign the newest checkpoint as it is."""
         with _locked(self._memory):
             with self._engine.connect() as connection:
-                found = self._successor(connection)
-            if found is None:
+                signed = self._successor(connection)
+            if signed is None:
                 return None
-            _remember(self._memory, found.note)
+            _remember(self._memory, signed.note)
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
-            _store(connection, found)
-        self._status = SignerStatus(found.size, found.at_us, "", "")
+            _store(connection, signed)
+        self._status = SignerStatus(signed.size, signed.at_us, "", "")
         if self._on_signed is not None:
-            self._on_signed(found)
-        return found
+            self._on_signed(signed)
+        return signed
 
     def _successor(self, connection: Connection) -> SignedNote | None:
         proofs = LedgerProofs(connection)
@@ -153,7 +153,7 @@ class CheckpointSigner:
             )
             raise ProofError(problem, size=newest.size, signed=before.size)
         if not before.size and tree_root(proofs.tiles(None), newest.size) != newest.root:
-            raise ProofError(f"the root log does not give the root of its checkpoint of `{newest.size}`")
+            raise ProofError(f"the root log does not match the root of its checkpoint of `{newest.size}`")
         path = proofs.root_consistency(before.size, newest.size)
         moment_us = self._clock.utc_us()
         checkpoint = root_checkpoint(self._keys[0].name, newest.head)
@@ -163,7 +163,7 @@ class CheckpointSigner:
     # -- the thread -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Sign once an interval from now on."""
+        """Sign once every interval from now on."""
         self._running = _running(self._memory, fcntl.LOCK_SH)
         self._thread = GuardingThread(self._run, name="kvcustody-signer")
         self._thread.start()
@@ -179,7 +179,7 @@ class CheckpointSigner:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """No signer of this memory runs, in this process or another; raises `SigningKeyError` where one does."""
+        """Check that no signer of this memory is running, here or in another process; raises `SigningKeyError`."""
         try:
             descriptor = _running(self._memory, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -205,7 +205,7 @@ class CheckpointSigner:
 
 
 def last_signed(memory: Path) -> TreeHead | None:
-    """The head that was signed last, as the file remembers it; raises `NoteError` where the file is damaged."""
+    """Return the last signed head from the file; raises `NoteError` if the file is damaged."""
     try:
         data = memory.read_bytes()[: NOTE_BYTES_MAX + 1]
     except FileNotFoundError:
@@ -233,7 +233,7 @@ def _remember(memory: Path, note: bytes) -> None:
 
 @contextmanager
 def behind_handover(memory: Path) -> Iterator[None]:
-    """No key of this memory is handed over meanwhile (`CheckpointSigner.alone`); waits for one that is."""
+    """Exclude handovers of this memory's keys meanwhile (`CheckpointSigner.alone`); waits for a current one."""
     descriptor = _running(memory, fcntl.LOCK_SH)
     try:
         yield
@@ -242,7 +242,7 @@ def behind_handover(memory: Path) -> Iterator[None]:
 
 
 def _running(memory: Path, operation: int) -> int:
-    """A lock on the memory that every signer that runs holds together with the others."""
+    """Return a lock on the memory that all running signers share."""
     path = memory.with_name(memory.name + ".running")
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""Proofs from what the ledger has stored: heads, paths and checkpoints, now or as of an earlier checkpoint.
+"""Proofs from the ledger's stored hashes: heads, paths and checkpoints, current or as of an earlier checkpoint.
 
 1. A proof is made from stored hashes alone, except for the leaves beside its own: at most 32 are hashed again, and
    512 where a ledger has no half levels (rule 3 of `trees`). What the database holds is not checked here; whoever
@@ -37,11 +37,11 @@ from kvcustody.audit.tlog.proofs import (
 )
 from kvcustody.audit.tlog.root_log import HeadProof, LeafProof, RootLeafOpening
 
-SIGN = "a service or an engine that has it open seals and signs every few seconds, and `kvcustody audit sign` at once"
+SIGN = "a service or engine with this ledger open seals and signs every few seconds, `kvcustody audit sign` immediately"
 
 
 class StoredCheckpoint(NamedTuple):
-    """The root log as one seal left it; `at_us` is the latest time among the leaves that it added."""
+    """The root log after one seal; `at_us` is the latest time among the leaves that it added."""
 
     size: int
     root: bytes
@@ -54,7 +54,7 @@ class StoredCheckpoint(NamedTuple):
 
 
 class SignedNote(NamedTuple):
-    """A checkpoint as the signer left it: a C2SP note. `at_us` is when it was signed."""
+    """A checkpoint from the signer: a C2SP note. `at_us` is when it was signed."""
 
     size: int
     note: bytes
@@ -69,7 +69,7 @@ class LogHead(NamedTuple):
 
 
 class LedgerProofs:
-    """Reads proofs through one connection; holds nothing but the ids of logs."""
+    """Reads proofs through one connection; caches only the ids of logs."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -78,7 +78,7 @@ class LedgerProofs:
     # -- heads and checkpoints ------------------------------------------------------------------------------
 
     def logs(self, *, as_of: int | None = None) -> list[LogHead]:
-        """Every sub-log that has leaves, in name order, with its head."""
+        """Return every sub-log that has leaves, in name order, with its head."""
         names = {row.id: row.name for row in self._connection.execute(select(logs.c.id, logs.c.name))}
         newest = select(root_leaves.c.log, func.max(root_leaves.c.size).label("size"))
         if as_of is not None:
@@ -94,23 +94,25 @@ class LedgerProofs:
         return sorted(found)
 
     def sizes(self, as_of: int | None = None) -> dict[str, int]:
-        """How many leaves of every sub-log a checkpoint covers; logs without any are left out."""
+        """Return how many leaves of every sub-log a checkpoint covers, without empty logs."""
         return {log.name: log.head.size for log in self.logs(as_of=as_of)}
 
     def head(self, log: str, *, as_of: int | None = None) -> TreeHead:
-        """The head of a sub-log, empty where a checkpoint covers none of it; raises `ProofError` for no such log."""
+        """Return the head of a sub-log, empty if a checkpoint covers none of it; raises `ProofError` for an unknown
+        log.
+        """
         opened = self._newest_leaf(log, None if as_of is None else self.checkpoint(as_of).size)
         return TreeHead(0, EMPTY_ROOT) if opened is None else opened[1].head
 
     def checkpoint(self, as_of: int | None = None) -> StoredCheckpoint:
-        """The newest checkpoint, or the one of this root log size; raises `ProofError` where there is none."""
+        """Return the newest checkpoint, or the one of this root log size; raises `ProofError` if there is none."""
         query = select(checkpoints.c.size, checkpoints.c.root, checkpoints.c.at_us)
         if as_of is not None:
             query = query.where(checkpoints.c.size == as_of)
         row = self._connection.execute(query.order_by(checkpoints.c.size.desc()).limit(1)).first()
         if row is None:
             what = (
-                "no checkpoint yet: nothing was recorded, or nothing is sealed"
+                "no checkpoint yet: nothing was recorded or sealed"
                 if as_of is None
                 else f"no checkpoint of `{as_of}` root leaves"
             )
@@ -118,36 +120,36 @@ class LedgerProofs:
         return StoredCheckpoint(row.size, bytes(row.root), row.at_us)
 
     def signed_or_none(self, size: int | None = None) -> SignedNote | None:
-        """The newest signed checkpoint, or the first one that covers `size` root leaves; None where there is none."""
+        """Return the newest signed checkpoint, or the first that covers `size` root leaves; None if there is none."""
         asked = (_NEWEST_NOTE, ()) if size is None else (_FIRST_NOTE, (size,))
         rows = fetch_all(self._connection, *asked)
         return SignedNote(rows[0][0], bytes(rows[0][1]), rows[0][2]) if rows else None
 
     def signed(self, size: int | None = None) -> SignedNote:
-        """`signed_or_none`; raises `ProofError` where there is none (rule 3)."""
-        found = self.signed_or_none(size)
-        if found is None:
+        """Return `signed_or_none`; raises `ProofError` if it is None (rule 3)."""
+        note = self.signed_or_none(size)
+        if note is None:
             newest = self.checkpoint().size
             if size is not None and size > newest:
                 raise ProofError(f"the root log has `{newest}` leaves, not `{size}`", size=size)
-            raise ProofError(f"no checkpoint that covers this is signed yet; {SIGN}")
-        return found
+            raise ProofError(f"no signed checkpoint covers this yet; {SIGN}")
+        return note
 
     # -- leaves and paths -----------------------------------------------------------------------------------
 
     def leaf(self, log: str, idx: int) -> bytes:
-        """The bytes of a leaf; raises `ProofError` where they are not there."""
+        """Return the bytes of a leaf; raises `ProofError` if they are missing."""
         rows = fetch_all(self._connection, _LEAF, (self._id(log), idx))
         if not rows:
             raise ProofError(f"log `{log}` holds no leaf `{idx}`", log=log, idx=idx)
         return bytes(rows[0][0])
 
     def tiles(self, log: str | None) -> TileSource:
-        """The stored hashes of a sub-log, or of the root log (None), in the tiles of the specification."""
+        """Return the stored hashes of a sub-log, or of the root log (None), in the specification's tiles."""
         return self._stored(log)
 
     def consistency(self, log: str, old_size: int, size: int) -> list[bytes]:
-        """The path that shows that a sub-log of `size` leaves extends the one of `old_size`.
+        """Return the path that proves that a sub-log of `size` leaves extends the one of `old_size`.
 
         Raises `ProofError` also for a size that ends inside a tile whose leaves retention dropped.
         """
@@ -160,46 +162,48 @@ class LedgerProofs:
             raise ProofError(what, log=log, size=inside[0], begins=problem.begins) from None
 
     def root_consistency(self, old_size: int, size: int) -> list[bytes]:
-        """The same for the root log: what a witness and a reader with an older checkpoint ask for."""
+        """Return the consistency path of the root log, for witnesses and readers with an older checkpoint."""
         newest = self.checkpoint().size
         if size > newest:
             raise ProofError(f"the root log has `{newest}` leaves, not `{size}`", size=size)
         return consistency_proof(self._halves(None), old_size, size, HALF_HEIGHT)
 
     def head_proof(self, log: str, *, as_of: int | None = None) -> HeadProof:
-        """Shows a sub-log's head under a signed checkpoint: the newest, or the one of this size."""
+        """Return the proof of a sub-log's head under a signed checkpoint: the newest, or the one of this size."""
         idx, opening, note = self._noted(log, as_of)
         return HeadProof(opening, idx, tuple(_inclusion(self._halves(None), idx, note.size)), note.note)
 
     def newest_openings(self, size: int) -> dict[str, tuple[int, RootLeafOpening]]:
-        """The newest root leaf of every sub-log among the first `size`, its place and what opens it, by name."""
+        """Return by name the newest root leaf of every sub-log among the first `size`: its place and opening."""
         rows = fetch_all(self._connection, _NEWEST_OPENINGS, (size,))
         return {row[1]: (row[0], _opening(row)) for row in rows}
 
     def inclusion(self, log: str, idx: int, *, as_of: int | None = None) -> LeafProof:
-        """Shows that a leaf is at `idx` of a sub-log under a signed checkpoint; raises `ProofError` (rule 3)."""
+        """Return the proof that a leaf is at `idx` of a sub-log under a signed checkpoint; raises `ProofError` (rule
+        3).
+        """
         return self._inclusion(log, idx, as_of)[0]
 
     def proven(self, log: str, idx: int, *, as_of: int | None = None) -> tuple[bytes, LeafProof]:
-        """A leaf and its `inclusion`, read together; raises `ProofError` also where the leaf is not there."""
+        """Return a leaf and its `inclusion`, read together; raises `ProofError` also if the leaf is missing."""
         proof, leaf = self._inclusion(log, idx, as_of)
         return (self.leaf(log, idx) if leaf is None else leaf), proof
 
     def inclusions_under(self, head: HeadProof, places: Sequence[int]) -> list[LeafProof]:
-        """The same for many leaves of one log, under the proof of its head: few questions read their hashes."""
+        """Return the inclusion proofs of many leaves of one log, under its head's proof, with few queries."""
         opening = head.opening
         tiles, size = self._halves(opening.name), opening.head.size
-        made = []
+        proofs = []
         for start in range(0, len(places), _PROOFS_AT_ONCE):
             some = places[start : start + _PROOFS_AT_ONCE]
             wanted = {tile for idx in some for tile in inclusion_tiles(idx, size, HALF_HEIGHT)}
             read_ahead(tiles.path(sorted(wanted)))
             kept = _KeptTiles({tile: tiles.tile(*tile) for tile in wanted})
-            made += [LeafProof(idx, tuple(inclusion_proof(kept, idx, size, HALF_HEIGHT)), head) for idx in some]
-        return made
+            proofs += [LeafProof(idx, tuple(inclusion_proof(kept, idx, size, HALF_HEIGHT)), head) for idx in some]
+        return proofs
 
     def openings(self, first: int, last: int) -> list[RootLeafOpening]:
-        """What opens the root leaves `first` up to but not including `last`."""
+        """Return the openings of the root leaves `first` up to but not including `last`."""
         query = _OPENINGS + "WHERE r.idx >= ? AND r.idx < ? ORDER BY r.idx"
         return [_opening(row) for row in fetch_all(self._connection, query, (first, last))]
 
@@ -212,7 +216,7 @@ class LedgerProofs:
         return HalfTiles(self._stored(log))
 
     def _inclusion(self, log: str, idx: int, as_of: int | None) -> tuple[LeafProof, bytes | None]:
-        """The proof of a leaf, and the leaf where it was read for that."""
+        """Return the proof of a leaf, and the leaf if it was read for that."""
         root_idx, opening, note = self._noted(log, as_of)
         if idx >= opening.head.size:
             self.leaf(log, idx)  # one that is nowhere is named as that, not as one that is not covered yet
@@ -229,7 +233,7 @@ class LedgerProofs:
         return LeafProof(idx, tuple(path), head), leaves.leaves.get(idx)
 
     def _noted(self, log: str, as_of: int | None) -> tuple[int, RootLeafOpening, SignedNote]:
-        """A sub-log's newest root leaf under a signed checkpoint, what opens it, and the checkpoint."""
+        """Return a sub-log's newest root leaf under a signed checkpoint, its opening, and the checkpoint."""
         asked = (_NEWEST_NOTED, (log,)) if as_of is None else (_FIRST_NOTED, (as_of, log))
         rows = fetch_all(self._connection, *asked)
         if not rows:
@@ -247,7 +251,7 @@ class LedgerProofs:
         return opened[0], _opening(opened), SignedNote(size, bytes(note), at_us)
 
     def _newest_leaf(self, log: str, below: int | None) -> tuple[int, RootLeafOpening] | None:
-        """The last root leaf of a sub-log, among the first `below`."""
+        """Return the last root leaf of a sub-log, among the first `below`."""
         query = _OPENINGS + "WHERE r.log = ? AND r.idx < ? ORDER BY r.size DESC LIMIT 1"
         rows = fetch_all(self._connection, query, (self._id(log), _ANY_IDX if below is None else below))
         return (rows[0][0], _opening(rows[0])) if rows else None
@@ -258,14 +262,14 @@ class LedgerProofs:
             raise ProofError(f"log `{log}` has `{held}` leaves, not `{size}`", log=log, size=size)
 
     def _id(self, log: str) -> int:
-        found = self._ids.get(log)
-        if found is None:
+        log_id = self._ids.get(log)
+        if log_id is None:
             rows = fetch_all(self._connection, _LOG, (log,))
             if not rows:
                 raise ProofError(f"the ledger has no log `{log}`", log=log)
-            found = int(rows[0][0])
-            self._ids[log] = found
-        return found
+            log_id = int(rows[0][0])
+            self._ids[log] = log_id
+        return log_id
 
 
 class _KeptTiles(NamedTuple):
@@ -303,6 +307,6 @@ def _opening(row: Any) -> RootLeafOpening:
 
 
 def _inclusion(tiles: HalfTiles, idx: int, size: int) -> list[bytes]:
-    """The path of a leaf, its stored hashes read with one question."""
+    """Return the path of a leaf, whose stored hashes are read with one query."""
     read_ahead(tiles.path(inclusion_tiles(idx, size, HALF_HEIGHT)))
     return inclusion_proof(tiles, idx, size, HALF_HEIGHT)

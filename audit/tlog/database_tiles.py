@@ -1,4 +1,4 @@
-"""The stored hashes of a tree as tiles: rows of `tree_nodes`, and level 0 hashed from what the tree is over.
+"""A tree's stored hashes as tiles: rows of `tree_nodes`, and level 0 hashed from the tree's content.
 
 1. What is not there, or not whole, is `TreeError`. What is there is not checked: who gets a proof checks it. Of a tile
    whose leaves retention dropped the root alone is there (`DroppedTileError`).
@@ -49,7 +49,7 @@ UNION ALL SELECT min(idx) FROM tree_nodes WHERE level = 0 AND log = ? AND idx >=
 
 
 class DroppedTileError(ProofError):
-    """A proof would need hashes inside a tile whose leaves retention dropped: its root alone is there.
+    """A proof needs hashes inside a tile whose leaves retention dropped; only its root is stored.
 
     `log` by name; `first` is the tile's first leaf, `begins` the leaf from which on places can be proved.
     """
@@ -66,7 +66,7 @@ class DroppedTileError(ProofError):
 
 
 def read_ahead(*paths: tuple[StoredTiles, Sequence[_Range]]) -> None:
-    """Have the hashes of these ranges at hand for `StoredTiles.stored` (rule 2)."""
+    """Prefetch the hashes of these ranges for `StoredTiles.stored` (rule 2)."""
     nodes = [(tiles.log, level, start, end) for tiles, ranges in paths for level, start, end in ranges if level]
     leaves = [[(start, end) for level, start, end in ranges if not level] for _, ranges in paths]
     questions = [tiles.question(some) for (tiles, _), some in zip(paths, leaves, strict=True) if some]
@@ -88,25 +88,25 @@ class StoredTiles(ABC):
         self._ahead: dict[_Range, bytes] = {}
 
     def tile(self, level: int, index: int, width: int) -> bytes:
-        """The first `width` hashes of a tile; raises `TreeError` when they are not there."""
+        """Return the first `width` hashes of a tile; raises `TreeError` if they are missing."""
         return self.row(level, index * TILE_WIDTH, index * TILE_WIDTH + width)
 
     def row(self, level: int, start: int, end: int) -> bytes:
-        """The hashes [start, end) of a level; raises `TreeError` when they are not there."""
+        """Return the hashes [start, end) of a level; raises `TreeError` if they are missing."""
         hashes = self.stored(level, start, end)
         if len(hashes) != (end - start) * HASH_BYTES:
             raise self._incomplete(level, start // TILE_WIDTH)
         return hashes
 
     def stored(self, level: int, start: int, end: int) -> bytes:
-        """Those hashes of [start, end) that this level has."""
+        """Return the hashes of [start, end) that this level stores."""
         place = (level, start, end)
         if place not in self._ahead:
             read_ahead((self, [place]))
         return self._ahead.pop(place)
 
     def keep(self, ranges: Sequence[_Range], nodes: Mapping[_Place, bytes], leaves: Mapping[int, bytes]) -> None:
-        """Put these ranges at hand: hashes of nodes by their place, of leaves by their idx."""
+        """Keep these ranges for later: hashes of nodes by their place, of leaves by their idx."""
         for level, start, end in ranges:
             places = range(start, end)
             row = [nodes.get((self.log, level, idx)) if level else leaves.get(idx) for idx in places]
@@ -126,11 +126,11 @@ class StoredTiles(ABC):
 
     @abstractmethod
     def question(self, ranges: _Leaves) -> Question:
-        """What asks for the leaves in these ranges."""
+        """Return the query for the leaves in these ranges."""
 
     @abstractmethod
     def hashed(self, rows: Sequence[Any], ranges: _Leaves) -> dict[int, bytes]:
-        """The hashes of the leaves in these ranges by their idx, from the answer to that question."""
+        """Return the hashes of the leaves in these ranges by their idx, from that query's answer."""
 
 
 class HalfTiles:
@@ -140,12 +140,12 @@ class HalfTiles:
         self._tiles = tiles
 
     def path(self, tiles: Sequence[tuple[int, int, int]]) -> tuple[StoredTiles, list[_Range]]:
-        """What `read_ahead` is given for these tiles (level, index, width)."""
+        """Return the argument of `read_ahead` for these tiles (level, index, width)."""
         places = ((*divmod(level, 2), index << HALF_HEIGHT, width) for level, index, width in tiles)
         return self._tiles, [(whole + HALF * half, start, start + width) for whole, half, start, width in places]
 
     def tile(self, level: int, index: int, width: int) -> bytes:
-        """The first `width` hashes of a tile; what no half level holds is hashed from the level below."""
+        """Return the first `width` hashes of a tile; missing half levels are hashed from the level below."""
         whole, half = divmod(level, 2)
         start = index << HALF_HEIGHT
         end = start + width
@@ -161,7 +161,7 @@ class HalfTiles:
 
 
 class LogTiles(StoredTiles):
-    """Level 0 is hashed from the leaves; where retention dropped some of a tile, their stored hashes stand for them."""
+    """Level 0 is hashed from the leaves; stored hashes replace leaves of a tile that retention dropped."""
 
     def __init__(self, connection: Connection, log: int) -> None:
         super().__init__(connection, log)
@@ -169,11 +169,11 @@ class LogTiles(StoredTiles):
         self.leaves: dict[int, bytes] = {}
 
     def question(self, ranges: _Leaves) -> Question:
-        """What asks for the leaves in these ranges."""
+        """Return the query for the leaves in these ranges."""
         return self._listed(_LEAVES, (self.log,), "idx", ranges)
 
     def hashed(self, rows: Sequence[Any], ranges: _Leaves) -> dict[int, bytes]:
-        """Their hashes by idx."""
+        """Return the leaves' hashes by idx."""
         read = {idx: bytes(leaf) for idx, leaf in rows}
         self.leaves = read
         found = dict(zip(read, leaf_hashes(read.values()), strict=True))
@@ -203,11 +203,11 @@ class RootTiles(StoredTiles):
         super().__init__(connection, ROOT)
 
     def question(self, ranges: _Leaves) -> Question:
-        """What asks for the openings of the root leaves in these ranges."""
+        """Return the query for the openings of the root leaves in these ranges."""
         return self._listed(_OPENED, (), "r.idx", ranges)
 
     def hashed(self, rows: Sequence[Any], ranges: _Leaves) -> dict[int, bytes]:
-        """The hashes of their commitments by idx."""
+        """Return the hashes of their commitments by idx."""
         names = {name: name.encode() for name in {row[1] for row in rows}}
         made = (commitment(names[name], size, bytes(root), bytes(salt)) for _, name, size, root, salt in rows)
         return dict(zip((row[0] for row in rows), leaf_hashes(made), strict=True))

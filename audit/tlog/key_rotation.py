@@ -1,4 +1,4 @@
-"""Handing a log over from one signing key to the next, on record.
+"""Hand a log over from one signing key to the next, on record.
 
 1. A rotation is a note that the old key and the new key both sign: the old one consents, the new one shows that
    somebody holds it. It names both and the tree at which it happens.
@@ -42,7 +42,7 @@ _FIELDS = ("from", "to", "size", "root", "time")
 
 
 class KeyRotation(NamedTuple):
-    """From the tree of this head on, the new key signs in the place of the old one."""
+    """A handover: from the tree of this head on, the new key signs instead of the old one."""
 
     old: VerifierKey
     new: VerifierKey
@@ -51,7 +51,7 @@ class KeyRotation(NamedTuple):
 
 
 class KeyPeriod(NamedTuple):
-    """A key may sign trees of `first_size` up to and with `last_size` leaves (None: no end yet)."""
+    """A key's validity: trees from `first_size` up to and including `last_size` leaves (None: no end yet)."""
 
     key: VerifierKey
     first_size: int
@@ -59,7 +59,7 @@ class KeyPeriod(NamedTuple):
 
 
 def rotation_record(old: SigningKey, new: SigningKey, head: TreeHead, at_seconds: int) -> bytes:
-    """The note by which a log's key hands over to its successor; both sign it."""
+    """Return the note by which a log's key hands over to its successor; both sign it."""
     rotation = KeyRotation(old.verifier, new.verifier, head, at_seconds)
     _check_rotation(rotation)
     text = _rotation_text(rotation)
@@ -67,7 +67,9 @@ def rotation_record(old: SigningKey, new: SigningKey, head: TreeHead, at_seconds
 
 
 def parse_rotation(data: bytes) -> KeyRotation:
-    """A rotation whose two signatures verify; raises `NoteError`. Whether its old key is trusted is not asked."""
+    """Return a rotation whose two signatures verify; raises `NoteError`. It does not check whether the old key is
+    trusted.
+    """
     note = parse_note(data)
     lines = note.text.split("\n")
     fields = dict(line.split(" ", 1) for line in lines[1:-1] if " " in line)
@@ -84,14 +86,14 @@ def parse_rotation(data: bytes) -> KeyRotation:
     )
     _check_rotation(rotation)
     if _rotation_text(rotation) != note.text or len(note.signatures) != 2:
-        raise NoteError("a key rotation is not in its one form")
+        raise NoteError("a key rotation is not in canonical form")
     for key, signature in zip((rotation.old, rotation.new), note.signatures, strict=True):
         verify_statement(key, note.text, signature)
     return rotation
 
 
 def key_periods(first: VerifierKey, rotations: Sequence[bytes]) -> tuple[KeyPeriod, ...]:
-    """Every key of a log with the sizes that it may sign, from one trusted key and the notes in order (rule 2)."""
+    """Return every key of a log with its valid sizes, from one trusted key and the notes in order (rule 2)."""
     periods: list[KeyPeriod] = []
     key, since = first, 0
     for data in rotations:
@@ -113,7 +115,7 @@ def check_period(signed: SignedCheckpoint, periods: Sequence[KeyPeriod]) -> None
 
 
 def handover_note(leaf: bytes) -> bytes | None:
-    """The note of two keys in a leaf; None for any other leaf, a first key's among them. Raises `NoteError`."""
+    """Return the note of two keys in a leaf; None for any other leaf, including a first key's. Raises `NoteError`."""
     try:
         body = parse_json(leaf)
         return base64.b64decode(body["record"], validate=True) or None if body["kind"] == SIGNING_KEY_KIND else None
@@ -122,7 +124,7 @@ def handover_note(leaf: bytes) -> bytes | None:
 
 
 def handover_leaves(connection: Connection, below: int | None = None) -> list[tuple[int, bytes]]:
-    """(idx, leaf) of every handover among the first `below` leaves of the system log, in order."""
+    """Return (idx, leaf) of every handover among the first `below` leaves of the system log, in order."""
     query = (
         select(events.c.idx, events.c.leaf)
         .join(logs, logs.c.id == events.c.log)
@@ -136,7 +138,7 @@ def handover_leaves(connection: Connection, below: int | None = None) -> list[tu
 
 
 def follow_handovers(trusted: Sequence[VerifierKey], leaves: Sequence[bytes]) -> tuple[KeyPeriod, ...]:
-    """Every key that the trusted ones lead to, with the sizes it may sign (rule 4); `NoteError` for a broken chain."""
+    """Return every key reached from the trusted ones, with its valid sizes (rule 4); `NoteError` for a broken chain."""
     notes = [note for note in map(handover_note, leaves) if note is not None]
     olds = [parse_rotation(note).old for note in notes]
     periods: dict[KeyPeriod, None] = {}
@@ -147,7 +149,7 @@ def follow_handovers(trusted: Sequence[VerifierKey], leaves: Sequence[bytes]) ->
 
 
 def parse_handover_leaf(leaf: bytes) -> KeyRotation:
-    """What a handover's leaf says; raises `NoteError` where it is none."""
+    """Return the content of a handover's leaf; raises `NoteError` if it is not one."""
     note = handover_note(leaf)
     if note is None:
         raise NoteError("a leaf is not a handover of the signing key")

@@ -1,4 +1,4 @@
-"""What tells one ledger from every other: a random text that it was made with, and the names that follow from it.
+"""A ledger's identity: a random text from its creation, and the names derived from it.
 
 A copy of a ledger has the identity of the original: it holds the same leaves. No evidence rests on it.
 """
@@ -12,12 +12,12 @@ from kvcustody.audit.tlog.signed_note import DEFAULT_ORIGIN
 
 
 def ledger_identity(connection: Connection) -> str:
-    """The identity of this ledger: 16 hexadecimal digits."""
+    """Return the identity of this ledger: 16 hexadecimal digits."""
     return connection.scalars(select(root_log.c.identity)).one() or ""
 
 
 def own_origin(engine: Engine, origin: str) -> str:
-    """The name for a new key of this ledger: `origin`, or where that is the default, one that no other ledger has."""
+    """Return the name for a new key of this ledger: `origin`, or a unique name if that is the default."""
     if origin != DEFAULT_ORIGIN:
         return origin
     with engine.connect() as connection:

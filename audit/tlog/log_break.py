@@ -1,4 +1,4 @@
-"""A break of the root log, said by its own key: what it had signed that is gone, and where it goes on.
+"""A break of the root log, stated by its own key: the lost signed heads, and where the log continues.
 
 A database that failed over, or was restored, to an earlier state loses root leaves that a note covers. Workers hand
 in again what they kept, but in another order and under other salts: the root log that comes of it can never extend the
@@ -34,7 +34,7 @@ _BREAK_FIELDS = ("origin", "lost", "found", "base", "replayed", "time")
 
 
 class LogBreak(NamedTuple):
-    """The heads are of the root log (rule 1)."""
+    """The heads of the root log before and after a break (rule 1)."""
 
     origin: str
     lost: TreeHead
@@ -45,7 +45,7 @@ class LogBreak(NamedTuple):
 
 
 class RecordedBreak(NamedTuple):
-    """A break as a leaf has it, and who confirmed it."""
+    """A break as recorded in a leaf, and who confirmed it."""
 
     idx: int
     note: bytes
@@ -54,20 +54,20 @@ class RecordedBreak(NamedTuple):
 
 
 def break_record(key: SigningKey, what: LogBreak) -> bytes:
-    """The statement as a note of the log's key."""
+    """Return the statement as a note of the log's key."""
     text = _break_text(what)
     return Note(text, (sign_statement(key, text),)).to_bytes()
 
 
 def parse_break(data: bytes, keys: Sequence[VerifierKey] = ()) -> LogBreak:
-    """The break in a note, signed by one of `keys` where there are any; raises `NoteError`."""
+    """Return the break in a note, signed by one of `keys` if any are given; raises `NoteError`."""
     note = parse_note(data)
     lines = note.text.split("\n")
     fields = dict(line.split(" ", 1) for line in lines[1:-1] if " " in line)
     if lines[0] != BREAK or tuple(fields) != _BREAK_FIELDS:
-        raise NoteError("a note is no break of a log")
+        raise NoteError("a note does not record a break of a log")
     try:
-        found = LogBreak(
+        log_break = LogBreak(
             fields["origin"],
             _break_head(fields["lost"]),
             _break_head(fields["found"]),
@@ -77,8 +77,8 @@ def parse_break(data: bytes, keys: Sequence[VerifierKey] = ()) -> LogBreak:
         )
     except ValueError:
         raise NoteError("a break of a log has a malformed number") from None
-    if _break_text(found) != note.text or len(note.signatures) != 1:
-        raise NoteError("a break of a log is not in its one form")
+    if _break_text(log_break) != note.text or len(note.signatures) != 1:
+        raise NoteError("a break of a log is not in canonical form")
     problems = []
     for key in keys:
         try:
@@ -87,11 +87,11 @@ def parse_break(data: bytes, keys: Sequence[VerifierKey] = ()) -> LogBreak:
             problems.append(problem)
     if keys and len(problems) == len(keys):
         raise problems[0]
-    return found
+    return log_break
 
 
 def recorded_breaks(connection: Connection) -> list[RecordedBreak]:
-    """Every break in the system log, in order; raises `NoteError` where a leaf of one is malformed."""
+    """Return every break in the system log, in order; raises `NoteError` if a leaf of one is malformed."""
     query = (
         select(events.c.idx, events.c.leaf)
         .join(logs, logs.c.id == events.c.log)
@@ -106,7 +106,7 @@ def recorded_breaks(connection: Connection) -> list[RecordedBreak]:
 
 
 def break_note(leaf: bytes) -> bytes:
-    """The note in the leaf of a break; raises `NoteError`."""
+    """Return the note in the leaf of a break; raises `NoteError`."""
     try:
         return base64.b64decode(parse_json(leaf)["record"], validate=True)
     except (binascii.Error, KeyError, TypeError, ValueError):

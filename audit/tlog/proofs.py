@@ -1,4 +1,4 @@
-"""Inclusion and consistency proofs (RFC 6962 §2.1, checked as RFC 9162 §2.1.3 and §2.1.4 say).
+"""Inclusion and consistency proofs (RFC 6962 §2.1, checked by RFC 9162 §2.1.3 and §2.1.4).
 
 1. A proof is made from tiles alone. One proof reads each tile at most once: two for each level, eight for a tree of
    ten million leaves. Where tiles of half the height are kept as well, it reads 16 hashes instead of 256 from each,
@@ -32,29 +32,29 @@ PATH_HASHES_MAX = 64
 
 
 class ProofError(TreeError):
-    """A proof does not show what it is offered for."""
+    """A proof does not show what it claims."""
 
     code = "KVC621"
 
 
 class TileSource(Protocol):
-    """Where tiles are kept: a folder, a table, a test's memory.
+    """A store of tiles: a folder, a table, a test's memory.
 
     A tile of height `h` is `2**h` hashes wide, and hash `i` of level `l` is the root of the leaves `i * 2**(h*l)` up
     to `(i + 1) * 2**(h*l)`. The specification's tiles have the height 8.
     """
 
     def tile(self, level: int, index: int, width: int) -> bytes:
-        """The first `width` hashes of a tile, joined; raises `TreeError` when they are not there."""
+        """Return the first `width` hashes of a tile, joined; raises `TreeError` if they are missing."""
 
 
 def tile_width(size: int, level: int, index: int, height: int = TILE_HEIGHT) -> int:
-    """How many hashes a tile holds in a tree of `size` leaves: 256 where it is full, 0 where it is not there."""
+    """Return how many hashes a tile holds in a tree of `size` leaves: 256 if it is full, 0 if it does not exist."""
     return max(0, min(1 << height, (size >> height * level) - (index << height)))
 
 
 def inclusion_proof(tiles: TileSource, index: int, size: int, height: int = TILE_HEIGHT) -> list[bytes]:
-    """The audit path of leaf `index` in the tree of `size` leaves, from the leaf's sibling upwards.
+    """Return the audit path of leaf `index` in the tree of `size` leaves, from the leaf's sibling upwards.
 
     `height` is that of the tiles; the path does not depend on it.
     """
@@ -63,7 +63,7 @@ def inclusion_proof(tiles: TileSource, index: int, size: int, height: int = TILE
 
 
 def inclusion_tiles(index: int, size: int, height: int = TILE_HEIGHT) -> list[tuple[int, int, int]]:
-    """Level, index and width of every tile that `inclusion_proof` reads, for who reads them all at once."""
+    """Return level, index and width of every tile that `inclusion_proof` reads, for prefetching."""
     places = dict.fromkeys(
         (level, (node << inner) >> height)
         for start, end in _siblings(index, size)
@@ -74,7 +74,7 @@ def inclusion_tiles(index: int, size: int, height: int = TILE_HEIGHT) -> list[tu
 
 
 def consistency_proof(tiles: TileSource, old_size: int, size: int, height: int = TILE_HEIGHT) -> list[bytes]:
-    """The path that shows that the tree of `size` leaves extends the one of `old_size`."""
+    """Return the path that proves that the tree of `size` leaves extends the one of `old_size`."""
     if not 0 <= old_size <= size:
         raise ProofError(f"a tree of `{size}` leaves extends none of `{old_size}`", old_size=old_size, size=size)
     if old_size in (0, size):
@@ -96,12 +96,12 @@ def consistency_proof(tiles: TileSource, old_size: int, size: int, height: int =
 
 
 def tree_root(tiles: TileSource, size: int) -> bytes:
-    """The root of the tree of `size` leaves, from the tiles of its right edge."""
+    """Return the root of the tree of `size` leaves, from the tiles of its right edge."""
     return _Tree(tiles, size).range(0, size) if size else EMPTY_ROOT
 
 
 def frontier_at(tiles: TileSource, size: int) -> Frontier:
-    """The frontier of the first `size` leaves: what a reader who lacks those leaves goes on from."""
+    """Return the frontier of the first `size` leaves, from which a reader without those leaves continues."""
     tree, peaks, start = _Tree(tiles, size), [], 0
     for height in reversed(range(size.bit_length())):
         if size >> height & 1:
@@ -111,7 +111,9 @@ def frontier_at(tiles: TileSource, size: int) -> Frontier:
 
 
 def root_of_inclusion(leaf_hash: bytes, index: int, size: int, path: Sequence[bytes]) -> bytes:
-    """The root that a path leads to from a leaf hash; raises `ProofError` when the path has another shape (rule 2)."""
+    """Return the root to which a path leads from a leaf hash; raises `ProofError` for a path of another shape (rule
+    2).
+    """
     if not 0 <= index < size:
         raise ProofError(f"leaf `{index}` is not in a tree of `{size}` leaves", index=index, size=size)
     _check_hashes((leaf_hash, *path))
@@ -132,13 +134,13 @@ def root_of_inclusion(leaf_hash: bytes, index: int, size: int, path: Sequence[by
 
 
 def check_inclusion(leaf_hash: bytes, index: int, head: TreeHead, path: Sequence[bytes]) -> None:
-    """Raise `ProofError` unless the path shows the leaf hash at `index` of the tree with this head."""
+    """Raise `ProofError` unless the path proves the leaf hash at `index` of the tree with this head."""
     if root_of_inclusion(leaf_hash, index, head.size, path) != head.root:
         raise ProofError(f"leaf `{index}` is not the one in the tree of `{head.size}`", index=index, size=head.size)
 
 
 def check_consistency(old: TreeHead, new: TreeHead, path: Sequence[bytes]) -> None:
-    """Raise `ProofError` unless the path shows that the new tree extends the old one (rule 3)."""
+    """Raise `ProofError` unless the path proves that the new tree extends the old one (rule 3)."""
     if not 0 <= old.size <= new.size:
         raise _inconsistent(old, new, "it is shorter")
     _check_hashes((old.root, new.root, *path))
@@ -193,7 +195,7 @@ class MemoryTiles:
             self._levels[level] += made
 
     def tile(self, level: int, index: int, width: int) -> bytes:
-        """The first `width` hashes of a tile."""
+        """Return the first `width` hashes of a tile."""
         row = self._levels[level] if level < len(self._levels) else []
         start = index * TILE_WIDTH
         return b"".join(row[start : start + width])
@@ -209,7 +211,7 @@ class _Tree:
         self._levels: dict[tuple[int, int], list[list[bytes]]] = {}
 
     def range(self, start: int, end: int) -> bytes:
-        """The hash over leaves `start` up to `end`, where RFC 6962 has a node for them."""
+        """Return the hash over leaves `start` up to `end`, for ranges that are nodes of RFC 6962."""
         found = [self._node(*place) for place in _nodes(start, end)]
         root = found.pop()
         while found:
@@ -236,20 +238,20 @@ class _Tree:
 
 
 def _siblings(index: int, size: int) -> list[tuple[int, int]]:
-    """The leaves [start, end) under each sibling on the way from a leaf to the root, from the leaf upwards."""
+    """Return the leaves [start, end) under each sibling on the way from a leaf to the root, from the leaf upwards."""
     if not 0 <= index < size:
         raise ProofError(f"leaf `{index}` is not in a tree of `{size}` leaves", index=index, size=size)
-    found: list[tuple[int, int]] = []
+    siblings: list[tuple[int, int]] = []
     start, end = 0, size
     while end - start > 1:
         middle = start + _largest_power_below(end - start)
         if index < middle:
-            found.append((middle, end))
+            siblings.append((middle, end))
             end = middle
         else:
-            found.append((start, middle))
+            siblings.append((start, middle))
             start = middle
-    return found[::-1]
+    return siblings[::-1]
 
 
 def _nodes(start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""The root log: its leaves are salted commitments to the heads of sub-logs, so that one checkpoint covers all.
+"""The root log. Its leaves are salted commitments to the heads of sub-logs, so that one checkpoint covers all.
 
 1. A root leaf is HMAC-SHA-256 under a random 32-byte salt over the sub-log's name, size and root. Who holds the
    opening can check it; who does not learns neither name nor size, and cannot tell two sub-logs apart.
@@ -36,23 +36,23 @@ _LEAF_PROOF = "kvcustody/leaf-proof@1"
 
 
 class RootLeafOpening(NamedTuple):
-    """What opens a root leaf: the sub-log's name and head, and the salt that hid them."""
+    """The opening of a root leaf: the sub-log's name and head, and the salt that hid them."""
 
     name: str
     head: TreeHead
     salt: bytes
 
     def commitment(self) -> bytes:
-        """The root leaf (rule 1). Every field but the name has a fixed length, so no two openings are encoded alike."""
+        """Return the root leaf (rule 1). Every field but the name has a fixed length, so encodings are unambiguous."""
         return commitment(self.name.encode(), *self.head, self.salt)
 
     def to_bytes(self) -> bytes:
-        """Salt, size (8 bytes, big-endian), root, name."""
+        """Return salt, size (8 bytes, big-endian), root, name."""
         return self.salt + self.head.size.to_bytes(8, "big") + self.head.root + self.name.encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RootLeafOpening:
-        """What `to_bytes` made; raises `ProofError` for anything else."""
+        """Return the opening from its bytes; raises `ProofError` for anything else."""
         fixed = SALT_BYTES + 8 + HASH_BYTES
         try:
             name = data[fixed:].decode() if fixed < len(data) <= fixed + LOG_NAME_BYTES_MAX else ""
@@ -66,13 +66,13 @@ class RootLeafOpening(NamedTuple):
 
 
 def commitment(name: bytes, size: int, root: bytes, salt: bytes) -> bytes:
-    """The root leaf that an opening of these opens: `RootLeafOpening.commitment` where only the leaf is wanted."""
+    """Return the root leaf for these fields: `RootLeafOpening.commitment` for callers that only need the leaf."""
     return hmac.digest(salt, _DOMAIN + size.to_bytes(8, "big") + root + name, "sha256")
 
 
 @dataclass(frozen=True, slots=True)
 class HeadProof:
-    """Shows that a sub-log's head stands under a checkpoint of the root log."""
+    """A proof that a sub-log's head stands under a checkpoint of the root log."""
 
     opening: RootLeafOpening
     index: int
@@ -80,26 +80,26 @@ class HeadProof:
     note: bytes
 
     def to_bytes(self) -> bytes:
-        """The proof as a tlog-proof file."""
+        """Return the proof as a tlog-proof file."""
         extra = base64.b64encode(self.opening.to_bytes()).decode()
         return _proof_lines(f"{_HEAD_PROOF}\nextra {extra}", self.index, self.path).encode() + self.note
 
 
 @dataclass(frozen=True, slots=True)
 class LeafProof:
-    """Shows that a leaf is at `index` of a sub-log whose head is under a checkpoint of the root log."""
+    """A proof that a leaf is at `index` of a sub-log whose head is under a checkpoint of the root log."""
 
     index: int
     path: tuple[bytes, ...]
     head: HeadProof
 
     def to_bytes(self) -> bytes:
-        """The proof as a file."""
+        """Return the proof as a file."""
         return _proof_lines(_LEAF_PROOF, self.index, self.path).encode() + self.head.to_bytes()
 
 
 class SealedHead(NamedTuple):
-    """A sub-log's head that trusted keys vouch for."""
+    """A sub-log's head, confirmed by trusted keys."""
 
     name: str
     head: TreeHead
@@ -107,7 +107,7 @@ class SealedHead(NamedTuple):
 
 
 def seal(heads: Mapping[str, TreeHead]) -> tuple[RootLeafOpening, ...]:
-    """Fresh openings for the sub-logs of a batch, in name order; their commitments are the root log's next leaves."""
+    """Return fresh openings for the sub-logs of a batch, in name order; their commitments are the next root leaves."""
     for name in heads:
         if not 0 < len(name.encode()) <= LOG_NAME_BYTES_MAX:
             raise ProofError(f"the name of a sub-log has `{len(name)}` characters", name=name)
@@ -119,7 +119,7 @@ def seal(heads: Mapping[str, TreeHead]) -> tuple[RootLeafOpening, ...]:
 
 
 def parse_head_proof(data: bytes) -> HeadProof:
-    """A head's proof from its bytes, not checked yet; raises `ProofError`."""
+    """Return a head's proof from its bytes, unchecked; raises `ProofError`."""
     lines, note = _split_proof(data)
     if len(lines) < 3 or lines[0] != _HEAD_PROOF or not lines[1].startswith("extra "):
         raise ProofError("bytes are not the proof of a sub-log's head")
@@ -128,7 +128,7 @@ def parse_head_proof(data: bytes) -> HeadProof:
 
 
 def parse_leaf_proof(data: bytes) -> LeafProof:
-    """A leaf's proof from its bytes, not checked yet; raises `ProofError`."""
+    """Return a leaf's proof from its bytes, unchecked; raises `ProofError`."""
     lines, rest = _split_proof(data)
     if len(lines) < 2 or lines[0] != _LEAF_PROOF:
         raise ProofError("bytes are not the proof of a leaf")
@@ -143,7 +143,7 @@ def check_head(
     witness_threshold: int = 0,
     signed: SignedCheckpoint | None = None,
 ) -> SealedHead:
-    """The head that a proof seals; raises `NoteError` or `ProofError` (rule 3).
+    """Return the head that a proof seals; raises `NoteError` or `ProofError` (rule 3).
 
     `signed` is what the proof's own note was opened to already, by these keys, where it was.
     """
@@ -162,14 +162,16 @@ def check_leaf(
     witness_threshold: int = 0,
     signed: SignedCheckpoint | None = None,
 ) -> SealedHead:
-    """The sealed head under which `leaf` is at the proof's index; raises `NoteError` or `ProofError` (rule 3)."""
+    """Return the sealed head under which `leaf` is at the proof's index; raises `NoteError` or `ProofError` (rule
+    3).
+    """
     sealed = check_head(proof.head, keys, witnesses=witnesses, witness_threshold=witness_threshold, signed=signed)
     check_inclusion(leaf_hash(leaf), proof.index, sealed.head, proof.path)
     return sealed
 
 
 def root_checkpoint(origin: str, head: TreeHead) -> Checkpoint:
-    """The root log's checkpoint, to be signed."""
+    """Return the root log's checkpoint, to be signed."""
     return Checkpoint(origin, head.size, head.root)
 
 
@@ -179,7 +181,7 @@ def _proof_lines(start: str, index: int, path: Sequence[bytes]) -> str:
 
 
 def _split_proof(data: bytes) -> tuple[list[str], bytes]:
-    """The lines before the first empty line, and all that follows it."""
+    """Return the lines before the first empty line, and everything after it."""
     head, found, rest = data.partition(b"\n\n")
     if not found or len(data) > 2 * NOTE_BYTES_MAX or not head.isascii():
         raise ProofError("a proof is not lines of text, an empty line and a checkpoint")

@@ -1,4 +1,4 @@
-"""Seals what commits left: commitments to the sub-logs that grew, and one checkpoint over them, once an interval.
+"""Seal committed leaves: once an interval, commitments to the grown sub-logs and one checkpoint over them.
 
 1. Any process that holds the ledger may seal, in a transaction of its own. It locks the root log's row and no other:
    whoever does not get it leaves the work to who has it, and no writer waits for it, nor it for a writer.
@@ -40,26 +40,26 @@ _log = get_logger(__name__)
 
 
 class Unsealed(NamedTuple):
-    """What no checkpoint covers yet: sub-logs, their leaves, and how long the oldest has been committed."""
+    """Leaves without a checkpoint: their sub-logs, their number, and how long ago the oldest was committed."""
 
     logs: int
     leaves: int
     age_us: int
 
     def overdue(self, interval_seconds: float) -> bool:
-        """Nobody seals as they should."""
+        """Return whether sealing is overdue."""
         return self.age_us > OVERDUE_INTERVALS * interval_seconds * MICROSECONDS
 
 
 def unsealed(connection: Connection, now_us: int) -> Unsealed:
-    """What no checkpoint covers at `now_us` (UTC)."""
+    """Return what no checkpoint covers at `now_us` (UTC)."""
     logs, leaves, oldest_us = connection.exec_driver_sql(_UNSEALED).one()
     age_us = 0 if oldest_us is None else max(0, now_us - oldest_us)
     return Unsealed(int(logs), int(leaves or 0), age_us)
 
 
 def load_frontier(log: int, size: int | None, stored: bytes) -> Frontier:
-    """The frontier in stored bytes; raises `TreeError` where they are not one, or not of this size."""
+    """Return the frontier from stored bytes; raises `TreeError` if they are invalid or of another size."""
     frontier = Frontier.from_bytes(bytes(stored))
     if size is not None and frontier.size != size:
         problem = f"log `{log}` has `{size}` leaves, its tree `{frontier.size}`"
@@ -68,7 +68,7 @@ def load_frontier(log: int, size: int | None, stored: bytes) -> Frontier:
 
 
 def seal_now(engine: Engine, *, wait: bool = True) -> bool:
-    """Seal every sub-log that grew; False where another process is at it and `wait` is not set.
+    """Seal every sub-log that grew; return False if another process is sealing and `wait` is not set.
 
     Raises what the database raises, and `TreeError` for damage (rule 4).
     """
@@ -93,7 +93,7 @@ def seal_now(engine: Engine, *, wait: bool = True) -> bool:
 
 
 class RootSealer:
-    """Seals for one process; `turn` and `end` are called by the thread that it writes on anyway."""
+    """Seals for one process; its writing thread calls `turn` and `end`."""
 
     def __init__(self, engine: Engine, clock: Clock, interval_seconds: float = INTERVAL_SECONDS) -> None:
         self._engine = engine
@@ -108,11 +108,11 @@ class RootSealer:
 
     @property
     def due_seconds(self) -> float:
-        """When `turn` has something to do: so long from now."""
+        """In how many seconds `turn` has something to do."""
         return 0.0 if self._waiting else max(0.0, (self._next_us() - self._clock.now_us()) / MICROSECONDS)
 
     def turn(self) -> None:
-        """Seal where the oldest leaf has waited for the interval, or somebody waits for a seal; never raises."""
+        """Seal if the oldest leaf has waited for the interval, or somebody waits for a seal; never raises."""
         now_us = self._clock.now_us()
         if not self._waiting and now_us < self._next_us():
             return
@@ -133,24 +133,24 @@ class RootSealer:
             each.set()
 
     def ask(self) -> threading.Event:
-        """Ask for a seal of what is committed by now; the event is set when that was done, or cannot be."""
+        """Request a seal of what is committed now; the event is set when it is done, or impossible."""
         done = threading.Event()
         self._waiting.append(done)
         return done
 
     def soon(self) -> None:
-        """Somebody would like a seal, and does not wait here: the next is due a second after the last."""
+        """Request a seal without waiting: the next is due a second after the last."""
         self._hurry = True
 
     def end(self, *, seal: bool) -> None:
-        """The last turn; whoever waits is let go."""
+        """Run the last turn and release everybody who waits."""
         if seal:
             self.ask()
             self.turn()
         self.give_up()
 
     def give_up(self) -> None:
-        """Nothing can be sealed now: whoever waits is let go."""
+        """Release everybody who waits, because nothing can be sealed now."""
         for each in self._taken():
             each.set()
 
@@ -162,7 +162,7 @@ class RootSealer:
         return min(self._due_us, self._sealed_us + _SOON_US) if self._hurry else self._due_us
 
     def _left_us(self) -> int:
-        """How long the oldest leaf that waits may wait on; the interval where none waits."""
+        """Return how long the oldest waiting leaf may still wait; the interval if none waits."""
         if file_identity(self._engine) == GONE:
             raise StoreGoneError("the ledger's file is missing")
         with self._engine.connect() as connection:
@@ -181,7 +181,7 @@ class RootSealer:
             self._failing_since_us = now_us
         lasts = now_us - self._failing_since_us >= OVERDUE_INTERVALS * self._interval_us
         if lasts and problem != self._problem:
-            _log.warning("leaves are under no checkpoint yet", reason=problem)
+            _log.warning("leaves have no checkpoint yet", reason=problem)
             self._problem = problem
 
 
@@ -217,7 +217,7 @@ _ROOT = "UPDATE root_log SET frontier = ? WHERE id = 1"
 
 
 def _lock_root(connection: Connection, wait: bool) -> bytes | None:
-    """The root log's frontier, its row locked until the transaction ends; None where another process has it."""
+    """Return the root log's frontier with its row locked until the transaction ends; None if another process has it."""
     query = "SELECT frontier FROM root_log WHERE id = 1"
     alone = dialect_of(connection).one_writer
     if not alone:

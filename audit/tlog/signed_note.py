@@ -1,4 +1,4 @@
-"""C2SP signed notes and the keys that they name: their bytes and nothing about trust.
+"""C2SP signed notes and their keys: their bytes, without any trust.
 
 1. What is read is untrusted: bounded in size, refused with the exact reason where a byte is out of place, and never
    repaired. Base64 has one spelling, so that a note that was read is written back byte for byte.
@@ -28,13 +28,13 @@ _KEY_ID = re.compile(r"[0-9a-f]{8}")
 
 
 class NoteError(LedgerError):
-    """A note or key is malformed, or no trusted key vouches for it."""
+    """A note or key is malformed, or no trusted key signed it."""
 
     code = "KVC622"
 
 
 class CannotCheckError(LedgerError):
-    """What would be needed to check this is not installed here: no verdict, neither way."""
+    """A package needed for this check is not installed: there is no verdict."""
 
     code = "KVC625"
 
@@ -45,7 +45,7 @@ SigningKind = Literal["ed25519", "ml-dsa-44"]
 
 
 class KeyKind(IntEnum):
-    """The signature type byte of a key, as signed-note assigns them."""
+    """The signature type byte of a key, as assigned by signed-note."""
 
     ED25519 = 0x01
     COSIGNATURE = 0x04
@@ -53,7 +53,7 @@ class KeyKind(IntEnum):
 
     @classmethod
     def named(cls, name: SigningKind) -> KeyKind:
-        """The kind of key that a setting or a command names."""
+        """Return the kind of key with a name from settings or commands."""
         return {"ed25519": cls.ED25519, "ml-dsa-44": cls.ML_DSA_44}[name]
 
 
@@ -75,7 +75,7 @@ class VerifierKey:
 
     @property
     def key_id(self) -> bytes:
-        """Four bytes that tell keys of one name apart; no defence by themselves."""
+        """Four bytes that distinguish keys of one name; no security by themselves."""
         return key_id(self.name, bytes([self.kind]), self.public)
 
     def __str__(self) -> str:
@@ -84,30 +84,30 @@ class VerifierKey:
 
 
 class NoteSignature(NamedTuple):
-    """One signature line: who says to have signed, and the bytes after the key id."""
+    """One signature line: the claimed signer, and the bytes after the key id."""
 
     name: str
     key_id: bytes
     data: bytes
 
     def line(self) -> str:
-        """The line as it stands in a note, newline included."""
+        """Return the line as in a note, newline included."""
         return f"{_LINE}{self.name} {base64.b64encode(self.key_id + self.data).decode()}\n"
 
 
 class Note(NamedTuple):
-    """A text and the lines under it, none of them checked yet."""
+    """A text and its signature lines, unchecked."""
 
     text: str
     signatures: tuple[NoteSignature, ...]
 
     def to_bytes(self) -> bytes:
-        """The note as it is stored and sent."""
+        """Return the note as stored and sent."""
         return (self.text + "\n" + "".join(signature.line() for signature in self.signatures)).encode()
 
 
 def key_id(name: str, kind: bytes, public: bytes) -> bytes:
-    """The id that signed-note recommends: the head of SHA-256(name ‖ newline ‖ type ‖ key)."""
+    """Return the id that signed-note recommends: the start of SHA-256(name ‖ newline ‖ type ‖ key)."""
     return hashlib.sha256(name.encode() + b"\n" + kind + public).digest()[:4]
 
 
@@ -119,14 +119,14 @@ def check_name(name: str) -> None:
 
 
 def parse_vkey(text: str) -> VerifierKey:
-    """A key from its vkey; raises `NoteError`."""
+    """Return a key from its vkey; raises `NoteError`."""
     parts = text.split("+", 2) if len(text) <= VKEY_CHARS_MAX else []
     if len(parts) != 3 or not _KEY_ID.fullmatch(parts[1]):
         raise NoteError("a verifier key is not `name+id+base64`")
     name, stated, encoded = parts
     data = decode_base64(encoded, "verifier key")
     if not data or data[0] not in PUBLIC_BYTES:
-        raise NoteError(f"verifier key `{name[:64]!r}` is of a type that is not supported")
+        raise NoteError(f"verifier key `{name[:64]!r}` has an unsupported type")
     key = VerifierKey(name, KeyKind(data[0]), data[1:])
     if key.key_id.hex() != stated:
         raise NoteError(f"verifier key `{name}` does not have the id `{stated}`", name=name, key_id=stated)
@@ -134,7 +134,9 @@ def parse_vkey(text: str) -> VerifierKey:
 
 
 def parse_note(data: bytes) -> Note:
-    """Text and signature lines of a note; raises `NoteError` for anything that is not exactly one (rule 1)."""
+    """Return the text and signature lines of a note; raises `NoteError` for anything that is not exactly one (rule
+    1).
+    """
     if len(data) > NOTE_BYTES_MAX:
         raise NoteError(f"a note of `{len(data)}` bytes is longer than {NOTE_BYTES_MAX}", bytes=len(data))
     try:
@@ -153,7 +155,7 @@ def parse_note(data: bytes) -> Note:
 
 
 def parse_signatures(data: bytes) -> tuple[NoteSignature, ...]:
-    """Signature lines by themselves, as a witness returns them; raises `NoteError`."""
+    """Return bare signature lines, as a witness sends them; raises `NoteError`."""
     note = parse_note(b"\n\n" + data)
     if note.text != "\n":
         raise NoteError("signature lines have an empty line among them")
@@ -161,7 +163,7 @@ def parse_signatures(data: bytes) -> tuple[NoteSignature, ...]:
 
 
 def decode_base64(text: str, what: str) -> bytes:
-    """Bytes from the one canonical base64 spelling; raises `NoteError`."""
+    """Return bytes from their canonical base64 spelling; raises `NoteError`."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -1,4 +1,4 @@
-"""A log's signing keys: made once, and kept in files of their own.
+"""A log's signing keys, made once and stored in separate files.
 
 1. A signing key signs checkpoints and nothing else: it wraps no secret and derives no data key.
 2. A key file appears whole or not at all, never replaces another, and is a regular file of mode 0600 that belongs to
@@ -49,14 +49,14 @@ _STATEMENT_CONTEXT = b"kvcustody/statement"
 
 
 class SigningKeyError(LedgerError):
-    """A signing key file is missing, exposed, malformed, or there already."""
+    """A signing key file is missing, exposed, malformed, or already exists."""
 
     code = "KVC624"
 
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A named private key. It never shows in a representation."""
+    """A named private key. Its representation never shows it."""
 
     name: str
     kind: KeyKind
@@ -65,7 +65,9 @@ class SigningKey:
 
     @classmethod
     def from_seed(cls, name: str, kind: KeyKind, seed: bytes) -> SigningKey:
-        """The key that grows from 32 random bytes; raises `NoteError` for a bad name or an absent algorithm."""
+        """Return the key derived from 32 random bytes; raises `NoteError` for a bad name or an unavailable
+        algorithm.
+        """
         check_name(name)
         if len(seed) != SEED_BYTES:
             raise NoteError(f"the seed of key `{name}` has `{len(seed)}` bytes, not {SEED_BYTES}")
@@ -73,17 +75,17 @@ class SigningKey:
 
     @classmethod
     def generate(cls, name: str, kind: KeyKind = KeyKind.ED25519) -> SigningKey:
-        """A fresh key."""
+        """Return a fresh key."""
         return cls.from_seed(name, kind, secrets.token_bytes(SEED_BYTES))
 
     def sign(self, text: str, *, at_seconds: int = 0) -> NoteSignature:
-        """A signature line over a note's text; kinds that carry a time state `at_seconds`."""
+        """Return a signature line over a note's text; kinds with a time state `at_seconds`."""
         made = self.raw(signed_message(self.name, self.kind, text, at_seconds))
         time = b"" if self.kind is KeyKind.ED25519 else at_seconds.to_bytes(8, "big")
         return NoteSignature(self.name, self.verifier.key_id, time + made)
 
     def raw(self, message: bytes, context: bytes | None = None) -> bytes:
-        """The bare signature of a message. Callers see to it that no two meanings share one."""
+        """Return the bare signature of a message. Callers must ensure that no two meanings share a message."""
         if self.kind is KeyKind.ML_DSA_44:
             from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PrivateKey
 
@@ -92,7 +94,7 @@ class SigningKey:
 
 
 def sign_checkpoint(checkpoint: Checkpoint, keys: Sequence[SigningKey], *, at_seconds: int = 0) -> bytes:
-    """A checkpoint as a note with one line for each key."""
+    """Return a checkpoint as a note with one line for each key."""
     text = checkpoint.text()
     note = Note(text, tuple(key.sign(text, at_seconds=at_seconds) for key in keys)).to_bytes()
     parse_note(note)  # whatever a caller put into the origin, no malformed note leaves here
@@ -107,13 +109,13 @@ def sign_successor(
     *,
     at_seconds: int = 0,
 ) -> bytes:
-    """`sign_checkpoint`, once the proof shows that it extends what was signed last; else raises `ProofError`."""
+    """Return `sign_checkpoint` if the proof shows that it extends the last signed one; else raises `ProofError`."""
     check_consistency(previous, checkpoint.head, proof)
     return sign_checkpoint(checkpoint, keys, at_seconds=at_seconds)
 
 
 def sign_statement(key: SigningKey, text: str) -> NoteSignature:
-    """A signature line over a statement whose second line is no number (rule 4)."""
+    """Return a signature line over a statement whose second line is not a number (rule 4)."""
     context = _STATEMENT_CONTEXT if key.kind is KeyKind.ML_DSA_44 else None
     return NoteSignature(key.name, _statement_id(key.verifier), key.raw(text.encode(), context))
 
@@ -126,7 +128,9 @@ def verify_statement(key: VerifierKey, text: str, signature: NoteSignature) -> N
 
 
 def create_signing_key(path: Path, name: str, kind: KeyKind = KeyKind.ED25519) -> SigningKey:
-    """A fresh key in a new 0600 file, durable on return; raises `SigningKeyError` where a file is there (rule 2)."""
+    """Return a fresh key in a new 0600 file, durable on return; raises `SigningKeyError` if the file exists (rule
+    2).
+    """
     key = SigningKey.generate(name, kind)
     try:
         write_file(path, _render(key).encode(), exclusive=True)
@@ -138,7 +142,7 @@ def create_signing_key(path: Path, name: str, kind: KeyKind = KeyKind.ED25519) -
 
 
 def read_signing_key(path: Path) -> SigningKey:
-    """The key in a file, checked on the opened descriptor itself (rule 2); raises `SigningKeyError`."""
+    """Return the key in a file, checked on the opened descriptor (rule 2); raises `SigningKeyError`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as problem:
@@ -194,7 +198,7 @@ def _parse(data: bytes) -> SigningKey:
         raise NoteError("its type is not supported")
     key = SigningKey.from_seed(parts[0], KeyKind(secret[0]), secret[1:])
     if _render(key) != text:
-        raise NoteError("its id is not that of its key")
+        raise NoteError("its id does not match its key")
     return key
 
 

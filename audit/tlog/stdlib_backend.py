@@ -1,4 +1,4 @@
-"""`backend` from the standard library alone: Ed25519 by its definition, and `json` as strict as what it stands for.
+"""`backend` with the standard library only: Ed25519 by its definition, and an equally strict `json`.
 
 Slower by far (a signature takes milliseconds), and enough for the handful of signatures over an export. It holds no
 secret, so nothing here needs constant time.
@@ -20,7 +20,7 @@ CURVE_D = -121665 * pow(121666, FIELD - 2, FIELD) % FIELD
 
 
 def ed25519_verifies(public: bytes, signature: bytes, message: bytes) -> bool:
-    """Whether the 64-byte signature is the key's over the message (RFC 8032, section 5.1.7)."""
+    """Return whether the 64-byte signature is the key's over the message (RFC 8032, section 5.1.7)."""
     if len(public) != 32 or len(signature) != 64:
         return False
     base = _decode_point((4 * pow(5, FIELD - 2, FIELD) % FIELD).to_bytes(32, "little"))
@@ -35,12 +35,12 @@ def ed25519_verifies(public: bytes, signature: bytes, message: bytes) -> bool:
 
 
 def ml_dsa_44_verifies(public: bytes, signature: bytes, message: bytes, context: bytes | None = None) -> bool:
-    """Raises `CannotCheckError`: there is no ML-DSA-44 in Python's library."""
+    """Raise `CannotCheckError`: Python's library has no ML-DSA-44."""
     raise CannotCheckError("this program cannot check ML-DSA-44 signatures; use `kvcustody audit verify`")
 
 
 def parse_json(data: bytes) -> Any:
-    """The value of strict JSON (RFC 8259, UTF-8, no lone surrogates); raises `ValueError`."""
+    """Return the value of strict JSON (RFC 8259, UTF-8, no lone surrogates); raises `ValueError`."""
     text = data.decode()
     try:
         value = _STRICT.decode(text)
@@ -52,18 +52,18 @@ def parse_json(data: bytes) -> Any:
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one form of a JSON value without floats: keys in order, no white space, a newline behind it."""
+    """Return the canonical form of a JSON value without floats: sorted keys, no white space, a final newline."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode() + b"\n"
 
 
 def arrow() -> tuple[Any, Any]:
-    """Raises `CannotCheckError`: there is no Parquet in Python's library."""
-    raise CannotCheckError("files of Parquet are checked by `kvcustody audit verify`")
+    """Raise `CannotCheckError`: Python's library has no Parquet."""
+    raise CannotCheckError("check Parquet files with `kvcustody audit verify`")
 
 
 def _decode_point(data: bytes) -> EdwardsPoint | None:
-    """The point that 32 bytes encode; None where there is none."""
+    """Return the point that 32 bytes encode; None if there is none."""
     y = int.from_bytes(data, "little")
     sign, y = y >> 255, y & (2**255 - 1)
     if y >= FIELD:
@@ -102,7 +102,7 @@ def _no_constant(name: str) -> Any:
 def _finite(text: str) -> float:
     value = float(text)
     if value in (float("inf"), float("-inf")):
-        raise ValueError(f"`{text[:40]}` is no number that JSON readers agree on")
+        raise ValueError(f"`{text[:40]}` is a number that JSON readers interpret differently")
     return value
 
 

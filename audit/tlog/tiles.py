@@ -1,4 +1,4 @@
-"""A log as files: C2SP tlog-tiles paths, tiles, entry bundles, and the folder that holds them.
+"""A log as files: C2SP tlog-tiles paths, tiles, entry bundles, and their folder.
 
 1. Files are where and what c2sp.org/tlog-tiles says, so its readers read our exports: `tile/<level>/<index>` and
    `tile/entries/<index>`, 256 wide, partial ones under `.p/<width>`, and the signed note in `checkpoint`.
@@ -31,13 +31,13 @@ _SYNC_THREADS = 16  # one journal commit then serves several files
 
 
 class ExportError(TreeError):
-    """An export cannot be written, or a file of one is missing or malformed."""
+    """An export cannot be written, or one of its files is missing or malformed."""
 
     code = "KVC623"
 
 
 def tile_path(level: int | str, index: int, width: int = TILE_WIDTH) -> str:
-    """Where a tile, or with `ENTRIES` an entry bundle, is: `tile/0/x001/x234/067` or `…/067.p/112`."""
+    """Return the path of a tile, or with `ENTRIES` of an entry bundle: `tile/0/x001/x234/067` or `…/067.p/112`."""
     digits = str(index)
     digits = digits.zfill(-(-len(digits) // 3) * 3)
     groups = [digits[start : start + 3] for start in range(0, len(digits), 3)]
@@ -46,7 +46,7 @@ def tile_path(level: int | str, index: int, width: int = TILE_WIDTH) -> str:
 
 
 def tile_paths(size: int) -> Iterator[tuple[int | str, int, int]]:
-    """(level, index, width) of every file under `tile/` for a tree of `size` leaves."""
+    """Yield (level, index, width) of every file under `tile/` for a tree of `size` leaves."""
     level = 0
     while size >> 8 * level:
         for index in itertools.count():
@@ -60,7 +60,7 @@ def tile_paths(size: int) -> Iterator[tuple[int | str, int, int]]:
 
 
 def encode_bundle(leaves: Iterable[bytes]) -> bytes:
-    """An entry bundle: each leaf behind its length in two bytes. Raises `ExportError` for one that is too long."""
+    """Return an entry bundle: each leaf after its length in two bytes. Raises `ExportError` for an overlong leaf."""
     parts = []
     for leaf in leaves:
         if len(leaf) > ENTRY_BYTES_MAX:
@@ -70,7 +70,7 @@ def encode_bundle(leaves: Iterable[bytes]) -> bytes:
 
 
 def decode_bundle(data: bytes, width: int) -> list[bytes]:
-    """The leaves of a bundle; raises `ExportError` unless there are exactly `width` and no byte more."""
+    """Return the leaves of a bundle; raises `ExportError` unless there are exactly `width` and no further byte."""
     leaves: list[bytes] = []
     at, end = 0, len(data)
     while at < end and len(leaves) < width:
@@ -83,7 +83,7 @@ def decode_bundle(data: bytes, width: int) -> list[bytes]:
 
 
 def read_plain_file(folder: Path, path: str, bytes_max: int) -> bytes:
-    """A file's bytes; raises `ExportError` for what is missing, longer, or not a plain file (rule 3)."""
+    """Return a file's bytes; raises `ExportError` if it is missing, too long, or not a plain file (rule 3)."""
     try:
         descriptor = os.open(folder / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as problem:
@@ -98,13 +98,13 @@ def read_plain_file(folder: Path, path: str, bytes_max: int) -> bytes:
 
 
 class TileFolder:
-    """Reads one exported log; the source of proofs from files."""
+    """Reads one exported log, as the source of proofs from files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def tile(self, level: int, index: int, width: int) -> bytes:
-        """The first `width` hashes of a tile, from its own file or the full one; raises `ExportError`."""
+        """Return the first `width` hashes of a tile, from its own file or the full one; raises `ExportError`."""
         data = self._either(level, index, width, TILE_WIDTH * HASH_BYTES)
         whole = TILE_WIDTH if len(data) == TILE_WIDTH * HASH_BYTES else width
         if len(data) != whole * HASH_BYTES:
@@ -113,7 +113,7 @@ class TileFolder:
         return data[: width * HASH_BYTES]
 
     def entries(self, index: int, width: int) -> list[bytes]:
-        """The first `width` leaves of a bundle; raises `ExportError`."""
+        """Return the first `width` leaves of a bundle; raises `ExportError`."""
         path = tile_path(ENTRIES, index, width)
         try:
             if width == TILE_WIDTH or os.path.lexists(self.folder / path):
@@ -138,12 +138,12 @@ def write_export(
     *,
     durable: bool = True,
 ) -> None:
-    """Write a log's tiles and entries, with `files` (a `checkpoint`, a `head.tlog-proof`) beside them (rule 2).
+    """Write a log's tiles and entries, and `files` (a `checkpoint`, a `head.tlog-proof`) beside them (rule 2).
 
     Raises `ExportError` when the folder is there already, the disk refuses, or the leaves do not give `head`.
     """
     if os.path.lexists(folder):
-        raise ExportError(f"export `{folder}` is there already; choose another place", path=folder)
+        raise ExportError(f"export `{folder}` exists already; choose another place", path=folder)
     fresh = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}")
     try:
         fresh.mkdir()

@@ -1,1 +1,1 @@
-"""Verifiers: what is in the ledger, an export, a report or a certificate is what the trusted keys signed."""
+"""Verifiers: a ledger, export, report or certificate contains what the trusted keys signed."""

@@ -1,4 +1,4 @@
-"""Checks what left a ledger (an export, or one leaf with its proof) offline, against keys that the reader trusts.
+"""Check an export, or one leaf with its proof, offline against keys that the reader trusts.
 
 1. Everything is recomputed from the leaves; what the manifest says counts only where it agrees.
 2. A bad export is a report with problems, never an exception. The first bad leaf is not named here (a file's digest
@@ -88,14 +88,14 @@ Seen = Callable[[str, int, Sequence[bytes]], None]
 
 
 class KeptHead(NamedTuple):
-    """A head of a sub-log that the reader kept from earlier."""
+    """A sub-log's head that the reader kept from earlier."""
 
     log: str
     head: TreeHead
 
 
 def parse_kept_head(text: str) -> KeptHead:
-    """A head from `LOG SIZE ROOT`, as proofs and exports show it; raises `NoteError`."""
+    """Return a head from `LOG SIZE ROOT`, the form of proofs and exports; raises `NoteError`."""
     parts = text.rsplit(" ", 2)
     if len(parts) != 3 or not (parts[1].isascii() and parts[1].isdigit() and len(parts[1]) <= 19):
         raise NoteError(f"`{text[:80]}` is not `LOG SIZE ROOT`")
@@ -106,18 +106,20 @@ def parse_kept_head(text: str) -> KeptHead:
 
 
 class StampAuthority(Protocol):
-    """A timestamp authority (RFC 3161) whose certificate the reader brings."""
+    """A timestamp authority (RFC 3161) whose certificate the reader supplies."""
 
     @property
     def name(self) -> str:
-        """What verdicts call it."""
+        """Its name in verdicts."""
 
     def stamped_at_us(self, token: bytes, text: bytes) -> int | None:
-        """When its token says that the text existed (UTC µs); None where this is no token of it over the text."""
+        """Return when, by its token, the text existed (UTC µs); None if this is not its token over the text."""
 
 
 class StampVerdict(NamedTuple):
-    """A checkpoint of so many root leaves existed at this time (UTC µs), says an authority that the reader trusts."""
+    """A checkpoint of so many root leaves existed at this time (UTC µs), according to an authority that the reader
+    trusts.
+    """
 
     authority: str
     size: int
@@ -126,7 +128,7 @@ class StampVerdict(NamedTuple):
 
 @dataclass(slots=True)
 class LogVerdict:
-    """What was found of one sub-log: leaves `first` up to and without `end` of `size`. Times are UTC µs."""
+    """The verdict on one sub-log: leaves `first` up to but without `end` of `size`. Times are UTC µs."""
 
     name: str
     size: int
@@ -142,7 +144,7 @@ class LogVerdict:
 
 @dataclass(slots=True)
 class ExportVerdict:
-    """What a verification found. `ok`: every leaf is what the trusted keys signed."""
+    """The verdict on an export. `ok`: every leaf is what the trusted keys signed."""
 
     origin: str = ""
     root: TreeHead = TreeHead(0, EMPTY_ROOT)  # noqa: RUF009 - a value
@@ -160,34 +162,36 @@ class ExportVerdict:
 
     @property
     def ok(self) -> bool:
-        """No problem was found."""
+        """Whether no problem was found."""
         return not self.problems
 
     @property
     def leaves(self) -> int:
-        """How many leaves were checked."""
+        """The number of checked leaves."""
         return sum(log.end - log.first for log in self.logs)
 
     @property
     def limits(self) -> list[str]:
         """What the verdict does not show (rule 3)."""
-        made = [] if self.signed is not None and self.signed.witnesses else [NO_WITNESS]
-        made += [NOT_RECORDED, NOT_TRUE]
+        sentences = [] if self.signed is not None and self.signed.witnesses else [NO_WITNESS]
+        sentences += [NOT_RECORDED, NOT_TRUE]
         if not self.is_marked_shown:
-            made.append("which processes replayed or generated what they recorded: not all of the system log is here")
+            sentences.append(
+                "which processes replayed or generated what they recorded: not all of the system log is here"
+            )
         if not self.stamps:
             along = f"{self.unchecked_stamps} timestamps came along, and none was checked"
-            made.append(f"when this existed: {along if self.unchecked_stamps else 'no timestamp came along'}")
+            sentences.append(f"when this existed: {along if self.unchecked_stamps else 'no timestamp came along'}")
         if not self.whole:
-            made.append("whether other sub-logs exist, or newer heads of these: this is an export of a part")
+            sentences.append("whether other sub-logs exist, or newer heads of these: this is an export of a part")
         if self.closed:
-            made.append(f"what leaves of the root log stand for whose salts were destroyed: {self.closed}")
+            sentences.append(f"what leaves of the root log stand for whose salts were destroyed: {self.closed}")
         bare = [log for log in self.logs if self.whole and log.first]
-        made += [f"what leaves 0 to {log.first} of `{log.name}` said: only their hashes are there" for log in bare]
+        sentences += [f"what leaves 0 to {log.first} of `{log.name}` said: only their hashes are there" for log in bare]
         unchecked = sum(log.unchecked_heads for log in self.logs)
         if unchecked:
-            made.append(f"{unchecked} earlier heads whose leaves are not in this export")
-        return made
+            sentences.append(f"{unchecked} earlier heads whose leaves are not in this export")
+        return sentences
 
 
 def verify_export(
@@ -201,7 +205,7 @@ def verify_export(
     progress: Progress | None = None,
     seen: Seen | None = None,
 ) -> ExportVerdict:
-    """Check every byte of an export by these vkeys (rule 1, rule 2).
+    """Check every byte of an export with these vkeys (rule 1, rule 2).
 
     `seen` is given the leaves on the way: they are what was signed only where the verdict is sound.
 
@@ -231,7 +235,7 @@ def verify_leaf(
     witnesses: Sequence[str] = (),
     witness_threshold: int = 0,
 ) -> tuple[SealedHead, int]:
-    """The head that one leaf stands under by its proof (`audit prove --out`), and its place there.
+    """Return the head over a leaf by its proof (`audit prove --out`), and the leaf's place.
 
     Raises `NoteError` or `ProofError` where the proof does not show it.
     """
@@ -295,7 +299,7 @@ class _Check:
         return read_plain_file(self._folder, path, bytes_max)
 
     def _opened(self, proof: HeadProof) -> SignedCheckpoint | None:
-        """The signed checkpoint where the proof ends in that very note: one signature is then checked once."""
+        """Return the signed checkpoint if the proof ends in that exact note, so that its signature is checked once."""
         return self._signed if proof.note == self._note else None
 
     def _open_signed(
@@ -305,7 +309,7 @@ class _Check:
         cosigners: Sequence[VerifierKey],
         witness_threshold: int,
     ) -> SignedCheckpoint:
-        """The checkpoint, by keys that the reader trusts or that these handed over to on record (rule 6).
+        """Return the checkpoint, by keys that the reader trusts or their recorded successors (rule 6).
 
         Raises `NoteError`, `ProofError` or `ExportError`: also for a key that signed past its handover.
         """
@@ -385,7 +389,7 @@ class _Check:
                 leaves = [self._root_leaf(line, heads) for line in lines]
                 frontier = frontier.extend(leaf_hashes(leaves)).frontier
         if frontier.head() != self._verdict.root:
-            raise ExportError(f"`{OPENINGS}` is not the root log that was signed")
+            raise ExportError(f"`{OPENINGS}` is not the signed root log")
         missing = sorted(heads.keys() - set(names))
         if missing:
             raise ExportError(f"log `{missing[0]}` was left out")
@@ -399,7 +403,7 @@ class _Check:
         except (ValueError, KeyError, TypeError):
             raise ExportError(f"`{OPENINGS}` is malformed") from None
         if line != root_line(leaf, opened):
-            raise ExportError(f"`{OPENINGS}` is not in its one form")
+            raise ExportError(f"`{OPENINGS}` is not in canonical form")
         if opened is None:
             self._verdict.closed += 1
             return leaf
@@ -417,8 +421,8 @@ class _Check:
             raise ExportError(f"the head of `{log.name}` is under another checkpoint")
         if (sealed.name, sealed.head) != (log.name, log.head):
             raise ExportError(f"`{log.folder}` holds log `{sealed.name}`, and the manifest says `{log.name}`")
-        found = LogVerdict(log.name, log.head.size, log.range.first, log.range.end)
-        self._verdict.logs.append(found)
+        log_verdict = LogVerdict(log.name, log.head.size, log.range.first, log.range.end)
+        self._verdict.logs.append(log_verdict)
         due = DueHeads(log.name, self._heads, self._kept)
         digest = hashlib.sha256()
         frontier = log.range.before
@@ -431,7 +435,7 @@ class _Check:
                 due.check(frontier, hashes := leaf_hashes(leaves))
                 frontier = frontier.extend(hashes).frontier
                 digest.update(b"".join(leaf + b"\n" for leaf in leaves))
-                self._lives += _take_leaves(found, leaves, frontier.size - len(leaves))
+                self._lives += _take_leaves(log_verdict, leaves, frontier.size - len(leaves))
                 if self._seen is not None:
                     self._seen(log.name, frontier.size - len(leaves), leaves)
                 if self._progress is not None:
@@ -444,12 +448,12 @@ class _Check:
         log.range.check(frontier, log.head)
         if digest.hexdigest() != log.digest:
             raise ExportError(f"the leaves of `{log.name}` do not have the digest that the manifest states")
-        found.unchecked_heads = due.unchecked(log.range.first, log.head.size)
+        log_verdict.unchecked_heads = due.unchecked(log.range.first, log.head.size)
 
     def _leaves(self, file: ExportFile, form: LeafFormat) -> Iterator[list[bytes]]:
         path = self._folder / file.path
         if path.is_symlink() or not path.is_file():
-            raise ExportError(f"`{file.path}` is missing or no plain file")
+            raise ExportError(f"`{file.path}` is missing or not a plain file")
         with path.open("rb") as opened:
             if hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
                 raise ExportError(f"`{file.path}` does not have the digest that the manifest states")
@@ -459,7 +463,7 @@ class _Check:
 
 
 class DueHeads:
-    """Heads of one log that its leaves must give on the way: those of the root log, and those that were kept."""
+    """Heads of one log that its leaves must give: those of the root log, and kept ones."""
 
     def __init__(self, name: str, heads: dict[str, dict[int, bytes]] | None, kept: Sequence[KeptHead]) -> None:
         self._name = name
@@ -469,7 +473,7 @@ class DueHeads:
         self._past = 0
 
     def check(self, frontier: Frontier, hashes: Sequence[bytes]) -> None:
-        """Raise `ExportError` where a head within these leaves is not what they give."""
+        """Raise `ExportError` if a head within these leaves differs from what they give."""
         end = frontier.size + len(hashes)
         while self._due and self._due[-1][0] <= end:
             size, root = self._due.pop()
@@ -484,14 +488,16 @@ class DueHeads:
                 raise ExportError(f"`{self._name}` had another history at `{size}` leaves")
 
     def unchecked(self, first: int, size: int) -> int:
-        """How many heads could not be compared; raises `ExportError` for one beyond the log's end: it was cut."""
+        """Return how many heads could not be compared; raises `ExportError` for one beyond the log's end, which was
+        cut.
+        """
         beyond = [due for due in self._due if due[0] > size]
         if beyond:
             raise ExportError(f"`{self._name}` was cut: it had `{beyond[0][0]}` leaves, and has {size}")
         return self._past + len(self._due)
 
 
-def _take_leaves(found: LogVerdict, leaves: Sequence[bytes], first: int) -> list[dict[str, Any]]:
+def _take_leaves(log_verdict: LogVerdict, leaves: Sequence[bytes], first: int) -> list[dict[str, Any]]:
     """What kinds of leaves there are, and when; raises `ExportError` for one that is none, or is another log's.
 
     Those about the lives of processes are given back.
@@ -502,15 +508,15 @@ def _take_leaves(found: LogVerdict, leaves: Sequence[bytes], first: int) -> list
             body: dict[str, Any] = parse_json(leaf)
             log, kind, moment = body["log"], body["kind"], int(body["at_us"])
         except (ValueError, KeyError, TypeError):
-            raise ExportError(f"leaf `{idx}` of `{found.name}` is not a leaf") from None
-        if log != found.name:
-            raise ExportError(f"leaf `{idx}` of `{found.name}` says that it belongs to `{log}`")
-        found.kinds[kind] += 1
-        found.handovers += kind == SIGNING_KEY_KIND and handover_note(leaf) is not None
-        if kind == LOG_BROKEN_KIND and found.name == SYSTEM:
-            found.breaks.append(break_note(leaf))
-        found.first_us = min(found.first_us or moment, moment)
-        found.last_us = max(found.last_us, moment)
-        if kind in _LIVES and found.name == SYSTEM:
+            raise ExportError(f"leaf `{idx}` of `{log_verdict.name}` is not a leaf") from None
+        if log != log_verdict.name:
+            raise ExportError(f"leaf `{idx}` of `{log_verdict.name}` says that it belongs to `{log}`")
+        log_verdict.kinds[kind] += 1
+        log_verdict.handovers += kind == SIGNING_KEY_KIND and handover_note(leaf) is not None
+        if kind == LOG_BROKEN_KIND and log_verdict.name == SYSTEM:
+            log_verdict.breaks.append(break_note(leaf))
+        log_verdict.first_us = min(log_verdict.first_us or moment, moment)
+        log_verdict.last_us = max(log_verdict.last_us, moment)
+        if kind in _LIVES and log_verdict.name == SYSTEM:
             lives.append(body)
     return lives

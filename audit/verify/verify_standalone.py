@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks an export of a kvcustody ledger, or a document, with Python (3.11 or later) alone: no package, no network.
+"""Check an export of a kvcustody ledger, or a document, with only Python (3.11 or later): no package, no network.
 
     python3 -I verify_kvcustody.py EXPORT --key 'ledger.example.com+1a2b3c4d+AbC…'
     python3 -I verify_kvcustody.py report.json --key 'ledger.example.com+1a2b3c4d+AbC…'
@@ -53,37 +53,39 @@ _OF_ONE_LEAF = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the checks and say what they show; the exit status."""
+    """Run the checks and print their results; return the exit status."""
     parser = argparse.ArgumentParser(description="Check an export of a kvcustody ledger.")
     add = parser.add_argument
     add("export", type=Path)
     add("--key", required=True, help="the ledger's public key, or a file that holds it")
     add("--witness", action="append", default=[], help="a witness's key that must have signed")
     add("--head", action="append", default=[], metavar="'LOG SIZE ROOT'", help="a head you kept")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        keys, witnesses = [_key_text(asked.key)], [_key_text(text) for text in asked.witness]
+        keys, witnesses = [_key_text(options.key)], [_key_text(text) for text in options.witness]
         for text in (*keys, *witnesses):
             parse_vkey(text)
-        kept = [parse_kept_head(text) for text in asked.head]
-        if asked.export.suffix == ".proof" and asked.export.is_file():
-            if kept:
+        kept_heads = [parse_kept_head(text) for text in options.head]
+        if options.export.suffix == ".proof" and options.export.is_file():
+            if kept_heads:
                 raise CannotCheckError("--head is for exports; this is the proof of one leaf")
-            return _check_mailed(asked.export, keys, witnesses)
-        if asked.export.is_file():
-            if kept or witnesses:
+            return _check_mailed(options.export, keys, witnesses)
+        if options.export.is_file():
+            if kept_heads or witnesses:
                 raise CannotCheckError("--head and --witness are for exports; this is a document")
-            return _check_document(asked.export, keys)
+            return _check_document(options.export, keys)
         witness_count = len(witnesses)
-        found = verify_export(asked.export, keys, witnesses=witnesses, witness_threshold=witness_count, kept=kept)
+        verdict = verify_export(
+            options.export, keys, witnesses=witnesses, witness_threshold=witness_count, kept=kept_heads
+        )
     except (LedgerError, OSError) as problem:
         print(f"CANNOT BE CHECKED: {problem.message if isinstance(problem, LedgerError) else problem}")
         return 2
-    for what in found.problems:
+    for what in verdict.problems:
         print(f"NOT SOUND: {what}")
-    if found.ok:
-        _print_sound(found)
-    return 0 if found.ok else 1
+    if verdict.ok:
+        _print_sound(verdict)
+    return 0 if verdict.ok else 1
 
 
 def _check_mailed(path: Path, keys: Sequence[str], witnesses: Sequence[str]) -> int:
@@ -104,21 +106,21 @@ def _check_mailed(path: Path, keys: Sequence[str], witnesses: Sequence[str]) -> 
 def _check_document(path: Path, keys: Sequence[str]) -> int:
     """Check a report, a certificate or a record."""
     try:
-        found = check_file_alone(path.read_bytes(), [parse_vkey(text) for text in keys])
+        checked = check_file_alone(path.read_bytes(), [parse_vkey(text) for text in keys])
     except CannotCheckError:
         raise
     except LedgerError as problem:
         print(f"NOT SOUND: {problem.message}")
         return 1
-    for what in found.problems:
+    for what in checked.problems:
         print(f"NOT SOUND: {what}")
-    if found.problems:
+    if checked.problems:
         return 1
-    document = found.document
+    document = checked.document
     signed_by = document.signature.key if document.signature else "nobody"
     print(
         f"SOUND: {document.kind.name} of checkpoint {document.checkpoint}, signed by {signed_by}, with "
-        f"{several(found.leaves, 'proved leaf')}, SHA-256 {document.digest()}"
+        f"{several(checked.leaves, 'proved leaf')}, SHA-256 {document.digest()}"
     )
     print("Not shown:")
     for limit in NOT_SHOWN_ALONE[document.kind.name]:
@@ -126,16 +128,16 @@ def _check_document(path: Path, keys: Sequence[str]) -> int:
     return 0
 
 
-def _print_sound(found: ExportVerdict) -> None:
-    for log in found.logs:
+def _print_sound(verdict: ExportVerdict) -> None:
+    for log in verdict.logs:
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(log.kinds.items()))
         print(f"{log.name}: leaves {log.first} to {log.end} of {log.size} are as signed ({kinds})")
-    print(f"SOUND: {several(found.leaves, 'leaf')} of `{found.origin}`, checkpoint of {found.root.size}")
-    for one in found.marked:
+    print(f"SOUND: {several(verdict.leaves, 'leaf')} of `{verdict.origin}`, checkpoint of {verdict.root.size}")
+    for one in verdict.marked:
         print(f"NOT AN ENGINE AT WORK: all that process {one.incarnation} of {one.worker!a} recorded is {one.origin}")
-    if found.handovers:
-        print(f"{several(found.handovers, 'handover')} of the signing key on record")
-    _print_end(found.signed, [*found.limits, *([_TIMESTAMPS] if found.unchecked_stamps else [])])
+    if verdict.handovers:
+        print(f"{several(verdict.handovers, 'handover')} of the signing key on record")
+    _print_end(verdict.signed, [*verdict.limits, *([_TIMESTAMPS] if verdict.unchecked_stamps else [])])
 
 
 def _print_end(signed: SignedCheckpoint | None, limits: Sequence[str]) -> None:
@@ -147,7 +149,7 @@ def _print_end(signed: SignedCheckpoint | None, limits: Sequence[str]) -> None:
 
 
 def _key_text(given: str) -> str:
-    """A key as it was given, or the first line of the file that was named; `#` begins a comment."""
+    """Return a key as given, or the first line of the named file; `#` begins a comment."""
     if not Path(given).is_file():
         return given
     lines = [line.strip() for line in Path(given).read_text("utf-8-sig").splitlines()]

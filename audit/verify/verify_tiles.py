@@ -1,4 +1,4 @@
-"""Verifies an exported log offline, from its files and the public keys that the reader trusts.
+"""Verify an exported log offline, from its files and the public keys that the reader trusts.
 
 1. Everything is recomputed from the leaves: hashes, tiles, root. Nothing in the folder is believed for being there;
    its head counts only when a trusted key signed it.
@@ -49,7 +49,7 @@ _UNKNOWN = bytes(HASH_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class TileFinding:
-    """What is wrong, and the leaves it concerns, from `first` up to and with `last` (None: not about leaves)."""
+    """A problem, and the leaves it concerns, from `first` to `last` inclusive (None: not about leaves)."""
 
     text: str
     first: int | None = None
@@ -58,7 +58,7 @@ class TileFinding:
 
 @dataclass(slots=True)
 class ExportReport:
-    """What a verification found. `ok` means that every leaf is exactly what the trusted keys signed."""
+    """The result of a verification. `ok` means that every leaf is exactly what the trusted keys signed."""
 
     name: str = ""
     size: int = 0
@@ -70,7 +70,7 @@ class ExportReport:
 
     @property
     def ok(self) -> bool:
-        """No problem was found."""
+        """Whether no problem was found."""
         return not self.problems
 
     @property
@@ -79,7 +79,7 @@ class ExportReport:
         return min((problem.first for problem in self.problems if problem.first is not None), default=None)
 
     def add(self, text: str, first: int | None = None, last: int | None = None) -> None:
-        """Note a problem; past `PROBLEMS_MAX` they are only counted."""
+        """Note a problem; beyond `PROBLEMS_MAX` they are only counted."""
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(TileFinding(text, first, last))
         else:
@@ -171,7 +171,7 @@ class _Check:
             self._rows[level] += made
 
     def _leaves(self, index: int, width: int) -> list[bytes]:
-        """The hashes of a bundle's leaves; none when it cannot be read."""
+        """Return the hashes of a bundle's leaves; empty if it cannot be read."""
         first = index * TILE_WIDTH
         try:
             leaves = self._files.entries(index, width)
@@ -218,7 +218,7 @@ class _Check:
         except LedgerError:
             sound = False
         if not sound:
-            text = "the leaves do not give the signed root, and neither do the tiles"
+            text = "neither the leaves nor the tiles match the signed root"
             self._report.add(text, self._first_difference(), self._head.size - 1)
             return
         for level in reversed(range(len(self._rows))):
@@ -262,7 +262,7 @@ class _Check:
         return hashes[0] == root
 
     def _first_difference(self) -> int:
-        """The first leaf that its own tile contradicts; without one, any leaf may be the bad one."""
+        """Return the first leaf that contradicts its own tile; without one, any leaf may be bad."""
         for level, index in self._wrong_tiles:
             if level == 0:
                 width = tile_width(self._head.size, 0, index)

@@ -1,4 +1,4 @@
-"""What lies in an export's folder and is no part of it: a reader would take it for part of the log.
+"""Foreign files in an export's folder, which a reader might take for part of the log.
 
 1. The folder holds exactly the plain files that are expected and the folders that these need. Another file, an empty or
    additional folder, a link of any kind, a device: each is named.
@@ -14,7 +14,9 @@ from pathlib import Path, PurePosixPath
 
 
 def strays(folder: Path, expected: Set[str]) -> Iterator[str]:
-    """What does not belong beside the `expected` files (paths with `/`), in order of folders; raises `OSError`."""
+    """Yield what does not belong beside the `expected` files (paths with `/`), in order of folders; raises
+    `OSError`.
+    """
     parents = {str(parent) for path in expected for parent in PurePosixPath(path).parents} - {"."}
     inside = [""]
     while inside:

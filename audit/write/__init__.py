@@ -1,1 +1,1 @@
-"""The way of an event into the ledger: queue, group commit, trees, the local spill and its replay."""
+"""The path of an event into the ledger: queue, group commit, trees, the local spill and its replay."""

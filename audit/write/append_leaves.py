@@ -84,7 +84,7 @@ _LockedRow = tuple[int, str, int, bytes, str, int]  # a `LockedLog`, and `STATE`
 
 
 class Appender:
-    """Remembers row ids between batches; `forget()` after a rollback: ids may have gone with it."""
+    """Remembers row ids between batches; call `forget()` after a rollback, which may undo ids."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -100,11 +100,13 @@ class Appender:
         self._incarnations.clear()
 
     def append(self, connection: Connection, batch: LeafBatch, *, skip_known: bool = False) -> int:
-        """Insert the leaves in order, with contiguous idx per log, and their projections; how many were added."""
+        """Insert the leaves in order, with contiguous idx in each log, and their projections; return how many were
+        added.
+        """
         return self.append_all(connection, [batch], skip_known=skip_known)
 
     def append_all(self, connection: Connection, batches: Sequence[LeafBatch], *, skip_known: bool = False) -> int:
-        """Append batches together; how many leaves were added. No leaf may be in two of them."""
+        """Append batches together; return how many leaves were added. No leaf may be in two of them."""
         if skip_known:
             batches = [self._unknown(connection, batch) for batch in batches]
         batches = [batch for batch in batches if batch.data]
@@ -117,24 +119,24 @@ class Appender:
     def append_free(
         self, connection: Connection, batches: Sequence[LeafBatch], waits_for: Collection[str]
     ) -> FreeLeaves:
-        """Append of each batch what no other writer keeps from it, waiting for these logs alone (rule 5)."""
+        """Append the part of each batch that no other writer blocks, waiting only for these logs (rule 5)."""
         self.deltas = 0
         if not any(batch.data for batch in batches):
             return FreeLeaves([0] * len(batches), [""] * len(batches))
         back = self._returned(connection, batches)
         logs = self._locked(connection, [*back, *batches], {*waits_for, *(() if not back else (SYSTEM,))})
         held, stopped = {log.name for log in logs}, set[str]()
-        found = FreeLeaves([], [])
+        free_leaves = FreeLeaves([], [])
         parts = []
         for batch in batches:
             added, stopped_by = _free_leaves(batch, held, stopped)
-            found.added.append(added)
-            found.stopped_by.append(stopped_by)
+            free_leaves.added.append(added)
+            free_leaves.stopped_by.append(stopped_by)
             if added:
                 parts.append(part_of_batch(batch, 0, added))
         if parts or back:
             self._append(connection, [*back, *([merge_batches(parts)] if parts else ())], logs)
-        return found
+        return free_leaves
 
     def _append(self, connection: Connection, batches: Sequence[LeafBatch], locked: Sequence[LockedLog] | None) -> None:
         """Append batches whose leaves are new; `locked` are their logs, and perhaps others, where they are already."""
@@ -196,7 +198,7 @@ class Appender:
     def _locked(
         self, connection: Connection, batches: Sequence[LeafBatch], waits_for: Collection[str] | None
     ) -> list[LockedLog]:
-        """The logs of all leaves; without those that are locked, where they are not waited for (None: all are)."""
+        """Return the logs of all leaves, without locked ones that are not waited for (None: all are)."""
         names = {name for batch in batches for name in batch.logs}
         at_us, free = batches[0].at_us[0], waits_for is not None and not dialect_of(connection).one_writer
         unknown = sorted(names - self._logs.keys())
@@ -212,7 +214,7 @@ class Appender:
         return self._taken(connection, rows)
 
     def _taken(self, connection: Connection, rows: Sequence[_LockedRow]) -> list[LockedLog]:
-        """The logs of these rows, with which the state of the schema was read (rule 6)."""
+        """Return the logs of these rows, read together with the state of the schema (rule 6)."""
         for row in rows[:1]:
             is_as_ever = row[4:] == (database_engine.SCHEMA_REVISION, 0)
             self._forms = {} if is_as_ever else forms_of(connection, *row[4:])
@@ -229,7 +231,7 @@ class Appender:
         return _Placed(batch, [ids[name] for name in batch.logs], [nexts[name]() for name in batch.logs])
 
     def _incarnation(self, connection: Connection, uuid: str, batch: LeafBatch) -> IncarnationRow:
-        """The row of an incarnation; one that only its leaves mention is added with their offset."""
+        """Return the row of an incarnation; one that only its leaves mention is added with their offset."""
         known = self._incarnations.get(uuid)
         if known is None:
             table = schema.incarnations
@@ -245,7 +247,7 @@ class Appender:
         return known
 
     def _unknown(self, connection: Connection, batch: LeafBatch) -> LeafBatch:
-        """The leaves that the ledger does not hold yet."""
+        """Return the leaves that the ledger does not hold yet."""
         events, logs = schema.events, schema.logs
         known: set[tuple[str, int, int, str]] = set()
         for uuid in set(batch.incarnations):
@@ -268,7 +270,7 @@ class Appender:
 
 
 def leaf_hashes(batch: LeafBatch) -> dict[str, list[bytes]]:
-    """The RFC 6962 hashes of a batch by log, each log's in the order of its idx: what its frontier grows by."""
+    """Return the RFC 6962 hashes of a batch by log, each log's in the order of its idx, for its frontier."""
     hashes: dict[str, list[bytes]] = {}
     for log, hash_ in zip(batch.logs, batch.hashes, strict=True):
         hashes.setdefault(log, []).append(hash_)
@@ -276,7 +278,7 @@ def leaf_hashes(batch: LeafBatch) -> dict[str, list[bytes]]:
 
 
 def write_deltas(inserts: Inserts, found: Figures, sizes: Mapping[int, int]) -> int:
-    """Insert what a transaction changes, given the size that each log has afterwards; how many rows that is."""
+    """Insert a transaction's changes of figures, given each log's size afterwards; return the number of rows."""
     rows = [
         (scraped, log, sizes[log], hour_us, _as_written(figures))
         for (scraped, log, hour_us), figures in found.items()
@@ -292,7 +294,7 @@ def _as_written(figures: Mapping[HourFigure, int]) -> str:
 
 
 def register(connection: Connection, uuid: str, worker: str, offset_us: int, started_us: int) -> IncarnationRow:
-    """Insert an incarnation (and its worker, when new)."""
+    """Insert an incarnation (and its worker, if new)."""
     incarnations = schema.incarnations
     values = {
         "uuid": uuid,
@@ -306,7 +308,7 @@ def register(connection: Connection, uuid: str, worker: str, offset_us: int, sta
 
 
 def change_life(connection: Connection, change: LifeChange) -> None:
-    """Change the row of a process as a leaf says, its worker's name too where the row has another."""
+    """Change the row of a process according to a leaf, including its worker's name if the row has another."""
     lives, workers = schema.incarnations, schema.workers
     values = dict(change.values)
     query = select(workers.c.name).join(lives, lives.c.worker == workers.c.id)
@@ -317,7 +319,7 @@ def change_life(connection: Connection, change: LifeChange) -> None:
 
 
 def worker_id(connection: Connection, name: str) -> int:
-    """The id of a worker, which is added when new."""
+    """Return the id of a worker, which is added if new."""
     workers = schema.workers
     known = connection.scalar(select(workers.c.id).where(workers.c.name == name))
     if known is None:
@@ -328,7 +330,7 @@ def worker_id(connection: Connection, name: str) -> int:
 
 
 def record_apart(connection: Connection, name: str, clock: Clock, events: Sequence[Event], now_us: int) -> LeafBatch:
-    """Events as the leaves of a process that begins and ends with them: whatever happens, it is never left open.
+    """Return events as the leaves of a process that begins and ends with them, so that it is never left open.
 
     Nobody is named in them but tenants. `now_us` is the boot-time moment of the last one.
     """
@@ -362,43 +364,43 @@ _NEW_TENANT = "INSERT INTO tenants (tenant, log, first_seen_us) VALUES (?, ?, ?)
 
 
 def _log_ids(connection: Connection, names: Sequence[str], at_us: int, *, free: bool = False) -> dict[str, int]:
-    """The ids of logs; those that are not there yet are made, in the order of the names.
+    """Return the ids of logs; missing logs are created, in the order of the names.
 
     `free`: but for those that another transaction is making, which would have to be waited for.
     """
     logs = schema.logs
     query = select(logs.c.name, logs.c.id).where(logs.c.name.in_(names))
-    found = {row.name: row.id for row in connection.execute(query)}
-    missing = [name for name in names if name not in found]
+    ids = {row.name: row.id for row in connection.execute(query)}
+    missing = [name for name in names if name not in ids]
     if missing and not dialect_of(connection).one_writer:
         ours = list(connection.exec_driver_sql(_MAKING, (missing,)).scalars())
         missing = ours if free else missing
     if not missing:
-        return found
+        return ids
     # Another writer may be making the same log: wait for it and take its row, instead of failing the whole batch.
     connection.exec_driver_sql(
         dialect_of(connection).with_placeholders(_NEW_LOG), [(name, _NO_TREE) for name in missing]
     )
-    found = {row.name: row.id for row in connection.execute(query)}
-    tenants = [(tenant_of(name), found[name], at_us) for name in missing if name != SYSTEM]
+    ids = {row.name: row.id for row in connection.execute(query)}
+    tenants = [(tenant_of(name), ids[name], at_us) for name in missing if name != SYSTEM]
     if tenants:
         connection.exec_driver_sql(dialect_of(connection).with_placeholders(_NEW_TENANT), tenants)
-    return found
+    return ids
 
 
 def _lock(connection: Connection, names: dict[int, str]) -> list[_LockedRow]:
-    """The logs, by id, in the order of their ids; their rows are locked until the transaction ends."""
+    """Return the logs in the order of their ids; their rows are locked until the transaction ends."""
     some = ", ".join(map(str, sorted(names)))
     if dialect_of(connection).one_writer:  # BEGIN IMMEDIATE has locked the database already
-        found: list[_LockedRow] = [
+        rows: list[_LockedRow] = [
             (log, names[log], size, frontier, revision, changes)
             for log, size, frontier, revision, changes in sorted(_read_at_once(connection, some))
         ]
     else:
-        found = _locked_rows(connection, f"id IN ({some}) ORDER BY id FOR UPDATE")
-    if len(found) != len(names):
-        raise merkle.TreeError(f"the ledger lost `{len(names) - len(found)}` of its logs", logs=sorted(names))
-    return found
+        rows = _locked_rows(connection, f"id IN ({some}) ORDER BY id FOR UPDATE")
+    if len(rows) != len(names):
+        raise merkle.TreeError(f"the ledger lost `{len(names) - len(rows)}` of its logs", logs=sorted(names))
+    return rows
 
 
 def _locked_rows(connection: Connection, where: str) -> list[_LockedRow]:
@@ -416,7 +418,7 @@ def _lock_free(connection: Connection, logs: Collection[int]) -> list[_LockedRow
 
 
 def _free_leaves(batch: LeafBatch, held: Collection[str], stopped: set[str]) -> tuple[int, str]:
-    """How many leaves of a batch, from its first on, are of logs that are held and of processes that go on.
+    """Return how many leaves of a batch, from its first on, belong to locked logs and continuing processes.
 
     And the log that stopped it, or "". An event is not divided: what it has in two logs stays together.
     """
@@ -458,21 +460,21 @@ class LockedLog(NamedTuple):
 
 
 class GrownTrees(NamedTuple):
-    """The logs of a transaction with their leaves, and the nodes that these completed."""
+    """The logs of a transaction with their leaves, and the nodes completed by these."""
 
     logs: list[LockedLog]
     nodes: list[_Node]
 
 
 class Trees:
-    """Grows stored trees; remembers the frontiers it has checked, by their bytes, so that nothing needs forgetting."""
+    """Grows stored trees; remembers checked frontiers by their bytes, so that nothing needs forgetting."""
 
     def __init__(self) -> None:
         self._checked: dict[int, tuple[bytes, Frontier]] = {}
 
     def grow(self, logs: Iterable[LockedLog], hashes: Mapping[str, Sequence[bytes]]) -> GrownTrees:
-        """Locked sub-logs with the leaf hashes, by name, that are appended to them; raises `TreeError` (rule 10)."""
-        made = GrownTrees([], [])
+        """Append leaf hashes, by log name, to locked sub-logs and return them; raises `TreeError` (rule 10)."""
+        trees = GrownTrees([], [])
         for log in logs:
             known = self._checked.get(log.id)
             stored = bytes(log.frontier)
@@ -480,13 +482,13 @@ class Trees:
             longer, grown = frontier.extend(hashes[log.name], halves=True)
             data = longer.to_bytes()
             self._checked[log.id] = (data, longer)
-            made.nodes.extend(placed_nodes(log.id, grown))
-            made.logs.append(LockedLog(log.id, log.name, longer.size, data))
-        return made
+            trees.nodes.extend(placed_nodes(log.id, grown))
+            trees.logs.append(LockedLog(log.id, log.name, longer.size, data))
+        return trees
 
 
 def hand_over(connection: Connection, trees: GrownTrees) -> None:
-    """Sizes and frontiers into the rows of logs, before the leaves go in (rule 9)."""
+    """Write sizes and frontiers into the rows of logs, before the leaves (rule 9)."""
     if dialect_of(connection).arrays:
         handed = {str(log.id): base64.b64encode(log.frontier).decode() for log in trees.logs}
         connection.exec_driver_sql(_HAND_OVER, (orjson.dumps(handed).decode(),))
@@ -499,7 +501,7 @@ def hand_over(connection: Connection, trees: GrownTrees) -> None:
 
 
 def store(connection: Connection, trees: GrownTrees, newest_us: Mapping[str, int], grown_us: int) -> None:
-    """Nodes, and the heads that no checkpoint covers yet; `newest_us` is the time of the newest leaf by log."""
+    """Store nodes, and the heads that no checkpoint covers yet; `newest_us` is the time of the newest leaf by log."""
     heads = [(log.id, log.size, newest_us[log.name], grown_us) for log in trees.logs]
     if dialect_of(connection).arrays:
         columns = [list(column) for column in zip(*trees.nodes, strict=True)] or [[]] * 4

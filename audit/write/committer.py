@@ -1,4 +1,4 @@
-"""Batches into the database: new names, leaves and projections in one transaction.
+"""Commit batches to the database: new names, leaves and projections in one transaction.
 
 1. `write` returned means committed. When it raises, the commit may have arrived all the same, so the next transaction
    skips the names that are there.
@@ -68,7 +68,9 @@ class Committer:
         self._unfolded = 0  # deltas of its own since the last turn; enough for one more where that was full
 
     def write_made(self, make: Callable[[Connection], LeafBatch | None]) -> bool:
-        """Commit the batch that `make` gives inside the transaction; False where it gives none, and nothing changes."""
+        """Commit the batch that `make` returns inside the transaction; return False, without changes, if it returns
+        none.
+        """
         self.check_there()
         try:
             with self._begun() as connection:
@@ -89,7 +91,7 @@ class Committer:
         rest: Sequence[LeafBatch] = (),
         given: Sequence[Row] = (),
     ) -> int:
-        """Commit a batch, and return how many of its leaves were new; raises what the database raises.
+        """Commit a batch and return how many of its leaves were new; raises the database's errors.
 
         Those in `rest` are part of the same transaction, and so are the new `names` of the directory, and those in
         `given`, which may be there already.
@@ -110,7 +112,7 @@ class Committer:
         *,
         turn: int | None = None,
     ) -> FreeLeaves | None:
-        """Commit of new batches what no other writer keeps from it (`Appender.append_free`), and the names.
+        """Commit the part of new batches that no other writer blocks (`Appender.append_free`), and the names.
 
         With the number of a `turn`: nothing, and None, while another transaction has it.
         """
@@ -121,7 +123,7 @@ class Committer:
     def _written(
         self,
         names: Sequence[Row],
-        given: Sequence[Row],
+        name_rows: Sequence[Row],
         append: Callable[[Connection], Done],
         turn: int | None = None,
     ) -> Done | None:
@@ -133,8 +135,8 @@ class Committer:
                     return None
                 if names:
                     store_names(connection, names, skip_known=self._uncertain)
-                if given:
-                    store_names(connection, self._directory.kept(given, own=False), skip_known=True)
+                if name_rows:
+                    store_names(connection, self._directory.kept(name_rows, own=False), skip_known=True)
                 done = append(connection)
         except BaseException:
             self._appender.forget()
@@ -155,12 +157,12 @@ class Committer:
         self._unfolded = DELTAS_MAX if folded >= DELTAS_MAX else 0
 
     def check_there(self) -> None:
-        """Raise `StoreGoneError` where the file is another one, before a connection makes an empty one in its place."""
+        """Raise `StoreGoneError` if the file was replaced, before a connection creates an empty one."""
         if file_identity(self._engine) != self._identity:
-            raise StoreGoneError("the ledger's file was removed or replaced")
+            raise StoreGoneError("the ledger's file was deleted or replaced")
 
     def write_names(self, rows: Sequence[Row], *, own: bool = False) -> None:
-        """Commit names of a replay; those that are there already are skipped. `own`: as for `SubjectDirectory.kept`."""
+        """Commit names of a replay, skipping existing ones. `own`: as for `SubjectDirectory.kept`."""
         rows = self._directory.kept(rows, own=own) if rows else rows
         with self._begun() as connection:
             store_names(connection, rows, skip_known=True)
@@ -190,7 +192,7 @@ class Committer:
                 connection.close()
 
     def reopen(self) -> None:
-        """Accept the file that is there now; raises `LedgerError` where there is none, or none that fits."""
+        """Accept the present file; raises `LedgerError` if there is none, or an unsuitable one."""
         self._release_connection()
         self._identity = file_identity(self._engine)
         if self._identity == GONE:
@@ -198,13 +200,13 @@ class Committer:
         check_store(self._engine)
 
     def close(self) -> None:
-        """End the thread of checkpoints; may be called again."""
+        """End the checkpoint thread; may be called again."""
         self._wal.close()
         self._release_connection()
 
 
 def refused(problem: Exception) -> bool:
-    """True when the statement, not the database, is at fault."""
+    """Return whether the statement, not the database, is at fault."""
     if isinstance(problem, (StoreGoneError, SchemaChangedError, TreeError)):
         return False
     return isinstance(problem, (IntegrityError, DataError)) or not isinstance(problem, DBAPIError)
@@ -215,7 +217,7 @@ _UNWRITABLE = (LedgerError, LookupError, TypeError, ValueError, ArithmeticError,
 
 @contextmanager
 def closing_committer(engine: Engine, clock: Clock) -> Iterator[Committer]:
-    """Transactions of a closing's own, for who has no other."""
+    """Yield transactions of its own for a closing, for callers without any."""
     committer = Committer(engine, SubjectDirectory(clear_names=True), clock)
     try:
         yield committer
@@ -247,7 +249,7 @@ class DatabaseSink:
         self.sealer = RootSealer(engine, clock, root_interval_seconds)
 
     def register(self, life: Life) -> None:
-        """Put a process on record, and close its dead predecessors."""
+        """Record a process, and close its dead predecessors."""
         with self._reaching():
             with self.engine.connect().execution_options(**WRITE) as connection, connection.begin():
                 row = incarnations.c
@@ -257,7 +259,7 @@ class DatabaseSink:
             close_predecessors(self._committer, self.engine, self._clock, life.worker, life.incarnation, recorder)
 
     def prepare(self, events: Sequence[Event], *, reachable: bool, spilled: bool) -> None:
-        """Read the pseudonyms of people whom events name; what cannot be read is invented where it is needed."""
+        """Read the pseudonyms of people named in events; unreadable ones are invented later."""
         if not reachable or not names_anybody(events):
             return
         with suppress(BatchRefusedError), self._writing():
@@ -266,7 +268,7 @@ class DatabaseSink:
                 self.directory.prefetch(connection, events)
 
     def commit(self, names: Sequence[Row], batch: LeafBatch, *, again: bool = False) -> int:
-        """One transaction."""
+        """Commit in one transaction."""
         try:
             with self._writing():
                 return self._committer.write(batch, names, skip_known=again)
@@ -274,7 +276,7 @@ class DatabaseSink:
             raise BatchRefusedError(type(problem).__name__, describe(problem)) from problem
 
     def replay(self, names: Sequence[Row], data: Sequence[bytes]) -> int:
-        """Names first, then leaves, each once (rule 5)."""
+        """Write names first, then leaves, each once (rule 5)."""
         with self._reaching():
             try:
                 batch = read_leaves(data)
@@ -285,27 +287,27 @@ class DatabaseSink:
                 raise BatchRefusedError(type(problem).__name__, describe(problem)) from problem
 
     def lost(self, cause: str) -> None:
-        """The pool's connections are not to be trusted."""
+        """Discard the pool's connections."""
         self.engine.dispose()
 
     def lost_leaves(self) -> str:
-        """It keeps nothing."""
+        """Return nothing: it keeps nothing."""
         return ""
 
     def rewind(self) -> None:
-        """It keeps nothing."""
+        """Do nothing: it keeps nothing."""
 
     def make_room(self) -> bool:
-        """It keeps nothing."""
+        """Return False: it keeps nothing."""
         return False
 
     def reopen(self) -> None:
-        """Accept the file that is there now, where it fits."""
+        """Accept the present file, if it is suitable."""
         with self._reaching():
             self._committer.reopen()
 
     def issuers(self) -> Issuers:
-        """Whose tenants the ledger names; on any thread."""
+        """Return the issuers of the ledger's tenants; on any thread."""
         try:
             self._committer.check_there()
             with self.engine.connect() as connection:
@@ -314,7 +316,7 @@ class DatabaseSink:
             raise self._away(problem) from problem
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._committer.close()
 
     @contextmanager

@@ -22,7 +22,7 @@ _local = threading.local()  # a compressor is of one thread at a time, and dear 
 
 
 class CompressionError(CustodyError):
-    """Bytes are not one whole frame; `over` where it would become larger than it may."""
+    """The bytes are not one whole frame; `over` if it would exceed its limit."""
 
     code = "KVC613"
 
@@ -32,7 +32,7 @@ class CompressionError(CustodyError):
 
 
 def compress(data: bytes) -> bytes:
-    """One frame, which states its size and has a checksum."""
+    """Return one frame, with its size and a checksum."""
     compressor: zstandard.ZstdCompressor | None = getattr(_local, "compressor", None)
     if compressor is None:
         compressor = _local.compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
@@ -40,11 +40,11 @@ def compress(data: bytes) -> bytes:
 
 
 def decompress(data: bytes, *, bytes_max: int) -> bytes:
-    """What one frame holds; raises `CompressionError` (rules 1 and 2)."""
+    """Return a frame's content; raises `CompressionError` (rules 1 and 2)."""
     try:
         stated = zstandard.get_frame_parameters(data).content_size
     except zstandard.ZstdError as problem:
-        raise CompressionError("it is no zstd frame") from problem
+        raise CompressionError("it is not a zstd frame") from problem
     if stated in (0, zstandard.CONTENTSIZE_UNKNOWN):
         raise CompressionError("its zstd frame does not state its size, or is empty")
     if stated > bytes_max:

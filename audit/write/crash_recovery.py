@@ -1,4 +1,4 @@
-"""What a dead process leaves behind: its open custody, closed as unproven by who has the ledger.
+"""Close the open custody that a dead process leaves behind, as unproven.
 
     close_predecessors(committer, engine, clock, worker, incarnation, recorder)       # behind a registration
     close_process(committer, engine, clock, uuid, Closing(SILENCE, ...), recorder)    # nothing was heard of it
@@ -52,7 +52,7 @@ _PASSES = 3
 
 
 class Closing(NamedTuple):
-    """Who closes a dead process and why, as its `WorkerDied` says it; as it is, a successor."""
+    """Who closes a dead process and why, for its `WorkerDied`; by default a successor."""
 
     closed_by: str = ""
     silent_seconds: int = 0
@@ -67,10 +67,10 @@ BY_SUCCESSOR = Closing()
 
 
 class Transactions(Protocol):
-    """What a closing is written through (`committer`)."""
+    """The transactions that a closing writes through (`committer`)."""
 
     def write_made(self, make: Callable[[Connection], LeafBatch | None]) -> bool:
-        """Commit the batch that `make` gives inside the transaction; False where it gives none."""
+        """Commit the batch that `make` returns inside the transaction; return False if it returns none."""
 
 
 def close_predecessors(
@@ -83,7 +83,7 @@ def close_predecessors(
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Close every earlier incarnation of a worker that neither stopped nor was closed; as for `close_process`."""
+    """Close every earlier incarnation of a worker that neither stopped nor was closed; like `close_process`."""
     mine = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
     with engine.connect() as connection:
         dead = open_processes(connection, (workers.c.name == worker) & (incarnations.c.id < mine))
@@ -101,7 +101,7 @@ def close_process(
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Close what a process holds by its leaves, and then it; whether it has ended now.
+    """Close what a process holds by its leaves, and then the process; return whether it has ended now.
 
     False where `stop` said so between two steps, or where it handed in leaves meanwhile: what was closed by then stays
     closed. Raises what the database raises.
@@ -143,7 +143,9 @@ class _Step:
         self._recorder = recorder
 
     def commit(self, committer: Transactions, *, last: bool = False) -> bool:
-        """The next of it; with `last` the process has ended then. False where there is nothing to close."""
+        """Commit the next batch of it; with `last` the process has then ended. Return False if nothing is left to
+        close.
+        """
 
         def make(connection: Connection) -> LeafBatch | None:
             if _still_open(connection, self._dead.uuid, lock=True) is None:
@@ -184,17 +186,17 @@ class _Step:
         at_dead_us = self._clock.utc_us() - self._dead.offset_us
         times = (at_dead_us, at_dead_us, at_dead_us)
         dead = self._dead.uuid
-        found, _ = _open_after(connection, self._dead, self.after)
+        unfinished, _ = _open_after(connection, self._dead, self.after)
         return [
             ResidencyReleased(now_us, one.residency, one.tenant, PROCESS_DEATH, (), 0, dead)
             if isinstance(one, _Residency)
             else CustodyEnded(
                 now_us, one.tenant, one.classification, one.runs, PROCESS_DEATH, *times, 0, incarnation=dead
             )
-            for one in found
+            for one in unfinished
         ]
 
-    def _died(self, connection: Connection, now_us: int, made: list[Event]) -> Event:
+    def _died(self, connection: Connection, now_us: int, dead_events: list[Event]) -> Event:
         """Its end, with what earlier steps closed and this one does."""
         dead, column = self._dead, custody_ends.c
         closed = select(func.count(releases.c.residency.distinct())).where(
@@ -214,7 +216,7 @@ class _Step:
             has_leaf(copy_steps),
         )
         residencies_, blocks = (int(connection.scalar(query) or 0) for query in (closed, ended))
-        for event in made:
+        for event in dead_events:
             if isinstance(event, CustodyEnded):
                 blocks += sum(len(run.blocks) for run in event.runs)
             else:
@@ -318,7 +320,7 @@ def _open_custody(
 
 
 def _numbers(people: Iterable[tuple[str, str]], codes: dict[tuple[str, str], int]) -> NDArray[np.int64]:
-    """The number of each party; one that has none gets the next."""
+    """Return the number of each party; a new party gets the next."""
     return np.array([codes.setdefault(who, len(codes)) for who in people], np.int64)
 
 

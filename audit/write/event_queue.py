@@ -1,4 +1,4 @@
-"""The engine's side of a ledger writer: events in, by sequence, how far they are durable, and those who wait.
+"""The engine's side of a ledger writer: events by sequence, their durability, and waiting callers.
 
 1. `submit` runs no SQL and does no I/O: it appends to a bounded queue under a lock.
 2. Every event but those of class C has a sequence; the sequences of one incarnation have no holes. What may share a
@@ -51,7 +51,7 @@ _BESIDE = frozenset({ResidencyOpened, BlocksAttached})  # come before what is to
 
 
 def _few(runs: Runs) -> bool:
-    """Whether the list is short enough to be an item's."""
+    """Return whether the list is short enough for an item."""
     if runs.__class__ is tuple and len(runs) == 1:
         return len(runs[0].blocks) <= _BLOCKS_MAX
     return block_count(runs) <= _BLOCKS_MAX
@@ -88,7 +88,7 @@ _MAY_SHARE: dict[type[Event], Callable[[Event], bool]] = {
 
 
 def _is_plain(event: Event, check: Callable[[Event], bool]) -> bool:
-    """Whether it may share a leaf; one with values of another type is by itself, for the encoder to refuse."""
+    """Return whether it may share a leaf; one with values of another type stands apart, for the encoder to refuse."""
     try:
         return event.at_us.__class__ is int and isinstance(getattr(event, "tenant", None), str) and check(event)
     except (TypeError, AttributeError):
@@ -113,20 +113,20 @@ class _Drafts:
 
     def take(self) -> list[Event]:
         """One event for each tenant; nothing waits afterwards."""
-        made: list[Event] = []
+        events: list[Event] = []
         for tenant, every in self._by_tenant.items():
             if len(every) == 1:
-                made += every
+                events += every
                 continue
             released = tuple(event for event in every if isinstance(event, ResidencyReleased))
             passed = tuple(event for event in every if isinstance(event, BlocksReleased))
             ended = tuple(event for event in every if isinstance(event, CustodyEnded))
             scrubbed = tuple(event for event in every if isinstance(event, ReceiptRecorded))
             at_us = max(event.at_us for event in every)
-            made.append(CustodyChanged(at_us, tenant, released, passed, ended, scrubbed))
+            events.append(CustodyChanged(at_us, tenant, released, passed, ended, scrubbed))
         self._by_tenant = {}
         self.count = 0
-        return made
+        return events
 
 
 class QueuedEvents:
@@ -180,14 +180,14 @@ class EventQueue:
 
     @property
     def empty(self) -> bool:
-        """Nothing is queued, counted, or still to be accounted for."""
+        """Whether nothing is queued, counted, or still to be accounted for."""
         with self._lock:
             return not (self._queue or self._counts or self._dropped or self._drafts.count)
 
     # -- the engine's thread --------------------------------------------------------------------------------
 
     def submit(self, events: Sequence[Event]) -> int:
-        """Queue events of class B and C; returns the last sequence that was given."""
+        """Queue events of class B and C; return the last assigned sequence."""
         with self._lock:
             if HitCounted in map(type, events):
                 events = self._count(events)
@@ -204,7 +204,7 @@ class EventQueue:
         return last
 
     def seal(self) -> int:
-        """Let nothing more share the leaves of what waits; returns the last sequence of all that was submitted."""
+        """Close the shared leaves of waiting events to further ones; return the last submitted sequence."""
         with self._lock:
             self._close_drafts()
             return self.sequence
@@ -241,7 +241,7 @@ class EventQueue:
             self._shares.queued(self._queue, events)
 
     def submit_ticket(self, event: Event, decide: Callable[[], object]) -> tuple[int, QueuedEvents]:
-        """Queue an event that its submitter waits for, until `decide` is called."""
+        """Queue an event whose submitter waits until `decide` is called."""
         ticket = QueuedEvents(decide)
         with self._lock:
             self._close_drafts()
@@ -253,7 +253,7 @@ class EventQueue:
         return sequence, ticket
 
     def give_up(self, sequence: int, event: Event, ticket: QueuedEvents) -> bool:
-        """The submitter waits no longer: False when the event was committed first; else its act must not happen."""
+        """Give up waiting for an event: return False if it was committed first; else its act must not happen."""
         with self._lock:
             if ticket.state == "committed":
                 return False
@@ -299,7 +299,7 @@ class EventQueue:
     # -- the writer's thread --------------------------------------------------------------------------------
 
     def take(self, most: int) -> tuple[list[Item], list[int]]:
-        """The next events, at most so many, and the sequences among them whose submitters had given up."""
+        """Return the next events, at most so many, and the sequences among them whose submitters had given up."""
         taken: list[Item] = []
         given_up: list[int] = []
         with self._lock:
@@ -325,29 +325,29 @@ class EventQueue:
         return taken, given_up
 
     def emit(self, event: Event) -> None:
-        """Queue an event of the writer's own, past every limit."""
+        """Queue an event of the writer's own, beyond every limit."""
         with self._lock:
             self._close_drafts()
             self.sequence += 1
             self._queue.append((self.sequence, event))
 
     def requeue(self, sequence: int, event: Event) -> None:
-        """Queue an event whose sequence was given already."""
+        """Queue an event again that already has a sequence."""
         with self._lock:
             self._queue.append((sequence, event))
 
     def next_sequence(self) -> int:
-        """A sequence for an event that is written at once."""
+        """Return a sequence for an event that is written immediately."""
         with self._lock:
             self.sequence += 1
             return self.sequence
 
     def withdrawal(self, sequence: int, event: Event) -> Event:
-        """What accounts for an event whose submitter was refused."""
+        """Return the event that accounts for one whose submitter was refused."""
         return Withdrawn(self._clock.now_us(), sequence, getattr(event, "tenant", None))
 
     def flush_counts(self, *, now: bool) -> None:
-        """Turn the added-up class C events into counters: on time, when they are many, or `now`."""
+        """Turn the summed class C events into counters: on time, when they are many, or `now`."""
         due = now or time.monotonic() >= self.counts_due
         if not due and len(self._counts) < _COUNT_KEYS_MAX:
             return
@@ -363,15 +363,15 @@ class EventQueue:
 
     @property
     def awaited(self) -> bool:
-        """Somebody waits for a commit."""
+        """Whether somebody waits for a commit."""
         return bool(self._tickets)
 
     def awaits(self, sequence: int) -> bool:
-        """The event has a submitter who waits, or gave up and does not know yet that the writer knows."""
+        """Return whether the event has a submitter who waits, or who gave up without knowing the writer's decision."""
         return sequence in self._tickets
 
     def settle(self, sequence: int, state: str, cause: str = "") -> bool:
-        """Decide a ticket unless its submitter has given up; False when that came first, or nobody waits."""
+        """Decide a ticket unless its submitter has given up; return False if it has, or nobody waits."""
         with self._lock:
             ticket = self._tickets.pop(sequence, None)
             if ticket is None or ticket.state == "refused":
@@ -381,7 +381,7 @@ class EventQueue:
         return True
 
     def release_all(self, cause: str) -> None:
-        """Nothing can be recorded now: those who wait need not wait any longer."""
+        """Release those who wait, because nothing can be recorded now."""
         with self._lock:
             waiting = list(self._tickets.values())
         for ticket in waiting:
@@ -395,7 +395,7 @@ _WATCHED = 0.125  # of the queue's capacity: below it nobody can be over a share
 
 
 class TenantShares:
-    """The shares of one ledger's queue of `events` and spill of `spill_bytes`; thread-safe."""
+    """Each tenant's share of one ledger's queue of `events` and spill of `spill_bytes`; thread-safe."""
 
     def __init__(self, *, events: int = 65_536, spill_bytes: int = 2 << 30) -> None:
         self._events = events * _DIVIDED
@@ -408,7 +408,7 @@ class TenantShares:
         self.over: frozenset[str] = frozenset()
 
     def divide(self, share_of: ShareOf | None) -> None:
-        """From now on a tenant's share is what `share_of` says, from 0 to 1; None: nothing is divided.
+        """Divide by `share_of` from now on, a tenant's share from 0 to 1; None: no division.
 
         `share_of` is called on any thread.
         """
@@ -418,7 +418,7 @@ class TenantShares:
             self._judge()
 
     def queued(self, queue: Collection[Item], added: Iterable[Event]) -> None:
-        """These were added to the queue; called under the queue's own lock."""
+        """Record that these were added to the queue; called under the queue's own lock."""
         if self._share_of is None or (self._queued is None and len(queue) <= self._watched):
             return
         with self._lock:
@@ -429,7 +429,7 @@ class TenantShares:
             self._judge()
 
     def taken(self, queue: Collection[Item], items: Iterable[Item]) -> None:
-        """These left the queue; called under the queue's own lock."""
+        """Record that these left the queue; called under the queue's own lock."""
         if self._queued is None:
             return
         with self._lock:
@@ -440,14 +440,14 @@ class TenantShares:
             self._judge()
 
     def spilled(self, sizes: Iterable[tuple[str, float]]) -> None:
-        """So many bytes of these tenants went to the spill."""
+        """Record that so many bytes of these tenants went to the spill."""
         with self._lock:
             for tenant, size in sizes:
                 self._spilled[tenant] += size
             self._judge()
 
     def replayed(self) -> None:
-        """The spill is empty."""
+        """Record that the spill is empty."""
         with self._lock:
             self._spilled.clear()
             self._judge()
@@ -468,7 +468,7 @@ class TenantShares:
 
 
 def sizes_of(entries: Iterable[Entry], names: Iterable[Row]) -> Iterator[tuple[str, int]]:
-    """What entries and the names that came with them take in a spill, by tenant."""
+    """Yield the spill size of entries and their names, by tenant."""
     for entry in entries:
         yield _tenant(entry.event), sum(map(len, entry.leaves))
     for row in names:
@@ -488,7 +488,7 @@ class DurableWatermark:
         self._moved = threading.Condition()
 
     def advance(self, finished: Sequence[int]) -> None:
-        """These sequences, each given once, are finished."""
+        """Mark these sequences, each given once, as finished."""
         if not finished:
             return
         mark = self.sequence
@@ -504,6 +504,6 @@ class DurableWatermark:
             self._moved.notify_all()
 
     def reached(self, sequence: int, timeout_seconds: float) -> bool:
-        """Wait until everything up to a sequence is finished; False when time ran out."""
+        """Wait until everything up to a sequence is finished; return False on timeout."""
         with self._moved:
             return self._moved.wait_for(lambda: self.sequence >= sequence, timeout_seconds)

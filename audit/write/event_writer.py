@@ -1,4 +1,4 @@
-"""The group-commit writer: events in from the engine, leaves out to a sink, nothing lost in silence.
+"""The group-commit writer: events in from the engine, leaves out to a sink, no silent loss.
 
 1. `submit` runs no SQL and does no I/O: it appends to a bounded queue under a lock.
 2. `durable_sequence` is the highest sequence up to which every event was acknowledged by the sink, or fsynced in the
@@ -79,7 +79,7 @@ class WriterSettings(NamedTuple):
 
 
 class WriterStatus(NamedTuple):
-    """What a writer's health endpoint shows.
+    """The writer's health.
 
     `spill_seconds`: how long the spill takes what comes at the rate of the last minute; None where nothing is written
     that says so. `replaying`: what was spilled is being handed in, and `spilled_bytes` of it are left.
@@ -105,7 +105,7 @@ class Awaited(NamedTuple):
 
 
 class LedgerWriter:
-    """Owns the thread that writes one incarnation's events; one a process, closed at its end."""
+    """Owns the thread that writes one incarnation's events; one for each process, closed at its end."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class LedgerWriter:
 
     @property
     def admitting(self) -> bool:
-        """False while new custody could not be recorded or guarded: stop admitting, never stop scrubbing."""
+        """Whether new custody can be recorded and guarded; if not, stop admitting, but never stop scrubbing."""
         return (
             not self._outage.full
             and len(self._intake) <= self._settings.capacity
@@ -199,27 +199,27 @@ class LedgerWriter:
 
     @property
     def recording(self) -> bool:
-        """False while events go to the spill, or nowhere: the ledger has them later."""
+        """Whether events go to the sink; if not, they go to the spill or nowhere, and the ledger gets them later."""
         return not (self._outage.active or self._outage.full)
 
     @property
     def down(self) -> str:
-        """Why the sink takes nothing; empty while it does."""
+        """Why the sink accepts nothing; empty while it does."""
         return self._outage.down
 
     @property
     def durable_sequence(self) -> int:
-        """Rule 2."""
+        """The sequence of rule 2."""
         return self._mark.sequence
 
     def status(self) -> WriterStatus:
-        """A snapshot for health and metrics."""
+        """Return a snapshot for health and metrics."""
         spilled_bytes = max(0, self._spill.bytes() - self._outage.replayed_bytes)
         rate = self._bytes_per_second()
         return WriterStatus(
             admitting=self.admitting,
             healthy=self.recording and not self._outage.spilled,
-            cause=self._outage.cause or ("what was spilled is handed in" if self._outage.replaying else ""),
+            cause=self._outage.cause or ("spilled events are being submitted" if self._outage.replaying else ""),
             backlog=len(self._intake) + len(self._ahead.items) + len(self._outage.held),
             submitted_sequence=self._intake.sequence,
             durable_sequence=self._mark.sequence,
@@ -233,7 +233,7 @@ class LedgerWriter:
         return self._spill.bytes_per_second()
 
     def issuers(self) -> Issuers:
-        """Whose tenants the ledger names; raises `LedgerUnavailable` where it cannot be asked."""
+        """Return the issuers of the ledger's tenants; raises `LedgerUnavailable` if it cannot be asked."""
         if self._outage.down:
             raise LedgerUnavailable(f"the ledger cannot be asked: {self._outage.down}")
         try:
@@ -242,13 +242,13 @@ class LedgerWriter:
             raise LedgerUnavailable(f"the ledger cannot be asked: {away.cause}") from away
 
     def submit(self, events: Sequence[Event]) -> int:
-        """Queue events of class B and C; returns the sequence of the last one. Raises by rule 10."""
+        """Queue events of class B and C; return the sequence of the last one. Raises by rule 10."""
         if self._orders is not None:
             check_orders(self._orders, events)
         return self._intake.submit(events)
 
     def submit_durable(self, event: Event, *, timeout_seconds: float | None = None) -> int:
-        """Record a class A event before its act: returns its sequence once committed, else raises."""
+        """Record a class A event before its act: return its sequence once committed, else raise."""
         turn_began, patience = self._turn_began, self._settings.durable_seconds
         if timeout_seconds is None and turn_began is not None and time.monotonic() - turn_began > patience:
             cause = self._outage.down or "the ledger does not answer"
@@ -259,7 +259,7 @@ class LedgerWriter:
         return self.end_durable(awaited)
 
     def begin_durable(self, event: Event, decided: Callable[[], object]) -> Awaited:
-        """Queue a class A event: `decided` is called, on another thread, when `end_durable` need not be waited with.
+        """Queue a class A event; `decided` is called on another thread once `end_durable` need not wait.
 
         Raises by rule 10.
         """
@@ -272,7 +272,7 @@ class LedgerWriter:
         return Awaited(sequence, event, ticket)
 
     def end_durable(self, awaited: Awaited) -> int:
-        """What became of an event by now: its sequence where it is committed; else it is given up, and this raises."""
+        """Return a class A event's sequence if it is committed by now; else give it up and raise."""
         sequence, event, ticket = awaited
         if not self._intake.give_up(sequence, event, ticket):
             return sequence
@@ -281,11 +281,11 @@ class LedgerWriter:
 
     @property
     def durable_seconds(self) -> float:
-        """How long a class A event is waited for."""
+        """The time limit for a class A event."""
         return self._settings.durable_seconds
 
     def flush(self, timeout_seconds: float = 30.0) -> bool:
-        """Wait until everything submitted before is durable (or refused), and sealed; False when time ran out.
+        """Wait until everything submitted before is durable (or refused), and sealed; return False on timeout.
 
         What the database does not have yet is sealed later.
         """
@@ -295,7 +295,7 @@ class LedgerWriter:
         return self._mark.reached(target, timeout_seconds) and self.seal(timeout_seconds)
 
     def seal(self, timeout_seconds: float = 30.0) -> bool:
-        """Have what is committed by now sealed at once, because somebody waits for a proof; False when time ran out."""
+        """Seal what is committed immediately, because somebody waits for a proof; return False on timeout."""
         if self._sealer is None:
             return True  # the control plane seals
         done = self._sealer.ask()
@@ -304,13 +304,13 @@ class LedgerWriter:
         return done.wait(timeout_seconds) if self._thread.is_alive() else True
 
     def seal_soon(self) -> None:
-        """The same within about a second, and nobody waits for it here."""
+        """Request a seal within about a second, without waiting."""
         if self._sealer is not None:
             self._sealer.soon()
             self._intake.wake.set()
 
     def close(self, timeout_seconds: float = 30.0) -> None:
-        """Drain and stop; raises `LedgerError` when events could be kept nowhere (rule 8)."""
+        """Drain and stop; raises `LedgerError` if events could not be stored anywhere (rule 8)."""
         self._stop_at = time.monotonic() + timeout_seconds
         self._intake.wake.set()
         self._thread.join(timeout_seconds + _END_SECONDS)
@@ -324,7 +324,7 @@ class LedgerWriter:
             raise LedgerError(f"`{missing}` events are not recorded: {cause}", missing=missing, cause=cause)
 
     def record_end(self) -> None:
-        """Put on record, once, that this process ends in order and held no memory of its own (rule 7)."""
+        """Record, once, that this process ended normally and held no memory of its own (rule 7)."""
         if not self._end_recorded:
             self._end_recorded = True
             self.submit([WorkerStopped(self._clock.now_us(), self._worker, "closed", 0, ())])
@@ -464,7 +464,7 @@ class LedgerWriter:
         return any(self._intake.awaits(sequence) for sequence, _ in work.items)
 
     def _encode(self) -> Encoded:
-        """The next events of the queue as leaves."""
+        """Return the queue's next events as leaves."""
         items, given_up = self._intake.take(self._most)
         self._mark.advance(given_up)
         if not items:
@@ -542,7 +542,7 @@ class LedgerWriter:
 
 
 class EventWriter(LedgerWriter):
-    """A writer whose sink is a database. It signs orders where the engine says with which key (`signed_orders`)."""
+    """A writer whose sink is a database. It signs orders with the engine's key (`signed_orders`)."""
 
     def __init__(
         self,
@@ -575,7 +575,7 @@ class EventWriter(LedgerWriter):
         )
 
     def close_predecessors(self, worker: str, incarnation: str) -> None:
-        """Close a worker's processes before this one that neither stopped nor were closed; beside what is written."""
+        """Close a worker's earlier processes that neither stopped nor were closed, in parallel with writing."""
         with closing_committer(self.engine, self._clock) as committer:
             close_predecessors(committer, self.engine, self._clock, worker, incarnation, f"{self._worker}:closing")
 

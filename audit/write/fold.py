@@ -1,4 +1,4 @@
-"""Deltas on their way into sums: written with the leaves, folded later, by anybody and as often as they like.
+"""Fold deltas into sums: deltas are written with the leaves and folded later, by anybody, any number of times.
 
 1. A turn takes a bounded number of deltas and adds them to the sums in one transaction: one that is cut off has done
    nothing, and what was folded is not there to be folded again.
@@ -26,13 +26,13 @@ _Sum = dict[HourFigure, int]
 
 
 def fold(engine: Engine, *, deltas_max: int = DELTAS_MAX) -> int:
-    """One turn; how many deltas it folded. Raises what the database raises."""
+    """Fold one turn; return how many deltas it folded. Raises the database's errors."""
     with engine.connect().execution_options(**WRITE) as connection, connection.begin():
         return fold_some(connection, deltas_max=deltas_max)
 
 
 def fold_some(connection: Connection, *, deltas_max: int = DELTAS_MAX) -> int:
-    """A turn inside the caller's transaction; 0 where another folds (rule 2)."""
+    """Fold one turn inside the caller's transaction; return 0 if another folds (rule 2)."""
     if not dialect_of(connection).alone(connection, _FOLDING):
         return 0
     column = counter_deltas.c
@@ -54,7 +54,7 @@ def fold_some(connection: Connection, *, deltas_max: int = DELTAS_MAX) -> int:
 
 
 def add_to_sums(connection: Connection, sums: dict[_Place, _Sum]) -> None:
-    """Add values to sums, or make them; what has come to nothing is dropped. One transaction at a time (rule 2)."""
+    """Add values to sums, or create them; sums that reach zero are dropped. One transaction at a time (rule 2)."""
     if not sums:
         return
     column = counters.c

@@ -1,4 +1,4 @@
-"""When a sink is away: what is refused, spilled, held, and handed in afterwards.
+"""Handle an unavailable sink: what is refused, spilled, held, and submitted afterwards.
 
 1. Class A is refused at once, and what accounts for a refusal is kept before the mark passes it.
 2. Everything else goes to the spill; where the disk is full, what the sink keeps makes room for it. Where the spill is
@@ -48,7 +48,7 @@ _PART_LEAVES = 250  # handed in of the own spill at once: what a live batch may 
 
 
 class Spacing:
-    """When a sink that is away is asked again (rule 5)."""
+    """When to retry an unavailable sink (rule 5)."""
 
     def __init__(self, first_seconds: float, early_seconds: float, seconds_max: float) -> None:
         self._first_seconds = first_seconds
@@ -61,25 +61,25 @@ class Spacing:
 
     @property
     def due(self) -> bool:
-        """It is time."""
+        """Whether a retry is due."""
         return time.monotonic() >= self.due_at
 
     @property
     def may_be_early(self) -> bool:
-        """Somebody waits: there may be a try now."""
+        """Whether somebody waits and a try is allowed now."""
         return self.may_at_the_end and time.monotonic() >= self._early_at
 
     @property
     def may_at_the_end(self) -> bool:
-        """This is the last chance for a try: the sink did not ask to be left alone."""
+        """Whether a last try is allowed at the end: the sink did not ask for a pause."""
         return time.monotonic() >= self._told_until
 
     def wait(self) -> None:
-        """Not before some time from now; nothing failed."""
+        """Wait at least some time; nothing failed."""
         self.due_at = time.monotonic() + _about(self._first_seconds)
 
     def failed(self, told_seconds: float = 0.0, took_seconds: float = 0.0) -> None:
-        """A try failed that took so long, and the sink asked for so many seconds."""
+        """Record a failed try, its duration, and the pause that the sink requested."""
         now = time.monotonic()
         rest_seconds = min(_REST * took_seconds, _REST_SECONDS_MAX)
         self._early_at = now + _about(max(self._early_seconds, rest_seconds))
@@ -88,7 +88,7 @@ class Spacing:
         self._next_seconds = min(2 * self._next_seconds, self._seconds_max)
 
     def acknowledged(self) -> None:
-        """The sink took something."""
+        """Record that the sink accepted something."""
         self._next_seconds = self._first_seconds
 
 
@@ -123,7 +123,7 @@ class _Replay:
 
 
 class Outage:
-    """The state of one writer's sink, and what happens to entries that cannot be handed in."""
+    """The state of one writer's sink, and the handling of entries that it cannot take."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Outage:
 
     @property
     def cause(self) -> str:
-        """Why events are not handed in; empty when they are, or when only a replay is due."""
+        """Why events are not submitted; empty when they are, or when only a replay is due."""
         return self.full or self.down
 
     def _stand(self, *, down: str, spilled: bool, behind: _Replay | None) -> None:
@@ -174,16 +174,16 @@ class Outage:
 
     @property
     def replay_due_at(self) -> float:
-        """When the next part of it may be handed in."""
+        """When the next part of the replay may be submitted."""
         return self._behind.due_at if self._behind is not None else float("inf")
 
     @property
     def replayed_bytes(self) -> int:
-        """How much of the segment that is being handed in was acknowledged, whole frames of it."""
+        """How much of the current segment was acknowledged, in whole frames."""
         return self._behind.handed_in_bytes if self._behind is not None else 0
 
     def lost(self, problem: NotAcknowledgedError | LedgerError, took_seconds: float = 0.0) -> None:
-        """The sink failed; how long that try took."""
+        """Record that the sink failed, and how long that try took."""
         cause = problem.cause if isinstance(problem, NotAcknowledgedError) else problem.message
         if not self.down:
             self._sink.lost(cause)
@@ -192,16 +192,16 @@ class Outage:
         self.spacing.failed(told_seconds, took_seconds)
 
     def divert(self, entries: list[Entry], cause: str, finish: Callable[[Sequence[Item]], None]) -> None:
-        """Refuse class A, spill the rest; where the spill refuses too, hold on to them and stop admitting."""
-        kept = [entry for entry in entries if not self._intake.awaits(entry.sequence)]
+        """Refuse class A, spill the rest; if the spill refuses too, hold them and stop admitting."""
+        to_spill = [entry for entry in entries if not self._intake.awaits(entry.sequence)]
         refused = [entry for entry in entries if self._intake.awaits(entry.sequence)]
         told = [entry for entry in refused if self._intake.settle(entry.sequence, "refused", cause)]
-        kept += [self._entry(self._intake.withdrawal(entry.sequence, entry.event)) for entry in told]
-        if kept and not (self.spilled or self.full):  # the first thing in a spill says why it began
-            first = min(entry.sequence for entry in kept)
-            kept.insert(0, self._entry(SpillStarted(self._clock.now_us(), cause, first)))
-        if kept and self._keep(kept):
-            finish([(entry.sequence, entry.event) for entry in kept])
+        to_spill += [self._entry(self._intake.withdrawal(entry.sequence, entry.event)) for entry in told]
+        if to_spill and not (self.spilled or self.full):  # the first thing in a spill says why it began
+            first = min(entry.sequence for entry in to_spill)
+            to_spill.insert(0, self._entry(SpillStarted(self._clock.now_us(), cause, first)))
+        if to_spill and self._keep(to_spill):
+            finish([(entry.sequence, entry.event) for entry in to_spill])
         self._mark.advance([entry.sequence for entry in refused])  # after what accounts for them
 
     def _keep(self, entries: list[Entry]) -> bool:
@@ -237,14 +237,14 @@ class Outage:
                     raise
 
     def _entry(self, event: Event) -> Entry:
-        """An event of the writer's own, to be written at once."""
+        """Return an event of the writer's own, for writing immediately."""
         sequence = self._intake.next_sequence()
         return Entry(sequence, event, [leaf.data for leaf in leaves(event, self._context, sequence)])
 
     # -- the sink is back -------------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Try the sink again: hand in every spill, then go on."""
+        """Retry the sink: submit every spill, then continue."""
         began = time.monotonic()
         try:
             self._sink.reopen()
@@ -253,7 +253,7 @@ class Outage:
             self.lost(problem, time.monotonic() - began)
 
     def catch_up(self) -> None:
-        """Hand in what dead predecessors spilled, be on record, and begin with the own (rules 3 and 4).
+        """Submit what dead predecessors spilled, register, and begin with the own spill (rules 3 and 4).
 
         Raises what the sink raises.
         """
@@ -289,7 +289,7 @@ class Outage:
         self._stand(down="", spilled=self.spilled, behind=self._behind)
 
     def rewind(self, why: str) -> None:
-        """What the sink kept is to be handed in once more (rule 6); what had gone before it, and why, is on record."""
+        """Submit what the sink kept once more (rule 6); record what preceded it, and why."""
         _log.error("the ledger lost what it had acknowledged; all that was kept is handed in again", reason=why)
         self._stop_replay(why)  # from here on nobody asks the sink for anything
         try:
@@ -303,7 +303,7 @@ class Outage:
         self._intake.emit(SpillStarted(self._clock.now_us(), why, 0))
 
     def replay(self, *, hurry: bool = False) -> None:
-        """Hand in a part of the own spill, where it is time (rule 3)."""
+        """Submit a part of the own spill, if it is time (rule 3)."""
         behind = self._behind
         if behind is None or (not hurry and time.monotonic() < behind.due_at):
             return
@@ -385,7 +385,7 @@ class Outage:
 
 
 def _parts(segment: SpillSegment, leaves: int) -> Iterator[Part]:
-    """The leaves of a segment, so many at once or a few more: those of one event are never parted."""
+    """Yield a segment's leaves in parts of about that size; the leaves of one event stay together."""
     names: list[Row] = []
     chunk: list[bytes] = []
     for record in segment.records():
@@ -401,5 +401,5 @@ def _parts(segment: SpillSegment, leaves: int) -> Iterator[Part]:
 
 
 def sequence_of(leaf: bytes) -> int:
-    """The sequence of a leaf's event."""
+    """Return the sequence of a leaf's event."""
     return int(orjson.loads(leaf)["sequence"])

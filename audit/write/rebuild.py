@@ -1,4 +1,4 @@
-"""Rows made from leaves that are there already: no place is given, no process begins, and no leaf is added.
+"""Make rows from existing leaves: no place is assigned, no process begins, and no leaf is added.
 
 1. `rebuild_rows` makes what is a function of one leaf (`audit.project`), with the ledger's own ids. It is for a ledger
    whose leaves, logs and processes are there: one that moves to another database, or has a new table.
@@ -27,7 +27,7 @@ _AT_ONCE = 5_000
 
 
 class LogLeaves(NamedTuple):
-    """The leaves of one log that are left, in their order; `first` is the place of the first of them."""
+    """The remaining leaves of one log, in order; `first` is the place of the first of them."""
 
     name: str
     first: int
@@ -42,7 +42,7 @@ def rebuild_rows(
     tables: frozenset[Table] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Counter[str]:
-    """Insert the rows of the leaves that `reading` has, of these tables or of all; how many each table got.
+    """Insert the rows of the leaves that `reading` has, of these tables or of all; return the number for each table.
 
     `writing` may be another ledger's: its processes have the same ids. `progress` is told how many leaves were read.
     """

@@ -1,4 +1,4 @@
-"""Puts one act of an operator on record before it happens, from a process that is no worker.
+"""Record an operator's act before it happens, from a process that is not a worker.
 
 1. `record_operator_act` returned means committed; otherwise it raises `LedgerUnavailable` and the act must not happen
    (class A).
@@ -36,7 +36,7 @@ def record_operator_act(
     subject_keys: SubjectKeys | None = None,
     clear_names: bool = False,
 ) -> None:
-    """Commit the event that `make(at_us)` gives; `at_us` is the boot-time moment (rule 1).
+    """Commit the event that `make(at_us)` returns; `at_us` is the boot-time moment (rule 1).
 
     `subject_keys` and `clear_names` are for events that name a subject, as `EventWriter` takes them.
     """
@@ -53,7 +53,7 @@ def record_operator_acts(
     subject_keys: SubjectKeys | None = None,
     clear_names: bool = False,
 ) -> None:
-    """The same for several events that one act stands on, in few transactions: where this raises, some may be there."""
+    """Record several events of one act in few transactions; if it raises, some may be recorded."""
     clock = clock or SystemClock()
     acts = make(clock.now_us())
     if (orders := orders_of(engine)) is not None:
@@ -77,7 +77,7 @@ def recorder(
     subject_keys: SubjectKeys | None = None,
     clear_names: bool = False,
 ) -> Iterator[EventWriter]:
-    """A writer of its own name, for as long as an act takes; subjects' names as `EventWriter` takes them."""
+    """Yield a writer with a name of its own for one act; it handles subjects' names like `EventWriter`."""
     with tempfile.TemporaryDirectory(prefix="kvcustody-record-") as folder:
         name = f"{prefix}-{uuid.uuid4().hex[:12]}"
         with EventWriter(

@@ -1,4 +1,4 @@
-"""Where a ledger writer's batches go: a database, or a control plane over its API.
+"""Destinations of a ledger writer's batches: a database, or a control plane over its API.
 
 1. A call that returned was acknowledged: what it took is committed. When it raises, it may have arrived all the same,
    and is handed in again later; so a sink that is told `again`, and every replay, skips the leaves that are there.
@@ -22,7 +22,7 @@ from kvcustody.tenants import Issuers
 
 
 class Life(NamedTuple):
-    """One process of a worker, whose events a writer hands in."""
+    """One process of a worker, whose events a writer submits."""
 
     worker: str
     incarnation: str
@@ -30,7 +30,7 @@ class Life(NamedTuple):
 
 
 class NotAcknowledgedError(Exception):
-    """A batch was not acknowledged; `cause` says why in a few words, without any value of it."""
+    """A batch was not acknowledged; `cause` says why in a few words, without any of its values."""
 
     def __init__(self, cause: str) -> None:
         super().__init__(cause)
@@ -38,7 +38,7 @@ class NotAcknowledgedError(Exception):
 
 
 class SinkAwayError(NotAcknowledgedError):
-    """Nothing is taken now. `error` is what a start fails with; `passing` where it may begin without the sink.
+    """The sink accepts nothing now. `error` is for a failing start; `passing` if it may start without the sink.
 
     `wait_seconds`: how long the sink asks to be left alone.
     """
@@ -51,7 +51,7 @@ class SinkAwayError(NotAcknowledgedError):
 
 
 class BatchRefusedError(NotAcknowledgedError):
-    """This batch, or a part of it, cannot be written, however often it is tried; `kind` goes into the ledger."""
+    """The batch, or a part of it, can never be written; `kind` goes into the ledger."""
 
     def __init__(self, kind: str, cause: str) -> None:
         super().__init__(cause)
@@ -59,61 +59,61 @@ class BatchRefusedError(NotAcknowledgedError):
 
 
 class LedgerSink(Protocol):
-    """Used by one thread at a time, but for `prepare`, which may run beside a `commit`, and `issuers`."""
+    """One thread uses it at a time, except `prepare`, which may run beside a `commit`, and `issuers`."""
 
     @property
     def directory(self) -> SubjectDirectory:
-        """Who is behind a pseudonym."""
+        """The people behind pseudonyms."""
 
     @property
     def sealer(self) -> RootSealer | None:
-        """What seals from here; None where somebody else does."""
+        """The sealer for this process; None if another process seals."""
 
     @property
     def batch_leaves(self) -> int:
-        """The most leaves that a replay hands in at once, and the most events of a batch."""
+        """The most leaves in one step of a replay, and the most events of a batch."""
 
     @property
     def keeps(self) -> bool:
-        """A spill that was handed in is left to the sink, as `.kept`, instead of being deleted (rule 3)."""
+        """Whether a submitted spill stays with the sink as `.kept` instead of being deleted (rule 3)."""
 
     @property
     def early_seconds(self) -> float:
-        """How soon after a try that failed another is made for who waits."""
+        """How soon after a failed try another is made if somebody waits."""
 
     @property
     def wait_seconds_max(self) -> float:
-        """The longest wait between tries that the writer comes to by itself."""
+        """The longest wait between tries that the writer chooses by itself."""
 
     def register(self, life: Life) -> None:
-        """Put a process on record, and have its dead predecessors closed, whose spills were handed in."""
+        """Record a process, and have its dead predecessors closed, whose spills were submitted."""
 
     def prepare(self, events: Sequence[Event], *, reachable: bool, spilled: bool) -> None:
-        """Have the names of people that events need, as good as that can be done now."""
+        """Load the names of people that events need, as far as possible now."""
 
     def commit(self, names: Sequence[Row], batch: LeafBatch, *, again: bool = False) -> int:
-        """Hand in leaves and the names that they need; how many leaves were new."""
+        """Submit leaves and the names that they need; return how many leaves were new."""
 
     def replay(self, names: Sequence[Row], data: Sequence[bytes]) -> int:
-        """Hand in a part of a spill, all of one process, perhaps not the first time; how many leaves were new."""
+        """Submit a part of a spill of one process, perhaps repeatedly; return how many leaves were new."""
 
     def lost(self, cause: str) -> None:
-        """From now on it counts as away."""
+        """Treat the sink as unavailable from now on."""
 
     def lost_leaves(self) -> str:
-        """Why what it kept is to be handed in once more; empty where nothing of it is missing (rule 3)."""
+        """Return why what it kept must be submitted again; empty if nothing is missing (rule 3)."""
 
     def rewind(self) -> None:
-        """Make everything that it kept spill again, and forget which processes are on record."""
+        """Make everything that it kept spill again, and forget which processes are registered."""
 
     def make_room(self) -> bool:
-        """The disk is full: let go of something that it keeps; False where there is nothing."""
+        """Free something that it keeps because the disk is full; return False if there is nothing."""
 
     def reopen(self) -> None:
-        """Whether the sink is there again: before a replay, and where there is nothing to replay."""
+        """Check that the sink is available again: before a replay, or if there is nothing to replay."""
 
     def issuers(self) -> Issuers:
-        """Whose tenants the ledger names."""
+        """Return the issuers of the ledger's tenants."""
 
     def close(self) -> None:
-        """Let go of everything; may be called again."""
+        """Release everything; may be called again."""

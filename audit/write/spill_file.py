@@ -53,7 +53,7 @@ class SpillSegment:
         self._held = {} if held is None else held  # the process's own, by their paths
 
     def records(self) -> Iterator[bytes]:
-        """Every whole record in order; `torn_bytes` is known when the iterator ends."""
+        """Yield every whole record in order; `torn_bytes` is known at the end."""
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             file.seek(0)
             size = os.fstat(file.fileno()).st_size
@@ -77,7 +77,7 @@ class SpillSegment:
                 self.read_bytes = end
 
     def retire(self, *, keep: bool = False) -> None:
-        """Delete the segment, or `keep` it; set it aside where part of it is in no other place: `.torn`, `.refused`."""
+        """Delete the segment, or `keep` it; set it aside as `.torn` or `.refused` if parts of it exist nowhere else."""
         with suppress(FileNotFoundError):  # somebody was quicker; all of it is elsewhere
             if keep and not self.refused:
                 with suppress(FileExistsError):  # a process died right here
@@ -92,13 +92,13 @@ class SpillSegment:
         self.close()
 
     def spill_again(self) -> None:
-        """A segment that is kept is to be handed in once more."""
+        """Mark a kept segment for being submitted again."""
         self.path.rename(self.path.with_suffix(SPILL))
         sync_path(self.path.parent)
         self.close()
 
     def close(self) -> None:
-        """Let go of the lock, unless the process's own; may be called again."""
+        """Release the lock, unless it is the process's own; may be called again."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -135,7 +135,7 @@ class SpillFile:
             raise LedgerError(f"spill directory `{directory}`: {problem.strerror}", path=directory) from problem
 
     def append(self, records: list[bytes]) -> int:
-        """Write all records and fsync; the bytes that they take. Raises `SpillFullError` having written none."""
+        """Write all records and fsync; return their bytes. Raises `SpillFullError` before writing any."""
         data = b"".join(map(_framed, _packed(records)))
         self._restore()
         if self.bytes() + len(data) > self.limit_bytes:
@@ -156,11 +156,11 @@ class SpillFile:
         return len(data)
 
     def bytes(self) -> int:
-        """What all segments of the directory take together."""
+        """Return the bytes of all segments in the directory."""
         return sum(size for size in map(_size, self._directory.glob("*" + self._suffix)) if size > len(_MAGIC))
 
     def bytes_per_second(self) -> float:
-        """At what rate it grew in the last minute; 0.0 where it did not."""
+        """Return its growth rate in the last minute; 0.0 if it did not grow."""
         now = int(time.monotonic())
         lately = [(second, size) for second, size in self._written if now - second <= _RATE_SECONDS]
         if not lately:
@@ -168,7 +168,7 @@ class SpillFile:
         return sum(size for _, size in lately) / max(1, now - lately[0][0])
 
     def sync(self) -> None:
-        """Have what was appended survive the machine, too; raises `SpillFullError` where the disk refuses."""
+        """Make appended records survive a machine failure too; raises `SpillFullError` if the disk refuses."""
         if not self._unsynced or self._descriptor < 0:
             return
         try:
@@ -178,7 +178,7 @@ class SpillFile:
         self._unsynced = False
 
     def rotate(self) -> Path | None:
-        """Close the own segment, where one is open; the next append begins another."""
+        """Close the own segment, if one is open; the next append begins another."""
         if self._descriptor < 0:
             return None
         with suppress(SpillFullError):  # what is not durable is a copy, and its caller asks `sync` itself
@@ -197,10 +197,10 @@ class SpillFile:
         self._restore()
         if rotate:
             self.rotate()
-        found = []
+        segments = []
         for path in sorted(self._directory.glob("*" + self._suffix), key=lambda path: (_changed_ns(path), path.name)):
             if path in self._held:
-                found.append(SpillSegment(path, os.dup(self._held[path]), self._held))
+                segments.append(SpillSegment(path, os.dup(self._held[path]), self._held))
                 continue
             try:
                 descriptor = os.open(path, os.O_RDONLY)
@@ -211,16 +211,16 @@ class SpillFile:
             except OSError:
                 os.close(descriptor)
                 continue
-            found.append(SpillSegment(path, descriptor))
-        return found
+            segments.append(SpillSegment(path, descriptor))
+        return segments
 
     def forget(self, path: Path) -> None:
-        """Hold a closed segment no longer: it was deleted, or has another name."""
+        """Stop holding a closed segment that was deleted or renamed."""
         if path in self._held:
             os.close(self._held.pop(path))
 
     def close(self) -> None:
-        """Let go of the own segments; the next append begins another."""
+        """Release the own segments; the next append begins another."""
         for descriptor in (self._descriptor, *self._held.values()):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -233,18 +233,18 @@ class SpillFile:
         for path, descriptor in [pair for pair in own.items() if not _is(*pair)]:
             try:
                 private_folder(self._directory)
-                made = self._next()
-                again = _make(made, os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+                next_path = self._next()
+                again = _make(next_path, os.pread(descriptor, os.fstat(descriptor).st_size, 0))
             except OSError as problem:
                 raise SpillFullError(
                     f"spill `{path}` was removed and cannot be written again: {problem.strerror}", path=path
                 ) from problem
             os.close(descriptor)
             if descriptor == self._descriptor:
-                self._path, self._descriptor = made, again
+                self._path, self._descriptor = next_path, again
             else:
                 del self._held[path]
-                self._held[made] = again
+                self._held[next_path] = again
 
     def _open(self) -> None:
         if self._descriptor < 0:
@@ -287,7 +287,7 @@ def lock_worker_name(directory: Path, worker: str) -> int:
 
 
 def _make(path: Path, data: bytes) -> int:
-    """A new file that holds `data`, durable and locked; none where that fails."""
+    """Return a new file that holds `data`, durable and locked; None if that fails."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -333,7 +333,7 @@ def _write(descriptor: int, data: bytes, *, durable: bool = True) -> None:
 
 
 def _is(path: Path, descriptor: int) -> bool:
-    """Whether the path is of the file that is open."""
+    """Return whether the path is the open file's."""
     try:
         there = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""The steps of an online change of tables of leaves' rows, from the revision that asks for it to the swap.
+"""An online change of tables of leaves' rows, step by step, from the revision that requests it to the swap.
 
     open_change(connection, tables, revision, before)   # in the transaction that records the revision
     finish_change(engine, actor=..., step=..., progress=...)
@@ -6,7 +6,7 @@
 1. Opening makes the new form, adds to the old one what it lacks, and records for each log how far rows are to be
    copied: writers of this version write both forms from there on. Those of an older one are refused: the revision is
    recorded.
-2. Then rows are copied (`copied_rows`) and compared (`compared_rows`), each step in short transactions whose place is
+2. Then rows are copied and compared (`row_windows`), each step in short transactions whose place is
    recorded. Whoever is killed, or stopped by a difference, goes on from there; several processes may do it together.
 3. The swap takes every lock in one statement, or gives up within `LOCK_MS` and tries again after a pause: readers that
    come meanwhile wait no longer. The leaf `schema-changed` commits with it.
@@ -31,8 +31,7 @@ from kvcustody.audit.write.append_leaves import Appender, record_apart
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import LedgerError
 from kvcustody.migrations.online import new_form
-from kvcustody.migrations.online.compared_rows import compare_rows
-from kvcustody.migrations.online.copied_rows import Progress, Step, copy_rows, is_in_the_way
+from kvcustody.migrations.online.row_windows import Progress, Step, compare_rows, copy_rows, is_in_the_way
 
 STEPS = (
     *("opening", "opened", "window made", "window copied", "copied", "window compared", "compared"),
@@ -48,7 +47,7 @@ _RECORDER = "ledger:schema"  # no name of a worker has a colon
 
 
 class OpenChange(NamedTuple):
-    """A change that is not finished: its tables, where it leads, and the revision from before (empty: no undo)."""
+    """An unfinished change: its tables, its target revision, and the revision before (empty: no undo)."""
 
     tables: tuple[str, ...]
     revision: str
@@ -71,7 +70,7 @@ def open_change(connection: Connection, names: Sequence[str], revision: str, bef
 
 
 def opened_change(connection: Connection) -> OpenChange | None:
-    """The change that is open, or None."""
+    """Return the change that is open, or None."""
     rows = connection.execute(select(schema_changes).order_by(schema_changes.c.of_table)).all()
     if not rows:
         return None
@@ -86,7 +85,7 @@ def finish_change(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Copy, compare and swap, from where the last process was (rule 2); raises `LedgerError` where rows differ."""
+    """Copy, compare and swap, resuming where the last process stopped (rule 2); raises `LedgerError` if rows differ."""
     copy_rows(engine, step, progress)
     step("copied")
     compare_rows(engine, step, progress)
@@ -96,12 +95,14 @@ def finish_change(
 
 
 def undo_change(engine: Engine) -> str:
-    """Drop an unfinished copy (rule 4); the revision reached. Raises `LedgerError` where no change can be undone."""
+    """Drop an unfinished copy (rule 4); return the revision reached. Raises `LedgerError` if no change can be
+    undone.
+    """
     return under_locks(engine, _undo)
 
 
 def under_locks(engine: Engine, act: Callable[[Connection], Done]) -> Done:
-    """What `act` gives in a transaction, tried again after pauses where others are in its way (rule 3)."""
+    """Run `act` in a transaction and return its result; retry after pauses while others hold locks (rule 3)."""
     pause = _PAUSE_SECONDS
     for left in reversed(range(_TRIES)):
         try:

@@ -1,4 +1,4 @@
-"""The new form of a table beside the old one: how it is made, takes the old one's place, or is dropped again.
+"""The new form of a table beside the old one: its creation, its swap, and its removal.
 
 1. It is made by what makes the table of a new ledger: its statements, triggers, months, grants and row walls. On
    PostgreSQL it stands in a schema of its own under the very names of a new ledger, so the swap renames nothing; in a
@@ -30,7 +30,7 @@ _INDEX = re.compile(r"^\s*CREATE( UNIQUE)? INDEX (\w+) ON (\w+)")
 
 
 def make(connection: Connection, table: Table) -> None:
-    """Make the new form of a declared table, without a row (rule 1)."""
+    """Make an empty new form of a declared table (rule 1)."""
     statements = [*table_statements(connection, table.name), *triggers_of(connection, table.name)]
     if dialect_of(connection).in_file:
         for statement in statements:
@@ -47,7 +47,7 @@ def make(connection: Connection, table: Table) -> None:
 
 
 def wall_off(connection: Connection, tables: Iterable[Table]) -> None:
-    """Give the new forms the grants and row walls of the old ones, where roles were set up."""
+    """Give the new forms the grants and row walls of the old ones, if roles were set up."""
     if not dialect_of(connection).roles:
         return
     names = [table.name for table in tables if walled(connection, table.name)]
@@ -60,22 +60,22 @@ def wall_off(connection: Connection, tables: Iterable[Table]) -> None:
 
 
 def add_columns(connection: Connection, table: Table) -> list[str]:
-    """Add to the old form what the new one has more (rule 2); the names of these columns."""
-    there = {column["name"] for column in inspect(connection).get_columns(table.name)}
-    if taken := sorted(there.difference(table.columns.keys())):
+    """Add to the old form the columns that only the new one has (rule 2); return their names."""
+    old_columns = {column["name"] for column in inspect(connection).get_columns(table.name)}
+    if taken := sorted(old_columns.difference(table.columns.keys())):
         raise LedgerError(
             f"an online change takes no column away, and `{table.name}` has `{', '.join(taken)}`",
             table=table.name,
             columns=taken,
         )
-    more = [column for column in table.columns if column.name not in there]
+    more = [column for column in table.columns if column.name not in old_columns]
     for column in more:
         connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {_loose(connection, column)}")
     return [column.name for column in more]
 
 
 def take_columns(connection: Connection, table: str, columns: Iterable[str]) -> None:
-    """Take away from the old form what `add_columns` added."""
+    """Remove from the old form what `add_columns` added."""
     for name in columns:
         connection.exec_driver_sql(f'ALTER TABLE {table} DROP COLUMN "{name}"')
 
@@ -89,7 +89,7 @@ def drop(connection: Connection, tables: Iterable[str]) -> None:
 
 
 def lock(connection: Connection, tables: Iterable[str], *, both: bool = True) -> None:
-    """Nobody else reads or writes these tables, nor asks whether a change is open, until the transaction ends."""
+    """Lock these tables and the record of open changes until the transaction ends."""
     if dialect_of(connection).in_file:  # a writing transaction is alone, and readers see what was before
         return
     names = [form for name in tables for form in ((name, _place(connection, name)) if both else (name,))]
@@ -98,7 +98,7 @@ def lock(connection: Connection, tables: Iterable[str], *, both: bool = True) ->
 
 
 def swap(connection: Connection, tables: Iterable[Table]) -> None:
-    """Each new form takes the place of the old one, which is dropped with its rows."""
+    """Put each new form in the place of the old one, which is dropped with its rows."""
     tables = list(tables)
     if dialect_of(connection).in_file:
         for table in tables:
@@ -115,14 +115,14 @@ def swap(connection: Connection, tables: Iterable[Table]) -> None:
 
 
 def has_same_months(connection: Connection, table: str) -> bool:
-    """Whether the new form has the months of the old one: others may have been made meanwhile."""
+    """Return whether the new form has the months of the old one; more may have been created meanwhile."""
     if table not in partitioned(connection):
         return True
     return _parts(connection, table) == _parts(connection, f"{NEW_FORMS}.{table}")
 
 
 def add_months(connection: Connection, table: str) -> None:
-    """Make the months that the old form has more."""
+    """Create the months that only the old form has."""
     with _in_schema_of_new_forms(connection):
         create_months(connection, table)
 
@@ -162,7 +162,7 @@ def _parts(connection: Connection, table: str) -> list[str]:
 
 
 def _loose(connection: Connection, column: Column[object]) -> str:
-    """A column's name, type and default: rows from before have no other value."""
+    """Return a column's name, type and default, which is the value of older rows."""
     kind = column.type.compile(dialect=connection.dialect)
     default = column.server_default
     given = f" DEFAULT {default.arg}" if isinstance(default, DefaultClause) else ""

@@ -1,4 +1,4 @@
-"""The first revision: the schema of commit f6818e1f, which is where every ledger that this program reads begins.
+"""The first revision: the schema of commit f6818e1f, where every ledger that this program reads begins.
 
 It has nothing to do. A new ledger is made by `create_schema` and stamped with the newest revision, and a
 ledger of that commit is stamped `0041` already. What that schema was, to the letter, is recorded in

@@ -1,4 +1,4 @@
-"""The database refuses rows of evidence that no leaf can have given: CHECKs on keys, foreign keys to logs.
+"""Refuse rows of evidence that no leaf can have given: CHECKs on keys, foreign keys to logs.
 
 Rows that are there already stay, whatever they are: a row that breaks a rule is a finding of `kvcustody audit fsck`,
 and no reader believes it. On PostgreSQL a rule that some row breaks stays `NOT VALID`: it holds for every row to come.

@@ -1,4 +1,4 @@
-"""On PostgreSQL rows of projections that have months are of a log that is there: triggers say so, not foreign keys.
+"""Require on PostgreSQL that rows of projections by month belong to an existing log: by triggers, not foreign keys.
 
 Rows that are there already stay; `kvcustody audit fsck` finds those of no log. SQLite has the foreign keys.
 """

@@ -1,4 +1,4 @@
-"""A case keeps the days that its calendar gave, and a ledger has an identity of its own.
+"""Store a case's days as its calendar gave them, and give a ledger an identity.
 
 Cases that are there already keep none: their days are counted from zone and holidays, as before. No leaf changes.
 """

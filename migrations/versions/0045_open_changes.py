@@ -1,4 +1,4 @@
-"""A table of rows of leaves may have two forms for a while: two tables say which, and how far the copy is."""
+"""Allow two forms of a table of leaves' rows: two tables record which, and how far the copy is."""
 
 import sqlalchemy as sa
 from alembic import op

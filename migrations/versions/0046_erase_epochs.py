@@ -1,4 +1,6 @@
-"""Erase epochs: the numbers that erasures raised, who follows them, and rows of the two kinds of leaves about them."""
+"""Add erase epochs: the numbers that erasures raised, their followers, and rows of the two kinds of leaves about
+them.
+"""
 
 from typing import Any
 

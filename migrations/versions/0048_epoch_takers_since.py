@@ -1,4 +1,4 @@
-"""Since when each door and worker acts by its version of the erase epochs."""
+"""Record since when each door and worker acts by its version of the erase epochs."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Rows of route receipts: a door's half and a worker's, each of one leaf. Both tables grow with traffic."""
+"""Add rows of route receipts: a door's half and a worker's, one leaf each. Both tables grow with traffic."""
 
 from typing import Any
 

@@ -1,1 +1,1 @@
-"""Signed policy bundles: the document with a manifest, its signatures, and the keys that are trusted."""
+"""Signed policy bundles: a document with a manifest and signatures, and the configuration of trusted keys."""

@@ -1,4 +1,4 @@
-"""A policy bundle: one policy revision, and the signatures that make it one.
+"""A policy bundle: one policy revision and the signatures that authorize it.
 
 1. What is signed is the manifest: audience, revision, policy digest, digest of the document's bytes, times and
    revoked ids. The document is bound by its digests.
@@ -47,7 +47,7 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedBundle:
-    """A bundle that the trust configuration accepts, and the policy in it. Only `verify` makes one."""
+    """A bundle that the trust configuration accepts, with its policy. Only `verify` makes one."""
 
     bundle: Bundle
     policy: Policy
@@ -64,9 +64,9 @@ def manifest_of(
     revoked: Iterable[str] = (),
     file: str = "policy",
 ) -> tuple[BundleManifest, Policy]:
-    """The manifest of a document, and its policy. Raises `PolicyRejected` where the document is none."""
+    """Return the manifest and the policy of a document. Raises `PolicyRejected` if the document is not a policy."""
     policy = load_policy(document, name=file)
-    made = BundleManifest(
+    manifest = BundleManifest(
         audience,
         policy.name,
         revision,
@@ -76,16 +76,16 @@ def manifest_of(
         expires_us,
         tuple(sorted(set(revoked))),
     )
-    return read_manifest(made.form()), policy
+    return read_manifest(manifest.form()), policy
 
 
 def sign_manifest(manifest: BundleManifest, signer: Signer) -> DocumentSignature:
-    """A signature on a manifest."""
+    """Sign a manifest and return the signature."""
     return DocumentSignature(signer.name, signer.sign(manifest.message()))
 
 
 def write_bundle(bundle: Bundle) -> bytes:
-    """The bytes of a bundle, as they are stored and sent."""
+    """Return the bytes of a bundle in the form in which it is stored and sent."""
     signatures = [signature.form() for signature in sorted(bundle.signatures)]
     form = {
         "document": bundle.document,
@@ -97,7 +97,7 @@ def write_bundle(bundle: Bundle) -> bytes:
 
 
 def read_bundle(data: bytes) -> Bundle:
-    """The bundle in `data`, nothing of it trusted yet; raises `DocumentRejected`."""
+    """Return the bundle in `data` without verifying it; raises `DocumentRejected`."""
     form = decode(data, "bundle", BUNDLE_BYTES_MAX)
     if form.get("schema") != SCHEMA or set(form) != {"document", "manifest", "schema", "signatures"}:
         raise DocumentRejected(f"bundle is not a `{SCHEMA}`")
@@ -111,7 +111,7 @@ def read_bundle(data: bytes) -> Bundle:
 
 
 def verify(data: bytes, trust: Trust, *, now_utc_us: int, revision_min: int = 0) -> VerifiedBundle:
-    """The policy of a bundle that `trust` accepts now; raises `DocumentRejected` with the reason.
+    """Return the policy of a bundle that `trust` accepts now; raises `DocumentRejected` with the reason.
 
     `revision_min`: the highest revision that was in effect here, restarts included (`governance.release.mark`).
     """
@@ -123,7 +123,9 @@ def verify(data: bytes, trust: Trust, *, now_utc_us: int, revision_min: int = 0)
 
 
 def check_signatures(bundle: Bundle, trust: Trust) -> tuple[str, ...]:
-    """The names of the signers, one for each role that the trust configuration needs; else `DocumentRejected`."""
+    """Return the names of the signers, one for each role that the trust configuration requires; else
+    `DocumentRejected`.
+    """
     message = bundle.manifest.message()
     keys = [check_signature(trust.keys, signature, message, "bundle") for signature in bundle.signatures]
     if len({key.public for key in keys}) != len(keys):
@@ -137,20 +139,20 @@ def check_signatures(bundle: Bundle, trust: Trust) -> tuple[str, ...]:
         all(role in key.roles for role, key in zip(trust.needs, each, strict=True))
         for each in permutations(keys, len(trust.needs))
     ):
-        raise DocumentRejected(f"bundle is not signed by {len(trust.needs)} people, one for each role that is needed")
+        raise DocumentRejected(f"bundle is not signed by {len(trust.needs)} people, one for each required role")
     return tuple(key.name for key in keys)
 
 
 def check_document(manifest: BundleManifest, document: str) -> Policy:
-    """The policy in the document that the manifest binds; raises `DocumentRejected` or `PolicyRejected`."""
+    """Return the policy in the document that the manifest binds; raises `DocumentRejected` or `PolicyRejected`."""
     try:
-        found = digest(document.encode())
+        actual_digest = digest(document.encode())
     except UnicodeEncodeError:
-        found = ""
-    if found != manifest.document:
+        actual_digest = ""
+    if actual_digest != manifest.document:
         raise DocumentRejected(f"bundle of revision `{manifest.revision}` holds another document than was signed")
-    policy, found = _read_document(document, f"{manifest.name}@{manifest.revision}")
-    if (policy.name, found) != (manifest.name, manifest.digest):
+    policy, actual_digest = _read_document(document, f"{manifest.name}@{manifest.revision}")
+    if (policy.name, actual_digest) != (manifest.name, manifest.digest):
         raise DocumentRejected(
             f"bundle of revision `{manifest.revision}`: this program reads another policy in the document than the "
             f"`{manifest.digest}` that was signed"
@@ -160,13 +162,17 @@ def check_document(manifest: BundleManifest, document: str) -> Policy:
 
 @lru_cache(maxsize=64)
 def _read_document(document: str, name: str) -> tuple[Policy, str]:
-    """A policy and its digest. A release is read from its beginning at every step, and its documents stay the same."""
+    """Return a policy and its digest. Cached, because every step of a release reads it again and its documents never
+    change.
+    """
     policy = load_policy(document, name=name)
     return policy, policy_digest(policy)
 
 
 def check_current(manifest: BundleManifest, trust: Trust, *, now_utc_us: int, revision_min: int) -> None:
-    """Raise `DocumentRejected` unless the manifest is for us, in force now, and not older than what was in effect."""
+    """Raise `DocumentRejected` unless the manifest is for this audience, in force now, and not older than the last
+    one.
+    """
     if manifest.audience != trust.audience:
         raise DocumentRejected(
             f"bundle is for `{manifest.audience}`, this deployment is `{trust.audience}`",

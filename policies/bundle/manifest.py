@@ -1,4 +1,4 @@
-"""The manifest of a policy bundle: what its signatures cover, in memory and as JSON."""
+"""The manifest of a policy bundle: the facts that its signatures cover, in memory and as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Positive = Annotated[int, msgspec.Meta(gt=0)]
 
 
 class BundleManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is signed. Times are UTC microseconds; digests are `sha256:` and 64 hex digits; `revoked` is sorted."""
+    """The signed facts. Times are UTC microseconds; digests are `sha256:` and 64 hex digits; `revoked` is sorted."""
 
     audience: KeyName
     name: KeyName
@@ -31,12 +31,12 @@ class BundleManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("`revoked` is not sorted")
 
     def form(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the manifest as JSON data."""
         made: dict[str, Any] = msgspec.to_builtins(self)
         return {**made, "revoked": list(self.revoked)}
 
     def message(self) -> bytes:
-        """What a signature on it covers."""
+        """Return the bytes that a signature covers."""
         return signed_bytes(SCHEMA, self.form())
 
     @property
@@ -46,5 +46,5 @@ class BundleManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_manifest(form: object) -> BundleManifest:
-    """A manifest from its JSON form, every field checked; raises `DocumentRejected`."""
+    """Return a manifest from its JSON form after checking every field; raises `DocumentRejected`."""
     return convert(form, BundleManifest, "manifest")

@@ -1,4 +1,4 @@
-"""Whose signature counts: the trust configuration, as data.
+"""The trust configuration: whose signatures count.
 
 It alone says which signatures are needed and which keys may give them; what is signed has no say.
 """
@@ -24,7 +24,7 @@ class KeyRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrustedKey:
-    """A public key that the trust configuration names. `tenant` is whose consent an owner's key gives."""
+    """A public key that the trust configuration names. `tenant`: the tenant for which an owner's key consents."""
 
     name: str
     public: bytes
@@ -34,7 +34,7 @@ class TrustedKey:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Who may sign what, and for which audience this deployment takes a policy."""
+    """Who may sign what, and the audience whose policies this deployment accepts."""
 
     audience: str
     keys: Mapping[str, TrustedKey]
@@ -44,11 +44,11 @@ class Trust:
 
 
 class Signer(Protocol):
-    """Holds a private key: a file, or a wrapping port's."""
+    """A private key, held in a file or by a port that wraps it."""
 
     @property
     def name(self) -> str:
         """The name under which the trust configuration knows the key."""
 
     def sign(self, message: bytes) -> bytes:
-        """The Ed25519 signature, 64 bytes."""
+        """Return the Ed25519 signature, 64 bytes."""

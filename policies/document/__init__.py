@@ -1,1 +1,1 @@
-"""The policy document: its typed form, the YAML it is read from, its digest, and what can be wrong with it."""
+"""The policy document: its typed form, the YAML it is read from, its digest, and its possible problems."""

@@ -1,4 +1,4 @@
-"""The canonical form of a policy, and its digest: what approvers sign and the ledger names.
+"""The canonical form of a policy and its digest, which approvers sign and the ledger names.
 
 1. The digest depends on what a policy says, not on how it is written: marks, file name, order of sections, of entries
    and of set-like lists do not enter it.
@@ -58,12 +58,12 @@ _LATER: dict[str, Any] = {
 
 
 def digest(policy: Policy) -> str:
-    """`sha256:` and the hex digest of the canonical form."""
+    """Return `sha256:` and the hex digest of the canonical form."""
     return "sha256:" + hashlib.sha256(canonical(policy)).hexdigest()
 
 
 def canonical(policy: Policy) -> bytes:
-    """The canonical form of a policy."""
+    """Return the canonical form of a policy."""
     form = {"schema": SCHEMA, **_form(_without_defaults(policy))}
     if policy.erasure == ErasureDuty():
         del form["erasure"]
@@ -79,21 +79,21 @@ def canonical(policy: Policy) -> bytes:
 
 
 def _without_defaults(policy: Policy) -> Policy:
-    """The policy, its offloading marked where it says what it would mean if nothing were written."""
+    """Return the policy with offload entries marked where they only repeat the defaults."""
     labels = tuple(name for name, _ in policy.labels)
-    kept = [retention.absolute_us for retention in policy.retention]
+    absolute_limits_us = [retention.absolute_us for retention in policy.retention]
 
     def tenant_marked(tenant: TenantPolicy) -> TenantPolicy:
         own = {level: retention.absolute_us for level, retention in tenant.retention}
         entries = (
-            (level, _marked(entry, own.get(level, kept[level]), labels, policy.offload[level]))
+            (level, _marked(entry, own.get(level, absolute_limits_us[level]), labels, policy.offload[level]))
             for level, entry in tenant.offload
         )
         return replace(tenant, offload=tuple(entries))
 
     return replace(
         policy,
-        offload=tuple(_marked(entry, kept[at], labels) for at, entry in enumerate(policy.offload)),
+        offload=tuple(_marked(entry, absolute_limits_us[at], labels) for at, entry in enumerate(policy.offload)),
         tenants=tuple(map(tenant_marked, policy.tenants)),
         default=None if policy.default is None else tenant_marked(policy.default),
     )

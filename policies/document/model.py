@@ -27,7 +27,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Profile(StrEnum):
-    """How far tenants are kept apart."""
+    """How strictly tenants are separated."""
 
     SHARED = "shared"
     STRICT = "strict"
@@ -50,14 +50,14 @@ class Scope(IntEnum):
 
 
 class Affinity(StrEnum):
-    """Whose requests a router places together: those of one private scope, or all of a tenant."""
+    """The requests that a router places together: those of one private scope, or all requests of a tenant."""
 
     PRIVATE = "private"
     SEGMENT = "segment"
 
 
 class Action(IntEnum):
-    """What is decided."""
+    """The action that a decision is about."""
 
     ADMIT = 0
     REUSE = 1
@@ -84,7 +84,7 @@ class RuleEffect(StrEnum):
 
 
 class Relation(StrEnum):
-    """What a rule may say of its reader without naming one."""
+    """The relations to the owner by which a rule may describe its reader without naming one."""
 
     OWNER = "owner"
     SAME_GROUP = "same-group"
@@ -99,12 +99,14 @@ class Tier(StrEnum):
 
     @property
     def must_encrypt(self) -> bool:
-        """True for what outlives a process or belongs to somebody else: there, only a key's end is an end."""
+        """Whether copies in this tier outlive the process or belong to somebody else, so that only a key's end
+        ends them.
+        """
         return self is not Tier.HOST
 
 
 class OnOutage(IntEnum):
-    """What becomes of an act whose event cannot reach the ledger; higher is stricter (classes C, B, A)."""
+    """What happens to an act whose event cannot reach the ledger; higher is stricter (classes C, B, A)."""
 
     AGGREGATE = 0
     SPILL = 1
@@ -124,7 +126,7 @@ class EvictionKind(StrEnum):
 
 
 class EvictionSignal(StrEnum):
-    """What eviction by value weighs, beside the kinds of content."""
+    """The signals that eviction by value weighs, besides the kinds of content."""
 
     NEXT_TURN = "next-turn"
     SCOPE = "scope"
@@ -135,14 +137,14 @@ class EvictionSignal(StrEnum):
 
 
 class LearnedFrom(StrEnum):
-    """Whose pauses say when a tenant's blocks are expected again."""
+    """Whose pauses predict when a tenant's blocks are needed again."""
 
     TENANT = "tenant"
     POOL = "pool"
 
 
 class OnWorkerDeath(IntEnum):
-    """What becomes of a dead worker's copies, and of requests that it served; higher is stricter.
+    """What happens to a dead worker's copies and to the requests that it served; higher is stricter.
 
     RESTORE: an heir takes over its sealed copies. RECOMPUTE: they end, and their blocks are computed again. FAIL: they
     end, and no door lets a request be presented again.
@@ -158,7 +160,7 @@ UNSAID_RECEIPTS: Final = Fraction(1, 10)  # of requests have a route receipt whe
 
 
 class OnRunning(StrEnum):
-    """What an erasure does to requests that run when it arrives."""
+    """What an erasure does to requests that are running when it arrives."""
 
     ABORT = "abort"
     FINISH = "finish"
@@ -192,7 +194,7 @@ class ScrubPolicy:
 
 @dataclass(frozen=True, slots=True)
 class IntegrityPolicy:
-    """The share of what is reused that is compared with its checksum first (0 = none, 1 = all)."""
+    """The share of reused blocks that is compared with its checksum first (0 = none, 1 = all)."""
 
     verify: Fraction = Fraction(0)
     mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
@@ -200,7 +202,7 @@ class IntegrityPolicy:
 
 @dataclass(frozen=True, slots=True)
 class TierLimit:
-    """How long a copy may be in a tier, and how long after it is due its bytes may still be there."""
+    """How long a copy may stay in a tier, and how long after its due time its bytes may still exist."""
 
     tier: Tier
     absolute_us: int
@@ -209,7 +211,7 @@ class TierLimit:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """The tiers that a block may go to, with a limit for each; none means never.
+    """The tiers that a block may go to, with a limit for each; an empty set means never.
 
     `match`: the labels in which a remote store has to agree with a domain that has them.
     """
@@ -221,7 +223,7 @@ class Offload:
     mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
     def limit(self, tier: Tier) -> TierLimit | None:
-        """The limit of one tier; None where a block may not go there."""
+        """Return the limit of one tier, or None if a block may not go there."""
         return next((limit for limit in self.limits if limit.tier is tier), None)
 
 
@@ -237,7 +239,9 @@ class OutagePolicy:
 
 @dataclass(frozen=True, slots=True)
 class ErasureDuty:
-    """By when an erasure is done. With `finish` running requests go on, unattachable, until then at the latest."""
+    """The deadline of an erasure. With `finish`, running requests may continue until then, but nobody can attach to
+    them.
+    """
 
     within_us: int = 3_600_000_000
     running: OnRunning = OnRunning.ABORT
@@ -266,7 +270,7 @@ class ContentKind:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """The eviction policy and the parameters that belong to it (None where they do not, or are not given)."""
+    """The eviction policy and its parameters (None if they do not apply or are not given)."""
 
     kind: EvictionKind
     priority: int | None = None
@@ -281,7 +285,9 @@ class Eviction:
 
 @dataclass(frozen=True, slots=True)
 class ClassifyRule:
-    """A tenant's default level (no route), or a level that a route raises to; and labels for the domains."""
+    """A tenant's default level (no route), or the level to which a route raises requests; and labels for the
+    domains.
+    """
 
     tenant: str
     route: str | None
@@ -292,7 +298,7 @@ class ClassifyRule:
 
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
-    """What the policy says of one tenant, or of every unlisted one (`id` is then `default`)."""
+    """The policy's entry for one tenant, or for every unlisted one (`id` is then `default`)."""
 
     id: str
     group: str | None
@@ -351,7 +357,7 @@ class SegmentRule:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """One tenant's leave to read another's tenant-level and wider domains up to a level; never transitive."""
+    """One tenant's permission to read another's tenant-level and wider domains up to a level; never transitive."""
 
     id: str
     owner: str
@@ -383,7 +389,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRule:
-    """Which groups of workers alone may serve the requests that match; None, or no label, matches every request.
+    """The only groups of workers that may serve the matching requests; None, or no label, matches every request.
 
     `dedicated`: these groups serve the tenants of this rule alone.
     """
@@ -431,38 +437,40 @@ class Policy:
     mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
     def after_death(self, level: int) -> OnWorkerDeath:
-        """What becomes of a dead worker's copies of a classification."""
+        """Return what happens to a dead worker's copies of a classification."""
         return self.on_worker_death[level] if self.on_worker_death else UNSAID_DEATH
 
     @property
     def checks_integrity(self) -> bool:
-        """Whether any block is to be compared with its checksum before it is reused."""
+        """Whether any block must be compared with its checksum before it is reused."""
         own = (one for tenant in (*self.tenants, self.default) if tenant for _, one in tenant.integrity)
         return any(one.verify for one in (*self.integrity, *own))
 
     @property
     def ceiling_us(self) -> int:
-        """The longest that a block may exist, of any tenant and classification."""
+        """The longest time that a block of any tenant and classification may exist."""
         own = (one for tenant in (*self.tenants, self.default) if tenant for _, one in tenant.retention)
         return max((one.absolute_us for one in (*self.retention, *own)), default=0)
 
     @property
     def shortest_ceiling_us(self) -> int:
-        """The shortest that any tenant's blocks of any classification may exist at most."""
+        """The shortest of the limits on how long blocks of any tenant and classification may exist."""
         own = (one for tenant in (*self.tenants, self.default) if tenant for _, one in tenant.retention)
         return min((one.absolute_us for one in (*self.retention, *own)), default=0)
 
     def named(self, said: str) -> str:
-        """The name of the tenant that somebody calls so; raises `ConfigError` where that could be several."""
+        """Return the tenant name that the given name stands for; raises `ConfigError` if it is ambiguous."""
         known = {tenant.id for tenant in self.tenants}
         return issuers_of(self.issuers).resolve(said, known)
 
     def openings(self) -> tuple[Grant | SegmentRule, ...]:
-        """Every grant, those that groups stand for too, and every segment."""
+        """Return every grant, including those that groups stand for, and every segment."""
         return (*self.grants, *self.group_grants(), *self.segments)
 
     def opened_tenants(self) -> frozenset[str] | None:
-        """The tenants that a grant or a segment opens to others, and those others; None: every admitted one."""
+        """Return the tenants that a grant or a segment opens to others, and those others. None means every admitted
+        tenant.
+        """
         opened = set[str]()
         for opening in self.openings():
             if isinstance(opening, Grant):
@@ -474,7 +482,7 @@ class Policy:
         return frozenset(opened)
 
     def group_grants(self) -> tuple[Grant, ...]:
-        """The grants that sharing groups stand for: one per ordered pair of members.
+        """Return the grants that sharing groups stand for: one per ordered pair of members.
 
         They are named `group~owner~reader`; no identifier holds a `~`, so no declared grant has such a name.
         """

@@ -1,4 +1,4 @@
-"""What an entry of `offload` means where it says nothing: how long a copy may be in a tier, and where it may be.
+"""Defaults of `offload`: how long a copy may stay in a tier, and which stores may hold it.
 
 1. A tenant's own entry goes on from the policy's; the policy's goes on from the classification's retention.
 2. Bytes end with the key of their time bucket at the latest, and a bucket is a sixteenth of `absolute` wide: so long
@@ -14,12 +14,14 @@ BUCKETS = 16
 
 
 def default_within_us(absolute_us: int) -> int:
-    """How long after its due time a copy's bytes may still be there."""
+    """Return how long after its due time a copy's bytes may still exist."""
     return max(WITHIN_MIN_US, absolute_us // BUCKETS)
 
 
 def default_limit(tier: Tier, absolute_us: int, policy: Offload | None = None) -> TierLimit:
-    """The limit of a tier where blocks may exist for `absolute_us`; `policy`: its entry, for that of a tenant."""
+    """Return the default limit of a tier where blocks may exist for `absolute_us`; `policy`: the entry that a tenant
+    inherits.
+    """
     wide = None if policy is None else policy.limit(tier)
     if wide is None:
         return TierLimit(tier, absolute_us, default_within_us(absolute_us))
@@ -28,7 +30,9 @@ def default_limit(tier: Tier, absolute_us: int, policy: Offload | None = None) -
 
 
 def default_match(tiers: tuple[Tier, ...], labels: tuple[str, ...], policy: Offload | None = None) -> tuple[str, ...]:
-    """The labels that bind a remote store: the policy's, else every declared one; none without such a store."""
+    """Return the labels that bind a remote store: the policy's or else all declared labels; empty without such a
+    store.
+    """
     if Tier.REMOTE not in tiers:
         return ()
     return policy.match if policy is not None and Tier.REMOTE in policy.tiers else labels

@@ -1,5 +1,5 @@
-"""The stable codes of policy problems: KVP1xx document, 2xx scalars, 3xx shape, 4xx references, 5xx
-obligations, 6xx profile; and of lint findings: 7xx.
+"""The stable codes of policy problems (KVP1xx document, 2xx scalars, 3xx shape, 4xx references, 5xx obligations, 6xx
+profile) and of lint findings (7xx).
 
 A code never changes its meaning and is never given again. `docs/reference/policy-codes.md` has a row for each.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Code(NamedTuple):
-    """What a code means, and what to do about it."""
+    """A code's meaning and the advice to the author."""
 
     title: str
     advice: str
@@ -97,13 +97,13 @@ CODES: dict[str, Code] = {
     "KVP602": Code("guaranteed over cap", "raise the cap or lower the guarantee"),
     "KVP603": Code("guaranteed differs from cap", "write the same percentage for both in this profile"),
     "KVP604": Code("cross-tenant grant in an isolating profile", "remove the grant, or use `profile: shared`"),
-    "KVP605": Code("cross-tenant segment in an isolating profile", "list the owner alone, or use `profile: shared`"),
+    "KVP605": Code("cross-tenant segment in an isolating profile", "list only the owner, or use `profile: shared`"),
     "KVP606": Code("borrowing in an isolating profile", "remove `borrow: true`, or use `profile: shared`"),
     "KVP607": Code("sharing group in an isolating profile", "remove `share: true`, or use `profile: shared`"),
     "KVP608": Code("unbounded guarantees", "add `tenants_max`, or guarantee `0%`"),
     "KVP609": Code("plain copies in an isolating profile", "write `encrypt: required`, or use `profile: shared`"),
     "KVP610": Code(
-        "think times of everybody in an isolating profile",
+        "think times of all tenants in an isolating profile",
         "write `learned: tenant`, or use `profile: shared`",
     ),
 }
@@ -115,23 +115,21 @@ LINT_CODES: dict[str, Code] = {
     "KVP704": Code("redundant permit", "remove it; nothing changes without it"),
     "KVP705": Code("nothing is reused", "add a rule such as `{effect: permit, action: reuse, when: {reader: owner}}`"),
     "KVP711": Code("ended grant, group or segment", "remove it, or set a new end after asking its owner"),
-    "KVP712": Code("grant, group or segment about to end", "renew it in time, or let it end knowingly"),
+    "KVP712": Code("grant, group or segment about to end", "renew it in time, or let it end on purpose"),
     "KVP713": Code("grant or segment without effect", "remove it, or the rule or retention that rules it out"),
     "KVP714": Code("redundant grant", "remove it; another one covers it"),
     "KVP716": Code(
         "grant or segment that can open nothing",
         "give its owner `scope: tenant`, name the labels in `crosses`, or remove it",
     ),
-    "KVP715": Code("unused grant or segment", "revoke it: what nobody uses need not be open"),
+    "KVP715": Code("unused grant or segment", "revoke it if nobody needs it"),
     "KVP721": Code("tenant that the identity provider does not know", "correct its name, or remove it"),
     "KVP722": Code("confusable identifiers", "rename one; they are compared byte for byte, but read by people"),
     "KVP731": Code(
         "retention longer than a parent's",
         "a block ends with its parent; keep the segment as long, or the rest as short",
     ),
-    "KVP732": Code(
-        "higher classification kept longer than a lower one", "shorten it, unless the order is really meant"
-    ),
+    "KVP732": Code("higher classification kept longer than a lower one", "shorten it, unless the order is intended"),
     "KVP741": Code("nothing left to share", "lower a guarantee, or guarantee the others something"),
     "KVP751": Code(
         "scrub deadline that cannot be met",
@@ -139,12 +137,12 @@ LINT_CODES: dict[str, Code] = {
     ),
     "KVP752": Code(
         "copies in plain host memory",
-        "write `encrypt: required`, unless the engine's own offloading, which does not seal, is really meant",
+        "write `encrypt: required`, unless you intend the engine's own unencrypted offloading",
     ),
     "KVP761": Code("field without effect", "remove it, so that nobody relies on it, or use an engine where it works"),
     "KVP771": Code(
         "requests that no worker may serve",
-        "give the rules that match them a group in common, unless they are really to be refused",
+        "give the rules that match them a group in common, unless they should be refused",
     ),
     "KVP772": Code("group dedicated twice", "list the tenants of both in one rule, or give each a group"),
     "KVP773": Code(
@@ -156,7 +154,7 @@ LINT_CODES: dict[str, Code] = {
         "remove it: every request of a tenant that a grant or a segment opens has a receipt",
     ),
     "KVP775": Code(
-        "copies that go to a remote store alone, where there is none",
+        "copies only allowed in a remote store, and none is configured",
         "set `remote_tier_url` at every worker, or give the classification another tier",
     ),
 }

@@ -1,4 +1,4 @@
-"""Problems: what is wrong with a policy document, where it is wrong, and what to do about it.
+"""Problems of a policy document: the fault, its place, and the advice to the author.
 
 1. Every problem has file, line, column (both from 1), a stable code of `codes.CODES`, and prints as one line.
 2. A user's value is quoted in backticks, escaped to one printable line and cut at `QUOTE_MAX` characters.
@@ -22,14 +22,14 @@ CANDIDATES_MAX = 1_000
 
 
 class SourceMark(NamedTuple):
-    """A place in a document; line and column count from 1."""
+    """A place in a document; lines and columns count from 1."""
 
     line: int
     column: int
 
 
 class Problem(NamedTuple):
-    """One reason for which a document was rejected."""
+    """One reason why a document was rejected."""
 
     file: str
     line: int
@@ -72,18 +72,20 @@ class Problems:
             self._kept.append(Problem(self.file, mark.line, mark.column, code, message, hint or CODES[code].advice))
 
     def near(self, value: str, known: Iterable[str]) -> str | None:
-        """`did_you_mean`, while there is room for another problem: comparing words is what costs time here."""
+        """Return `did_you_mean`'s hint, or None once no more problems can be added: comparing words is the expensive
+        part.
+        """
         return did_you_mean(value, known) if len(self._kept) < PROBLEMS_MAX else None
 
     def raise_if_any(self) -> None:
-        """Raise `PolicyRejected` with the problems in document order, if there is one."""
+        """Raise `PolicyRejected` with the problems in document order, if there are any."""
         if self._kept:
             ordered = tuple(sorted(self._kept, key=lambda p: (p.line, p.column, p.code)))
             raise PolicyRejected(ordered, self.count - len(ordered))
 
 
 def quote(value: str) -> str:
-    """A user's value in backticks: one line, printable, not longer than `QUOTE_MAX`.
+    """Return a user's value in backticks: one line, printable, not longer than `QUOTE_MAX`.
 
     Backticks and whatever is not printable are escaped, so that a value can neither break the line nor
     reorder what a terminal shows.
@@ -93,7 +95,7 @@ def quote(value: str) -> str:
 
 
 def did_you_mean(value: str, known: Iterable[str]) -> str | None:
-    """A hint naming the closest known word, or None when nothing is close."""
+    """Return a hint naming the closest known word, or None when nothing is close."""
     alike = islice((word for word in known if abs(len(word) - len(value)) <= 3), CANDIDATES_MAX)
     close = get_close_matches(value[:QUOTE_MAX], alike, n=1, cutoff=0.6)
     return f"did you mean {quote(close[0])}?" if close else None

@@ -1,4 +1,4 @@
-"""Which token of a prompt has which retention priority under a policy's `eviction`, and what in the policy says so.
+"""The retention priority of each token of a prompt under a policy's `eviction`, and the entry that sets it.
 
     for each in token_priorities(policy.eviction, segment, (KindRange(1024, 4096, "pasted_log"),)):
         print(each.first, each.until, each.priority, each.because)
@@ -21,7 +21,7 @@ BASE = 35  # where the policy gives none
 
 
 class KindRange(NamedTuple):
-    """Tokens [first, last) of a prompt hold content of this kind, as a caller says, or as the door marked them."""
+    """Tokens [first, last) of a prompt hold content of this kind, as stated by the caller or marked by the door."""
 
     first: int
     last: int
@@ -30,7 +30,7 @@ class KindRange(NamedTuple):
 
 
 class TokenPriority(NamedTuple):
-    """Tokens [first, until) and their priority; `until` None: to the end; `for_us` None: until they end."""
+    """Tokens [first, until) and their priority. `until` None: the end of the prompt; `for_us` None: no limit."""
 
     first: int
     until: int | None
@@ -43,11 +43,13 @@ class TokenPriority(NamedTuple):
 def token_priorities(
     eviction: Eviction, segment: SegmentRule | None = None, kinds: Sequence[KindRange] = ()
 ) -> tuple[TokenPriority, ...]:
-    """The priorities of one request's prompt: `segment` is the one it begins with, `kinds` came with it."""
+    """Return the priorities of one request's prompt. `segment`: the segment it begins with; `kinds`: the request's
+    kinds.
+    """
     declared = {kind.id: kind for kind in eviction.kinds}
     known = [each for each in kinds if each.kind in declared]
     marks = {each.first: each for each in known if each.is_marked}
-    said = [each for each in known if not each.is_marked]
+    ranges = [each for each in known if not each.is_marked]
     edges = {0}
     for span in eviction.ranges:
         edges |= {span.start, *(() if span.until is None else (span.until,))}
@@ -55,23 +57,25 @@ def token_priorities(
         edges |= {each.first, each.last}
     if segment is not None:
         edges.add(segment.tokens)
-    found: list[TokenPriority] = []
+    priorities: list[TokenPriority] = []
     starts = sorted(edges)
     marked: KindRange | None = None
     for first, until in zip(starts, [*starts[1:], None], strict=True):
         marked = marks.get(first, marked if marked is not None and first < marked.last else None)
         kind = None if marked is None else declared[marked.kind]
-        one = _policys(eviction, segment, kind, first)._replace(until=until)
-        for each in said:
+        priority = _policys(eviction, segment, kind, first)._replace(until=until)
+        for each in ranges:
             lower = declared[each.kind]
-            if each.first <= first < each.last and lower.priority < one.priority:
+            if each.first <= first < each.last and lower.priority < priority.priority:
                 because = f"the request's kind `{lower.id}`, which lowers"
-                one = one._replace(priority=lower.priority, for_us=None, because=because, line=lower.mark.line)
-        if found and found[-1][2:] == one[2:]:
-            found[-1] = found[-1]._replace(until=until)
+                priority = priority._replace(
+                    priority=lower.priority, for_us=None, because=because, line=lower.mark.line
+                )
+        if priorities and priorities[-1][2:] == priority[2:]:
+            priorities[-1] = priorities[-1]._replace(until=until)
         else:
-            found.append(one)
-    return tuple(found)
+            priorities.append(priority)
+    return tuple(priorities)
 
 
 def _policys(eviction: Eviction, segment: SegmentRule | None, marked: ContentKind | None, token: int) -> TokenPriority:

@@ -1,4 +1,5 @@
-"""YAML documents beside the policy: plain values, or a typed model. All are read by one strict reader (`yaml_nodes`).
+"""YAML documents other than the policy, as plain values or a typed model. One strict reader reads them all
+(`yaml_nodes`).
 
 1. What YAML 1.1 and 1.2 read differently (`off`, `010`, `1:30`), a repeated key, an anchor, an alias, a merge key and a
    tag are refused, as in a policy.
@@ -48,13 +49,13 @@ class YamlValues(NamedTuple):
     root: Node
 
     def place(self, at: Place) -> str:
-        """File, line and column of the key of a value."""
+        """Return file, line and column of the key of a value."""
         mark = mark_at(self.root, at, key=True)
         return f"{self.name}:{mark.line}:{mark.column}"
 
 
 def read_values(content: bytes, name: str, *, bytes_max: int = BYTES_MAX, nodes_max: int = NODES_MAX) -> YamlValues:
-    """The document as dictionaries, lists, texts and numbers; raises `PolicyRejected` with every problem."""
+    """Return the document as dictionaries, lists, texts and numbers; raises `PolicyRejected` with every problem."""
     problems = Problems(name)
     root = parse(content, problems, floats=True, bytes_max=bytes_max, nodes_max=nodes_max)
     value = None if root is None else _plain(root, problems)
@@ -64,7 +65,7 @@ def read_values(content: bytes, name: str, *, bytes_max: int = BYTES_MAX, nodes_
 
 
 def read_model(model: type[Model], path: Path) -> Model:
-    """The document in a file; `ConfigError` with one line for each problem."""
+    """Return the document in a file; raises `ConfigError` with one line for each problem."""
     try:
         with path.open("rb") as file:
             content = file.read(BYTES_MAX + 1)
@@ -74,7 +75,7 @@ def read_model(model: type[Model], path: Path) -> Model:
 
 
 def parse_model(model: type[Model], content: bytes, name: str) -> Model:
-    """The document that `content` holds; `name` is how problems call it."""
+    """Return the document in `content`; problems refer to it as `name`."""
     problems = Problems(name)
     root = parse(content, problems)
     try:
@@ -82,27 +83,27 @@ def parse_model(model: type[Model], content: bytes, name: str) -> Model:
     except PolicyRejected as error:
         raise ConfigError(document_problems(error)) from None
     assert root is not None, "a document without a root has a problem"
-    found: list[tuple[SourceMark, str]] = []
+    mistakes: list[tuple[SourceMark, str]] = []
 
     def value(scalar: Scalar) -> str | int | float | bool | None:
         try:
             return _scalar_value(scalar)
         except ValueError as error:
-            found.append((scalar.mark, str(error)))
+            mistakes.append((scalar.mark, str(error)))
             return 0
 
     document: Model | None = None
     try:
         document = model.model_validate_json(json.dumps(root, default=value), strict=True)
     except ValidationError as error:
-        found += [(mark_at(root, problem["loc"], key=True), _says(problem)) for problem in error.errors()]
-    if document is None or found:
-        raise ConfigError("\n".join(f"{name}:{mark.line}:{mark.column}: {text}" for mark, text in sorted(found)))
+        mistakes += [(mark_at(root, problem["loc"], key=True), _says(problem)) for problem in error.errors()]
+    if document is None or mistakes:
+        raise ConfigError("\n".join(f"{name}:{mark.line}:{mark.column}: {text}" for mark, text in sorted(mistakes)))
     return document
 
 
 def document_problems(error: PolicyRejected) -> str:
-    """The problems of a document that is no policy: one line each."""
+    """Return the problems of a document that is not a policy, one line each."""
     return error.message.replace("the policy", "the document").replace("a policy", "a document")
 
 

@@ -1,5 +1,4 @@
-"""A YAML document as a tree of marked nodes, built from parser events so that nothing is lost or expanded on
-the way.
+"""A YAML document as a tree of marked nodes, built from parser events so that nothing is lost or expanded.
 
 1. Anchors, aliases, tags, merge keys, duplicate keys, second documents and forbidden characters are problems, never
    resolved; the places that carry them become `Broken` and are not complained about again.
@@ -69,7 +68,7 @@ class SequenceNode(list["Node"]):
 
 
 class MappingNode(dict[str, "Node"]):
-    """Fields in document order; `keys_written` has each key as it stands, with its mark."""
+    """Fields in document order; `keys_written` has each key as written, with its mark."""
 
     __slots__ = ("keys_written", "mark")
 
@@ -82,7 +81,7 @@ class MappingNode(dict[str, "Node"]):
 
 @dataclass(slots=True)
 class Broken:
-    """A place whose problem is already on record."""
+    """A placeholder for a part whose problem is already recorded."""
 
     mark: SourceMark
 
@@ -104,7 +103,7 @@ def parse(
     bytes_max: int = BYTES_MAX,
     nodes_max: int = NODES_MAX,
 ) -> Node | None:
-    """The document's root, or None when it cannot be read at all; every complaint goes to `problems`."""
+    """Return the document's root, or None if it cannot be read at all; every complaint goes to `problems`."""
     text = _decode(source, problems, bytes_max)
     if text is None or not _visible(text, problems):
         return None
@@ -115,7 +114,7 @@ def parse(
 
 
 def write_values(values: dict[str, Any]) -> bytes:
-    """A document of plain values. Every text is quoted: hexadecimal digits can look like a number."""
+    """Return a document of plain values. Every text is quoted, because hexadecimal digits can look like a number."""
     return bytes(yaml.dump(values, Dumper=_Quoting, sort_keys=False).encode())
 
 
@@ -142,13 +141,13 @@ def _decode(source: str | bytes, problems: Problems, bytes_max: int) -> str | No
 
 
 def _visible(text: str, problems: Problems) -> bool:
-    found = False
+    has_hidden = False
     for match in HIDDEN.finditer(text):
         problems.add(_place(text[: match.start()]), "KVP104", f"character `U+{ord(match.group()):04X}` is not allowed")
-        found = True
+        has_hidden = True
         if problems.count >= 20:  # a binary file; finding the place of each costs a scan
             break
-    return not found
+    return not has_hidden
 
 
 def _place(before: str) -> SourceMark:
@@ -297,14 +296,16 @@ _KINDS = {
 
 
 def describe(node: Node) -> str:
-    """What a node is, for a message: "a list", "integer `7`"."""
+    """Describe a node for a message: "a list", "integer `7`"."""
     if isinstance(node, Scalar):
         return "null" if node.kind == "null" else f"{node.kind} {quote(node.text)}"
     return "a list" if isinstance(node, SequenceNode) else "a mapping"
 
 
 def along(root: Node, place: Place) -> Iterator[tuple[Node, str | int]]:
-    """The containers on the way to a place, each with the step that is taken in it, as far as it was written."""
+    """Yield the containers on the path to a place, each with the next step of the path, as far as the document has
+    them.
+    """
     node = root
     for step in place:
         if isinstance(node, SequenceNode) and isinstance(step, int) and step < len(node):
@@ -318,7 +319,7 @@ def along(root: Node, place: Place) -> Iterator[tuple[Node, str | int]]:
 
 
 def mark_at(root: Node, place: Place, *, key: bool = False) -> SourceMark:
-    """Where a value stands, or its key; a missing field is where its mapping begins."""
+    """Return where a value, or its key, is written. For a missing field this is the start of its mapping."""
     mark = root.mark
     for node, step in along(root, place):
         if isinstance(node, SequenceNode) and isinstance(step, int):

@@ -1,4 +1,4 @@
-"""Policies to start from, each with its rationale as comments in its YAML.
+"""Policies to start from; comments in their YAML give the rationale.
 
 1. Every policy here loads and compiles without a problem; a test holds each of them to its rationale.
 """
@@ -14,13 +14,13 @@ from kvcustody.policies.reading.load_policy import load_policy
 
 
 def names() -> tuple[str, ...]:
-    """The names of the library's policies, sorted."""
+    """Return the names of the library's policies, sorted."""
     found = (entry.name for entry in files(__name__).iterdir())
     return tuple(sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml")))
 
 
 def source(name: str) -> str:
-    """The YAML text of a library policy, comments included. Raises `ConfigError`."""
+    """Return the YAML text of a library policy, comments included. Raises `ConfigError`."""
     if name not in names():
         hint = did_you_mean(name, names()) or f"the library has {', '.join(names())}"
         raise ConfigError(f"no library policy {quote(name)}; {hint}", name=name)
@@ -28,5 +28,5 @@ def source(name: str) -> str:
 
 
 def load(name: str) -> Policy:
-    """A library policy in its typed form. Raises `ConfigError`."""
+    """Return a library policy in its typed form. Raises `ConfigError`."""
     return load_policy(source(name), name=f"{name}.yaml")

@@ -1,1 +1,1 @@
-"""Reading a policy document: its declaration, and its typed form built from it; every complaint carries its place."""
+"""Read a policy document: its declaration, and the typed form built from it. Every complaint has a place."""

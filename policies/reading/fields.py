@@ -1,4 +1,4 @@
-"""Types of fields: each is declared once, as what a document may say, what it is read as and what editors check.
+"""Types of fields. Each declares once what a document may contain, what it is read as, and what editors check.
 
 1. A section is a `DocumentPart` with annotated fields; `read_section` validates a marked tree as one and records every
    problem at its place. What the validation of one field refuses does not hide what is wrong elsewhere.
@@ -51,8 +51,9 @@ M = TypeVar("M", bound="DocumentPart")
 
 
 class Wrong(NamedTuple):
-    """One thing wrong. `at` leads to it from where it is noticed; `near` is the word and those it may stand for; `what`
-    is a template as `DocumentPart.called` (empty: the name of the field)."""
+    """One error. `at` leads to it from where it is noticed; `near` holds the word and its possible replacements. `what`
+    is a template like `DocumentPart.called` (empty: the name of the field).
+    """
 
     code: str
     message: str
@@ -63,13 +64,13 @@ class Wrong(NamedTuple):
 
 
 def refused(*wrongs: Wrong) -> PydanticCustomError:
-    """What a validator raises."""
+    """Return the error that a validator raises."""
     return PydanticCustomError("refused", "refused", {"wrongs": wrongs})
 
 
 @dataclass(frozen=True)
 class Reads:
-    """How a scalar is read: `read` gives the value of its text, or what is wrong with it.
+    """How a scalar is read: `read` returns the value of its text, or the error.
 
     With `keeps` the value is the scalar itself, where its mark is needed later.
     """
@@ -83,15 +84,15 @@ class Reads:
     keeps: bool = False
 
     def called(self, what: str) -> Reads:
-        """The same, called so in messages."""
+        """Return the same reader with another name in messages."""
         return replace(self, what=what)
 
     def naming(self, place: str, *, but: str | None = None) -> Reads:
-        """The same, of what the document declares at a place (`names_at`)."""
+        """Return the same reader for names that the document declares elsewhere (`names_at`)."""
         return replace(self, schema=self.schema | names_at(place, but=but))
 
     def __call__(self, node: object) -> Any:
-        """The value of a node."""
+        """Return the value of a node."""
         if isinstance(node, Scalar) and node.kind in self.kinds:
             value = self.read(node.text)
             if isinstance(value, Wrong):
@@ -110,7 +111,9 @@ class Reads:
 
 @dataclass(frozen=True)
 class Shape:
-    """How a list or a mapping is read: `read` is given its node and what validates the entries, of type `usual`."""
+    """How a list or a mapping is read. `read` receives its node and the validator of its entries, which have type
+    `usual`.
+    """
 
     read: Callable[[Any, Callable[[Any], Any]], Any]
     describe: Callable[[dict[str, Any], Any], dict[str, Any]]
@@ -127,7 +130,9 @@ class Shape:
 def listed(
     most: int = 10_000, *, distinct: bool = False, single: bool = False, kind: str = "a list", what: str = ""
 ) -> Shape:
-    """A list; with `distinct` of different words and not empty, with `single` one may stand alone."""
+    """Return the type of a list. With `distinct` its words differ and it is not empty; with `single` one word may
+    replace it.
+    """
 
     def repeats(node: SequenceNode) -> Iterator[Wrong]:
         if not node:
@@ -160,7 +165,7 @@ def listed(
 
 
 def names_at(place: str, *, but: str | None = None) -> dict[str, Any]:
-    """What tells an editor where a document declares the names that may stand here; a validator takes no notice.
+    """Tell an editor where a document declares the names allowed here; validators ignore it.
 
     The keys of the mapping at `place`, or the words of its list; `*` in it is the name under which the value
     stands, and `but` a key that is no name.
@@ -169,7 +174,7 @@ def names_at(place: str, *, but: str | None = None) -> dict[str, Any]:
 
 
 def by_name(least: int = 0, most: int = 10_000, *, names: dict[str, Any] | None = None) -> Shape:
-    """A mapping whose keys are names: those that the author chooses, or what `names` says, for editors alone."""
+    """Return the type of a mapping whose keys are names. `names` restricts them for editors only."""
 
     def read(node: Node, entries: Callable[[Any], Any]) -> Any:
         if isinstance(node, Broken):
@@ -187,7 +192,7 @@ def by_name(least: int = 0, most: int = 10_000, *, names: dict[str, Any] | None 
 
 
 def either(usual: Any, other: Reads | type[DocumentPart], *words: str) -> Shape:
-    """Another form of a value beside the usual one: that of mappings, or of scalars, or of some words."""
+    """Return the type of a value that has another form besides the usual one: mappings, scalars, or certain words."""
 
     def read(node: Node, usually: Callable[[Any], Any]) -> Any:
         if not isinstance(other, Reads):
@@ -209,8 +214,9 @@ def _check_count(node: SequenceNode | MappingNode, most: int, what: str = "") ->
 
 
 class DocumentPart(BaseModel):
-    """Base of every mapping with known fields. `called` is what messages call it: `{0}` is the name it stands under,
-    `{1}` the one above, `{tenant}` tells a tenant's own, and `{id}` is that of the entry which it is part of."""
+    """Base of every mapping with known fields. `called` is its name in messages: `{0}` is its own key, `{1}` the key
+    above, `{tenant}` marks a tenant's own entry, and `{id}` is the id of the entry that contains it.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     called: ClassVar[str]
@@ -220,15 +226,15 @@ class DocumentPart(BaseModel):
 
     @property
     def mark(self) -> SourceMark:
-        """Where the section begins."""
+        """The place where the section begins."""
         return self.node.mark
 
     def at(self, *place: str) -> SourceMark:
-        """Where the value of a field stands, or of an entry in it."""
+        """Return the place of a field's value, or of an entry in it."""
         return mark_at(self.node, place)
 
     def keys_of(self, name: str) -> Iterable[Scalar]:
-        """The keys of a mapping by name, with their marks."""
+        """Return the keys of a mapping by name, with their marks."""
         node = self.node.get(name)
         return node.keys_written.values() if isinstance(node, MappingNode) else ()
 
@@ -258,7 +264,7 @@ class DocumentPart(BaseModel):
 
 @cache
 def field_names(section: type[DocumentPart]) -> tuple[dict[str, None], frozenset[str]]:
-    """The fields of a section as a document writes them, the required ones first; and the required ones."""
+    """Return the fields of a section by their names in documents, required ones first; and the required ones."""
     named = [(told.alias or name, told.is_required()) for name, told in section.model_fields.items()]
     named.sort(key=lambda pair: not pair[1])
     return {name: None for name, _ in named}, frozenset(name for name, required in named if required)
@@ -287,14 +293,16 @@ def _not(kind: str, node: object, what: str = "") -> Wrong:
 
 
 def sound(node: Node | None) -> bool:
-    """True where nothing in it is broken."""
+    """Return whether no part of the node is broken."""
     if isinstance(node, MappingNode):
         return all(map(sound, node.values()))
     return all(map(sound, node)) if isinstance(node, SequenceNode) else not isinstance(node, Broken)
 
 
 def read_section(section: type[M], root: Node, problems: Problems) -> M:
-    """The section that a tree holds, whatever is wrong with it: every problem is recorded, and its place broken."""
+    """Return the section in a tree, whatever is wrong with it. Every problem is recorded and its place marked as
+    broken.
+    """
     for _ in range(_ROUNDS_MAX):  # what is wrong between fields shows when each of them is read
         try:
             return section.model_validate(root)
@@ -324,7 +332,7 @@ def complain(problems: Problems, mark: SourceMark, wrong: Wrong, what: str) -> N
 
 
 def _broken(root: Node, place: Place) -> Node:
-    """The tree with a place broken."""
+    """Return the tree with the place at `path` marked as broken."""
     broken = Broken(mark_at(root, place))
     steps = list(along(root, place))
     if not steps:
@@ -407,13 +415,13 @@ def _name(pattern: str, description: str, hint: str, what: str = "", *reserved: 
 def _measure(
     kind: str, read: Callable[[str], Any], placeholder: Any, pattern: str, description: str, *examples: str
 ) -> Reads:
-    """A bare number is refused for its missing unit, not for its type."""
+    """Refuse a bare number because of its missing unit, not because of its type."""
     shown = _pattern(pattern, description, examples=list(examples))
     return Reads(kind, read, placeholder, shown, ("string", "integer"))
 
 
 def choice(words: Mapping[str, Any] | Iterable[Enum]) -> Reads:
-    """One of a few words; the first is the placeholder."""
+    """Return the type of a choice among a few words; the first is the placeholder."""
     choices = dict(words) if isinstance(words, Mapping) else {word.name.lower(): word for word in words}
 
     def read(text: str) -> Any:
@@ -426,7 +434,7 @@ def choice(words: Mapping[str, Any] | Iterable[Enum]) -> Reads:
 
 
 def constant(value: str) -> Reads:
-    """The schema of a document."""
+    """Return the schema of a document."""
 
     def read(text: str) -> str | Wrong:
         message = f"schema {quote(text)} is not `{value}`"
@@ -436,7 +444,7 @@ def constant(value: str) -> Reads:
 
 
 def integer(low: int, high: int) -> Reads:
-    """A decimal integer within bounds."""
+    """Return a decimal integer within bounds."""
 
     def read(text: str) -> int | Wrong:
         if len(text) > 18 or not low <= int(text) <= high:
@@ -447,7 +455,7 @@ def integer(low: int, high: int) -> Reads:
 
 
 def hex_digest(prefix: str) -> Reads:
-    """A prefixed digest of 64 lower-case hex digits; the digits alone are the value."""
+    """Return a prefixed digest of 64 lower-case hex digits; the digits alone are the value."""
 
     def read(text: str) -> str | Wrong:
         if re.fullmatch(rf"{prefix}[0-9a-f]{{64}}", text):
@@ -458,7 +466,7 @@ def hex_digest(prefix: str) -> Reads:
 
 
 def told(description: str, default: Any = ..., alias: str | None = None) -> Any:
-    """A field with what it is for; without a default it is required."""
+    """Return a field with a description; without a default it is required."""
     if default == {}:  # a mutable default would be copied each time
         return Field(default_factory=dict, description=description, alias=alias)
     return Field(default, description=description, alias=alias)

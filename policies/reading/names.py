@@ -1,4 +1,4 @@
-"""The names that a document declares, against which every reference in it is checked.
+"""The names that a document declares. Every reference in the document is checked against them.
 
 1. Names are gathered before any section is read, so sections may refer to each other in any order.
 2. A reference to a name that is not declared is a problem; a placeholder (a scalar that is no string) is not
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class KnownNames:
-    """Classifications and issuers, by which a document's levels and tenants are read."""
+    """Classifications and issuers, used to read a document's levels and tenants."""
 
     def __init__(self, problems: Problems, issuers: tuple[str, ...], classifications: Iterable[str]) -> None:
         self.problems = problems
@@ -31,7 +31,7 @@ class KnownNames:
         self._resolve = issuers_of(issuers).resolve
 
     def level(self, node: Scalar | None, what: str) -> int:
-        """A classification's level."""
+        """Return the level of a classification."""
         if node is None or node.kind != "string" or not self.levels:
             return 0
         if node.text not in self.levels:
@@ -41,7 +41,7 @@ class KnownNames:
         return self.levels.get(node.text, 0)
 
     def tenant(self, node: Scalar, what: str) -> str:
-        """A tenant's name, as the ledger has it."""
+        """Return a tenant's name in the form that the ledger uses."""
         try:
             return self._resolve(node.text) if node.text else ""
         except ConfigError as error:
@@ -85,7 +85,7 @@ class DeclaredNames(KnownNames):
         return key.text
 
     def claim(self, node: Scalar, what: str) -> str:
-        """A new identifier, unique among rules, grants, segments and groups: decisions name them by it."""
+        """Claim an identifier, unique among rules, grants, segments and groups because decisions name them by it."""
         name = node.text
         if name in self._used and name:
             line = self._used[name].line
@@ -94,11 +94,11 @@ class DeclaredNames(KnownNames):
         return name
 
     def claim_key(self, key: Scalar, what: str) -> str:
-        """A new identifier that is a key."""
+        """Claim an identifier that is a key."""
         return self.claim(key, what) if self._key(key, IDENTIFIER, what) else ""
 
     def tenant(self, node: Scalar, what: str) -> str:
-        """A tenant that the policy names."""
+        """Return a tenant named in the policy."""
         name = super().tenant(node, what)
         if name and name not in self._known and self.tenants:
             hint = self.problems.near(name, self._known)
@@ -106,7 +106,7 @@ class DeclaredNames(KnownNames):
         return name
 
     def content(self, node: Scalar | None, what: str) -> str | None:
-        """A kind of content that `eviction.kinds` declares."""
+        """Return a kind of content declared in `eviction.kinds`."""
         if node is None or node.kind != "string":
             return None
         if node.text not in self.contents:
@@ -116,7 +116,7 @@ class DeclaredNames(KnownNames):
         return node.text
 
     def label_names(self, nodes: Iterable[Scalar], what: str) -> tuple[str, ...]:
-        """Names of declared labels, sorted."""
+        """Return names of declared labels, sorted."""
         for node in nodes:
             if node.text not in self.labels:
                 hint = self.problems.near(node.text, self.labels)
@@ -125,7 +125,7 @@ class DeclaredNames(KnownNames):
         return tuple(sorted(node.text for node in nodes))
 
     def label_pairs(self, section: DocumentPart, labels: Mapping[str, Scalar]) -> Labels:
-        """Label values of a tenant or a route, sorted by name."""
+        """Return the label values of a tenant or a route, sorted by name."""
         for key in section.keys_of("labels"):
             value = labels[key.text]
             known = self.labels.get(key.text)
@@ -141,14 +141,14 @@ class DeclaredNames(KnownNames):
     def by_level(
         self, keys: Iterable[Scalar], entries: Mapping[str, T], what: str, also: tuple[str, ...] = ()
     ) -> dict[str, tuple[Scalar, T]]:
-        """The entries of a mapping keyed by classification name (or one of `also`)."""
+        """Return the entries of a mapping keyed by classification name (or one of `also`)."""
         known = (*self.levels, *also)
-        found: dict[str, tuple[Scalar, T]] = {}
+        by_name: dict[str, tuple[Scalar, T]] = {}
         for key in keys:
             if key.text in known:
-                found[key.text] = (key, entries[key.text])
+                by_name[key.text] = (key, entries[key.text])
             elif self.levels:
                 hint = self.problems.near(key.text, known)
                 message = f"{what} names classification {quote(key.text)}, which is not in `classifications`"
                 self.problems.add(key.mark, "KVP402", message, hint)
-        return found
+        return by_name

@@ -1,4 +1,4 @@
-"""Building `retention`, `scrub`, `offload`, `integrity`, `audit` and more: what is owed for every classification.
+"""Build `retention`, `scrub`, `offload`, `integrity`, `audit` and more: the obligations for every classification.
 
 1. Every classification has every obligation; an omission is a problem at the section, never a default. Without a
    section `integrity` nothing is compared with its checksum; a section covers every classification.
@@ -45,7 +45,7 @@ T = TypeVar("T", Retention, ScrubPolicy, Offload, IntegrityPolicy)
 
 
 class Bounds(NamedTuple):
-    """What an entry is read within: how long a block may exist, declared labels, and the policy's own entry."""
+    """The limits for reading an entry: how long a block may exist, the declared labels, and the policy's own entry."""
 
     absolute_us: int
     labels: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ def _none(terms: Any, bounds: Bounds) -> Iterator[_Found]:
 
 
 class Duty(NamedTuple, Generic[T]):
-    """One kind of obligation: its section, the code of an omission, its value, and when one is stricter.
+    """One kind of obligation: its section, the code of an omission, its value type, and how to compare strictness.
 
     `wrongs` are those of an entry that only show beside the rest of the document.
     """
@@ -165,7 +165,7 @@ INTEGRITY: Duty[IntegrityPolicy] = Duty(
 def policy_wide(
     names: DeclaredNames, document: PolicyDocument, duty: Duty[T], retention: tuple[Retention, ...] = ()
 ) -> tuple[T, ...]:
-    """One obligation a classification; none where one is missing or could not be read.
+    """Return one obligation for each classification; an empty tuple if one is missing or could not be read.
 
     `retention` is the policy's, for what is bounded by it.
     """
@@ -191,7 +191,7 @@ def tenants_own(
     policy: tuple[T, ...],
     retention: tuple[Retention, ...] = (),
 ) -> tuple[tuple[int, T], ...]:
-    """A tenant's own obligations by level; each must be at least as strict as the policy's.
+    """Return a tenant's own obligations by level; each must be at least as strict as the policy's.
 
     `retention` is what is owed for the tenant's blocks, for what is bounded by it.
     """
@@ -217,7 +217,7 @@ def tenants_own(
 
 
 def tenants_retention(policy: tuple[Retention, ...], own: tuple[tuple[int, Retention], ...]) -> tuple[Retention, ...]:
-    """What is owed for a tenant's blocks, by level: its own where it has some."""
+    """Return the retention of a tenant's blocks by level: its own where it has some, else the policy's."""
     return tuple(dict(own).get(level, wide) for level, wide in enumerate(policy)) if own else policy
 
 
@@ -233,7 +233,7 @@ def _complain(names: DeclaredNames, duty: Duty[T], terms: Any, bounds: Bounds) -
 
 
 def outages(names: DeclaredNames, document: PolicyDocument) -> tuple[OutagePolicy, ...]:
-    """One `OutagePolicy` a classification: the policy's, made stricter where `by_classification` says so."""
+    """Return one `OutagePolicy` for each classification: the policy's, tightened by `by_classification`."""
     audit = document.audit
     what = "`audit.by_classification`"
     own = names.by_level(audit.keys_of("by_classification"), audit.by_classification, what)
@@ -245,7 +245,7 @@ def outages(names: DeclaredNames, document: PolicyDocument) -> tuple[OutagePolic
 
 
 def after_deaths(names: DeclaredNames, document: PolicyDocument) -> tuple[OnWorkerDeath, ...]:
-    """One `OnWorkerDeath` a classification; none where the policy says nothing."""
+    """Return one `OnWorkerDeath` for each classification; an empty tuple if the policy declares none."""
     keys = document.keys_of("on_worker_death")
     said = names.by_level(keys, document.on_worker_death, "`on_worker_death`", ("default",))
     if not said:
@@ -255,7 +255,9 @@ def after_deaths(names: DeclaredNames, document: PolicyDocument) -> tuple[OnWork
 
 
 def receipt_shares(names: DeclaredNames, document: PolicyDocument) -> tuple[Fraction, ...]:
-    """One share of requests with a route receipt a classification; none where all are `UNSAID_RECEIPTS`."""
+    """Return the share of requests with a route receipt by classification; an empty tuple if all are
+    `UNSAID_RECEIPTS`.
+    """
     said = _shares(names, document, document.route_receipts)
     shares = tuple(said.get(level, UNSAID_RECEIPTS) for level in range(len(names.levels)))
     return () if set(shares) <= {UNSAID_RECEIPTS} else shares
@@ -264,14 +266,14 @@ def receipt_shares(names: DeclaredNames, document: PolicyDocument) -> tuple[Frac
 def tenants_receipt_shares(
     names: DeclaredNames, entry: TenantEntry, policy: tuple[Fraction, ...]
 ) -> tuple[tuple[int, Fraction], ...]:
-    """The levels for which a tenant has another share than the policy, with that share."""
+    """Return the levels for which a tenant's share differs from the policy's, with that share."""
     said = _shares(names, entry, entry.route_receipts)
     wide = policy or (UNSAID_RECEIPTS,) * len(names.levels)
     return tuple((level, share) for level, share in sorted(said.items()) if share != wide[level])
 
 
 def _shares(names: DeclaredNames, section: DocumentPart, written: Mapping[str, Fraction]) -> dict[int, Fraction]:
-    """The shares that a section names, by level; `default` is of the levels that it does not name."""
+    """Return the shares that a section names, by level; `default` covers the levels that it does not name."""
     said = names.by_level(section.keys_of("route_receipts"), written, "`route_receipts`", ("default",))
     default = said.pop("default", None)
     shares = {} if default is None else dict.fromkeys(range(len(names.levels)), default[1])

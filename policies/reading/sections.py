@@ -1,4 +1,4 @@
-"""The policy document, declared: its sections, their fields, and what is wrong within one section by itself.
+"""The policy document's declaration: its sections, their fields, and the checks within one section.
 
 1. What loads and what an editor checks are both made of these declarations (`load_policy`, `workbench.json_schema`).
 2. References between sections are held against what the document declares by the modules that build the `Policy`.
@@ -63,7 +63,7 @@ _LEVEL_OR_DEFAULT = {"anyOf": [_LEVEL, {"const": "default"}, {}]}  # holds of an
 
 
 def _party(role: str) -> Reads:
-    """An owner or a reader of a grant: one tenant, never everybody."""
+    """Return an owner or a reader of a grant: one tenant, never every tenant."""
     tenant = _TENANT.called(role)
 
     def read(text: str) -> str | Wrong:
@@ -75,7 +75,7 @@ def _party(role: str) -> Reads:
 
 
 def _tenant_or_all() -> Reads:
-    """A tenant, or a wildcard."""
+    """Return a tenant, or a wildcard."""
     shown = {"anyOf": [{"const": EVERY_TENANT}, _TENANT.schema]}
     read = _TENANT.read
     return replace(_TENANT, read=lambda text: text if text == EVERY_TENANT else read(text), schema=shown)
@@ -95,7 +95,7 @@ def _outage(kind: str) -> Reads:
 
 
 def _ends(start: int | None, end: int | None, who: str, what: str = "") -> Iterator[Wrong]:
-    """The end is exclusive and must come later."""
+    """Check that the exclusive end comes later than the start."""
     if start is not None and end is not None and end <= start:
         yield Wrong("KVP406", f"{who} ends before it starts", at=("until",), what=what)
 
@@ -151,7 +151,7 @@ class TierLimitTerms(DocumentPart):
 
     called = "tier {0}"
     absolute: fields.Positive | None = told("How long a copy may be there", None)
-    within: fields.Positive | None = told("Its bytes end within this time of when it is due", None)
+    within: fields.Positive | None = told("Its bytes are gone within this time after its due time", None)
 
 
 class TierTable(DocumentPart):
@@ -182,15 +182,15 @@ class OffloadTerms(DocumentPart):
     encrypt: Annotated[bool, choice({"required": True, "none": False})] = told("none is for host alone")
     absolute: fields.Positive | None = told("How long a copy may be in a tier; the retention's if left out", None)
     within: fields.Positive | None = told(
-        "A copy's bytes end within this time of when it is due; a sixteenth of `absolute` if left out", None
+        "A copy's bytes are gone within this time after its due time; a sixteenth of `absolute` if left out", None
     )
     match: Annotated[tuple[Scalar, ...] | None, either(_MATCH, choice({"none": ()}), "none")] = told(
-        "Labels in which a remote store has to agree with a domain; every declared one if left out", None
+        "Labels in which a remote store must match a domain; every declared one if left out", None
     )
 
     @property
     def named(self) -> dict[Tier, TierLimitTerms | None]:
-        """Every tier that blocks may go to, with the limits that it has of its own."""
+        """Every tier that blocks may go to, with its own limits."""
         if isinstance(self.tiers, tuple):
             return {tier: None for tier in Tier if tier in self.tiers}
         return {tier: terms for tier in Tier if (terms := getattr(self.tiers, tier)) is not None}
@@ -274,8 +274,10 @@ class EvictionSection(DocumentPart):
     """Eviction under pressure; it never extends a deadline."""
 
     called = "`eviction`"
-    policy: Annotated[EvictionKind, choice(EvictionKind)] = told("Which cached block leaves first")
-    priority: Annotated[int | None, _PRIORITY] = told("Of tokens in no range (priority, cost, value)", None)
+    policy: Annotated[EvictionKind, choice(EvictionKind)] = told("Which cached block is evicted first")
+    priority: Annotated[int | None, _PRIORITY] = told(
+        "The priority of tokens outside every range (priority, cost, value)", None
+    )
     kinds: Annotated[dict[str, Annotated[int, _PRIORITY]], by_name(most=64)] = told(
         "Priorities of kinds of content, which segments and requests name (priority, cost, value)", {}
     )
@@ -283,10 +285,10 @@ class EvictionSection(DocumentPart):
     protected: fields.Percentage | None = told("The protected share (slru)", None)
     hits: Annotated[int | None, fields.integer(1, 1_000)] = told("Uses before a block is protected (slru)", None)
     signals: Annotated[tuple[Annotated[EvictionSignal, choice(_SIGNALS)], ...], listed(distinct=True)] = told(
-        "What a block's value is made of, beside its priority; all where none is named (value)", ()
+        "The signals in a block's value, besides its priority; all if none is named (value)", ()
     )
     learned: Annotated[LearnedFrom | None, choice({each.value: each for each in LearnedFrom})] = told(
-        "Whose think times say when a block is expected again (value)", None
+        "Whose think times predict a block's next use (value)", None
     )
 
     def _wrongs(self) -> Iterator[Wrong]:
@@ -468,12 +470,14 @@ class PlacementEntry(DocumentPart):
     called = "placement rule"
     id: Annotated[Scalar, fields.IDENTIFIER.called("placement rule")] = told("The rule's name, as refusals give it")
     groups: Annotated[tuple[_GROUP, ...], _WORDS] = told("The only groups of workers that serve them")
-    tenants: Annotated[tuple[Tenant, ...] | None, _EVERYONE] = told("Whose requests; * is everybody's", None)
+    tenants: Annotated[tuple[Tenant, ...] | None, _EVERYONE] = told(
+        "The tenants whose requests match; * matches all", None
+    )
     labels: Labels = told("Requests whose domains have these labels", {})
     classification: Annotated[LevelRange | tuple[Level, ...] | None, _LEVELS] = told(
         "Requests of these classifications", None
     )
-    dedicated: fields.Truth = told("The groups serve nobody but the tenants of this rule", False)
+    dedicated: fields.Truth = told("The groups serve only the tenants of this rule", False)
     reason: fields.Text = told("A line for people", "")
 
     def _wrongs(self) -> Iterator[Wrong]:
@@ -491,8 +495,8 @@ class PolicyDocument(DocumentPart):
 
     called = "the policy"
     form: Annotated[str, fields.constant(model.SCHEMA)] = told("The language and its version", alias="schema")
-    name: Annotated[Scalar, fields.IDENTIFIER] = told("What the policy is called")
-    description: fields.Text = told("What it is for", "")
+    name: Annotated[Scalar, fields.IDENTIFIER] = told("The policy's name")
+    description: fields.Text = told("The policy's purpose", "")
     issuers: Annotated[tuple[Issuer, ...], listed(64, distinct=True, single=True)] = told(
         "Whose tenants are admitted, where there are several; the bare ids of a ledger are the first one's",
         (),
@@ -513,18 +517,18 @@ class PolicyDocument(DocumentPart):
     groups: Annotated[dict[str, GroupEntry], by_name()] = told("Families of tenants", {})
     segments: Annotated[tuple[SegmentEntry, ...], listed()] = told("Prompt prefixes declared wider than private", ())
     grants: Annotated[tuple[GrantEntry, ...], listed()] = told("The only other way across a tenant boundary", ())
-    rules: Annotated[tuple[RuleEntry, ...], listed()] = told("Permits within a tenant, forbids about anything", ())
+    rules: Annotated[tuple[RuleEntry, ...], listed()] = told("Permits within a tenant, and forbids of any kind", ())
     retention: Retentions = told("By classification: how long blocks may exist")
     scrub: Scrubs = told("By classification, or `default`: how a block ends")
     offload: Offloads = told("By classification: where blocks may go: never, or to tiers")
     integrity: Integrities | None = told(
-        "By classification, or `default`: what is compared with its checksum before it is reused", None
+        "By classification, or `default`: the share of blocks compared with their checksums before reuse", None
     )
     placement: Annotated[tuple[PlacementEntry, ...], listed()] = told(
-        "Which workers alone may serve whose requests", ()
+        "The only workers that may serve these requests", ()
     )
     on_worker_death: Annotated[dict[str, Annotated[model.OnWorkerDeath, _DEATH]], by_name(names=_LEVEL_OR_DEFAULT)] = (
-        told("By classification, or `default`: what becomes of a dead worker's copies; restore if left out", {})
+        told("By classification, or `default`: what happens to a dead worker's copies; restore if left out", {})
     )
     route_receipts: ReceiptShares = told(
         "By classification, or `default`: the share of requests with a route receipt; 1/10 if left out", {}
@@ -535,6 +539,6 @@ class PolicyDocument(DocumentPart):
 
 
 def percent(share: Fraction) -> str:
-    """A share as an exact percentage."""
+    """Return a share as an exact percentage."""
     value = share * 100
     return f"{value.numerator}%" if value.denominator == 1 else f"{float(value):g}%"

@@ -1,1 +1,1 @@
-"""The decision table: a policy compiled into look-ups, for one request or many, and what is owed for a block."""
+"""The decision table: a policy compiled into look-ups for one request or many, and the obligations for each block."""

@@ -1,4 +1,4 @@
-"""The dense form of a decision table: many requests at one instant, answered by numpy.
+"""The dense form of a decision table, with which numpy answers many requests for one instant.
 
 1. `permits` agrees with `DecisionTable.decide` on every well-formed request; anything out of range is a deny.
 2. Tenants are indices: listed ones in order of name; unlisted ones share a row and are told apart only for equality.
@@ -19,7 +19,7 @@ _ACTIONS, _SCOPES = len(Action), len(Scope)
 
 
 class BatchTable:
-    """Permit bits of the own rows, and sorted intervals of everything across tenants."""
+    """Permit bits of the own rows, and sorted intervals of all cells across tenants."""
 
     __slots__ = ("_cross", "_end", "_index", "_levels", "_longest", "_own", "_permit", "_refused", "_start")
 
@@ -80,7 +80,9 @@ class BatchTable:
         return (((pair * 3 + via) * _ACTIONS + action) * self._levels + level) * _SCOPES + scope
 
     def intern(self, readers: Sequence[str], owners: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Indices for tenants; unlisted ones get indices of their own within this call, malformed ones -1."""
+        """Return indices for tenants. Unlisted tenants get indices that are valid within this call; malformed ones get
+        -1.
+        """
         seen = dict(self._index)
         result = []
         for names in (readers, owners):
@@ -94,7 +96,7 @@ class BatchTable:
         return result[0], result[1]
 
     def permits(self, requests: AccessColumns[Integers], now_utc_us: int) -> NDArray[np.bool_]:
-        """The mask of permits; readers and owners are indices of one `intern` call."""
+        """Return the mask of permits; readers and owners are indices of one `intern` call."""
         actions, readers, owners, classifications, scopes, vias = requests
         valid = (readers >= 0) & (owners >= 0) & (vias >= 0) & (vias < 3)
         for values, count in ((actions, _ACTIONS), (classifications, self._levels), (scopes, _SCOPES)):
@@ -114,11 +116,11 @@ class BatchTable:
         return result
 
     def _live(self, keys: NDArray[np.int64], now_utc_us: int) -> NDArray[np.bool_]:
-        """Whether an interval of each key holds the instant and permits."""
-        found = np.zeros(len(keys), dtype=bool)
+        """Return whether an interval of each key contains the instant and permits."""
+        permitted = np.zeros(len(keys), dtype=bool)
         place = np.searchsorted(self._cross, keys)
         for offset in range(self._longest):
             at = np.minimum(place + offset, len(self._cross) - 1)
             same = self._cross[at] == keys
-            found |= same & (self._start[at] <= now_utc_us) & (now_utc_us < self._end[at]) & self._permit[at]
-        return found
+            permitted |= same & (self._start[at] <= now_utc_us) & (now_utc_us < self._end[at]) & self._permit[at]
+        return permitted

@@ -1,4 +1,4 @@
-"""The classification and the domain labels of a request, from its tenant, route, verified claim and hint.
+"""Classify a request: its level and domain labels, from its tenant, route, verified claim and hint.
 
 1. Effective = the highest of the tenant's default, every matching route, the claim and the hint.
 2. When neither tenant, route nor claim is known, it is the highest there is; a hint alone is never "known".
@@ -26,23 +26,23 @@ class _Named(Protocol):
 
 
 class Classifies(Protocol):
-    """What of a policy classifies requests."""
+    """The parts of a policy that classify requests."""
 
     @property
     def classifications(self) -> tuple[str, ...]:
-        """Low to high."""
+        """The classifications, low to high."""
 
     @property
     def tenants(self) -> Iterable[_Named]:
-        """At least those that a rule names."""
+        """At least those tenants that a rule names."""
 
     @property
     def classify(self) -> tuple[ClassifyRule, ...]:
-        """Its rules."""
+        """The classification rules."""
 
 
 class Classifier:
-    """Levels and labels for requests of one policy."""
+    """Levels and labels for requests under one policy."""
 
     __slots__ = ("_by_tenant", "_highest", "_levels", "_others")
 
@@ -63,7 +63,7 @@ class Classifier:
         }
 
     def classify(self, tenant: str, route: str | None, claim: str | None, hint: str | None) -> int:
-        """The effective level of a request; `claim` and `hint` are classification names."""
+        """Return the effective level of a request; `claim` and `hint` are classification names."""
         default, rules = self._by_tenant.get(tenant, self._others)
         level = -1 if default is None else default
         for rule in self._matching(rules, route):
@@ -78,7 +78,7 @@ class Classifier:
         return level if hint is None else max(level, self._levels.get(hint, self._highest))
 
     def labels(self, tenant: str, route: str | None, own: Labels) -> Labels:
-        """The labels of a request's domains: the tenant's own and those of every matching rule."""
+        """Return the labels of a request's domains: the tenant's own and those of every matching rule."""
         _, rules = self._by_tenant.get(tenant, self._others)
         pairs = set(own)
         for rule, segments in rules:
@@ -87,12 +87,12 @@ class Classifier:
         return tuple(sorted(pairs))
 
     def all_labels(self, tenant: str, own: Labels) -> Labels:
-        """Every label that some route gives the tenant's domains."""
+        """Return every label that some route gives the tenant's domains."""
         _, rules = self._by_tenant.get(tenant, self._others)
         return tuple(sorted({*own, *(pair for rule, _ in rules for pair in rule.labels)}))
 
     def _matching(self, rules: _Rules, route: str | None) -> tuple[ClassifyRule | None, ...]:
-        """The route rules that match; None stands for a route that cannot be trusted."""
+        """Return the matching route rules; None stands for an untrusted route."""
         if route is None or not rules:
             return ()
         if not _trusted(route):
@@ -102,7 +102,7 @@ class Classifier:
 
 
 def _default(rules: _Rules) -> int | None:
-    """The tenant's default level: its own rule without a route, else everybody's."""
+    """Return the tenant's default level: its own rule without a route, or else the rule for all tenants."""
     return next((rule.level for rule, _ in rules if rule.route is None and rule.level is not None), None)
 
 

@@ -4,6 +4,9 @@
 - Revoked ids (grants, segments, groups, or one pair of a group) take no part; a forbid is not revocable.
 - A grant or segment whose labels differ from the reader's on every route (`crossing`) has no entry for it.
 - Grants are not composed: a pair of tenants without a grant of its own has no entry.
+- If a rule's terms cannot be evaluated, a forbid covers every cell and a permit covers none. The decision carries the
+  error.
+- The order of rules changes nothing: ids are reported sorted, and every matching rule is reported.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ from kvcustody.policies.document.model import (
     Effect,
     Grant,
     Policy,
+    Relation,
+    Rule,
+    RuleEffect,
     Scope,
     SegmentRule,
     TenantPolicy,
@@ -41,7 +47,6 @@ from kvcustody.policies.table.model import (
     Unlisted,
 )
 from kvcustody.policies.table.obligations import Obligations, ObligationsOf, ended
-from kvcustody.policies.table.rule_match import NO_RULING, RuleIndex, Ruling, Rulings
 
 _LISTED_MAX = 16  # live sources of a piece of time that have a dict of their own
 _DOMAIN_ACTIONS = (Action.REUSE, Action.PUBLISH, Action.RETAIN, Action.OFFLOAD)
@@ -56,7 +61,7 @@ class SourcePeriod(NamedTuple):
 
 
 def compile_policy(policy: Policy, *, revision: int, revoked: frozenset[str] = frozenset()) -> DecisionTable:
-    """The decision table of a policy revision; `revoked` ids stay out of it whatever the policy says."""
+    """Return the decision table of a policy revision, without the `revoked` ids."""
     compiled = _Compiler(policy, revision, revoked).tables()
     return DecisionTable(policy, compiled, revision=revision, digest=digest(policy), revoked=revoked)
 
@@ -92,7 +97,7 @@ class _Compiler:
         self._own_levels: dict[tuple[Action, Scope, int, int], tuple[Decision, ...]] = {}
 
     def tables(self) -> Tables:
-        """Every table, complete."""
+        """Return every table, complete."""
         policy = self._policy
         readers: list[str | Unlisted] = [tenant.id for tenant in policy.tenants]
         if policy.default is not None:
@@ -144,7 +149,7 @@ class _Compiler:
     def _own_scopes(
         self, action: Action, tenant: TenantPolicy, ruling: Ruling, level: int, owed: Obligations
     ) -> tuple[Decision, ...]:
-        """The cells of one action and level, narrow to wide: one object for all tenants that are decided alike."""
+        """Return the cells of one action and level, narrow to wide. Tenants with equal decisions share one object."""
         widest = tenant.scope if action in _DOMAIN_ACTIONS else Scope.TENANT
         inside = self._own_decision(action, tenant, ruling, level, owed)
         marks = (id(inside), widest)
@@ -204,7 +209,7 @@ class _Compiler:
         return tuple(levels)
 
     def _opened(self, ruling: Ruling, section: tuple[Effect, str] | None) -> Callable[[tuple[str, ...]], Decision]:
-        """The decision while sources are live: rules may forbid it, an obligation may rule it out."""
+        """Return the decision while sources are live: a rule may forbid it, or an obligation may rule it out."""
 
         def decision(ids: tuple[str, ...]) -> Decision:
             if ruling.forbids:
@@ -302,3 +307,95 @@ def _grouped(grants: list[Grant]) -> dict[str, tuple[Grant, ...]]:
     for grant in sorted(grants, key=lambda grant: grant.id):
         by_reader.setdefault(grant.reader, []).append(grant)
     return {reader: tuple(mine) for reader, mine in by_reader.items()}
+
+
+# -- the rules, evaluated for a pair of tenants into the forbids and permits of every cell -----------------------------
+
+
+class Ruling(NamedTuple):
+    """The rules' verdict on one cell: ids of the forbids and permits that match, and errors."""
+
+    forbids: tuple[str, ...] = ()
+    permits: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+
+
+Rulings = dict[tuple[int, int], Ruling]
+"""By (action, level); a cell that no rule matches is absent."""
+NO_RULING = Ruling()
+
+
+class RuleIndex:
+    """The rules, indexed so that a pair of tenants only costs the rules that name one of them."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._levels = len(policy.classifications)
+        self._every = [(int(action), level) for action in Action for level in range(self._levels)]
+        self._failed: dict[str, tuple[Rule, str]] = {}
+        self._named: dict[str, list[Rule]] = {}
+        self._general: list[Rule] = []
+        for rule in policy.rules:
+            try:
+                names = {*(rule.readers or ()), *(rule.owners or ())}
+            except Exception as error:
+                self._failed[rule.id] = (rule, f"{rule.id}: {type(error).__name__}")
+                continue
+            if rule.readers is None and rule.owners is None:
+                self._general.append(rule)
+            for name in names:
+                self._named.setdefault(name, []).append(rule)
+        self._known: dict[tuple[object, ...], Rulings] = {}
+
+    def rulings(self, reader: str, owner: str, via: Via, *, same_group: bool) -> Rulings:
+        """Return the rulings for this reader at this owner's domains, for every action and level."""
+        own = reader == owner
+        named, failed = [], dict(self._failed)
+        for rule in {rule.id: rule for name in (reader, owner) for rule in self._named.get(name, ())}.values():
+            try:
+                if _names_match(rule, reader, owner):
+                    named.append(rule)
+            except Exception as error:
+                failed[rule.id] = (rule, f"{rule.id}: {type(error).__name__}")
+        near = own or same_group
+        key = (own, near, via, tuple(sorted(rule.id for rule in named)), tuple(sorted(failed)))
+        if key not in self._known:
+            covered = [(rule, *self._covered(rule, own, near, via)) for rule in (*self._general, *named)]
+            covered.extend((rule, self._every, (error,)) for rule, error in failed.values())
+            self._known[key] = _collect(covered)
+        return self._known[key]
+
+    def _covered(self, rule: Rule, own: bool, near: bool, via: Via) -> tuple[list[tuple[int, int]], tuple[str, ...]]:
+        """Return the cells that a rule covers; all cells after an error (a failing permit then permits nothing)."""
+        try:
+            if rule.via is not None and via not in rule.via:
+                return [], ()
+            if rule.relation is Relation.OWNER and not own:
+                return [], ()
+            if rule.relation is Relation.SAME_GROUP and not near:
+                return [], ()
+            levels = range(self._levels) if rule.levels is None else rule.levels
+            return [(int(action), int(level)) for action in rule.actions for level in levels], ()
+        except Exception as error:
+            return self._every, (f"{rule.id}: {type(error).__name__}",)
+
+
+def _collect(covered: Iterable[tuple[Rule, list[tuple[int, int]], tuple[str, ...]]]) -> Rulings:
+    """Rulings by cell, from the cells that each rule covers."""
+    cells: dict[tuple[int, int], tuple[list[str], list[str], list[str]]] = {}
+    for rule, places, errors in covered:
+        for cell in places:
+            forbids, permits, failed = cells.setdefault(cell, ([], [], []))
+            failed.extend(errors)
+            if rule.effect is RuleEffect.PERMIT:
+                permits.extend(() if errors else (rule.id,))
+            else:
+                forbids.append(rule.id)
+    return {
+        cell: Ruling(tuple(sorted(forbids)), tuple(sorted(permits)), tuple(sorted(failed)))
+        for cell, (forbids, permits, failed) in cells.items()
+    }
+
+
+def _names_match(rule: Rule, reader: str, owner: str) -> bool:
+    """Return whether the tenants fit the names in the rule."""
+    return (rule.readers is None or reader in rule.readers) and (rule.owners is None or owner in rule.owners)

@@ -1,4 +1,4 @@
-"""What keeps a declared grant or segment from opening anything: its owner has no such domain, or labels differ.
+"""Barriers that keep a declared grant or segment from opening anything: the owner has no such domain, or labels differ.
 
 1. A grant opens its owner's domain of the whole tenant. An owner whose private scope is narrower has none.
 2. Blocks of different labels are shared only where the rule names the labels that it crosses. Which labels a request
@@ -18,18 +18,18 @@ from kvcustody.policies.table.classify import Classifier
 
 
 def uncrossed(rule: Grant | SegmentRule, mine: Labels, theirs: Labels) -> tuple[str, ...]:
-    """The labels in which the two sets differ and that the rule does not name."""
+    """Return the labels that differ between the two sets and that the rule does not name."""
     differing = {name for name, _ in set(mine) ^ set(theirs)}
     return tuple(sorted(differing.difference(rule.crosses)))
 
 
 def has_domain(rule: Grant | SegmentRule, owner: TenantPolicy | None) -> bool:
-    """Whether blocks that the rule speaks of exist: a grant's are of a whole tenant, a segment has its own."""
+    """Return whether the rule's blocks can exist: a grant needs tenant-wide blocks; a segment has its own."""
     return isinstance(rule, SegmentRule) or (owner is not None and owner.scope >= Scope.TENANT)
 
 
 def rules_without_effect(policy: Policy) -> Iterator[tuple[str, str]]:
-    """(id, why) of each declared grant and segment that opens nothing to any reader that it lists."""
+    """Yield (id, reason) for each declared grant and segment that opens nothing to any reader it lists."""
     barriers = Barriers(policy)
     for rule in policy.openings():
         readers = (rule.reader,) if isinstance(rule, Grant) else rule.tenants
@@ -41,7 +41,7 @@ def rules_without_effect(policy: Policy) -> Iterator[tuple[str, str]]:
 
 
 class Barriers:
-    """What keeps the rules of one policy from opening anything, whatever the route."""
+    """The reasons why rules of one policy open nothing, independent of the route."""
 
     def __init__(self, policy: Policy) -> None:
         self._classifier = Classifier(policy)
@@ -52,19 +52,19 @@ class Barriers:
         self._labels_of: dict[str, tuple[Labels, Labels]] = {}
 
     def of(self, rule: Grant | SegmentRule, reader: str) -> tuple[str, ...]:
-        """Why the rule opens nothing to this reader, in words; empty where it may. An unlisted tenant is `""`."""
-        found = []
+        """Return in words why the rule opens nothing to this reader; empty if it may. An unlisted tenant is `""`."""
+        barriers = []
         owner = self._tenants.get(rule.owner)
         if owner is not None and not has_domain(rule, owner):
             scope = owner.scope.name.lower()
-            found.append(f"its owner's `scope` is `{scope}`, so no block is of the whole tenant")
+            barriers.append(f"its owner's `scope` is `{scope}`, so no block is of the whole tenant")
         labels = self.never_equal(rule, reader)
         if labels:
-            found.append(f"the labels `{'`, `'.join(labels)}` differ and are not in its `crosses`")
-        return tuple(found)
+            barriers.append(f"the labels `{'`, `'.join(labels)}` differ and are not in its `crosses`")
+        return tuple(barriers)
 
     def never_equal(self, rule: Grant | SegmentRule, reader: str) -> tuple[str, ...]:
-        """Labels that differ whatever the route, and that the rule does not name.
+        """Return the labels that differ on every route and that the rule does not name.
 
         Labels add up with the route: the reader has at least those without one, and at most all of its rules'.
         """

@@ -1,4 +1,4 @@
-"""The decision table: who may do what with whose blocks, as look-ups whose cost ignores the policy's size.
+"""The decision table: who may do what with whose blocks. A look-up's cost does not depend on the policy's size.
 
     table = compile_policy(load_policy(text, name="acme.yaml"), revision=1)
     table.decide(AccessRequest(Action.REUSE, "labs", "acme", 0, Scope.TENANT, Via.GRANT), now_utc_us)
@@ -64,7 +64,7 @@ Places = Mapping[int, Mapping[int, Mapping[int, int]]]
 
 @cache
 def places(levels: int) -> Places:
-    """Where each cell is in the rows of a policy with this many classifications."""
+    """Return the position of each cell in the rows of a policy with this many classifications."""
     following = count()
     return {
         int(action): {level: {int(scope): next(following) for scope in Scope} for level in range(levels)}
@@ -123,7 +123,7 @@ class DecisionTable:
         self._batch: BatchTable | None = None
 
     def decide(self, request: AccessRequest, now_utc_us: int) -> Decision:
-        """Whether the reader may act on the owner's domain at this instant."""
+        """Return whether the reader may act on the owner's domain at this instant."""
         try:
             action, reader, owner, classification, scope, via, source = request
             if via == _OWN:
@@ -167,48 +167,52 @@ class DecisionTable:
         return () if row is None else row.get((action, classification, scope, source), ())
 
     def decide_many(self, requests: AccessColumns[Sequence[str]], now_utc_us: int) -> NDArray[np.bool_]:
-        """The permits among many requests at one instant, as a mask; `decide` gives the reasons of one."""
+        """Return a mask of the permitted requests at one instant; `decide` gives the reasons for a single one."""
         readers, owners = self.batch().intern(requests.readers, requests.owners)
         actions, _, _, levels, scopes, vias = requests
         return self.batch().permits(AccessColumns(actions, readers, owners, levels, scopes, vias), now_utc_us)
 
     def batch(self) -> BatchTable:
-        """The dense form for many requests at once, built on first use."""
+        """Return the dense form for many requests at once, built on first use."""
         if self._batch is None:
             self._batch = BatchTable(self._tables, len(self.policy.classifications))
         return self._batch
 
     def demand(self, tenant: str, route: str | None, claim: str | None, hint: str | None) -> Demand:
-        """Which placement groups may serve a request of a tenant."""
+        """Return which placement groups may serve a tenant's request."""
         return self.placement.demand(tenant, route, claim, hint)
 
     def may_serve(self, group: str, tenant: str, route: str | None, claim: str | None, hint: str | None) -> bool:
-        """Whether a placement group may serve a request of a tenant; soon said where there are no rules."""
+        """Return whether a placement group may serve a tenant's request; fast without placement rules."""
         return not self.policy.placement or self.demand(tenant, route, claim, hint).allows(group)
 
     def after_death(self, tenant: str, level: int) -> OnWorkerDeath:
-        """What becomes of a tenant's copies of a classification when their worker died."""
+        """Return what happens to a tenant's copies of a classification when their worker died."""
         return self.policy.after_death(level)
 
     def classify(self, tenant: str, route: str | None, claim: str | None, hint: str | None) -> int:
-        """The effective level of a request: the highest of tenant or route default, claim and hint."""
+        """Return the effective level of a request: the highest of tenant or route default, claim and hint."""
         return self._classifier.classify(tenant, route, claim, hint)
 
     def labels(self, tenant: str, route: str | None) -> Labels:
-        """The labels of a request's domains, sorted."""
+        """Return the labels of a request's domains, sorted."""
         entry = self.tenant(tenant)
         return self._classifier.labels(tenant, route, () if entry is None else entry.labels)
 
     def uncrossed(self, rule: Grant | SegmentRule, reader: str, route: str | None) -> tuple[str, ...]:
-        """Labels in which a reader's request and the owner's blocks differ, and that the rule does not name."""
+        """Return the labels in which a reader's request and the owner's blocks differ and that the rule does not
+        name.
+        """
         return uncrossed(rule, self.labels(reader, route), self.labels(rule.owner, None))
 
     def opens(self, rule: Grant | SegmentRule, reader: str, route: str | None) -> bool:
-        """Whether there is anything that a permit through this rule could let a request reuse (`crossing`)."""
+        """Return whether this rule could let any request reuse anything (`crossing`)."""
         return not self.uncrossed(rule, reader, route) and has_domain(rule, self.tenant(rule.owner))
 
     def obligations(self, tenant: str, classification: int) -> Obligations:
-        """What is owed for a tenant's blocks; their end, when it is not admitted. Raises `PolicyError`."""
+        """Return the obligations for a tenant's blocks, or for their end if it is not admitted. Raises
+        `PolicyError`.
+        """
         levels = self._tables.obligations.get(tenant) or self._tables.obligations.get(UNLISTED)
         if not 0 <= classification < len(self.policy.classifications):
             message = f"policy `{self.policy.name}` has no classification level `{classification}`"
@@ -216,7 +220,8 @@ class DecisionTable:
         return self._tables.ended if levels is None else levels[classification]
 
     def tier_duty(self, tenant: str, classification: int, tier: str) -> TierDuty:
-        """What is owed for copies of a tenant's blocks in a tier: the same at every instant, whoever reads them.
+        """Return the obligations for copies of a tenant's blocks in a tier. They depend on neither the instant nor the
+        reader.
 
         Nothing may be in a tier of no known name, nor where `offload` is denied; of published blocks nothing where
         publishing or retaining is. Raises `PolicyError` for a level that does not exist.
@@ -234,7 +239,7 @@ class DecisionTable:
         return duty._replace(reasons=(f"offload:{self.policy.classifications[classification]}",))
 
     def grants_for(self, reader: str, classification: int, now_utc_us: int) -> tuple[Grant, ...]:
-        """The grants that let `reader` reuse blocks of exactly this level now, ordered by id."""
+        """Return the grants that let `reader` reuse blocks of exactly this level now, ordered by id."""
         grants = self._tables.grants_by_reader.get(reader)
         if grants is None:
             return ()
@@ -247,7 +252,7 @@ class DecisionTable:
         )
 
     def segments_for(self, reader: str, now_utc_us: int) -> tuple[SegmentRule, ...]:
-        """The segments that `reader` may match now, ordered by id."""
+        """Return the segments that `reader` may match now, ordered by id."""
         segments = self._tables.segments_by_reader.get(reader)
         if segments is None:
             if self.tenant(reader) is None:
@@ -256,21 +261,23 @@ class DecisionTable:
         return tuple(s for s in segments if s.expires_us is None or now_utc_us < s.expires_us)
 
     def tenant(self, tenant: str) -> TenantPolicy | None:
-        """The tenant's entry; `tenants.default` (id `default`) for an unlisted one; None when refused."""
+        """Return the tenant's entry; `tenants.default` (id `default`) for an unlisted tenant; None if the tenant is
+        refused.
+        """
         entry = self._tenants.get(tenant)
         return self.policy.default if entry is None and _well_formed(tenant) else entry
 
     def names_by_tenant(self, tenant: str) -> bool:
-        """Whether routers know all of the tenant's requests by one name."""
+        """Return whether routers use one name for all of the tenant's requests."""
         entry = self.tenant(tenant)
         return entry is not None and name_scope(entry) is Scope.TENANT
 
     def entries(self) -> frozenset[tuple[str | Unlisted, str]]:
-        """Every (reader, owner) with an entry of its own across tenants; any other pair is denied."""
+        """Return every (reader, owner) with an entry across tenants; any other pair is denied."""
         return frozenset((*self._grants, *self._segments))
 
     def timeline(self, request: AccessRequest) -> Timeline:
-        """When a request across tenants may be answered by a source; empty: denied at every instant."""
+        """Return when a source may permit a request across tenants; an empty timeline means always denied."""
         action, reader, owner, level, scope, via, source = request
         if via == _SEGMENT:
             return self._segment_timeline(action, reader, owner, level, scope, source)
@@ -280,19 +287,19 @@ class DecisionTable:
         return levels[level]
 
     def timelines(self, reader: str, owner: str) -> tuple[Timeline, ...]:
-        """Every timeline that may answer for this pair across tenants: between their edges nothing changes."""
+        """Return every timeline that may decide for this pair across tenants. Between their edges nothing changes."""
         row = self._segments.get((reader, owner))
         if row is None and reader not in self._own:
             row = self._segments.get((UNLISTED, owner))
         return (*self._grants.get((reader, owner), ()), *(() if row is None else row.values()))
 
     def next_change_us(self, now_utc_us: int) -> int | None:
-        """The earliest later instant at which an answer may change: an edge of a grant or segment."""
+        """Return the next instant at which an answer may change: an edge of a grant or segment."""
         index = bisect_right(self._edges, now_utc_us)
         return self._edges[index] if index < len(self._edges) else None
 
     def level(self, name: str) -> int:
-        """A classification's level by its name. Raises `PolicyError`."""
+        """Return a classification's level by its name. Raises `PolicyError`."""
         try:
             return self.policy.classifications.index(name)
         except ValueError:
@@ -301,10 +308,12 @@ class DecisionTable:
 
 
 def name_scope(entry: TenantPolicy) -> Scope:
-    """By which scope routers know a request: its private one, or the tenant's where all are placed together."""
+    """Return the scope by which routers name a request: its private scope, or the tenant's if all are placed
+    together.
+    """
     return Scope.TENANT if entry.affinity is Affinity.SEGMENT else entry.scope
 
 
 def _well_formed(tenant: object) -> bool:
-    """Whether this may be an unlisted tenant's id: no tenant, no admission."""
+    """Return whether this may be an unlisted tenant's id. Without a tenant there is no admission."""
     return type(tenant) is str and 0 < len(tenant) <= TENANT_LENGTH_MAX

@@ -1,4 +1,4 @@
-"""What a decision table is made of: decisions, when they hold, and the rows that a compiled policy keeps them in.
+"""The parts of a decision table: decisions, their time intervals, and the rows of a compiled policy.
 
 A caller of `DecisionTable.decide` reads `Decision` alone. The compiler fills `Tables`; a `DecisionTable` and its dense
 form (`BatchTable`) read them.
@@ -25,7 +25,7 @@ TENANT_LENGTH_MAX = 257
 
 
 class Unlisted(Enum):
-    """The key under which unlisted tenants are kept: no caller's string, nor None, equals it."""
+    """The key for unlisted tenants. No caller's string, nor None, equals it."""
 
     TENANT = 0
 
@@ -34,7 +34,7 @@ UNLISTED = Unlisted.TENANT
 
 
 class AccessRequest(NamedTuple):
-    """What one decision is asked for, all but its instant: may `reader` act on `owner`'s domain, reached by `via`?
+    """A question for one decision, without its instant: may `reader` act on `owner`'s domain, reached by `via`?
 
     `source` narrows a grant or segment to one id; without it any live one will do, and all are named. Where the same
     is asked again and again (a plan's requests), make it once.
@@ -54,7 +54,9 @@ Tenants = TypeVar("Tenants", Sequence[str], Integers)
 
 
 class AccessColumns(NamedTuple, Generic[Tenants]):
-    """Many access requests by any source, a column a field; tenants by name, or by index (`BatchTable.intern`)."""
+    """Many access requests by any source, one column for each field; tenants by name or by index
+    (`BatchTable.intern`).
+    """
 
     actions: Integers
     readers: Tenants
@@ -66,7 +68,7 @@ class AccessColumns(NamedTuple, Generic[Tenants]):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An effect, the ids that determined it, the policy's revision, and what went wrong while deciding."""
+    """An effect, the ids that determined it, the policy's revision, and the errors met while deciding."""
 
     effect: Effect
     reasons: tuple[str, ...]
@@ -86,7 +88,8 @@ Row = tuple[Decision, ...]
 
 
 class ManySources:
-    """Live sources and the decision through each, where a dict for every piece of time would cost too much memory.
+    """Live sources and the decision through each, for cases in which a dict for each interval would use too much
+    memory.
 
     `ids` are sorted; `decisions` has those of every piece of the timeline.
     """
@@ -98,7 +101,7 @@ class ManySources:
         self._decisions = decisions
 
     def get(self, source: str, default: Decision) -> Decision:
-        """The decision through this source; `default` where it is not live."""
+        """Return the decision through this source; `default` if it is not live."""
         ids = self._ids
         place = bisect_left(ids, source)
         return self._decisions[source] if place < len(ids) and ids[place] == source else default
@@ -108,7 +111,7 @@ class ManySources:
 
 
 class LiveInterval(NamedTuple):
-    """A piece of time in which the same grants or segments are live, and what is decided then.
+    """An interval in which the same grants or segments are live, and the decision for it.
 
     `decision` is through any of them, `sources` has the decision through each.
     """
@@ -124,7 +127,7 @@ Timeline = tuple[LiveInterval, ...]
 
 
 def source_edges(timelines: Iterable[Timeline]) -> dict[str, set[int]]:
-    """By source: the instants at which it comes, goes, or begins or stops to be permitted, in any of the timelines."""
+    """Return by source the instants at which any timeline adds it, drops it, or starts or stops to permit it."""
     edges: dict[str, set[int]] = {}
     for timeline in {id(timeline): timeline for timeline in timelines}.values():
         until, live, permitted = ALWAYS_US, frozenset[str](), False
@@ -150,7 +153,7 @@ SegmentRow = Mapping[tuple[int, int, int, str | None], Timeline]
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What the compiler hands to a `DecisionTable`; every part is complete and never changed again."""
+    """The compiler's result for a `DecisionTable`; every part is complete and never changes again."""
 
     own: dict[str, Row]
     unlisted: Row | None

@@ -1,4 +1,4 @@
-"""What is owed for a block: how long it may exist, how it ends, where it may go, and its evidence.
+"""Obligations for a block: how long it may exist, how it ends, where it may go, and its evidence.
 
 1. Where several sources apply: the shortest time, the strictest scrub, verification and integrity check, the
    intersection of tiers and of the places of a remote store, required encryption, the highest audit class. `combine` is
@@ -30,7 +30,7 @@ NOWHERE = (0,) * len(Tier)
 
 
 class TierDuty(NamedTuple):
-    """What is owed for copies of a tenant's blocks in one tier, and what decided it.
+    """The obligations for copies of a tenant's blocks in one tier, and the sources that decided them.
 
     `absolute_us`: how long a copy of published blocks may be there, 0: not at all. `within_us`: how long its bytes may
     still be there after it is due. `running_us`: how long blocks of a request that goes on may be there, 0: not at
@@ -46,11 +46,11 @@ class TierDuty(NamedTuple):
 
     @property
     def bucket_us(self) -> int:
-        """How wide a time bucket may be, so that the end of its key is the end of bytes in time."""
+        """The maximum width of a time bucket such that destroying its key ends the bytes in time."""
         return max(1, min(self.absolute_us // BUCKETS, self.within_us))
 
     def allows(self, labels: Labels, place: Mapping[str, Collection[str]]) -> bool:
-        """Whether copies of a domain with these labels may be in a store that has these values of labels."""
+        """Return whether copies of a domain with these labels may be in a store with these label values."""
         return all(value in place.get(name, ()) for name, value in labels if name in self.match)
 
 
@@ -83,7 +83,7 @@ class Obligations(NamedTuple):
         return self.idle_us > 0 and self.absolute_us > 0
 
     def in_tier(self, tier: Tier) -> TierDuty:
-        """What is owed for copies in a tier, as far as the sections say it; rules may still forbid them."""
+        """Return the obligations for copies in a tier according to the sections; rules may still forbid them."""
         at = _TIERS.index(tier)
         absolute_us = min(self.tier_absolute_us[at], self.absolute_us)
         return TierDuty(
@@ -99,7 +99,7 @@ _TIERS = tuple(Tier)
 
 
 def combine(first: Obligations, *others: Obligations) -> Obligations:
-    """The strictest of several obligations, field by field."""
+    """Return the strictest of several obligations, field by field."""
     result = first
     for other in others:
         tiers = tuple(tier for tier in Tier if tier in result.tiers and tier in other.tiers)
@@ -128,7 +128,7 @@ def _shortest(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def obligations_of(policy: Policy, tenant: TenantPolicy | None) -> tuple[Obligations, ...]:
-    """One `Obligations` a level: the policy's, combined with the tenant's own where it has some."""
+    """Return one `Obligations` for each level: the policy's, combined with the tenant's own."""
     result = []
     wide = policy.integrity or (IntegrityPolicy(),) * len(policy.classifications)
     for level in range(len(policy.classifications)):
@@ -148,7 +148,7 @@ def obligations_of(policy: Policy, tenant: TenantPolicy | None) -> tuple[Obligat
 
 
 class ObligationsOf:
-    """`obligations_of` one policy, worked out once for all tenants that say the same: most say nothing of their own."""
+    """`obligations_of` one policy, computed once for all tenants with equal entries: most have none of their own."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -163,7 +163,7 @@ class ObligationsOf:
 
 
 def ended(policy_wide: tuple[Obligations, ...]) -> Obligations:
-    """What is owed to a tenant that the policy does not admit: the end of its custody, at its strictest."""
+    """Return the obligations to a tenant that the policy does not admit: the strictest end of its custody."""
     strictest = combine(*policy_wide)
     return strictest._replace(
         idle_us=0,
@@ -213,7 +213,7 @@ def _running_us(limit: TierLimit | None, retention: Retention) -> int:
 
 
 def _shortened(limit: TierLimit, absolute_us: int) -> TierLimit:
-    """A limit where blocks may exist for `absolute_us`: what follows from a tier's `absolute` follows from that."""
+    """Return a limit, cut to blocks that exist for `absolute_us`. Values derived from a tier's `absolute` follow it."""
     shorter = min(limit.absolute_us, absolute_us)
     follows = limit.within_us == default_within_us(limit.absolute_us)
     return TierLimit(limit.tier, shorter, default_within_us(shorter) if follows else limit.within_us)

@@ -1,4 +1,4 @@
-"""What a policy says to doors of a request: which groups of workers may serve it, and whether it has a route receipt.
+"""A policy's instructions to doors for a request: which groups of workers may serve it, and whether it gets a receipt.
 
     table = PlacementTable.of(policy)
     demand = table.demand("acme", "/v1/completions", claim=None, hint="internal")
@@ -35,7 +35,7 @@ from kvcustody.tenants import issuers_of
 
 
 class Demand(NamedTuple):
-    """Where a request may go: to `only` these groups (None: to any), and to none that is `barred`.
+    """Where a request may go: only to the groups in `only` (None: to any), and to none in `barred`.
 
     `by`: the placement rules that say so. `is_retried`: whether it may be presented again when its worker died.
     `receipt_share`: of which share of such requests the door writes a route receipt.
@@ -48,15 +48,15 @@ class Demand(NamedTuple):
     receipt_share: Fraction = UNSAID_RECEIPTS
 
     def allows(self, group: str) -> bool:
-        """Whether workers of this group may serve it."""
+        """Return whether workers of this group may serve the request."""
         return (self.only is None or group in self.only) and group not in self.barred
 
     def among(self, groups: Iterable[str]) -> list[str]:
-        """Those of `groups` that may serve it, in their order."""
+        """Return those of `groups` that may serve the request, in their order."""
         return [group for group in groups if self.allows(group)]
 
     def together(self, other: Demand) -> Demand:
-        """What both demand (rules 4 and 5)."""
+        """Return the demand that combines both (rules 4 and 5)."""
         either = [each.only for each in (self, other) if each.only is not None]
         return Demand(
             frozenset.intersection(*either) if either else None,
@@ -71,14 +71,14 @@ ANYWHERE = Demand()
 
 
 class PlacedTenant(NamedTuple):
-    """A tenant whose classification or labels may differ from others'."""
+    """A tenant whose classification or labels may differ from those of other tenants."""
 
     id: str
     labels: Labels = ()
 
 
 class PlacedPolicy(NamedTuple):
-    """What of a policy decides where requests go."""
+    """The parts of a policy that decide where requests go."""
 
     issuers: tuple[str, ...]
     classifications: tuple[str, ...]
@@ -91,7 +91,7 @@ class PlacedPolicy(NamedTuple):
 
     @classmethod
     def of(cls, policy: Policy) -> Self:
-        """The part of a policy."""
+        """Return these parts of a policy."""
         ruled = {rule.tenant for rule in policy.classify}
         default = () if policy.default is None else policy.default.labels
         placed = (tenant for tenant in policy.tenants if tenant.labels != default or tenant.id in ruled)
@@ -108,7 +108,7 @@ class PlacedPolicy(NamedTuple):
 
 
 class PlacementTable:
-    """What one policy demands; immutable."""
+    """The placement demands of one policy; immutable."""
 
     def __init__(self, policy: PlacedPolicy) -> None:
         self.policy = policy
@@ -118,31 +118,33 @@ class PlacementTable:
 
     @classmethod
     def of(cls, policy: Policy) -> Self:
-        """Of a whole policy."""
+        """Return the table of a whole policy."""
         return cls(PlacedPolicy.of(policy))
 
     @property
     def says_anything(self) -> bool:
-        """Whether it demands of any request another thing than a policy that says nothing."""
+        """Whether any request has a demand that an empty policy would not make."""
         placed = bool(self.policy.placement) or OnWorkerDeath.FAIL in self.policy.on_worker_death
         return placed or self.policy.receipts.says_anything
 
     def groups(self) -> tuple[str, ...]:
-        """Every group that a rule names, sorted."""
+        """Return every group that a rule names, sorted."""
         return tuple(sorted({group for rule in self.policy.placement for group in rule.groups}))
 
     def name(self, issuer: str, tenant: str) -> str:
-        """What the policy calls a tenant."""
+        """Return the policy's name for a tenant."""
         return self._names.name(issuer, tenant) if self.policy.issuers else tenant
 
     def demand(self, tenant: str, route: str | None, claim: str | None, hint: str | None) -> Demand:
-        """Where a request of `tenant`, as the policy calls it, may go; `claim` and `hint` are classification names."""
+        """Return where a request may go. `tenant`: the policy's name for it; `claim` and `hint`: classification
+        names.
+        """
         level = self._classifier.classify(tenant, route, claim, hint)
         labels = set(self._classifier.labels(tenant, route, self._labels.get(tenant, self.policy.default_labels)))
         return self.demand_of(tenant, level, labels)
 
     def demand_of(self, tenant: str, level: int, labels: Iterable[tuple[str, str]]) -> Demand:
-        """The same of a request whose level and labels are known."""
+        """Return the demand for a request whose level and labels are known."""
         deaths = self.policy.on_worker_death
         is_retried = not deaths or deaths[level] is not OnWorkerDeath.FAIL
         share = self.policy.receipts.share(tenant, level)
@@ -160,7 +162,7 @@ class PlacementTable:
         return Demand(only, frozenset(barred), tuple(by), is_retried, share)
 
     def data(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the table as JSON data."""
         policy = self.policy
         return {
             "issuers": list(policy.issuers),
@@ -188,7 +190,7 @@ class PlacementTable:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
-        """What `data` gave; raises `ServiceError` for what is none of it."""
+        """Return the table from JSON data; raises `ServiceError` if the data has another form."""
         try:
             policy = PlacedPolicy(
                 tuple(map(str, data["issuers"])),

@@ -1,4 +1,4 @@
-"""Of which share of requests a door writes route receipts, as one policy says by tenant and classification.
+"""The share of requests for which a door writes route receipts, by tenant and classification of one policy.
 
     receipts = ReceiptShares.of(policy)
     receipts.share("acme", level)        # Fraction(1, 10)
@@ -31,7 +31,7 @@ class ReceiptShares(NamedTuple):
 
     @classmethod
     def of(cls, policy: Policy) -> Self:
-        """What a policy says."""
+        """Return the shares of a policy."""
         others = shares_of(policy, policy.default)
         each = {tenant.id: shares_of(policy, tenant) for tenant in policy.tenants}
         tenants = {name: shares for name, shares in each.items() if shares != others}
@@ -40,22 +40,22 @@ class ReceiptShares(NamedTuple):
 
     @property
     def says_anything(self) -> bool:
-        """Whether any request has another share than that of a policy that says nothing."""
+        """Whether any request's share differs from that of an empty policy."""
         return self != type(self)()
 
     def is_opened(self, tenant: str) -> bool:
-        """Whether a grant or a segment opens this tenant to others, or others to it (rule 2)."""
+        """Return whether a grant or a segment opens this tenant to others, or others to it (rule 2)."""
         return self.opened is None or tenant in self.opened
 
     def share(self, tenant: str, level: int) -> Fraction:
-        """Of which share of a tenant's requests of this level a door writes its half."""
+        """Return the share of a tenant's requests of this level for which a door writes its half."""
         if self.is_opened(tenant):
             return EVERY_REQUEST
         shares = self.tenants.get(tenant, self.others)
         return shares[level] if shares else UNSAID_RECEIPTS
 
     def data(self) -> dict[str, Any]:
-        """As JSON data; shares as `n/d`."""
+        """Return the shares as JSON data, written `n/d`."""
         return {
             "others": _said(self.others),
             "tenants": {name: _said(shares) for name, shares in sorted(self.tenants.items())},
@@ -64,7 +64,9 @@ class ReceiptShares(NamedTuple):
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any], levels: int) -> Self:
-        """What `data` gave, of a policy with so many levels; raises `ValueError` and others for what is none of it."""
+        """Return the shares from JSON data for a policy with `levels` classifications; raises `ValueError` and
+        others.
+        """
         opened = data["opened"]
         receipts = cls(
             _read(data["others"]),
@@ -78,7 +80,7 @@ class ReceiptShares(NamedTuple):
 
 
 def shares_of(policy: Policy, entry: TenantPolicy | None) -> tuple[Fraction, ...]:
-    """What a policy says of a tenant with this entry, by level; without rule 2."""
+    """Return a policy's shares for a tenant with this entry, by level; without rule 2."""
     own = {} if entry is None else dict(entry.route_receipts)
     every = policy.route_receipts or (UNSAID_RECEIPTS,) * len(policy.classifications)
     return tuple(own.get(level, share) for level, share in enumerate(every))
@@ -93,5 +95,5 @@ def _read(shares: Iterable[str]) -> tuple[Fraction, ...]:
 
 
 def share_text(share: Fraction) -> str:
-    """A share as policies write it."""
+    """Return a share in the form that policies use."""
     return str(share) if share.denominator > 1 else ("none", "all")[share.numerator]

@@ -1,1 +1,1 @@
-"""The policy workbench: what authors and reviewers ask of a policy, as library calls that return typed data."""
+"""The policy workbench: library calls that answer authors' and reviewers' questions with typed data."""

@@ -1,4 +1,4 @@
-"""Add a declared segment to a policy: its digest comes from the keyring, its text never comes here.
+"""Add a declared segment to a policy. Its digest comes from the keyring; its text is not needed.
 
 1. The result is sound and says what the source said, and the segment: everything else stays, comments included.
 2. A segment's id is new: an entry is never replaced in place, because its blocks belong to what was declared.
@@ -18,7 +18,7 @@ Entry = dict[str, Any]
 
 
 def add_segment(text: str, entry: Entry, *, name: str) -> str:
-    """The policy with one more segment, laid out as `fmt` does.
+    """Return the policy with one more segment, laid out as `fmt` does.
 
     `entry` has the fields of `segments` in the language. Raises `PolicyRejected` where source or result is not sound,
     and `PolicyError` for an id that is taken or a document that cannot be laid out safely.
@@ -28,7 +28,7 @@ def add_segment(text: str, entry: Entry, *, name: str) -> str:
         raise PolicyError(f"segment {quote(entry['id'])} exists; give the new one another id", id=entry["id"])
     laid_out = fmt(text, name=name)
     if laid_out.left:
-        raise PolicyError(f"policy `{name}` is left as it is: {laid_out.left}; add the entry by hand")
+        raise PolicyError(f"policy `{name}` is unchanged: {laid_out.left}; add the entry by hand")
     result = fmt(_with(laid_out.text, entry), name=name)
     after = load_policy(result.text, name=name)
     assert len(after.segments) == len(policy.segments) + 1

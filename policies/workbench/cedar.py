@@ -1,4 +1,4 @@
-"""A policy in Cedar: the same decisions, said in another language, for reviewers and as an independent oracle.
+"""Export a policy to Cedar: the same decisions in another language, for reviewers and as an independent oracle.
 
 1. Every statement carries the id that our decision would name; the effect of any well-formed request is the same.
 2. A grant or segment permits nothing across labels that differ on every route. A tenant has the labels of all its
@@ -42,7 +42,7 @@ class CedarPolicy(NamedTuple):
 
 
 def to_cedar(policy: Policy, *, revoked: frozenset[str] = frozenset()) -> CedarPolicy:
-    """The policy as Cedar statements and entities; revoked grants and segments are left out."""
+    """Return the policy as Cedar statements and entities, without revoked grants and segments."""
     statements = [f"// {policy.name} {digest(policy)}"]
     statements += _own_sections()
     statements += (_rule(rule) for rule in policy.rules)
@@ -56,7 +56,7 @@ def to_cedar(policy: Policy, *, revoked: frozenset[str] = frozenset()) -> CedarP
 
 
 def cedar_entity(policy: Policy, tenant: str) -> dict[str, Any]:
-    """A tenant as an entity; an unlisted one as `tenants.default` describes it."""
+    """Return a tenant as an entity; an unlisted tenant as described by `tenants.default`."""
     listed = {entry.id: entry for entry in policy.tenants}
     entry: TenantPolicy | None = listed.get(tenant, policy.default)
     owed = () if entry is None else obligations_of(policy, entry)
@@ -75,7 +75,7 @@ def cedar_entity(policy: Policy, tenant: str) -> dict[str, Any]:
 
 
 def cedar_request(request: Request, tier: Tier | None = None) -> dict[str, Any]:
-    """A request as Cedar takes it; with `tier`, whether anything may be offloaded to it."""
+    """Return a request in Cedar's form; with `tier`, the question whether anything may be offloaded to it."""
     return {
         "principal": {"type": "Tenant", "id": request.reader},
         "action": {"type": "Action", "id": request.action.name.lower()},
@@ -108,13 +108,13 @@ def _own_sections() -> Iterator[str]:
         yield _statement("permit", f"{attribute}:{action.name.lower()}", [action], terms)
 
 
-def _bound(action: Action, whose: str) -> list[str]:
+def _bound(action: Action, party: str) -> list[str]:
     """What the obligations of an entity leave to an action."""
     if action not in _SECTIONS:
         return []
-    bound = [f"{whose}.{_SECTIONS[action]}.contains(context.level)"]
+    bound = [f"{party}.{_SECTIONS[action]}.contains(context.level)"]
     if action is Action.OFFLOAD:
-        places = (f'(context.tier == "{tier}" && {whose}.offloads_{tier}.contains(context.level))' for tier in Tier)
+        places = (f'(context.tier == "{tier}" && {party}.offloads_{tier}.contains(context.level))' for tier in Tier)
         bound.append(f'(context.tier == "" || {" || ".join(places)})')
     return bound
 
@@ -146,7 +146,7 @@ def _tenants(names: Iterable[str]) -> str:
 
 
 def _labels(policy: Policy, tenant: str, entry: TenantPolicy | None, *, any_route: bool) -> list[str]:
-    """The labels that a tenant's requests have: those of every request, or with `any_route` those of any."""
+    """Return the labels of all requests of a tenant, or with `any_route` those of any request."""
     rules = (rule for rule in policy.classify if rule.tenant in (tenant, EVERY_TENANT))
     found = set(() if entry is None else entry.labels)
     for rule in rules:

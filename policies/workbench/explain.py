@@ -1,8 +1,10 @@
-"""Explain a decision: which rules, grants and segments decided it, and for a deny what stood nearest to a permit.
+"""Explain a decision: which rules, grants and segments decided it, and for a deny the nearest permit.
 
-1. The decision is the table's; what is said about it comes from the declarations, term by term.
-2. The nearest permit is the request with the fewest terms changed that the table permits; ties go to the term that a
+1. The table makes the decision; the explanation comes from the declarations, term by term.
+2. The nearest permit is the request with the fewest terms changed that the table permits. Ties go to the term that a
    caller changes most easily (scope, classification, way, time, action).
+3. `explain_tiers` asks the table as workers do (`DecisionTable.tier_duty`) how long copies may stay in each tier, and
+   how soon they are gone. Each answer lists the sources and what each one allows.
 """
 
 from __future__ import annotations
@@ -12,21 +14,32 @@ from dataclasses import dataclass
 from itertools import chain, product
 from typing import Any, NamedTuple
 
-from kvcustody.policies.document.model import Action, Grant, RuleEffect, Scope, SegmentRule, Via
-from kvcustody.policies.document.problems import SourceMark
+from kvcustody.policies.document.model import (
+    Action,
+    Grant,
+    Offload,
+    Retention,
+    RuleEffect,
+    Scope,
+    SegmentRule,
+    Tier,
+    Via,
+)
+from kvcustody.policies.document.problems import SourceMark, quote
 from kvcustody.policies.table.crossing import Barriers
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
-from kvcustody.policies.workbench.explain_tiers import TierAnswer, explain_tiers
+from kvcustody.policies.table.obligations import TierDuty
 from kvcustody.policies.workbench.prove.specification import Declared
 from kvcustody.policies.workbench.request import DOMAIN_ACTIONS, FRESH, Request, instant
+from kvcustody.times import span
 
 NEAR_MAX = 5
 _TERMS = ("scope", "level", "via", "now_us", "action")
 
 
 class Considered(NamedTuple):
-    """A rule, grant or segment that speaks of the request, or nearly does: the terms that do not fit."""
+    """A rule, grant or segment that matches the request or nearly does, with the terms that do not fit."""
 
     kind: str
     id: str
@@ -36,7 +49,7 @@ class Considered(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """True when every term fits."""
+        """Whether every term fits."""
         return not self.failing
 
 
@@ -61,7 +74,7 @@ class Explanation:
     tiers: tuple[TierAnswer, ...] = ()  # of an `offload`
 
     def data(self) -> dict[str, Any]:
-        """The explanation as JSON data."""
+        """Return the explanation as JSON data."""
         near = self.nearest
         return {
             "request": self.request.data(self.classifications),
@@ -84,7 +97,7 @@ class Explanation:
 
 
 def explain(table: DecisionTable, request: Request) -> Explanation:
-    """Why the table answers as it does."""
+    """Explain why the table answers as it does."""
     decision = request.decide(table)
     declared = Declared(table.policy, table.revoked)
     considered = (*_rules(declared, request), *_sources(declared, request))
@@ -104,19 +117,19 @@ def _rules(declared: Declared, request: Request) -> Iterator[Considered]:
 
 
 def _sources(declared: Declared, request: Request) -> list[Considered]:
-    """The grants and segments that fit best, at most `NEAR_MAX` of them."""
+    """Return the grants and segments that fit best, at most `NEAR_MAX` of them."""
     if request.via is Via.OWN:
         return []
     policy, barriers = declared.policy, Barriers(declared.policy)
-    found = [
+    sources = [
         Considered("grant", grant.id, "permit", _grant_failing(grant, request, barriers), grant.mark)
         for grant in (*policy.grants, *policy.group_grants())
     ]
-    found += [
+    sources += [
         Considered("segment", segment.id, "permit", _segment_failing(segment, request, barriers), segment.mark)
         for segment in policy.segments
     ]
-    near = [entry for entry in found if len(entry.failing) <= 2]
+    near = [entry for entry in sources if len(entry.failing) <= 2]
     return sorted(near, key=lambda entry: (len(entry.failing), entry.id))[:NEAR_MAX]
 
 
@@ -150,30 +163,30 @@ def _segment_failing(segment: SegmentRule, request: Request, barriers: Barriers)
 
 
 def _nearest(table: DecisionTable, declared: Declared, request: Request) -> Nearest | None:
-    """The permitted request between the same two tenants with the fewest terms changed."""
+    """Return the permitted request between the same two tenants with the fewest terms changed."""
     edges = set(chain(*declared.edges(request.reader, request.owner).values()))
     instants = sorted({request.now_us, *edges, *(edge - 1 for edge in edges)})
     levels = range(len(table.policy.classifications))
     best: tuple[int, tuple[int, ...], Request, Decision] | None = None
     for action, level, scope, via, now_us in product(Action, levels, Scope, Via, instants):
-        asked = request._replace(action=action, level=level, scope=scope, via=via, now_us=now_us, source=None)
-        changed = _changed(request, asked)
+        variant = request._replace(action=action, level=level, scope=scope, via=via, now_us=now_us, source=None)
+        changed = _changed(request, variant)
         rank = (len(changed), tuple(_TERMS.index(term) for term in changed))
-        if best is not None and (*rank, _distance(request, asked)) >= (
+        if best is not None and (*rank, _distance(request, variant)) >= (
             *best[:2],
             _distance(request, best[2]),
         ):
             continue
-        decision = asked.decide(table)
+        decision = variant.decide(table)
         if decision.permitted:
-            best = (*rank, asked, decision)
+            best = (*rank, variant, decision)
     if best is None:
         return None
-    _, _, asked, decision = best
+    _, _, variant, decision = best
     said = tuple(
-        (_word(term), _say(table, request, term), _say(table, asked, term)) for term in _changed(request, asked)
+        (_word(term), _say(table, request, term), _say(table, variant, term)) for term in _changed(request, variant)
     )
-    return Nearest(asked, said, decision.reasons)
+    return Nearest(variant, said, decision.reasons)
 
 
 def _changed(request: Request, asked: Request) -> tuple[str, ...]:
@@ -234,12 +247,95 @@ def _summary(
     if any(rule.id in decision.reasons for rule in declared.policy.rules if rule.effect is RuleEffect.FORBID):
         return f"denied: forbidden by {named}"
     if decision.reasons and ":" in decision.reasons[0]:
-        return f"denied: {named} leaves no room for it"
+        return f"denied: {named} does not allow it"
     if closed:
         return f"denied: {closed}"
     if nearest is None and request.reader != request.owner:
         return f"denied: nothing opens any of {request.owner}'s domains to {request.reader}"
     if nearest is None:
-        return "denied: nothing permits it, whatever is changed"
+        return "denied: no change of a single request permits it"
     terms = ", ".join(f"{term} {old} (not {new})" for term, old, new in nearest.changed)
-    return f"denied by default; it fails by {terms or 'its source ' + instant(request.now_us)}"
+    return f"denied by default; the nearest permit differs in {terms or 'its source ' + instant(request.now_us)}"
+
+
+# -- tiers -------------------------------------------------------------------------------------------------------------
+
+
+class TierSource(NamedTuple):
+    """One entry of the policy that bounds a tier: its name, its line, and the limit it sets."""
+
+    what: str
+    line: int
+    says: str
+
+
+class TierAnswer(NamedTuple):
+    """The rules for copies in one tier, and their sources."""
+
+    tier: Tier
+    duty: TierDuty
+    sources: tuple[TierSource, ...]
+
+    @property
+    def permitted(self) -> bool:
+        """Whether any copy may be there."""
+        return self.duty.absolute_us > 0 or self.duty.running_us > 0
+
+    def __str__(self) -> str:
+        duty = self.duty
+        if not self.permitted:
+            return f"{self.tier}: not at all, by {', '.join(duty.reasons)}"
+        kept = f"copies at most {span(duty.absolute_us)}" if duty.absolute_us else "no copy of published blocks"
+        parts = [
+            kept,
+            f"of running requests at most {span(duty.running_us)}",
+            f"gone within {span(duty.within_us)}",
+        ]
+        parts.append("encrypted" if duty.encrypt else "plain memory allowed")
+        parts += [f"where the store has the domain's {', '.join(duty.match)}"] if duty.match else []
+        return f"{self.tier}: {', '.join(parts)}, by {', '.join(duty.reasons)}"
+
+    def data(self) -> dict[str, Any]:
+        """Return the answer as JSON data."""
+        return {
+            "tier": self.tier.value,
+            "permitted": self.permitted,
+            **self.duty._asdict(),
+            "sources": [source._asdict() for source in self.sources],
+        }
+
+
+def explain_tiers(table: DecisionTable, tenant: str, level: int) -> tuple[TierAnswer, ...]:
+    """Return one answer for each tier, in their order. Raises `PolicyError` for an unknown level."""
+    return tuple(
+        TierAnswer(tier, table.tier_duty(tenant, level, tier), tuple(_tier_sources(table, tenant, level, tier)))
+        for tier in Tier
+    )
+
+
+def _tier_sources(table: DecisionTable, tenant: str, level: int, tier: Tier) -> Iterator[TierSource]:
+    policy, entry = table.policy, table.tenant(tenant)
+    if entry is None:
+        return
+    name = policy.classifications[level]
+    offloads = [(f"offload of {quote(name)}", policy.offload[level])]
+    retentions = [(f"retention of {quote(name)}", policy.retention[level])]
+    of = f"tenant {quote(entry.id)}: "
+    offloads += [(f"{of}offload of {quote(name)}", own) for at, own in entry.offload if at == level]
+    retentions += [(f"{of}retention of {quote(name)}", own) for at, own in entry.retention if at == level]
+    for what, offload in offloads:
+        yield TierSource(what, offload.mark.line, _of_offload(offload, tier))
+    for what, retention in retentions:
+        yield TierSource(what, retention.mark.line, _of_retention(retention))
+
+
+def _of_offload(offload: Offload, tier: Tier) -> str:
+    limit = offload.limit(tier)
+    if limit is None:
+        return f"not to {tier}"
+    how = "encrypted" if offload.encrypt else "plain memory allowed"
+    return f"at most {span(limit.absolute_us)}, gone within {span(limit.within_us)}, {how}"
+
+
+def _of_retention(retention: Retention) -> str:
+    return f"idle {span(retention.idle_us)}, at most {span(retention.absolute_us)}"

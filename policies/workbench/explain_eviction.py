@@ -1,4 +1,4 @@
-"""Explain eviction: at which priority each part of one request's prompt is kept, until when, and which line says so.
+"""Explain eviction: the priority of each part of one request's prompt, how long it lasts, and the line that sets it.
 
 1. The priorities are those that both kinds of pools use (`document.token_priorities`); nothing is computed anew here.
 2. Eviction never extends a deadline: what retention says of the tenant and the classification stands beside it.
@@ -18,12 +18,12 @@ from kvcustody.policies.table.decision_table import DecisionTable
 
 _BY_PRIORITY = (EvictionKind.PRIORITY, EvictionKind.COST, EvictionKind.VALUE)
 _SIGNALS = {
-    EvictionSignal.NEXT_TURN: "how likely a block is used again while what is cached lasts, as learned of those "
-    "that paused as long before",
-    EvictionSignal.SCOPE: "who may reuse it: a session -4, a subject 0, a tenant +4, whoever a segment names +8",
-    EvictionSignal.FRESHNESS: "what is left of its absolute time: all 0, half -4, a fourth or less -8",
+    EvictionSignal.NEXT_TURN: "how likely a block is reused before its eviction, learned from blocks with equally "
+    "long pauses",
+    EvictionSignal.SCOPE: "who may reuse it: a session -4, a subject 0, a tenant +4, the readers of a segment +8",
+    EvictionSignal.FRESHNESS: "the remaining part of its absolute time: all 0, half -4, a fourth or less -8",
     EvictionSignal.REUSE: "uses by later requests: none 0, one +4, three +8, fifteen or more +16",
-    EvictionSignal.POSITION: "what it takes to compute again, by its depth: the first 0, the 512th block +4",
+    EvictionSignal.POSITION: "the cost of computing it again, by its depth: the first 0, the 512th block +4",
     EvictionSignal.PRESSURE: "the others count only while what is given up was used less than four long think "
     "times ago; else the least recently used goes first",
 }
@@ -38,7 +38,7 @@ _ORDER = {
 
 
 class SignalExplanation(NamedTuple):
-    """What one signal says of a block, in quarter powers of two of its value (+4 is twice as much)."""
+    """One signal's effect on a block's value, in quarter powers of two (+4 is twice as much)."""
 
     signal: str
     says: str
@@ -59,7 +59,7 @@ class EvictionExplanation(NamedTuple):
     learned: str | None = None  # whose think times are learned from
 
     def data(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the explanation as JSON data."""
         return self._asdict() | {
             "ranges": [each._asdict() for each in self.ranges],
             "signals": [each._asdict() for each in self.signals],
@@ -75,7 +75,7 @@ def explain_eviction(
     segment: str | None = None,
     kinds: Sequence[KindRange] = (),
 ) -> EvictionExplanation:
-    """What is said of a prompt of so many tokens. Raises `PolicyError` for what the policy does not know."""
+    """Explain the eviction of a prompt of so many tokens. Raises `PolicyError` for unknown names."""
     policy = table.policy
     if table.tenant(tenant) is None:
         raise PolicyError(f"tenant {quote(tenant)} is not admitted by the policy", tenant=tenant)

@@ -1,4 +1,4 @@
-"""Explain which workers may serve a request, by which rules, and of which share of such requests there are receipts.
+"""Explain which workers may serve a request, by which rules, and the share of such requests with receipts.
 
     found = explain_route(table, "acme", route="/v1/completions", claim=None, hint=None)
     print(found)
@@ -24,7 +24,7 @@ OTHERS = "(any other)"
 
 
 class RuledGroup(NamedTuple):
-    """A placement rule that binds the request, and what it does: `only` these groups, or none of them (`bars`)."""
+    """A placement rule that binds the request, and its effect: `only` these groups, or none of them (`bars`)."""
 
     id: str
     line: int
@@ -34,7 +34,7 @@ class RuledGroup(NamedTuple):
 
 
 class RouteExplanation(NamedTuple):
-    """Where a request may go. `workers`: by group, where the deployment's document was given.
+    """Where a request may go. `workers`: by group, if the deployment's document was given.
 
     `receipt_share`: of such requests have a route receipt; all, where a grant or a segment opens the tenant
     (`is_opened`).
@@ -53,7 +53,7 @@ class RouteExplanation(NamedTuple):
 
     @property
     def permitted(self) -> bool:
-        """Whether any group may serve it."""
+        """Whether any group may serve the request."""
         return bool(self.allowed)
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class RouteExplanation(NamedTuple):
         return "\n".join(lines)
 
     def data(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the explanation as JSON data."""
         return {
             "tenant": self.tenant,
             "classification": self.classification,
@@ -100,7 +100,7 @@ def explain_route(
     hint: str | None,
     workers: Mapping[str, tuple[str, ...]] | None = None,
 ) -> RouteExplanation:
-    """Where a request of a tenant may go; `workers`: of each group of a deployment."""
+    """Explain where a tenant's request may go; `workers`: the workers of each group of a deployment."""
     level, labels = table.classify(tenant, route, claim, hint), table.labels(tenant, route)
     demand = table.demand(tenant, route, claim, hint)
     groups = (*table.placement.groups(), OTHERS) if workers is None else tuple(workers)

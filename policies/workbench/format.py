@@ -1,4 +1,4 @@
-"""Format a policy document: one layout, every comment kept, nothing that it says changed.
+"""Format a policy document: one layout, every comment kept, no meaning changed.
 
 1. The result means what the source means: it loads to a policy of the same digest, or the source is given back as it
    was, with the reason.
@@ -18,7 +18,7 @@ _ROUNDS = 4
 
 
 class Formatted(NamedTuple):
-    """The text, whether it differs from the source, and why the source was left as it was (else empty)."""
+    """The text, whether it differs from the source, and why the source was left unchanged (else empty)."""
 
     text: str
     changed: bool
@@ -26,22 +26,22 @@ class Formatted(NamedTuple):
 
 
 def fmt(text: str, *, name: str) -> Formatted:
-    """The document in the one layout. Raises `PolicyRejected` for a document that is not sound."""
+    """Return the document in the standard layout. Raises `PolicyRejected` for an invalid document."""
     before = digest(load_policy(text, name=name))
     try:
         result = _settle(text)
     except LayoutErrors as error:
-        return Formatted(text, False, f"it cannot be laid out: {type(error).__name__}")
+        return Formatted(text, False, f"it cannot be formatted: {type(error).__name__}")
     if result is None:
-        return Formatted(text, False, "its layout does not settle")
+        return Formatted(text, False, "formatting it twice gives different texts")
     try:
         after = digest(load_policy(result, name=name))
     except PolicyRejected as rejected:
-        return Formatted(text, False, f"laid out it would be rejected: {rejected.problems[0].code}")
+        return Formatted(text, False, f"its formatted text would be rejected: {rejected.problems[0].code}")
     if result.count("#") < text.count("#"):
         return Formatted(text, False, "a comment would be lost")
     if after != before:
-        return Formatted(text, False, "laid out it would say something else")
+        return Formatted(text, False, "its formatted text would have another meaning")
     return Formatted(result, result != text)
 
 

@@ -1,4 +1,4 @@
-"""Start a policy: a library policy with your names in it, comments and rationale kept.
+"""Start a policy: a library policy with your names, comments and rationale included.
 
 1. What comes out is sound: it is validated before it is given.
 2. Grants and segments are never invented: those of the library that name its example tenants are left out.
@@ -21,7 +21,7 @@ _TENANT_SECTIONS = ("groups", "segments", "grants")
 
 
 def start(template: str, *, name: str | None = None, tenants: Sequence[str] = ()) -> str:
-    """The text of a new policy from a library one; without `tenants` the example tenants stay.
+    """Return the text of a new policy based on a library policy; without `tenants` the example tenants stay.
 
     Raises `ConfigError` for an unknown template and `PolicyRejected` for a name that the language refuses.
     """
@@ -69,7 +69,7 @@ def _written(name: str) -> Any:
 
 
 def _percent(default: Any) -> int:
-    """The whole percent that unlisted tenants are guaranteed together, rounded up."""
+    """Return the whole percentage that is guaranteed to all unlisted tenants together, rounded up."""
     share = str(default.get("quota", {}).get("guaranteed", "0%")).removesuffix("%")
     return -int(-float(share) * int(default.get("tenants_max", 1)) // 1)
 

@@ -1,4 +1,4 @@
-"""The JSON Schema of a policy document, with a description of every field: what editors complete and check from.
+"""The JSON Schema of a policy document, with a description of every field, for completion and checks in editors.
 
 1. Every document that the loader accepts fits the schema; the loader alone checks what a schema cannot say
    (references, sums, order of dates).
@@ -16,7 +16,7 @@ from kvcustody.policies.reading.sections import PolicyDocument
 
 
 def schema() -> dict[str, Any]:
-    """The whole schema, as JSON data."""
+    """Return the whole schema, as JSON data."""
     return {
         "$schema": _Generator.schema_dialect,
         "$id": "https://kvcustody.invalid/schema/policy-1.json",

@@ -1,4 +1,4 @@
-"""One request as the workbench speaks of it: what is asked, by whom, of whose blocks, how and when.
+"""One request in the workbench: the action, the reader, the owner, the way and the instant.
 
 1. A request names levels by number, as the table does; `Names` turns it into words and instants for people.
 2. `~unlisted-1` and `~unlisted-2` stand for tenants that no policy lists: no identifier starts with a `~`.
@@ -33,7 +33,7 @@ class Request(NamedTuple):
     source: str | None = None
 
     def decide(self, table: DecisionTable) -> Decision:
-        """The table's answer."""
+        """Return the table's answer."""
         return table.decide(self.access, self.now_us)
 
     @property
@@ -42,7 +42,7 @@ class Request(NamedTuple):
         return AccessRequest(self.action, self.reader, self.owner, self.level, self.scope, self.via, self.source)
 
     def data(self, classifications: tuple[str, ...]) -> dict[str, Any]:
-        """The request in words, as a test case or a reviewer writes it."""
+        """Return the request in words, as a test case or a reviewer writes it."""
         known = 0 <= self.level < len(classifications)
         return {
             "action": self.action.name.lower(),
@@ -56,7 +56,7 @@ class Request(NamedTuple):
         }
 
     def text(self, classifications: tuple[str, ...]) -> str:
-        """The request as one line."""
+        """Return the request as one line."""
         said = self.data(classifications)
         source = f" through {self.source}" if self.source else ""
         return (
@@ -66,7 +66,7 @@ class Request(NamedTuple):
 
 
 def instant(utc_us: int) -> str:
-    """An instant as ISO 8601, to the microsecond only where it has one; the ends of time as words."""
+    """Return an instant as ISO 8601, to the microsecond only where it has one; the ends of time as words."""
     if utc_us <= ALWAYS_US:
         return "always"
     if utc_us >= NEVER_US:

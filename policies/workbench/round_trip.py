@@ -1,4 +1,4 @@
-"""A policy's YAML read and written with its comments and quotes, in the one layout. The only user of `ruamel.yaml`.
+"""Read and write a policy's YAML with its comments and quotes, in the standard layout. The only user of `ruamel.yaml`.
 
 What it reads was loaded as a policy before: the strict reader (`yaml_nodes`) decides what a document says.
 """
@@ -19,36 +19,36 @@ LayoutErrors = (YAMLError, ValueError, TypeError, AttributeError, NotImplemented
 
 
 def read(text: str) -> Any:
-    """The document as mappings and lists that keep comments; raises one of `LayoutErrors`."""
+    """Return the document as mappings and lists that keep comments; raises one of `LayoutErrors`."""
     return _yaml().load(text)
 
 
 def write(document: Any) -> str:
-    """The document in the one layout; raises one of `LayoutErrors`."""
+    """Return the document in the standard layout; raises one of `LayoutErrors`."""
     out = io.StringIO()
     _yaml().dump(document, out)
     return out.getvalue()
 
 
 def block(values: Mapping[str, Any] | None = None) -> Any:
-    """A mapping with one line for each entry."""
+    """Return a mapping with one line for each entry."""
     return CommentedMap(values or {})
 
 
 def one_line(values: Mapping[str, Any] | Sequence[Any]) -> Any:
-    """A mapping or a list that stays on one line."""
+    """Return a mapping or a list that stays on one line."""
     node = CommentedMap(values) if isinstance(values, Mapping) else CommentedSeq(values)
     node.fa.set_flow_style()
     return node
 
 
 def lines() -> Any:
-    """An empty list with one line for each entry to come."""
+    """Return an empty list that will have one line for each entry."""
     return CommentedSeq()
 
 
 def quoted(text: str) -> Any:
-    """A text that is written in double quotes."""
+    """Return a text that is written in double quotes."""
     return DoubleQuotedScalarString(text)
 
 

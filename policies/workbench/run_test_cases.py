@@ -1,4 +1,4 @@
-"""Run a policy's test cases, and say what they did not reach.
+"""Run a policy's test cases, and report what they did not cover.
 
 1. A rule, grant or segment is covered when a case's decision names it; a cell when a case asks it.
 2. No cases is a failure: an empty file shows nothing.
@@ -22,7 +22,7 @@ Cell = tuple[Via, Action, str, str, int, Scope]
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """One check: what came, and what was expected where that differs."""
+    """The result of one check, with the expected result if that differs."""
 
     name: str
     asked: str
@@ -37,7 +37,7 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True)
 class CaseCoverage:
-    """What the cases reached: ids that decided something, and cells of the table that were asked."""
+    """The coverage of the cases: ids that decided something, and cells of the table that were asked."""
 
     named: int
     named_total: int
@@ -47,7 +47,7 @@ class CaseCoverage:
 
     @property
     def named_share(self) -> float:
-        """The covered share of rules, grants and segments, 1.0 for none at all."""
+        """The covered share of rules, grants and segments; 1.0 if there are none."""
         return self.named / self.named_total if self.named_total else 1.0
 
     @property
@@ -68,7 +68,7 @@ class CasesReport:
 
     @property
     def passed(self) -> bool:
-        """True when there are cases and all of them pass."""
+        """Whether there are cases and all of them pass."""
         return bool(self.results) and all(result.passed for result in self.results)
 
     @property
@@ -77,7 +77,7 @@ class CasesReport:
         return tuple(result for result in self.results if not result.passed)
 
     def data(self) -> dict[str, Any]:
-        """The report as JSON data."""
+        """Return the report as JSON data."""
         coverage = self.coverage
         return {
             "file": self.file,
@@ -100,7 +100,7 @@ class CasesReport:
 
 
 def run_cases(table: DecisionTable, cases: Cases) -> CasesReport:
-    """Ask everything, compare, and measure the coverage."""
+    """Ask every case, compare the answers, and measure the coverage."""
     named: set[str] = set()
     cells: set[Cell] = set()
     results = [_ask(table, case, named, cells) for case in cases.asked]
@@ -116,19 +116,19 @@ def run_cases(table: DecisionTable, cases: Cases) -> CasesReport:
 def _ask(table: DecisionTable, case: PolicyCase, named: set[str], cells: set[Cell]) -> CaseResult:
     request = case.request
     decision = request.decide(table)
-    asked = request.text(table.policy.classifications)
+    question_text = request.text(table.policy.classifications)
     if case.tier is not None:
-        decision, asked = _in_tier(table, request, decision, case.tier), f"{asked} in {case.tier}"
+        decision, question_text = _in_tier(table, request, decision, case.tier), f"{question_text} in {case.tier}"
     named.update(decision.reasons)
     cells.add((request.via, request.action, request.reader, request.owner, request.level, request.scope))
     passed = decision.effect is case.expect and case.because in (None, decision.reasons)
     got = f"{decision.effect.value} by {', '.join(decision.reasons)}"
     expected = case.expect.value + (f" by {', '.join(case.because)}" if case.because else "")
-    return CaseResult(case.name, asked, passed, got, expected, case.mark)
+    return CaseResult(case.name, question_text, passed, got, expected, case.mark)
 
 
 def _in_tier(table: DecisionTable, request: Request, decision: Decision, tier: Tier) -> Decision:
-    """Whether copies may be in a tier: as the request is decided, and as the tier's duty is."""
+    """Return whether copies may be in a tier, according to both the decision and the tier's duty."""
     duty = table.tier_duty(request.owner, request.level, tier)
     if decision.permitted and not duty.absolute_us:
         return Decision(Effect.DENY, duty.reasons, decision.revision)

@@ -1,4 +1,4 @@
-"""Decide recorded requests again under another policy: what would change, per tenant, in hits, blocks, kept copies.
+"""Decide recorded requests again under another policy and report the changes by tenant: hits, blocks, kept copies.
 
 1. Only what was recorded is decided again: a request that a wider policy would have served, and that was never made
    or never hit, is not in the record. Such figures come from replaying a trace (`kvcustody policy simulate --trace`).
@@ -19,7 +19,7 @@ from kvcustody.policies.table.model import AccessRequest
 
 
 class Recorded(NamedTuple):
-    """One recorded request: who, at which classification, when (UTC), which reasons, how many blocks were attached."""
+    """One recorded request: tenant, classification, time (UTC), reasons, and the number of blocks attached."""
 
     tenant: str
     classification: str
@@ -30,7 +30,7 @@ class Recorded(NamedTuple):
 
 
 class RecordedDenials(NamedTuple):
-    """Denied reuses that were counted by the rule that denied them."""
+    """Denied reuses, counted by the rule that denied them."""
 
     tenant: str
     owner: str
@@ -40,7 +40,7 @@ class RecordedDenials(NamedTuple):
 
 @dataclass(slots=True)
 class TierChange:
-    """How many requests' blocks may have copies in a tier, and for how long at most, added up over them."""
+    """The number of requests whose blocks may have copies in a tier, and the sum of the copies' longest times there."""
 
     requests_before: int = 0
     requests_after: int = 0
@@ -48,7 +48,7 @@ class TierChange:
     absolute_after_us: int = 0
 
     def data(self) -> dict[str, int]:
-        """As JSON data: the requests, and the mean of how long their copies may be there."""
+        """Return the change as JSON data: the requests, and the mean time that their copies may stay."""
         return {
             "requests_before": self.requests_before,
             "requests_after": self.requests_after,
@@ -59,7 +59,7 @@ class TierChange:
 
 @dataclass(slots=True)
 class TenantChange:
-    """What would change for one tenant. Blocks are those attached (hits); retention is in microseconds.
+    """The changes for one tenant. Blocks are attached blocks (hits); retention is in microseconds.
 
     `shortened_blocks` stay permitted, and their retention gets shorter (rule 3).
     `kept_before_us` and `kept_after_us` add up, over its requests, how long idle blocks would be kept at most.
@@ -79,7 +79,7 @@ class TenantChange:
     tiers: dict[Tier, TierChange] = field(default_factory=lambda: {tier: TierChange() for tier in Tier})
 
     def data(self, block_tokens: int) -> dict[str, Any]:
-        """As JSON data, hits in tokens too."""
+        """Return the change as JSON data, with hits in tokens too."""
         return {
             "tenant": self.tenant,
             "requests": self.requests,
@@ -101,7 +101,7 @@ class TenantChange:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """Every tenant that was recorded, most lost blocks first."""
+    """The changes for every recorded tenant, most lost blocks first."""
 
     tenants: tuple[TenantChange, ...]
     unknown_levels: int
@@ -118,7 +118,7 @@ def simulate(
     recorded: Iterable[Recorded],
     denials: Iterable[RecordedDenials] = (),
 ) -> Simulation:
-    """Decide everything again under `new`; `old` is the revision it was recorded under."""
+    """Decide everything again under `new`; the requests were recorded under `old`."""
     changes: dict[str, TenantChange] = {}
     unknown = 0
     copies_before, copies_after = _Tiers(old), _Tiers(new)
@@ -177,7 +177,7 @@ def _is_shortened(
     openings: Mapping[str, Grant | SegmentRule],
     request: Recorded,
 ) -> bool:
-    """Whether blocks of the request, or of an owner that served it, are kept for less time than before."""
+    """Return whether blocks of the request, or of an owner that served it, are kept for less time than before."""
     owners = {openings[source].owner for source in request.reasons if source in openings}
     return any(
         _kept(new, tenant, request.classification)[place] < _kept(old, tenant, request.classification)[place]

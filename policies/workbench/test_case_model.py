@@ -1,4 +1,4 @@
-"""Test cases of a policy, written in YAML: what is asked, what is expected, and what must never be permitted.
+"""Test cases of a policy, in YAML: questions, expected answers, and what must never be permitted.
 
 1. A cases file is read as strictly as a policy: every problem has a place and a code, nothing is guessed.
 2. A field of `ask` or `classify` may be a list: the case then stands for every combination.
@@ -86,7 +86,7 @@ class ClassifyTerms(DocumentPart):
 
 
 class CaseEntry(DocumentPart):
-    """What is asked, and what is expected."""
+    """A question and its expected answer."""
 
     called = "case"
     name: Text
@@ -123,7 +123,7 @@ class CasesDocument(DocumentPart):
 
 @dataclass(frozen=True, slots=True)
 class PolicyCase:
-    """One request with the effect expected of it, and the ids expected to have determined it (None: any).
+    """One request, its expected effect, and the ids expected to have determined it (None: any).
 
     With `tier`, it is asked whether copies of the owner's blocks may be there.
     """
@@ -138,7 +138,7 @@ class PolicyCase:
 
 @dataclass(frozen=True, slots=True)
 class Classified:
-    """One request to classify, with the level expected."""
+    """One request to classify, with the expected level."""
 
     name: str
     tenant: str
@@ -151,7 +151,7 @@ class Classified:
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Everything that a cases file says, lists expanded."""
+    """The content of a cases file, with lists expanded."""
 
     file: str
     asked: tuple[PolicyCase, ...]
@@ -160,12 +160,12 @@ class Cases:
 
     @property
     def count(self) -> int:
-        """How many checks there are."""
+        """The number of checks."""
         return len(self.asked) + len(self.classified) + len(self.never)
 
 
 def load_cases(text: str | bytes, *, name: str, policy: Policy) -> Cases:
-    """The cases that `text` holds for `policy`. Raises `PolicyRejected`."""
+    """Return the cases in `text` for `policy`. Raises `PolicyRejected`."""
     problems = Problems(name)
     root = parse(text, problems)
     cases = None
@@ -185,7 +185,7 @@ class _Expansion:
         self._scopes = {tenant.id: tenant.scope for tenant in policy.tenants}
 
     def cases(self, document: CasesDocument) -> Cases:
-        asked: list[PolicyCase] = []
+        policy_cases: list[PolicyCase] = []
         classified: list[Classified] = []
         for entry in document.cases:
             expect = entry.expect
@@ -197,13 +197,13 @@ class _Expansion:
                 if isinstance(effect, Wrong):
                     complain(self._names.problems, expect.mark, effect, "`expect`")
                 because = None if entry.because is None else tuple(sorted(map(str, entry.because)))
-                asked += [
+                policy_cases += [
                     PolicyCase(entry.name, request, effect, because, entry.mark, tier)
                     for request in self._requests(entry.ask)
                     for tier in entry.ask.tier or (None,)
                 ]
         never = tuple((self._never(terms), terms.mark) for terms in document.never)
-        return Cases(self._names.problems.file, tuple(asked), tuple(classified), never)
+        return Cases(self._names.problems.file, tuple(policy_cases), tuple(classified), never)
 
     def _requests(self, ask: AskTerms) -> Iterator[Request]:
         owners = [None] if ask.owner is None else self._tenants(ask.owner, "owner")

@@ -1,4 +1,4 @@
-"""Validate policy documents: every problem as data, and the digest of what is sound.
+"""Validate policy documents: return every problem as data, and the digest of each valid policy.
 
 1. A document is sound exactly when `load_policy` accepts it and it compiles; nothing here repairs or guesses.
 2. Reading a file never raises for what is in it; only a file that cannot be read is an error.
@@ -21,7 +21,7 @@ from kvcustody.policies.table.decision_table import DecisionTable
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What came of one document: its policy and digest, or every reason why there is none."""
+    """The result for one document: its policy and digest, or every reason for its rejection."""
 
     file: str
     policy: Policy | None
@@ -31,12 +31,12 @@ class Validation:
 
     @property
     def sound(self) -> bool:
-        """True when the document had no problem at all."""
+        """Whether the document had no problem at all."""
         return self.digest is not None
 
 
 def validate(text: str | bytes, *, name: str) -> Validation:
-    """Load and compile a document; `name` is how problems call it."""
+    """Load and compile a document; problems refer to it as `name`."""
     try:
         policy = load_policy(text, name=name)
     except PolicyRejected as rejected:
@@ -46,7 +46,7 @@ def validate(text: str | bytes, *, name: str) -> Validation:
 
 
 def read_source(path: Path) -> bytes:
-    """A document's bytes, at most one more than is allowed. Raises `PolicyError` where it cannot be read."""
+    """Return a document's bytes, at most one more than allowed. Raises `PolicyError` if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(BYTES_MAX + 1)
@@ -56,10 +56,10 @@ def read_source(path: Path) -> bytes:
 
 
 def load_file(path: Path) -> Policy:
-    """The policy in a file. Raises `PolicyRejected`, and `PolicyError` where it cannot be read."""
+    """Return the policy in a file. Raises `PolicyRejected`, or `PolicyError` if it cannot be read."""
     return load_policy(read_source(path), name=str(path))
 
 
 def load_table(path: Path, *, revision: int = 1, revoked: frozenset[str] = frozenset()) -> DecisionTable:
-    """The decision table of the policy in a file. Raises as `load_file` does."""
+    """Return the decision table of the policy in a file. Raises as `load_file` does."""
     return compile_policy(load_file(path), revision=revision, revoked=revoked)

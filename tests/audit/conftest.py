@@ -77,17 +77,17 @@ def lock() -> Callable[[Engine], contextlib.AbstractContextManager[None]]:
 
 @pytest.fixture
 def make_writer(tmp_path: Path) -> Iterator[Callable[..., EventWriter]]:
-    made: list[EventWriter] = []
+    writers: list[EventWriter] = []
 
     def make(engine: Engine, *, worker: str = "worker-1", settings: WriterSettings = QUICK, **rest: Any) -> EventWriter:
         spill = rest.pop("spill_directory", tmp_path / "spill")
         keys = rest.pop("subject_keys", None)
         writer = builders.writer(engine, spill, worker=worker, settings=settings, keys=keys, clear_names=True, **rest)
-        made.append(writer)
+        writers.append(writer)
         return writer
 
     yield make
-    for writer in made:
+    for writer in writers:
         with contextlib.suppress(Exception):  # a test may have broken its store on purpose
             writer.close(1.0)
 

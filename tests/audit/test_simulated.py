@@ -1,4 +1,4 @@
-"""A worker that serves generated traffic now is marked, and what it runs is in effect; one that made history is not."""
+"""A worker that serves generated traffic is marked, and its policy is in effect; one that made history is not."""
 
 from __future__ import annotations
 

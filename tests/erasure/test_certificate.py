@@ -147,7 +147,7 @@ def test_the_leaves_say_who_owes_an_answer_not_rows(
         connection.execute(update(incarnations).values(ended_us=1, end="stopped"))
     after = certificate()
     assert after.facts["workers"] == before["workers"] and after.facts["outcome"] == "partial"
-    assert any("has another end than its leaves say" in what for what in wrong())
+    assert any("has another end than its leaves" in what for what in wrong())
     # Who has the signing key, too, cannot claim it of these leaves; without the start nothing is left that says so.
     claimed = tampered(
         after,

@@ -131,13 +131,13 @@ def test_commands_that_read_a_ledger_show_the_orders_that_workers_follow(
     def shown() -> tuple[int, bool, set[str]]:
         commands = (["audit", "hold", "list"], ["policy", "enforcement"])
         commands += (["erasure", "list"], ["erasure", "status", "e-1"])
-        holds, enforcement, listed, one = (
+        holds, enforcement, listed, single = (
             json.loads(CliRunner().invoke(app, [*command, "--ledger", url, "--json"]).stdout) for command in commands
         )
         return (
             len(holds["holds"]),
             enforcement["order"] is not None,
-            {one["state"], listed["items"][0]["state"]},
+            {single["state"], listed["items"][0]["state"]},
         )
 
     assert shown() == (0, True, {"complete"}), "control"

@@ -67,14 +67,14 @@ def _makers(tree: ast.AST, path: str) -> Iterator[str]:
 
 
 def test_every_function_that_makes_an_order_is_listed_here() -> None:
-    found = {
+    functions = {
         made
         for room in ROOMS
         for path in (ROOT / room).rglob("*.py")
         for made in _makers(parsed_if_named(path, SIGNED), str(path.relative_to(ROOT)))
     }
     assert len(SIGNED) >= 9
-    assert found == set(MAKERS), "name what it goes to: that must refuse an order without a key"
+    assert functions == set(MAKERS), "name what it goes to: that must refuse an order without a key"
 
 
 DOORS: dict[str, Callable[[EventWriter, Any], object]] = {

@@ -1,4 +1,4 @@
-"""What is compiled, and when: everything at registration, nothing while serving (a driver that counts, no device)."""
+"""What is compiled, and when: everything at registration, nothing while serving (a counting driver, no device)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines' orders of calls over a device that finds races, and every fix of ours taken away again."""
+"""Engines' call orders on a device that detects races, with each of our fixes removed in turn."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ OURS = ("vllm V1", "vllm V2", "transformers")
 
 
 def problems(trace, *, seeds=4, steps=40, mutate=None, **options):
-    found = {}
+    counts = {}
     for seed in range(seeds):
         with fake_cuda(seed) as device:
             engine = TracedEngine(device, TRACES[trace], seed=seed, **options)
             if mutate is not None:
                 mutate(engine)
             for name, count in engine.run(steps).problems().items():
-                found[name] = found.get(name, 0) + count
-    return found
+                counts[name] = counts.get(name, 0) + count
+    return counts
 
 
 # -- our orders are sound, and each mutant is killed ---------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`benchmarks/gpu.sh`, rehearsed without a device: every stage runs, what fails is seen, what was finished is kept."""
+"""`benchmarks/gpu.sh`, rehearsed without a device: every stage runs, failures are reported, finished work is kept."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def rehearse(
 
 
 def read(out: Path) -> dict[str, Any]:
-    """A result, which is what its schema says."""
+    """Return a result after checking it against its schema."""
     result: dict[str, Any] = json.loads(out.read_text())
     jsonschema.validate(result, SCHEMA)
     return result
@@ -193,7 +193,7 @@ def test_a_run_that_was_cut_off_goes_on_to_its_end(tmp_path: Path, planted: Any)
 
 
 def alive(group: int) -> bool:
-    """Whether a process group has a member that is not a zombie."""
+    """Return whether a process group has a member that is not a zombie."""
     listed = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
     return any(line.split()[0] == str(group) and not line.split()[1].startswith("Z") for line in listed.splitlines())
 

@@ -1,4 +1,4 @@
-"""Host memory: exact bytes however the list is cut, and a count of what was written."""
+"""Host memory: exact bytes for any list, and a count of the written bytes."""
 
 from __future__ import annotations
 

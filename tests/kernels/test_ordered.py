@@ -235,14 +235,14 @@ def test_no_launch_allocates():
     device = Device(0, capacity=64)
 
     def launches(count):
-        with Allocations() as made:
+        with Allocations() as allocations:
             for _ in range(count):
                 device.scrub.used()
                 device.scrub.launch([(np.arange(0, 16, 3), np.isin(np.arange(0, 16, 3), [0, 3]))])
                 device.scrub.order_before()
         device.streams.drain()
         assert len(device.scrub.answered()) == count
-        return made.seen
+        return allocations.seen
 
     with Allocations() as made:
         Device(0, capacity=64)

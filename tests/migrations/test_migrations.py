@@ -75,10 +75,10 @@ def test_a_new_ledger_has_the_declared_tables(empty: Engine) -> None:
                 "include_name": lambda name, kind, parents: kind != "table" or name not in parts,
             },
         )
-        found = compare_metadata(context, metadata)
+        differences = compare_metadata(context, metadata)
         if dialect_of(empty).partitions:  # a partitioned table's keys contain what it is partitioned by
-            keys = {(act, *(column.name for column in key.columns)) for act, key in found if act != "add_fk"}
-            assert {key.name for act, key in found if act == "add_fk"} == {f"fk_{table}_log" for table in MONTHLY}
+            keys = {(act, *(column.name for column in key.columns)) for act, key in differences if act != "add_fk"}
+            assert {key.name for act, key in differences if act == "add_fk"} == {f"fk_{table}_log" for table in MONTHLY}
             leaf, opening = ("incarnation", "sequence", "part", "log"), ("incarnation", "residency", "part")
             assert keys == {
                 *(("remove_constraint", *leaf, "at_us"), ("add_constraint", *leaf)),
@@ -86,7 +86,7 @@ def test_a_new_ledger_has_the_declared_tables(empty: Engine) -> None:
             }
             assert {f"{table}_rest" for table in MONTHLY} < parts
         else:
-            assert found == []
+            assert differences == []
         assert current(connection) == SCHEMA_REVISION
 
 

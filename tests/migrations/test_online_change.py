@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 from typer.testing import CliRunner
 
 from kvcustody.audit.keep.counted_months import ExpiredLeaves
-from kvcustody.audit.keep.drop_leaves import drop_leaves
+from kvcustody.audit.keep.purge_and_legal_hold import drop_leaves
 from kvcustody.audit.keep.sqlite_to_postgres import move_ledger
 from kvcustody.audit.kinds import ResidencyOpened
 from kvcustody.audit.store.database.dialect import dialect_of
@@ -29,9 +29,9 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.console.main import app
 from kvcustody.errors import LedgerError
-from kvcustody.migrations.online import change, copied_rows
+from kvcustody.migrations.online import change, row_windows
 from kvcustody.migrations.online.change import STEPS
-from kvcustody.migrations.online.copied_rows import SECONDS_WANTED, next_window
+from kvcustody.migrations.online.row_windows import SECONDS_WANTED, next_window
 from kvcustody.migrations.upgrade import current, undo, upgrade
 from standins import builders
 from standins.audit.ledgers import whole_ledger
@@ -170,14 +170,14 @@ def while_open(before: Before, step: str, act: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("step", ["opened", "copied"])
 def test_fsck_finds_nothing_meanwhile(before: Before, step: str) -> None:
-    found: list[Any] = []
+    problems: list[Any] = []
 
     def check() -> None:
         with before.engine.connect() as connection:
-            found.append(fsck(connection).problems)
+            problems.append(fsck(connection).problems)
 
     while_open(before, step, check)
-    assert found == [[]]
+    assert problems == [[]]
 
 
 def opening(at_us: int, residency: int) -> ResidencyOpened:
@@ -291,7 +291,7 @@ def test_a_row_that_its_leaf_does_not_give_ends_the_change(before: Before, where
                 update(table).where(table.c.log == place.log, table.c.idx == place.idx).values(classification="other")
             )
 
-    with pytest.raises(LedgerError, match="is not what the leaf says in column `classification`") as caught:
+    with pytest.raises(LedgerError, match="differs from the leaf in column `classification`") as caught:
         while_open(before, "copied" if where == "new form" else "opened", harm)
     found = caught.value.operands
     assert (found["table"], found["column"]) == ("residencies", "classification")
@@ -315,7 +315,7 @@ def test_a_row_of_no_leaf_in_the_copy_ends_the_change(before: Before, place: str
             idx = 0 if place == "a leaf of another kind" else size
             connection.execute(insert(form), row._asdict() | {"log": log, "idx": idx, "residency": 99})
 
-    with pytest.raises(LedgerError, match="is not what the leaf says: run"):
+    with pytest.raises(LedgerError, match="differs from the leaf: run"):
         while_open(before, "copied", add)
     assert undo(engine) == BEFORE
 
@@ -421,7 +421,7 @@ def test_roles_are_set_up_before_a_change_or_after_it(before: Before, tmp_path: 
 def test_a_reader_of_a_moment_before_the_copy_misses_no_row(before: Before, begins: str) -> None:
     """It has not touched the tables when the swap comes, and its moment has none of the copy's rows: the swap waits."""
     reader = before.engine.connect()
-    found: list[int] = []
+    row_counts: list[int] = []
 
     def read() -> None:
         getattr(dialect_of(reader), begins)(reader)
@@ -429,13 +429,13 @@ def test_a_reader_of_a_moment_before_the_copy_misses_no_row(before: Before, begi
 
     def ask(_seconds: float) -> None:
         if not reader.closed:
-            found.append(len(reader.execute(select(decisions)).all()))
+            row_counts.append(len(reader.execute(select(decisions)).all()))
             reader.close()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(change, "_rest", ask)
         while_open(before, "opened", read)
-    assert found == [len(before.rows["decisions"])] and found[0]
+    assert row_counts == [len(before.rows["decisions"])] and row_counts[0]
     with before.engine.connect() as connection:
         assert not forms_of(connection), "control: the swap came then"
 
@@ -475,19 +475,19 @@ def test_a_window_that_lasts_too_long_is_ended_and_taken_again_smaller(
         if dialect_of(before.engine).roles
         else ("WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number) SELECT max(n) FROM number")
     )
-    made, asked = copied_rows._made_and_left, list[int]()
+    original, asked = row_windows._made_and_left, list[int]()
 
     def slowly(connection: Connection, forms: Any, log: int, places: range, lives: Any) -> Any:
         asked.append(len(places))
         if len(places) > 4 and where == "in the database":
             connection.exec_driver_sql(endless)
         elif len(places) > 4:
-            time.sleep(copied_rows.SECONDS_MAX)
-        return made(connection, forms, log, places, lives)
+            time.sleep(row_windows.SECONDS_MAX)
+        return original(connection, forms, log, places, lives)
 
-    monkeypatch.setattr(copied_rows, "_made_and_left", slowly)
-    monkeypatch.setattr(copied_rows, "SECONDS_MAX", 0.1)
-    monkeypatch.setattr(copied_rows, "next_window", lambda leaves, _: leaves)  # what was ended does not come back
+    monkeypatch.setattr(row_windows, "_made_and_left", slowly)
+    monkeypatch.setattr(row_windows, "SECONDS_MAX", 0.1)
+    monkeypatch.setattr(row_windows, "next_window", lambda leaves, _: leaves)  # what was ended does not come back
     upgrade(before.engine, leaves_max=None, actor="ada")
     assert max(asked) > 4 >= asked[-1], "control: one was ended"
     monkeypatch.undo()

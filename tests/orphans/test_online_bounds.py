@@ -161,17 +161,17 @@ def split_twice(world: Histories, scan: Any, run: tuple[list[int], list[int]]) -
 
 def found_in_splits() -> int:
     """Findings about five runs that are split where it is worst."""
-    world, found, runs = Histories(1), 0, 0
+    world, detected, runs = Histories(1), 0, 0
     index = world.governor.managers[0].tree.index
     index.stripes = Stripes(index.stripes)
     scan = scan_of(world, OnlineScan, 1)
     for at in range(1000):
         run = run_to_split(world, at)
         if run is not None:
-            found += split_twice(world, scan, run)
+            detected += split_twice(world, scan, run)
             runs += 1
             if runs == 5:
-                return found
+                return detected
         world.clock.advance(400_000_000)
         world.governor.step()
     raise AssertionError("void: no run fell well")

@@ -32,13 +32,13 @@ def plant(garden: Garden, name: str) -> Counter[str]:
     """One defect; what the scan finds must be exactly it."""
     garden.quiet()
     planted = garden.plants[name]()
-    found = garden.governor.scan_and_recover(garden.join)
-    kinds = Counter(finding.orphan for finding in found.findings)
+    scan = garden.governor.scan_and_recover(garden.join)
+    kinds = Counter(finding.orphan for finding in scan.findings)
     if -1 in planted.values():
-        assert set(kinds) == set(planted), (name, found.findings)
+        assert set(kinds) == set(planted), (name, scan.findings)
     else:
-        assert kinds == +planted, (name, found.findings)
-    for finding in found.findings:
+        assert kinds == +planted, (name, scan.findings)
+    for finding in scan.findings:
         assert finding.action and finding.outcome in ("recovered", "contained", "on record")
     settle(garden)
     return kinds
@@ -50,15 +50,15 @@ def garden(store: Engine, tmp_path: Path) -> Garden:
 
 
 def test_every_class_is_planted_found_and_recovered(garden: Garden, store: Engine) -> None:
-    found: Counter[str] = Counter()
+    detected: Counter[str] = Counter()
     for _ in range(ROUNDS):
         for name in garden.plants:
-            found += plant(garden, name)
-    assert set(found) == set(CLASSES)
+            detected += plant(garden, name)
+    assert set(detected) == set(CLASSES)
     garden.world.writer.flush()
     with store.connect() as connection:
         rows = connection.execute(select(orphan_findings.c.orphan, func.count()).group_by(orphan_findings.c.orphan))
-        assert {row[0]: row[1] for row in rows} == dict(found)
+        assert {row[0]: row[1] for row in rows} == dict(detected)
         assert connection.scalar(select(func.count()).select_from(orphan_scans)) >= ROUNDS * 2 * 14
     garden.world.close()
 
@@ -123,10 +123,10 @@ def many(garden: Garden) -> Counter[str]:
 
 @pytest.mark.soak
 def test_ten_thousand_orphans(store: Engine, tmp_path: Path) -> None:
-    garden, found = Garden(store, tmp_path, 9), Counter[str]()
-    while found.total() < 10_000:
-        found += many(garden)
+    garden, detected = Garden(store, tmp_path, 9), Counter[str]()
+    while detected.total() < 10_000:
+        detected += many(garden)
         for name in garden.plants:
-            found += plant(garden, name)
-        print(found.total(), dict(found), flush=True)
-    assert set(found) == set(CLASSES) and min(found.values()) >= 50
+            detected += plant(garden, name)
+        print(detected.total(), dict(detected), flush=True)
+    assert set(detected) == set(CLASSES) and min(detected.values()) >= 50

@@ -170,13 +170,13 @@ def field(store: Engine, tmp_path: Path) -> Iterator[Field]:
 def test_what_is_planted_is_found_and_recovered(field: Field, name: str) -> None:
     assert field.world.port.scan_and_recover(field.join).findings == ()
     planted = PLANTS[name](field)
-    found = field.world.port.scan_and_recover(field.join).findings
-    kinds = Counter(finding.orphan for finding in found)
+    scan_findings = field.world.port.scan_and_recover(field.join).findings
+    kinds = Counter(finding.orphan for finding in scan_findings)
     if -1 in planted.values():
-        assert set(kinds) == set(planted), found
+        assert set(kinds) == set(planted), scan_findings
     else:
-        assert kinds == +planted, found
-    assert all(one.action and one.outcome in ("recovered", "contained", "on record") for one in found)
+        assert kinds == +planted, scan_findings
+    assert all(one.action and one.outcome in ("recovered", "contained", "on record") for one in scan_findings)
     for fence in range(1, field.world.pool.fences.last + 1):
         field.world.port.retire(fence)
     field.drain()

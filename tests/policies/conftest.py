@@ -18,7 +18,7 @@ def base_file() -> str:
 
 @pytest.fixture(scope="session")
 def base(base_file) -> str:
-    """The same, but its grant, segment and group name the label, so that they open something (tests edit its text)."""
+    """Return the base policy whose grant, segment and group name the label, so that they open something."""
     text = base_file
     for old, new in (
         ("    reason: joint evaluation\n", "    reason: joint evaluation\n    crosses: [region]\n"),

@@ -1,4 +1,4 @@
-"""The library's policies load, compile, and keep the promises of their comments."""
+"""The library's policies load, compile, and do what their comments promise."""
 
 from __future__ import annotations
 

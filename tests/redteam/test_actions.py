@@ -66,16 +66,16 @@ def recorded(made: EnginePort, kind: type) -> list[Any]:
 
 
 def test_beside_a_connector_that_keeps_copies_only_those_are_served_who_may_offload() -> None:
-    made = port(offloading())
-    assert isinstance(ask(made, "victim"), ExternalResidency)
-    assert isinstance(ask(made, "victim", 1), ExternalResidency)
-    refused = ask(made, "attacker")
+    engine_port = port(offloading())
+    assert isinstance(ask(engine_port, "victim"), ExternalResidency)
+    assert isinstance(ask(engine_port, "victim", 1), ExternalResidency)
+    refused = ask(engine_port, "attacker")
     assert isinstance(refused, AdmissionRefused) and refused.reason == "policy: stays"
-    permits = [event for event in recorded(made, DecisionRecorded) if event.action == "offload"]
+    permits = [event for event in recorded(engine_port, DecisionRecorded) if event.action == "offload"]
     assert [(event.reader, event.effect, event.reasons) for event in permits] == [
         ("victim", "permit", ("offload:low",))
     ]
-    denials = [event for event in recorded(made, HitCounted) if event.action == "offload"]
+    denials = [event for event in recorded(engine_port, HitCounted) if event.action == "offload"]
     assert [(event.tenant, event.effect, event.rule, event.requests) for event in denials] == [
         ("attacker", "deny", "stays", 1)
     ]
@@ -91,44 +91,44 @@ def test_control_where_no_copy_leaves_nobody_is_asked() -> None:
 
 @pytest.mark.parametrize("encrypt", ["required", "none"])
 def test_who_must_be_encrypted_is_not_served_while_copies_rest_in_clear(encrypt: str) -> None:
-    made = port(offloading(offload=f"{{tiers: [host], encrypt: {encrypt}}}"))
+    engine_port = port(offloading(offload=f"{{tiers: [host], encrypt: {encrypt}}}"))
     may_be_clear = encrypt == "none"
     for is_sealed, is_served in ((False, may_be_clear), (True, True), (False, may_be_clear)):
-        made.tiers.are_copies_sealed = lambda is_sealed=is_sealed: is_sealed
-        answer = ask(made, "victim")
+        engine_port.tiers.are_copies_sealed = lambda is_sealed=is_sealed: is_sealed
+        answer = ask(engine_port, "victim")
         assert isinstance(answer, ExternalResidency) is is_served, (is_sealed, answer)
         if not is_served:
             assert answer.reason == "policy: copies-in-clear"
         else:
-            made.release(answer)
-    refused = ask(made, "attacker", 1)
+            engine_port.release(answer)
+    refused = ask(engine_port, "attacker", 1)
     assert isinstance(refused, AdmissionRefused)
-    made.tiers.copies_leave = False
-    assert isinstance(ask(made, "victim", 2), ExternalResidency), "control: no copy leaves"
+    engine_port.tiers.copies_leave = False
+    assert isinstance(ask(engine_port, "victim", 2), ExternalResidency), "control: no copy leaves"
 
 
 def test_a_permit_that_cannot_be_recorded_is_none() -> None:
-    made = port(offloading())
-    made.tiers.copies_leave = False
-    residency = ask(made, "victim")
-    made._ledger.failing = True  # type: ignore[attr-defined]
-    assert not made.may_offload(residency)
-    made.tiers.copies_leave = True
-    again = ask(made, "victim", 1)
+    engine_port = port(offloading())
+    engine_port.tiers.copies_leave = False
+    residency = ask(engine_port, "victim")
+    engine_port._ledger.failing = True  # type: ignore[attr-defined]
+    assert not engine_port.may_offload(residency)
+    engine_port.tiers.copies_leave = True
+    again = ask(engine_port, "victim", 1)
     assert isinstance(again, AdmissionRefused) and "try again" in again.reason
-    made._ledger.failing = False  # type: ignore[attr-defined]
-    assert made.may_offload(residency)
+    engine_port._ledger.failing = False  # type: ignore[attr-defined]
+    assert engine_port.may_offload(residency)
 
 
 def test_a_revision_that_takes_it_back_holds_before_it_is_on_record() -> None:
-    made = port(offloading(rules=""))
-    residency = ask(made, "attacker")
-    assert made.may_offload(residency)
-    made._ledger.failing = True  # type: ignore[attr-defined]
+    engine_port = port(offloading(rules=""))
+    residency = ask(engine_port, "attacker")
+    assert engine_port.may_offload(residency)
+    engine_port._ledger.failing = True  # type: ignore[attr-defined]
     with pytest.raises(LedgerUnavailable):
-        made.activate(offloading(revision=2), actor="t")
-    made._ledger.failing = False  # type: ignore[attr-defined]
-    assert made.table.revision == 1 and not made.may_offload(residency)
+        engine_port.activate(offloading(revision=2), actor="t")
+    engine_port._ledger.failing = False  # type: ignore[attr-defined]
+    assert engine_port.table.revision == 1 and not engine_port.may_offload(residency)
 
 
 def test_a_denied_admission_is_on_record_too() -> None:
@@ -155,20 +155,20 @@ def test_positive_control_an_action_that_nobody_asks_for_is_permitted(
 def test_a_request_that_is_preempted_again_and_again_ends_when_the_policy_says(carried: bool) -> None:
     """`active_max` counts from the first block of a request, not from that of its last residency (the control)."""
     clock = VirtualClock()
-    made = port(offloading(rules=""), clock)
-    running: Any = ask(made, "victim")
+    engine_port = port(offloading(rules=""), clock)
+    running: Any = ask(engine_port, "victim")
     ended: list[object] = []
-    made._engine.abort = lambda request_ids, cause: ended.extend(request_ids)  # type: ignore[method-assign]
+    engine_port._engine.abort = lambda request_ids, cause: ended.extend(request_ids)  # type: ignore[method-assign]
     for hour in range(1, 10):
-        made.look_up(running, lambda key: -1)
-        assert made.may_start(running) is None
-        made.handed_out(running, [4 * hour + at for at in range(3)])
+        engine_port.look_up(running, lambda key: -1)
+        assert engine_port.may_start(running) is None
+        engine_port.handed_out(running, [4 * hour + at for at in range(3)])
         clock.advance(3_600_000_000)
-        made.step()
+        engine_port.step()
         if ended:
             break
-        made.release(running, "preempted")
-        running = made.resume(running, PROMPT)
+        engine_port.release(running, "preempted")
+        running = engine_port.resume(running, PROMPT)
         if not carried:
             running.active_since_us = -1
     assert (hour, len(ended)) == ((8, 1) if carried else (9, 0))
@@ -213,14 +213,14 @@ def ended(tenant: str) -> BlockEvent:
 
 
 def test_block_events_leave_where_their_tenant_may_export() -> None:
-    made = port(offloading(EXPORTS))
-    feed = Told(made.may_export)
+    engine_port = port(offloading(EXPORTS))
+    feed = Told(engine_port.may_export)
     both = [begun("victim"), begun("attacker"), ended("attacker"), ended("victim"), cleared(1, "reset")]
     left = [("stored", "victim"), ("removed", "victim"), ("cleared", "*")]
     assert feed.happen(*both) == left and feed.happen(*both) == left
-    permits = [event for event in recorded(made, DecisionRecorded) if event.action == "export"]
+    permits = [event for event in recorded(engine_port, DecisionRecorded) if event.action == "export"]
     assert [(event.reader, event.effect, event.reasons) for event in permits] == [("victim", "permit", ("out",))]
-    denials = [event for event in recorded(made, HitCounted) if event.action == "export"]
+    denials = [event for event in recorded(engine_port, HitCounted) if event.action == "export"]
     assert {(event.tenant, event.effect, event.rule) for event in denials} == {("attacker", "deny", "stays")}
     everything = Told(lambda tenant, classification: True).happen(*both)
     assert len(everything) == len(both), "control: without the question everything leaves"
@@ -255,10 +255,10 @@ def asking(revision: int = 1) -> DecisionTable:
 def test_integrity_is_refused_where_nothing_sums_the_engines_blocks() -> None:
     with pytest.raises(ConfigError, match="`integrity` compares what is reused with checksums, which is not done"):
         port(asking())
-    made = port(offloading())
+    engine_port = port(offloading())
     with pytest.raises(ConfigError, match="`integrity`"):
-        made.activate(asking(revision=2), actor="t")
-    assert made.table.revision == 1
-    made = port(asking(), can_sum=True)
-    assert made.pool.sums is not None
-    made.activate(asking(revision=2), actor="t")
+        engine_port.activate(asking(revision=2), actor="t")
+    assert engine_port.table.revision == 1
+    engine_port = port(asking(), can_sum=True)
+    assert engine_port.pool.sums is not None
+    engine_port.activate(asking(revision=2), actor="t")

@@ -62,14 +62,14 @@ def _probe(count: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
         random = Random(10)
         for _ in range(2000):
             world.ask("victim", tokens(random, BLOCK + 1))
-        found = _count_foreign(patch)
+        foreign = _count_foreign(patch)
         hits = 0
         for at in range(count):
             answer = world.admit("attacker", tokens(random, BLOCK * (1 + at % 3) + 1))
             hits += answer.hit_tokens > 0
             world.governor.abort(answer.request_id)
         assert not world.governor.check()
-        return found[0], hits
+        return foreign[0], hits
 
 
 def _without_domain_compare(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,13 +129,13 @@ def test_a_foreign_handle_and_an_absent_one_are_answered_alike() -> None:
     """A9, B5: the words differ in nothing but the handle that was asked for."""
     world = World(table())
     world.admit("victim", list(range(40)), request_id="r")
-    said = []
+    messages = []
     for id_ in ("r", "absent"):
         for call in ("blocks", "fence", "commit"):
             with pytest.raises(HandleError) as raised:
                 _use(world.governor, call, ("attacker", id_))
-            said.append(str(raised.value).replace(repr(id_), "ID"))
-    assert said[:3] == said[3:]
+            messages.append(str(raised.value).replace(repr(id_), "ID"))
+    assert messages[:3] == messages[3:]
     assert not world.governor.release(("attacker", "r")) and not world.governor.release(("attacker", "absent"))
     assert len(world.governor.running) == 1
 

@@ -399,7 +399,7 @@ def _guess(world: World, prompts: list[Any], count: int) -> tuple[int, int]:
         key_epoch=1,
     )
     states = _formulas(spec.info)
-    computed = found = 0
+    computed = matches = 0
     for prompt in itertools.cycle(prompts):
         data = prompt.tobytes()
         for primed in states:
@@ -407,9 +407,9 @@ def _guess(world: World, prompts: list[Any], count: int) -> tuple[int, int]:
             for at in range(0, len(data) - 4 * BLOCK + 1, 4 * BLOCK):
                 state.update(data[at : at + 4 * BLOCK])
                 computed += 1
-                found += state.digest() in cached
+                matches += state.digest() in cached
         if computed >= count:
-            return computed, found
+            return computed, matches
         states = _formulas(spec.info)
     raise AssertionError
 

@@ -93,7 +93,7 @@ def test_an_order_that_somebody_writes_beside_it_shows_in_health_and_is_given_to
         health = olive.get("/v1/health")
         assert health["orders_authenticated"]
         [said] = health["orders_not_followed"]
-        assert "`enforcement-ordered` in `system`" in said and "give the order again" in said
+        assert "`enforcement-ordered` in `system`" in said and "repeat the order" in said
         assert worker.get("/v1/worker/erasures")["enforcement"] is None
     with store.connect() as connection:
         assert newest_order(connection) is not None, "control: whoever asks nobody's signature follows it"

@@ -115,7 +115,7 @@ def test_a_ledger_that_others_could_read_is_taken_back_and_it_is_said(
             other.dispose()
     holder.dispose()
     assert stat.S_IMODE(ledger.stat().st_mode) == 0o600
-    assert [line["file"] for line in logs if "open to others" in line["event"]] == ["ledger.db"]
+    assert [line["file"] for line in logs if "accessible to other users" in line["event"]] == ["ledger.db"]
 
 
 def test_taking_back_gives_no_lock_up(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_what_a_command_logs_is_beside_its_answer(tmp_path: Path, migrated: Path
     ledger.chmod(0o644)
     result = CliRunner().invoke(app, ["db", "upgrade", "--ledger", str(ledger), "--json"])
     assert result.exit_code == 0 and isinstance(json.loads(result.stdout), dict)
-    assert "open to others" in result.stderr
+    assert "accessible to other users" in result.stderr
 
 
 def test_a_file_that_is_no_database_is_left_as_it_is(tmp_path: Path) -> None:
@@ -154,4 +154,4 @@ def test_a_file_that_is_no_database_is_left_as_it_is(tmp_path: Path) -> None:
     other.chmod(0o644)
     result = CliRunner().invoke(app, ["db", "upgrade", "--ledger", str(other)])
     assert result.exit_code == 2 and "not a SQLite database" in result.stderr
-    assert stat.S_IMODE(other.stat().st_mode) == 0o644 and "open to others" not in result.stderr
+    assert stat.S_IMODE(other.stat().st_mode) == 0o644 and "accessible to other users" not in result.stderr

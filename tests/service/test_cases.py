@@ -85,7 +85,7 @@ def test_from_receipt_to_the_letter(shipped: Any, client: Any, people: Any) -> N
     dpo = people["dpo"]
     case = opened(client, dpo, "user-2")
     early = stepped(client, dpo, case, "erasure", about="0" * 32)
-    assert early.status_code == 409 and "not confirmed who asks" in early.json()["detail"]
+    assert early.status_code == 409 and "confirm the person's identity first" in early.json()["detail"]
     assert stepped(client, dpo, case, "identity", outcome="confirmed").status_code == 200
     unknown = stepped(client, dpo, case, "erasure", about="0" * 32)
     assert unknown.status_code == 409 and "is none of this tenant" in unknown.json()["detail"]

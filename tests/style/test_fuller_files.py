@@ -6,12 +6,24 @@ from standins.architecture.module_graph import ROOMS as ALL_ROOMS
 from standins.architecture.module_graph import sources
 from standins.architecture.neighbours import serve_one_neighbour
 
-ROOMS: frozenset[str] = frozenset({"governance"})  # whose modules have joined
+ROOMS: frozenset[str] = frozenset(
+    {"allocator", "audit", "governance", "kernels", "migrations", "policies"}
+)  # whose modules have joined
 LINES_MAX = 1000
 LARGER: frozenset[str] = frozenset({"governance.external.engine_port", "integrations.vllm.tiers.scheduler_tiers"})
 
 # The module below `kvcustody` and why it stands apart.
 APART: dict[str, str] = {
+    "allocator.manager.integrity": "checksums compared before a path is attached are an idea of their own",
+    "allocator.manager.reclaim": "making room within quotas and guarantees is an idea of its own, with a class",
+    "audit.exports.amalgamate": "makes one program of the verifier's modules; an export only carries it",
+    "audit.reports.sections.read_back": "a section of a report has a file and a template of its own",
+    "audit.siem.ocsf": "the table of a public standard's event classes is an idea of its own",
+    "audit.tlog.database_tiles": "reads stored hashes as tiles, which proofs only use",
+    "audit.verify.ledger.held_rows": "who holds which block is an idea of its own",
+    "audit.verify.ledger.register_rows": "rows that are no projection of a leaf are an idea of their own",
+    "migrations.online.new_form": "statements that create, lock and swap tables, called by module name",
+    "policies.reading.obligations": "obligations by classification are an idea of their own",
     # -- governance
     "governance.api.http.bounded_protocol": "limits of one HTTP connection; the server opens sockets and ends",
     "governance.control_plane.erasures": "the loop of orders has rules of its own; opening only wires it",

@@ -11,7 +11,7 @@ from standins.architecture.module_graph import ROOT
 from standins.architecture.parsed import parsed_if_named
 from standins.architecture.vague_names import VAGUE, vague_names
 
-ROOMS: tuple[str, ...] = ("governance",)
+ROOMS: tuple[str, ...] = ("policies", "allocator", "kernels", "migrations", "audit", "governance")
 
 
 @pytest.mark.parametrize("room", ROOMS)

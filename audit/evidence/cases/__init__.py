@@ -1,1 +1,1 @@
-"""Requests of people about their data as cases: their clock, their steps from leaves, and what each may follow."""
+"""People's requests about their data as cases: their clock, their steps from leaves, and the order of steps."""

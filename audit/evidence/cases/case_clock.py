@@ -1,4 +1,4 @@
-"""When the answer to a person's request is due: one month (GDPR 12(3)), counted as Regulation 1182/71 counts it.
+"""The deadline for answering a person's request: one month (GDPR 12(3)), counted according to Regulation 1182/71.
 
     calendar = working_calendar("Europe/Berlin", ["2026-12-25"])
     deadline(received_us, MONTH, calendar).until_us
@@ -38,24 +38,24 @@ _FIRST_ZONE, _LAST_ZONE = (
 
 
 class WorkingCalendar(NamedTuple):
-    """A time zone by its IANA name, and the holidays of the list, in order."""
+    """A time zone by its IANA name, and the listed holidays, in order."""
 
     zone: str
     holidays: tuple[date, ...]
 
     def near(self, received_us: int) -> WorkingCalendar:
-        """With those holidays alone that can move an end of a period from this receipt."""
+        """Return the calendar with only the holidays that can move an end of a period from this receipt."""
         day = received_day(received_us, self.zone)
         kept = (one for one in self.holidays if day <= one <= day + _TURN_OF_YEARS)
         return WorkingCalendar(self.zone, tuple(kept))
 
     def texts(self) -> tuple[str, ...]:
-        """The holidays as ISO dates."""
+        """Return the holidays as ISO dates."""
         return tuple(one.isoformat() for one in self.holidays)
 
 
 class CaseDeadline(NamedTuple):
-    """The last day, and the moment it is over: UTC microseconds, the first that is too late.
+    """The last day, and the moment when it is over: UTC microseconds, the first moment that is too late.
 
     `counted` is the day that the months give; it is another one where that is no working day.
     """
@@ -66,7 +66,7 @@ class CaseDeadline(NamedTuple):
 
 
 class CaseDays(NamedTuple):
-    """The day of receipt, and the ends of a case's two periods. `unread`: what of its leaf could not be read."""
+    """The day of receipt, and the ends of a case's two periods. `unread`: parts of its leaf that could not be read."""
 
     received: date
     first: CaseDeadline
@@ -74,7 +74,9 @@ class CaseDays(NamedTuple):
     unread: str = ""
 
     def texts(self) -> tuple[str, ...]:
-        """As a leaf has them: the day of receipt; then of each period its day, the day counted, and its moment."""
+        """Return the days as a leaf has them: the day of receipt; then for each period its day, the day counted, and
+        its moment.
+        """
         ends = (self.first, self.extended)
         return (
             self.received.isoformat(),
@@ -83,7 +85,7 @@ class CaseDays(NamedTuple):
 
 
 def working_calendar(zone: str, holidays: Iterable[str] = ()) -> WorkingCalendar:
-    """The calendar of a zone and of ISO dates; raises `ConfigError` for what is neither."""
+    """Return the calendar of a zone and ISO dates; raises `ConfigError` for an unknown zone or an invalid date."""
     check_zone(zone)
     listed = set()
     for text in holidays:
@@ -97,30 +99,32 @@ def working_calendar(zone: str, holidays: Iterable[str] = ()) -> WorkingCalendar
 
 
 def read_holidays(text: str) -> tuple[str, ...]:
-    """The dates of a list, one a line; what follows a `#`, and empty lines, are passed over."""
+    """Return the dates of a list, one on each line; comments after `#` and empty lines are ignored."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return tuple(line for line in lines if line)
 
 
 def received_day(received_us: int, zone: str) -> date:
-    """The date of a moment in a zone."""
+    """Return the date of a moment in a zone."""
     return utc(received_us).astimezone(open_zone(zone)).date()
 
 
 def deadline(received_us: int, months: int, calendar: WorkingCalendar) -> CaseDeadline:
-    """The end of a period of so many months from this receipt (rules 1 and 2)."""
+    """Return the end of a period of that many months from this receipt (rules 1 and 2)."""
     received = received_day(received_us, calendar.zone)
     return _end(received, months, calendar.holidays, open_zone(calendar.zone))
 
 
 def case_days(received_us: int, calendar: WorkingCalendar) -> CaseDays:
-    """What the calendar gives for a request; raises `ConfigError` for a zone that is not known here."""
+    """Return the days that the calendar gives for a request; raises `ConfigError` for an unknown zone."""
     first, extended = (deadline(received_us, months, calendar) for months in (MONTH, EXTENDED_MONTHS))
     return CaseDays(received_day(received_us, calendar.zone), first, extended)
 
 
 def days_of(received_us: int, zone: str, holidays: str, kept: str) -> CaseDays:
-    """The days of a case from the texts of its row (rule 5): never an error, as a list holds other cases too."""
+    """Return the days of a case from the texts of its row (rule 5). Never raises, because a list contains other cases
+    too.
+    """
     try:
         received, *ends = kept.split()
         first, extended = (
@@ -134,7 +138,7 @@ def days_of(received_us: int, zone: str, holidays: str, kept: str) -> CaseDays:
         days = tuple(date.fromisoformat(text) for text in holidays.split())
         return case_days(received_us, WorkingCalendar(zone, days))._replace(unread=unread)
     except ConfigError:
-        unread = f"its time zone `{zone}`, which this machine does not know"
+        unread = f"its time zone `{zone}` (unknown on this machine)"
     except ValueError:
         unread = "its holidays"
     received_at = utc(received_us).astimezone(_LAST_ZONE).date()  # the earliest day that it is anywhere

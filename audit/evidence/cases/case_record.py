@@ -1,4 +1,4 @@
-"""A case as its leaves have it: what was asked, which steps were taken, what each may follow, and how it stands.
+"""A case from its leaves: the request, the steps taken, the allowed next steps, and the state.
 
     case = replay(opened, steps)
     case.state(now_us)
@@ -32,7 +32,7 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class SubjectRight(StrEnum):
-    """What a person asks for."""
+    """The right that a person exercises."""
 
     ERASURE = "erasure"
     ACCESS = "access"
@@ -40,7 +40,7 @@ class SubjectRight(StrEnum):
 
 
 class StepKind(StrEnum):
-    """What can be done about a case."""
+    """The kinds of steps in a case."""
 
     IDENTITY = "identity"
     EXTEND = "extend"
@@ -56,7 +56,9 @@ class StepKind(StrEnum):
 
 
 class CaseState(StrEnum):
-    """`near`: open, and its deadline is less than `NEAR_US` away. `late`: answered after it."""
+    """The state of a case. `near`: open, and its deadline is less than `NEAR_US` away. `late`: answered after the
+    deadline.
+    """
 
     OPEN = "open"
     NEAR = "near"
@@ -89,7 +91,7 @@ _OF_RIGHT = {
 
 
 class OpenedCase(NamedTuple):
-    """A request as it was recorded. Times are UTC microseconds; `subject` is a pseudonym."""
+    """A request as recorded. Times are UTC microseconds; `subject` is a pseudonym."""
 
     case_id: str
     tenant: str
@@ -105,12 +107,12 @@ class OpenedCase(NamedTuple):
 
     @property
     def days(self) -> CaseDays:
-        """When it came in and is due, by the leaf."""
+        """The days of receipt and deadline, according to the leaf."""
         return days_of(self.received_us, self.zone, self.holidays, self.ends or "")
 
 
 class CaseStep(NamedTuple):
-    """A step, as it was recorded or is asked for; `void` says why one that was recorded counts for nothing."""
+    """A recorded or requested step. `void` gives the reason if a recorded step does not count."""
 
     step: str
     outcome: str = ""
@@ -125,7 +127,7 @@ class CaseStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SubjectCase:
-    """A case with what its steps came to."""
+    """A case and the result of its steps."""
 
     opened: OpenedCase
     steps: tuple[CaseStep, ...] = ()
@@ -136,23 +138,23 @@ class SubjectCase:
         return tuple(step for step in self.steps if not step.void)
 
     def of_kind(self, kind: StepKind) -> tuple[CaseStep, ...]:
-        """Those of one kind that count."""
+        """Return the counted steps of one kind."""
         return tuple(step for step in self.counted if step.step == kind)
 
     def last(self, kind: StepKind) -> CaseStep | None:
-        """The last of a kind that counts."""
+        """Return the last counted step of a kind."""
         found = self.of_kind(kind)
         return found[-1] if found else None
 
     @property
     def identity(self) -> str:
-        """What the check of the person's identity came to; empty: none yet."""
+        """The result of checking the person's identity; empty if not checked yet."""
         found = self.last(StepKind.IDENTITY)
         return "" if found is None else found.outcome
 
     @property
     def outcome(self) -> str:
-        """What was decided; empty: nothing yet."""
+        """The decision; empty if there is none yet."""
         found = self.last(StepKind.DECIDE)
         return "" if found is None else found.outcome
 
@@ -174,17 +176,17 @@ class SubjectCase:
 
     @property
     def answered_us(self) -> int | None:
-        """When the letter was recorded."""
+        """The time at which the letter was recorded."""
         found = self.last(StepKind.ANSWER)
         return None if found is None else found.at_us
 
     @property
     def erasures(self) -> tuple[str, ...]:
-        """The erasures that it names, each once."""
+        """The erasures that the case names, each once."""
         return tuple(dict.fromkeys(step.about for step in self.of_kind(StepKind.ERASURE)))
 
     def state(self, now_us: int) -> CaseState:
-        """How it stands at a moment."""
+        """Return the state at a moment."""
         until_us = self.due.until_us
         if self.answered_us is not None:
             return CaseState.ANSWERED if self.answered_us < until_us else CaseState.LATE
@@ -193,17 +195,17 @@ class SubjectCase:
         return CaseState.NEAR if until_us - now_us < NEAR_US else CaseState.OPEN
 
     def as_of(self, until_us: int) -> SubjectCase:
-        """The case without what was recorded from a moment on."""
+        """Return the case without anything recorded from a moment on."""
         return replay(self.opened, (step for step in self.steps if step.at_us < until_us))
 
     def untold(self, recipients: Iterable[str]) -> tuple[str, ...]:
-        """Those of the recipients of whom no step says that they were told, or why they cannot be (19)."""
+        """Return the recipients for whom no step records a notification, or the reason why none is possible (19)."""
         told = {step.about for step in self.of_kind(StepKind.RECIPIENT)}
         return tuple(sorted(set(recipients) - told))
 
 
 def replay(opened: OpenedCase, steps: Iterable[CaseStep]) -> SubjectCase:
-    """The case that these steps, in the order of their leaves, make of a request (rule 1)."""
+    """Return the case that results from a request and its steps, in the order of their leaves (rule 1)."""
     case = SubjectCase(opened)
     for step in steps:
         taken = step._replace(void=refusal(case, step._replace(void="")) or "")
@@ -212,7 +214,7 @@ def replay(opened: OpenedCase, steps: Iterable[CaseStep]) -> SubjectCase:
 
 
 def refusal(case: SubjectCase, step: CaseStep) -> str | None:
-    """Why a step may not be taken now, by the case alone; None where it may."""
+    """Return why the case does not allow a step now; None if it does."""
     return next((why for check in (_form, _order, _clock, _decision) for why in check(case, step)), None)
 
 
@@ -238,16 +240,16 @@ def _form(case: SubjectCase, step: CaseStep) -> Iterator[str]:
 
 def _order(case: SubjectCase, step: CaseStep) -> Iterator[str]:
     if case.answered_us is not None and step.step not in AFTERWARDS:
-        yield "the person was answered: what is asked after that is a case of its own"
+        yield "the person was answered already: open a new case for a later request"
     if step.step == StepKind.LIFT and not case.is_restricted:
-        yield "no restriction applies that could be lifted"
+        yield "there is no restriction to lift"
     if step.step == StepKind.RESTRICT and case.is_restricted:
         yield "a restriction applies already"
     if step.step == StepKind.ANSWER and not case.outcome:
-        yield "nothing is decided yet that the person could be told"
+        yield "nothing is decided yet, so there is nothing to tell the person"
     unproven = step.step in (StepKind.EXPORT, StepKind.ERASURE) or step.outcome in _GIVING
     if unproven and case.identity != "confirmed":
-        yield "it is not confirmed who asks: nobody's data is given out, erased or restricted before"
+        yield "confirm the person's identity first: before that no data is given out, erased or restricted"
 
 
 _GIVING = ("erased", "partly", "given", "restricted")
@@ -259,9 +261,9 @@ def _clock(case: SubjectCase, step: CaseStep) -> Iterator[str]:
     if not step.ground:
         yield f"`ground` of `extend` is one of: {', '.join(GROUNDS[StepKind.EXTEND])}"
     if case.of_kind(StepKind.EXTEND):
-        yield "the time was extended already; it is extended once"
+        yield "the time was extended already, and may only be extended once"
     if step.at_us >= case.first_due.until_us:
-        yield f"the first month ended with {case.first_due.day.isoformat()}: it can be extended within it alone"
+        yield f"the first month ended with {case.first_due.day.isoformat()}: it can only be extended before that"
 
 
 def _decision(case: SubjectCase, step: CaseStep) -> Iterator[str]:
@@ -278,13 +280,13 @@ def _decision(case: SubjectCase, step: CaseStep) -> Iterator[str]:
     if step.ground in ("11(2)", "12(2)") and case.identity == "confirmed":
         yield "it says that the person cannot be identified, and their identity is confirmed"
     if step.outcome == "partly" and not step.reason.strip():
-        yield "`partly` needs a reason: what remains, and why"
+        yield "`partly` needs a reason that names what remains, and why"
     if right is SubjectRight.ERASURE and step.outcome in ("erased", "partly") and not case.erasures:
         yield "no erasure is named: take the step `erasure` first"
     if step.outcome == "erased" and exempt:
         yield "an exemption is on record, so not all was erased: decide `partly`"
     if step.outcome == "erased" and case.is_restricted:
-        yield "processing is restricted, and what is restricted is kept: lift it, or decide `partly`"
+        yield "a restriction keeps the data: lift it, or decide `partly`"
     gives = step.outcome == "given" or (right is SubjectRight.ACCESS and step.outcome == "partly")
     if gives and not case.of_kind(StepKind.EXPORT):
         yield "no export was given: take the step `export` first"

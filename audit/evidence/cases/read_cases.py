@@ -1,4 +1,4 @@
-"""Cases from the ledger: one, or all, with the steps that count.
+"""Cases from the ledger, one or all, with the steps that count.
 
 1. What is read are projections of leaves that are there, so a verified ledger gives the same cases.
 2. Who acted is held against `principal-changed` leaves: an actor that no leaf enrolled, or whom one had disabled by
@@ -29,12 +29,12 @@ _STEP = [case_steps.c[name] for name in CaseStep._fields if name != "void"]
 
 
 class PrincipalPeriods(NamedTuple):
-    """When each principal could act, as the system log has it: (from, or None at an end), in order."""
+    """When each principal could act, from the system log: (from, or None at an end), in order."""
 
     changes: Mapping[str, tuple[tuple[int, bool], ...]]
 
     def acted(self, name: str, at_us: int) -> bool:
-        """Whether somebody of this name was enrolled and not disabled at a moment."""
+        """Return whether a principal of this name was enrolled and not disabled at a moment."""
         known = [is_in for since_us, is_in in self.changes.get(name, ()) if since_us <= at_us]
         return bool(known) and known[-1]
 
@@ -42,7 +42,7 @@ class PrincipalPeriods(NamedTuple):
 def read_cases(
     connection: Connection, *, tenant: str | None = None, as_of: AsOf | None = None
 ) -> tuple[SubjectCase, ...]:
-    """Every case, newest first; of one tenant, or as a checkpoint left them."""
+    """Return every case, newest first; of one tenant, or as of a checkpoint."""
     mine: ColumnElement[bool] = true() if tenant is None else cases.c.tenant == tenant
     steps: dict[str, list[CaseStep]] = {}
     in_cases: ColumnElement[bool] = is_in(as_of, cases)
@@ -59,7 +59,7 @@ def read_cases(
 
 
 def read_case(connection: Connection, case_id: str) -> SubjectCase:
-    """One case; raises `LedgerError` where the ledger has none of this id."""
+    """Return one case; raises `LedgerError` if the ledger has none with this id."""
     row = connection.execute(select(*_CASE).where(cases.c.case_id == case_id, has_leaf(cases))).first()
     if row is None:
         raise LedgerError(f"case `{case_id}` is not in the ledger", case_id=case_id)
@@ -69,7 +69,7 @@ def read_case(connection: Connection, case_id: str) -> SubjectCase:
 
 
 def case_to_follow(connection: Connection, case_id: str) -> SubjectCase | None:
-    """One case as whoever acts on it reads it: where orders are signed (`signed_orders`), from signed leaves alone.
+    """Return a case as those who act on it read it: with signed orders (`signed_orders`), only from signed leaves.
 
     None where no leaf that counts opened it.
     """
@@ -79,14 +79,14 @@ def case_to_follow(connection: Connection, case_id: str) -> SubjectCase | None:
     opened = _signed_leaves(connection, signed, cases, case_id)
     if not opened:
         return None
-    said = opened[0] | {
+    opening = opened[0] | {
         "received_us": int(opened[0]["received_utc"]),
         "holidays": " ".join(opened[0]["holidays"]),
         "ends": " ".join(opened[0].get("ends", ())) or None,
     }
     steps = _signed_leaves(connection, signed, case_steps, case_id)
     return replay(
-        OpenedCase(*(said[name] for name in OpenedCase._fields)),
+        OpenedCase(*(opening[name] for name in OpenedCase._fields)),
         (CaseStep(*(step[name] for name in CaseStep._fields if name != "void")) for step in steps),
     )
 
@@ -107,7 +107,7 @@ def _signed_leaves(connection: Connection, signed: SignedOrders, table: Table, c
 
 
 def principal_periods(connection: Connection) -> PrincipalPeriods:
-    """From the leaves of the system log (rule 2)."""
+    """Return the periods from the leaves of the system log (rule 2)."""
     query = (
         select(events.c.leaf)
         .join(logs, logs.c.id == events.c.log)
@@ -124,7 +124,7 @@ def principal_periods(connection: Connection) -> PrincipalPeriods:
 
 
 def strangers(case: SubjectCase, known: PrincipalPeriods, issuers: Iterable[str] = ()) -> tuple[str, ...]:
-    """Actors of a case whom no leaf had enrolled by then; those that an issuer of tokens keeps are the issuer's."""
+    """Return actors of a case whom no leaf had enrolled by then. Principals of a token issuer are the issuer's own."""
     marks = tuple(f"{name}:" for name in issuers)
     acts = [(case.opened.actor, case.opened.at_us)]
     acts += [(step.actor, step.at_us) for step in case.steps]

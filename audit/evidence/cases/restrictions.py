@@ -1,4 +1,4 @@
-"""Restrictions of processing (GDPR 18) that are in force, from the cases of a ledger, and who follows them.
+"""Restrictions of processing (GDPR 18) in force, from the cases of a ledger, and the workers that follow them.
 
 A restriction is in force from the leaf of its step on until one lifts it. A worker that follows it says so in a leaf of
 its own, `processing-restricted`, and each later process does so again.
@@ -26,7 +26,7 @@ _ASKED = (
 
 
 class Restriction(NamedTuple):
-    """A restriction in force: of whom, by pseudonym, on which ground, since when (UTC)."""
+    """A restriction in force: the pseudonym, the ground, and since when (UTC)."""
 
     case_id: str
     tenant: str
@@ -36,7 +36,7 @@ class Restriction(NamedTuple):
 
 
 def restriction_of(case: SubjectCase) -> Restriction | None:
-    """What a case restricts; None where nothing, or nothing any more."""
+    """Return the restriction of a case; None if it restricts nothing or no longer does."""
     step = case.last(StepKind.RESTRICT)
     if step is None or not case.is_restricted:
         return None
@@ -45,7 +45,7 @@ def restriction_of(case: SubjectCase) -> Restriction | None:
 
 
 def restrictions_in_force(connection: Connection) -> tuple[Restriction, ...]:
-    """All of them, in the order of their cases' ids."""
+    """Return all restrictions in force, in the order of their cases' ids."""
     cases = [case_to_follow(connection, case_id) for case_id in connection.scalars(_ASKED).all()]
     found = (restriction_of(case) for case in cases if case is not None)
     return tuple(sorted((one for one in found if one is not None), key=lambda one: one.case_id))
@@ -54,7 +54,7 @@ def restrictions_in_force(connection: Connection) -> tuple[Restriction, ...]:
 def followed_by(
     connection: Connection, restriction: Restriction, periods: Mapping[str, WorkPeriod]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Workers at work that follow it, and those that have not said so yet."""
+    """Return the workers at work that follow it, and those that have not confirmed it yet."""
     query = (
         select(incarnations.c.uuid, events.c.leaf)
         .join(incarnations, incarnations.c.id == events.c.incarnation)

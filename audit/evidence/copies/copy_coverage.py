@@ -1,4 +1,4 @@
-"""Coverage of copies off the device, by tier: which were due to end, and what proves in time that they are gone.
+"""Coverage of copies off the device, by tier: which were due to end, and the evidence that they are gone in time.
 
 1. The unit is a copy: (incarnation, tier, number). `due` is what its first leaf says, or sooner where its end does; an
    end that claims a later one is disputed, and covers nothing.
@@ -55,7 +55,7 @@ _NEVER = np.int64(1) << 62
 
 
 class CopyCoverageRow(NamedTuple):
-    """Copies of one tenant and classification in one tier that were due: how many have which verdict, and evidence.
+    """Due copies of one tenant and classification in one tier: the number with each verdict and kind of evidence.
 
     `waiting` of `open` have ended. A copy may have more than one kind of evidence. `bytes` are sealed ones, of copies
     with evidence. `lag_us_max`: the longest time from due to the first evidence.
@@ -80,31 +80,31 @@ class CopyCoverageRow(NamedTuple):
 
     @property
     def coverage(self) -> float:
-        """The covered share of what was due; 1.0 when nothing was."""
+        """The covered share of the due copies; 1.0 if none was due."""
         return self.covered / self.due if self.due else 1.0
 
 
 class CopyCoverage(NamedTuple):
-    """Rows by tier, tenant and classification, and the digest of what was counted (rule 6)."""
+    """Rows by tier, tenant and classification, and the digest of the counted copies (rule 6)."""
 
     rows: tuple[CopyCoverageRow, ...] = ()
     digest: str = hashlib.sha256().hexdigest()
 
     def by_tier(self) -> tuple[CopyCoverageRow, ...]:
-        """One row for each tier."""
+        """Return one row for each tier."""
         tiers = dict.fromkeys(row.tier for row in self.rows)
         return tuple(add_copy_rows(tier, (row for row in self.rows if row.tier == tier)) for tier in tiers)
 
 
 class CopyLife(NamedTuple):
-    """What is known of an incarnation: what turns its boot time into UTC, and its worker's name, where it said it."""
+    """Facts about an incarnation: the offset from its boot time to UTC, and its worker's name if recorded."""
 
     offset_us: int
     worker: str
 
 
 def add_copy_rows(tier: str, rows: Iterable[CopyCoverageRow]) -> CopyCoverageRow:
-    """One row that adds up others of a tier; of lags it keeps the longest."""
+    """Return one row that adds up rows of a tier; it keeps the longest lag."""
     total = [0] * (len(CopyCoverageRow._fields) - 3)
     for row in rows:
         *counts, lag = row[3:]
@@ -121,7 +121,8 @@ def copy_coverage(
     with_system: bool = True,
     keep: list[JudgedCopies] | None = None,
 ) -> CopyCoverage:
-    """Coverage of copies; open ones without an end are those due before `as_of_us` (UTC; the last event).
+    """Return the coverage of copies. Open copies count if they were due before `as_of_us` (UTC; default: the last
+    event).
 
     `keep` gets every copy that was counted.
     `with_system`: with what stands in the system log (rule 3), which a tenant that reads its own log does not see.
@@ -141,7 +142,7 @@ def copy_coverage(
 
 
 def copies_from_leaves(record: LeafRecord, chosen: CustodySelection, now_us: int) -> CopyCoverage:
-    """The same from leaves alone."""
+    """Return the same, computed only from leaves."""
     if not _may_have_copies(chosen):
         return CopyCoverage()
     lives = {life.uuid: CopyLife(life.offset_us, record.worker(life.uuid)) for life in record.lives()}
@@ -154,7 +155,7 @@ def _may_have_copies(chosen: CustodySelection) -> bool:
 
 
 def _read(connection: Connection, chosen: CustodySelection, as_of: AsOf | None, with_system: bool) -> list[Body]:
-    """The leaves of the chosen copies, and of what was found that nobody could say the owner of."""
+    """Return the leaves of the chosen copies, and of found copies whose owner nobody could name."""
     column, where = copy_steps.c, [is_in(as_of, copy_steps)]
     if not with_system:
         where.append(column.tenant.is_not(None))
@@ -190,7 +191,7 @@ class _Listed(NamedTuple):
 
 
 class JudgedCopies(NamedTuple):
-    """Copies of one tier of one incarnation that are due, by number."""
+    """Due copies of one tier of one incarnation, by number."""
 
     tier: str
     uuid: str
@@ -205,7 +206,7 @@ class JudgedCopies(NamedTuple):
     lag: Int64s
 
     def at(self, places: Int64s) -> JudgedCopies:
-        """Those at these places, in this order."""
+        """Return the copies at these places, in this order."""
         return self._replace(
             who=[self.who[place] for place in places.tolist()],
             causes=[self.causes[place] for place in places.tolist()],
@@ -226,28 +227,28 @@ def judge_copies(
     now_us: int,
     keep: list[JudgedCopies] | None = None,
 ) -> CopyCoverage:
-    """Verdicts of the chosen copies, from their leaves in whatever order; `keep` gets those that were counted."""
-    found: dict[tuple[str, str], dict[str, list[Body]]] = {}
-    left: dict[tuple[str, str], list[_Left]] = {}
+    """Return verdicts of the chosen copies from their leaves, in any order; `keep` receives the counted ones."""
+    by_tier: dict[tuple[str, str], dict[str, list[Body]]] = {}
+    left_behind: dict[tuple[str, str], list[_Left]] = {}
     heirs: dict[tuple[str, str], list[Body]] = {}
     for body in leaves:
         if body["kind"] == _DESTROYED and not any(body["numbers"]):
-            _take_left(left, body, lives)
+            _take_left(left_behind, body, lives)
             continue
         if body["kind"] == INHERITED:
             heirs.setdefault((body["left_by_process"], body["tier"]), []).append(body)
             continue
         about = body.get("of_incarnation") or body["incarnation"]
-        found.setdefault((about, body["tier"]), {}).setdefault(body["kind"], []).append(body)
+        by_tier.setdefault((about, body["tier"]), {}).setdefault(body["kind"], []).append(body)
     digest, rows = hashlib.sha256(), dict[tuple[str, str, str], list[CopyCoverageRow]]()
-    for uuid, tier in sorted(found):
+    for uuid, tier in sorted(by_tier):
         life = lives.get(uuid, CopyLife(0, ""))
-        own = left.get((life.worker, tier), ()) if life.worker else ()
+        own = left_behind.get((life.worker, tier), ()) if life.worker else ()
         later = [one for one in own if one.process != uuid]
         for process, names in _inherited(heirs, uuid, tier).items():
-            others = (one for one in left.get((process, tier), ()) if one.name in names)
+            others = (one for one in left_behind.get((process, tier), ()) if one.name in names)
             later += (one._replace(is_heirs=True) for one in others if not (life.worker and one.worker == life.worker))
-        judged = _judge(found[uuid, tier], uuid, tier, life, later, now_us)
+        judged = _judge(by_tier[uuid, tier], uuid, tier, life, later, now_us)
         judged = _selected(judged, life, chosen)
         if not len(judged.numbers):
             continue
@@ -276,7 +277,7 @@ class _Left(NamedTuple):
     is_heirs: bool = False
 
 
-def _take_left(left: dict[tuple[str, str], list[_Left]], body: Body, lives: Mapping[str, CopyLife]) -> None:
+def _take_left(left_behind: dict[tuple[str, str], list[_Left]], body: Body, lives: Mapping[str, CopyLife]) -> None:
     """By tier and worker, and by tier and process."""
     uuid = body["incarnation"]
     life = lives.get(uuid, CopyLife(0, ""))
@@ -285,22 +286,24 @@ def _take_left(left: dict[tuple[str, str], list[_Left]], body: Body, lives: Mapp
         for name, at in zip(body["names"], body["destroyed_boot_us"], strict=True)
     ]
     for who in {life.worker, uuid}:
-        left.setdefault((who, body["tier"]), []).extend(made)
+        left_behind.setdefault((who, body["tier"]), []).extend(made)
 
 
 def _inherited(heirs: Mapping[tuple[str, str], list[Body]], uuid: str, tier: str) -> dict[str, set[str]]:
-    """The names of a process's copies that each process which opened its tier, or an heir's, names as left (rule 3)."""
-    made: dict[str, set[str]] = {}
-    asked: list[tuple[str, set[str] | None]] = [(uuid, None)]
-    while asked:
-        process, of = asked.pop()
+    """Return the names that later processes recorded as left behind, by process that opened the tier or an heir's (rule
+    3).
+    """
+    inherited: dict[str, set[str]] = {}
+    waiting: list[tuple[str, set[str] | None]] = [(uuid, None)]
+    while waiting:
+        process, of = waiting.pop()
         for body in heirs.get((process, tier), ()):
             names = {*body["copies"]} if of is None else of & {*body["copies"]}
-            known = made.setdefault(body["incarnation"], set())
+            known = inherited.setdefault(body["incarnation"], set())
             if names - known:
                 known |= names
-                asked.append((body["incarnation"], names))
-    return made
+                waiting.append((body["incarnation"], names))
+    return inherited
 
 
 def _listed(leaves: list[Body], uuid: str, moment: str) -> _Listed:
@@ -333,7 +336,7 @@ def _judge(
     uuid: str,
     tier: str,
     life: CopyLife,
-    left: list[_Left],
+    left_behind: list[_Left],
     now_us: int,
 ) -> JudgedCopies:
     stored = _listed(steps.get(_STORED, []), uuid, "stored_boot_us")
@@ -348,7 +351,7 @@ def _judge(
     within = np.array(ended.said("within_us"), np.int64)
     if died.any():
         within = np.where(died & is_stored, promised[place] if len(promised) else within, within)
-    said = np.where(is_stored, stored.due[place] if len(stored.due) else ended.due, ended.due)
+    promised_due = np.where(is_stored, stored.due[place] if len(stored.due) else ended.due, ended.due)
     numbers = np.concatenate((ended.numbers, stored.numbers[overdue]))
     names = np.concatenate((ended.names, stored.names[overdue])) if len(numbers) else np.array([], np.bytes_)
     is_ended = np.arange(len(numbers)) < len(ended.numbers)
@@ -358,19 +361,19 @@ def _judge(
     proof, first = _evidence(steps.get(_DESTROYED, []), uuid, numbers, names)
     stopped = np.array([cause == ORDERLY_STOP for cause in causes], np.bool_)
     stayed = stopped & (first[: len(stopped)] == _NEVER)
-    due = np.concatenate((np.where(stayed, said, np.minimum(said, ended.due)), stored.due[overdue]))
-    if left:
+    due = np.concatenate((np.where(stayed, promised_due, np.minimum(promised_due, ended.due)), stored.due[overdue]))
+    if left_behind:
         since = np.concatenate((stored.at[place] if len(stored.at) else ended.at, stored.at[overdue]))
         is_dead = np.array([cause == PROCESS_DEATH for cause in causes], np.bool_)
         is_dead = np.concatenate((is_dead, nothing))
-        _found_later(left, life, names, np.where(known, since, _NEVER), is_dead, proof, first)
+        _found_later(left_behind, life, names, np.where(known, since, _NEVER), is_dead, proof, first)
         is_left = ~is_ended & (first < _NEVER)
         is_ended, died = is_ended | is_left, died | is_left
     by = due + np.concatenate((within, promised[overdue]))
     ended_by = np.concatenate((ended.at, np.full(len(overdue), _NEVER)))
     in_time = (first <= by) & (died | (ended_by <= by))
     proved = first < _NEVER
-    disputed = known & is_ended & np.concatenate((ended.due > said, nothing))
+    disputed = known & is_ended & np.concatenate((ended.due > promised_due, nothing))
     verdict = np.select(
         [disputed, ~known, ~is_ended, proved & in_time, proved, died],
         [4, 3, 2, 0, 1, 3],
@@ -389,7 +392,7 @@ def _judge(
 
 
 def _leaves_of(ended: _Listed, stored: _Listed, overdue: Int64s) -> Iterable[Body]:
-    """The leaf that says whose each copy is."""
+    """Yield the leaf that names each copy's owner."""
     yield from (ended.leaves[place] for place in ended.leaf.tolist())
     yield from (stored.leaves[place] for place in stored.leaf[overdue].tolist())
 
@@ -404,18 +407,18 @@ def _evidence(
     )
     order = np.argsort(numbers, kind="stable")
     for kind in EVIDENCE:
-        found = _listed([body for body in leaves if body["cause"] == kind], uuid, "destroyed_boot_us")
-        if not len(found.numbers):
+        listed = _listed([body for body in leaves if body["cause"] == kind], uuid, "destroyed_boot_us")
+        if not len(listed.numbers):
             continue
-        place = np.minimum(np.searchsorted(found.numbers, numbers[order]), len(found.numbers) - 1)
-        same = (found.numbers[place] == numbers[order]) & (found.names[place] == names[order])
+        place = np.minimum(np.searchsorted(listed.numbers, numbers[order]), len(listed.numbers) - 1)
+        same = (listed.numbers[place] == numbers[order]) & (listed.names[place] == names[order])
         proof[kind][order] = same
-        first[order] = np.where(same, np.minimum(first[order], found.at[place]), first[order])
+        first[order] = np.where(same, np.minimum(first[order], listed.at[place]), first[order])
     return proof, first
 
 
 def _found_later(
-    left: list[_Left],
+    left_behind: list[_Left],
     life: CopyLife,
     names: NDArray[np.bytes_],
     since: Int64s,
@@ -428,7 +431,7 @@ def _found_later(
     `since`: when the copy was stored; never for one that is not asked about. `is_dead`: it ended with its process.
     """
     known: dict[str, list[tuple[int, str, bool]]] = {}
-    for one in left:
+    for one in left_behind:
         known.setdefault(one.name, []).append((one.at_us - life.offset_us, one.cause, one.is_heirs))
     for place in np.flatnonzero((since < _NEVER) & (first == _NEVER)).tolist():
         later = sorted(each for each in known.get(names[place].decode(), ()) if each[0] >= since[place])
@@ -441,18 +444,18 @@ def _found_later(
 
 
 def _selected(judged: JudgedCopies, life: CopyLife, chosen: CustodySelection) -> JudgedCopies:
-    """The copies that were due in the period, of the chosen tenant and classification."""
+    """Return the copies of the chosen tenant and classification that were due in the period."""
     at_us = judged.due + life.offset_us
-    kept = np.ones(len(at_us), np.bool_)
+    is_selected = np.ones(len(at_us), np.bool_)
     if chosen.since_us is not None:
-        kept &= at_us >= chosen.since_us
+        is_selected &= at_us >= chosen.since_us
     if chosen.until_us is not None:
-        kept &= at_us < chosen.until_us
+        is_selected &= at_us < chosen.until_us
     wanted = (chosen.tenant, chosen.classification)
     if wanted != (None, None) or chosen.tier not in (None, judged.tier):
         fits = [all(want in (None, has) for want, has in zip(wanted, who, strict=True)) for who in judged.who]
-        kept &= np.array(fits, np.bool_) & (chosen.tier in (None, judged.tier))
-    return judged if kept.all() else judged.at(np.flatnonzero(kept))
+        is_selected &= np.array(fits, np.bool_) & (chosen.tier in (None, judged.tier))
+    return judged if is_selected.all() else judged.at(np.flatnonzero(is_selected))
 
 
 def _rows(judged: JudgedCopies) -> Iterable[CopyCoverageRow]:

@@ -1,4 +1,4 @@
-"""Copies off the device, as rows count them: what was stored, ended and destroyed in each tier of a process.
+"""Copies off the device as rows count them: stored, ended and destroyed in each tier of a process.
 
 1. A row is of one leaf and says how many copies it lists. How many different copies were destroyed is read from the
    leaves of those rows, as one copy may have several pieces of evidence.
@@ -26,7 +26,7 @@ _OPEN_LEAVES = 50  # about two thousand copies
 
 
 class CopyTotals(NamedTuple):
-    """What leaves of one incarnation say of a tier. Ends that were recorded for it are ends."""
+    """Totals of a tier from one incarnation's leaves. Ends that others recorded for it count."""
 
     stored: int = 0
     ended: int = 0
@@ -50,7 +50,9 @@ class OpenCopies(NamedTuple):
     due_us: tuple[int, ...]
 
     def end(self, at_us: int, cause: str, ended_us: int, within_us: int, incarnation: str = "") -> CopiesEnded:
-        """Their end, recorded at `at_us` by who found them; `incarnation`: whose they were."""
+        """Return their end, recorded at `at_us` by whoever found them; `incarnation` is the process that stored
+        them.
+        """
         return CopiesEnded(
             at_us,
             self.tier,
@@ -68,33 +70,33 @@ class OpenCopies(NamedTuple):
         )
 
     def kept(self, fits: Callable[[tuple[int, str]], bool]) -> OpenCopies:
-        """Those whose number and name fit."""
-        which = [fits(key) for key in zip(self.numbers, self.names, strict=True)]
+        """Return the copies whose number and name fit."""
+        fitting = [fits(key) for key in zip(self.numbers, self.names, strict=True)]
         return self._replace(
-            names=tuple(compress(self.names, which)),
-            numbers=tuple(compress(self.numbers, which)),
-            blocks_each=tuple(compress(self.blocks_each, which)),
-            bytes_each=tuple(compress(self.bytes_each, which)),
-            due_us=tuple(compress(self.due_us, which)),
+            names=tuple(compress(self.names, fitting)),
+            numbers=tuple(compress(self.numbers, fitting)),
+            blocks_each=tuple(compress(self.blocks_each, fitting)),
+            bytes_each=tuple(compress(self.bytes_each, fitting)),
+            due_us=tuple(compress(self.due_us, fitting)),
         )
 
 
 class HeldCopies(NamedTuple):
-    """What one tier of a process has, by its own books: the number and name of every copy that can be found."""
+    """The copies that one tier of a process has by its own books: the number and name of every findable copy."""
 
     tier: str
     living: frozenset[tuple[int, str]]
 
 
 class CopyDifferences(NamedTuple):
-    """Copies that leaves have open and the tier does not have; and those that the tier has and leaves do not."""
+    """Copies open on record that the tier lacks, and copies that the tier has without a leaf."""
 
     lost: tuple[OpenCopies, ...]
     unrecorded: tuple[tuple[int, str], ...]
 
 
 class DecidedTransfer(NamedTuple):
-    """One decision to move copies or not; times that were predicted, and what was measured.
+    """One decision whether to move copies, with predicted and measured times.
 
     `part_blocks`: how many came, where the outcome is partial. `latency_class` is the request's.
     """
@@ -117,30 +119,31 @@ class DecidedTransfer(NamedTuple):
 
 
 def copy_totals(connection: Connection, life: int, as_of: AsOf | None = None) -> dict[str, CopyTotals]:
-    """By tier; `life` is the incarnation's row."""
+    """Return the totals by tier; `life` is the incarnation's row."""
     column = copy_steps.c
     here = (column.incarnation == life, is_in(as_of, copy_steps), column.high > 0)
     sums = select(column.tier, column.step, func.sum(column.copies), func.sum(column.bytes))
     sums = sums.where(*here, has_leaf(copy_steps))
-    made: defaultdict[str, CopyTotals] = defaultdict(CopyTotals)
+    totals: defaultdict[str, CopyTotals] = defaultdict(CopyTotals)
     for tier, step, copies, size in connection.execute(sums.group_by(column.tier, column.step)):
         fields = {
             STORED: {"stored": int(copies), "stored_bytes": int(size)},
             ENDED: {"ended": int(copies), "ended_bytes": int(size)},
         }
-        made[tier] = made[tier]._replace(**fields.get(step, {"evidence": int(copies)}))
+        totals[tier] = totals[tier]._replace(**fields.get(step, {"evidence": int(copies)}))
     gone: defaultdict[str, dict[int, int]] = defaultdict(dict)
     for body in _bodies(connection, *here, column.step == DESTROYED):
         gone[body["tier"]].update(zip(body["numbers"], body["bytes_each"], strict=True))
     for tier, sizes in gone.items():
-        made[tier] = made[tier]._replace(destroyed=len(sizes), destroyed_bytes=sum(sizes.values()))
-    return dict(made)
+        totals[tier] = totals[tier]._replace(destroyed=len(sizes), destroyed_bytes=sum(sizes.values()))
+    return dict(totals)
 
 
 def open_copies(
     connection: Connection, life: int, after: tuple[str, int]
 ) -> tuple[list[OpenCopies], tuple[str, int] | None]:
-    """Copies without an end that the next leaves behind `after` (tier, lowest number) list, and the last of these.
+    """Return copies without an end, from the next leaves behind `after` (tier, lowest number), and the last of these
+    leaves.
 
     None: there are no more.
     """
@@ -156,18 +159,18 @@ def open_copies(
         .limit(_OPEN_LEAVES)
     )
     rows = connection.execute(query).all()
-    made = []
+    open_lists = []
     for one in dict.fromkeys(row.tier for row in rows):
         some = [row for row in rows if row.tier == one]
         gone = _ended(connection, life, one, some[0].low, max(row.high for row in some))
         bodies = (orjson.loads(row.leaf) for row in some)
-        made += [copies for body in bodies if (copies := _without(body, gone)).numbers]
+        open_lists += [copies for body in bodies if (copies := _without(body, gone)).numbers]
     following = (rows[-1].tier, rows[-1].low) if len(rows) == _OPEN_LEAVES else None
-    return made, following
+    return open_lists, following
 
 
 def differing_copies(connection: Connection, life: int, held: HeldCopies) -> CopyDifferences:
-    """What the books of one tier and its leaves disagree about; leaves are read only where sums differ."""
+    """Return the differences between a tier's books and its leaves. Leaves are only read if sums differ."""
     column = copy_steps.c
     mine = (column.incarnation == life, column.tier == held.tier)
     sums = select(column.step, func.sum(column.copies), func.sum(column.numbers))
@@ -188,7 +191,7 @@ def differing_copies(connection: Connection, life: int, held: HeldCopies) -> Cop
 
 
 def was_stored(connection: Connection, life: int, tier: str, number: int) -> bool:
-    """Whether a leaf says that a copy was stored."""
+    """Return whether a leaf says that a copy was stored."""
     column = copy_steps.c
     near = (column.incarnation == life, column.tier == tier, column.step == STORED)
     found = _bodies(connection, *near, column.low <= number, column.high >= number)
@@ -198,7 +201,7 @@ def was_stored(connection: Connection, life: int, tier: str, number: int) -> boo
 def transfers_of(
     connection: Connection, incarnation: str, residency: int, *, tenant: str | None = None
 ) -> tuple[DecidedTransfer, ...]:
-    """What was decided for one request, in order; 0 are the stores, which are for none."""
+    """Return the decisions for one request, in order; 0 stands for stores, which belong to no request."""
     column = transfer_decisions.c
     life = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
     names = [column[name] for name in DecidedTransfer._fields]

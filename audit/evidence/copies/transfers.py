@@ -1,4 +1,4 @@
-"""What was decided about moving copies, for people: newest first by page, summed up by tier, and of one request.
+"""Decisions about moving copies, for people: newest first by page, summed up by tier, or of one request.
 
     transfers(connection, TransferFilter(tier="nvme", outcome="failed"), limit=50)
     transfer_summary(connection, since_us, until_us)
@@ -32,7 +32,7 @@ _DECISION = DecidedTransfer._fields
 
 
 class TransferFilter(NamedTuple):
-    """Which decisions; None is any. `residency`: the request that blocks were restored for, 0 for stores."""
+    """Selects decisions; None means any. `residency`: the request for which blocks were restored, 0 for stores."""
 
     tenant: str | None = None
     tier: str | None = None
@@ -49,7 +49,7 @@ _EVERYTHING = TransferFilter()
 
 
 class RecordedTransfer(NamedTuple):
-    """One decision about moving copies, of one process: what either way was predicted to take, and what came of it.
+    """One decision of one process about moving copies: the predicted times of both choices, and the outcome.
 
     `latency_class` is the request's. A prediction of 0 is none yet. `actual_us` was measured, 0 where nothing moved.
     """
@@ -73,14 +73,14 @@ class RecordedTransfer(NamedTuple):
 
 
 class TransferPage(NamedTuple):
-    """Some decisions in their order, and where the next page begins (None: there is none)."""
+    """Some decisions in their order, and the start of the next page (None: there is none)."""
 
     transfers: tuple[RecordedTransfer, ...]
     next: tuple[int, int, int] | None
 
 
 class TransferSize(NamedTuple):
-    """Transfers of one tier and action that were done, of `bytes_min` up to the next row's.
+    """Completed transfers of one tier and action, from `bytes_min` up to the next row's.
 
     `predicted` of them had a prediction, of `predicted_us` together, and took `predicted_actual_us`. All took
     `measured_us`.
@@ -122,7 +122,7 @@ class TransferSummary(NamedTuple):
 
 
 class TierSummary(NamedTuple):
-    """One tier: its copies of all time, and what was decided about it in a period.
+    """One tier: its copies of all time, and the decisions about it in a period.
 
     `net_us` is what its restores saved against computing, less what its stores took: whether the tier paid in sum.
     """
@@ -138,7 +138,7 @@ class TierSummary(NamedTuple):
 
 
 class ExplainedRequest(NamedTuple):
-    """A request, what it attached on the device and was handed, and each decision about restoring what was missing."""
+    """A request, the blocks it attached or was handed, and each decision about restoring the missing ones."""
 
     incarnation: str
     residency: int
@@ -158,7 +158,7 @@ def transfers(
     limit: int = 100,
     newest: bool = True,
 ) -> TransferPage:
-    """Decisions, newest first or oldest first (of one tenant: in its log's order).
+    """Return decisions, newest first or oldest first (for one tenant: in its log's order).
 
     `after` is the place of the last one on the page before.
     """
@@ -185,7 +185,7 @@ def transfers(
 def transfer_summary(
     connection: Connection, since_us: int, until_us: int, *, tenant: str | None = None
 ) -> tuple[TransferSummary, ...]:
-    """Decisions of a period by tier and action, in name order."""
+    """Return the decisions of a period by tier and action, in name order."""
     column = transfer_decisions.c
     size = case(*((column.bytes >= least, least) for least in reversed(SIZES[1:])), else_=0)
     key = (column.tier, column.action, column.choice, column.outcome, column.reason, size)
@@ -219,17 +219,17 @@ def transfer_summary(
 def tier_summaries(
     connection: Connection, since_us: int, until_us: int, *, tenant: str | None = None
 ) -> tuple[TierSummary, ...]:
-    """Every tier that the ledger knows of, in name order; decisions are those of the period."""
+    """Return every tier that the ledger knows, in name order; decisions are those of the period."""
     totals = {row.tier: row for row in tier_totals(connection, tenant=tenant)}
     decided = transfer_summary(connection, since_us, until_us, tenant=tenant)
-    made = []
+    summaries = []
     for tier in sorted(totals.keys() | {row.tier for row in decided}):
         total = totals.get(tier, TierTotals(tier, 0, 0, 0, 0, 0))
         mine = tuple(row for row in decided if row.tier == tier)
         copies = (total.stored, total.stored_bytes, total.ended, total.ended_bytes, total.living)
         net_us = sum(-row.measured_us if row.saved_us is None else row.saved_us for row in mine)
-        made.append(TierSummary(tier, *copies, net_us, mine))
-    return tuple(made)
+        summaries.append(TierSummary(tier, *copies, net_us, mine))
+    return tuple(summaries)
 
 
 def explain_request(
@@ -240,7 +240,9 @@ def explain_request(
     worker: str | None = None,
     tenant: str | None = None,
 ) -> tuple[ExplainedRequest, ...]:
-    """The requests of this number, newest first: one where the process is said, as each process counts its own."""
+    """Return the requests with this number, newest first; several unless the process is named, since each counts its
+    own.
+    """
     column, life = residencies.c, incarnations.c
     query: Select[Any] = (
         select(life.uuid, column.residency, column.tenant, column.classification, column.opened_us)
@@ -263,7 +265,7 @@ def explain_request(
 
 
 def has_tiers(connection: Connection, *, tenant: str | None = None) -> bool:
-    """Whether anything was ever stored in a tier, or decided about one."""
+    """Return whether anything was ever stored in a tier or decided about one."""
     column = transfer_decisions.c
     query = select(column.idx).limit(1)
     if tenant is not None:
@@ -311,7 +313,7 @@ class _Sums:
             )
 
     def summary(self, tier: str, action: str) -> TransferSummary:
-        """The row that is shown."""
+        """Return the row for display."""
         return TransferSummary(
             tier,
             action,

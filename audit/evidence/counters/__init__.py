@@ -1,1 +1,1 @@
-"""What leaves add up to by hour, kept beside them: a page or a scrape reads figures, and no leaf."""
+"""Hourly sums of leaves, kept beside them so that pages and scrapes read figures instead of leaves."""

@@ -1,4 +1,4 @@
-"""Verdicts of coverage by the hour in which custody was due, judged once in the background for all who show them.
+"""Coverage verdicts by the hour in which custody was due, judged once in the background for every reader.
 
     recent(connection)                                  # rows: no evidence is read
 
@@ -35,14 +35,14 @@ HourKey = tuple[int, str, str]  # hour, tenant, classification
 
 
 class JudgedState(NamedTuple):
-    """What a pass judged: the state under a checkpoint, and by when custody had to be due."""
+    """The result of a judging pass: the state under a checkpoint, and the time by which custody had to be due."""
 
     size: int
     at_us: int
 
 
 class RecentCoverage(NamedTuple):
-    """Coverage of the last day's hours, the open one included, by tenant and classification.
+    """Coverage of the last day, including the open hour, by tenant and classification.
 
     `state` is None, and there is no row, before the first pass.
     """
@@ -58,7 +58,7 @@ class RecentCoverage(NamedTuple):
 
 
 class TenantSums(NamedTuple):
-    """What was due in the last day's hours of one tenant, or of several together."""
+    """Custody due in the last day of one tenant, or of several together."""
 
     tenant: str  # empty: of all that were not named
     due: int
@@ -77,12 +77,12 @@ class HourCoverage(NamedTuple):
 
 
 def first_hour(at_us: int) -> int:
-    """The first hour that a pass at this moment judges."""
+    """Return the first hour that a pass at this moment judges."""
     return (at_us - DAY_US) // HOUR_US * HOUR_US + HOUR_US
 
 
 def judged_rows(connection: Connection, state: JudgedState) -> list[HourRow]:
-    """The rows of `coverage_hours` that a state gives, judged from all of it."""
+    """Return the rows of `coverage_hours` for a state, judged in full."""
     proofs = LedgerProofs(connection)
     as_of = as_of_sizes(connection, proofs.sizes(state.size))
     ids = {name: log for log, name in connection.execute(select(logs.c.id, logs.c.name))}
@@ -92,7 +92,7 @@ def judged_rows(connection: Connection, state: JudgedState) -> list[HourRow]:
 
 
 def hour_rows(lives: Iterable[LifeUnits], since_us: int) -> Iterator[tuple[HourKey, CoverageRow, int]]:
-    """Coverage of units by hour, tenant and classification, with the longest lag; those before `since_us` left out."""
+    """Yield the coverage of units by hour, tenant and classification, with the longest lag, from `since_us` on."""
     for hour_us, part in by_period(lives, since_us, HOUR_US):
         if hour_us >= since_us:
             lags = lags_of(part)
@@ -102,26 +102,26 @@ def hour_rows(lives: Iterable[LifeUnits], since_us: int) -> Iterator[tuple[HourK
 
 
 def stored_rows(every: Iterable[tuple[HourKey, CoverageRow, int]], ids: Mapping[str, int]) -> list[HourRow]:
-    """The rows of the table, in order, from such coverage and the ids of logs: by hour, and of all hours together."""
-    found: dict[tuple[int, int, str], tuple[list[CoverageRow], list[int]]] = {}
+    """Return the rows of the table, in order, from such coverage and the logs' ids: by hour, and over all hours."""
+    by_hour: dict[tuple[int, int, str], tuple[list[CoverageRow], list[int]]] = {}
     for (hour_us, tenant, classification), row, lag in every:
         log = ids.get(log_of(tenant), ids.get(SYSTEM, 0))  # where nothing says whose it was
         for when in (hour_us, ALL_HOURS):
-            rows, longest = found.setdefault((when, log, classification), ([], [0]))
+            rows, longest = by_hour.setdefault((when, log, classification), ([], [0]))
             rows.append(row)
             longest.append(lag)
-    return [(*key, *add_rows(rows)[2:], max(longest)) for key, (rows, longest) in sorted(found.items())]  # type: ignore[misc]
+    return [(*key, *add_rows(rows)[2:], max(longest)) for key, (rows, longest) in sorted(by_hour.items())]  # type: ignore[misc]
 
 
 def judged_state(connection: Connection) -> JudgedState | None:
-    """What the rows are of."""
+    """Return the state that the rows describe."""
     column = coverage_pass.c
     row = connection.execute(select(column.size, column.at_us).where(column.id == 1)).first()
     return None if row is None else JudgedState(*row)
 
 
 def drop_verdicts(connection: Connection) -> None:
-    """Drop every row, inside the caller's transaction; no pass ends before that has."""
+    """Drop every row inside the caller's transaction; a running pass cannot finish before it."""
     dialect_of(connection).one_at_a_time(connection, JUDGING)
     for table in (coverage_hours, coverage_pass):
         connection.execute(delete(table))
@@ -134,7 +134,7 @@ def by_hour(
     after: HourKey | None = None,
     limit: int | None = None,
 ) -> tuple[HourCoverage, ...]:
-    """The judged hours in order, each by tenant (the first on record first) and classification, behind a place."""
+    """Return the judged hours after a place, in order, each by tenant (first on record first) and classification."""
     return tuple(_rows(connection, coverage_hours.c.hour_us >= 0, tenant, after, limit))
 
 
@@ -164,7 +164,7 @@ def _id_of(connection: Connection, name: str) -> int:
 
 
 def recent(connection: Connection, *, tenant: str | None = None) -> RecentCoverage:
-    """Coverage of all judged hours together."""
+    """Return the coverage of all judged hours together."""
     found = list(_rows(connection, coverage_hours.c.hour_us == ALL_HOURS, tenant))
     rows = tuple(sorted(each.row for each in found))
     lag = max((each.lag_us_max for each in found), default=0)
@@ -172,7 +172,7 @@ def recent(connection: Connection, *, tenant: str | None = None) -> RecentCovera
 
 
 def recent_sums(connection: Connection, tenants: Collection[str]) -> list[TenantSums]:
-    """The same for each of these tenants, and of all others together: added up by the database, a row for each."""
+    """Return the sums for each of these tenants and for all others together, one row each, added up by the database."""
     column = coverage_hours.c
     who = case((logs.c.name.in_([log_of(tenant) for tenant in tenants]), logs.c.name), else_="").label("who")
     counts = (func.sum(each) for each in (column.due, column.covered, column.overdue, column.unproven))

@@ -1,4 +1,4 @@
-"""Verdicts by hour kept up to date: a pass reads the leaves that were sealed since the last one, and no others.
+"""Keep verdicts by hour up to date: each pass reads only the leaves that were sealed since the last one.
 
     judging = HourlyJudge(reading, writing)
     judging.judge(now_us=clock.utc_us())     # a step; `behind` says whether there is more
@@ -61,14 +61,14 @@ _log = get_logger(__name__)
 
 
 class Spans:
-    """A set of whole numbers that mostly follow each other."""
+    """A set of whole numbers, efficient for long runs."""
 
     def __init__(self) -> None:
         self._first: Int64s = np.empty(0, np.int64)
         self._below: Int64s = np.empty(0, np.int64)
 
     def has(self, values: Int64s) -> Flags:
-        """Of each value whether it is in the set."""
+        """Return for each value whether it is in the set."""
         place = np.searchsorted(self._first, values, side="right") - 1
         found: Flags = place >= 0
         found[found] = values[found] < self._below[place[found]]
@@ -96,7 +96,7 @@ class _Grown(NamedTuple):
 
 
 def judge(reader: Engine, writer: Engine, *, now_us: int) -> JudgedState | None:
-    """Judge everything, from the first leaf on; the state that is stored then."""
+    """Judge everything from the first leaf on; return the stored state."""
     judging = HourlyJudge(reader, writer)
     state = judging.judge(now_us=now_us)
     while judging.behind:
@@ -105,7 +105,7 @@ def judge(reader: Engine, writer: Engine, *, now_us: int) -> JudgedState | None:
 
 
 class HourlyJudge:
-    """What is known between two passes; for one thread."""
+    """The judge's memory between two passes; for one thread."""
 
     def __init__(self, reader: Engine, writer: Engine) -> None:
         self._reader, self._writer = reader, writer
@@ -116,7 +116,7 @@ class HourlyJudge:
         self._forget()
 
     def leads(self) -> bool:
-        """Whether this is the one that judges: of all on a ledger one is, for as long as its connection lasts."""
+        """Return whether this process judges. One process on a ledger does, as long as its connection lasts."""
         try:
             if self._leading is None:
                 made = self._reader.connect()
@@ -127,7 +127,7 @@ class HourlyJudge:
             raise
 
     def close(self) -> None:
-        """Let another one judge; may be called again."""
+        """Let another process judge; may be called again."""
         leading, self._leading = self._leading, None
         if leading is not None:
             with suppress(SQLAlchemyError):
@@ -147,7 +147,7 @@ class HourlyJudge:
         self._final: dict[tuple[int, str, str], tuple[CoverageRow, int]] = {}
 
     def judge(self, *, now_us: int) -> JudgedState | None:
-        """A step; the state that is stored then, None where there is none. Raises what the databases raise."""
+        """Judge one step; return the stored state, or None if there is none. Raises the database's errors."""
         try:
             with self._reader.connect() as connection, connection.begin():
                 dialect_of(connection).begin_reading(connection)
@@ -166,7 +166,7 @@ class HourlyJudge:
             self._forget()  # some of it may be done
             raise
         if rows is None:
-            _log.warning("evidence came after the verdict on it; verdicts by hour are made anew")
+            _log.warning("evidence arrived after its verdict; the verdicts by hour are computed again")
             self._forget()
             self.behind = True
             return before
@@ -199,7 +199,7 @@ class HourlyJudge:
         self._hours = hours
 
     def _grown(self, connection: Connection) -> _Grown | None:
-        """The next state; None where nothing is sealed, the present one where nothing was added."""
+        """Return the next state; None if nothing is sealed, the present one if nothing was added."""
         column = checkpoints.c
         query = select(column.size, column.at_us)
         newest = connection.execute(query.order_by(column.size.desc()).limit(1)).first()
@@ -221,34 +221,36 @@ class HourlyJudge:
         if not whole:  # as far as a checkpoint goes, one at least
             below = query.where(column.size <= place, column.size > self._size).order_by(column.size.desc())
             above = query.where(column.size > self._size).order_by(column.size)
-            found = connection.execute(below.limit(1)).first() or connection.execute(above.limit(1)).one()
+            checkpoint = connection.execute(below.limit(1)).first() or connection.execute(above.limit(1)).one()
         else:
-            found = newest
+            checkpoint = newest
         sizes = (
             select(root_leaves.c.log, func.max(root_leaves.c.size).label("size"))
-            .where(root_leaves.c.idx >= self._size, root_leaves.c.idx < found.size)
+            .where(root_leaves.c.idx >= self._size, root_leaves.c.idx < checkpoint.size)
             .group_by(root_leaves.c.log)
         )
         grown = {row.log: row.size for row in connection.execute(sizes)}
-        return _Grown(found.size, found.at_us, grown, found.size < newest.size)
+        return _Grown(checkpoint.size, checkpoint.at_us, grown, checkpoint.size < newest.size)
 
     def _leaves(self, connection: Connection, grown: _Grown) -> list[bytes]:
-        """The leaves of a step, log by log."""
+        """Return the leaves of a step, log by log."""
         spans = [(log, self._read.get(log, 0), size) for log, size in sorted(grown.logs.items())]
         span = dialect_of(connection).spans(connection, spans)
         inside = (events.c.log == span.c.log) & (events.c.idx >= span.c.first) & (events.c.idx < span.c.below)
         query = select(events.c.log, events.c.idx, events.c.leaf).select_from(span.join(events, inside))
         query = query.where(has_leaf(events))
-        made = []
+        leaves = []
         for log, idx, leaf in connection.execute(query, execution_options={"yield_per": 10_000}):
-            made.append(bytes(leaf))
+            leaves.append(bytes(leaf))
             if idx < self._first.get(log, 1 << 62):
                 self._first[log] = idx
         self._read |= grown.logs
-        return made
+        return leaves
 
     def _has_purged(self, connection: Connection) -> bool:
-        """Whether retention drops, or has dropped, leaves that were read. It says so before the first one goes."""
+        """Return whether retention drops or has dropped leaves that were read; it records this before dropping the
+        first.
+        """
         column = retention_purges.c
         query = select(logs.c.id, func.max(column.below)).join(logs, logs.c.name == column.of_log)
         query = query.where(has_leaf(retention_purges))
@@ -257,7 +259,7 @@ class HourlyJudge:
         )
 
     def _judged(self, leaves: Iterable[bytes], state: JudgedState, ids: dict[str, int]) -> list[HourRow] | None:
-        """The rows of a state; None where something that was final is not (rule 3)."""
+        """Return the rows of a state; None if something final no longer is (rule 3)."""
         old = len(self._kept)
         every = [*self._kept, *leaves]
         record = LeafRecord(every)

@@ -1,4 +1,6 @@
-"""Figures of one log and hour as one text: what a row of deltas or sums holds (`schema.counters`, rule 3)."""
+"""Figures of one log and hour packed into one text, the content of a row of deltas or sums (`schema.counters`, rule
+3).
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,17 @@ from kvcustody.errors import LedgerError
 
 
 def pack_hour(figures: Mapping[HourFigure, int]) -> str:
-    """Figures of one hour, in order; those of value 0 are left out."""
+    """Return the figures of one hour as text, in order, without zero values."""
     return orjson.dumps(sorted((*figure, value) for figure, value in figures.items() if value)).decode()
 
 
 def unpack(hour_us: int, figures: str) -> dict[FigureName, int]:
-    """Figures by name; raises `LedgerError` for what `pack_hour` does not make."""
+    """Return figures by name; raises `LedgerError` for text that `pack_hour` did not make."""
     return {FigureName(hour_us, *figure): value for figure, value in unpack_hour(hour_us, figures).items()}
 
 
 def unpack_hour(hour_us: int, figures: str) -> dict[HourFigure, int]:
-    """The same without the hour, which an error names."""
+    """Return figures without the hour, which only error messages name."""
     try:
         return {
             (kind, measure, outcome, detail, classification): int(value)
@@ -32,7 +34,7 @@ def unpack_hour(hour_us: int, figures: str) -> dict[HourFigure, int]:
 
 
 def shared_by_logs(figures: Mapping[HourFigure, int]) -> Iterable[tuple[HourFigure, int]]:
-    """Of these, what counts over all logs too, under a name that says nothing of whose it is."""
+    """Yield the figures that also count over all logs, under names without a tenant."""
     for (kind, measure, outcome, _, _), value in figures.items():
         if measure in (LEAVES, EVENTS, DENIED):
             yield (kind, measure, outcome, "", ""), value

@@ -1,4 +1,4 @@
-"""What pages, the API and a scrape read of the ledger's figures, not of leaves and rows of evidence.
+"""Read the ledger's figures for pages, the API and scrapes, instead of leaves and rows of evidence.
 
 1. A figure is the sum of what was folded and what was not yet (`schema.counters`, rule 2), read by one statement: it
    is that of the leaves in the same snapshot, whoever folds meanwhile.
@@ -61,7 +61,7 @@ _NAMED = 500  # logs that are asked for by id; of more all names are read
 
 
 class TenantTotals(NamedTuple):
-    """What the ledger holds about one tenant.
+    """A tenant's totals in the ledger.
 
     `held_blocks` are in its custody: handed out to it or assigned to it by others' requests, less what it was handed in
     others' segments and what has ended. Growth that no leaf lists yet is not among them. None: not known, for a process
@@ -81,7 +81,7 @@ class TenantTotals(NamedTuple):
 
 
 class Denials(NamedTuple):
-    """Denied requests of one reader by one rule under one policy revision."""
+    """Denied requests of one reader, by one rule of one policy revision."""
 
     reader: str
     owner: str
@@ -91,7 +91,7 @@ class Denials(NamedTuple):
 
 
 class TierTotals(NamedTuple):
-    """Copies and sealed bytes of one tier, of all processes; `evidence` counts pieces, of which a copy may have two."""
+    """Copies and sealed bytes of one tier in all processes. `evidence` counts pieces, of which a copy may have two."""
 
     tier: str
     stored: int
@@ -107,7 +107,7 @@ class TierTotals(NamedTuple):
 
 
 class EventCount(NamedTuple):
-    """How many events of one kind and outcome a log has, in a period or in all."""
+    """The number of events of one kind and outcome in a log, in a period or overall."""
 
     log: str
     kind: str
@@ -127,7 +127,7 @@ class _Wanted(NamedTuple):
 
 
 def tenant_totals(connection: Connection, *, tenant: str | None = None) -> tuple[TenantTotals, ...]:
-    """Totals by tenant, in name order."""
+    """Return totals by tenant, in name order."""
     log = None if tenant is None else log_of(tenant)
     sums: defaultdict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
     measures = (EVENTS, ATTACHED, WRITTEN, ASSIGNED, GIVEN, BLOCKS, CARRIED[1])
@@ -137,29 +137,29 @@ def tenant_totals(connection: Connection, *, tenant: str | None = None) -> tuple
         sums[number][kind, measure] += value
     uneven = _uneven(connection)
     by_name = {name: sums[number] for number, name in _names(connection, sums).items()}
-    made = []
+    totals = []
     sizes = leaves_by_tenant(connection)
     for each in sorted(sizes) if tenant is None else sizes.keys() & {tenant}:
-        found = by_name.get(log_of(each), Counter())
+        figures = by_name.get(log_of(each), Counter())
         by_measure = Counter[str]()
-        for (_, measure), value in found.items():
+        for (_, measure), value in figures.items():
             by_measure[measure] += value
-        held = None if uneven is None else held_blocks(found) - uneven[log_of(each)]
-        made.append(
+        held = None if uneven is None else held_blocks(figures) - uneven[log_of(each)]
+        totals.append(
             TenantTotals(
                 each,
-                found["residency-opened", EVENTS],
-                found["residency-released", EVENTS],
+                figures["residency-opened", EVENTS],
+                figures["residency-released", EVENTS],
                 by_measure[ATTACHED],
                 by_measure[WRITTEN],
-                found[ENDED, BLOCKS],
+                figures[ENDED, BLOCKS],
                 sizes[each],
                 by_measure[ASSIGNED],
                 by_measure[GIVEN],
                 held,
             )
         )
-    return tuple(made)
+    return tuple(totals)
 
 
 class UnevenLife(NamedTuple):
@@ -172,18 +172,20 @@ class UnevenLife(NamedTuple):
 
 
 def uneven_lives(connection: Connection) -> list[UnevenLife]:
-    """Every such process. A connection of one tenant cannot tell which came back: those that died count as running."""
+    """Return every such process. A connection of one tenant cannot see returns, so processes that died count as
+    running.
+    """
     losing, is_alone = recorded_losses(connection), sees_one_tenant(connection)
-    which: ColumnElement[bool]
+    is_uneven: ColumnElement[bool]
     if not is_alone:
         came_back = any(_read(connection, _Wanted((LEAVES,), (RETURNED,), None, SYSTEM)))
         bodies = [leaf.body for leaf in life_leaves(connection)] if came_back else []
         returned = {about(body) for body in bodies if body["kind"] == RETURNED}
-        which = incarnations.c.uuid.in_(losing | returned)
+        is_uneven = incarnations.c.uuid.in_(losing | returned)
     else:
         died = select(custody_ends.c.incarnation).where(custody_ends.c.cause == PROCESS_DEATH)
-        which = or_(incarnations.c.id.in_(died.where(has_leaf(custody_ends))), incarnations.c.uuid.in_(losing))
-    query = select(incarnations.c.id, incarnations.c.uuid, incarnations.c.end).where(which)
+        is_uneven = or_(incarnations.c.id.in_(died.where(has_leaf(custody_ends))), incarnations.c.uuid.in_(losing))
+    query = select(incarnations.c.id, incarnations.c.uuid, incarnations.c.end).where(is_uneven)
     return [
         UnevenLife(row.id, row.uuid, row.end is None or (is_alone and not is_losing), is_losing)
         for row in connection.execute(query.order_by(incarnations.c.id))
@@ -235,20 +237,20 @@ def _ended_twice(connection: Connection, life: int) -> Counter[str]:
 
 
 def leaves_by_tenant(connection: Connection) -> dict[str, int]:
-    """How many leaves each tenant's log has; those that retention dropped are in its size."""
+    """Return the number of leaves in each tenant's log, including those that retention dropped."""
     query = select(logs.c.name, logs.c.size).where(logs.c.name.like(log_of("%")))
     return {tenant_of(name): size for name, size in connection.execute(query)}
 
 
 class LargestTenants(NamedTuple):
-    """Leaves of the tenants that have the most, by name, the most first; and of all others together."""
+    """The leaves of the largest tenants by name, largest first, and those of all other tenants together."""
 
     leaves: dict[str, int]
     others: int
 
 
 def largest_tenants(connection: Connection, limit: int) -> LargestTenants:
-    """So many tenants, in one snapshot with what the others have where the transaction is one."""
+    """Return the largest tenants; in one snapshot with the others if the transaction has one."""
     of_tenants = logs.c.name.like(log_of("%"))
     largest = select(logs.c.name, logs.c.size).where(of_tenants).order_by(logs.c.size.desc(), logs.c.name)
     found = {tenant_of(name): size for name, size in connection.execute(largest.limit(limit))}
@@ -263,8 +265,9 @@ def denials_by_rule(
     since_us: int | None = None,
     until_us: int | None = None,
 ) -> tuple[Denials, ...]:
-    """Denied requests by reader, owner, rule and revision: counted ones and recorded ones together, of the whole hours
-    that a period touches; without one, of all time."""
+    """Return denied requests by reader, owner, rule and revision, both counted and recorded, in the whole hours of a
+    period; without a period, of all time.
+    """
     own = None if tenant is None else log_of(tenant)
     wanted = _Wanted((DENIED,), scraped=True, log=own, since_us=since_us, until_us=until_us)
     by_log: Counter[tuple[int, str, str]] = Counter()
@@ -283,19 +286,19 @@ def denials_by_rule(
 def monitored_figures(
     connection: Connection, *, since_us: int | None = None, until_us: int | None = None
 ) -> dict[str, Counter[str]]:
-    """Requests and tokens of what was monitored, by tenant, of the whole hours that a period touches."""
+    """Return monitored requests and tokens by tenant, in the whole hours of a period."""
     wanted = _Wanted((EVENTS, *MONITORED_TOKENS), (MONITORED,), since_us=since_us, until_us=until_us)
-    found: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    by_log: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for log, _, measure, outcome, _, value in _read(connection, wanted):
-        sums = found[log]
+        sums = by_log[log]
         sums[measure] += value
         if measure == EVENTS and outcome == "would-deny":
             sums["would_deny"] += value
-    return {tenant_of(name): found[log] for log, name in _names(connection, found).items()}
+    return {tenant_of(name): by_log[log] for log, name in _names(connection, by_log).items()}
 
 
 def orphans_by_class(connection: Connection) -> Counter[str]:
-    """Orphan findings on record, by class."""
+    """Return the recorded orphan findings by class."""
     found: Counter[str] = Counter()
     for _, _, _, outcome, _, value in _read(connection, _Wanted((EVENTS,), (ORPHANS,), True)):
         found[outcome] += value
@@ -303,7 +306,7 @@ def orphans_by_class(connection: Connection) -> Counter[str]:
 
 
 def tier_totals(connection: Connection, *, tenant: str | None = None) -> tuple[TierTotals, ...]:
-    """What the ledger holds about copies, by tier in name order."""
+    """Return the copies in the ledger by tier, in name order."""
     log = None if tenant is None else log_of(tenant)
     sums: Counter[tuple[str, str, str]] = Counter()
     for _, kind, measure, _, tier, value in _read(connection, _Wanted((COPIES, BYTES), COPY_KINDS, False, log)):
@@ -330,7 +333,7 @@ def event_counts(
     since_us: int | None = None,
     until_us: int | None = None,
 ) -> tuple[EventCount, ...]:
-    """Events by log, kind and outcome, of the whole hours that a period touches; without one, of all time."""
+    """Return events by log, kind and outcome, in the whole hours of a period; without a period, of all time."""
     wanted = _Wanted(
         (EVENTS,),
         None if kind is None else (kind,),
@@ -338,13 +341,13 @@ def event_counts(
         since_us=since_us,
         until_us=until_us,
     )
-    found: Counter[tuple[int, str, str]] = Counter()
+    event_sums: Counter[tuple[int, str, str]] = Counter()
     for log, of_kind, _, outcome, _, value in _read(connection, wanted):
-        found[log, of_kind, outcome] += value
-    names = _names(connection, {log for log, _, _ in found})
+        event_sums[log, of_kind, outcome] += value
+    names = _names(connection, {log for log, _, _ in event_sums})
     counts = (
         EventCount(names[log], of_kind, outcome, events)
-        for (log, of_kind, outcome), events in found.items()
+        for (log, of_kind, outcome), events in event_sums.items()
         if events and log in names
     )
     return tuple(sorted(counts))
@@ -359,7 +362,9 @@ HourCount = tuple[int, str, str, int]
 def hourly_counts(
     connection: Connection, log: str | None, *, since_us: int | None = None, until_us: int | None = None
 ) -> Iterator[HourCount]:
-    """Of the whole hours that a period touches, in one log or over all; several of one hour and kind may come."""
+    """Yield the hourly counts of a period's whole hours, in one log or over all; one hour and kind may have
+    several.
+    """
     only: tuple[int, ...] | None = None
     if log is not None:
         only = tuple(connection.scalars(select(logs.c.id).where(logs.c.name == log)))
@@ -379,17 +384,17 @@ def events_by_log(
     since_us: int | None = None,
     until_us: int | None = None,
 ) -> Counter[str]:
-    """Events of some kinds and of an outcome by log, of the whole hours that a period touches; of any where none is."""
-    found: Counter[int] = Counter()
+    """Return events of some kinds by log, in the whole hours of a period; with an outcome, only those."""
+    counts: Counter[int] = Counter()
     span = hour_span(connection)
     whole = span is None or ((since_us or 0) <= span[0] and (until_us is None or until_us > span[1]))
     since_us, until_us = (ALL_HOURS, None) if whole else (max(0, since_us or 0), until_us)
     for log, _, figures in _hourly(connection, since_us, until_us, None):
         for kind, measure, came_out, _, _, value in figures:
             if measure == EVENTS and (not kinds or kind in kinds) and (outcome is None or came_out == outcome):
-                found[log] += value
-    names = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))} if found else {}
-    return Counter({str(names[log]): number for log, number in found.items() if log in names and number})
+                counts[log] += value
+    names = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))} if counts else {}
+    return Counter({str(names[log]): number for log, number in counts.items() if log in names and number})
 
 
 def _hourly(
@@ -433,7 +438,7 @@ def _hourly(
 
 
 def hour_span(connection: Connection) -> tuple[int, int] | None:
-    """The beginnings of the first and the last hour that have figures; None where there are none."""
+    """Return the beginnings of the first and the last hour with figures; None if there are none."""
     parts = []
     for table in (counters, counter_deltas):
         for scraped in (False, True):  # the key begins with it
@@ -447,7 +452,7 @@ def hour_span(connection: Connection) -> tuple[int, int] | None:
 def hourly_leaves(
     connection: Connection, since_us: int, until_us: int, only: Sequence[int] | None = None
 ) -> Iterator[tuple[int, int, str, int]]:
-    """Log id, hour, kind and how many leaves, of the hours that a period touches; of these logs only, or of all."""
+    """Return log id, hour, kind and number of leaves in the hours of a period; of these logs, or of all."""
     found: Counter[tuple[int, int, str]] = Counter()
     for log, hour_us, figures in _hourly(connection, since_us, until_us, only):
         for kind, measure, _, _, _, value in figures:
@@ -457,13 +462,15 @@ def hourly_leaves(
 
 
 def leaves_in(connection: Connection, log: int | None, *, since_us: int, until_us: int | None) -> int:
-    """How many leaves a log has, or all have together, in the hours that a period touches."""
+    """Return the number of leaves of one log or all logs in the hours of a period."""
     rows = _hourly(connection, since_us, until_us, None if log is None else (log,), over_all=log is None)
     return sum(value for _, _, figures in rows for _, measure, _, _, _, value in figures if measure == LEAVES)
 
 
 def logs_with(kinds: Sequence[str]) -> CompoundSelect[tuple[int]]:
-    """A query for the ids of the logs that have an event of one of these kinds; leaves count by their own kind too."""
+    """Return a query for the ids of the logs with an event of one of these kinds; leaves count under their own kind
+    too.
+    """
     parts = []
     for table in (counters, counter_deltas):
         named = or_(*(table.c.figures.contains(f'["{kind}",', autoescape=True) for kind in kinds))
@@ -495,14 +502,14 @@ def _read(connection: Connection, wanted: _Wanted) -> Iterator[_Figure]:
             raise _unreadable(hour_us) from problem
 
 
-def _names(connection: Connection, found: Collection[int]) -> dict[int, str]:
-    """The names of these logs, by id."""
-    if not found:
+def _names(connection: Connection, ids: Collection[int]) -> dict[int, str]:
+    """Return the names of these logs, by id."""
+    if not ids:
         return {}
     query = select(logs.c.id, logs.c.name)
-    if len(found) <= _NAMED:
-        query = query.where(logs.c.id.in_(list(found)))
-    return {row.id: str(row.name) for row in connection.execute(query) if row.id in found}
+    if len(ids) <= _NAMED:
+        query = query.where(logs.c.id.in_(list(ids)))
+    return {row.id: str(row.name) for row in connection.execute(query) if row.id in ids}
 
 
 def _unreadable(hour_us: int) -> LedgerError:

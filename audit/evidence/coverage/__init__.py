@@ -1,1 +1,1 @@
-"""Deletion coverage: which custody was due, whether its memory was overwritten in time, and what proves it."""
+"""Deletion coverage: the custody that was due, whether its memory was overwritten in time, and the evidence."""

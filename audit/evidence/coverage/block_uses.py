@@ -1,4 +1,4 @@
-"""Who used which block until when, and which receipts name it: the evidence behind coverage, laid flat.
+"""Who used which block until when, and which receipts name it: the flat evidence behind coverage.
 
 1. A use is one residency with one block it wrote, or attached at its admission or later. It lasts until the
    residency's release, or until the residency let go of that block early.
@@ -54,7 +54,7 @@ NEVER = np.int64(1) << 62
 
 
 class LeafPlaces(NamedTuple):
-    """Where the leaves are that name blocks: flat keys and blocks, and of each the log id and idx of its leaf."""
+    """The places of leaves that name blocks: flat keys and blocks, each with the log id and idx of its leaf."""
 
     keys: Int64s
     blocks: Int64s
@@ -64,7 +64,7 @@ class LeafPlaces(NamedTuple):
 
 
 class BlockUses(NamedTuple):
-    """Every use of every block: one flat entry per (residency, block), written or attached."""
+    """Every use of every block: one flat entry for each (residency, block), written or attached."""
 
     keys: Int64s
     blocks: Int64s
@@ -79,7 +79,9 @@ class BlockUses(NamedTuple):
     assigned: Assignments  # blocks whose custody is not their writer's
 
     def owners(self, keys: Int64s, writers: Int64s) -> tuple[Int64s, list[tuple[str, str]]]:
-        """Whose the custody of each key is, by place in a list of tenants and classifications: else its writer's."""
+        """Return the owner of each key's custody as a place in a list of tenants and classifications; else its
+        writer's.
+        """
         parties, unknown = self.assigned.parties, (UNKNOWN, UNKNOWN)
         numbers: dict[tuple[str, str], int] = {}
         owner = np.empty(len(keys), np.int64)
@@ -91,7 +93,7 @@ class BlockUses(NamedTuple):
 
 
 class ReceiptCells(NamedTuple):
-    """Receipts laid flat: one entry per (receipt, block)."""
+    """Receipts laid flat: one entry for each (receipt, block)."""
 
     keys: Int64s
     blocks: Int64s
@@ -105,7 +107,9 @@ class ReceiptCells(NamedTuple):
 
 
 class ErasureDueTimes(NamedTuple):
-    """Flat entries, one per (erasure, block) in one process: the unit, and when its end was asked for, in boot time."""
+    """Flat entries for each (erasure, block) in one process: the unit, and the boot time at which its end was
+    requested.
+    """
 
     keys: Int64s
     blocks: Int64s
@@ -113,12 +117,12 @@ class ErasureDueTimes(NamedTuple):
 
 
 def places_of(found: Evidence) -> LeafPlaces:
-    """The places of evidence whose rows have the columns `log` and `idx`."""
+    """Return the places of evidence whose rows have the columns `log` and `idx`."""
     return LeafPlaces(unit_keys_of(found), found.pairs.blocks, found.owner, found.column("log"), found.column("idx"))
 
 
 class ErasureAsked(NamedTuple):
-    """A request to erase: who, and when by UTC."""
+    """A request to erase: the selection, and the time in UTC."""
 
     erasure: str
     at_us: int
@@ -129,7 +133,7 @@ class ErasureAsked(NamedTuple):
 
 
 class UseRows(NamedTuple):
-    """What leaves say of the residencies of one incarnation, kind by kind; `offset_us` turns its boot time into UTC.
+    """The leaves' statements about one incarnation's residencies by kind; `offset_us` turns its boot time into UTC.
 
     `narrowed` by residency: when an act ended its hold at the latest, in boot time. `erasures` in their order.
     """
@@ -145,7 +149,9 @@ class UseRows(NamedTuple):
 
 
 def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None, *, with_rules: bool = False) -> BlockUses:
-    """Who used which block until when, from the rows of residencies and releases, with the runs of their leaves."""
+    """Return who used which block until when, from the rows of residencies and releases and the runs in their
+    leaves.
+    """
     column = releases.c
     wrote = read(
         connection,
@@ -187,7 +193,7 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None, *, w
 
 
 def uses_of(rows: UseRows) -> BlockUses:
-    """Who used which block until when, by the rules of this module."""
+    """Return who used which block until when, by the rules of this module."""
     wrote, opened, handed, joined = rows.wrote, rows.opened, rows.handed, rows.joined
     erased = _erased(rows)
     first_parts = (opened.column("part") == 1).tolist()
@@ -244,7 +250,7 @@ def _limits(residency: Int64s, latest: dict[int, int]) -> Int64s:
 
 
 def read_models(connection: Connection, incarnation: int, as_of: AsOf | None = None) -> dict[int, str]:
-    """The model of every residency, from its leaf; residencies whose leaf names none are left out."""
+    """Return the model of every residency whose leaf names one."""
     column = residencies.c
     query = (
         select(column.residency, events.c.leaf)
@@ -278,9 +284,9 @@ def _left(of: Int64s, residency: Int64s, at: Int64s, until: Int64s) -> tuple[Int
 
 
 def read_receipts(connection: Connection, incarnation: int, ends: Evidence, as_of: AsOf | None = None) -> ReceiptCells:
-    """The receipts that name any of these generations, boot scrubs aside."""
+    """Return the receipts that name any of these generations, without boot scrubs."""
     column = receipts.c
-    found = read(
+    evidence = read(
         connection,
         receipts,
         (
@@ -303,47 +309,49 @@ def read_receipts(connection: Connection, incarnation: int, ends: Evidence, as_o
         ),
         ordered=False,
     )
-    return cells_of(found)
+    return cells_of(evidence)
 
 
-def cells_of(found: Evidence) -> ReceiptCells:
-    """Receipts laid flat; one of level `sampled` that read no block counts as `retired`, which is what it shows."""
+def cells_of(evidence: Evidence) -> ReceiptCells:
+    """Return receipts laid flat. One of level `sampled` that read no block counts as `retired`, which is all it
+    shows.
+    """
     rank = {name: number for number, name in enumerate(LEVELS)}
-    code, said = found.codes("level", "result")
-    level = np.array([rank.get(name, 0) for name, _ in said], np.int64)[code]
-    unread = (level == LEVELS.index("sampled")) & (found.column("verified") == 0)
+    code, labels = evidence.codes("level", "result")
+    level = np.array([rank.get(name, 0) for name, _ in labels], np.int64)[code]
+    unread = (level == LEVELS.index("sampled")) & (evidence.column("verified") == 0)
     level = np.where(unread, LEVELS.index("retired"), level)
-    good = np.array([result == "ok" and name in rank for name, result in said], np.bool_)[code]
-    each = found.column("bytes") // np.maximum(1, found.column("blocks"))
-    of = found.owner
+    good = np.array([result == "ok" and name in rank for name, result in labels], np.bool_)[code]
+    bytes_each = evidence.column("bytes") // np.maximum(1, evidence.column("blocks"))
+    of = evidence.owner
     return ReceiptCells(
-        unit_keys_of(found),
-        found.pairs.blocks,
-        found.column("shard")[of],
-        found.column("started_boot_us")[of],
-        found.column("ended_boot_us")[of],
+        unit_keys_of(evidence),
+        evidence.pairs.blocks,
+        evidence.column("shard")[of],
+        evidence.column("started_boot_us")[of],
+        evidence.column("ended_boot_us")[of],
         level[of],
         good[of],
-        each[of],
-        places_of(found),
+        bytes_each[of],
+        places_of(evidence),
     )
 
 
 def read_erasure_due_times(connection: Connection, life: Any, as_of: AsOf | None = None) -> ErasureDueTimes:
-    """What the erasures of one incarnation covered; those whose request is not in the ledger are left out."""
+    """Return what the erasures of one incarnation covered, without those whose request is not in the ledger."""
     column = erasure_effects.c
-    asked = (
+    asked_us = (
         select(func.min(erasures.c.at_us))
         .where(erasures.c.erasure == column.erasure, is_in(as_of, erasures), has_leaf(erasures))
         .scalar_subquery()
     )
-    here = and_(column.incarnation == life.id, asked.is_not(None), is_in(as_of, erasure_effects))
-    found = read(connection, erasure_effects, (asked.label("asked_us"),), here, ordered=False)
+    here = and_(column.incarnation == life.id, asked_us.is_not(None), is_in(as_of, erasure_effects))
+    found = read(connection, erasure_effects, (asked_us.label("asked_us"),), here, ordered=False)
     return due_times_of(found, life.offset_us)
 
 
 def due_times_of(found: Evidence, offset_us: int) -> ErasureDueTimes:
-    """Flat entries of effects whose rows say when each was asked for (`asked_us`, UTC)."""
+    """Return flat entries of effects whose rows state when each was requested (`asked_us`, UTC)."""
     at = found.column("asked_us") - offset_us
     return ErasureDueTimes(unit_keys_of(found), found.pairs.blocks, at[found.owner].astype(np.int64))
 
@@ -360,7 +368,7 @@ class _ReleasedRuns(NamedTuple):
 def _dropped(
     gone: _ReleasedRuns, *, keys: Int64s, residency: Int64s, since: Int64s, released: Int64s, hold: Int64s
 ) -> tuple[Int64s, Int64s]:
-    """A block that its residency let go of early was used until then, not until the end (rule 4)."""
+    """Return the uses of blocks that a residency released early, which end then and not with the residency (rule 4)."""
     owner = gone.leaves.owner
     mine = gone.early[owner]
     theirs, whose = unit_keys_of(gone.leaves)[mine], gone.leaves.column("residency")
@@ -386,9 +394,9 @@ def _read_erasures(connection: Connection, as_of: AsOf | None) -> list[ErasureAs
 
 def _erased(rows: UseRows) -> dict[int, int]:
     """For each residency that an erasure selects, when its hold ended at the latest."""
-    made: dict[int, int] = {}
+    hold_ends: dict[int, int] = {}
     if not rows.erasures:
-        return made
+        return hold_ends
     opened = rows.opened
     before, residency = opened.column("opened_boot_us"), opened.column("residency")
     whole = opened.column("part") == 1
@@ -403,12 +411,12 @@ def _erased(rows: UseRows) -> dict[int, int]:
         if erasure.selector != "tenant":
             chosen &= who[erasure.selector] == getattr(erasure, erasure.selector)
         for item in residency[chosen].tolist():
-            made.setdefault(item, at_boot_us)
-    return made
+            hold_ends.setdefault(item, at_boot_us)
+    return hold_ends
 
 
 def unit_keys_of(found: Evidence) -> Int64s:
-    """The (pool, generation) key of every flat entry."""
+    """Return the (pool, generation) key of every flat entry."""
     return unit_keys(found.pairs.pools, found.pairs.generations)
 
 

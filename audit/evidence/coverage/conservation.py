@@ -1,4 +1,4 @@
-"""Conservation: what came in equals what went out plus what is there, by counters nobody shares.
+"""Conservation: input equals output plus remainder, by independent counters.
 
 1. Each identity compares the ledger's rows with the pool's or the device's own counters. Removing any one recording
    step (residency opened, released, custody end, receipt, one shard's receipt) breaks at least one of them.
@@ -23,7 +23,7 @@ from kvcustody.errors import LedgerError
 
 
 class TierCounts(NamedTuple):
-    """A tier's own view of its copies since the process began; sizes are sealed bytes.
+    """A tier's own count of its copies since the process began; sizes are sealed bytes.
 
     A copy is living until its end is submitted, then waiting until its first evidence is (`destroyed`). `evidence`
     counts every piece, of which a copy may have two (its key destroyed, then unlinked).
@@ -41,7 +41,7 @@ class TierCounts(NamedTuple):
 
 
 class PoolCounts(NamedTuple):
-    """The pool's own view.
+    """The pool's own counts.
 
     A block counts once: in `live_blocks` until its CustodyEnded is submitted, then in `fenced`, `dirty` or
     `quarantined` until every shard's receipt is. Memory never in custody (generation 0) counts nowhere.
@@ -59,7 +59,7 @@ class PoolCounts(NamedTuple):
 
 
 class ConservationIdentity(NamedTuple):
-    """One equation with both of its sides."""
+    """One equation with both sides."""
 
     name: str
     left: int
@@ -67,7 +67,7 @@ class ConservationIdentity(NamedTuple):
 
     @property
     def difference(self) -> int:
-        """Left minus right: 0 when it holds."""
+        """Left minus right: 0 if the equation holds."""
         return self.left - self.right
 
 
@@ -79,7 +79,7 @@ def _of(table: Table, life: int) -> ColumnElement[bool]:
 
 
 def conservation(connection: Connection, incarnation: str, counts: PoolCounts) -> tuple[ConservationIdentity, ...]:
-    """Every identity of one incarnation."""
+    """Return every identity of one incarnation."""
     life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
     if life is None:
         raise LedgerError(f"incarnation `{incarnation}` is not in the ledger", incarnation=incarnation)
@@ -97,7 +97,7 @@ def conservation(connection: Connection, incarnation: str, counts: PoolCounts) -
     pending = counts.fenced + counts.dirty
     bad = read(connection, receipts, (receipts.c.shard,), and_(_of(receipts, life), _FAILED))
     doubtful = len(np.unique(unit_keys(bad.pairs.pools, bad.pairs.generations)))
-    found = [
+    identities = [
         ConservationIdentity(
             "allocated = written, as openings and releases list + not yet listed by open residencies",
             counts.allocated_total,
@@ -113,39 +113,39 @@ def conservation(connection: Connection, incarnation: str, counts: PoolCounts) -
         proved = number(receipts, scrubs, of_shard, receipts.c.result == "ok", receipts.c.high > 0)
         failed = number(receipts, scrubs, of_shard, _FAILED)
         every = number(receipts, scrubs, of_shard)
-        found.append(
+        identities.append(
             ConservationIdentity(
                 f"custody ended = scrubbed on shard {shard} + failed there + pending + unproven",
                 ended,
                 proved + failed + pending + unproven,
             )
         )
-        found.append(ConservationIdentity(f"receipts of shard {shard} = its device's counter", every, counter))
+        identities.append(ConservationIdentity(f"receipts of shard {shard} = its device's counter", every, counter))
     totals = copy_totals(connection, life)
     for tier in counts.tiers:
-        found += _of_tier(tier, totals.get(tier.tier, CopyTotals()))
-    return tuple(found)
+        identities += _of_tier(tier, totals.get(tier.tier, CopyTotals()))
+    return tuple(identities)
 
 
-def _of_tier(counts: TierCounts, said: CopyTotals) -> list[ConservationIdentity]:
+def _of_tier(counts: TierCounts, totals: CopyTotals) -> list[ConservationIdentity]:
     """Every identity of one tier; what leaves say of it is `said`."""
     name = counts.tier
     sides = (
-        (f"copies stored in {name} = the tier's counter", said.stored, counts.stored),
-        (f"copies stored in {name} = ended + living", said.stored, said.ended + counts.living),
-        (f"copies ended in {name} = the tier's counter", said.ended, counts.ended),
-        (f"copies ended in {name} = destroyed + waiting", said.ended, said.destroyed + counts.waiting),
-        (f"copies destroyed in {name} = the tier's counter", said.destroyed, counts.destroyed),
-        (f"pieces of evidence in {name} = the tier's counter", said.evidence, counts.evidence),
+        (f"copies stored in {name} = the tier's counter", totals.stored, counts.stored),
+        (f"copies stored in {name} = ended + living", totals.stored, totals.ended + counts.living),
+        (f"copies ended in {name} = the tier's counter", totals.ended, counts.ended),
+        (f"copies ended in {name} = destroyed + waiting", totals.ended, totals.destroyed + counts.waiting),
+        (f"copies destroyed in {name} = the tier's counter", totals.destroyed, counts.destroyed),
+        (f"pieces of evidence in {name} = the tier's counter", totals.evidence, counts.evidence),
         (
             f"bytes stored in {name} = bytes ended + bytes living",
-            said.stored_bytes,
-            said.ended_bytes + counts.living_bytes,
+            totals.stored_bytes,
+            totals.ended_bytes + counts.living_bytes,
         ),
         (
             f"bytes ended in {name} = bytes destroyed + bytes waiting",
-            said.ended_bytes,
-            said.destroyed_bytes + counts.waiting_bytes,
+            totals.ended_bytes,
+            totals.destroyed_bytes + counts.waiting_bytes,
         ),
     )
     return [ConservationIdentity(*side) for side in sides]

@@ -1,4 +1,4 @@
-"""Units of custody with their verdicts, read from the ledger: what coverage counts and what a sample is drawn from.
+"""Units of custody with their verdicts, read from the ledger: the basis of coverage and samples.
 
 1. A unit is (block, generation); it counts once a shard. Units that ended have one verdict each; units that are due
    and whose end nobody recorded are overdue.
@@ -58,7 +58,7 @@ _END_COLUMNS = (
 
 
 class CustodySelection(NamedTuple):
-    """Custody due in [since, until) UTC microseconds, of one tenant, classification, model or tier; None is all.
+    """Custody due in [since, until) UTC microseconds, of one tenant, classification, model or tier; None means all.
 
     `model` is what leaves name it, or "unknown" for custody whose leaves name none.
     """
@@ -72,7 +72,7 @@ class CustodySelection(NamedTuple):
 
 
 class IncarnationLife(NamedTuple):
-    """One incarnation; `shards` is 0 where its start was never recorded."""
+    """One incarnation; `shards` is 0 if its start was never recorded."""
 
     id: int
     uuid: str
@@ -81,7 +81,7 @@ class IncarnationLife(NamedTuple):
 
 
 class Overdue(NamedTuple):
-    """Units that are due and whose end nobody recorded."""
+    """Due units whose end nobody recorded."""
 
     keys: Int64s
     blocks: Int64s
@@ -90,12 +90,12 @@ class Overdue(NamedTuple):
     owner: Int64s  # a place in `LifeUnits.owners`: whose it is, whoever was handed it
 
     def kept(self, which: Flags) -> Overdue:
-        """Those for which `which` is true."""
+        """Return the units for which `which` is true."""
         return Overdue(*(column[which] for column in self))
 
 
 class IncarnationTotals(NamedTuple):
-    """What the leaves of an incarnation add up to, whatever was selected; counts of (block, generation).
+    """The totals of an incarnation's leaves, independent of the selection; counts of (block, generation).
 
     `reached`: the highest generation of each pool, added up. `unlisted`: generations that no leaf lists, behind
     the first block of a request that runs: each lists its growth at its end.
@@ -136,7 +136,7 @@ def read_units(
     incarnation: str | None = None,
     with_rules: bool = False,
 ) -> Iterator[LifeUnits]:
-    """The selected units, incarnation by incarnation, or of one by its uuid; overdue is due before `now_us` (UTC).
+    """Return the selected units by incarnation, or of one by its uuid. Overdue units were due before `now_us` (UTC).
 
     `with_rules`: openings say when their leaf was written, their absolute limit, what they attached and by which rules.
     Raises `LedgerError` for a tier that there is none of.
@@ -146,32 +146,34 @@ def read_units(
 
 
 class CustodyRecord(Protocol):
-    """Where the evidence of custody is read: rows of a ledger with the runs of their leaves, or leaves alone."""
+    """A source of custody's evidence: rows of a ledger with the runs of their leaves, or leaves only."""
 
     def lives(self) -> list[IncarnationLife]:
-        """Every incarnation, by uuid."""
+        """Return every incarnation, by uuid."""
 
     def ends(self, life: IncarnationLife, chosen: CustodySelection) -> Evidence:
-        """Ends of custody, each with what its leaf says: those of the chosen tenant and classification at least."""
+        """Return the ends of custody with their leaves' content, at least those of the chosen tenant and
+        classification.
+        """
 
     def ended(self, life: IncarnationLife, ends: Evidence, chosen: CustodySelection) -> Int64s:
-        """The keys of everything that ended, in order, whosever it was; `ends` is what there is of the chosen."""
+        """Return the keys of everything that ended, in order, of every owner; `ends` are the chosen ones."""
 
     def uses(self, life: IncarnationLife) -> BlockUses:
-        """Who used which block until when."""
+        """Return who used which block until when."""
 
     def receipts(self, life: IncarnationLife, ends: Evidence) -> ReceiptCells:
-        """The receipts that name any generation that ended."""
+        """Return the receipts that name any generation that ended."""
 
     def erasure_due_times(self, life: IncarnationLife) -> ErasureDueTimes:
-        """What erasures covered, and when each was asked for."""
+        """Return what erasures covered, and when each was requested."""
 
     def models(self, life: IncarnationLife) -> dict[int, str]:
-        """The model of every residency whose leaf names one."""
+        """Return the model of every residency whose leaf names one."""
 
 
 class LedgerRecord:
-    """The rows of a ledger, which `audit fsck` derives from the leaves again; what a row lists is in its leaf."""
+    """The rows of a ledger, which `audit fsck` derives from the leaves again; runs come from the leaves."""
 
     def __init__(self, connection: Connection, as_of: AsOf | None = None, *, with_rules: bool = False) -> None:
         self._connection = connection
@@ -179,11 +181,11 @@ class LedgerRecord:
         self._with_rules = with_rules
 
     def lives(self) -> list[IncarnationLife]:
-        """Every incarnation, by uuid."""
+        """Return every incarnation, by uuid."""
         return lives_of(self._connection)
 
     def ends(self, life: IncarnationLife, chosen: CustodySelection) -> Evidence:
-        """Ends of custody of the chosen tenant and classification."""
+        """Return the ends of custody of the chosen tenant and classification."""
         column = custody_ends.c
         here = [column.incarnation == life.id, is_in(self._as_of, custody_ends)]
         for each, wanted in ((column.tenant, chosen.tenant), (column.classification, chosen.classification)):
@@ -191,31 +193,31 @@ class LedgerRecord:
         return read(self._connection, custody_ends, _END_COLUMNS, and_(*here), ordered=False)
 
     def ended(self, life: IncarnationLife, ends: Evidence, chosen: CustodySelection) -> Int64s:
-        """The keys of everything that ended."""
+        """Return the keys of everything that ended."""
         whole = (chosen.tenant, chosen.classification) == (None, None)
         return distinct(unit_keys_of(ends)) if whole else ended_keys(self._connection, life, self._as_of)
 
     def uses(self, life: IncarnationLife) -> BlockUses:
-        """Who used which block until when."""
+        """Return who used which block until when."""
         return read_uses(self._connection, life, self._as_of, with_rules=self._with_rules)
 
     def receipts(self, life: IncarnationLife, ends: Evidence) -> ReceiptCells:
-        """The receipts that can name any generation that ended."""
+        """Return the receipts that can name any generation that ended."""
         return read_receipts(self._connection, life.id, ends, self._as_of)
 
     def erasure_due_times(self, life: IncarnationLife) -> ErasureDueTimes:
-        """What erasures covered."""
+        """Return what erasures covered."""
         return read_erasure_due_times(self._connection, life, self._as_of)
 
     def models(self, life: IncarnationLife) -> dict[int, str]:
-        """The model of every residency whose leaf names one."""
+        """Return the model of every residency whose leaf names one."""
         return read_models(self._connection, life.id, self._as_of)
 
 
 def units_of(
     record: CustodyRecord, chosen: CustodySelection, *, now_us: int, incarnation: str | None = None
 ) -> Iterator[LifeUnits]:
-    """The selected units of a record, as `read_units` gives those of a ledger."""
+    """Yield the selected units of a record, like `read_units` for a ledger."""
     check_tier(chosen.tier)
     if chosen.tier in TIERS:
         return
@@ -241,7 +243,7 @@ def units_of(
 
 
 def within_period(each: LifeUnits, since_us: int, until_us: int) -> LifeUnits:
-    """The units of a part of the period that was selected."""
+    """Return the units of a part of the selected period."""
     chosen = CustodySelection(since_us, until_us)
     late = _in_period(each.overdue.due + each.life.offset_us, chosen)
     units = _picked(each.life, each.ends, each.units, chosen, None)
@@ -249,7 +251,7 @@ def within_period(each: LifeUnits, since_us: int, until_us: int) -> LifeUnits:
 
 
 def check_tier(tier: str | None) -> None:
-    """Raise `LedgerError` for a tier that there is none of."""
+    """Raise `LedgerError` for a tier that does not exist."""
     if tier not in (None, DEVICE_TIER, *TIERS):
         raise LedgerError(f"tier `{tier}` is none of: {', '.join((DEVICE_TIER, *TIERS))}", tier=tier)
 
@@ -266,7 +268,7 @@ def _selected(ends: Evidence, chosen: CustodySelection) -> Flags | None:
 
 
 def lives_of(connection: Connection) -> list[IncarnationLife]:
-    """Every incarnation, by id."""
+    """Return every incarnation, by id."""
     table = incarnations.c
     query = select(table.id, table.uuid, table.offset_us, table.shards).order_by(table.uuid)
     return [
@@ -275,7 +277,7 @@ def lives_of(connection: Connection) -> list[IncarnationLife]:
 
 
 def last_event_us(connection: Connection, as_of: AsOf | None = None) -> int:
-    """When the last leaf was written, UTC; 0 for an empty ledger."""
+    """Return when the last leaf was written, UTC; 0 for an empty ledger."""
     return connection.scalar(select(func.max(events.c.at_us)).where(is_in(as_of, events), has_leaf(events))) or 0
 
 
@@ -286,7 +288,7 @@ def _picked(
     chosen: CustodySelection,
     models: dict[int, str] | None,
 ) -> JudgedUnits:
-    """The units of the period (rule 2) and model."""
+    """Return the units of the period (rule 2) and model."""
     claimed = ends.column("due_boot_us")[units.row]
     kept = _in_period(np.where(units.due < NEVER, units.due, claimed) + life.offset_us, chosen)
     if models is not None:
@@ -301,14 +303,14 @@ def _late(
     chosen: CustodySelection,
     models: dict[int, str] | None,
 ) -> Overdue:
-    kept = _in_period(overdue.due + life.offset_us, chosen)
+    is_selected = _in_period(overdue.due + life.offset_us, chosen)
     if chosen.tenant is not None or chosen.classification is not None:
         asked = (chosen.tenant, chosen.classification)
         wanted = [all(want in (None, has) for want, has in zip(asked, who, strict=True)) for who in owners]
-        kept &= np.array(wanted, np.bool_)[overdue.owner]
+        is_selected &= np.array(wanted, np.bool_)[overdue.owner]
     if models is not None:
-        kept &= _of_model(overdue.writer, models, chosen.model)
-    return overdue.kept(kept)
+        is_selected &= _of_model(overdue.writer, models, chosen.model)
+    return overdue.kept(is_selected)
 
 
 def _in_period(at_us: Int64s, chosen: CustodySelection) -> Flags:
@@ -325,7 +327,7 @@ def _of_model(writers: Int64s, models: dict[int, str], wanted: str | None) -> Fl
 
 
 def ended_keys(connection: Connection, life: IncarnationLife, as_of: AsOf | None = None) -> Int64s:
-    """The keys of everything that ended in an incarnation."""
+    """Return the keys of everything that ended in an incarnation."""
     column = custody_ends.c
     here = and_(column.incarnation == life.id, is_in(as_of, custody_ends))
     return distinct(unit_keys_of(read(connection, custody_ends, (column.tenant,), here, ordered=False)))

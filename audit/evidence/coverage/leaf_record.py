@@ -1,4 +1,4 @@
-"""What leaves say of custody, from their bytes alone: an export's, or all that a database or a state of it holds.
+"""Custody from the bytes of leaves only: of an export, a database, or a state of it.
 
 1. No row of any table counts: a field is the leaf's own. Earlier leaves lack fields that were added since; anything
    else that a leaf lacks is an error.
@@ -168,7 +168,7 @@ def _picker(fields: Sequence[str]) -> Callable[[Mapping[str, Any]], Fields]:
 
 
 def _pick_opening(body: dict[str, Any]) -> Fields:
-    """The fields of an opening; earlier leaves know neither a model nor what was handed out at once."""
+    """Return the fields of an opening; older leaves have neither a model nor the blocks handed out at once."""
     body.setdefault("model", "")
     body.setdefault("written", ())
     found: Fields = _OPENING(body)
@@ -194,16 +194,16 @@ class _Life:
     def add(self, kind: str, rows: list[Fields]) -> None:
         """Take leaves of one kind about it."""
         entry = _KINDS[kind]
-        said = dict(zip(("idx", *_EVERY, *entry.fields), zip(*rows, strict=True), strict=True))
+        fields = dict(zip(("idx", *_EVERY, *entry.fields), zip(*rows, strict=True), strict=True))
         places: dict[str, Any] = {"log": np.zeros(len(rows), np.int64)}
-        columns = places | said | dict(entry.derive(said, self.uuid))
+        columns = places | fields | dict(entry.derive(fields, self.uuid))
         table = self.tables.get(entry.table)
         if table is None:
             table = self.tables[entry.table] = EvidenceBuilder(entry.columns, len(entry.lists))
-        table.add([columns[name] for name in entry.columns], [said[name] for name in entry.lists])
+        table.add([columns[name] for name in entry.columns], [fields[name] for name in entry.lists])
         if kind == "residency-released":
             names = ("incarnation", "residency", "part", "sequence", "tenant")
-            self._releases.append(tuple(said[name] for name in names))
+            self._releases.append(tuple(fields[name] for name in names))
 
     def settle(self) -> None:
         """No leaf comes after these: what only narrowing acts ask for goes where there is none."""
@@ -214,17 +214,17 @@ class _Life:
         """By residency: when an act of its process ended its hold at the latest."""
         if not self.narrowings:
             return {}
-        left: dict[int, tuple[int, str]] = {}
+        last_releases: dict[int, tuple[int, str]] = {}
         for writer, residency, part, sequence, tenant in chain.from_iterable(
             zip(*columns, strict=True) for columns in self._releases
         ):
             if writer == self.uuid and part == 1:
-                known = left.get(int(residency), (0, ""))
-                left[int(residency)] = max(known, (int(sequence), tenant))
-        return ended_by_acts(_acts(self.narrowings), {each: (who, at) for each, (at, who) in left.items()})
+                known = last_releases.get(int(residency), (0, ""))
+                last_releases[int(residency)] = max(known, (int(sequence), tenant))
+        return ended_by_acts(_acts(self.narrowings), {each: (who, at) for each, (at, who) in last_releases.items()})
 
     def evidence(self, table: str) -> list[Evidence]:
-        """The rows of a table, once for each of its lists."""
+        """Return the rows of a table, once for each of its lists."""
         found = self.tables.get(table)
         if found is None:
             entry = next(each for each in _KINDS.values() if each.table == table)
@@ -233,7 +233,7 @@ class _Life:
 
 
 class LeafRecord:
-    """Everything that leaves say of custody; `leaves` is how many were read, `last_us` when the last was written."""
+    """All custody in a set of leaves. `leaves` is how many were read, `last_us` when the last was written."""
 
     def __init__(self, leaves: Iterable[bytes]) -> None:
         """Raises `LedgerError` for bytes that are no leaf."""
@@ -257,7 +257,7 @@ class LeafRecord:
         self._tables = {uuid: _Tables(life) for uuid, life in self._lives.items()}
 
     def _take(self, leaves: list[bytes]) -> None:
-        found: dict[str, dict[str, list[Fields]]] = {}
+        by_process: dict[str, dict[str, list[Fields]]] = {}
         writers: dict[str, dict[str, Any]] = {}
         last, known, subject = self.last_us, "", ""
         kinds: dict[str, list[Fields]] = {}
@@ -272,13 +272,13 @@ class LeafRecord:
             if pick is not None:
                 about = body.get("of_incarnation") or writer
                 if about != subject:
-                    subject, kinds = about, found.setdefault(about, {})
+                    subject, kinds = about, by_process.setdefault(about, {})
                 rows = kinds.get(kind)
                 if rows is None:
                     rows = kinds[kind] = []
                 rows.append((number, *pick(body)))
             elif kind == CHANGED:
-                kinds = found.setdefault(writer, {})
+                kinds = by_process.setdefault(writer, {})
                 subject = writer
                 for item in plain_bodies(body):
                     kinds.setdefault(item["kind"], []).append((number, *_PICK[item["kind"]](item)))
@@ -293,7 +293,7 @@ class LeafRecord:
         self.last_us = last
         for uuid, body in writers.items():
             self._life(uuid).offset_us = int(body["at_us"]) - int(body["boot_us"])
-        for uuid, kinds in found.items():
+        for uuid, kinds in by_process.items():
             for kind, rows in kinds.items():
                 self._life(uuid).add(kind, rows)
 
@@ -317,27 +317,27 @@ class LeafRecord:
     # -- what coverage asks of a record ---------------------------------------------------------------------
 
     def worker(self, incarnation: str) -> str:
-        """The name that a process gave its worker when it started; empty where no leaf says so."""
+        """Return the worker's name from a process's start; empty if no leaf has it."""
         life = self._lives.get(incarnation)
         return "" if life is None else str(life.start.get("worker", ""))
 
     def lives(self) -> list[IncarnationLife]:
-        """Every incarnation, by uuid."""
+        """Return every incarnation, by uuid."""
         return [
             IncarnationLife(0, uuid, life.offset_us, int(life.start.get("shards") or 0))
             for uuid, life in sorted(self._lives.items())
         ]
 
     def ends(self, life: IncarnationLife, chosen: CustodySelection) -> Evidence:
-        """Every end of custody; `chosen` narrows nothing here."""
+        """Return every end of custody; `chosen` does not narrow it."""
         return self._tables[life.uuid].ends
 
     def ended(self, life: IncarnationLife, ends: Evidence, chosen: CustodySelection) -> Int64s:
-        """The keys of everything that ended."""
+        """Return the keys of everything that ended."""
         return distinct(unit_keys_of(ends))
 
     def uses(self, life: IncarnationLife) -> BlockUses:
-        """Who used which block until when."""
+        """Return who used which block until when."""
         if life.uuid in self._uses:
             return self._uses[life.uuid]
         found, tables = self._lives[life.uuid], self._tables[life.uuid]
@@ -346,11 +346,11 @@ class LeafRecord:
         return made
 
     def receipts(self, life: IncarnationLife, ends: Evidence) -> ReceiptCells:
-        """Every receipt; `ends` narrows nothing here."""
+        """Return every receipt; `ends` does not narrow them."""
         return cells_of(self._tables[life.uuid].receipts)
 
     def erasure_due_times(self, life: IncarnationLife) -> ErasureDueTimes:
-        """What erasures covered, those left out whose request is not there."""
+        """Return what erasures covered, without those whose request is missing."""
         asked: dict[str, int] = {}
         for each in self._erasures:
             asked.setdefault(each.erasure, each.at_us)
@@ -359,7 +359,7 @@ class LeafRecord:
         return due_times_of(found.kept(at >= 0)._replace(columns={"asked_us": at[at >= 0]}), life.offset_us)
 
     def models(self, life: IncarnationLife) -> dict[int, str]:
-        """The model of every residency whose leaf names one."""
+        """Return the model of every residency whose leaf names one."""
         opened = self._tables[life.uuid].opened
         rows = zip(
             opened.column("residency").tolist(),
@@ -370,44 +370,44 @@ class LeafRecord:
         return {residency: model for residency, part, model in rows if part == 1 and model}
 
     def asked_before(self, number: int, at_us: int) -> bool:
-        """Whether a leaf of this number or a later one asks for an erasure as of an earlier moment than that."""
+        """Return whether a leaf of this number or later requests an erasure as of a moment before that."""
         return any(asked >= number and when < at_us for asked, when in self._asked)
 
     def names_any(self, life: IncarnationLife, number: int, has: Callable[[Int64s], Flags]) -> bool:
-        """Whether a leaf of this number or a later one names custody of which `has` is true."""
+        """Return whether a leaf of this number or later names custody for which `has` is true."""
         return any(
             bool(has(unit_keys_of(table)[table.column("idx")[table.owner] >= number]).any())
             for table in self._tables[life.uuid].every
         )
 
     def needed(self, life: IncarnationLife, is_over: Callable[[Int64s], Flags], since_boot_us: int) -> Int64s:
-        """The numbers of leaves about custody that is not over, and about residencies that use it or go on.
+        """Return the numbers of leaves about unfinished custody, and about residencies that use it or continue.
 
         Receipts that name nothing else are left out once they are older than `since_boot_us`.
         """
         tables = self._tables[life.uuid]
-        left = tables.releases.column("residency")[
+        released = tables.releases.column("residency")[
             (tables.releases.column("final") == 1) & (tables.releases.column("part") == 1)
         ]
-        left = distinct(left)
-        kept = []
+        released = distinct(released)
+        holding = []
         for table in tables.uses:
             residency = table.column("residency")
-            kept += [
+            holding += [
                 residency[table.owner[~is_over(unit_keys_of(table))]],
-                residency[~is_among(residency, left)],
+                residency[~is_among(residency, released)],
             ]
-        residencies = distinct(np.concatenate(kept))
-        found = [table.column("idx")[is_among(table.column("residency"), residencies)] for table in tables.uses]
+        residencies = distinct(np.concatenate(holding))
+        places = [table.column("idx")[is_among(table.column("residency"), residencies)] for table in tables.uses]
         for table in (tables.ends, tables.receipts, tables.effects, tables.assigned):
             open_ = ~is_over(unit_keys_of(table))
             if table is tables.receipts:
                 open_ &= (table.column("ended_boot_us") >= since_boot_us)[table.owner]
-            found.append(table.column("idx")[table.owner[open_]])
-        return distinct(np.concatenate(found))
+            places.append(table.column("idx")[table.owner[open_]])
+        return distinct(np.concatenate(places))
 
     def unaccounted(self) -> Unaccounted:
-        """What no leaf accounts for, over all incarnations (rule 3)."""
+        """Return everything that no leaf accounts for, over all incarnations (rule 3)."""
         found = [self._unaccounted(life) for life in self.lives()]
         return Unaccounted(*(sum(column) for column in zip(*found, strict=True))) if found else Unaccounted()
 
@@ -450,7 +450,7 @@ class _Tables:
 
 
 def _gaps(named: Int64s, start: int) -> int:
-    """How many generations are missing between those that are named, in each pool from `start` on."""
+    """Return how many generations are missing between the named ones, in each pool from `start` on."""
     pools, generations = named >> POOL_SHIFT, named & GENERATION_MASK
     is_first = np.diff(pools, prepend=-1) > 0
     before = np.where(is_first, start, np.roll(generations, 1))

@@ -1,11 +1,12 @@
-"""A recount of a ledger from its leaves alone, in a process of its own where the ledger is large.
+"""Recount a ledger from its leaves only, in a separate process if the ledger is large.
 
-1. The answer is the same wherever it is made: a question holds all that it depends on besides the leaves.
-2. The other process reads the ledger for itself. Should it have read another state (retention dropped leaves
-   meanwhile), or have died, its answer is not taken and the recount is made here, from the snapshot of the tables.
-3. The arithmetic is that of the tables; that it is right is for tests, which have another
-   (`examples/reperform/coverage_oracle.py`). What differs is what rows say and no leaf does: `audit fsck` names it.
-4. Which process makes it is a matter of how many leaves there are, never of how busy the machine is.
+1. The answer is the same in either process: the request holds everything that it depends on except the leaves, which
+   are read as they were written, without any column.
+2. The second process reads the ledger itself. If it read another state (retention dropped leaves meanwhile) or died,
+   its answer is discarded, and this process recounts from the snapshot of the tables.
+3. The arithmetic is that of the tables. Tests check it with independent arithmetic
+   (`examples/reperform/coverage_oracle.py`). A difference is a row that no leaf supports; `audit fsck` names it.
+4. The number of leaves decides which process recounts, never the machine's load.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any, NamedTuple
 
 import orjson
@@ -23,13 +25,13 @@ from sqlalchemy import Connection, Engine, func, select
 from kvcustody.audit.evidence.copies.copy_coverage import CopyCoverage, CopyCoverageRow, copies_from_leaves
 from kvcustody.audit.evidence.coverage.custody_units import CustodySelection, units_of
 from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord, Unaccounted
-from kvcustody.audit.evidence.coverage.leaves_in_database import leaves_in_database
 from kvcustody.audit.evidence.coverage.summary import CoverageRow, CoverageSummary, population_digest, summary
 from kvcustody.audit.store.database.database_place import SQLITE, SqliteFile
 from kvcustody.audit.store.database.dialect import dialect_of, file_of
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.database.gc_pause import gc_paused
 from kvcustody.audit.store.database.snapshot import AsOf, as_of_sizes, is_in
+from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.ledger import events, logs
 from kvcustody.logger import get_logger
 
@@ -37,7 +39,7 @@ BESIDE_LEAVES = 30_000  # from here on a second process saves more than its star
 
 
 class RecountRequest(NamedTuple):
-    """What is recounted: a selection of the state in which the logs have these sizes, by name."""
+    """The subject of a recount: a selection, in the state in which the logs have these sizes, by name."""
 
     chosen: CustodySelection
     as_of_us: int
@@ -45,7 +47,7 @@ class RecountRequest(NamedTuple):
 
 
 class RecountResult(NamedTuple):
-    """Figures, what no leaf accounts for, and the digest of what was counted; `leaves` is how many were read."""
+    """Figures, unaccounted custody, and the digest of what was counted; `leaves` is how many were read."""
 
     leaves: int
     as_of_us: int
@@ -56,7 +58,7 @@ class RecountResult(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A figure on which the tables and the leaves disagree."""
+    """A figure that differs between tables and leaves."""
 
     tenant: str
     classification: str
@@ -66,41 +68,41 @@ class Difference(NamedTuple):
 
 
 def differences(tables: CoverageSummary, leaves: CoverageSummary) -> tuple[Difference, ...]:
-    """Every figure that differs: a row that only one side has differs in each that is not 0."""
+    """Return every figure that differs. A row that only one side has differs in each nonzero figure."""
     sides = [{(row.tenant, row.classification): row for row in side.rows} for side in (tables, leaves)]
     names = CoverageRow._fields[2:]
-    made = [
+    differing = [
         Difference(*who, name, *values)
         for who in sorted({*sides[0], *sides[1]})
         for name in names
         for values in [[getattr(side.get(who, CoverageRow(*who)), name) for side in sides]]
         if values[0] != values[1]
     ]
-    made += [
+    differing += [
         Difference("*", "*", name, one, two)
         for name, one, two in zip(CoverageSummary._fields[1:], tables[1:], leaves[1:], strict=True)
         if one != two
     ]
-    return tuple(made)
+    return tuple(differing)
 
 
 def copy_differences(tables: CopyCoverage, leaves: CopyCoverage) -> tuple[Difference, ...]:
-    """The same of copies off the device; a figure is named with its tier."""
+    """Return the differing figures of copies off the device, each named with its tier."""
     sides = [{row[:3]: row for row in side.rows} for side in (tables, leaves)]
-    made = []
+    differing = []
     for key in sorted({*sides[0], *sides[1]}):
         rows = [side.get(key, CopyCoverageRow(*key)) for side in sides]
         for name in CopyCoverageRow._fields[3:]:
             one, other = (int(getattr(row, name)) for row in rows)
             if one != other:
-                made.append(Difference(key[1], key[2], f"{key[0]}: {name}", one, other))
-    if not made and tables.digest != leaves.digest:
-        made.append(Difference("*", "*", "copies, by digest", 1, 0))
-    return tuple(made)
+                differing.append(Difference(key[1], key[2], f"{key[0]}: {name}", one, other))
+    if not differing and tables.digest != leaves.digest:
+        differing.append(Difference("*", "*", "copies, by digest", 1, 0))
+    return tuple(differing)
 
 
 def recounted(record: LeafRecord, chosen: CustodySelection, as_of_us: int) -> RecountResult:
-    """Coverage from leaves alone; overdue is what is due before `as_of_us` (UTC)."""
+    """Return coverage computed only from leaves; overdue means due before `as_of_us` (UTC)."""
     lives = list(units_of(record, chosen, now_us=as_of_us))
     copies = copies_from_leaves(record, chosen, as_of_us)
     missing, digest = record.unaccounted(), population_digest(lives)
@@ -108,13 +110,13 @@ def recounted(record: LeafRecord, chosen: CustodySelection, as_of_us: int) -> Re
 
 
 def _answer(
-    connection: Connection, question: RecountRequest, state: AsOf | None, keep: list[object] | None = None
+    connection: Connection, request: RecountRequest, state: AsOf | None, keep: list[object] | None = None
 ) -> RecountResult:
     with gc_paused():
         record = LeafRecord(leaves_in_database(connection, state))
         if keep is not None:
             keep.append(record)
-        return recounted(record, question.chosen, question.as_of_us)
+        return recounted(record, request.chosen, request.as_of_us)
 
 
 class RecountProcess:
@@ -128,7 +130,7 @@ class RecountProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> None:
-        """Start a process of its own where there are leaves enough for one (rule 4)."""
+        """Start a separate process if there are enough leaves for one (rule 4)."""
         query = select(func.count()).select_from(events).where(is_in(self._state, events))
         self._leaves = self._connection.scalar(query) or 0
         target = _target(self._connection.engine)
@@ -148,21 +150,21 @@ class RecountProcess:
         self._process.stdin = None  # `communicate` closes no pipe twice
 
     def answer(self) -> RecountResult:
-        """The answer, from beside or, where that is not to be taken, from here (rule 2)."""
+        """Return the separate process's answer or, if it cannot be used, compute it here (rule 2)."""
         if self._process is not None:
-            made, said = self._process.communicate()
+            output, errors = self._process.communicate()
             status, self._process = self._process.returncode, None
             if status == 0:
-                found = _from_bytes(made)
-                if found.leaves == self._leaves:
-                    return found
-                said = b"it read another state of the ledger"
-            reason = said.decode(errors="replace").strip().splitlines()[-1:] or ["it ended without a word"]
+                recounted = _from_bytes(output)
+                if recounted.leaves == self._leaves:
+                    return recounted
+                errors = b"it read another state of the ledger"
+            reason = errors.decode(errors="replace").strip().splitlines()[-1:] or ["it ended without a word"]
             _warn(reason[0][:200])
         return _answer(self._connection, self._question, self._state)
 
     def end(self) -> None:
-        """Nothing goes on after this."""
+        """End the separate process."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -173,7 +175,7 @@ class RecountProcess:
 def open_recount(
     connection: Connection, chosen: CustodySelection, as_of_us: int, state: AsOf | None
 ) -> Iterator[RecountProcess]:
-    """Begin a recount of a state (None: of all that the connection sees); it ends with the block."""
+    """Begin a recount of a state (None: everything that the connection sees); it ends with the block."""
     made = RecountProcess(connection, RecountRequest(chosen, as_of_us, _sizes(connection, state)), state)
     made.begin()
     try:
@@ -183,7 +185,7 @@ def open_recount(
 
 
 def _sizes(connection: Connection, state: AsOf | None) -> dict[str, int]:
-    """A state by the names of its logs; what the connection sees where there is none."""
+    """Return the sizes of a state's logs by name, or else the sizes that the connection sees."""
     rows = connection.execute(select(logs.c.id, logs.c.name, logs.c.size)).all()
     held = None if state is None else state.sizes
     return {row.name: row.size if held is None else held.get(row.id, 0) for row in rows}
@@ -215,8 +217,21 @@ def _from_bytes(data: bytes) -> RecountResult:
     return RecountResult(leaves, as_of_us, figures, Unaccounted(*missing), digest, of_tiers)
 
 
+def leaves_in_database(connection: Connection, as_of: AsOf | None = None) -> Iterator[bytes]:
+    """Return every leaf of the ledger or of a state; leaves of one log are in their order."""
+    query = select(events.c.leaf).where(is_in(as_of, events), has_leaf(events))
+    if not dialect_of(connection).in_file:
+        query = query.order_by(events.c.log, events.c.idx)
+        return map(bytes, connection.execute(query, execution_options={"yield_per": 10_000}).scalars())
+    # From the driver itself, which reads row by row: a row object for each of a million leaves costs more than they do.
+    # And as the file has them, which is as they were written: in any other order pages are read many times over.
+    text = str(query.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True}))
+    driver: Any = connection.connection.driver_connection
+    return chain.from_iterable(driver.execute(text))
+
+
 def main() -> None:
-    """Answer the question on standard input: where the ledger is, and a `RecountRequest`."""
+    """Answer the request on standard input: the ledger's place, and a `RecountRequest`."""
     asked: list[Any] = orjson.loads(sys.stdin.buffer.read())
     target, chosen, as_of_us, sizes = asked
     engine = open_store(target, read_only=True, timeout_seconds=30, mapped=True)

@@ -1,4 +1,4 @@
-"""Deletion coverage: of all custody due to end, how much has evidence of its end, in time.
+"""Deletion coverage: the share of all custody due to end that has timely evidence of its end.
 
 1. The unit is (block, generation, shard). A custody of n shards is n units with one verdict: it is covered only when
    every shard has a receipt for that very block and generation, started after the last use, ended within
@@ -72,12 +72,12 @@ class CoverageRow(NamedTuple):
 
     @property
     def ended(self) -> int:
-        """Units whose custody ended; the rest of what was due is `overdue`."""
+        """Units whose custody ended; the other due units are `overdue`."""
         return self.due - self.overdue
 
     @property
     def coverage(self) -> float:
-        """The covered share of what was due; 1.0 when nothing was."""
+        """The covered share of the due units; 1.0 if none was due."""
         return self.covered / self.due if self.due else 1.0
 
 
@@ -91,12 +91,12 @@ class CoverageSummary(NamedTuple):
 
     @property
     def total(self) -> CoverageRow:
-        """All rows added up (the fence time is the longest)."""
+        """The sum of all rows (the fence time is the longest)."""
         return add_rows(self.rows)
 
 
 def add_rows(rows: Iterable[CoverageRow], tenant: str = "*", classification: str = "*") -> CoverageRow:
-    """One row that adds up others; of fence times it keeps the longest."""
+    """Return one row that adds up others; it keeps the longest fence time."""
     total = [0] * (len(CoverageRow._fields) - 2)
     for row in rows:
         *counts, fence = row[2:]
@@ -117,7 +117,7 @@ def coverage(
     as_of_us: int | None = None,
     as_of: AsOf | None = None,
 ) -> CoverageSummary:
-    """Coverage of custody due in [since, until) UTC, of one tenant, classification, model, tier or process.
+    """Return the coverage of custody due in [since, until) UTC, of one tenant, classification, model, tier or process.
 
     Overdue is what is due before `as_of_us` (UTC; the ledger's last event) and has no recorded end. `as_of` is the
     state of the ledger that is read. Raises `LedgerError` for a tier that there is none of.
@@ -137,7 +137,7 @@ def coverage_by_period(
     as_of_us: int | None = None,
     as_of: AsOf | None = None,
 ) -> tuple[tuple[int, CoverageRow], ...]:
-    """The total row of coverage for each period from `since_us` on, from one reading of the ledger."""
+    """Return the total row of coverage for each period from `since_us` on, from one reading of the ledger."""
     now_us = last_event_us(connection, as_of) if as_of_us is None else as_of_us
     chosen = CustodySelection(since_us, until_us, tenant)
     lives = list(read_units(connection, chosen, now_us=now_us, as_of=as_of))
@@ -147,7 +147,7 @@ def coverage_by_period(
 def periods_of(
     lives: Iterable[LifeUnits], since_us: int, until_us: int, period_us: int
 ) -> tuple[tuple[int, CoverageRow], ...]:
-    """The total row of units for each period from `since_us` on."""
+    """Return the total row of units for each period from `since_us` on."""
     starts = range(since_us, until_us, period_us)
     found: dict[int, list[CoverageRow]] = {start: [] for start in starts}
     for start, part in by_period(lives, since_us, period_us):
@@ -156,7 +156,7 @@ def periods_of(
 
 
 def by_period(lives: Iterable[LifeUnits], since_us: int, period_us: int) -> Iterator[tuple[int, LifeUnits]]:
-    """The units of each incarnation by the period, from `since_us` on, in which they were due."""
+    """Yield the units of each incarnation by the period, from `since_us` on, in which they were due."""
     for each in lives:
         offset_us, claimed = each.life.offset_us, each.ends.column("due_boot_us")[each.units.row]
         at_us = np.where(each.units.due < NEVER, each.units.due, claimed) + offset_us
@@ -167,7 +167,9 @@ def by_period(lives: Iterable[LifeUnits], since_us: int, period_us: int) -> Iter
 
 
 def lags_of(each: LifeUnits) -> dict[tuple[str, str], int]:
-    """The longest time from due to the last receipt among one incarnation's units, by tenant and classification."""
+    """Return the longest time from due to the last receipt among one incarnation's units, by tenant and
+    classification.
+    """
     of_row, everybody = each.ends.codes("tenant", "classification")
     longest = np.zeros(len(everybody), np.int64)
     np.maximum.at(longest, of_row[each.units.row], each.units.lag)
@@ -175,37 +177,37 @@ def lags_of(each: LifeUnits) -> dict[tuple[str, str], int]:
 
 
 def summary(lives: Iterable[LifeUnits]) -> CoverageSummary:
-    """Coverage of units that were read."""
-    found: dict[tuple[str, str], list[CoverageRow]] = {}
+    """Return the coverage of these units."""
+    by_tenant: dict[tuple[str, str], list[CoverageRow]] = {}
     lags: list[Int64s] = [np.empty(0, np.int64)]
     for each in lives:
         lags.append(each.units.lag[each.units.lag >= 0])
         for row in rows_of(each):
-            found.setdefault((row.tenant, row.classification), []).append(row)
-    rows = tuple(add_rows(found[key], *key) for key in sorted(found))
+            by_tenant.setdefault((row.tenant, row.classification), []).append(row)
+    rows = tuple(add_rows(by_tenant[key], *key) for key in sorted(by_tenant))
     return CoverageSummary(rows, *lag_percentiles(np.sort(np.concatenate(lags))))
 
 
 def population_digest(lives: Iterable[LifeUnits]) -> str:
-    """SHA-256, hexadecimal, of every custody that was counted (rule 6), incarnations by uuid."""
-    made = hashlib.sha256()
+    """Return the SHA-256 (hexadecimal) of every counted custody (rule 6), incarnations by uuid."""
+    digest = hashlib.sha256()
     for each in lives:
         if len(each.units.keys) + len(each.overdue.keys):
-            made.update(each.life.uuid.encode() + b"\n")
+            digest.update(each.life.uuid.encode() + b"\n")
             for first in range(0, len(each.units.keys) + len(each.overdue.keys), _AT_ONCE):
-                made.update(_population_rows(each, first, first + _AT_ONCE).tobytes())
-    return made.hexdigest()
+                digest.update(_population_rows(each, first, first + _AT_ONCE).tobytes())
+    return digest.hexdigest()
 
 
 def is_covered(each: LifeUnits) -> Int64s:
-    """1 for each ended custody that is in time and not disputed."""
+    """Return 1 for each ended custody that is in time and not disputed."""
     covered: Int64s = ((each.units.verdict == 0) & ~each.units.disputed).astype(np.int64)
     return covered
 
 
-def _population_rows(each: LifeUnits, first: int, end: int) -> Int64s:
+def _population_rows(life_units: LifeUnits, first: int, end: int) -> Int64s:
     """Those of these places; custodies that ended come before overdue ones."""
-    units, overdue, ended = each.units, each.overdue, len(each.units.keys)
+    units, overdue, ended = life_units.units, life_units.overdue, len(life_units.units.keys)
     here, over = slice(min(first, ended), min(end, ended)), slice(max(0, first - ended), max(0, end - ended))
     keys = np.concatenate((units.keys[here], overdue.keys[over]))
     late = np.full(len(overdue.keys[over]), len(VERDICTS))
@@ -217,14 +219,14 @@ def _population_rows(each: LifeUnits, first: int, end: int) -> Int64s:
         np.concatenate((units.due[here], overdue.due[over])),
         np.concatenate((units.verdict[here], late)),
         np.concatenate((covered.astype(np.int64), np.zeros(len(late), np.int64))),
-        np.full(len(keys), each.life.shards or 1),
+        np.full(len(keys), life_units.life.shards or 1),
     )
     rows: Int64s = np.stack(columns, axis=1).astype(">i8")
     return rows
 
 
 def lag_percentiles(lags: Int64s) -> tuple[int, int, int]:
-    """The lags that 50, 99 and 100 % of sorted ones do not exceed (nearest rank); 0 where there is none."""
+    """Return the lags that 50, 99 and 100 % of sorted lags do not exceed (nearest rank); 0 if there are none."""
     if not len(lags):
         return 0, 0, 0
     p50, p99, most = (int(lags[-(-len(lags) * percent // 100) - 1]) for percent in (50, 99, 100))
@@ -232,7 +234,7 @@ def lag_percentiles(lags: Int64s) -> tuple[int, int, int]:
 
 
 def rows_of(each: LifeUnits) -> list[CoverageRow]:
-    """The coverage of one incarnation's units, by tenant and classification."""
+    """Return the coverage of one incarnation's units, by tenant and classification."""
     return _summarise(each) + _overdue(each)
 
 

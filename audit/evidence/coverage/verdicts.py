@@ -1,5 +1,4 @@
-"""Verdicts: for every custody that ended, whether its destruction is proved, and in time. Arrays in, arrays
-out.
+"""Verdicts: whether the destruction of each ended custody is proved, and in time. Arrays in, arrays out.
 
 1. This module reads no database and no clock; it is the arithmetic of coverage (rule 1 of `summary`-C3) and nothing
    else.
@@ -44,13 +43,13 @@ class JudgedUnits(NamedTuple):
     writer: Int64s  # the residency that the block was handed to; NEVER where no leaf says so
 
     def kept(self, which: Flags) -> JudgedUnits:
-        """The units for which `which` is true."""
+        """Return the units for which `which` is true."""
         columns: list[Any] = [column[which] for column in self]
         return JudgedUnits(*columns)
 
 
 class Custodies(NamedTuple):
-    """Custodies by key, in order, each with what its first end says; `row` is that end's. Times are boot time."""
+    """Custodies by key, in order, with the content of their first end; `row` is that end's. Times are boot time."""
 
     keys: Int64s
     blocks: Int64s
@@ -63,12 +62,12 @@ class Custodies(NamedTuple):
 
     @property
     def bound(self) -> Int64s:
-        """No hold lasts longer: custody that ended early (eviction, erasure) ended its holds."""
+        """The latest possible hold ends: custody that ended early (eviction, erasure) ended its holds."""
         return np.minimum(self.ceiling, self.ended)
 
 
 class UseTotals(NamedTuple):
-    """What all uses of each custody's very block add up to; `own` is of its owner's tenant, `any` of every reader's."""
+    """Sums over all uses of each custody's exact block; `own` covers its owner's tenant, `any` every reader."""
 
     last_release: Int64s
     own_end: Int64s
@@ -79,14 +78,14 @@ class UseTotals(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Erasures whose effect lists a custody: its number, and when each was asked for."""
+    """Erasures whose effect lists a custody: its number, and when each was requested."""
 
     at: Int64s
     asked: Int64s
 
 
 class Matched(NamedTuple):
-    """Per custody, over its shards: what is wrong with the receipts, and what those that count prove."""
+    """For each custody over its shards: faults of its receipts, and what the valid ones prove."""
 
     missing: Flags  # a shard has no receipt at all
     failed: Flags  # a shard has receipts, none of which counts
@@ -100,42 +99,47 @@ def assess(
     uses: BlockUses,
     cells: ReceiptCells,
     shards: int,
-    asked: ErasureDueTimes,
+    erasure_times: ErasureDueTimes,
     chosen: Flags | None = None,
 ) -> JudgedUnits:
-    """A verdict for every custody that ended (docs/concepts/deletion-coverage.md), or for the `chosen` rows."""
+    """Return a verdict for every custody that ended (docs/concepts/deletion-coverage.md).
+
+    `chosen`: only of these rows of ends.
+    """
     custodies = _first_ends(ends, chosen)
     named = partial(name_blocks, known_keys=uses.keys, known_blocks=uses.blocks)
     custodies = custodies._replace(blocks=named(custodies.keys, custodies.blocks))
     cells = cells._replace(blocks=named(cells.keys, cells.blocks))
-    totals, requests = _use_totals(ends, uses, custodies), _requests(asked, custodies)
+    totals, requests = _use_totals(ends, uses, custodies), _requests(erasure_times, custodies)
     written = totals.writer < NEVER
     due = np.where(written, due_at(custodies, totals, requests), custodies.claimed)
     disputed = written & (due != custodies.claimed) & ~is_honest(custodies, totals, requests)
 
-    found = proved(custodies, totals, cells, shards)
+    proofs = proved(custodies, totals, cells, shards)
     since = np.maximum(due, custodies.retired)
     cause, causes = ends.codes("cause")
     dead = np.array([name.startswith(_UNPROVEN) for (name,) in causes], np.bool_)[cause]
     unproven = dead[custodies.row] | ~written | (shards == 0)
-    late = found.ended > since + custodies.within
-    destroyed = ~(unproven | found.failed | found.missing)
+    late = proofs.ended > since + custodies.within
+    destroyed = ~(unproven | proofs.failed | proofs.missing)
     return JudgedUnits(
         keys=custodies.keys,
         blocks=custodies.blocks,
         row=custodies.row,
         due=due,
-        verdict=np.select([unproven, found.failed, found.missing, late], [4, 2, 3, 1], 0),
-        level=np.where(destroyed, found.level, -1),
-        bytes=found.bytes,
-        lag=np.where(destroyed, np.maximum(0, found.ended - since), -1),
+        verdict=np.select([unproven, proofs.failed, proofs.missing, late], [4, 2, 3, 1], 0),
+        level=np.where(destroyed, proofs.level, -1),
+        bytes=proofs.bytes,
+        lag=np.where(destroyed, np.maximum(0, proofs.ended - since), -1),
         disputed=disputed,
         writer=totals.writer,
     )
 
 
 def due_at(custodies: Custodies, totals: UseTotals, requests: Requests) -> Int64s:
-    """`max(last release, min(ceiling, end of the last hold, erasure))`; a hold ends when custody did at the latest."""
+    """Return `max(last release, min(ceiling, end of the last hold, erasure))`; holds end with the custody at the
+    latest.
+    """
     due = _until(totals, custodies.bound, totals.own_end)
     # A reader of another tenant holds a segment's blocks and only refers to a grant's: the later end counts where it
     # is claimed, and never without such a reader's own leaf.
@@ -148,7 +152,9 @@ def due_at(custodies: Custodies, totals: UseTotals, requests: Requests) -> Int64
 
 
 def is_honest(custodies: Custodies, totals: UseTotals, requests: Requests) -> Flags:
-    """Where the recorded due time is that of a process that has not heard of an erasure yet: late by it, not false."""
+    """Return where a recorded due time only ignores an erasure that the process had not heard of: late, but not
+    false.
+    """
     honest: Flags = custodies.claimed == _until(totals, custodies.bound, totals.own_unasked)
     honest |= custodies.claimed == _until(totals, custodies.bound, totals.any_unasked)
     is_claimed, _ = _by_request(custodies, totals, requests, totals.own_unasked)
@@ -157,7 +163,7 @@ def is_honest(custodies: Custodies, totals: UseTotals, requests: Requests) -> Fl
 
 
 def proved(custodies: Custodies, totals: UseTotals, cells: ReceiptCells, shards: int) -> Matched:
-    """Of each shard the first receipt that counts: of that block and generation, good, begun after the last use."""
+    """Return for each shard the first valid receipt: of that block and generation, good, begun after the last use."""
     last_use = np.maximum(totals.last_release, custodies.retired)
     return _matched(custodies.keys, custodies.blocks, last_use, cells, shards)
 
@@ -222,7 +228,7 @@ def _requests(asked: ErasureDueTimes, custodies: Custodies) -> Requests:
 
 
 def _in_order(ends: Evidence) -> Int64s:
-    """The flat entries in the order of rule 2."""
+    """Return the flat entries in the order of rule 2."""
     columns = [ends.column(name) for name in ("part", "sequence", "by_successor")]
     rank = np.empty(ends.size, np.int64)
     rank[np.lexsort(columns)] = np.arange(ends.size)

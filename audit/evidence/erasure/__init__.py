@@ -1,1 +1,1 @@
-"""Erasures as the ledger has them: what is previewed, who was asked, who answered, and the certificate."""
+"""Erasures in the ledger: previews, requests, answers, and the certificate."""

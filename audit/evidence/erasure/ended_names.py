@@ -1,4 +1,4 @@
-"""When routers' names of an erased scope ended, and which doors follow: from leaves alone.
+"""When routers' names for an erased scope ended, and which doors follow; from leaves only.
 
 1. An erasure raises epochs (`epoch-raised`). A door that takes a version with all of them gives routers no earlier name
    of the scope again; its `epochs-taken` leaf says since when. A door that has not is behind since the raise it lacks.
@@ -28,7 +28,7 @@ _OF_PEOPLE = {"subject", "session"}
 
 
 def ended_names(bodies: Iterable[Body], erasure: str) -> dict[str, Any] | None:
-    """What these leaves show; None where none says that the erasure raised an epoch. Times are UTC µs.
+    """Return what these leaves show; None if none records that the erasure raised an epoch. Times are UTC µs.
 
     A door that lacks a raise has `behind_since_us`; `ended_us` where its process has ended since.
     """
@@ -80,7 +80,7 @@ def _door(
 
 
 def ended_name_leaves(connection: Connection, erasure: str) -> set[tuple[str, int]]:
-    """The places of the leaves that show it: of each door the first that takes every raise, else its newest.
+    """Return the places of the leaves that show it: each door's first that takes every raise, else its newest.
 
     A door whose last process ended before the first raise is none that lacks it.
     """
@@ -90,7 +90,7 @@ def ended_name_leaves(connection: Connection, erasure: str) -> set[tuple[str, in
     rows = connection.execute(of_it.where(raises.erasure == erasure, has_leaf(epoch_raises))).all()
     if not rows:
         return set()
-    made = {(names[row.log], row.idx) for row in rows}
+    leaves = {(names[row.log], row.idx) for row in rows}
     newest, first_us = max(row.number for row in rows), min(row.at_us for row in rows)
     lives = life_leaves(connection)
     over = ends(leaf.body for leaf in lives)
@@ -110,8 +110,8 @@ def ended_name_leaves(connection: Connection, erasure: str) -> set[tuple[str, in
     for door, row in last.items():
         end = over.get(row.uuid)
         if door in following:
-            made.add((names[following[door].log], following[door].idx))
+            leaves.add((names[following[door].log], following[door].idx))
         elif end is None or end[0] >= first_us:
-            made.add((names[row.log], row.idx))
-            made |= {(SYSTEM, leaf.idx) for leaf in lives if about(leaf.body) == row.uuid}
-    return made
+            leaves.add((names[row.log], row.idx))
+            leaves |= {(SYSTEM, leaf.idx) for leaf in lives if about(leaf.body) == row.uuid}
+    return leaves

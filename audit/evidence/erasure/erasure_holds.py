@@ -1,4 +1,4 @@
-"""Legal holds beside an erasure, from leaves alone: they bind the ledger's content, and no block.
+"""Legal holds beside an erasure, from leaves only. They bind the ledger's content, not blocks.
 
 1. A hold is about an erasure where it is on everything, on its tenant, or on its subject; about one of a whole tenant
    where it is on any subject of it.
@@ -22,7 +22,7 @@ HOLD_KIND, PLACED = "legal-hold", "placed"
 
 
 class ErasureHold(NamedTuple):
-    """A hold that is active; `tenant` None is on everything, `subject` is a pseudonym. UTC microseconds."""
+    """An active hold; `tenant` None means everything, `subject` is a pseudonym. Times are UTC microseconds."""
 
     hold: str
     tenant: str | None
@@ -33,7 +33,7 @@ class ErasureHold(NamedTuple):
 
 
 class HoldLeaf(NamedTuple):
-    """A leaf about a hold, and where it is."""
+    """A leaf about a hold, and its place."""
 
     log: str
     idx: int
@@ -41,19 +41,19 @@ class HoldLeaf(NamedTuple):
 
 
 def holds_among(bodies: Iterable[Body], tenant: str | None, subject: str | None) -> tuple[ErasureHold, ...]:
-    """The holds about an erasure of this tenant (None: of any) and subject (None: of any) that these leaves show."""
-    found: dict[str, ErasureHold] = {}
+    """Return the holds in these leaves that concern an erasure of this tenant (None: any) and subject (None: any)."""
+    holds: dict[str, ErasureHold] = {}
     every = [body for body in bodies if body["kind"] == HOLD_KIND]
     for body in sorted(every, key=lambda one: (int(one["at_us"]), one["incarnation"], int(one["sequence"]))):
         if body["action"] == PLACED:
-            found[body["hold"]] = _hold_of(body)
+            holds[body["hold"]] = _hold_of(body)
         else:
-            found.pop(body["hold"], None)
-    return tuple(sorted(one for one in found.values() if _is_about(one, tenant, subject)))
+            holds.pop(body["hold"], None)
+    return tuple(sorted(one for one in holds.values() if _is_about(one, tenant, subject)))
 
 
 def hold_leaves(connection: Connection, tenant: str | None, subject: str | None) -> list[HoldLeaf]:
-    """The leaves of holds about such an erasure; none about another person."""
+    """Return the leaves of holds that concern such an erasure, without those about other people."""
     query = (
         select(logs.c.name, events.c.idx, events.c.leaf)
         .join(logs, logs.c.id == events.c.log)
@@ -68,7 +68,7 @@ def hold_leaves(connection: Connection, tenant: str | None, subject: str | None)
 
 
 def holds_on_erasure(connection: Connection, tenant: str | None, subject: str | None) -> tuple[ErasureHold, ...]:
-    """The holds about an erasure that are active now; `connection` sees the system log."""
+    """Return the active holds that concern an erasure; `connection` must see the system log."""
     return holds_among((leaf.body for leaf in hold_leaves(connection, tenant, subject)), tenant, subject)
 
 

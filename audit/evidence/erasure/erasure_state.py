@@ -1,4 +1,4 @@
-"""How an erasure stands, in one word that pages, commands, the API, metrics and reports all use.
+"""The state of an erasure in one word, used by pages, commands, the API, metrics and reports.
 
 1. `open`: before its deadline, and some worker that owes an answer has not said that all is gone. `missed`: the same
    past the deadline. `complete`: every one has said so by the deadline. `late`: every one has, some after it.
@@ -40,7 +40,7 @@ STATES_OF_LEAVES = (ErasureState.OPEN, ErasureState.MISSED, ErasureState.COMPLET
 
 
 class ErasureStanding(NamedTuple):
-    """How an erasure stands; `why` nobody follows it, where the state is `not-followed`."""
+    """The state of an erasure; `why` explains the state `not-followed`."""
 
     state: ErasureState
     why: str = ""
@@ -51,7 +51,7 @@ class ErasureStanding(NamedTuple):
         return f"not followed: {self.why}" if self.state is ErasureState.NOT_FOLLOWED else self.state.value
 
     def under(self, refused: str | None, owed: Sequence[str]) -> ErasureStanding:
-        """The same, of an order that is refused for a reason (rule 4); None: it counts. `owed` are workers."""
+        """Return the state of an order that is refused for a reason (rule 4); None: it counts. `owed` are workers."""
         answered = bool(owed) and self.state in (ErasureState.COMPLETE, ErasureState.LATE)
         if refused is None or answered:
             return self
@@ -59,23 +59,25 @@ class ErasureStanding(NamedTuple):
 
 
 class AskedErasure(NamedTuple):
-    """An erasure, when it was asked for and by when it is due; UTC microseconds."""
+    """An erasure, its request time and its deadline; UTC microseconds."""
 
     erasure: str
     at_us: int
     deadline_us: int
 
 
-def state_of(asked: AskedErasure, owed: Sequence[str], done: Mapping[str, int], now_us: int) -> ErasureState:
-    """The state: `owed` are workers, `done` says when one said first that all is gone."""
+def state_of(erasure: AskedErasure, owed: Sequence[str], done: Mapping[str, int], now_us: int) -> ErasureState:
+    """Return the state. `owed`: workers that owe an answer; `done`: when each first confirmed that everything is
+    gone.
+    """
     if not all(name in done for name in owed):
-        return ErasureState.MISSED if now_us > asked.deadline_us else ErasureState.OPEN
-    last_us = max((done[name] for name in owed), default=asked.at_us)
-    return ErasureState.LATE if last_us > asked.deadline_us else ErasureState.COMPLETE
+        return ErasureState.MISSED if now_us > erasure.deadline_us else ErasureState.OPEN
+    last_us = max((done[name] for name in owed), default=erasure.at_us)
+    return ErasureState.LATE if last_us > erasure.deadline_us else ErasureState.COMPLETE
 
 
 def completed_by(answers: Iterable[tuple[str, str, str, int]]) -> dict[str, dict[str, int]]:
-    """By erasure: the workers that said that all is gone, and when (rule 3).
+    """Return by erasure the workers that confirmed that everything is gone, and when (rule 3).
 
     `answers` are erasure, worker, outcome and moment, in order.
     """
@@ -92,8 +94,8 @@ def completed_by(answers: Iterable[tuple[str, str, str, int]]) -> dict[str, dict
 def read_states(
     connection: Connection, asked: Sequence[AskedErasure], now_us: int, periods: Mapping[str, WorkPeriod]
 ) -> dict[AskedErasure, ErasureState]:
-    """The state of each of these erasures."""
-    found: dict[AskedErasure, ErasureState] = {}
+    """Return the state of each of these erasures."""
+    states: dict[AskedErasure, ErasureState] = {}
     for place in range(0, len(asked), _AT_ONCE):
         part = asked[place : place + _AT_ONCE]
         result = erasure_results.c
@@ -110,5 +112,5 @@ def read_states(
         )
         for one in part:
             owed = owing(periods, one.at_us)
-            found[one] = state_of(one, owed, done.get(one.erasure, {}), now_us)
-    return found
+            states[one] = state_of(one, owed, done.get(one.erasure, {}), now_us)
+    return states

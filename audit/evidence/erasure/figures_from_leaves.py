@@ -1,4 +1,4 @@
-"""The figures of an erasure from its leaves alone: what was covered, destroyed at which level, kept, and unproven.
+"""The figures of an erasure, from leaves only: covered, destroyed at which level, kept, and unproven.
 
 1. A unit is (process, pool, generation). It is destroyed when every shard that its process announced has a receipt
    without failure for it; its level is the weakest of them.
@@ -24,7 +24,7 @@ _OF_REMOTE = ("deleted", "locked", "locked_until_us")
 
 
 class ErasedCopies(NamedTuple):
-    """Copies of one tier that an erasure ended, and how many of them have which evidence; `bytes` are sealed ones.
+    """Copies of one tier that an erasure ended, with counts by kind of evidence; `bytes` are sealed bytes.
 
     `deleted`: the store's own listing shows none of their versions and markers any more. `locked`: the store keeps
     their bytes, the longest until `locked_until_us` (UTC), by a lock of its own.
@@ -41,7 +41,7 @@ class ErasedCopies(NamedTuple):
     locked_until_us: int = 0
 
     def as_dict(self) -> dict[str, int]:
-        """As JSON has it; what only a remote store can do stands there where it did."""
+        """Return the copies as JSON data; fields that only remote stores have appear if nonzero."""
         found = self._asdict()
         return {name: value for name, value in found.items() if value or name not in _OF_REMOTE}
 
@@ -62,7 +62,7 @@ class ErasureFigures(NamedTuple):
     copies: tuple[tuple[str, ErasedCopies], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it; copies only where there are any."""
+        """Return the figures as JSON data; copies only if there are any."""
         made = self._asdict()
         copies = {tier: each.as_dict() for tier, each in made.pop("copies")}
         said = {name: dict(value) if isinstance(value, tuple) else value for name, value in made.items()}
@@ -70,7 +70,7 @@ class ErasureFigures(NamedTuple):
 
 
 def waiting_copies(figures: Mapping[str, Any]) -> int:
-    """Copies without evidence of their end, and those that a process counted in a tier and that no leaf ends.
+    """Return copies without evidence of their end, and copies that a process counted but no leaf ends.
 
     `figures` as JSON has them.
     """
@@ -82,10 +82,10 @@ def waiting_copies(figures: Mapping[str, Any]) -> int:
 
 
 def figures_of(bodies: Iterable[Mapping[str, Any]], erasure: str) -> ErasureFigures:
-    """The figures of one erasure, from the bodies of its leaves."""
+    """Return the figures of one erasure from the bodies of its leaves."""
     shards: dict[str, int] = {}
     covered: set[Unit] = set()
-    kept: dict[Unit, str] = {}
+    reasons: dict[Unit, str] = {}
     proven: dict[Unit, dict[int, int]] = {}
     tiers: dict[str, int] = {}
     read = nonzero = count = size = 0
@@ -102,7 +102,7 @@ def figures_of(bodies: Iterable[Mapping[str, Any]], erasure: str) -> ErasureFigu
                 for name, objects in zip(body["tiers"], body["objects"], strict=True):
                     tiers[name] = tiers.get(name, 0) + objects
         elif kind == "erasure-remaining":
-            kept.update(dict.fromkeys(_units(body), body["reason"]))
+            reasons.update(dict.fromkeys(_units(body), body["reason"]))
         elif kind == "erasure-reread":
             read, nonzero = read + body["checked"], nonzero + body["nonzero"]
     for body in chain.from_iterable(map(plain_bodies, every)):
@@ -119,7 +119,7 @@ def figures_of(bodies: Iterable[Mapping[str, Any]], erasure: str) -> ErasureFigu
     destroyed = {
         unit: min(levels.values()) for unit, levels in proven.items() if len(levels) >= shards.get(unit[0], 1 << 30)
     }
-    still = {unit: reason for unit, reason in kept.items() if unit in covered and unit not in destroyed}
+    still = {unit: reason for unit, reason in reasons.items() if unit in covered and unit not in destroyed}
     return ErasureFigures(
         len(covered),
         len(destroyed),
@@ -149,7 +149,7 @@ def _copies(bodies: Iterable[Mapping[str, Any]], erasure: str) -> tuple[tuple[st
             locks.setdefault(body["tier"], {}).update(zip(_named(body), until, strict=True))
         elif body["kind"] == "copies-destroyed":
             proofs.setdefault(body["tier"], {}).setdefault(body["cause"], set()).update(_named(body))
-    made = []
+    by_tier = []
     for tier, sizes in sorted(ended.items()):
         of_tier = [proofs.get(tier, {}).get(kind, set()) & sizes.keys() for kind in EVIDENCE]
         zeroed, unlinked, key_destroyed, deleted = map(len, of_tier)
@@ -161,8 +161,8 @@ def _copies(bodies: Iterable[Mapping[str, Any]], erasure: str) -> tuple[tuple[st
             locked=len(locked),
             locked_until_us=max(locked, default=0),
         )
-        made.append((tier, copies))
-    return tuple(made)
+        by_tier.append((tier, copies))
+    return tuple(by_tier)
 
 
 def _named(body: Mapping[str, Any]) -> list[tuple[str, int, str]]:

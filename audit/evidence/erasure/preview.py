@@ -1,4 +1,4 @@
-"""What an erasure would cover if it were asked for now, as far as the ledger can say.
+"""Preview an erasure: what it would cover if requested now, as far as the ledger knows.
 
 1. The ledger knows tenant, subject, session and classification of a residency. It does not know the model, segment,
    key epoch and labels of its domain: a selector with these covers at most what is counted here, and they are named
@@ -27,7 +27,7 @@ _COUNTED_MAX = 100_000
 
 
 class PreviewRow(NamedTuple):
-    """Live residencies of one tenant and classification; `running` of them have a request that runs."""
+    """Live residencies of one tenant and classification; `running` of them have a running request."""
 
     tenant: str
     classification: str
@@ -36,7 +36,7 @@ class PreviewRow(NamedTuple):
 
 
 class Preview(NamedTuple):
-    """What is counted, which parts of the selector were not counted by, and who would owe an answer."""
+    """The counts, the parts of the selector that could not be counted, and the workers that would owe an answer."""
 
     rows: tuple[PreviewRow, ...]
     not_counted: tuple[str, ...]
@@ -45,12 +45,12 @@ class Preview(NamedTuple):
 
     @property
     def residencies(self) -> int:
-        """All of them."""
+        """All residencies."""
         return sum(row.residencies for row in self.rows)
 
     @property
     def running(self) -> int:
-        """Those with a request that runs."""
+        """The residencies with a running request."""
         return sum(row.running for row in self.rows)
 
 
@@ -65,7 +65,7 @@ def preview(
     not_counted: Sequence[str] = (),
     periods: Mapping[str, WorkPeriod] | None = None,
 ) -> Preview:
-    """`subjects` and `sessions` are pseudonyms; None: any. `now_us` is UTC.
+    """Return the preview. `subjects` and `sessions` are pseudonyms; None means any. `now_us` is UTC.
 
     `periods`: who was at work, where this connection does not see the system log.
     """

@@ -1,4 +1,4 @@
-"""Erasures as the ledger has them: what was asked for, which workers owe an answer, and what each has said.
+"""Erasures in the ledger: requests, workers that owe an answer, and their answers.
 
 1. A worker owes an answer when one of its processes had memory when the erasure was requested. A later process of the
    same worker may give it: what the earlier one held is closed as unproven when it died. Who had memory, and whose
@@ -56,12 +56,12 @@ class Requested(NamedTuple):
 
     @property
     def asked(self) -> AskedErasure:
-        """What its state is counted from."""
+        """The facts from which its state is computed."""
         return AskedErasure(self.erasure, self.at_us, self.deadline_us)
 
 
 class ErasureAnswer(NamedTuple):
-    """What one worker has said of an erasure; `outcome` is `complete`, `partial` or empty: nothing yet."""
+    """One worker's answer to an erasure; `outcome` is `complete`, `partial`, or empty without an answer."""
 
     worker: str
     incarnation: str
@@ -86,18 +86,20 @@ class Status(NamedTuple):
 
     @property
     def state(self) -> ErasureState:
-        """How it stands, in one word."""
+        """The state in one word."""
         return self.standing.state
 
     @property
     def outcome(self) -> str:
-        """`complete` when every worker that owes an answer has said so (rule 2); of what nobody follows, `partial`."""
+        """`complete` once every worker that owes an answer confirmed it (rule 2); `partial` for an order that nobody
+        follows.
+        """
         done = not (self.waiting or self.unreachable) and self.state is not ErasureState.NOT_FOLLOWED
         return "complete" if done and all(answer.outcome == "complete" for answer in self.answers) else "partial"
 
 
 class SelectorNames(NamedTuple):
-    """Who is behind the pseudonyms of a request, where the link is still there."""
+    """The names behind the pseudonyms of a request, if the link still exists."""
 
     subject: str | None
     session: str | None
@@ -132,7 +134,7 @@ _PENDING = _REQUEST.where(~_ANSWERED, erasures.c.at_us >= bindparam("first_us"))
 
 
 def requests(connection: Connection, *, tenant: str | None = None) -> tuple[Requested, ...]:
-    """Every erasure, newest first."""
+    """Return every erasure, newest first."""
     query = _REQUEST.order_by(erasures.c.at_us.desc(), erasures.c.log, erasures.c.idx.desc())
     if tenant is not None:
         query = query.where(erasures.c.tenant == tenant)
@@ -140,28 +142,28 @@ def requests(connection: Connection, *, tenant: str | None = None) -> tuple[Requ
 
 
 def request(connection: Connection, erasure: str) -> Requested:
-    """The request of one erasure; raises `LedgerError` where the ledger has none."""
-    found = [Requested(*row) for row in connection.execute(_REQUEST.where(erasures.c.erasure == erasure))]
-    if not found:
+    """Return the request of one erasure; raises `LedgerError` if the ledger has none."""
+    requests = [Requested(*row) for row in connection.execute(_REQUEST.where(erasures.c.erasure == erasure))]
+    if not requests:
         raise LedgerError(f"erasure `{erasure}` is not in the ledger", erasure=erasure)
-    if len(found) == 1:
-        return found[0]
-    refused = refused_requests(connection, found)
-    return next((one for one in found if one not in refused), found[0])
+    if len(requests) == 1:
+        return requests[0]
+    refused = refused_requests(connection, requests)
+    return next((one for one in requests if one not in refused), requests[0])
 
 
 def pending(connection: Connection, worker: str) -> tuple[Requested, ...]:
-    """Erasures that this worker has not answered as complete, oldest first: after a crash, those it must take up."""
+    """Return erasures that this worker has not completed, oldest first: after a crash it must resume them."""
     return to_follow(connection, unanswered(connection, lives_of(connection, worker)))
 
 
 def lives_of(connection: Connection, worker: str) -> dict[str, WorkPeriod]:
-    """The processes of a worker, by incarnation, as the system log has them."""
+    """Return the processes of a worker, by incarnation, from the system log."""
     return {life: one for life, one in read_work_periods(connection).items() if one.worker == worker}
 
 
 def unanswered(connection: Connection, lives: Mapping[str, WorkPeriod]) -> list[Requested]:
-    """Requests that no process of a worker has answered as complete, oldest first, followed or not (rule 4).
+    """Return requests that no process of a worker has completed, oldest first, followed or not (rule 4).
 
     Only those that were requested since the first of the processes began, as its leaf says.
     """
@@ -173,24 +175,24 @@ def unanswered(connection: Connection, lives: Mapping[str, WorkPeriod]) -> list[
 
 
 def completed(connection: Connection, lives: Mapping[str, WorkPeriod]) -> tuple[Requested, ...]:
-    """Erasures of a subject or tenant that these processes of a worker have answered as complete, oldest first."""
+    """Return erasures of a subject or tenant that these processes of a worker have completed, oldest first."""
     query = _REQUEST.where(_ANSWERED, erasures.c.selector.in_(("subject", "tenant"))).order_by(erasures.c.at_us)
     found = connection.execute(query, {"lives": list(lives)}) if lives else ()
     return to_follow(connection, [Requested(*row) for row in found])
 
 
 def to_follow(connection: Connection, rows: Sequence[Requested]) -> tuple[Requested, ...]:
-    """The requests that a process acts on (rule 4)."""
+    """Return the requests that a process acts on (rule 4)."""
     refused = refused_requests(connection, rows)
     return tuple(row for row in rows if row not in refused)
 
 
 def refused_requests(connection: Connection, rows: Sequence[Requested]) -> dict[Requested, str]:
-    """The requests that no worker follows, and why (rule 4); none where orders are not authenticated."""
+    """Return the requests that no worker follows, with reasons (rule 4); empty if orders are not authenticated."""
     signed = orders_of(connection)
-    found: dict[Requested, str] = {}
+    reasons: dict[Requested, str] = {}
     if signed is None:
-        return found
+        return reasons
     for first in range(0, len(rows), _AT_ONCE):
         part = rows[first : first + _AT_ONCE]
         leaves = _leaves_of(connection, [row.erasure for row in part])
@@ -198,12 +200,12 @@ def refused_requests(connection: Connection, rows: Sequence[Requested]) -> dict[
             of_id = leaves.get(row.erasure, [])
             if row not in (_said(signed, leaf) for leaf in of_id):
                 why = (refused.why for leaf in of_id if (refused := signed.refusal(leaf)) is not None)
-                found[row] = next(why, "its row does not say what its signed leaf says")
-    return found
+                reasons[row] = next(why, "its row does not say what its signed leaf says")
+    return reasons
 
 
 def _leaves_of(connection: Connection, ids: Sequence[str]) -> dict[str, list[bytes]]:
-    """The leaves of requests, by erasure."""
+    """Return the leaves of requests, by erasure."""
     query = (
         select(erasures.c.erasure, events.c.leaf)
         .select_from(events)
@@ -227,14 +229,14 @@ def _said(signed: SignedOrders, leaf: bytes) -> Requested | None:
 
 
 def names(connection: Connection, asked: Requested, keys: SubjectKeys | None = None) -> SelectorNames | None:
-    """The subject and session of a request by name; None where their link was destroyed.
+    """Return the subject and session of a request by name; None if their link was destroyed.
 
     Where the ledger has tags instead of names, `keys` says who is meant, and None without them: a tag names nobody.
     """
-    found: list[str | None] = []
+    names: list[str | None] = []
     for pseudonym, place in ((asked.subject, 2), (asked.session, 3)):  # of the name in a row
         if pseudonym is None:
-            found.append(None)
+            names.append(None)
             continue
         row = named_row(connection, pseudonym)
         name = None if row is None else row[place]
@@ -243,41 +245,43 @@ def names(connection: Connection, asked: Requested, keys: SubjectKeys | None = N
             name = None if kept is None else kept[place - 1]
         if name is None:
             return None
-        found.append(name)
-    return SelectorNames(*found)
+        names.append(name)
+    return SelectorNames(*names)
 
 
 def status(
     connection: Connection, erasure: str, now_us: int, periods: Mapping[str, WorkPeriod] | None = None
 ) -> Status:
-    """Who has answered, who has not, and who has not by the deadline (rule 2).
+    """Return who has answered, who has not, and who has missed the deadline (rule 2).
 
     `periods`: who was at work, read beforehand by a connection that sees the system log; None: this one sees it.
     """
-    asked = request(connection, erasure)
+    requested = request(connection, erasure)
     if periods is None:
         periods = read_work_periods(connection)
-    answers = tuple(_answer(connection, erasure, name, periods) for name in owing(periods, asked.at_us))
+    answers = tuple(_answer(connection, erasure, name, periods) for name in owing(periods, requested.at_us))
     silent = tuple(answer.worker for answer in answers if answer.outcome != "complete")
-    late = now_us > asked.deadline_us
+    late = now_us > requested.deadline_us
     done = {answer.worker: answer.at_us for answer in answers if answer.outcome == "complete"}
     owed = [answer.worker for answer in answers]
-    standing = ErasureStanding(state_of(asked.asked, owed, done, now_us))
-    standing = standing.under(refused_requests(connection, [asked]).get(asked), owed)
-    return Status(asked, answers, () if late else silent, silent if late else (), standing)
+    standing = ErasureStanding(state_of(requested.asked, owed, done, now_us))
+    standing = standing.under(refused_requests(connection, [requested]).get(requested), owed)
+    return Status(requested, answers, () if late else silent, silent if late else (), standing)
 
 
 def read_standings(
     connection: Connection,
-    asked: Sequence[Requested],
+    requested: Sequence[Requested],
     now_us: int,
     periods: Mapping[str, WorkPeriod] | None = None,
 ) -> dict[Requested, ErasureStanding]:
-    """How each request stands; `periods` as for `status`."""
+    """Return the standing of each request; `periods` as for `status`."""
     periods = read_work_periods(connection) if periods is None else periods
-    states = read_states(connection, [one.asked for one in asked], now_us, periods)
-    refused = refused_requests(connection, asked)
-    return {one: ErasureStanding(states[one.asked]).under(refused.get(one), owing(periods, one.at_us)) for one in asked}
+    states = read_states(connection, [one.asked for one in requested], now_us, periods)
+    refused = refused_requests(connection, requested)
+    return {
+        one: ErasureStanding(states[one.asked]).under(refused.get(one), owing(periods, one.at_us)) for one in requested
+    }
 
 
 def _answer(connection: Connection, erasure: str, name: str, periods: Mapping[str, WorkPeriod]) -> ErasureAnswer:

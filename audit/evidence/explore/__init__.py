@@ -1,1 +1,1 @@
-"""What a page that explores the ledger reads: leaves of all logs by time, what there is of each sort, and when."""
+"""The data behind the explorer page: leaves of all logs by time, and counts by facet and time."""

@@ -1,4 +1,4 @@
-"""Pages of leaves of all logs together by time, the newest or the oldest first.
+"""Pages of leaves from all logs by time, newest or oldest first.
 
 1. The order is (time, log, idx), fixed by the leaves alone. Newest first, what is written meanwhile stands before the
    first page and moves no later one.
@@ -63,7 +63,7 @@ def find_by_time(
     as_of: int | None = None,
     scan_max: int = 200_000,
 ) -> LeafPage:
-    """One page; raises `ProofError` where there is no checkpoint of `as_of` root leaves, and `CursorError`."""
+    """Return one page; raises `ProofError` without a checkpoint of `as_of` root leaves, and `CursorError`."""
     check_cursor(connection, after)
     sizes = None if as_of is None else LedgerProofs(connection).sizes(as_of)
     logs = {log.id: log for log in logs_of(connection, wanted)}
@@ -99,7 +99,7 @@ def _slices(
     newest: bool,
     scan_max: int,
 ) -> Iterator[_Slice]:
-    """The hours in which there may be something, in order; an hour with very many leaves in pieces (rule 3)."""
+    """Yield the hours that may have matching leaves, in order; very large hours in pieces (rule 3)."""
     since_us, until_us = wanted.since_us or 0, _until(wanted)
     if after is not None:
         since_us, until_us = (
@@ -188,19 +188,19 @@ def _of_slice(
     newest: bool,
     limit: int,
 ) -> tuple[list[EventRow], Cursor | None]:
-    """The first leaves of a slice that are wanted; and where they end, where there may be more than `limit`."""
-    found: list[tuple[Cursor, EventRow]] = []
+    """Return the first matching leaves of a slice, and where they end if there may be more than `limit`."""
+    entries: list[tuple[Cursor, EventRow]] = []
     few = part.leaves <= (_SEARCHED_TOGETHER if conditions else _TOGETHER)
     at_once = [part.logs] if few and wanted.trace is None else [(log,) for log in part.logs]
     for some in at_once:
         edge = None  # what is behind the last of as many leaves as are asked for is not read
-        if len(found) >= limit:
-            found = sorted(found, key=lambda each: _order(each[0]), reverse=newest)[:limit]
-            edge = found[-1][0].at_us
-        found += _of_logs(connection, some, part, logs, wanted, conditions, sizes, after, newest, limit, edge)
-    found.sort(key=lambda each: _order(each[0]), reverse=newest)
-    kept = found[:limit]
-    return [row for _, row in kept], kept[-1][0] if len(found) >= limit else None
+        if len(entries) >= limit:
+            entries = sorted(entries, key=lambda each: _order(each[0]), reverse=newest)[:limit]
+            edge = entries[-1][0].at_us
+        entries += _of_logs(connection, some, part, logs, wanted, conditions, sizes, after, newest, limit, edge)
+    entries.sort(key=lambda each: _order(each[0]), reverse=newest)
+    kept = entries[:limit]
+    return [row for _, row in kept], kept[-1][0] if len(entries) >= limit else None
 
 
 def _of_logs(

@@ -1,4 +1,4 @@
-"""What there is of each sort among the leaves of a filter, how many in all, and when: for a page that explores them.
+"""Counts by facet, in total and over time of the leaves that match a filter, for the explorer page.
 
 1. Where a filter is of tenant, kind, outcome and period alone, all that has figures (`counters`) is read from them:
    exact for the whole hours that the period touches, whatever the size of the ledger. Items of lists count each.
@@ -43,14 +43,14 @@ _REFUSED = frozenset({"deny", "partial", "failed", "mismatch"})
 
 
 class FacetValue(NamedTuple):
-    """A value, and how many events have it."""
+    """A value and the number of events that have it."""
 
     value: str
     events: int
 
 
 class HistogramColumn(NamedTuple):
-    """Events of one stretch of time; `refused` are those that were denied, failed or partial."""
+    """Events of one interval; `refused` are those that were denied, failed or partial."""
 
     at_us: int
     events: int
@@ -58,7 +58,7 @@ class HistogramColumn(NamedTuple):
 
 
 class ExplorerSummary(NamedTuple):
-    """Facets by name; `counted` names those of every event, the others are of the `sampled` newest leaves that fit."""
+    """Facets by name. `counted` facets cover every event; the others cover the `sampled` newest matching leaves."""
 
     total: int
     exact: bool
@@ -70,7 +70,7 @@ class ExplorerSummary(NamedTuple):
 
 
 def summarize(connection: Connection, wanted: EventFilter) -> ExplorerSummary:
-    """What there is; `wanted.logs` restricts what can be seen at all, as in a search."""
+    """Return the summary; `wanted.logs` restricts the visible logs, as in a search."""
     if _by_figures(wanted) and (fine := _fine(connection, wanted)) is not None:
         return fine
     sample = _Sample(connection, wanted)
@@ -119,7 +119,9 @@ def summarize(connection: Connection, wanted: EventFilter) -> ExplorerSummary:
 
 
 def _by_figures(wanted: EventFilter) -> bool:
-    """Whether the filter is of what figures are by alone; outcomes of kinds that have none of their own are not."""
+    """Return whether figures alone can answer the filter; kinds without outcomes of their own cannot be filtered by
+    them.
+    """
     plain = wanted._replace(logs=None, tenant=None, since_us=None, until_us=None, kinds=(), outcome=None)
     whole = wanted.outcome is None or not wanted.kinds or all(kind in OUTCOMES for kind in wanted.kinds)
     return plain == EventFilter() and whole
@@ -159,7 +161,7 @@ def _fine(connection: Connection, wanted: EventFilter) -> ExplorerSummary | None
 
 
 def _is_short(connection: Connection, wanted: EventFilter, since_us: int) -> bool:
-    """Whether a period is short and has few leaves by its hours' figures; where there is nothing is no part of it."""
+    """Return whether a period is short and, by its hours' figures, has few leaves; empty hours do not count."""
     span = hour_span(connection)
     if span is None:
         return False
@@ -178,14 +180,14 @@ class _Sample:
     """The newest leaves that fit, counted (rule 2)."""
 
     def __init__(self, connection: Connection, wanted: EventFilter) -> None:
-        found = find_by_time(connection, wanted, limit=SAMPLE_MAX, scan_max=_SCAN_MAX)
-        self.leaves = len(found.rows)
-        self._ended = found.next is None
-        self._scanned = max(found.scanned, self.leaves)
+        page = find_by_time(connection, wanted, limit=SAMPLE_MAX, scan_max=_SCAN_MAX)
+        self.leaves = len(page.rows)
+        self._ended = page.next is None
+        self._scanned = max(page.scanned, self.leaves)
         self.facets: dict[str, Counter[str]] = defaultdict(Counter)
         self.times: Counter[tuple[int, bool]] = Counter()
-        self._last_us = min((row.at_us for row in found.rows), default=0)
-        for row in found.rows:
+        self._last_us = min((row.at_us for row in page.rows), default=0)
+        for row in page.rows:
             refused = False
             for body in plain_bodies(row.body):
                 for name, value in _values(row.log, body):
@@ -194,7 +196,7 @@ class _Sample:
             self.times[row.at_us // MINUTE_US * MINUTE_US, refused] += 1
 
     def total(self, connection: Connection, wanted: EventFilter) -> tuple[int, bool]:
-        """How many leaves fit: all of them were seen, or as many as the share of those looked at says."""
+        """Return the number of matching leaves: exact if all were seen, else estimated from the share examined."""
         if self._ended:
             return self.leaves, True
         logs = [log.id for log in logs_of(connection, wanted)]
@@ -207,7 +209,7 @@ class _Sample:
 
 
 def _denied(log: str, body: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """The rule that denied requests, and how many (rule 3)."""
+    """Yield the rules that denied requests, with counts (rule 3)."""
     asking = body.get(ASKING.get(body["kind"], ""))
     if asking is not None and body["effect"] == "deny" and log == log_of(asking):
         yield body.get("rule") or (*body["reasons"], DEFAULT_DENY)[0], int(body.get("requests", 1))
@@ -230,7 +232,7 @@ def _values(log: str, body: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _most(found: Counter[str]) -> tuple[FacetValue, ...]:
-    """The values that most events have; one of nothing is none."""
+    """Return the values that most events have, without those of no event."""
     return tuple(FacetValue(value, events) for value, events in found.most_common(_VALUES_MAX) if value and events > 0)
 
 

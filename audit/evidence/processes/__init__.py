@@ -1,1 +1,1 @@
-"""The processes of a ledger, from signed leaves: when each was at work, what it enforces, which only replay history."""
+"""The processes of a ledger, from signed leaves: when each was at work, what it enforces, and which replay history."""

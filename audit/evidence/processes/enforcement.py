@@ -1,4 +1,4 @@
-"""For whom policies are enforced, from signed leaves alone: the newest order, what processes do, and what they foresaw.
+"""For whom policies are enforced, from signed leaves only: the newest order, the processes' modes, and forecasts.
 
 1. The newest order counts, until its end; it is a leaf of the system log, whose content is never dropped.
 2. A process enforces from its start on, for everybody, but where a later leaf of its own says for whom not.
@@ -47,7 +47,9 @@ class EnforcementOrder(NamedTuple):
 
 
 class WorkerEnforcement(NamedTuple):
-    """What a process at work does since `since_us` (UTC); `refused`: why it does not follow the order that it heard."""
+    """The enforcement of a process at work since `since_us` (UTC). `refused`: why it does not follow its newest
+    order.
+    """
 
     worker: str
     incarnation: str
@@ -62,7 +64,7 @@ class WorkerEnforcement(NamedTuple):
 
 
 class MonitoredPeriod(NamedTuple):
-    """A process monitored somebody from `from_us` until `until_us` (UTC; None: it still does)."""
+    """A period in which a process monitored somebody, from `from_us` until `until_us` (UTC; None: it still does)."""
 
     worker: str
     incarnation: str
@@ -76,7 +78,7 @@ class MonitoredPeriod(NamedTuple):
 
 
 class NotEnforced(NamedTuple):
-    """A time in which some process did not enforce its policy for everybody (UTC; `until_us` None: one still does).
+    """A period in which some process did not enforce its policy for everybody (UTC; `until_us` None: still).
 
     `monitor`: for nobody. `canary`: for some. It names no worker, no tenant and nobody who ordered it.
     """
@@ -87,7 +89,7 @@ class NotEnforced(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """What was monitored of a tenant, in requests and prompt tokens.
+    """A tenant's monitored requests and prompt tokens.
 
     `refused_tokens` of `reused_tokens` the policy would not have let them read; enforced, `forecast_tokens` would have
     been found, so that `prefilled_again_tokens` would have been computed.
@@ -103,26 +105,26 @@ class Forecast(NamedTuple):
 
     @property
     def prefilled_again_tokens(self) -> int:
-        """What enforcing would have cost."""
+        """The prompt tokens that enforcement would have prefilled again."""
         return max(0, self.reused_tokens - self.forecast_tokens)
 
     def data(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the forecast as JSON data."""
         return self._asdict() | {"prefilled_again_tokens": self.prefilled_again_tokens}
 
 
 def newest_order(connection: Connection) -> EnforcementOrder | None:
-    """The order that counts (rule 1), whether its time is over or not; None where nobody gave one."""
+    """Return the order that counts (rule 1), expired or not; None if there is none."""
     return next(map(_order, order_leaves(connection, ORDERED, newest=True)), None)
 
 
 def order_at(connection: Connection, number: int) -> EnforcementOrder | None:
-    """The order at this place of the system log; None where there is none."""
+    """Return the order at this place of the system log; None if there is none."""
     return next(map(_order, order_leaves(connection, ORDERED, idx=number)), None)
 
 
 def _order(row: OrderLeaf) -> EnforcementOrder:
-    """The order in a leaf; one of no mode where the leaf is no order, which whoever follows it refuses by its place."""
+    """Return the order in a leaf. A leaf that is not an order gives one without a mode, which its followers refuse."""
     try:
         body = orjson.loads(row.leaf)
         return EnforcementOrder(
@@ -141,7 +143,7 @@ def _order(row: OrderLeaf) -> EnforcementOrder:
 
 
 def worker_enforcement(connection: Connection) -> tuple[WorkerEnforcement, ...]:
-    """What each process at work does, by the worker's name; raises as `life_leaves`."""
+    """Return the enforcement of each process at work, by the worker's name; raises like `life_leaves`."""
     leaves = [leaf.body for leaf in life_leaves(connection)]
     marked = {one.incarnation for one in marked_processes(leaves) if one.origin in ("replayed", "generated")}
     periods = {life: period for life, period in work_periods(leaves).items() if life not in marked}
@@ -169,7 +171,7 @@ def worker_enforcement(connection: Connection) -> tuple[WorkerEnforcement, ...]:
 def monitored_periods(
     connection: Connection, since_us: int = 0, until_us: int | None = None, tenant: str | None = None
 ) -> tuple[MonitoredPeriod, ...]:
-    """Whether, when and by whom anybody was monitored in a period, in order of time (rule 3); raises as `life_leaves`.
+    """Return the periods in which anybody was monitored, in order of time (rule 3); raises like `life_leaves`.
 
     Empty: the policy was enforced for everybody. With `tenant`: for everybody of it.
     """
@@ -182,30 +184,30 @@ def monitored_periods(
 
 
 def unnamed(periods: Iterable[MonitoredPeriod]) -> tuple[NotEnforced, ...]:
-    """The same for whoever may not know of others: one time where they touch, of the mode that enforces less."""
-    made: list[NotEnforced] = []
+    """Return the periods for readers who may not know of others: merged where they touch, with the less strict mode."""
+    spans: list[NotEnforced] = []
     for one in sorted(periods, key=lambda one: one.from_us):
-        last = made[-1] if made else None
+        last = spans[-1] if spans else None
         if last is None or (last.until_us is not None and one.from_us > last.until_us):
-            made.append(NotEnforced(one.from_us, one.until_us, one.mode))
+            spans.append(NotEnforced(one.from_us, one.until_us, one.mode))
             continue
         ends = None if None in (last.until_us, one.until_us) else max(last.until_us or 0, one.until_us or 0)
-        made[-1] = NotEnforced(last.from_us, ends, MONITOR if MONITOR in (last.mode, one.mode) else CANARY)
-    return tuple(made)
+        spans[-1] = NotEnforced(last.from_us, ends, MONITOR if MONITOR in (last.mode, one.mode) else CANARY)
+    return tuple(spans)
 
 
 def monitored_in(bodies: Iterable[Body], since_us: int = 0, until_us: int | None = None) -> tuple[MonitoredPeriod, ...]:
-    """The same from the leaves about processes' lives and their changes; other leaves are passed over."""
+    """Return the monitored periods from leaves about processes and their changes; other leaves are ignored."""
     every = list(bodies)
     periods = work_periods(every)
-    found: list[MonitoredPeriod] = []
+    monitored: list[MonitoredPeriod] = []
     last: dict[str, MonitoredPeriod] = {}
     changes = (body for body in every if body["kind"] == CHANGED)
     for body in sorted(changes, key=lambda body: (int(body["at_us"]), int(body["sequence"]))):
         life, at_us = str(body["incarnation"]), int(body["at_us"])
         before = last.pop(life, None)
         if before is not None:
-            found.append(before._replace(until_us=at_us))
+            monitored.append(before._replace(until_us=at_us))
         if body["mode"] != ENFORCE and life in periods:
             last[life] = MonitoredPeriod(
                 periods[life].worker,
@@ -218,17 +220,17 @@ def monitored_in(bodies: Iterable[Body], since_us: int = 0, until_us: int | None
                 body["order"],
                 body["actor"],
             )
-    found += [one._replace(until_us=periods[one.incarnation].ended_us) for one in last.values()]
+    monitored += [one._replace(until_us=periods[one.incarnation].ended_us) for one in last.values()]
     inside = (
         one
-        for one in found
+        for one in monitored
         if (until_us is None or one.from_us < until_us) and (one.until_us is None or one.until_us > since_us)
     )
     return tuple(sorted(inside, key=lambda one: (one.from_us, one.worker)))
 
 
 def qualification(periods: Sequence[MonitoredPeriod]) -> str:
-    """What is said beside whatever is reported of a time in which somebody was monitored (rule 3); empty for none."""
+    """Return the sentence that qualifies reports of a time in which somebody was monitored (rule 3); empty for none."""
     if not periods:
         return ""
     named = "; ".join(
@@ -244,28 +246,28 @@ def qualification(periods: Sequence[MonitoredPeriod]) -> str:
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
-def enforced_for(one: MonitoredPeriod) -> str:
-    """For whom a policy was enforced while somebody was monitored."""
-    parts = list(one.tenants[:_NAMED])
-    if len(one.tenants) > _NAMED:
-        parts.append(f"{len(one.tenants) - _NAMED:,} more")
-    if one.share_millionths:
-        parts.append(f"{one.share_millionths / 10_000:g} % of the sessions of the others")
+def enforced_for(period: MonitoredPeriod) -> str:
+    """Return for whom a policy was enforced while others were monitored."""
+    parts = list(period.tenants[:_NAMED])
+    if len(period.tenants) > _NAMED:
+        parts.append(f"{len(period.tenants) - _NAMED:,} more")
+    if period.share_millionths:
+        parts.append(f"{period.share_millionths / 10_000:g} % of the sessions of the others")
     return f"enforced for {', '.join(parts) or 'nobody'}"
 
 
 def unnamed_qualification(spans: Sequence[NotEnforced]) -> str:
-    """As `qualification`, for one tenant or in a document that is not for operators alone."""
+    """Return the qualification for one tenant, or for a document that others than operators read."""
     if not spans:
         return ""
-    said = "; ".join(
+    listed = "; ".join(
         f"{iso(one.from_us)} to {'now' if one.until_us is None else iso(one.until_us)}"
         f" ({'for nobody' if one.mode == MONITOR else 'for some requests'})"
         for one in spans[:_NAMED]
     )
     more = f"; and {len(spans) - _NAMED:,} more" if len(spans) > _NAMED else ""
     return (
-        f"The policy was not enforced for every request in this period: {said}{more}. Reuse then went on under the "
+        f"The policy was not enforced for every request in this period: {listed}{more}. Reuse then went on under the "
         "engine's own keys, across domains too; coverage counts what was due then as ever."
     )
 
@@ -273,10 +275,10 @@ def unnamed_qualification(spans: Sequence[NotEnforced]) -> str:
 def forecasts(
     connection: Connection, *, since_us: int | None = None, until_us: int | None = None
 ) -> tuple[Forecast, ...]:
-    """What was monitored, by tenant, in whole hours of a period."""
-    made = []
+    """Return the monitored requests and tokens by tenant, in whole hours of a period."""
+    forecasts = []
     for tenant, figures in sorted(monitored_figures(connection, since_us=since_us, until_us=until_us).items()):
-        made.append(
+        forecasts.append(
             Forecast(
                 tenant,
                 figures["events"],
@@ -287,7 +289,7 @@ def forecasts(
                 figures["forecast_tokens"],
             )
         )
-    return tuple(made)
+    return tuple(forecasts)
 
 
 def _changes(connection: Connection) -> Iterable[tuple[str, int, dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""Which processes of a ledger served nobody's traffic: replays, generators of it, and workers that serve it simulated.
+"""Processes of a ledger without production traffic: replays, generators, and workers that serve simulated requests.
 
 1. The one answer, from signed leaves alone: the `origin` of a process's `worker-started` leaf. Whoever shows what a
    process recorded asks here, and says what `history` says. Leaves of earlier versions have none: they are not marked.
@@ -21,7 +21,7 @@ _NAMED = 4
 
 
 class MarkedProcess(NamedTuple):
-    """One process that replayed or generated what it recorded; times are UTC microseconds, None: it has not ended."""
+    """One process that replayed or generated its records; times are UTC microseconds, None: it has not ended."""
 
     incarnation: str
     worker: str
@@ -34,20 +34,20 @@ Marked = tuple[MarkedProcess, ...]
 
 
 def marked_processes(bodies: Iterable[Body]) -> Marked:
-    """Those among the leaves about processes' lives, in the order of their starts; other leaves are passed over."""
+    """Return the marked processes among these leaves, in the order of their starts; other leaves are ignored."""
     every = [body for body in bodies if body["kind"] in LIVES]
     starts = {about(body): body for body in reversed(every) if is_marked_start(body)}
     return marked_of(starts, ends(every))
 
 
 def is_marked_start(body: Body) -> bool:
-    """Whether a leaf says that a process that began serves nobody's traffic."""
+    """Return whether a leaf records the start of a process without production traffic."""
     return body["kind"] == STARTED and bool(body.get("origin"))
 
 
 def marked_of(starts: Mapping[str, Body], over: Mapping[str, tuple[int, str]]) -> Marked:
-    """The processes that began so, by incarnation, and of those that ended, when and how."""
-    made = [
+    """Return the processes that started marked, by incarnation, and when and how those that ended did."""
+    marked = [
         MarkedProcess(
             life,
             str(body["worker"]),
@@ -57,17 +57,17 @@ def marked_of(starts: Mapping[str, Body], over: Mapping[str, tuple[int, str]]) -
         )
         for life, body in starts.items()
     ]
-    return tuple(sorted(made, key=lambda one: (one.started_us, one.incarnation)))
+    return tuple(sorted(marked, key=lambda one: (one.started_us, one.incarnation)))
 
 
 def read_marked(connection: Connection) -> Marked:
-    """Those of a ledger; raises as `life_leaves` where a connection sees the rows of one tenant alone."""
+    """Return the marked processes of a ledger; raises like `life_leaves` for a connection of a single tenant."""
     return marked_processes(leaf.body for leaf in life_leaves(connection))
 
 
 @lru_cache(maxsize=8)
 def history(marked: Marked) -> str:
-    """What is said wherever their records are shown; empty where there are none."""
+    """Return the notice for pages that show their records; empty if there are none."""
     if not marked:
         return ""
     named = "; ".join(

@@ -1,4 +1,4 @@
-"""Processes whose end is not on record, and when each was last heard.
+"""Processes without a recorded end, and when each last gave a sign of life.
 
 for one in open_processes(connection):
     silent_us = now_us - last_heard_us(connection, one, now_us)
@@ -17,7 +17,7 @@ from kvcustody.audit.store.schema.service import service_workers
 
 
 class OpenProcess(NamedTuple):
-    """A process whose end is not on record; `memory` is whether it announced any. `started_us` is UTC."""
+    """A process without a recorded end; `memory`: whether it announced any. `started_us` is UTC."""
 
     id: int
     uuid: str
@@ -28,7 +28,7 @@ class OpenProcess(NamedTuple):
 
 
 def may_hold_custody() -> ColumnElement[bool]:
-    """Which rows of `incarnations` are of a process with memory, or with residencies of its own.
+    """Return which rows of `incarnations` belong to a process with memory, or with residencies of its own.
 
     A killed command's, or control plane's, is none: no later leaf decides anything about what it recorded.
     """
@@ -37,7 +37,7 @@ def may_hold_custody() -> ColumnElement[bool]:
 
 
 def open_processes(connection: Connection, where: ColumnElement[bool] | None = None) -> list[OpenProcess]:
-    """Those among `incarnations` and `workers`, in the order of their registration."""
+    """Return the open processes among `incarnations` and `workers`, in the order of their registration."""
     row = incarnations.c
     query = (
         select(row.id, row.uuid, workers.c.name, row.offset_us, row.started_us, row.shards.is_not(None))
@@ -52,7 +52,7 @@ def open_processes(connection: Connection, where: ColumnElement[bool] | None = N
 
 
 def last_heard_us(connection: Connection, process: OpenProcess, now_us: int) -> int:
-    """When it last spoke to a control plane, or wrote to the ledger; a time after `now_us` (UTC) says nothing."""
+    """Return when it last called a control plane or wrote to the ledger; times after `now_us` (UTC) are ignored."""
     row = service_workers.c
     seen = select(row.seen_us).where(row.incarnation == process.uuid, row.seen_us.between(0, now_us))
     last = select(events.c.at_us).where(events.c.incarnation == process.id, has_leaf(events))

@@ -1,4 +1,4 @@
-"""Orders in the system log, as whoever acts on them reads them, and what is said of who checks their authors."""
+"""Orders in the system log as their followers read them, and statements about who verifies their authors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class OrderLeaf(NamedTuple):
 
 
 def order_leaves(connection: Connection, kind: str, *, newest: bool = False, idx: int | None = None) -> list[OrderLeaf]:
-    """The orders of a kind that count, oldest first; the `newest` alone, or the one at a place.
+    """Return the orders of a kind that count, oldest first; only the `newest`, or the one at a place.
 
     Signed orders stand in the order of the times that were signed: a copy of an old one is old (`signed_orders`, 2).
     """
@@ -70,7 +70,7 @@ def order_leaves(connection: Connection, kind: str, *, newest: bool = False, idx
 
 
 class UnsignedOrder(NamedTuple):
-    """An order on record without a signature: its leaf's place, SHA-256 and time (UTC), and who gave it."""
+    """A recorded order without a signature: its leaf's place, SHA-256 and time (UTC), and its author."""
 
     kind: str
     log: str
@@ -82,7 +82,9 @@ class UnsignedOrder(NamedTuple):
 
 
 def orders_to_sign(connection: Connection) -> list[UnsignedOrder]:
-    """Orders that nobody follows because their leaves have no signature, oldest first; never those with a wrong one."""
+    """Return orders that nobody follows because their leaves lack a signature, oldest first; not those with a wrong
+    one.
+    """
     signed = orders_of(connection)
     if signed is None:
         return []
@@ -92,7 +94,7 @@ def orders_to_sign(connection: Connection) -> list[UnsignedOrder]:
         .where(events.c.kind.in_(sorted(SIGNED_ORDERS)), has_leaf(events))
         .order_by(events.c.at_us, logs.c.name, events.c.idx)
     )
-    found = []
+    unsigned = []
     for log, idx, leaf in connection.execute(query):
         data = bytes(leaf)
         if signed.refusal(data) is None:
@@ -101,12 +103,14 @@ def orders_to_sign(connection: Connection) -> list[UnsignedOrder]:
         if SIGNATURE not in body and body["log"] == log:
             digest = hashlib.sha256(data).hexdigest()
             tenant = None if log == SYSTEM else tenant_of(log)
-            found.append(UnsignedOrder(body["kind"], log, idx, digest, int(body["at_us"]), str(body["actor"]), tenant))
-    return found
+            unsigned.append(
+                UnsignedOrder(body["kind"], log, idx, digest, int(body["at_us"]), str(body["actor"]), tenant)
+            )
+    return unsigned
 
 
 def orders_followed(bodies: Iterable[Mapping[str, Any]]) -> str:
-    """What is said of the orders that workers follow, from the leaves of their starts."""
+    """Return the sentence about the orders that workers follow, from the leaves of their starts."""
     said = {body.get("orders", "") for body in bodies if body["kind"] == "worker-started"}
     return ALL_AUTHENTICATED if said and "" not in said else NOT_AUTHENTICATED
 
@@ -114,12 +118,12 @@ def orders_followed(bodies: Iterable[Mapping[str, Any]]) -> str:
 def orders_statement(
     connection: Connection, as_of: AsOf, bodies: Iterable[Mapping[str, Any]], tenant: str | None = None
 ) -> str:
-    """What a document says of the orders that its verdicts rest on; `bodies` are the leaves of workers' starts."""
+    """Return a document's sentence about the orders behind its verdicts; `bodies` are the leaves of workers' starts."""
     return f"{orders_followed(bodies)} {_order_signatures(connection, as_of, tenant)}".rstrip()
 
 
 def _order_signatures(connection: Connection, as_of: AsOf, tenant: str | None) -> str:
-    """How many orders on record carry a signature; of one tenant, of the orders in its own log."""
+    """Return how many recorded orders carry a signature; for one tenant, those in its own log."""
     bodies = [orjson.loads(leaf) for leaf in _order_leaves(connection, as_of, tenant)]
     orders = [body for body in bodies if body["kind"] != SIGNED_LATER]
     if not orders:
@@ -135,7 +139,7 @@ def _order_signatures(connection: Connection, as_of: AsOf, tenant: str | None) -
 def refused_orders(
     connection: Connection, signed: SignedOrders, as_of: AsOf, tenant: str | None
 ) -> tuple[RefusedOrder, ...]:
-    """The orders of a state that nobody may act on, oldest first; of one tenant, those in its own log."""
+    """Return the orders of a state that nobody may act on, oldest first; for one tenant, those in its own log."""
     believed = signed.over(connection)
     judged = (believed.refusal(leaf) for leaf in _order_leaves(connection, as_of, tenant))
     return tuple(refused for refused in judged if refused is not None)
@@ -154,7 +158,7 @@ def _order_leaves(connection: Connection, as_of: AsOf, tenant: str | None) -> It
 
 
 def unsigned_orders(connection: Connection) -> tuple[RefusedOrder, ...]:
-    """Those of the newest orders on record that nobody acts on, oldest first; none where every order counts."""
+    """Return the newest recorded orders that nobody acts on, oldest first; empty if every order counts."""
     signed = orders_of(connection)
     if signed is None:
         return ()

@@ -1,4 +1,4 @@
-"""Which policies processes enforced during a period, from signed leaves alone: those that ended in it, too.
+"""Policies that processes enforced during a period, including ended processes; from signed leaves only.
 
 1. A process enforces the policy of its last `policy-activated` leaf, and beside it, for a stage, that of a
    `policy-staged` leaf since then: from the moment of that leaf until the next one or the end of the process.
@@ -59,7 +59,7 @@ class _Span(NamedTuple):
 def policies_in_period(
     bodies: Iterable[Body], periods: Mapping[str, WorkPeriod], since_us: int, until_us: int
 ) -> tuple[PeriodPolicy, ...]:
-    """Those in effect from `since_us` until before `until_us`, the first to take effect first."""
+    """Return the policies in effect between `since_us` and `until_us` (exclusive), earliest first."""
     every = sorted(
         (body for body in bodies if body["kind"] in POLICY_KINDS and body["incarnation"] in periods),
         key=lambda body: int(body["sequence"]),
@@ -78,7 +78,7 @@ def policies_in_period(
 def read_policies_in_period(
     connection: Connection, since_us: int, until_us: int, as_of: AsOf | None = None
 ) -> tuple[PeriodPolicy, ...]:
-    """The same from the system log, as it is or as a checkpoint left it."""
+    """Return the policies from the system log, current or as of a checkpoint."""
     lives = lives_as_of(connection, as_of)
     query = (
         select(events.c.leaf)
@@ -95,7 +95,7 @@ def read_policies_in_period(
 
 
 def lives_as_of(connection: Connection, as_of: AsOf | None) -> list[Body]:
-    """The leaves about lives of processes, as they are or as a checkpoint left them; raises as `life_leaves`."""
+    """Return the leaves about processes, current or as of a checkpoint; raises like `life_leaves`."""
     every = life_leaves(connection)
     if as_of is None or as_of.whole:
         return [leaf.body for leaf in every]
@@ -106,13 +106,13 @@ def lives_as_of(connection: Connection, as_of: AsOf | None) -> list[Body]:
 
 def _spans(life: str, period: WorkPeriod, mine: list[Body]) -> list[_Span]:
     """What one process enforced, one span after the other (rule 1)."""
-    found: list[_Span] = []
+    spans: list[_Span] = []
     running: dict[str, _Span] = {}  # by stage; empty for everybody
 
     def end(stage: str, at_us: int | None) -> None:
         span = running.pop(stage, None)
         if span is not None:
-            found.append(span._replace(until_us=at_us))
+            spans.append(span._replace(until_us=at_us))
 
     for body in mine:
         if body["kind"] not in ("policy-activated", "policy-staged"):
@@ -123,18 +123,18 @@ def _spans(life: str, period: WorkPeriod, mine: list[Body]) -> list[_Span]:
         running[stage] = _Span(life, str(body["digest"]), stage, str(body["name"]), int(body["revision"]), at_us, None)
     for stage in list(running):
         end(stage, period.ended_us)
-    return found
+    return spans
 
 
 def _revoked(bodies: Iterable[Body]) -> dict[str, dict[str, int]]:
     """When each process took each id back."""
-    found: dict[str, dict[str, int]] = {}
+    revoked: dict[str, dict[str, int]] = {}
     for body in bodies:
         if body["kind"] == "grants-revoked":
-            mine = found.setdefault(str(body["incarnation"]), {})
+            mine = revoked.setdefault(str(body["incarnation"]), {})
             for id_ in body["ids"]:
                 mine.setdefault(str(id_), int(body["at_us"]))
-    return found
+    return revoked
 
 
 def _merged(

@@ -1,4 +1,4 @@
-"""Which processes are at work, and which were, kept in memory and followed by what the system log has since.
+"""Past and present processes, kept in memory and updated from the system log.
 
     lives = RememberedLives()
     with service.reading() as connection:
@@ -30,7 +30,9 @@ from kvcustody.audit.kinds.control_events import SIGNED
 
 
 class KnownLives(NamedTuple):
-    """What leaves say of every process: its period, how it ended, who is marked, who follows signed orders alone."""
+    """Facts about every process from its leaves: its period, its end, whether it is marked or follows only signed
+    orders.
+    """
 
     periods: dict[str, WorkPeriod]
     ends: dict[str, tuple[int, str]]
@@ -46,19 +48,19 @@ class RememberedLives:
         self._forget()
 
     def all(self, connection: Connection) -> KnownLives:
-        """Every process; raises as `life_leaves`."""
+        """Return every process; raises like `life_leaves`."""
         with self._lock:
             self._follow(connection)
             return KnownLives(dict(self._periods), dict(self._ends), self._marked, frozenset(self._signed))
 
     def of_worker(self, connection: Connection, worker: str) -> dict[str, WorkPeriod]:
-        """The processes of one worker, by incarnation; raises as `life_leaves`."""
+        """Return the processes of one worker, by incarnation; raises like `life_leaves`."""
         with self._lock:
             self._follow(connection)
             return {life: self._periods[life] for life in self._of_worker.get(worker, ())}
 
     def marked(self, connection: Connection) -> Marked:
-        """Those that replayed or generated what they recorded; raises as `life_leaves`."""
+        """Return those that replayed or generated their records; raises like `life_leaves`."""
         with self._lock:
             self._follow(connection)
             return self._marked

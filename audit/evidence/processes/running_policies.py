@@ -1,4 +1,4 @@
-"""Which policies the processes at work enforce, from signed leaves alone, released or from a file.
+"""Policies that the processes at work enforce, released or from a file; from signed leaves only.
 
 1. A process enforces the policy of its last `policy-activated` leaf, and beside it, for a stage, that of a
    `policy-staged` leaf since then, less what its `grants-revoked` leaves name. Where two processes of a worker have no
@@ -51,10 +51,10 @@ class RunningPolicy(NamedTuple):
 
 
 def running_policies(bodies: Iterable[Body], periods: Mapping[str, WorkPeriod]) -> tuple[RunningPolicy, ...]:
-    """What the processes at work enforce, by the worker's name; other leaves are passed over (rule 1)."""
+    """Return the policies that processes at work enforce, by the worker's name; other leaves are ignored (rule 1)."""
     every = sorted((body for body in bodies if body["kind"] in POLICY_KINDS), key=lambda body: int(body["sequence"]))
     texts = documents_of(every)
-    found: list[RunningPolicy] = []
+    policies: list[RunningPolicy] = []
     for worker, life in _newest(periods).items():
         mine = [body for body in every if body["incarnation"] == life]
         revoked = frozenset(id_ for body in mine if body["kind"] == "grants-revoked" for id_ in body["ids"])
@@ -65,12 +65,14 @@ def running_policies(bodies: Iterable[Body], periods: Mapping[str, WorkPeriod]) 
                 base, staged = _said(base, body, texts), None
             elif body["kind"] == "policy-staged":
                 staged = _said(base, body, texts)._replace(stage=str(body["stage"]))
-        found += [base] if staged is None else [base, staged]
-    return tuple(found)
+        policies += [base] if staged is None else [base, staged]
+    return tuple(policies)
 
 
 def read_running_policies(connection: Connection) -> tuple[RunningPolicy, ...]:
-    """The same from the system log; raises as `life_leaves`. A document is read where a process at work wrote it."""
+    """Return the policies from the system log; raises like `life_leaves`. Only documents of processes at work are
+    read.
+    """
     leaves = [leaf.body for leaf in life_leaves(connection)]
     marked = {one.incarnation for one in marked_processes(leaves) if one.origin != SIMULATED}
     periods = {life: period for life, period in work_periods(leaves).items() if life not in marked}
@@ -91,7 +93,7 @@ def read_running_policies(connection: Connection) -> tuple[RunningPolicy, ...]:
 
 
 def _newest(periods: Mapping[str, WorkPeriod]) -> dict[str, str]:
-    """The process at work of each worker, by the worker's name (rule 1)."""
+    """Return the process at work of each worker, by the worker's name (rule 1)."""
     lives = sorted(at_work(periods), key=lambda life: (periods[life].started_us, life))
     newest = {periods[life].worker: life for life in lives}
     return {worker: newest[worker] for worker in sorted(newest)}
@@ -109,7 +111,7 @@ def _said(base: RunningPolicy, body: Body, texts: Mapping[tuple[str, str], str])
 
 
 def documents_of(bodies: Iterable[Body]) -> dict[tuple[str, str], str]:
-    """The documents of which every piece is there, by process and stated digest."""
+    """Return the documents whose pieces are complete, by process and stated digest."""
     pieces: dict[tuple[str, str], dict[int, str]] = {}
     wanted: dict[tuple[str, str], int] = {}
     for body in bodies:

@@ -1,4 +1,4 @@
-"""Sequences of processes that no leaf has; what was looked at once is not looked at again.
+"""Sequences of processes without a leaf. What was found complete is not examined again.
 
     gaps(connection)           # what is missing, and known to be
     lacks_below(connection, incarnation, sequence)      # whether something before a leaf is missing
@@ -47,7 +47,7 @@ Span = tuple[int, int]
 
 
 class Gap(NamedTuple):
-    """Evidence that is missing and known to be: an incomplete leaf set, or a recorded loss."""
+    """Evidence known to be missing: an incomplete leaf set, or a recorded loss."""
 
     incarnation: str
     first_sequence: int
@@ -65,20 +65,20 @@ class _Life(NamedTuple):
 
 
 def gaps(connection: Connection) -> tuple[Gap, ...]:
-    """Leaf sets that lack a part, sequences that are nowhere, and losses that the writer recorded."""
+    """Return leaf sets that lack a part, missing sequences, and losses that the writer recorded."""
     known = _recorded_gaps(connection)
-    found = [gap for gap in known if gap.cause != REFUSED]
+    gaps = [gap for gap in known if gap.cause != REFUSED]
     for life in _lives(connection):
         whole, torn = _look(connection, life)
-        found += [Gap(life.uuid, number, number, TORN) for number in torn]
+        gaps += [Gap(life.uuid, number, number, TORN) for number in torn]
         there = [*whole, *((number, number) for number in torn)]
         there += [(gap.first_sequence, gap.last_sequence) for gap in known if gap.incarnation == life.uuid]
-        found += [Gap(life.uuid, *hole, NO_LEAF) for hole in holes_in(there)]
-    return tuple(sorted(found))
+        gaps += [Gap(life.uuid, *hole, NO_LEAF) for hole in holes_in(there)]
+    return tuple(sorted(gaps))
 
 
 def recorded_losses(connection: Connection) -> set[str]:
-    """The processes that lost events by a record of their writer; sequences that are nowhere are not looked for."""
+    """Return the processes whose writer recorded a loss; missing sequences are not searched."""
     if sees_one_tenant(connection):
         return set(connection.exec_driver_sql(f"SELECT {LOSING_FUNCTION}()").scalars())
     return set(connection.scalars(losing_processes()))
@@ -89,7 +89,7 @@ def _recorded_gaps(connection: Connection) -> list[Gap]:
 
 
 def keep_spans(engine: Engine) -> int:
-    """Put on record what is whole; how many processes had something new.
+    """Record complete ranges; return how many processes had new ones.
 
     NOTE: short processes that were never looked at go many to a transaction. 20,000 of them, each in its own, took a
     minute.
@@ -104,14 +104,14 @@ def keep_spans(engine: Engine) -> int:
 
 
 def kept_spans(connection: Connection, incarnation: int) -> list[Span]:
-    """The ranges of one process that were found whole, ascending."""
+    """Return the recorded complete ranges of one process, ascending."""
     column = sequence_spans.c
     query = select(column.first_sequence, column.last_sequence).where(column.incarnation == incarnation)
     return [(row[0], row[1]) for row in connection.execute(query.order_by(column.first_sequence))]
 
 
 def lacks_below(connection: Connection, incarnation: str, sequence: int) -> bool:
-    """Whether some sequence of a process before this one was never here; only what is not kept as whole is read."""
+    """Return whether a process lacks some earlier sequence; only the part not yet recorded as complete is read."""
     life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
     if life is None:
         return sequence > 1
@@ -125,21 +125,21 @@ def lacks_below(connection: Connection, incarnation: str, sequence: int) -> bool
 
 
 def lacks_leaves(connection: Connection, incarnation: int, as_of: AsOf) -> bool:
-    """Whether a leaf was missing below the highest sequence that a process had in a state; refused events have none."""
+    """Return whether a leaf was missing below a process's highest sequence in a state; refused events have no leaf."""
     here = (events.c.incarnation == incarnation, has_leaf(events), is_in(as_of, events))
     sets = select(events.c.sequence, (func.max(events.c.parts) - func.count()).label("lacking")).where(*here)
     each = sets.group_by(events.c.sequence, events.c.log).subquery()
-    highest, there, lacking = connection.execute(
+    highest, leaf_count, lacking = connection.execute(
         select(func.max(each.c.sequence), func.count(each.c.sequence.distinct()), func.sum(each.c.lacking))
     ).one()
     length = outages.c.last_sequence - outages.c.first_sequence + 1
     refused = select(func.sum(length)).where(outages.c.incarnation == incarnation, outages.c.kind == "gap")
     refused = refused.where(outages.c.cause == REFUSED, has_leaf(outages), is_in(as_of, outages))
-    return bool(lacking) or (highest or 0) > there + int(connection.scalar(refused) or 0)
+    return bool(lacking) or (highest or 0) > leaf_count + int(connection.scalar(refused) or 0)
 
 
 def dropped_spans(connection: Connection, incarnation: int) -> list[Span]:
-    """The ranges of one process that were found whole, and have no leaf any more: retention dropped them."""
+    """Return the complete ranges of one process whose leaves retention has dropped."""
     kept = kept_spans(connection, incarnation)
     there: list[Span] = []
     for first, last in kept:
@@ -149,7 +149,7 @@ def dropped_spans(connection: Connection, incarnation: int) -> list[Span]:
 
 
 def holes_in(spans: Iterable[Span]) -> Iterator[Span]:
-    """The ranges between 1 and the highest of these that none of them has."""
+    """Yield the ranges between 1 and the highest of these that none of them covers."""
     reached = 0
     for first, last in sorted(spans):
         if first > reached + 1:
@@ -197,14 +197,14 @@ def _in_turn(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def _lives(connection: Connection, *which: ColumnElement[bool]) -> list[_Life]:
+def _lives(connection: Connection, *conditions: ColumnElement[bool]) -> list[_Life]:
     highest = select(events.c.sequence).where(events.c.incarnation == incarnations.c.id, has_leaf(events))
     highest = highest.order_by(events.c.sequence.desc()).limit(1)
     query = select(incarnations.c.id, incarnations.c.uuid, highest.scalar_subquery().label("highest"))
-    rows = connection.execute(query.where(*which).order_by(incarnations.c.id)).all()
+    rows = connection.execute(query.where(*conditions).order_by(incarnations.c.id)).all()
     column = sequence_spans.c
     spans = select(sequence_spans).order_by(column.incarnation, column.first_sequence)
-    if which:
+    if conditions:
         spans = spans.where(column.incarnation.in_([row.id for row in rows]))
     kept = {
         life: [(row.first_sequence, row.last_sequence) for row in of_life]
@@ -214,12 +214,12 @@ def _lives(connection: Connection, *which: ColumnElement[bool]) -> list[_Life]:
 
 
 def _is_done(life: _Life) -> bool:
-    """Whether there is nothing to look at: all that there can be was found whole."""
+    """Return whether everything possible was already found complete."""
     return not life.highest or (len(life.kept) == 1 and life.kept[0][0] == 1 <= life.highest <= life.kept[0][1])
 
 
 def _look(connection: Connection, life: _Life) -> tuple[list[Span], list[int]]:
-    """The ranges that are whole now, and the sequences that lack a part."""
+    """Return the ranges that are complete now, and the sequences that lack a part."""
     if _is_done(life):
         return life.kept, []
     spans, torn = list(life.kept), list[int]()
@@ -270,8 +270,8 @@ def _recorded(connection: Connection, life: int, low: int, high: int) -> list[Sp
 
 def _minus(spans: Iterable[Span], others: Iterable[Span]) -> Iterator[Span]:
     """What is in ranges and not in others; both ascending, neither overlapping itself."""
-    left = iter(others)
-    other = next(left, None)
+    remaining = iter(others)
+    other = next(remaining, None)
     for first, last in spans:
         at = first
         while other is not None and other[0] <= last:
@@ -280,16 +280,16 @@ def _minus(spans: Iterable[Span], others: Iterable[Span]) -> Iterator[Span]:
             at = max(at, other[1] + 1)
             if other[1] > last:
                 break
-            other = next(left, None)
+            other = next(remaining, None)
         if at <= last:
             yield at, last
 
 
 def _merged(spans: list[Span]) -> list[Span]:
-    made: list[Span] = []
+    merged: list[Span] = []
     for first, last in sorted(spans):
-        if made and first <= made[-1][1] + 1:
-            made[-1] = (made[-1][0], max(made[-1][1], last))
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
         else:
-            made.append((first, last))
-    return made
+            merged.append((first, last))
+    return merged

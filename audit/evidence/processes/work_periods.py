@@ -1,4 +1,4 @@
-"""Which processes are at work, and which were when, from signed leaves alone.
+"""Which processes are and were at work, and when; from signed leaves only.
 
 1. A process is at work from its `worker-started` leaf until the last `worker-stopped` or `worker-died` leaf about it,
    unless a `worker-returned` leaf behind that says that it was taken for dead.
@@ -42,7 +42,7 @@ _LIFE_LEAVES = (
 
 
 class WorkPeriod(NamedTuple):
-    """One process of a worker: from `started_us` to `ended_us` (UTC; None: no end on record), and how it ended."""
+    """One process of a worker: from `started_us` to `ended_us` (UTC; None: no recorded end), and how it ended."""
 
     worker: str
     started_us: int
@@ -50,17 +50,17 @@ class WorkPeriod(NamedTuple):
     end: str | None = None
 
     def at_work(self, at_us: int) -> bool:
-        """Whether it had memory at a moment."""
+        """Return whether it had memory at a moment."""
         return self.started_us <= at_us and (self.ended_us is None or self.ended_us >= at_us)
 
 
 def about(body: Body) -> str:
-    """The process that a leaf about a life is of: its recorder's, unless it names another."""
+    """Return the process that a leaf about a life concerns: the one it names, else its recorder."""
     return str(body.get("of_incarnation") or body["incarnation"])
 
 
 def work_periods(bodies: Iterable[Body]) -> dict[str, WorkPeriod]:
-    """The processes that started, by incarnation (rule 1); other leaves are passed over."""
+    """Return the processes that started, by incarnation (rule 1); other leaves are ignored."""
     every = list(bodies)
     starts: dict[str, Body] = {}
     for body in every:
@@ -74,35 +74,35 @@ def work_periods(bodies: Iterable[Body]) -> dict[str, WorkPeriod]:
 
 
 def own_names(bodies: Iterable[Body]) -> dict[str, str]:
-    """The worker that each process says it is of, at its start or its end; leaves are in their order."""
+    """Return each process's own worker name, from its start or end; leaves must be in order."""
     said = (body for body in bodies if body["kind"] in (STARTED, STOPPED) and about(body) == body["incarnation"])
     return {body["incarnation"]: body["worker"] for body in said}
 
 
 def ends(bodies: Iterable[Body]) -> dict[str, tuple[int, str]]:
-    """The processes that ended, whether they announced memory or not: when, and how. Leaves are in their order."""
+    """Return when and how processes ended, whether they announced memory or not; leaves must be in order."""
     found: dict[str, tuple[int, str]] = {}
     for body in bodies:
         note_end(found, body)
     return found
 
 
-def note_end(found: dict[str, tuple[int, str]], body: Body) -> None:
-    """Add what the next leaf says of an end to those that were found so far; other leaves are passed over."""
+def note_end(ends: dict[str, tuple[int, str]], body: Body) -> None:
+    """Update the ends found so far with the next leaf; other leaves are ignored."""
     if body["kind"] in ENDS:
         end = (int(body["at_us"]), str(body["kind"]).removeprefix("worker-"))
-        found[about(body)] = max(end, found.get(about(body), end))
+        ends[about(body)] = max(end, ends.get(about(body), end))
     elif body["kind"] == RETURNED:
-        found.pop(about(body), None)
+        ends.pop(about(body), None)
 
 
 def at_work(periods: Mapping[str, WorkPeriod]) -> list[str]:
-    """The processes whose end is not on record, by incarnation."""
+    """Return the processes without a recorded end, by incarnation."""
     return [life for life, period in periods.items() if period.ended_us is None]
 
 
 def read_work_periods(connection: Connection) -> dict[str, WorkPeriod]:
-    """The processes that started, by incarnation, as the system log has them; raises as `life_leaves`."""
+    """Return the processes that started, by incarnation, from the system log; raises like `life_leaves`."""
     return work_periods(leaf.body for leaf in life_leaves(connection))
 
 
@@ -114,11 +114,11 @@ class LifeLeaf(NamedTuple):
 
 
 def life_leaves(connection: Connection, first_idx: int = 0) -> list[LifeLeaf]:
-    """Every start and end of a worker's process from a place on, in order. The system log is never purged.
+    """Return every start and end of a worker's process from a place on, in order. The system log is never purged.
 
     Raises `LedgerError` on a connection that sees the rows of one tenant alone: nobody would seem to owe anything.
     """
     if sees_one_tenant(connection):
-        raise LedgerError("who was at work is in the system log, which a connection of one tenant does not see")
+        raise LedgerError("the system log records who was at work, and a connection of one tenant cannot read it")
     rows = connection.execute(_LIFE_LEAVES, {"first_idx": first_idx})
     return [LifeLeaf(row.idx, orjson.loads(bytes(row.leaf))) for row in rows]

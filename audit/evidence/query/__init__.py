@@ -1,1 +1,1 @@
-"""What reports, the API and the console ask of the ledger; every answer is a function of its rows and the arguments."""
+"""Queries of reports, the API and the console. Every answer is a function of the ledger's rows and the arguments."""

@@ -1,4 +1,4 @@
-"""Identities that were refused, as the ledger has them: where, for which reasons, and from how many places."""
+"""Refused identities in the ledger: the place, the reasons, and the number of sources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEAVES_MAX = 20_000
 
 
 class RefusedIdentities(NamedTuple):
-    """What was refused at one place for one reason; `sources` are counted up to the bound of each window."""
+    """Refusals at one place for one reason; `sources` are counted up to each window's bound."""
 
     place: str
     of_worker: str
@@ -27,7 +27,7 @@ class RefusedIdentities(NamedTuple):
 
 
 def refused_identities(connection: Connection, since_us: int) -> list[RefusedIdentities]:
-    """Every place and reason with a refusal on record since then (UTC), most attempts first; of the newest leaves."""
+    """Return every place and reason with a refusal since then (UTC), most attempts first, from the newest leaves."""
     query = (
         select(events.c.leaf)
         .join(logs, logs.c.id == events.c.log)

@@ -1,4 +1,4 @@
-"""What reports ask of the ledger: a subject's custody, a block's history, findings.
+"""Queries of reports: a subject's custody, a block's history, findings.
 
 1. Every answer is a function of ledger rows and arguments: no clock is read, so a report repeats.
 2. A subject is asked for by tenant and pseudonym; `subject_rows.names_of` is the only way from a name to it.
@@ -28,7 +28,7 @@ from kvcustody.audit.store.schema.ledger import events, incarnations, logs
 
 
 class SubjectResidency(NamedTuple):
-    """One residency of a subject: what was held, why it ended, until when it is held."""
+    """One residency of a subject: the blocks held, the cause of its end, and the end of its hold."""
 
     incarnation: str
     residency: int
@@ -69,7 +69,7 @@ class OrphanFinding(NamedTuple):
 
 
 def custody_of(connection: Connection, tenant: str, pseudonyms: list[str]) -> tuple[SubjectResidency, ...]:
-    """Every residency of a subject or session, oldest first."""
+    """Return every residency of a subject or session, oldest first."""
     into, out, life = residencies.c, releases.c, incarnations.c
     query = (
         select(
@@ -127,9 +127,9 @@ def custody_of(connection: Connection, tenant: str, pseudonyms: list[str]) -> tu
 def block_history(
     connection: Connection, incarnation: str, block: int, generation: int, pool: int = 0
 ) -> tuple[BlockLeaf, ...]:
-    """Everything recorded about one (block, generation), in time order, from the runs in the leaves."""
+    """Return everything recorded about one (block, generation), in time order, from the runs in the leaves."""
     life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
-    found, is_listed = [], False
+    leaves, is_listed = [], False
     for table in (residencies, attachments, releases, custody_ends, receipts):
         number = table.c.item if "item" in table.c else literal(0)
         query = (
@@ -145,14 +145,14 @@ def block_history(
             runs = [*body["runs"], *body.get("written", ())]
             is_listed |= names_block(runs, block, generation, pool, by_index=True)
             if names_block(runs, block, generation, pool):
-                found.append(BlockLeaf(body["at_us"], body["kind"], row.name, row.idx, body))
+                leaves.append(BlockLeaf(body["at_us"], body["kind"], row.name, row.idx, body))
     if not is_listed:  # the generation is another block's
         return ()
-    return tuple(sorted(found, key=lambda leaf: (leaf.at_us, leaf.body["sequence"], leaf.body["part"])))
+    return tuple(sorted(leaves, key=lambda leaf: (leaf.at_us, leaf.body["sequence"], leaf.body["part"])))
 
 
 def findings(connection: Connection, *, tenant: str | None = None) -> tuple[OrphanFinding, ...]:
-    """Orphan findings, oldest first."""
+    """Return orphan findings, oldest first."""
     column = orphan_findings.c
     query = select(*(column[name] for name in OrphanFinding._fields)).where(has_leaf(orphan_findings))
     query = query.order_by(column.at_us, column.log, column.idx)
@@ -162,7 +162,7 @@ def findings(connection: Connection, *, tenant: str | None = None) -> tuple[Orph
 
 
 def _over_parts(table: Table, column: str) -> ColumnElement[Any]:
-    """The sum over all leaves that `table` has of a residency (a long run list continues)."""
+    """Return the sum over all of a residency's leaves in `table` (a long run list continues in further leaves)."""
     of = table.alias()
     same = [of.c.incarnation == residencies.c.incarnation, of.c.residency == residencies.c.residency]
     same.append(has_leaf(of))

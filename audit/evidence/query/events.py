@@ -1,4 +1,4 @@
-"""Pages of leaves by what they say: filters, a stable order, cursors, and the ledger as it was at a checkpoint.
+"""Pages of leaves by content: filters, a stable order, cursors, and the ledger as of a checkpoint.
 
 1. The order is (log, time, idx), fixed by the leaves alone, so that pages neither repeat nor skip a leaf. As of a
    checkpoint the answer never changes; without one, leaves that are written meanwhile may appear behind the cursor's
@@ -52,7 +52,7 @@ _GRANTS = ("grant", "via", "ids", "reasons")
 
 
 class CursorError(LedgerError):
-    """A cursor is after a leaf that the ledger never had, or has no longer because it was restored."""
+    """A cursor points behind a leaf that the ledger never had, or lost in a restore."""
 
 
 class BlockRef(NamedTuple):
@@ -65,7 +65,7 @@ class BlockRef(NamedTuple):
 
 
 class EventFilter(NamedTuple):
-    """Which leaves; None and empty mean any. Times are UTC µs, `until_us` is exclusive.
+    """Selects leaves; None and empty mean any. Times are UTC µs, `until_us` is exclusive.
 
     `logs` restricts what can be seen at all (a tenant's own log); `tenant` is that tenant's log. `rule` and `grant`
     are ids among what determined a decision; `outcome` is an outcome, effect or result; `trace` is a W3C trace id.
@@ -92,30 +92,30 @@ class EventFilter(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """After this leaf: of the log with this id, at this time and idx."""
+    """The place after a leaf of the log with this id, at this time and idx."""
 
     log: int
     at_us: int
     idx: int
 
     def to_text(self) -> str:
-        """The cursor as text; not signed."""
+        """Return the cursor as text; not signed."""
         return base64.urlsafe_b64encode(b"%d.%d.%d" % self).decode().rstrip("=")
 
     @classmethod
     def from_text(cls, text: str) -> Cursor:
-        """What `to_text` made; raises `LedgerError` for anything else."""
+        """Return the cursor from its text; raises `LedgerError` for anything else."""
         try:
             padded = text + "=" * (-len(text) % 4)
             log, at_us, idx = (int(part) for part in base64.urlsafe_b64decode(padded).split(b"."))
         except ValueError:
-            raise LedgerError(f"cursor `{text[:40]}` is not one; start again without it") from None
+            raise LedgerError(f"cursor `{text[:40]}` is not valid; start again without it") from None
         return cls(log, at_us, idx)
 
 
 @dataclass(slots=True)
 class EventRow:
-    """One leaf as it stands; `decoded` None: it is when somebody looks, for a page of the API gives the bytes alone."""
+    """One leaf. `decoded` None: it is decoded on first access, because an API page only returns the bytes."""
 
     log: str
     idx: int
@@ -133,7 +133,7 @@ class EventRow:
 
 
 class LeafPage(NamedTuple):
-    """Some leaves, and where the next page begins (None: there is none)."""
+    """Some leaves, and the start of the next page (None: there is none)."""
 
     rows: tuple[EventRow, ...]
     next: Cursor | None
@@ -149,7 +149,7 @@ def find_events(
     as_of: int | None = None,
     scan_max: int = 1_000_000,
 ) -> LeafPage:
-    """One page; raises `ProofError` where there is no checkpoint of `as_of` root leaves, and `CursorError`."""
+    """Return one page; raises `ProofError` without a checkpoint of `as_of` root leaves, and `CursorError`."""
     check_cursor(connection, after)
     sizes = None if as_of is None else LedgerProofs(connection).sizes(as_of)
     rows: list[EventRow] = []
@@ -197,7 +197,7 @@ def find_events(
 
 
 def check_cursor(connection: Connection, after: Cursor | None) -> None:
-    """Raise `CursorError` unless the ledger has the leaf that a cursor is after, or had it before a purge (rule 1)."""
+    """Raise `CursorError` unless the ledger has the cursor's leaf, or had it before a purge (rule 1)."""
     if after is None or after.idx < 0 or not 0 <= after.log < LAST_LOG:
         return  # a page that ended between two logs, or between two hours
     column = events.c
@@ -206,14 +206,14 @@ def check_cursor(connection: Connection, after: Cursor | None) -> None:
     found = connection.execute(query.where(logs.c.id == after.log)).first()
     if found is None or found.size <= after.idx or found.at_us not in (None, after.at_us):
         raise CursorError(
-            "the cursor is after a leaf that this ledger does not have, as after a restore; start again without it"
+            "the cursor points to a leaf that this ledger does not have (was it restored?); start again without it"
         )
 
 
 def every_event(
     connection: Connection, wanted: EventFilter, *, as_of: int | None = None, page: int = 1000
 ) -> Iterator[EventRow]:
-    """All leaves of a filter, page by page, with bounded memory."""
+    """Yield all leaves of a filter, page by page, with bounded memory."""
     after: Cursor | None = None
     while True:
         found = find_events(connection, wanted, after=after, limit=page, as_of=as_of)
@@ -224,8 +224,8 @@ def every_event(
 
 
 def newest_events(connection: Connection, wanted: EventFilter, *, limit: int = 20) -> tuple[EventRow, ...]:
-    """The last leaves of a filter over all its logs, oldest first."""
-    found: list[EventRow] = []
+    """Return the last leaves of a filter over all its logs, oldest first."""
+    rows: list[EventRow] = []
     conditions = conditions_of(connection, wanted)
     for log, name, _ in logs_of(connection, wanted, None):
         column = _ordered(wanted)
@@ -234,19 +234,19 @@ def newest_events(connection: Connection, wanted: EventFilter, *, limit: int = 2
             .where(*_inside(log, wanted, None, None), *conditions)
             .order_by(column.at_us.desc(), column.idx.desc())
         )
-        kept = 0
+        row_count = 0
         for row in connection.execution_options(stream_results=True).execute(query):
             made = row_of(name, row)
             if says(made.body, wanted):
-                found.append(made)
-                kept += 1
-            if kept == limit:
+                rows.append(made)
+                row_count += 1
+            if row_count == limit:
                 break
-    return tuple(sorted(found, key=lambda row: (row.at_us, row.log, row.idx))[-limit:])
+    return tuple(sorted(rows, key=lambda row: (row.at_us, row.log, row.idx))[-limit:])
 
 
 class Log(NamedTuple):
-    """A log: its id, its name, and how many leaves it has."""
+    """A log: its id, its name, and its number of leaves."""
 
     id: int
     name: str
@@ -254,7 +254,7 @@ class Log(NamedTuple):
 
 
 def _together(every: Sequence[Log], searched: bool) -> Iterator[list[Log]]:
-    """The logs in order, in lists that are searched at once: small ones together, where there is something to find."""
+    """Yield the logs in order, grouped for searching: small logs together, and only those that may match."""
     some: list[Log] = []
     leaves = 0
     for log in every:
@@ -276,8 +276,8 @@ def _of_several(
     place: Cursor | None,
     limit: int,
 ) -> tuple[list[EventRow], Cursor | None]:
-    """The leaves of small logs that are wanted; and where they end, where there may be more than `limit`."""
-    column, names, found = events.c, {log.id: log.name for log in together}, list[EventRow]()
+    """Return the matching leaves of small logs, and where they end if there may be more than `limit`."""
+    column, names, event_rows = events.c, {log.id: log.name for log in together}, list[EventRow]()
     query = select(column.log, column.at_us, column.idx, column.kind, column.leaf)
     query = query.where(column.log.in_(names), *_times(wanted), *conditions)
     query = query.order_by(column.log, column.at_us, column.idx).limit(limit)
@@ -291,17 +291,17 @@ def _of_several(
             made = row_of(names[log], of)
             place = Cursor(log, made.at_us, made.idx)
             if (sizes is None or made.idx < sizes.get(made.log, 0)) and says(made.body, wanted):
-                found.append(made)
-                if len(found) == limit:
-                    return found, place
+                event_rows.append(made)
+                if len(event_rows) == limit:
+                    return event_rows, place
         if len(rows) < limit:
-            return found, None
+            return event_rows, None
 
 
 def _next(
     connection: Connection, log: int, wanted: EventFilter, below: int | None, place: Cursor | None, limit: int
 ) -> Sequence[Any]:
-    """The next leaves of a log in a period, whatever they say."""
+    """Return the next leaves of a log in a period, matching or not."""
     at_us, idx = (None, None) if place is None else (place.at_us, place.idx)
     asked = {"log": log, "since": wanted.since_us, "until": wanted.until_us, "below": below}
     asked |= {"at_us": at_us, "idx": idx, "limit": limit}
@@ -310,39 +310,39 @@ def _next(
 
 
 @cache
-def _statement(given: frozenset[str]) -> Select[Any]:
-    """The query of `_next` with these parameters; building it anew takes as long as running it."""
+def _statement(parameters: frozenset[str]) -> Select[Any]:
+    """Return the query of `_next` with these parameters; building it takes as long as running it."""
     column = events.c
-    made: list[ColumnElement[bool]] = [column.log == bindparam("log")]
-    if "since" in given:
-        made.append(column.at_us >= bindparam("since"))
-    if "until" in given:
-        made.append(column.at_us < bindparam("until"))
-    if "below" in given:
-        made.append(column.idx < bindparam("below"))
-    if "at_us" in given:
+    conditions: list[ColumnElement[bool]] = [column.log == bindparam("log")]
+    if "since" in parameters:
+        conditions.append(column.at_us >= bindparam("since"))
+    if "until" in parameters:
+        conditions.append(column.at_us < bindparam("until"))
+    if "below" in parameters:
+        conditions.append(column.idx < bindparam("below"))
+    if "at_us" in parameters:
         past = or_(column.at_us > bindparam("at_us"), column.idx > bindparam("idx"))
-        made += [column.at_us >= bindparam("at_us"), past]
-    query = select(column.at_us, column.idx, column.kind, column.leaf).where(*made)
+        conditions += [column.at_us >= bindparam("at_us"), past]
+    query = select(column.at_us, column.idx, column.kind, column.leaf).where(*conditions)
     return query.order_by(column.at_us, column.idx).limit(bindparam("limit"))
 
 
 def _inside(log: int, wanted: EventFilter, below: int | None, place: Cursor | None) -> list[ColumnElement[bool]]:
     """What keeps to a log, a trace, a period, a checkpoint, and behind a place."""
     column = _ordered(wanted)
-    made = [column.log == log, *_times(wanted)]
+    conditions = [column.log == log, *_times(wanted)]
     if wanted.trace is not None:
-        made.append(event_traces.c.trace == wanted.trace)
+        conditions.append(event_traces.c.trace == wanted.trace)
     if below is not None:
-        made.append(column.idx < below)
+        conditions.append(column.idx < below)
     if place is not None:
         past = or_(column.at_us > place.at_us, column.idx > place.idx)
-        made += [column.at_us >= place.at_us, past]
-    return made
+        conditions += [column.at_us >= place.at_us, past]
+    return conditions
 
 
 def _ordered(wanted: EventFilter) -> Any:
-    """The columns that pages are in the order of: those of a trace's own table have an index for it."""
+    """Return the columns that order pages; those of a trace come from its own, indexed table."""
     return events.c if wanted.trace is None else event_traces.c
 
 
@@ -392,7 +392,7 @@ class _Window:
 
 
 def _only_log(wanted: EventFilter) -> str | None:
-    """The log that a filter names, where it names just one and nothing else that chooses among logs."""
+    """Return the log that a filter names, if it names exactly one and does not choose logs in another way."""
     if wanted.trace is not None:
         return None
     if wanted.logs is None:
@@ -401,7 +401,7 @@ def _only_log(wanted: EventFilter) -> str | None:
 
 
 def logs_of(connection: Connection, wanted: EventFilter, after: Cursor | None = None) -> list[Log]:
-    """The logs that a filter looks into, by id, behind a place."""
+    """Return the logs that a filter covers, by id, after a place."""
     first = 0 if after is None else after.log
     only = _only_log(wanted)
     if only is not None:
@@ -421,43 +421,43 @@ def logs_of(connection: Connection, wanted: EventFilter, after: Cursor | None = 
 
 
 def _times(wanted: EventFilter) -> list[ColumnElement[bool]]:
-    made: list[ColumnElement[bool]] = []
+    conditions: list[ColumnElement[bool]] = []
     column = _ordered(wanted)
     if wanted.since_us is not None:
-        made.append(column.at_us >= wanted.since_us)
+        conditions.append(column.at_us >= wanted.since_us)
     if wanted.until_us is not None:
-        made.append(column.at_us < wanted.until_us)
-    return made
+        conditions.append(column.at_us < wanted.until_us)
+    return conditions
 
 
 def conditions_of(connection: Connection, wanted: EventFilter) -> list[ColumnElement[bool]]:
-    """Conditions on what leaves say: necessary, and checked again by `says` (rule 2)."""
-    made: list[ColumnElement[bool]] = []
+    """Return conditions on the content of leaves; they are necessary and checked again by `says` (rule 2)."""
+    conditions: list[ColumnElement[bool]] = []
     if wanted.kinds:
         held = [LIST_OF_KIND[kind] for kind in wanted.kinds if kind in LIST_OF_KIND]
         of_items = (_holds(connection, b'"%s":[' % key.encode()) for key in held)
         of_kind = events.c.kind.in_(wanted.kinds)
-        made.append(or_(of_kind, and_(events.c.kind == CHANGED, or_(*of_items))) if held else of_kind)
+        conditions.append(or_(of_kind, and_(events.c.kind == CHANGED, or_(*of_items))) if held else of_kind)
     if wanted.incarnation is not None:
         life = select(incarnations.c.id).where(incarnations.c.uuid == wanted.incarnation).scalar_subquery()
-        made.append(events.c.incarnation == life)
+        conditions.append(events.c.incarnation == life)
     texts = (wanted.outcome, wanted.actor, wanted.rule, wanted.grant, wanted.reader, wanted.owner)
-    made += [_holds(connection, orjson.dumps(text)) for text in texts if text is not None]
+    conditions += [_holds(connection, orjson.dumps(text)) for text in texts if text is not None]
     if wanted.revision is not None:
-        made.append(_holds(connection, b'"revision":%d' % wanted.revision))
+        conditions.append(_holds(connection, b'"revision":%d' % wanted.revision))
     if wanted.residency is not None:  # an item says the number alone
         named = _holds(connection, b'"residency":%d' % wanted.residency)
         listed = _holds(connection, b",%d," % wanted.residency)
-        made.append(or_(named, and_(events.c.kind == CHANGED, listed)))
+        conditions.append(or_(named, and_(events.c.kind == CHANGED, listed)))
     if wanted.block is not None:
-        made.append(_touching(wanted.block.generation))
+        conditions.append(_touching(wanted.block.generation))
     if wanted.generation is not None:
-        made.append(_touching(wanted.generation))
-    return made
+        conditions.append(_touching(wanted.generation))
+    return conditions
 
 
 def _holds(connection: Connection, part: bytes) -> ColumnElement[bool]:
-    """The leaf's bytes contain these."""
+    """Return the condition that a leaf's bytes contain these."""
     return dialect_of(connection).contains(events.c.leaf, literal(part))
 
 
@@ -475,7 +475,7 @@ def _touching(generation: int) -> ColumnElement[bool]:
 
 
 def says(body: dict[str, Any], wanted: EventFilter) -> bool:
-    """Whether a leaf, or one of its items, says all that is wanted."""
+    """Return whether a leaf, or one of its items, matches the filter."""
     every = not wanted.kinds or body["kind"] in wanted.kinds
     return any(_says_itself(item, wanted) for item in plain_bodies(body) if every or item["kind"] in wanted.kinds)
 
@@ -512,6 +512,6 @@ def _runs(body: Mapping[str, Any]) -> list[Any]:
 
 
 def row_of(name: str, row: Any) -> EventRow:
-    """A leaf of a log, of its time, idx, kind and bytes."""
+    """Return the row of a leaf from its log, time, idx, kind and bytes."""
     at_us, idx, kind, leaf = row
     return EventRow(name, idx, at_us, kind, None, bytes(leaf))

@@ -1,4 +1,4 @@
-"""Evidence read back: the rows of a projection beside the runs in their leaves, laid flat for arithmetic.
+"""Evidence read back: the rows of a projection with the runs in their leaves, laid flat for arithmetic.
 
 1. Runs come from the leaves, never from a column; the rest of a row is a projection of the same leaf.
 """
@@ -31,7 +31,7 @@ _Cut = Callable[[Sequence[bytes]], Sequence[Any]]
 
 
 class Evidence(NamedTuple):
-    """Rows column by column, and one flat entry per (pool, block, generation) with the number of its row."""
+    """Rows by column, and one flat entry for each (pool, block, generation) with the number of its row."""
 
     size: int  # rows
     columns: dict[str, Int64s | list[Any]]
@@ -39,50 +39,50 @@ class Evidence(NamedTuple):
     pairs: Pairs
 
     def column(self, name: str) -> Int64s:
-        """An integer column of the rows, as an array over rows."""
+        """Return an integer column of the rows, as an array over rows."""
         found = self.columns[name]
         assert isinstance(found, np.ndarray), name
         return found
 
     def texts(self, name: str) -> list[Any]:
-        """A column of anything else."""
+        """Return a column of any other type."""
         found = self.columns[name]
         assert isinstance(found, list), name
         return found
 
     def row(self, number: int) -> dict[str, Any]:
-        """One row by column name."""
+        """Return one row by column name."""
         return {
             name: int(column[number]) if isinstance(column, np.ndarray) else column[number]
             for name, column in self.columns.items()
         }
 
     def kept(self, which: NDArray[np.bool_]) -> Evidence:
-        """The rows for which `which` is true, without their columns."""
+        """Return the rows for which `which` is true, without their columns."""
         flat = which[self.owner]
         number = np.cumsum(which) - 1
         pairs = Pairs(*(column[flat] for column in self.pairs))
         return Evidence(int(which.sum()), {}, number[self.owner[flat]], pairs)
 
     def bare(self) -> Evidence:
-        """The rows without what they list."""
+        """Return the rows without their lists."""
         nothing = np.empty(0, np.int64)
         return Evidence(self.size, self.columns, nothing, Pairs(nothing, nothing, nothing))
 
     def codes(self, *names: str) -> tuple[Int64s, list[tuple[Any, ...]]]:
-        """Of each row the number of what these text columns say, and what each number stands for."""
-        code, said = np.zeros(self.size, np.int64), list[tuple[Any, ...]]([()])
+        """Return for each row a number for its combination of these text columns, and what each number stands for."""
+        code, labels = np.zeros(self.size, np.int64), list[tuple[Any, ...]]([()])
         for name in names:  # column by column: a tuple for every row costs more than all else here
             column = self.texts(name)
             values = list(dict.fromkeys(column))
             numbers = {value: number for number, value in enumerate(values)}
             both = code * len(values) + np.fromiter(map(numbers.__getitem__, column), np.int64, self.size)
-            is_there = np.zeros(len(said) * len(values), np.bool_)
+            is_there = np.zeros(len(labels) * len(values), np.bool_)
             is_there[both] = True
             code = (np.cumsum(is_there) - 1)[both]
             pairs = (divmod(each, len(values)) for each in np.flatnonzero(is_there).tolist())
-            said = [(*said[before], values[number]) for before, number in pairs]
-        return code, said
+            labels = [(*labels[before], values[number]) for before, number in pairs]
+        return code, labels
 
 
 class _Texts(dict[Any, Any]):
@@ -94,7 +94,7 @@ class _Texts(dict[Any, Any]):
 
 
 class EvidenceBuilder:
-    """Evidence put together from rows as they are read: named columns, and so many lists of runs a row."""
+    """Builds evidence from rows as they are read: named columns, and some lists of runs for each row."""
 
     def __init__(self, columns: Mapping[str, bool], lists: int = 1) -> None:
         """`columns`: by name, whether it is one of numbers (decimal strings are numbers, too)."""
@@ -105,7 +105,7 @@ class EvidenceBuilder:
         self._texts = _Texts()
 
     def add(self, values: Iterable[Sequence[Any]], lists: Sequence[Sequence[Any]]) -> None:
-        """Add rows: of each column its values, and of each list of runs every row's."""
+        """Add rows: the values of each column, and for each list of runs every row's."""
         for (name, is_number), column in zip(self._columns.items(), values, strict=True):
             held = np.array(column, np.int64) if is_number else list(map(self._texts.__getitem__, column))
             self._parts[name].append(held)
@@ -114,7 +114,7 @@ class EvidenceBuilder:
         self._size += len(lists[0])
 
     def evidence(self) -> list[Evidence]:
-        """What was added, once for each list of runs."""
+        """Return the added rows, once for each list of runs."""
         held = {name: _together(self._parts[name], is_number) for name, is_number in self._columns.items()}
         return [Evidence(self._size, held, *_joined(each)) for each in self._flat]
 
@@ -127,7 +127,7 @@ def read(
     *,
     ordered: bool = True,
 ) -> Evidence:
-    """Rows of a projection with the runs of their leaves, in ledger order unless that is said not to matter."""
+    """Return rows of a projection with the runs of their leaves, in ledger order if `ordered`."""
     return _read(connection, table, columns, where, ("runs",), ordered)[0]
 
 
@@ -140,7 +140,7 @@ def read_opened(
     with_rules: bool = False,
     with_earlier: bool = False,
 ) -> tuple[Evidence, Evidence]:
-    """Openings of residencies with the runs that they attached, and with those that they were handed.
+    """Return openings of residencies, with attached runs and with handed-out runs.
 
     `with_rules`: a text column `rules` more, the JSON list of rules that the leaf names. `with_earlier`: a column of
     numbers `earlier_blocks` more.
@@ -152,14 +152,14 @@ def read_opened(
 
 
 class Assignments(NamedTuple):
-    """Blocks whose custody is another tenant's than the one that was handed them: sorted keys, and whose each is."""
+    """Blocks whose custody belongs to another tenant than the one they were handed to: sorted keys and owners."""
 
     keys: Int64s
     owner: Int64s  # a place in `parties`
     parties: list[tuple[str, str]]  # tenant and classification
 
     def of(self, keys: Int64s) -> Int64s:
-        """The place in `parties` of each of these keys; -1: it is its writer's."""
+        """Return the place in `parties` of each key; -1: the writer's own."""
         if not len(self.keys):
             return np.full(len(keys), -1)
         at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
@@ -167,7 +167,9 @@ class Assignments(NamedTuple):
 
 
 def read_assignments(connection: Connection, life: int, as_of: AsOf | None = None) -> Assignments:
-    """What the `blocks-assigned` leaves of an incarnation say: each is in two logs and is read in both."""
+    """Return the assignments in an incarnation's `blocks-assigned` leaves; each leaf is in two logs and read from
+    both.
+    """
     query = select(events.c.leaf).where(
         events.c.incarnation == life, events.c.kind == ASSIGNMENT, has_leaf(events), is_in(as_of, events)
     )
@@ -178,7 +180,7 @@ def read_assignments(connection: Connection, life: int, as_of: AsOf | None = Non
 
 
 def assignments_of(rows: Int64s, pairs: Pairs, parties: list[tuple[str, str]]) -> Assignments:
-    """Assignments from the flat runs of leaves, the number of each one's leaf, and the parties of each leaf."""
+    """Return assignments from the flat runs of leaves, the number of each run's leaf, and the parties of each leaf."""
     keys, first = np.unique(unit_keys(pairs.pools, pairs.generations), return_index=True)
     return Assignments(keys, rows[first], parties)
 
@@ -201,22 +203,22 @@ def _read(
     if ordered:
         query = query.order_by(*table.primary_key.columns)
     numeric = {str(column.key): isinstance(column.type, Integer | Boolean) for column in columns}
-    made = EvidenceBuilder(numeric | {name: name == EARLIER for name in cuts}, len(lists))
+    builder = EvidenceBuilder(numeric | {name: name == EARLIER for name in cuts}, len(lists))
     with gc_paused():
         for rows in _some_at_once(connection, query):
             columns_read: list[Sequence[Any]] = list(zip(*rows, strict=True))
-            found = [_run_lists(columns_read[-2], columns_read[-1], key, kinds_of(table)) for key in lists]
-            if None in found[0]:  # rows of items that their leaves do not have
-                is_there = [runs is not None for runs in found[0]]
+            run_lists = [_run_lists(columns_read[-2], columns_read[-1], key, kinds_of(table)) for key in lists]
+            if None in run_lists[0]:  # rows of items that their leaves do not have
+                is_there = [runs is not None for runs in run_lists[0]]
                 columns_read = [list(compress(column, is_there)) for column in columns_read]
-                found = [list(compress(each, is_there)) for each in found]
+                run_lists = [list(compress(each, is_there)) for each in run_lists]
             *values, leaves, _ = columns_read
-            made.add([*values, *(cut(leaves) for cut in cuts.values())], found)
-    return made.evidence()
+            builder.add([*values, *(cut(leaves) for cut in cuts.values())], run_lists)
+    return builder.evidence()
 
 
 def _some_at_once(connection: Connection, query: Select[Any]) -> Iterator[Sequence[Sequence[Any]]]:
-    """The rows of a query, `_ROWS_AT_ONCE` at a time."""
+    """Yield the rows of a query, `_ROWS_AT_ONCE` at a time."""
     if not dialect_of(connection).in_file:
         yield from connection.execute(query, execution_options={"yield_per": _ROWS_AT_ONCE}).partitions()
         return
@@ -252,7 +254,7 @@ def _joined(parts: Sequence[tuple[Int64s, Pairs]]) -> tuple[Int64s, Pairs]:
 
 
 def _run_lists(leaves: Sequence[bytes], numbers: Sequence[int], key: str, kinds: Collection[str]) -> list[Any]:
-    """The run list of each row: its leaf's, or that of its item; None where its leaf has no such item."""
+    """Return the run list of each row, from its leaf or that leaf's item; None if the leaf has no such item."""
     if not any(numbers):
         return run_lists(leaves, key)
     held: dict[bytes, dict[int, Any]] = {}
@@ -266,7 +268,8 @@ def _run_lists(leaves: Sequence[bytes], numbers: Sequence[int], key: str, kinds:
 
 
 def run_lists(leaves: Sequence[bytes], key: str) -> list[Any]:
-    """The run list under `key` of each leaf (empty where it has none); raises `LedgerError` for bytes that are no leaf.
+    """Return the run list under `key` of each leaf (empty without one); raises `LedgerError` for bytes that are no
+    leaf.
 
     Canonical leaves have their keys in order and no space, so the list is cut out and parsed without the rest: its text
     ends at the first `]],"`, as the name of the next key follows it.
@@ -282,13 +285,15 @@ def run_lists(leaves: Sequence[bytes], key: str) -> list[Any]:
 
 
 def _rules_of(leaves: Sequence[bytes]) -> list[bytes]:
-    """The list of rules of each opening: leaves have their keys in order, and quotes in texts escaped."""
+    """Return the list of rules of each opening. Leaves have sorted keys and escaped quotes, so bytes can be
+    searched.
+    """
     starts = [data.find(_RULES) + len(_RULES) for data in leaves]
     return [data[at : data.find(_AFTER_RULES, at)] for data, at in zip(leaves, starts, strict=True)]
 
 
 def _earlier_of(leaves: Sequence[bytes]) -> list[int]:
-    """How many blocks of each opening are the request's own earlier work: few leaves have any."""
+    """Return how many blocks of each opening are the request's own earlier work; few leaves have any."""
     return [int(data.partition(_EARLIER)[2].split(b",", 1)[0]) if _EARLIER in data else 0 for data in leaves]
 
 
@@ -301,7 +306,7 @@ GENERATION_MASK = (1 << POOL_SHIFT) - 1
 
 
 def distinct(values: Int64s) -> Int64s:
-    """The values in order, each once: by sorting, which beats the table of `np.unique` where most are different."""
+    """Return the distinct values in order, by sorting: faster than `np.unique`'s table if most values differ."""
     ordered = np.sort(values)
     is_first = np.ones(len(ordered), np.bool_)
     is_first[1:] = ordered[1:] != ordered[:-1]
@@ -309,7 +314,7 @@ def distinct(values: Int64s) -> Int64s:
 
 
 def is_among(values: Int64s, ordered: Int64s) -> NDArray[np.bool_]:
-    """Whether each value is one of those that are given in order."""
+    """Return whether each value is in the sorted list."""
     if not len(ordered):
         return np.zeros(len(values), np.bool_)
     found: NDArray[np.bool_] = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
@@ -317,5 +322,5 @@ def is_among(values: Int64s, ordered: Int64s) -> NDArray[np.bool_]:
 
 
 def unit_keys(pools: Int64s, generations: Int64s) -> Int64s:
-    """(pool, generation) as one sortable number: what names a custody inside an incarnation."""
+    """Return (pool, generation) as one sortable number, which names a custody within an incarnation."""
     return (pools << POOL_SHIFT) | generations

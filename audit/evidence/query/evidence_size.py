@@ -1,4 +1,4 @@
-"""How much the evidence in a ledger is, for planning: leaves, their bytes, and what the database takes for them."""
+"""The size of a ledger's evidence, for planning: leaves, their bytes, and the database's disk usage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvcustody.audit.store.schema.ledger import events
 
 
 class EvidenceSize(NamedTuple):
-    """All leaves of a ledger; `kinds` has (kind, leaves, bytes), the largest first. `requests` are openings."""
+    """All leaves of a ledger. `kinds` has (kind, leaves, bytes), largest first; `requests` counts openings."""
 
     requests: int
     leaves: int
@@ -22,7 +22,7 @@ class EvidenceSize(NamedTuple):
 
 
 def evidence_size(connection: Connection) -> EvidenceSize:
-    """Counts every leaf: the caller asked for history."""
+    """Count every leaf. Reads the whole history."""
     size = func.sum(func.length(events.c.leaf))
     query = select(events.c.kind, func.count(), size).group_by(events.c.kind).order_by(size.desc())
     kinds = tuple((kind, int(leaves), int(total)) for kind, leaves, total in connection.execute(query))

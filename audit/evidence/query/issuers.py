@@ -1,4 +1,4 @@
-"""Whose tenants a ledger names, as its leaves say.
+"""The issuers of tenants that a ledger names, from its leaves.
 
 1. The first leaf that gives an issuer the bare ids makes it the home of the ledger; nothing takes them from it again.
 2. These are leaves of the system log, whose content is never dropped, and nothing beside them is asked.
@@ -24,7 +24,7 @@ _ASSIGNMENTS = (
 
 
 def known_issuers(connection: Connection) -> Issuers:
-    """The issuers that the ledger has met, in the order in which it met them."""
+    """Return the issuers that the ledger has met, in that order."""
     home, met = "", dict[str, None]()
     for order in order_leaves(connection, _KIND):
         body = orjson.loads(order.leaf)
@@ -36,7 +36,7 @@ def known_issuers(connection: Connection) -> Issuers:
 
 
 class RememberedIssuers:
-    """`known_issuers` for a process that asks at each request; thread-safe.
+    """`known_issuers` for a process that needs them at each request; thread-safe.
 
     NOTE: leaves are only ever added. So the answer is that of before while no leaf of these kinds was added, whoever
     added it: the count is asked of the database each time, in the transaction of the reader.
@@ -46,7 +46,7 @@ class RememberedIssuers:
         self._read = -1, Issuers("", ())
 
     def known(self, connection: Connection) -> Issuers:
-        """The issuers that this ledger has met."""
+        """Return the issuers that this ledger has met."""
         assignments = connection.scalar(_ASSIGNMENTS) or 0
         counted, issuers = self._read
         if assignments != counted:
@@ -55,13 +55,13 @@ class RememberedIssuers:
         return issuers
 
 
-def named_tenant(connection: Connection, said: str, issuers: Issuers | None = None) -> TenantId:
-    """The name of the tenant that somebody calls so; raises `ConfigError` where that could be several.
+def named_tenant(connection: Connection, name: str, issuers: Issuers | None = None) -> TenantId:
+    """Return the tenant name that the given name stands for; raises `ConfigError` if it is ambiguous.
 
     `issuers`: those of the ledger, where they are known already.
     """
     issuers = known_issuers(connection) if issuers is None else issuers
-    if len(issuers.all) < 2 and SEPARATOR not in said:
-        return TenantId(said)
-    names = [issuers.name(issuer, said) for issuer in issuers.all]
-    return issuers.resolve(said, connection.scalars(select(tenants.c.tenant).where(tenants.c.tenant.in_(names))).all())
+    if len(issuers.all) < 2 and SEPARATOR not in name:
+        return TenantId(name)
+    names = [issuers.name(issuer, name) for issuer in issuers.all]
+    return issuers.resolve(name, connection.scalars(select(tenants.c.tenant).where(tenants.c.tenant.in_(names))).all())

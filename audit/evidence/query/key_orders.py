@@ -1,4 +1,4 @@
-"""Orders of key custodians on tenants' keys, as the ledger has them: what every worker is to follow.
+"""Key custodians' orders on tenants' keys, which every worker must follow.
 
 1. An order names a tenant and a moment, never an epoch: whoever follows it twice, late, or beside another process on
    the same keys, does nothing more. What a worker did with its keys is on record by itself (`KeyEvent`).
@@ -32,7 +32,7 @@ KEYS_ORDERED, _DROPPED_KIND, _EVENT_KIND = "keys-ordered", "keys-dropped", "key-
 
 
 class KeyOrder(NamedTuple):
-    """A tenant's key epochs from before `at_us` (UTC µs) get a successor (`rotate`) or end, with one (`destroy`)."""
+    """A tenant's key epochs from before `at_us` (UTC µs) get a successor (`rotate`), or end and get one (`destroy`)."""
 
     order: int
     at_us: int
@@ -43,12 +43,12 @@ class KeyOrder(NamedTuple):
 
 
 def key_orders(connection: Connection) -> list[KeyOrder]:
-    """Every order, oldest first; `order` is its place in the system log."""
+    """Return every order, oldest first; `order` is its place in the system log."""
     return [_order(idx, at_us, orjson.loads(leaf)) for idx, at_us, leaf in order_leaves(connection, KEYS_ORDERED)]
 
 
 class KeyOrderStanding(NamedTuple):
-    """An order and how far it is (rule 3). Times are UTC µs.
+    """An order and its progress (rule 3). Times are UTC µs.
 
     `state`: `given` (a rotation), `open`, `pending` (a key service destroys keys, or the last known backup is gone, at
     `pending_until_us`), `complete`. `waiting`: workers of which a process has not answered. `in_service`: keys that
@@ -68,7 +68,7 @@ class KeyOrderStanding(NamedTuple):
 
 
 def order_standings(connection: Connection) -> list[KeyOrderStanding]:
-    """Every order with its standing, oldest first, from leaves alone."""
+    """Return every order with its progress, oldest first, from leaves only."""
     orders = key_orders(connection)
     destroying = {order.tenant for order in orders if order.action == DESTROY}
     periods = read_work_periods(connection) if destroying else {}
@@ -88,7 +88,7 @@ def order_standings(connection: Connection) -> list[KeyOrderStanding]:
 
 
 def _answered(order: KeyOrder, orders: Iterable[KeyOrder], dropped: Iterable[tuple[int, str]]) -> set[str]:
-    """The processes that have followed an order to destroy (rule 4)."""
+    """Return the processes that have carried out an order to destroy (rule 4)."""
     moments = {one.at_us for one in orders if one.tenant == order.tenant and one.action == DESTROY}
     return {life for at_us, life in dropped if at_us >= order.at_us and at_us in moments}
 

@@ -1,4 +1,4 @@
-"""Names that a question or an act is about, checked where a typo costs: nothing is found, held or ended under one.
+"""Check names in questions and acts, so that a typo does not find, hold or end nothing unnoticed.
 
 1. A name that the ledger does not know is refused, with the nearest one that it knows. Names that it knows are counted
    as known wherever they stand in it, not in the period or log that was asked about alone.
@@ -25,20 +25,20 @@ _LEAVES_MAX = 5_000
 _SHOWN_MAX = 8
 
 
-def known_tenant(connection: Connection, said: str | None) -> TenantId | None:
-    """The name of the tenant that somebody calls so; None is any.
+def known_tenant(connection: Connection, name: str | None) -> TenantId | None:
+    """Return the tenant name that the given name stands for; None means any.
 
     Raises `ConfigError` for a tenant that the ledger has never seen, and for an id that several issuers may have given.
     """
-    if said is None:
+    if name is None:
         return None
-    tenant = named_tenant(connection, said)
+    tenant = named_tenant(connection, name)
     check_tenant(connection, tenant)
     return tenant
 
 
 def check_tenant(connection: Connection, tenant: str | None) -> None:
-    """Raise `ConfigError` where the ledger has never seen the tenant of this name; None is any."""
+    """Raise `ConfigError` if the ledger has never seen a tenant of this name; None means any."""
     if tenant is None:
         return
     known = exists().where(tenants.c.tenant == tenant)
@@ -49,7 +49,7 @@ def check_tenant(connection: Connection, tenant: str | None) -> None:
 
 
 def check_said(connection: Connection, wanted: EventFilter) -> None:
-    """Raise `ConfigError` where no leaf of the ledger names the actor or outcome that nothing was found for."""
+    """Raise `ConfigError` if no leaf names the actor or outcome of a search without results."""
     asked: tuple[tuple[str, str | None, EventFilter, tuple[str, ...]], ...] = (
         ("actor", wanted.actor, EventFilter(actor=wanted.actor), ("actor",)),
         ("outcome", wanted.outcome, EventFilter(outcome=wanted.outcome), OUTCOME_PARTS),
@@ -63,7 +63,7 @@ def check_said(connection: Connection, wanted: EventFilter) -> None:
 
 
 def _unknown(what: str, value: str, known: Iterable[str]) -> ConfigError:
-    """The refusal of a name, with the nearest that is known."""
+    """Return the error for an unknown name, with the nearest known one."""
     names = list(known)
     close = get_close_matches(value, names, n=1, cutoff=0.6)
     if close:

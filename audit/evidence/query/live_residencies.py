@@ -1,4 +1,4 @@
-"""What is held now: residencies that run or whose hold has not ended, by what their own leaves record.
+"""Live residencies: running ones, and those whose hold has not ended, by their own leaves.
 
 1. A residency is live while its process is at work, by the leaves about its start and end, and it runs, or its last
    hold is after `now_us`.
@@ -38,7 +38,7 @@ class Live(NamedTuple):
     until_us: int
 
     def used_share(self, now_us: int) -> float:
-        """How much of its time has passed; above 1 it is past its deadline, 0 where it has none."""
+        """Return the share of its time that has passed; above 1 after its deadline, 0 without one."""
         allowed = self.until_us - self.opened_us
         return (now_us - self.opened_us) / allowed if self.until_us and allowed > 0 else 0.0
 
@@ -52,21 +52,21 @@ def live_residencies(
     limit: int = 5000,
     periods: Mapping[str, WorkPeriod] | None = None,
 ) -> tuple[Live, ...]:
-    """Live residencies, oldest first, at most `limit`; `after`: opened_us, incarnation and residency of one.
+    """Return live residencies, oldest first, at most `limit`; `after`: opened_us, incarnation and residency of one.
 
     `periods`: who was at work, where this connection does not see the system log.
     """
     running = at_work(read_work_periods(connection) if periods is None else periods)
-    made: list[Live] = []
-    while len(made) < limit:
+    residencies: list[Live] = []
+    while len(residencies) < limit:
         rows = _read(connection, running, now_us=now_us, tenant=tenant, after=after, limit=limit)
         narrowed = _narrowed(connection, rows)
         found = [_live(row, narrowed.get((row.id, row.residency), NEVER_US)) for row in rows]
-        made += [one for one in found if one.running or one.until_us > now_us]
+        residencies += [one for one in found if one.running or one.until_us > now_us]
         if len(rows) < limit:
             break
         after = (rows[-1].opened_us, rows[-1].uuid, rows[-1].residency)
-    return tuple(made[:limit])
+    return tuple(residencies[:limit])
 
 
 def _read(

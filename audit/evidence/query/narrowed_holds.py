@@ -1,4 +1,4 @@
-"""Holds that a narrowing act made end earlier than their releases say, from the leaves of such acts.
+"""Holds that a narrowing act ended earlier than their releases state, from the leaves of such acts.
 
 1. A leaf lists every hold of a tenant that stands after the act. A hold lasts until the earliest deadline that names
    it; one that was released before an act and is not listed was over by then (replaced by an extension, evicted,
@@ -23,7 +23,7 @@ from kvcustody.audit.store.schema.ledger import events
 
 
 class NarrowingAct(NamedTuple):
-    """A process made holds of a tenant end earlier: each that stands from then on, and until when (boot time)."""
+    """A process ended a tenant's holds earlier: every hold from then on, and until when (boot time)."""
 
     sequence: int
     at_us: int  # boot time
@@ -37,7 +37,7 @@ def read_narrowed(
     *,
     among: Collection[int] | None = None,
 ) -> dict[int, int]:
-    """By residency: when its hold ended at the latest, in boot time; those that no act concerns are left out.
+    """Return by residency the latest end of its hold, in boot time; only residencies that an act concerns.
 
     `among`: of these residencies alone, at most a few thousand.
     """
@@ -61,8 +61,8 @@ def read_narrowed(
 def ended_by_acts(
     acts: Mapping[str, Sequence[NarrowingAct]], released: Mapping[int, tuple[str, int]]
 ) -> dict[int, int]:
-    """When holds ended at the latest, by residency. `acts`: of each tenant in their order; `released`: of each
-    residency its tenant, and where its release stands among the leaves of its process.
+    """Return the latest end of holds by residency. `acts`: each tenant's acts in order; `released`: each residency's
+    tenant, and the place of its release among its process's leaves.
     """
     order = {tenant: [act.sequence for act in every] for tenant, every in acts.items()}
     latest: dict[int, int] = {}
@@ -76,7 +76,7 @@ def ended_by_acts(
 
 
 def _acts(connection: Connection, incarnation: int, as_of: AsOf | None) -> dict[str, list[NarrowingAct]]:
-    """The narrowing acts of a process by tenant, in their order; the parts of each together."""
+    """Return the narrowing acts of a process by tenant, in order, with the parts of each combined."""
     # Sorted here: asked for in their order, every leaf of the process would be walked for these few.
     query = select(events.c.leaf).where(
         events.c.kind == "holds-narrowed",

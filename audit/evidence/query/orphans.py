@@ -1,4 +1,4 @@
-"""What a ledger and a live process disagree about, and what a ledger says against itself: the SQL side of a scan.
+"""Disagreements between a ledger and a live process, or within a ledger: the SQL side of a scan.
 
 1. The process tells what it has (open residencies, custody that has not ended); every comparison is with leaves.
 2. Counts are compared first. Leaves are read block by block only where the counts of an incarnation do not add up, or
@@ -40,7 +40,7 @@ _ASKED_AT_ONCE = 500  # values in a statement
 
 
 class LostUnits(NamedTuple):
-    """Custody of one writer that one of two sources lacks."""
+    """Custody of one writer that only one of two sources has."""
 
     tenant: str
     classification: str
@@ -50,7 +50,7 @@ class LostUnits(NamedTuple):
 
 
 class OpenResidency(NamedTuple):
-    """A residency that the ledger has open and the process does not, or the other way round (`tenant` empty)."""
+    """A residency that is open either only in the ledger or only in the process (then `tenant` is empty)."""
 
     residency: int
     tenant: str
@@ -58,7 +58,7 @@ class OpenResidency(NamedTuple):
 
 
 class DeadIncarnation(NamedTuple):
-    """A process that ended without saying so: a later one of its worker is there."""
+    """A process that ended without recording it: its worker has started a later one."""
 
     worker: str
     incarnation: str
@@ -66,7 +66,7 @@ class DeadIncarnation(NamedTuple):
 
 
 class KnownGap(NamedTuple):
-    """Sequences that no leaf has and no record explains."""
+    """Missing sequences that no record explains."""
 
     incarnation: str
     first_sequence: int
@@ -92,7 +92,7 @@ def disagreements(
     live: Mapping[int, Int64s],
     unlisted: int,
 ) -> Disagreements:
-    """Join one incarnation's leaves with what its process has.
+    """Join one incarnation's leaves with its process's own state.
 
     `running`: ids of residencies that are open there; `live`: by pool, generations whose custody has not ended;
     `unlisted`: how many of those no leaf lists yet, because their requests still run.
@@ -111,7 +111,7 @@ def disagreements(
 
 
 def incarnation_row(connection: Connection, incarnation: str) -> int:
-    """The row of a process; raises `LedgerError` where there is none."""
+    """Return the row of a process; raises `LedgerError` if there is none."""
     life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
     if life is None:
         raise LedgerError(f"incarnation `{incarnation}` is not in the ledger", incarnation=incarnation)
@@ -119,7 +119,7 @@ def incarnation_row(connection: Connection, incarnation: str) -> int:
 
 
 def latest_incarnation(connection: Connection, worker: str) -> str:
-    """The newest process of a worker."""
+    """Return the newest process of a worker."""
     query = (
         select(incarnations.c.uuid)
         .join(workers, workers.c.id == incarnations.c.worker)
@@ -131,7 +131,7 @@ def latest_incarnation(connection: Connection, worker: str) -> str:
 
 
 def dead_incarnations(connection: Connection, *, but: str = "") -> tuple[DeadIncarnation, ...]:
-    """Incarnations with memory that never ended, of workers that have started a later one; `but` is alive.
+    """Return incarnations with memory that never ended, of workers with a later one; `but` is alive.
 
     All of it is said by leaves about lives, in their order: no row of `incarnations` counts.
     """
@@ -145,7 +145,7 @@ def dead_incarnations(connection: Connection, *, but: str = "") -> tuple[DeadInc
 
 
 def new_gaps(connection: Connection) -> tuple[KnownGap, ...]:
-    """Gaps that no finding has named yet (rule 3)."""
+    """Return gaps that no finding has named yet (rule 3)."""
     named = set(
         connection.scalars(
             select(orphan_findings.c.cause)
@@ -158,7 +158,7 @@ def new_gaps(connection: Connection) -> tuple[KnownGap, ...]:
 
 
 def gap_cause(gap: KnownGap) -> str:
-    """The words by which a finding names a gap."""
+    """Return the wording by which a finding names a gap."""
     return f"sequences {gap.first_sequence} to {gap.last_sequence} of {gap.incarnation}: {gap.cause}"
 
 
@@ -244,47 +244,49 @@ def _keys(found: Evidence) -> Int64s:
     return unit_keys(found.pairs.pools, found.pairs.generations)
 
 
-def _lost(found: Evidence, known: Int64s, who: Mapping[int, tuple[str, str]], assigned: Assignments) -> list[LostUnits]:
+def _lost(
+    evidence: Evidence, known: Int64s, who: Mapping[int, tuple[str, str]], assigned: Assignments
+) -> list[LostUnits]:
     """Units of `found`, whose rows are residencies, that are not among the known ones, by residency and owner."""
-    missing = ~np.isin(_keys(found), known)
+    missing = ~np.isin(_keys(evidence), known)
     if not missing.any():
         return []
-    residency = found.column("residency")[found.owner]
-    place = assigned.of(_keys(found))
-    made = []
+    residency = evidence.column("residency")[evidence.owner]
+    place = assigned.of(_keys(evidence))
+    lost = []
     for number in np.unique(residency[missing]).tolist():
         mine = missing & (residency == number)
         for party in np.unique(place[mine]).tolist():
             owner = who.get(number, ("", "unknown")) if party < 0 else assigned.parties[party]
-            made += _parts(found, mine & (place == party), *owner)
-    return made
+            lost += _parts(evidence, mine & (place == party), *owner)
+    return lost
 
 
 def _by_writer(
-    found: Evidence, chosen: np.ndarray[Any, Any], writers: Mapping[int, tuple[str, str]]
+    evidence: Evidence, chosen: np.ndarray[Any, Any], writers: Mapping[int, tuple[str, str]]
 ) -> tuple[LostUnits, ...]:
     places = np.flatnonzero(chosen)
     groups: dict[tuple[str, str], list[int]] = {}
-    keys = _keys(found)
+    keys = _keys(evidence)
     for place in places.tolist():
         groups.setdefault(writers.get(int(keys[place]), ("", "unknown")), []).append(place)
     made: list[LostUnits] = []
     for (tenant, classification), mine in groups.items():
         mask = np.zeros(len(keys), dtype=np.bool_)
         mask[mine] = True
-        made += _parts(found, mask, tenant, classification)
+        made += _parts(evidence, mask, tenant, classification)
     return tuple(made)
 
 
-def _parts(found: Evidence, chosen: np.ndarray[Any, Any], tenant: str, classification: str) -> list[LostUnits]:
-    pools = found.pairs.pools
+def _parts(evidence: Evidence, chosen: np.ndarray[Any, Any], tenant: str, classification: str) -> list[LostUnits]:
+    pools = evidence.pairs.pools
     return [
         LostUnits(
             tenant,
             classification,
             pool,
-            found.pairs.blocks[chosen & (pools == pool)],
-            found.pairs.generations[chosen & (pools == pool)],
+            evidence.pairs.blocks[chosen & (pools == pool)],
+            evidence.pairs.generations[chosen & (pools == pool)],
         )
         for pool in np.unique(pools[chosen]).tolist()
     ]

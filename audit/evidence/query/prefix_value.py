@@ -1,4 +1,4 @@
-"""Which prefixes are worth keeping: what later requests attached of what one request had written, from the ledger.
+"""Which prefixes are worth keeping: what later requests attached of one request's blocks, from the ledger.
 
     rows = prefix_values(connection, since_us, until_us, costs, limit=20)
 
@@ -35,7 +35,9 @@ from kvcustody.audit.kinds.block_runs import Int64s
 
 
 class PrefixValue(NamedTuple):
-    """One prefix writer. `requests` attached something of it, `foreign_requests` of them were another tenant's."""
+    """One prefix writer. `requests` attached some of its blocks; `foreign_requests` of them belonged to other
+    tenants.
+    """
 
     incarnation: str
     residency: int
@@ -58,15 +60,15 @@ def prefix_values(
     tenant: str | None = None,
     limit: int = 20,
 ) -> list[PrefixValue]:
-    """The `limit` prefix writers, of one tenant or of all, that saved most in [since, until), UTC microseconds."""
-    found: list[PrefixValue] = []
+    """Return the `limit` most useful prefix writers in [since, until), UTC microseconds, of one tenant or of all."""
+    largest: list[PrefixValue] = []
     for life in lives_at_work(connection, since_us):
         evidence = read_life(connection, life.id, until_us)
         if evidence.attached.size:
             monitored = monitored_residencies(connection, life.id)
             rows = _of_life(life, evidence, (since_us, until_us), monitored, costs.get(life.name))
-            found = nlargest(limit, [*found, *(row for row in rows if tenant in (None, row.tenant))], key=_worth)
-    return found
+            largest = nlargest(limit, [*largest, *(row for row in rows if tenant in (None, row.tenant))], key=_worth)
+    return largest
 
 
 def _worth(row: PrefixValue) -> tuple[bool, float, int]:
@@ -105,13 +107,13 @@ def _of_life(
         theirs, mine = who.get(reader), who.get(int(names[writer]))
         foreign[writer] += theirs is not None and mine is not None and theirs[0] != mine[0]
     attached_blocks = np.bincount(code, minlength=len(names))
-    whose = [who.get(int(name), ("", "")) for name in names]
+    owners = [who.get(int(name), ("", "")) for name in names]
     return [
         PrefixValue(
             life.uuid,
             int(name),
-            whose[place][0],
-            whose[place][1],
+            owners[place][0],
+            owners[place][1],
             int(blocks[place]),
             int(attached_blocks[place]),
             requests[place],

@@ -1,4 +1,4 @@
-"""Scans for orphans as the ledger records them: who scanned, what was looked at, what was found.
+"""Scans for orphans in the ledger: who scanned, what, and the findings.
 
 1. A scan is named by its process's incarnation and its number there; a finding by its scan and its number in it.
 2. Whose scan it is follows from what its process says of its life on record, from no row. A process of a command or of
@@ -20,7 +20,7 @@ from kvcustody.audit.store.schema.ledger import incarnations
 
 
 class Scan(NamedTuple):
-    """One scan. Times are UTC µs; `worker` is empty while nothing on record says whose it is."""
+    """One scan. Times are UTC µs; `worker` is empty until the record names one."""
 
     incarnation: str
     scan: int
@@ -34,14 +34,14 @@ class Scan(NamedTuple):
 
 
 class ScanPage(NamedTuple):
-    """Some scans, newest first, and where the next page begins (None: there is none)."""
+    """Some scans, newest first, and the start of the next page (None: there is none)."""
 
     scans: tuple[Scan, ...]
     next: tuple[int, int, int] | None
 
 
 def scans(connection: Connection, *, after: tuple[int, int, int] | None = None, limit: int = 100) -> ScanPage:
-    """Scans of all processes, newest first; `after` is the place of the last one of the page before."""
+    """Return scans of all processes, newest first; `after` is the place of the previous page's last scan."""
     column = orphan_scans.c
     place = tuple_(column.at_us, column.log, column.idx)
     query = _scans().add_columns(column.at_us, column.log, column.idx)
@@ -55,25 +55,25 @@ def scans(connection: Connection, *, after: tuple[int, int, int] | None = None, 
 
 
 def scan_of(connection: Connection, incarnation: str, scan: int) -> tuple[Scan, tuple[OrphanFinding, ...]] | None:
-    """One scan with its findings; None where the ledger has none."""
+    """Return one scan with its findings; None if the ledger has none."""
     query = _scans().where(incarnations.c.uuid == incarnation, orphan_scans.c.scan == scan).limit(1)
     row = connection.execute(query).first()
     if row is None:
         return None
     column = orphan_findings.c
     life = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
-    found = (
+    findings = (
         select(*(column[name] for name in OrphanFinding._fields))
         .where(column.incarnation == life, column.scan == scan, has_leaf(orphan_findings))
         .order_by(column.finding)
     )
     return _scan(row, own_names(leaf.body for leaf in life_leaves(connection))), tuple(
-        OrphanFinding(*one) for one in connection.execute(found)
+        OrphanFinding(*one) for one in connection.execute(findings)
     )
 
 
 def _scan(row: Sequence[Any], names: Mapping[str, str]) -> Scan:
-    """A scan of a row of `_scans`, and whose it is (rule 2)."""
+    """Return a scan from a row of `_scans`, with its worker (rule 2)."""
     incarnation, scan, *rest = row
     return Scan(incarnation, scan, names.get(incarnation, ""), *rest)
 

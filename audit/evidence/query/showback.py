@@ -1,4 +1,4 @@
-"""Showback: what each tenant had of the cache in a period, and what reuse saved it, from the ledger.
+"""Showback: each tenant's share of the cache in a period, and its savings from reuse, from the ledger.
 
     rows = showback(connection, since_us, until_us, costs)      # by tenant
     pairs = crossed_reuse(connection, since_us, until_us)       # by reader, owner and what opened the blocks
@@ -46,14 +46,14 @@ from kvcustody.times import SECOND_US
 
 
 class Cost(NamedTuple):
-    """What a prefill takes on a worker: seconds for each token, and for each pair of a token and one before it."""
+    """The cost of a prefill on a worker: seconds per token, and per pair of a token and an earlier one."""
 
     block_tokens: int
     token_seconds: float
     pair_seconds: float = 0.0
 
     def seconds(self, place: Int64s) -> NDArray[np.float64]:
-        """What computing one block takes, for each of these places in a prompt, in blocks."""
+        """Return the seconds to compute one block at each of these places in a prompt, in blocks."""
         size = self.block_tokens
         found = np.full(len(place), size * self.token_seconds)
         found += self.pair_seconds * size * size * (place + 0.5)
@@ -61,7 +61,7 @@ class Cost(NamedTuple):
 
 
 class ShowbackRow(NamedTuple):
-    """One tenant's period. `blocks_mean`: block-seconds over the length of the period."""
+    """One tenant's period. `blocks_mean`: block-seconds divided by the length of the period."""
 
     tenant: str
     block_seconds: float
@@ -75,7 +75,7 @@ class ShowbackRow(NamedTuple):
 
 
 def costs_of(statuses: Mapping[str, Mapping[str, float]]) -> dict[str, Cost]:
-    """The costs that workers measured, of their statuses by name; those that have measured none are left out."""
+    """Return the costs that workers measured, from their statuses by name; workers without measurements are omitted."""
     return {
         name: Cost(int(said["block_tokens"]), said["prefill_cost.token"], said.get("prefill_cost.pair", 0.0))
         for name, said in statuses.items()
@@ -99,7 +99,7 @@ class _Sums:
 
 
 def showback(connection: Connection, since_us: int, until_us: int, costs: Mapping[str, Cost]) -> list[ShowbackRow]:
-    """Every tenant that had anything in [since, until), UTC microseconds; `costs` by worker's name."""
+    """Return every tenant with a share in [since, until), UTC microseconds; `costs` by worker's name."""
     sums = _Sums()
     for life in lives_at_work(connection, since_us):
         ended_us = until_us if life.ended_us is None else min(until_us, life.ended_us)
@@ -109,7 +109,7 @@ def showback(connection: Connection, since_us: int, until_us: int, costs: Mappin
 
 
 class WorkingLife(NamedTuple):
-    """One process, and its worker's name (empty: it announced no memory); `offset_us` turns its boot time into UTC."""
+    """One process and its worker's name (empty: no announced memory); `offset_us` turns its boot time into UTC."""
 
     id: int
     uuid: str
@@ -119,20 +119,20 @@ class WorkingLife(NamedTuple):
 
 
 def lives_at_work(connection: Connection, since_us: int) -> list[WorkingLife]:
-    """Every process that had not ended before a moment; whose it is, and its end, follow from leaves alone."""
+    """Return every process that had not ended before a moment; owner and end come from leaves only."""
     table, bodies = incarnations.c, [leaf.body for leaf in life_leaves(connection)]
     periods, over = work_periods(bodies), ends(bodies)
-    found = [
+    lives = [
         WorkingLife(life, uuid, periods[uuid].worker if uuid in periods else "", offset_us, over.get(uuid, (None,))[0])
         for life, uuid, offset_us in connection.execute(
             select(table.id, table.uuid, table.offset_us).order_by(table.id)
         )
     ]
-    return [life for life in found if life.ended_us is None or life.ended_us >= since_us]
+    return [life for life in lives if life.ended_us is None or life.ended_us >= since_us]
 
 
 class LifeEvidence(NamedTuple):
-    """What one process's residencies attached at their opening, were handed then, and grew by."""
+    """The blocks that one process's residencies attached at opening, were handed then, and grew by."""
 
     attached: Evidence
     handed: Evidence
@@ -140,7 +140,7 @@ class LifeEvidence(NamedTuple):
 
 
 def read_life(connection: Connection, life: int, until_us: int) -> LifeEvidence:
-    """The evidence of residencies that opened before a UTC moment."""
+    """Return the evidence of residencies that opened before a UTC moment."""
     column = residencies.c
     attached, handed = read_opened(
         connection,
@@ -209,14 +209,14 @@ def _count_life(
 
 
 def monitored_residencies(connection: Connection, life: int) -> Int64s:
-    """Those that the policy was not enforced for: what they attached is no reuse that it permitted."""
+    """Return residencies for which the policy was not enforced; their attached blocks are not permitted reuse."""
     query = select(events.c.leaf).where(events.c.incarnation == life, events.c.kind == MONITORED, has_leaf(events))
     found = [orjson.loads(bytes(leaf))["residency"] for leaf in connection.scalars(query)]
     return np.array(found, dtype=np.int64)
 
 
 def _written(attached: Evidence, handed: Evidence, grown: Evidence, sums: _Sums) -> tuple[Int64s, Int64s, Int64s]:
-    """The keys of all blocks that were handed out, when, and to whom."""
+    """Return the keys of all handed-out blocks, when, and to whom."""
     opened = attached.column("opened_boot_us")
     residency = attached.column("residency")
     order = np.argsort(residency, kind="stable")
@@ -261,19 +261,19 @@ def _count_hits(
 
 
 def keys_of(part: Evidence) -> Int64s:
-    """The (pool, generation) key of every flat entry."""
+    """Return the (pool, generation) key of every flat entry."""
     return unit_keys(part.pairs.pools, part.pairs.generations)
 
 
 class Hits(NamedTuple):
-    """The entries of `attached` that saved a prefill, and where each stands in its prompt."""
+    """The entries of `attached` that saved a prefill, and the place of each in its prompt."""
 
     which: NDArray[np.bool_]
     place: Int64s
 
 
 def hits_in(attached: Evidence, period: tuple[int, int], monitored: Int64s) -> Hits:
-    """What openings in [since, until), boot time, attached under the policy, without their own earlier work (rule 2).
+    """Return what openings in [since, until), boot time, reused under the policy, without earlier own work (rule 2).
 
     Leaves list blocks in the order of the prompt, and a long list goes on in the leaf's next part.
     """
@@ -297,7 +297,7 @@ def _tenants(part: Evidence, sums: _Sums) -> NDArray[np.int64]:
 
 
 def places_in(known: Int64s, keys: Int64s) -> tuple[Int64s, NDArray[np.bool_]]:
-    """Where each of `keys` stands in `known`, and which of them do."""
+    """Return the position of each of `keys` in `known`, and which of them it contains."""
     if not len(known):
         return np.empty(0, np.int64), np.zeros(len(keys), np.bool_)
     at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
@@ -306,7 +306,7 @@ def places_in(known: Int64s, keys: Int64s) -> tuple[Int64s, NDArray[np.bool_]]:
 
 
 class CrossedReuse(NamedTuple):
-    """What one tenant reused of another's through one grant or segment."""
+    """One tenant's reuse of another's blocks through one grant or segment."""
 
     reader: str
     owner: str
@@ -324,7 +324,7 @@ def crossed_reuse(
     party: str | None = None,
     state: AsOf | None = None,
 ) -> list[CrossedReuse]:
-    """Reuse across tenants that was counted in [since, until), of one party or of all.
+    """Return counted reuse across tenants in [since, until), of one party or of all.
 
     Both parties' logs have it: of one party its own log is read, of all those of the readers. A counter counts where
     it ends. Writers end one at every whole minute (UTC).

@@ -1,1 +1,1 @@
-"""Route receipts: both halves of each joined, what is wrong with them, and what they measure of routing."""
+"""Route receipts: their two halves joined, their problems, and measures of routing."""

@@ -1,4 +1,4 @@
-"""What route receipts measure of routing: locality, routed hit length, queue delta, stale-location misses, balance.
+"""Measures of routing from receipts: locality, routed hit length, queue delta, stale-location misses, balance.
 
     measures = measure(read_routes(connection, period, now_us=now_us).receipts)
 
@@ -27,7 +27,7 @@ SCORE_STEPS: Final = 10
 
 
 class ScoreStep(NamedTuple):
-    """Requests whose score was in one tenth of the range from 0 to the largest, and what they found."""
+    """Requests whose score was in one tenth of the range from 0 to the largest, and their hits."""
 
     score_from: float
     requests: int
@@ -36,7 +36,7 @@ class ScoreStep(NamedTuple):
 
 
 class RouteCounts(NamedTuple):
-    """Requests with the half of who answered: prompt tokens, those found, and what became of promises."""
+    """Requests with the answering worker's half: prompt tokens, hits, and kept promises."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -47,21 +47,21 @@ class RouteCounts(NamedTuple):
     kept_tokens: int = 0  # of those promised
 
     def plus(self, half: FoundHalf, promised: int | None) -> RouteCounts:
-        """With one more; `promised`: None where nobody said it."""
-        kept = 0 if promised is None else min(half.found_tokens, promised)
+        """Return the counts with one more request; `promised`: None if no promise was made."""
+        kept_tokens = 0 if promised is None else min(half.found_tokens, promised)
         return RouteCounts(
             self.requests + 1,
             self.prompt_tokens + half.prompt_tokens,
             self.found_tokens + half.found_tokens,
             self.promises + (promised is not None),
-            self.stale_misses + (promised is not None and kept < promised),
+            self.stale_misses + (promised is not None and kept_tokens < promised),
             self.promised_tokens + (promised or 0),
-            self.kept_tokens + kept,
+            self.kept_tokens + kept_tokens,
         )
 
 
 class RouteSums:
-    """What receipts add up to: of all, by worker and by tenant (rule 6)."""
+    """Sums of receipts: over all, by worker and by tenant (rule 6)."""
 
     def __init__(self) -> None:
         self.whole = RouteCounts()
@@ -69,7 +69,7 @@ class RouteSums:
         self.by_tenant: dict[str, RouteCounts] = {}
 
     def take(self, receipt: Receipt) -> None:
-        """One more receipt."""
+        """Add one receipt."""
         half = receipt.served
         if half is None:
             return
@@ -80,7 +80,7 @@ class RouteSums:
 
     @property
     def tenants(self) -> tuple[TenantRoutes, ...]:
-        """By tenant, in their order."""
+        """The sums by tenant, in their order."""
         return tuple(TenantRoutes(name, *self.by_tenant[name][:5]) for name in sorted(self.by_tenant))
 
 
@@ -88,7 +88,7 @@ _NONE: Final = RouteCounts()
 
 
 class WorkerRoutes(NamedTuple):
-    """One worker: requests that it answered, what they found, its queue and free blocks as they came."""
+    """One worker: the requests it answered, their hits, and its queue and free blocks at the time."""
 
     worker: str
     requests: int
@@ -108,12 +108,12 @@ class WorkerRoutes(NamedTuple):
 
     @property
     def stale_rate(self) -> float | None:
-        """Stale-location misses of those requests that something was promised of."""
+        """Stale-location misses as a share of the requests with a promise."""
         return self.stale_misses / self.promises if self.promises else None
 
 
 class TenantRoutes(NamedTuple):
-    """One tenant: its requests with a receipt, and what they found where they went."""
+    """One tenant: its requests with a receipt, and their hits at the chosen worker."""
 
     tenant: str
     requests: int
@@ -129,7 +129,7 @@ class TenantRoutes(NamedTuple):
 
 
 class RouteMeasures(NamedTuple):
-    """All of it; see the rules of this module."""
+    """All measures; see the rules of this module."""
 
     requests: int
     prompt_tokens: int
@@ -160,7 +160,7 @@ class RouteMeasures(NamedTuple):
 
     @property
     def stale_rate(self) -> float | None:
-        """Stale-location misses of those requests that something was promised of."""
+        """Stale-location misses as a share of the requests with a promise."""
         return self.stale_misses / self.promises if self.promises else None
 
 
@@ -170,7 +170,7 @@ class _Served(NamedTuple):
 
 
 def measure(receipts: Iterable[Receipt]) -> RouteMeasures:
-    """What these receipts measure."""
+    """Return the measures of these receipts."""
     served = [_Served(receipt, half) for receipt in receipts if (half := receipt.served) is not None]
     served.sort(key=lambda one: (one.half.at_us, one.receipt.receipt))
     sums = RouteSums()
@@ -201,7 +201,7 @@ def measure(receipts: Iterable[Receipt]) -> RouteMeasures:
 
 
 def measure_tenants(receipts: Iterable[Receipt]) -> tuple[TenantRoutes, ...]:
-    """The same by tenant alone, in their order; keeps no receipt."""
+    """Return only the measures by tenant, in their order; keeps no receipt."""
     sums = RouteSums()
     for receipt in receipts:
         sums.take(receipt)
@@ -233,14 +233,14 @@ def _worker(counts: RouteCounts, halves: Sequence[FoundHalf]) -> WorkerRoutes:
 
 def _scores(served: Sequence[_Served]) -> tuple[ScoreStep, ...]:
     """Decisions by score, in tenths of the largest; none where no router told one."""
-    said = [
+    scored = [
         (one.receipt.sent.score, one.half)
         for one in served
         if one.receipt.sent is not None and one.receipt.sent.score >= 0
     ]
-    largest = max((score for score, _ in said), default=0)
+    largest = max((score for score, _ in scored), default=0)
     steps: dict[int, list[FoundHalf]] = defaultdict(list)
-    for score, half in said:
+    for score, half in scored:
         steps[min(SCORE_STEPS - 1, score * SCORE_STEPS // largest) if largest else 0].append(half)
     return tuple(
         ScoreStep(

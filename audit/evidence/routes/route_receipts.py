@@ -1,4 +1,4 @@
-"""Route receipts, joined from the two halves that a door and a worker wrote, and what is wrong with each.
+"""Route receipts, joined from the halves of a door and a worker, and the problems of each.
 
     for receipt in receipts_in_order(connection, RoutePeriod(since_us, until_us)):
         lacks, findings = judge(receipt, now_us=now_us)
@@ -46,7 +46,7 @@ _SLICE_ROWS: Final = 1000  # of each half
 
 
 class RoutePeriod(NamedTuple):
-    """[since, until) in UTC µs, of one tenant or of all; of receipts whose name begins so, or of all."""
+    """[since, until) in UTC µs, of one tenant or of all; of receipts whose name has this prefix, or of all."""
 
     since_us: int
     until_us: int
@@ -55,7 +55,7 @@ class RoutePeriod(NamedTuple):
 
 
 class HalfPlace(NamedTuple):
-    """Where a half stands: when it was written (UTC µs), the id of its log, and its number there."""
+    """The place of a half: its time (UTC µs), the id of its log, and its number there."""
 
     at_us: int
     log: int
@@ -66,7 +66,7 @@ BEFORE_ALL: Final = HalfPlace(-1, -1, -1)
 
 
 class SentHalf(NamedTuple):
-    """What the door said. Below 0, and empty: nobody said it."""
+    """The door's half. Values below 0 and empty texts were not stated."""
 
     door: str
     scope: str
@@ -85,7 +85,7 @@ class SentHalf(NamedTuple):
 
 
 class FoundHalf(NamedTuple):
-    """What a worker said of one request of its engine."""
+    """A worker's half about one request of its engine."""
 
     worker: str
     asked: bool
@@ -100,12 +100,12 @@ class FoundHalf(NamedTuple):
 
     @property
     def is_possible(self) -> bool:
-        """Whether its figures can be (rule 4)."""
+        """Whether its figures are plausible (rule 4)."""
         return 0 <= self.found_tokens <= self.prompt_tokens and self.queue >= 0 and self.free_blocks >= 0
 
 
 class Receipt(NamedTuple):
-    """Both halves, as far as they are there; `found` in the order of time.
+    """Both halves, as far as they exist; `found` in the order of time.
 
     `place`: of the door's first half, else of the workers'. `door_halves`: how many there are; `sent` is the first.
     """
@@ -119,19 +119,19 @@ class Receipt(NamedTuple):
 
     @property
     def at_us(self) -> int:
-        """When it counts."""
+        """The time at which it counts."""
         return self.found[0].at_us if self.sent is None else self.sent.at_us
 
     @property
     def own(self) -> tuple[FoundHalf, ...]:
-        """The halves of who answered: of the worker that the answer names, else all."""
+        """The halves of the answering worker, if the answer names one; else all."""
         if self.sent is None or not self.sent.worker:
             return self.found
         return tuple(half for half in self.found if half.worker == self.sent.worker)
 
     @property
     def served(self) -> FoundHalf | None:
-        """What who answered found, of all the engine's requests that it stands for; None where nobody says it."""
+        """The answering worker's hits, over all the engine's requests that it stands for; None if unknown."""
         requests = 1 if self.sent is None else max(1, self.sent.requests)
         halves = [half for half in self.own if half.is_possible][-requests:]
         if not halves:
@@ -145,12 +145,12 @@ class Receipt(NamedTuple):
 
     @property
     def promised_tokens(self) -> int | None:
-        """What the router expected the worker to have; None where it does not say."""
+        """The tokens that the router expected at the worker; None if not stated."""
         return None if self.sent is None or self.sent.promised_tokens < 0 else self.sent.promised_tokens
 
 
 class ReceiptProblem(StrEnum):
-    """What may be wrong with a receipt."""
+    """The possible problems of a receipt."""
 
     NO_WORKER = "no-worker-half"
     NO_DOOR = "no-door-half"
@@ -173,7 +173,7 @@ PROBLEMS: Final = {
 
 
 class RouteFinding(NamedTuple):
-    """Something that is wrong with a receipt."""
+    """A problem of a receipt."""
 
     problem: ReceiptProblem
     receipt: str
@@ -184,7 +184,7 @@ class RouteFinding(NamedTuple):
 
 
 class JoinedRoutes(NamedTuple):
-    """The receipts of a period in their order, what is wrong with them, and how many wait for a half.
+    """The receipts of a period in order, their problems, and how many wait for a half.
 
     `since_us`: from when on they are there: later than the period begins where it has too many.
     """
@@ -203,7 +203,7 @@ def read_routes(
     as_of: AsOf | None = None,
     halves_max: int | None = None,
 ) -> JoinedRoutes:
-    """The receipts of a period; `now_us` is the ledger's time, in UTC, `as_of` the state that is read.
+    """Return the receipts of a period; `now_us` is the ledger's time in UTC, `as_of` the state to read.
 
     `halves_max`: only as many of the newest halves of either kind, with those that belong to them.
     """
@@ -223,7 +223,7 @@ def read_routes(
 def newest_part(
     connection: Connection, period: RoutePeriod, halves_max: int, *, as_of: AsOf | None = None
 ) -> RoutePeriod:
-    """The part of a period that has as many of its newest halves of either kind; all of it where it has no more."""
+    """Return the part of a period that has at most that many of its newest halves of either kind."""
     since_us = period.since_us
     for table in (routes_sent, routes_found):
         newest = _halves(table, period, as_of).order_by(None).order_by(table.c.at_us.desc())
@@ -235,7 +235,7 @@ def newest_part(
 def receipts_in_order(
     connection: Connection, period: RoutePeriod, *, as_of: AsOf | None = None, after: HalfPlace = BEFORE_ALL
 ) -> Iterator[Receipt]:
-    """The receipts of a period behind a place, in the order of their places (rule 6)."""
+    """Yield the receipts of a period after a place, in the order of their places (rule 6)."""
     end: HalfPlace | None = after
     while end is not None:
         places, end = _next_places(connection, period, as_of, end)
@@ -246,7 +246,9 @@ def receipts_in_order(
 def _next_places(
     connection: Connection, period: RoutePeriod, as_of: AsOf | None, after: HalfPlace
 ) -> tuple[dict[HalfPlace, str], HalfPlace | None]:
-    """The receipts' names of the next halves behind a place, and up to where all are there; None: there are no more."""
+    """Return the names of the next receipts after a place, and the place up to which all are included; None at the
+    end.
+    """
     places: dict[HalfPlace, str] = {}
     ends: list[HalfPlace] = []
     for table in (routes_sent, routes_found):
@@ -269,7 +271,7 @@ def _next_places(
 def _joined(
     connection: Connection, period: RoutePeriod, as_of: AsOf | None, places: dict[HalfPlace, str]
 ) -> Iterator[Receipt]:
-    """The receipts of these names, each with all of its halves (rule 1)."""
+    """Yield the receipts with these names, each with all of its halves (rule 1)."""
     if not places:
         return
     near = period._replace(since_us=min(places).at_us - DOOR_GRACE_US, until_us=max(places).at_us + DOOR_GRACE_US)
@@ -298,7 +300,7 @@ def _joined(
 
 
 def judge(receipt: Receipt, *, now_us: int) -> tuple[bool, list[RouteFinding]]:
-    """Whether a receipt waits for a half (rule 2), and what is wrong with it, by problem and worker."""
+    """Return whether a receipt waits for a half (rule 2), and its problems by worker."""
     findings = [*_wrong(receipt)]
     if receipt.door_halves > 1:
         detail = f"{receipt.door_halves} halves"
@@ -312,7 +314,7 @@ def judge(receipt: Receipt, *, now_us: int) -> tuple[bool, list[RouteFinding]]:
 
 
 def _halves(of: Table, period: RoutePeriod, as_of: AsOf | None, names: Collection[str] | None = None) -> Select[Any]:
-    """The rows of a table in the order of their places, with the names of their process and log."""
+    """Return the rows of a table in the order of their places, with the names of their process and log."""
     joined = of.join(incarnations, incarnations.c.id == of.c.incarnation)
     joined = joined.join(workers, workers.c.id == incarnations.c.worker).join(logs, logs.c.id == of.c.log)
     query = (
@@ -334,7 +336,7 @@ def _halves(of: Table, period: RoutePeriod, as_of: AsOf | None, names: Collectio
 
 
 def _lacks(receipt: Receipt) -> RouteFinding | None:
-    """The half that it lacks (rule 2)."""
+    """Return the missing half (rule 2)."""
     sent = receipt.sent
     if sent is None:
         if not any(half.asked for half in receipt.found):
@@ -348,17 +350,17 @@ def _lacks(receipt: Receipt) -> RouteFinding | None:
 
 def _wrong(receipt: Receipt) -> Iterator[RouteFinding]:
     """What the halves that are there say against each other."""
-    sent, found = receipt.sent, receipt.found
-    for half in found:
+    sent, halves = receipt.sent, receipt.found
+    for half in halves:
         if not half.is_possible:
             yield _finding(ReceiptProblem.IMPOSSIBLE, receipt, half.worker, "")
     if sent is None:
         return
-    if len(found) > sent.uses:
-        yield _finding(ReceiptProblem.MORE, receipt, "", f"{len(found)} halves, {sent.uses} uses")
+    if len(halves) > sent.uses:
+        yield _finding(ReceiptProblem.MORE, receipt, "", f"{len(halves)} halves, {sent.uses} uses")
     if receipt.own:
         last_us = max(half.at_us for half in receipt.own)
-        for half in found:
+        for half in halves:
             if half not in receipt.own and half.at_us > last_us + CLOCKS_APART_US:
                 detail = f"it was sent to {sent.worker}"
                 yield _finding(ReceiptProblem.ELSEWHERE, receipt, half.worker, detail)
@@ -373,5 +375,5 @@ def _finding(problem: ReceiptProblem, receipt: Receipt, worker: str, detail: str
 
 
 def by_problem(findings: Sequence[RouteFinding]) -> dict[str, int]:
-    """How many findings there are of each kind; every kind is there."""
+    """Return the number of findings of each kind, including kinds without any."""
     return {problem.value: sum(one.problem is problem for one in findings) for problem in ReceiptProblem}

@@ -1,1 +1,1 @@
-"""Who is behind a pseudonym: the directory, the tables of subjects, and the store of their keys."""
+"""The people behind pseudonyms: the directory, the tables of subjects, and the store of their keys."""

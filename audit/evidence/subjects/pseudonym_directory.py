@@ -1,4 +1,4 @@
-"""Names that mean nothing for subjects and sessions; `subject_rows` has the table that alone links them.
+"""Meaningless names for subjects and sessions. Only the table in `subject_rows` links them to people.
 
 1. A pseudonym is an HMAC over its row's names under a random secret in that row (`committed_name`), so leaves prove
    the row; a session's secret is its subject's. Without the row nothing can be computed from a pseudonym: destroying
@@ -52,7 +52,7 @@ _LOOKUP = (
 
 
 class SubjectDirectory:
-    """The SQL-backed pseudonym port: looks up in batches, invents in memory, writes when told.
+    """The SQL-backed pseudonym port: looks up in batches, invents in memory, writes on request.
 
     In memory people go by their names; in rows, where there are subject keys, by tags (rule 4).
     """
@@ -67,12 +67,12 @@ class SubjectDirectory:
         self._unlinkings = -1  # how many there were when names were last read; -1: none was
 
     def __call__(self, tenant: str, subject: str, session: str = "") -> str:
-        """The pseudonym of a subject or session; a new random one when none is known."""
+        """Return the pseudonym of a subject or session; a new random one if none is known."""
         who = (tenant, subject, session)
         return self._known.get(who) or self._derived(who) or self._invented(who)
 
     def prefetch(self, connection: Connection, events: Iterable[Event]) -> None:
-        """Have the names that these events need: read where they are known, new ones where they are not."""
+        """Load the names that these events need, and make new ones for unknown people."""
         if self._mute:
             return
         count = unlinkings(connection)
@@ -95,7 +95,7 @@ class SubjectDirectory:
             self._keys.keep_names((self._known[who], who) for who in listed if who in self._known)
 
     def list_erased(self, events: Iterable[Event]) -> None:
-        """Rows for those that erasures are about (rule 3), where no database is asked."""
+        """Add rows for those that erasures concern (rule 3), without asking a database."""
         for who in _named(event for event in events if event.__class__ is ErasureRequested)[1]:
             if who not in self._known:
                 self._known[who] = self._fresh[who] = self(*who)
@@ -103,16 +103,18 @@ class SubjectDirectory:
                     self._row_secrets[who] = self._secret_of(who) or ""
 
     def trim(self) -> None:
-        """Forget what is durable once that is much, where no database is asked: who returns has another pseudonym."""
+        """Forget durable names once there are many, without asking a database; a returning person gets a new
+        pseudonym.
+        """
         if len(self._known) > _CACHED_MAX:
             self._forget()
 
     def fresh(self) -> list[Row]:
-        """Rows (pseudonym, tenant, subject, session, secret) not known to be durable yet."""
+        """Return rows (pseudonym, tenant, subject, session, secret) that are not known to be durable yet."""
         return [(name, *self._stored(who), self._row_secrets.get(who) or None) for who, name in self._fresh.items()]
 
     def kept(self, rows: Sequence[Row], *, own: bool) -> list[Row]:
-        """Rows of another process as this ledger keeps them (rule 4); `own`: of one with the same subject keys.
+        """Return rows of another process in this ledger's form (rule 4); `own`: the process has the same subject keys.
 
         Raises `LedgerError` where they are names and nothing says that names are kept.
         """
@@ -124,7 +126,7 @@ class SubjectDirectory:
         return [row for row in rows if own and is_tagged(row)] + sealed_rows(self._keys, named)
 
     def settle(self, rows: Iterable[Sequence[Any]]) -> None:
-        """These rows are durable."""
+        """Mark these rows as durable."""
         if self._keys is None:
             for row in rows:
                 self._fresh.pop((row[1], row[2], row[3]), None)
@@ -136,11 +138,11 @@ class SubjectDirectory:
             self._row_secrets.pop(who, None)
 
     def durable(self) -> list[str]:
-        """The pseudonyms in memory whose rows are durable, for who cannot read whether they still are (rule 5)."""
+        """Return the pseudonyms in memory with durable rows, for callers that cannot check the table (rule 5)."""
         return [name for who, name in self._known.items() if who not in self._fresh]
 
     def drop(self, gone: Iterable[str]) -> None:
-        """Forget these pseudonyms: their rows are there no more."""
+        """Forget these pseudonyms, whose rows no longer exist."""
         names = frozenset(gone)
         for who in [who for who, name in self._known.items() if name in names]:
             del self._known[who]
@@ -174,9 +176,9 @@ class SubjectDirectory:
             self._name(who, self._secret_of(who) or secret)
 
     def _invented(self, who: Who) -> str:
-        """A new pseudonym of somebody whom no database was asked for."""
+        """Return a new pseudonym for a person whom no database was asked about."""
         if not _storable(who):
-            raise LedgerError("a subject or session holds characters that no database stores")
+            raise LedgerError("a subject or session contains characters that databases cannot store")
         tenant, subject, session = who
         if subject and session and (tenant, subject, "") not in self._known:
             self(tenant, subject)  # and with it the secret that the session's comes from
@@ -184,7 +186,7 @@ class SubjectDirectory:
         return self._name(who, secrets.token_hex(_SECRET_BYTES))
 
     def _name(self, who: Who, secret: str) -> str:
-        """The pseudonym of somebody under the secret that its row is going to hold."""
+        """Return the pseudonym of a person under the secret that its row will hold."""
         if who[1] and not who[2] and self._keys is None:
             self._secrets[who[:2]] = secret
         self._row_secrets[who] = secret
@@ -192,12 +194,12 @@ class SubjectDirectory:
         return name
 
     def _derived(self, who: Who) -> str | None:
-        """The pseudonym of a session whose subject has a secret (rule 1)."""
+        """Return the pseudonym of a session whose subject has a secret (rule 1)."""
         secret = self._secret_of(who)
         return None if secret is None else committed_name(secret, *self._stored(who))
 
     def _secret_of(self, who: Who) -> str | None:
-        """The secret of a session's subject; None for whoever is no session of a subject, and where there is none."""
+        """Return the secret of a session's subject; None if it is not a session of a subject, or there is no secret."""
         if not (who[1] and who[2]):
             return None
         secret = self._secrets.get(who[:2])
@@ -213,7 +215,7 @@ class SubjectDirectory:
 
 
 def _no_keys() -> LedgerError:
-    return LedgerError("no subject can be named: there is no store of subject keys, and names are not kept in clear")
+    return LedgerError("subjects cannot be named: there is no store of subject keys, and names are not stored in clear")
 
 
 def _storable(texts: Iterable[str]) -> bool:
@@ -226,12 +228,12 @@ _NAMED = frozenset(kind for kind in KINDS if "subject" in kind.__struct_fields__
 
 
 def names_anybody(events: Iterable[Event]) -> bool:
-    """Whether any of the events is of a kind that names a subject or a session."""
+    """Return whether any event is of a kind that names a subject or a session."""
     return not _NAMED.isdisjoint(map(type, events))
 
 
 def _named(events: Iterable[Event]) -> tuple[set[Who], set[Who]]:
-    """The subjects and sessions that events name, and those that erasures and cases are about.
+    """Return the subjects and sessions that events name, and those that erasures and cases concern.
 
     Sessions of these need a row each, and the store of subject keys can name them.
     """

@@ -1,4 +1,4 @@
-"""Whose residency it is, as conditions on `residencies`: a tenant's, or those of a tenant's subjects.
+"""Conditions on `residencies` that select a tenant's, or those of a tenant's subjects.
 
 1. A tenant's residencies are in that tenant's log, and in no other.
 2. The index of subjects has each log in spans of as many leaves, one span after the other, and is ordered by subject
@@ -21,13 +21,13 @@ from kvcustody.audit.store.schema.ledger import logs
 
 
 def of_tenant(tenant: str) -> ColumnElement[bool]:
-    """The tenant's residencies (rule 1)."""
+    """Return the tenant's residencies (rule 1)."""
     log = select(logs.c.id).where(logs.c.name == log_of(tenant)).scalar_subquery()
     return residencies.c.log == log
 
 
 def of_subjects(connection: Connection, tenant: str, names: Sequence[str]) -> list[ColumnElement[bool]]:
-    """The residencies of a tenant's subjects, given by pseudonyms: three conditions, the columns of the index."""
+    """Return the residencies of a tenant's subjects, given by pseudonym: three conditions, the columns of the index."""
     query = select(logs.c.id, logs.c.size).where(logs.c.name == log_of(tenant))
     found = connection.execute(query).first()
     if found is None or not names:

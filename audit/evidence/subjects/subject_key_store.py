@@ -1,4 +1,4 @@
-"""One random key for each subject, in a store of its own: who holds it can find the subject's pseudonyms, no one else.
+"""One random key for each subject, in a separate store: only its holder can find the subject's pseudonyms.
 
 1. The ledger's database knows a subject by a tag: HMAC-SHA-256 under the subject's key over its name. Without the key
    no guess can be compared with a tag. So the ledger, its write-ahead log, its spills and every backup of them say
@@ -85,7 +85,7 @@ _GENERATION = select(_destroyed.c.count)
 
 
 def store_beside(ledger: str | Path) -> Path | None:
-    """Where the store of a SQLite ledger is if nobody says where (rule 7); None for a ledger on a server."""
+    """Return the default place of a SQLite ledger's store (rule 7); None for a ledger on a server."""
     place = database_place(ledger)
     if not isinstance(place, SqliteFile) or place.in_memory:
         return None
@@ -93,7 +93,7 @@ def store_beside(ledger: str | Path) -> Path | None:
 
 
 def open_subject_keys(ledger: str | Path, url: str | None, *, clear: bool) -> SubjectKeys | None:
-    """The store at `url`, or the one that belongs to this ledger; None where its names are kept in clear (rule 7).
+    """Return the store at `url`, or this ledger's own; None if its names are stored in clear (rule 7).
 
     Raises `ConfigError` where nobody says which of the two it is.
     """
@@ -109,17 +109,17 @@ def open_subject_keys(ledger: str | Path, url: str | None, *, clear: bool) -> Su
 
 
 def owner_of(tenant: str, subject: str, session: str) -> Owner:
-    """Whose key hides these names (rule 4)."""
+    """Return the owner of the key that hides these names (rule 4)."""
     return (tenant, subject, "" if subject else session)
 
 
 def is_tag(text: str) -> bool:
-    """Whether this stands for a name and is none."""
+    """Return whether this is a tag, which stands for a name, and not a name."""
     return _TAG.fullmatch(text) is not None
 
 
 def is_sealed(secret: str) -> bool:
-    """Whether a secret of a subject can be had with the subject's key alone."""
+    """Return whether a subject's secret is only available with the subject's key."""
     return secret.startswith(_SEALED)
 
 
@@ -143,11 +143,13 @@ class SubjectKeys:
 
     @classmethod
     def open(cls, target: str | Path) -> SubjectKeys:
-        """The store at a path or URL; a SQLite file is made 0600. Raises `LedgerError` where it cannot be used."""
+        """Return the store at a path or URL; a new SQLite file gets mode 0600. Raises `LedgerError` if it cannot be
+        used.
+        """
         return cls(open_store(target, keys=True))
 
     def refresh(self) -> bool:
-        """Forget every key in memory where one was destroyed since; True when so (rule 3)."""
+        """Forget every key in memory if one was destroyed meanwhile; return whether that was so (rule 3)."""
         found = self._generation()
         if found == self.generation:
             return False
@@ -156,7 +158,7 @@ class SubjectKeys:
         return True
 
     def prepare(self, owners: Iterable[Owner]) -> None:
-        """Have the keys of these: read, or made and stored. Raises what the database raises."""
+        """Load the keys of these people, or create and store them. Raises the database's errors."""
         if len(self._known) > _CACHED_MAX:
             self._known.clear()
         wanted = {owner for owner in owners if owner not in self._known} | self._pending.keys()
@@ -170,14 +172,14 @@ class SubjectKeys:
         self._pending = {}
 
     def tag(self, owner: Owner, kind: str, name: str) -> str:
-        """What the ledger knows a name by. A key that the store could not give is made, and stored when it can."""
+        """Return the ledger's tag for a name. A key that the store could not give is made, and stored later."""
         key = self._known.get(owner) or self._pending.get(owner)
         if key is None:
             key = self._pending[owner] = secrets.token_bytes(KEY_BYTES)
         return _tag(key, kind, name)
 
     def keep_names(self, names: Iterable[tuple[str, Owner]]) -> None:
-        """Whom these pseudonyms stand for, as (tenant, subject, session): durable on return (rule 5)."""
+        """Store the people behind these pseudonyms as (tenant, subject, session): durable on return (rule 5)."""
         rows = [
             {"pseudonym": name, "tenant": tenant, "subject": subject, "session": session}
             for name, (tenant, subject, session) in names
@@ -187,27 +189,27 @@ class SubjectKeys:
                 connection.execute(_insert_new(connection, _names), rows)
 
     def named(self, pseudonym: str) -> Owner | None:
-        """The (tenant, subject, session) of somebody who is to be erased; None where nobody was kept (rule 5)."""
+        """Return the (tenant, subject, session) of a person to erase; None if nobody was stored (rule 5)."""
         query = select(_names.c.tenant, _names.c.subject, _names.c.session)
         with self._engine.connect() as connection:
             row = connection.execute(query.where(_names.c.pseudonym == pseudonym)).first()
         return None if row is None else (row.tenant, row.subject, row.session)
 
     def kept_tag(self, owner: Owner, kind: str, name: str) -> str | None:
-        """The tag of a name whose key the store has now, else None. Nothing is made or remembered: on any thread."""
+        """Return the tag of a name whose key the store has, else None. Creates and remembers nothing: on any thread."""
         with self._engine.connect() as connection:
             key = _read(connection, {owner}).get(owner)
         return None if key is None else _tag(key, kind, name)
 
     def sealed(self, owner: Owner, pseudonym: str, secret: str) -> str:
-        """A secret of 32 characters that belongs to a pseudonym, hidden under the subject's key (rule 6).
+        """Return a 32-character secret of a pseudonym, encrypted under the subject's key (rule 6).
 
         A pseudonym has one secret, so no two are hidden alike. The key must be prepared.
         """
         return _SEALED + _masked(self._known[owner], pseudonym, secret.encode()).hex()
 
     def unsealed(self, owner: Owner, pseudonym: str, sealed: str) -> str | None:
-        """The secret again; None where the store has no key any more. On any thread."""
+        """Return the decrypted secret; None if the store no longer has the key. On any thread."""
         with self._engine.connect() as connection:
             key = _read(connection, {owner}).get(owner)
         if key is None:
@@ -215,7 +217,7 @@ class SubjectKeys:
         return _masked(key, pseudonym, bytes.fromhex(sealed.removeprefix(_SEALED))).decode("ascii", "replace")
 
     def destroy(self, tenant: str, subject: str, session: str = "") -> int:
-        """Destroy a subject's key, overwriting it (`store`); how many there were. Durable on return (rule 2)."""
+        """Overwrite and delete a subject's key (`store`); return how many there were. Durable on return (rule 2)."""
         owner = owner_of(tenant, subject, session)
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             gone = connection.execute(delete(_keys).where(*_is(owner))).rowcount
@@ -229,7 +231,7 @@ class SubjectKeys:
         return gone
 
     def close(self) -> None:
-        """Let the store go."""
+        """Close the store."""
         self._engine.dispose()
 
     def _generation(self) -> int:
@@ -259,7 +261,7 @@ def _masked(key: bytes, pseudonym: str, secret: bytes) -> bytes:
 
 
 def empty_wal(engine: Engine) -> bool:
-    """Empty SQLite's write-ahead log, which holds earlier pages; False where a reader is in the way.
+    """Empty SQLite's write-ahead log, which holds earlier pages; return False if a reader prevents it.
 
     True on PostgreSQL, where there is nothing that a client could do: its log is kept and archived by the server.
     """
@@ -279,13 +281,13 @@ def _is(owner: Owner) -> list[Any]:
 
 
 def _read(connection: Connection, owners: set[Owner]) -> dict[Owner, bytes]:
-    found: dict[Owner, bytes] = {}
+    keys: dict[Owner, bytes] = {}
     each = sorted(owners)
     for start in range(0, len(each), 100):
         some = [and_(*_is(owner)) for owner in each[start : start + 100]]
         rows = connection.execute(select(_keys).where(or_(*some)))
-        found |= {(row.tenant, row.subject, row.session): bytes(row.key) for row in rows}
-    return found
+        keys |= {(row.tenant, row.subject, row.session): bytes(row.key) for row in rows}
+    return keys
 
 
 def _insert_new(connection: Connection, table: Table) -> Any:

@@ -41,13 +41,13 @@ _UNLINKINGS = select(subject_unlinkings.c.count)
 
 
 def row_of(values: Sequence[Any]) -> Row:
-    """A row as a database gives it."""
+    """Return a database row as a subject row."""
     pseudonym, tenant, subject, session, secret = values
     return (pseudonym, tenant, subject, session, secret)
 
 
 def tags_of(keys: SubjectKeys, who: Who) -> Who:
-    """Tenant, and the tags of subject and session under the subject's key (rule 2)."""
+    """Return the tenant, and the tags of subject and session under the subject's key (rule 2)."""
     tenant, subject, session = who
     owner = owner_of(*who)
     return (
@@ -58,12 +58,14 @@ def tags_of(keys: SubjectKeys, who: Who) -> Who:
 
 
 def is_tagged(row: Row) -> bool:
-    """Whether a row names nobody (rule 2)."""
+    """Return whether a row has tags instead of names (rule 2)."""
     return all(not name or is_tag(name) for name in row[2:4])
 
 
 def sealed_rows(keys: SubjectKeys, rows: Sequence[Row]) -> list[Row]:
-    """Rows of names as tags, and secrets sealed: for a ledger that takes them from processes without keys (rule 2)."""
+    """Return rows with names as tags and sealed secrets, for a ledger that receives them from processes without keys
+    (rule 2).
+    """
     keys.refresh()
     keys.prepare({owner_of(*row[1:4]) for row in rows})
     return [
@@ -72,14 +74,14 @@ def sealed_rows(keys: SubjectKeys, rows: Sequence[Row]) -> list[Row]:
 
 
 def store_names(connection: Connection, names: Sequence[Row], *, skip_known: bool = False) -> None:
-    """Insert rows; those of a replay may be there already and are skipped."""
+    """Insert rows; rows that a replay inserted before are skipped."""
     rows = sorted(names, key=itemgetter(0))  # neighbours of a random order: fewer pages are sought and changed
     if rows:
         (insert_new if skip_known else insert_rows)(connection, subjects, rows)
 
 
 def names_of(connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None = None) -> list[str]:
-    """Every pseudonym of a subject and of its sessions (an outage may have given it more than one)."""
+    """Return every pseudonym of a subject and of its sessions (an outage may have caused several)."""
     own = {row[0] for row in _rows(connection, tenant, subject, keys)}
     session = residencies.c.session
     for start in range(0, len(names := sorted(own)), LOOKUP_ROWS):
@@ -90,34 +92,34 @@ def names_of(connection: Connection, tenant: str, subject: str, keys: SubjectKey
 
 
 def subject_names(connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None = None) -> list[str]:
-    """Every pseudonym of a subject itself, without those of its sessions."""
+    """Return every pseudonym of a subject itself, without those of its sessions."""
     return sorted(row[0] for row in _rows(connection, tenant, subject, keys) if not row[3])
 
 
 def session_names(
     connection: Connection, tenant: str, subject: str, session: str, keys: SubjectKeys | None = None
 ) -> list[str]:
-    """Every pseudonym of a session of a subject: of rows of its own, and those that come from its subject's secret."""
+    """Return every pseudonym of a subject's session: from its own rows, and derived from the subject's secret."""
     owner = owner_of(tenant, subject, "")
     tag = None if keys is None else keys.kept_tag(owner, "session", session)
     stored = [session] if tag is None else [session, tag]
-    found: set[str] = set()
+    names: set[str] = set()
     for pseudonym, _, _, of_session, secret in _rows(connection, tenant, subject, keys):
         if of_session in stored:
-            found.add(pseudonym)
+            names.add(pseudonym)
         elif secret and not of_session:
             opened = _secret_in(secret, pseudonym, owner, keys)
             if opened:
-                found.add(committed_name(opened, tenant, subject, session))
+                names.add(committed_name(opened, tenant, subject, session))
     if keys is not None and tag is not None:
         secret, person = keys.kept_tag(owner, SESSIONS, ""), keys.kept_tag(owner, "subject", subject)
         if secret and person:
-            found.add(committed_name(secret, tenant, person, tag))
-    return sorted(found)
+            names.add(committed_name(secret, tenant, person, tag))
+    return sorted(names)
 
 
 def subjects_of_session(connection: Connection, tenant: str, session: str) -> list[str] | None:
-    """The subjects that a session was seen with, by name; None where no row says it: none has it, or rows have tags."""
+    """Return the subjects of a session by name; None if no row tells, because none has it or rows have tags."""
     columns = subjects.c
     of_session = (columns.tenant == tenant) & (columns.session == session)
     rows = connection.scalars(select(columns.subject).where(of_session).distinct().limit(LOOKUP_ROWS + 1)).all()
@@ -126,7 +128,7 @@ def subjects_of_session(connection: Connection, tenant: str, session: str) -> li
 
 
 def named_row(connection: Connection, pseudonym: str) -> Row | None:
-    """The row of a pseudonym, proved as far as it can be; None where nobody is behind it."""
+    """Return the row of a pseudonym, verified as far as possible; None if nobody is behind it."""
     columns = subjects.c
     query = select(columns.pseudonym, columns.tenant, columns.subject, columns.session, columns.secret)
     row = connection.execute(query.where(columns.pseudonym == pseudonym)).first()
@@ -138,7 +140,7 @@ def named_row(connection: Connection, pseudonym: str) -> Row | None:
 
 
 def subject_behind(connection: Connection, pseudonym: str, keys: SubjectKeys | None = None) -> str | None:
-    """The name of the subject of a pseudonym; None where its link is gone, or `keys` does not say whose tag."""
+    """Return the subject's name behind a pseudonym; None if its link is gone, or `keys` cannot resolve its tag."""
     row = named_row(connection, pseudonym)
     name = None if row is None else row[2]
     if name is None or not is_tag(name):
@@ -148,7 +150,9 @@ def subject_behind(connection: Connection, pseudonym: str, keys: SubjectKeys | N
 
 
 def has_tags(engine: Engine) -> bool:
-    """Somebody is known by a tag here: without the store of subject keys nobody finds them by name (rule 2)."""
+    """Return whether anybody is known by a tag here; then names can only be found with the store of subject keys (rule
+    2).
+    """
     with engine.connect() as connection:
         return connection.scalar(select(subjects.c.subject).where(subjects.c.subject.like("k1:%")).limit(1)) is not None
 
@@ -166,12 +170,12 @@ def unlink(connection: Connection, tenant: str, subject: str, keys: SubjectKeys 
 
 
 def unlinkings(connection: Connection) -> int:
-    """How often a subject was unlinked here (`pseudonyms`, rule 5 of `pseudonym_directory`)."""
+    """Return how often a subject was unlinked here (`pseudonyms`, rule 5 of `pseudonym_directory`)."""
     return int(connection.scalar(_UNLINKINGS) or 0)
 
 
 def unknown_pseudonyms(connection: Connection, names: Sequence[str]) -> list[str]:
-    """Those of the pseudonyms that nobody is behind any more, or ever was."""
+    """Return the pseudonyms that belong to nobody any more, or never did."""
     there: set[str] = set()
     for start in range(0, len(names), LOOKUP_ROWS):
         query = select(subjects.c.pseudonym).where(subjects.c.pseudonym.in_(names[start : start + LOOKUP_ROWS]))
@@ -180,16 +184,16 @@ def unknown_pseudonyms(connection: Connection, names: Sequence[str]) -> list[str
 
 
 def committed_name(secret: str, tenant: str, subject: str, session: str) -> str:
-    """The pseudonym that says, to whoever has the secret, whom it stands for (rule 1). No name holds a NUL."""
+    """Return the pseudonym that commits, for holders of the secret, to a person (rule 1). No name contains a NUL."""
     try:
         message = _COMMITMENT + f"{tenant}\0{subject}\0{session}".encode()
     except UnicodeEncodeError:
-        raise LedgerError("a subject or session holds characters that no database stores") from None
+        raise LedgerError("a subject or session contains characters that databases cannot store") from None
     return hmac.digest(secret.encode(), message, "sha256").hex()[:PROVED_CHARACTERS]
 
 
 def is_proved(row: Row) -> bool | None:
-    """Whether a row is the one that its pseudonym was made for; None where the row alone cannot tell (rule 2)."""
+    """Return whether a row is the one for which its pseudonym was made; None if the row alone cannot tell (rule 2)."""
     pseudonym, tenant, subject, session, secret = row
     if is_sealed(secret or "") and is_tag(subject or session):
         return None
@@ -197,7 +201,7 @@ def is_proved(row: Row) -> bool | None:
 
 
 def check_row(row: Row) -> None:
-    """Raise `LedgerError` for a row of `subjects` that is not what the leaves say."""
+    """Raise `LedgerError` for a row of `subjects` that contradicts the leaves."""
     if is_proved(row) is False:
         raise LedgerError(
             f"`subjects` names another for pseudonym `{row[0]}` than it was made for: run `kvcustody audit fsck`",
@@ -206,22 +210,22 @@ def check_row(row: Row) -> None:
 
 
 def _rows(connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None) -> list[Row]:
-    """A subject's rows, each proved as far as it can be."""
+    """Return a subject's rows, each verified as far as possible."""
     owner = owner_of(tenant, subject, "")
     columns = subjects.c
     query = select(columns.pseudonym, columns.tenant, columns.subject, columns.session, columns.secret)
-    found = []
+    subject_rows = []
     for row in connection.execute(query.where(_named_so(tenant, subject, keys))):
         made = row_of(row)
         pseudonym, *_, session, secret = made
         opened = _secret_in(secret, pseudonym, owner, keys) if secret and is_sealed(secret) else None
         check_row(made if opened is None or session else (pseudonym, tenant, subject, "", opened))
-        found.append(made)
-    return found
+        subject_rows.append(made)
+    return subject_rows
 
 
 def _secret_in(stored: str, pseudonym: str, owner: Owner, keys: SubjectKeys | None) -> str | None:
-    """The secret that a row has, open or sealed; None where its key is not there."""
+    """Return the secret in a row, open or sealed; None if its key is missing."""
     if not is_sealed(stored):
         return stored
     return None if keys is None else keys.unsealed(owner, pseudonym, stored)

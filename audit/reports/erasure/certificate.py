@@ -1,4 +1,4 @@
-"""The certificate of an erasure: what was asked, what every worker did, and the leaves that show it, signed.
+"""The signed certificate of an erasure: the request, every worker's actions, and the leaves that show them.
 
 1. It says nothing that its leaves do not show: every figure is computed from the leaves that it carries, here when it
    is issued and again by whoever checks it (`verify_certificate`).
@@ -76,7 +76,7 @@ LIMITS = (
 
 
 class SelectorOpening(NamedTuple):
-    """What opens the commitment: the salt and the selector's text. It belongs to the requester."""
+    """The opening of the commitment: the salt and the selector's text. It belongs to the requester."""
 
     salt: str
     selector: str
@@ -87,12 +87,12 @@ class SelectorOpening(NamedTuple):
 
 
 def new_opening(selector: str) -> SelectorOpening:
-    """An opening with a fresh random salt."""
+    """Return an opening with a fresh random salt."""
     return SelectorOpening(secrets.token_hex(SALT_BYTES), selector)
 
 
 def issue(connection: Connection, erasure: str, key: SigningKey, opening: SelectorOpening, *, now_us: int) -> Document:
-    """The signed certificate of an erasure as it stands at `now_us` (UTC).
+    """Return the signed certificate of an erasure as of `now_us` (UTC).
 
     `key` is the ledger's own. Raises `LedgerError` for an unknown erasure and `ProofError` where a leaf is not under a
     signed checkpoint yet: ask again after the next one.
@@ -104,9 +104,9 @@ def issue(connection: Connection, erasure: str, key: SigningKey, opening: Select
 def certificate_facts(
     connection: Connection, erasure: str, commitment: str, now_us: int, *, is_proved: bool = True
 ) -> dict[str, Any]:
-    """What a certificate says; raises as `issue`. Not `is_proved`: its leaves carry no proofs."""
-    found = status(connection, erasure, now_us)
-    places = _places(connection, erasure, found)
+    """Return a certificate's facts; raises like `issue`. Without `is_proved` its leaves have no proofs."""
+    erasure_status = status(connection, erasure, now_us)
+    places = _places(connection, erasure, erasure_status)
     proofs = LedgerProofs(connection)
     note = proofs.signed()
     carried: list[dict[str, Any]] = []
@@ -127,15 +127,17 @@ def certificate_facts(
     facts = {
         "erasure": erasure,
         "issued_us": now_us,
-        "outcome": found.outcome if is_shown else "partial",
-        "request": found.request._asdict() | {"commitment": commitment},
+        "outcome": erasure_status.outcome if is_shown else "partial",
+        "request": erasure_status.request._asdict() | {"commitment": commitment},
         "marked": [one._asdict() for one in marked_processes(bodies)],
-        "workers": [answer._asdict() for answer in found.answers],
-        "waiting": list(found.waiting),
-        "unreachable": list(found.unreachable),
+        "workers": [answer._asdict() for answer in erasure_status.answers],
+        "waiting": list(erasure_status.waiting),
+        "unreachable": list(erasure_status.unreachable),
         "monitored": [one._asdict() for one in unnamed(monitored_periods(connection, 0, now_us))],
-        "holds": [one._asdict() for one in holds_among(bodies, found.request.tenant, found.request.subject)],
-        "population": _population(connection, found, figures),
+        "holds": [
+            one._asdict() for one in holds_among(bodies, erasure_status.request.tenant, erasure_status.request.subject)
+        ],
+        "population": _population(connection, erasure_status, figures),
         "figures": figures.as_dict(),
         "ledger": {"checkpoint_size": note.size, "heads": heads},
         "leaves": carried,
@@ -162,22 +164,22 @@ def _not_followed(connection: Connection, carried: list[dict[str, Any]], erasure
 
 
 def _population(connection: Connection, found: Status, figures: ErasureFigures) -> dict[str, Any]:
-    """How many residencies of the selector the ledger knows from before the request, by the query that says so."""
-    asked, column = found.request, residencies.c
-    where = [column.part == 1, column.opened_us <= asked.at_us, has_leaf(residencies)]
+    """Return how many residencies of the selector the ledger has from before the request, with the query used."""
+    requested, column = found.request, residencies.c
+    where = [column.part == 1, column.opened_us <= requested.at_us, has_leaf(residencies)]
     text = "residencies with part = 1 and opened_us <= requested"
-    if asked.tenant is not None:
+    if requested.tenant is not None:
         text += " and tenant = requested"
-    if asked.selector in ("subject", "session"):
-        text += f" and {asked.selector} = pseudonym"
-    if asked.selector == "subject" and asked.tenant is not None and asked.subject is not None:
-        where += of_subjects(connection, asked.tenant, [asked.subject])
+    if requested.selector in ("subject", "session"):
+        text += f" and {requested.selector} = pseudonym"
+    if requested.selector == "subject" and requested.tenant is not None and requested.subject is not None:
+        where += of_subjects(connection, requested.tenant, [requested.subject])
     else:
-        if asked.tenant is not None:
-            where.append(of_tenant(asked.tenant))
-        if asked.selector in ("subject", "session"):
-            where.append(column[asked.selector] == getattr(asked, asked.selector))
-    known = asked.selector in ("tenant", "subject", "session")
+        if requested.tenant is not None:
+            where.append(of_tenant(requested.tenant))
+        if requested.selector in ("subject", "session"):
+            where.append(column[requested.selector] == getattr(requested, requested.selector))
+    known = requested.selector in ("tenant", "subject", "session")
     count = connection.scalar(select(func.count()).select_from(residencies).where(*where)) if known else None
     return {
         "residencies": count,
@@ -186,24 +188,24 @@ def _population(connection: Connection, found: Status, figures: ErasureFigures) 
     }
 
 
-def _places(connection: Connection, erasure: str, found: Status) -> set[tuple[str, int]]:
+def _places(connection: Connection, erasure: str, erasure_status: Status) -> set[tuple[str, int]]:
     """Every leaf that the certificate carries: the request, what each process said, its start, and its receipts."""
-    made: set[tuple[str, int]] = set()
+    places: set[tuple[str, int]] = set()
     names = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))}
-    made |= _lives(connection, erasure, found)
-    made |= {*_signed_later(connection, erasure)}
-    made |= ended_name_leaves(connection, erasure)
-    held = (connection, found.request.tenant, found.request.subject)
-    made |= {(leaf.log, leaf.idx) for leaf in hold_leaves(*held)}
+    places |= _lives(connection, erasure, erasure_status)
+    places |= {*_signed_later(connection, erasure)}
+    places |= ended_name_leaves(connection, erasure)
+    held = (connection, erasure_status.request.tenant, erasure_status.request.subject)
+    places |= {(leaf.log, leaf.idx) for leaf in hold_leaves(*held)}
     for table in (erasures, erasure_effects, erasure_remains, erasure_rereads, erasure_results):
         query = select(table.c.log, table.c.idx).where(table.c.erasure == erasure, has_leaf(table))
-        made |= {(names[row.log], row.idx) for row in connection.execute(query)}
+        places |= {(names[row.log], row.idx) for row in connection.execute(query)}
     effect = read(connection, erasure_effects, (erasure_effects.c.incarnation,), erasure_effects.c.erasure == erasure)
     life = effect.column("incarnation")[effect.owner]
     for incarnation in np.unique(life).tolist():
         generations = effect.pairs.generations[life == incarnation]
-        made |= _receipts(connection, incarnation, np.unique(generations), names)
-    return made | _copies(connection, erasure, names)
+        places |= _receipts(connection, incarnation, np.unique(generations), names)
+    return places | _copies(connection, erasure, names)
 
 
 def _signed_later(connection: Connection, erasure: str) -> Iterator[tuple[str, int]]:
@@ -222,8 +224,8 @@ def _signed_later(connection: Connection, erasure: str) -> Iterator[tuple[str, i
 
 
 def _copies(connection: Connection, erasure: str, names: dict[int, str]) -> set[tuple[str, int]]:
-    """The leaves that end copies for it, those that prove the end of any of these, and what stores keep locked."""
-    made: set[tuple[str, int]] = set()
+    """Return the leaves that end copies for it, those that prove the copies' end, and those about locked copies."""
+    places: set[tuple[str, int]] = set()
     destroyed = copy_steps.alias("destroyed")
     column, of = copy_steps.c, destroyed.c
     ended = and_(column.step == ENDED, column.erasure == erasure, has_leaf(copy_steps))
@@ -238,16 +240,16 @@ def _copies(connection: Connection, erasure: str, names: dict[int, str]) -> set[
         select(events.c.log, events.c.idx, events.c.leaf).where(events.c.kind == _LOCKED, has_leaf(events))
     ):
         if orjson.loads(leaf)["erasure"] == erasure:
-            made.add((names[log], idx))
+            places.add((names[log], idx))
     for query in (
         select(column.log, column.idx).where(ended),
         select(of.log, of.idx).where(has_leaf(destroyed), exists(select(column.idx).where(ended, proving))),
     ):
-        made |= {(names[log], idx) for log, idx in connection.execute(query)}
-    return made
+        places |= {(names[log], idx) for log, idx in connection.execute(query)}
+    return places
 
 
-def _lives(connection: Connection, erasure: str, found: Status) -> set[tuple[str, int]]:
+def _lives(connection: Connection, erasure: str, erasure_status: Status) -> set[tuple[str, int]]:
     """Starts and ends of the processes that were at work when it was requested, that had something to say of it, or
     that replayed or generated what they recorded.
     """
@@ -258,7 +260,7 @@ def _lives(connection: Connection, erasure: str, found: Status) -> set[tuple[str
         for table in (erasure_effects, erasure_results)
     ]
     chosen = set(connection.scalars(select(incarnations.c.uuid).where(incarnations.c.id.in_(union(*query))))) | {
-        life for life, period in periods.items() if period.at_work(found.request.at_us)
+        life for life, period in periods.items() if period.at_work(erasure_status.request.at_us)
     }
     chosen |= {one.incarnation for one in marked_processes(leaf.body for leaf in leaves)}
     return {(SYSTEM, leaf.idx) for leaf in leaves if about(leaf.body) in chosen}
@@ -267,19 +269,19 @@ def _lives(connection: Connection, erasure: str, found: Status) -> set[tuple[str
 def _receipts(
     connection: Connection, incarnation: int, generations: Any, names: dict[int, str]
 ) -> set[tuple[str, int]]:
-    """The receipts that name any of these generations."""
+    """Return the receipts that name any of these generations."""
     if not len(generations):
         return set()
     column = receipts.c
     spans = _spans(generations)
-    made: set[tuple[str, int]] = set()
+    places: set[tuple[str, int]] = set()
     for start in range(0, len(spans), 50):
         some = [and_(column.high >= low, column.low <= high) for low, high in spans[start : start + 50]]
         where = and_(column.incarnation == incarnation, column.high > 0, or_(*some))
         found = read(connection, receipts, (column.log, column.idx), where)
         for place in np.unique(found.owner[np.isin(found.pairs.generations, generations)]).tolist():
-            made.add((names[int(found.column("log")[place])], int(found.column("idx")[place])))
-    return made
+            places.add((names[int(found.column("log")[place])], int(found.column("idx")[place])))
+    return places
 
 
 def _spans(generations: Any) -> list[tuple[int, int]]:

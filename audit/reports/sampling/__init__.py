@@ -1,1 +1,1 @@
-"""The population of a report and its sample: strata, size from stated risk, draws by a seed, leaves with proofs."""
+"""The population of a report and its sample: strata, size from stated risk, seeded draws, leaves with proofs."""

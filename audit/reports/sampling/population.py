@@ -1,4 +1,4 @@
-"""The population: every custody that was due in the period, on the device and in tiers, counted, digested, by strata.
+"""The population: every custody due in the period, on the device and in tiers, counted and digested by stratum.
 
 1. The order is that of incarnation id, then (pool, generation); custodies that ended come before overdue ones. Copies
    off the device come behind all of these: by incarnation id and tier, then by number.
@@ -26,7 +26,7 @@ _NO_END = "no end on record"
 
 
 class PopulationMember(NamedTuple):
-    """One member of the population; `due_us` is UTC, `level` is empty where nothing is destroyed with evidence."""
+    """One member of the population. `due_us` is UTC; `level` is empty unless destruction has evidence."""
 
     incarnation: str
     pool: int
@@ -45,7 +45,7 @@ class PopulationMember(NamedTuple):
 
 
 class CustodyPopulation:
-    """The custodies of a period, laid out in the order of rule 1."""
+    """The custodies of a period, in the order of rule 1."""
 
     def __init__(
         self,
@@ -61,12 +61,12 @@ class CustodyPopulation:
 
     @property
     def custodies(self) -> int:
-        """How many there are."""
+        """The number of custodies."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
     @property
     def units(self) -> int:
-        """The same times shards: what coverage counts."""
+        """Custodies times shards, the units of coverage."""
         return sum((len(each.units.keys) + len(each.overdue.keys)) * (each.life.shards or 1) for each in self.lives)
 
     def digest(self) -> str:
@@ -75,26 +75,26 @@ class CustodyPopulation:
 
     @property
     def members(self) -> int:
-        """Custodies on the device and copies off it: what a sample is drawn from."""
+        """Custodies on the device and copies off it, from which a sample is drawn."""
         return self.custodies + sum(len(each.numbers) for each in self.copies)
 
     def strata(self) -> dict[StratumKey, Int64s]:
-        """The members of each stratum by their numbers, strata in order."""
-        found: dict[StratumKey, list[Int64s]] = {}
+        """Return the members of each stratum by number, strata in order."""
+        places_by_stratum: dict[StratumKey, list[Int64s]] = {}
         first = 0
         for each in self.lives:
             for key, places in _device_strata(each):
-                found.setdefault(key, []).append(places + first)
+                places_by_stratum.setdefault(key, []).append(places + first)
             first += len(each.units.keys) + len(each.overdue.keys)
         for judged in self.copies:
             keys = [StratumKey(judged.tier, *who, cause) for who, cause in zip(judged.who, judged.causes, strict=True)]
             for key, places in _grouped(keys):
-                found.setdefault(key, []).append(places + first)
+                places_by_stratum.setdefault(key, []).append(places + first)
             first += len(judged.numbers)
-        return {key: np.concatenate(found[key]) for key in sorted(found)}
+        return {key: np.concatenate(places_by_stratum[key]) for key in sorted(places_by_stratum)}
 
     def custody(self, number: int) -> PopulationMember:
-        """The member of a number from 0 on."""
+        """Return the member with a number from 0 on."""
         if number >= self.custodies:
             return self._copy(number - self.custodies)
         which = int(np.searchsorted(self._ends, number, side="right"))
@@ -127,17 +127,17 @@ class CustodyPopulation:
         raise IndexError(place)
 
 
-def _device_strata(each: LifeUnits) -> Iterator[tuple[StratumKey, Int64s]]:
-    """The places of one incarnation's custodies, by stratum; overdue ones behind those that ended."""
-    code, names = each.ends.codes("tenant", "classification", "cause")
-    of = code[each.units.row]
+def _device_strata(life_units: LifeUnits) -> Iterator[tuple[StratumKey, Int64s]]:
+    """Yield the places of one incarnation's custodies by stratum, ended ones before overdue ones."""
+    code, names = life_units.ends.codes("tenant", "classification", "cause")
+    of = code[life_units.units.row]
     order = np.argsort(of, kind="stable")
     bounds = np.searchsorted(of[order], np.arange(len(names) + 1))
     for number, name in enumerate(names):
         places = order[bounds[number] : bounds[number + 1]]
         if len(places):
             yield StratumKey(DEVICE_TIER, *name), places
-    for key, places in _grouped([StratumKey(DEVICE_TIER, *who, _NO_END) for who in each.late_owners]):
+    for key, places in _grouped([StratumKey(DEVICE_TIER, *who, _NO_END) for who in life_units.late_owners]):
         yield key, places + len(of)
 
 
@@ -149,40 +149,40 @@ def _grouped(keys: Sequence[StratumKey]) -> Iterator[tuple[StratumKey, Int64s]]:
         yield key, np.array(places, np.int64)
 
 
-def _ended(each: LifeUnits, place: int) -> PopulationMember:
-    units = each.units
-    row = each.ends.row(int(units.row[place]))
+def _ended(life_units: LifeUnits, place: int) -> PopulationMember:
+    units = life_units.units
+    row = life_units.ends.row(int(units.row[place]))
     level = int(units.level[place])
     return PopulationMember(
-        incarnation=each.life.uuid,
+        incarnation=life_units.life.uuid,
         pool=int(units.keys[place]) >> POOL_SHIFT,
         block=int(units.blocks[place]),
         generation=int(units.keys[place]) & GENERATION_MASK,
-        shards=each.life.shards or 1,
+        shards=life_units.life.shards or 1,
         tenant=row["tenant"],
         classification=row["classification"],
         verdict=VERDICTS[int(units.verdict[place])],
         covered=bool(units.verdict[place] == 0 and not units.disputed[place]),
-        due_us=int(units.due[place]) + each.life.offset_us,
+        due_us=int(units.due[place]) + life_units.life.offset_us,
         cause=row["cause"],
         level=LEVELS[level] if level >= 0 else "",
     )
 
 
-def _overdue(each: LifeUnits, place: int) -> PopulationMember:
-    late = each.overdue
-    tenant, classification = each.late_owners[place]
+def _overdue(life_units: LifeUnits, place: int) -> PopulationMember:
+    late = life_units.overdue
+    tenant, classification = life_units.late_owners[place]
     return PopulationMember(
-        incarnation=each.life.uuid,
+        incarnation=life_units.life.uuid,
         pool=int(late.keys[place]) >> POOL_SHIFT,
         block=int(late.blocks[place]),
         generation=int(late.keys[place]) & GENERATION_MASK,
-        shards=each.life.shards or 1,
+        shards=life_units.life.shards or 1,
         tenant=tenant,
         classification=classification,
         verdict="overdue",
         covered=False,
-        due_us=int(late.due[place]) + each.life.offset_us,
+        due_us=int(late.due[place]) + life_units.life.offset_us,
         cause=_NO_END,
         level="",
     )

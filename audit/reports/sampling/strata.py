@@ -1,4 +1,4 @@
-"""Strata and draws: what a seed takes of each part of a population, to be drawn again by anybody.
+"""Strata and draws: the part of a population that a seed selects, reproducible by anybody.
 
 1. A stratum is a tier, a tenant, a classification and what ended the custody; strata are in this order. A member's
    place is its number among those of its stratum, in the order of the population.
@@ -18,7 +18,7 @@ from kvcustody.audit.reports.sampling.attribute_size import upper_limit_ppm
 
 
 class StratumKey(NamedTuple):
-    """What members of a stratum have in common."""
+    """The common attributes of a stratum's members."""
 
     tier: str
     tenant: str
@@ -27,7 +27,7 @@ class StratumKey(NamedTuple):
 
 
 class Stratum(NamedTuple):
-    """A stratum, how many it has, how many were drawn and passed over, and how many of these are not covered."""
+    """A stratum: its size, how many were drawn and passed over, and how many of the drawn are not covered."""
 
     tier: str
     tenant: str
@@ -40,7 +40,7 @@ class Stratum(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How the sample came about. `upper_limit_ppm`: the rate of deviations that all of the population may have."""
+    """How the sample was drawn. `upper_limit_ppm`: the maximum rate of deviations in the whole population."""
 
     size: int
     risk_ppm: int
@@ -50,14 +50,14 @@ class Sampling(NamedTuple):
 
 
 class StratumDraw(NamedTuple):
-    """The places drawn of one stratum, in order, and how many turns were passed over."""
+    """The places drawn from one stratum, in order, and the number of turns passed over."""
 
     places: tuple[int, ...]
     duplicates: int
 
 
 def draw_strata(seed: str, size: int, members: Sequence[int]) -> tuple[StratumDraw, ...]:
-    """What the seed draws of strata with so many members each (rules 2 and 3)."""
+    """Return the seed's draws from strata with so many members each (rules 2 and 3)."""
     return tuple(
         _draw(seed, number, drawn, of)
         for number, (drawn, of) in enumerate(zip(allocate(size, members), members, strict=True))
@@ -65,7 +65,7 @@ def draw_strata(seed: str, size: int, members: Sequence[int]) -> tuple[StratumDr
 
 
 def allocate(size: int, members: Sequence[int]) -> list[int]:
-    """How many are drawn of each stratum (rule 2); all of them where the population is no larger."""
+    """Return how many to draw from each stratum (rule 2); everything if the population is no larger."""
     whole = sum(members)
     if size >= whole:
         return list(members)
@@ -83,16 +83,16 @@ def allocate(size: int, members: Sequence[int]) -> list[int]:
 
 
 def concluded(size: int, risk_ppm: int, strata: tuple[Stratum, ...]) -> Sampling:
-    """What the sample says of the population."""
+    """Return the sample's conclusion about the population."""
     deviations, drawn = (sum(getattr(one, name) for one in strata) for name in ("deviations", "drawn"))
     return Sampling(size, risk_ppm, deviations, upper_limit_ppm(deviations, drawn, risk_ppm), strata)
 
 
 def _draw(seed: str, number: int, drawn: int, members: int) -> StratumDraw:
-    found: dict[int, None] = {}
+    numbers: dict[int, None] = {}
     turn = 0
-    while len(found) < drawn:
+    while len(numbers) < drawn:
         picked = hashlib.sha256(f"{seed}:{number}:{turn}".encode()).digest()
-        found.setdefault(int.from_bytes(picked, "big") % members)
+        numbers.setdefault(int.from_bytes(picked, "big") % members)
         turn += 1
-    return StratumDraw(tuple(found), turn - drawn)
+    return StratumDraw(tuple(numbers), turn - drawn)

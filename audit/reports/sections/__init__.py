@@ -1,1 +1,1 @@
-"""Sections of a report that are read from rows of the ledger: decisions, what was read back, ages, signatures."""
+"""Sections of a report that are read from the ledger's rows: decisions, read-backs, ages, signatures."""

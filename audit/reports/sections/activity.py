@@ -1,4 +1,4 @@
-"""What was recorded in the period: leaves by kind, erasures, cases, orphan findings.
+"""Recorded activity in the period: leaves by kind, erasures, cases, orphan findings.
 
 1. Counts are of leaves in the state of the checkpoint whose `at_us` is in the period; of one tenant, of its own log.
    Decisions are counted when they were made (`decided`).
@@ -33,7 +33,7 @@ class KindCount(NamedTuple):
 
 
 class ReportedErasure(NamedTuple):
-    """One erasure that was asked for; subject and session are pseudonyms. `outcome` is the last that was recorded."""
+    """One requested erasure; subject and session are pseudonyms. `outcome` is the last recorded one."""
 
     erasure: str
     tenant: str | None
@@ -52,12 +52,12 @@ class ReportedErasure(NamedTuple):
 
     @property
     def is_late(self) -> bool:
-        """It was due, and not everybody had answered by then: the answer came later, or is still owed."""
+        """Whether an answer was missing at the deadline: it came later, or is still owed."""
         return self.state in (ErasureState.LATE, ErasureState.MISSED)
 
 
 class ReportedStep(NamedTuple):
-    """A step of the policy's release: who proposed, consented to, approved or activated which revision."""
+    """A step of a policy release: who proposed, consented to, approved or activated which revision."""
 
     at_us: int
     action: str
@@ -94,7 +94,7 @@ class ReportedCase(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """All of it."""
+    """All recorded activity."""
 
     kinds: tuple[KindCount, ...]
     erasures: tuple[ReportedErasure, ...]
@@ -104,7 +104,7 @@ class Activity(NamedTuple):
 
 
 def read_activity(reading: ReportReading) -> Activity:
-    """The activity of the period."""
+    """Return the activity of the period."""
     kinds: dict[str, int] = {}
     for item in reading.counts.counted:
         kinds[item.kind] = kinds.get(item.kind, 0) + item.in_period
@@ -126,7 +126,7 @@ def _release(reading: ReportReading) -> tuple[ReportedStep, ...]:
 def _erasures(reading: ReportReading) -> list[ReportedErasure]:
     connection, periods = reading.connection, reading.periods
     result = erasure_results.c
-    said = _answered(connection, reading.state, periods)
+    answers_by_erasure = _answered(connection, reading.state, periods)
     outcomes = {
         row.erasure: row
         for row in connection.execute(
@@ -135,14 +135,14 @@ def _erasures(reading: ReportReading) -> list[ReportedErasure]:
             .order_by(result.at_us, result.log, result.idx)
         )
     }
-    made = []
+    erased = []
     for row in connection.execute(select(erasures).where(reading.within(erasures))).all():
-        last, answers = outcomes.get(row.erasure), said.get(row.erasure, {})
+        last, answers = outcomes.get(row.erasure), answers_by_erasure.get(row.erasure, {})
         owed = owing(periods, row.at_us)
         silent = tuple(name for name in owed if name not in answers)
         due_us = row.at_us + row.deadline_boot_us - row.at_boot_us if row.deadline_boot_us else 0
-        asked = AskedErasure(row.erasure, row.at_us, due_us or int(NEVER))
-        made.append(
+        erasure = AskedErasure(row.erasure, row.at_us, due_us or int(NEVER))
+        erased.append(
             ReportedErasure(
                 row.erasure,
                 row.tenant,
@@ -157,10 +157,10 @@ def _erasures(reading: ReportReading) -> list[ReportedErasure]:
                 silent,
                 due_us,
                 max((answers[name] for name in owed if name in answers), default=0) if not silent else 0,
-                state_of(asked, owed, answers, reading.now_us).value,
+                state_of(erasure, owed, answers, reading.now_us).value,
             )
         )
-    return sorted(made, key=lambda item: (item.at_us, item.erasure))
+    return sorted(erased, key=lambda item: (item.at_us, item.erasure))
 
 
 def _answered(connection: Connection, as_of: AsOf, periods: dict[str, WorkPeriod]) -> dict[str, dict[str, int]]:
@@ -197,7 +197,7 @@ def _cases(reading: ReportReading) -> tuple[ReportedCase, ...]:
         return ()
     newest = select(func.max(events.c.at_us)).where(state.has(events), has_leaf(events))
     last_us = connection.scalar(newest) or 0
-    now_us, made = min(until_us, last_us), []
+    now_us, reported_cases = min(until_us, last_us), []
     for whole in every:
         if whole.opened.at_us >= until_us or whole.opened.received_us >= until_us:
             continue
@@ -205,7 +205,7 @@ def _cases(reading: ReportReading) -> tuple[ReportedCase, ...]:
         if case.answered_us is not None and case.answered_us < reading.since_us:
             continue
         opened = case.opened
-        made.append(
+        reported_cases.append(
             ReportedCase(
                 opened.case_id,
                 opened.tenant,
@@ -221,14 +221,14 @@ def _cases(reading: ReportReading) -> tuple[ReportedCase, ...]:
                 case.is_restricted,
             )
         )
-    return tuple(sorted(made, key=lambda one: (one.received_us, one.case_id)))
+    return tuple(sorted(reported_cases, key=lambda one: (one.received_us, one.case_id)))
 
 
 KEY_EVENTS = ("key-event", "keys-dropped", "keys-ordered")
 
 
 def recorded_kinds(report: ReportFacts) -> set[str]:
-    """The kinds of leaves that the period has."""
+    """Return the kinds of leaves in the period."""
     return {each.kind for each in report[SECTION].kinds}
 
 
@@ -241,9 +241,7 @@ SECTION: Section[Activity] = Section(
     "Decisions, orphans, recorded events",
     read_activity,
     order=130,
-    about=(
-        "what happened in the period: decisions, the steps of the policy's release, orphan findings, leaves by kind"
-    ),
+    about=("activity in the period: decisions, the steps of policy releases, orphan findings, leaves by kind"),
     fields={"activity": "erasures, findings and recorded events"},
     cited={
         "release": Citation("Steps of the policy's release", lambda report: bool(report[SECTION].release)),

@@ -1,4 +1,4 @@
-"""What is asserted, about what, by whom."""
+"""The assertion: what is asserted, about what, and by whom."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ SECTION = Section(
     "Assertion",
     no_facts,
     order=30,
-    about=("what is asserted, of which scope and period, by whom (`--prepared-by`), signed by which key"),
+    about=("the assertion, its scope and period, its author (`--prepared-by`), and the signing key"),
     part=PagePart.FRONT,
 )

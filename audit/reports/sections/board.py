@@ -1,4 +1,4 @@
-"""What a board asks of a report first: its scope, the share beside a threshold, erasures on time, and the trend.
+"""The first questions of a board: scope, covered share against a threshold, erasures on time, and the trend.
 
 1. A worker was scanned where a scan for orphans looked at its pools in the period, and its process did not die.
 2. An erasure is on time, not due yet, or neither, as it stands at the report's checkpoint.
@@ -44,7 +44,7 @@ class BoardFacts(NamedTuple):
 
 
 def board_facts(reading: ReportReading) -> BoardFacts:
-    """The figures, most of them from what other sections have counted."""
+    """Return the figures, most of them counted by other sections."""
     boundary, unscanned, erasures = reading[BOUNDARY], reading[UNSCANNED], reading[ACTIVITY].erasures
     at_work = [
         worker
@@ -71,18 +71,18 @@ def board_facts(reading: ReportReading) -> BoardFacts:
 
 
 def _standing(erasures: Iterable[ReportedErasure]) -> tuple[int, int]:
-    """How many were on time, and how many are not due yet."""
+    """Return how many were on time, and how many are not due yet."""
     states = [each.state for each in erasures]
     return states.count(ErasureState.COMPLETE), states.count(ErasureState.OPEN)
 
 
 def tenants_of(logs: Sequence[ReportedLog]) -> set[str]:
-    """The tenants that have a log of their own."""
+    """Return the tenants with a log of their own."""
     return {tenant_of(log.name) for log in logs if log.name.startswith(log_of(""))}
 
 
 def threshold_verdict(threshold_ppm: int, low_ppm: int, high_ppm: int, due: int) -> str:
-    """Rule 3."""
+    """Return the verdict of rule 3."""
     if not due:
         return NOTHING_DUE
     if low_ppm >= threshold_ppm:

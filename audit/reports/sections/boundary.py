@@ -1,4 +1,4 @@
-"""The system boundary: which checkpoint, logs, workers, versions, policies and witnesses a report is about.
+"""The system boundary: the checkpoint, logs, workers, versions, policies and witnesses of a report.
 
 1. Everything is read from leaves and checkpoints in the state, so that what happens later changes nothing.
 2. Of witnesses, only what they had signed when this checkpoint was: later signatures are not part of the report.
@@ -28,7 +28,7 @@ CLOSED_FOR_SILENCE, DECLARED_DEAD = " (closed for a silence", " (declared dead"
 
 
 class ReportedCheckpoint(NamedTuple):
-    """The root log's head, its note as text, when its newest leaf was written and when it was signed, UTC."""
+    """The root log's head, its note as text, and the times (UTC) of its newest leaf and its signature."""
 
     origin: str
     size: int
@@ -47,7 +47,7 @@ class ReportedLog(NamedTuple):
 
 
 class StoppedTier(NamedTuple):
-    """A tier's own counters of copies, as its worker recorded them when it stopped."""
+    """A tier's own counters of copies, recorded by its worker when it stopped."""
 
     tier: str
     stored: int
@@ -56,7 +56,7 @@ class StoppedTier(NamedTuple):
 
 
 class ReportedWorker(NamedTuple):
-    """One incarnation, as its own leaves describe it; `end` is empty while it runs as far as the state says."""
+    """One incarnation, described by its own leaves; `end` is empty while it runs according to the state."""
 
     name: str
     incarnation: str
@@ -78,7 +78,7 @@ _ACTIVATED = "activated"  # the step of a release that puts a revision into effe
 
 
 class ReportedPolicy(NamedTuple):
-    """A policy revision that took effect, as its worker states.
+    """A policy revision in effect, according to its worker.
 
     `released`: a step of a release puts this revision and document into effect. Workers hand in no such step.
     """
@@ -93,7 +93,7 @@ class ReportedPolicy(NamedTuple):
 
 
 class ReportedIssuer(NamedTuple):
-    """An issuer of tenants, and how they are named: `bare` ids, or `qualified` by it."""
+    """An issuer of tenants, and the form of their names: `bare` ids, or `qualified` by it."""
 
     issuer: str
     tenants: str
@@ -101,7 +101,7 @@ class ReportedIssuer(NamedTuple):
 
 
 class Witnessed(NamedTuple):
-    """What witnesses had signed when the checkpoint was; `age_us` is None where none had signed anything."""
+    """The witnesses' signatures at the time of the checkpoint; `age_us` is None if none had signed anything."""
 
     witnesses: tuple[str, ...]
     size: int
@@ -110,7 +110,7 @@ class Witnessed(NamedTuple):
 
 
 class Boundary(NamedTuple):
-    """All of it. `extends` is the earlier checkpoint that a reader named, with the path that shows it is a prefix.
+    """The whole boundary. `extends` is an earlier checkpoint that a reader named, with the proof that it is a prefix.
 
     `history` says what in it is replayed or generated, `monitored` when the policy was not enforced for everybody in
     the period; empty: nothing, never. `orders` says who checks who gave workers their orders, and how many are signed.
@@ -130,20 +130,20 @@ class Boundary(NamedTuple):
 
 
 def stated_policies(boundary: Boundary) -> tuple[str, ...]:
-    """Policies that workers state, and that no release on record has put into effect: in words, each once."""
+    """Return policies that workers state but no recorded release put into effect: in words, each once."""
     stated = (item for item in boundary.policies if not item.released)
     return tuple(dict.fromkeys(f"`{item.name}` revision {item.revision}" for item in stated))
 
 
 def stated_tenants(boundary: Boundary) -> tuple[str, ...]:
-    """Tenants that workers name, and that no issuer on record has."""
+    """Return tenants that workers name but no recorded issuer has."""
     issuers = {"" if item.tenants == BARE else item.issuer for item in boundary.issuers}
     names = (tenant_of(log.name) for log in boundary.logs if log.name.startswith(log_of("")))
     return tuple(name for name in names if name.partition(SEPARATOR)[2] not in issuers)
 
 
 def read_boundary(reading: ReportReading) -> Boundary:
-    """The boundary as of a signed checkpoint; of one tenant it names that tenant's log and no worker's counters.
+    """Return the boundary as of a signed checkpoint; for one tenant it names only its log and no worker's counters.
 
     Raises `ProofError` where the checkpoint is not signed, or the one that it should extend is later.
     """
@@ -186,11 +186,11 @@ def _issuers(overview: LeafCounts, tenant: str | None) -> Iterator[ReportedIssue
 
 def _workers(overview: LeafCounts, *, named: bool) -> list[ReportedWorker]:
     """Every process that announced memory; `named`: with who closed one, and why."""
-    made: dict[str, ReportedWorker] = {}
+    workers: dict[str, ReportedWorker] = {}
     for body in overview.of_kind(*LIVES):
         uuid = body.get("of_incarnation") or body["incarnation"]
         if body["kind"] == "worker-started":
-            made[uuid] = ReportedWorker(
+            workers[uuid] = ReportedWorker(
                 body["worker"],
                 uuid,
                 int(body["at_us"]),
@@ -205,19 +205,19 @@ def _workers(overview: LeafCounts, *, named: bool) -> list[ReportedWorker]:
                 (),
                 str(body.get("origin", "")),
             )
-        elif uuid in made and body["kind"] == "worker-stopped":
+        elif uuid in workers and body["kind"] == "worker-stopped":
             counters = tuple(int(number) for number in body["scrubbed"])
-            made[uuid] = made[uuid]._replace(
+            workers[uuid] = workers[uuid]._replace(
                 end=body["cause"],
                 allocated=int(body["allocated"]),
                 scrubbed=counters,
                 tiers=_stopped_tiers(body),
             )
-        elif uuid in made and body["kind"] == "worker-died":
-            made[uuid] = made[uuid]._replace(end=f"died{_closed_by(body, named=named)}: {body['teardown']}")
-        elif uuid in made:
-            made[uuid] = made[uuid]._replace(end="", allocated=None, scrubbed=(), tiers=())
-    return list(made.values())
+        elif uuid in workers and body["kind"] == "worker-died":
+            workers[uuid] = workers[uuid]._replace(end=f"died{_closed_by(body, named=named)}: {body['teardown']}")
+        elif uuid in workers:
+            workers[uuid] = workers[uuid]._replace(end="", allocated=None, scrubbed=(), tiers=())
+    return list(workers.values())
 
 
 def _stopped_tiers(body: dict[str, Any]) -> tuple[StoppedTier, ...]:
@@ -238,7 +238,7 @@ def _closed_by(body: dict[str, Any], *, named: bool) -> str:
 
 
 def deaths(workers: Iterable[ReportedWorker]) -> tuple[int, int, int]:
-    """How many processes ended without saying so: closed by a successor, for their silence, declared dead."""
+    """Return how many processes ended without recording it: closed by a successor, for silence, or declared dead."""
     ends = [worker.end for worker in workers if worker.end.startswith("died")]
     silent, declared = (
         sum(end.startswith("died" + how) for end in ends) for how in (CLOSED_FOR_SILENCE, DECLARED_DEAD)
@@ -247,7 +247,7 @@ def deaths(workers: Iterable[ReportedWorker]) -> tuple[int, int, int]:
 
 
 def _without_counters(worker: ReportedWorker) -> ReportedWorker:
-    """A worker's counters are of all its tenants together."""
+    """Return a worker without its counters, which cover all its tenants together."""
     return worker._replace(blocks=0, generation=0, allocated=None, scrubbed=(), tiers=())
 
 

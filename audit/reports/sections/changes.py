@@ -1,4 +1,4 @@
-"""What has changed, since an earlier checkpoint, of the figures of the same period."""
+"""Changes since an earlier checkpoint in the figures of the same period."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 
 
 class Change(NamedTuple):
-    """A figure of the period as the earlier checkpoint gave it, and as this one does."""
+    """A figure of the period at the earlier checkpoint and at this one."""
 
     figure: str
     before: int
@@ -31,7 +31,7 @@ class Change(NamedTuple):
 
 
 def changes(reading: ReportReading) -> tuple[Change, ...]:
-    """The changes since the checkpoint that the report extends; none where it extends none."""
+    """Return the changes since the checkpoint that the report extends; empty if it extends none."""
     extends, connection = reading.asked.extends, reading.connection
     if extends is None:
         return ()
@@ -40,7 +40,7 @@ def changes(reading: ReportReading) -> tuple[Change, ...]:
 
 
 def changes_since(connection: Connection, report: ReportFacts, state: AsOf, now_us: int) -> tuple[Change, ...]:
-    """The figures of a report's period that an earlier state gave otherwise; its last leaf is of `now_us`."""
+    """Return the figures of a report's period that differ in an earlier state, whose last leaf is of `now_us`."""
     earlier = ReportReading(connection, report.asked, report.framework, state=state, now_us=now_us)
     lives = read_units(connection, earlier.selection, now_us=now_us, as_of=state)
     before = _figures(summary(list(lives)).total, read_activity(earlier), read_gaps_and_spills(earlier))
@@ -77,7 +77,7 @@ SECTION: Section[tuple[Change, ...]] = Section(
     "Changes since the earlier checkpoint",
     changes,
     order=52,
-    about=("where the report extends an earlier one: figures of the period that later records changed"),
+    about=("if the report extends an earlier one: figures of the period that later records changed"),
     part=None,
     printed_in="boundary",
     fields={"changes": "what the figures were at the earlier checkpoint"},

@@ -1,4 +1,4 @@
-"""What a report has for each control: evidence, none in the period, or nothing that is ours to give.
+"""A report's evidence for each control: present, absent in the period, or not ours to give.
 
 1. A section carries evidence where the period has something in it: a proof that nobody supplied, a scan that nobody
    ran, a limit that no custody had are no evidence. A list of exceptions is evidence where anything was due.
@@ -17,7 +17,7 @@ NONE_IN_PERIOD, ADDRESSED_NOT, OURS_NOT = "none in the period", "not addressed",
 
 
 def control_statuses(report: ReportFacts) -> tuple[ControlStatus, ...]:
-    """The status of every control of the report's framework."""
+    """Return the status of every control of the report's framework."""
     carrying = carrying_sections(report)
     return tuple(
         _status(control, carrying, is_history=bool(report[BOUNDARY].history)) for control in report.framework.controls
@@ -25,7 +25,7 @@ def control_statuses(report: ReportFacts) -> tuple[ControlStatus, ...]:
 
 
 def carrying_sections(report: ReportFacts) -> frozenset[str]:
-    """What carries evidence, by the names that controls cite (rule 1)."""
+    """Return the sections that carry evidence, by the names that controls cite (rule 1)."""
     return frozenset(name for name, cited in citations().items() if cited.carries(report))
 
 

@@ -1,4 +1,4 @@
-"""Coverage of what was due: units and bytes by tenant and classification, over the period, and how soon it was done."""
+"""Coverage of due custody: units and bytes by tenant and classification, over the period, and its timeliness."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Bin(NamedTuple):
 
 
 class Lag(NamedTuple):
-    """Custodies whose destruction ended within `up_to_us` of when it was due (0: more than any limit)."""
+    """Custodies destroyed within `up_to_us` of their due time (0: beyond any limit)."""
 
     up_to_us: int
     custodies: int
@@ -52,7 +52,7 @@ class CoverageFacts(NamedTuple):
 
 
 def coverage_facts(reading: ReportReading) -> CoverageFacts:
-    """The coverage of the period."""
+    """Return the coverage of the period."""
     found, lives = reading.coverage, reading.lives
     return CoverageFacts(
         found.rows,

@@ -1,4 +1,4 @@
-"""What was decided in a period, by rule, counted when it was decided; and the residencies that follow from it.
+"""Decisions in a period by rule, counted when they were made; and the resulting residencies.
 
 1. A counter counts from its first decision to its last. It is of the period where both are; where only a part of it
    is, it is `straddling`, and of both periods that it reaches into. So a period that is split loses nothing: the whole
@@ -50,7 +50,7 @@ class DecisionCount(NamedTuple):
 
 
 class RuleResidencies(NamedTuple):
-    """Residencies that were opened under these rules, and how many of them attached blocks that were there."""
+    """Residencies opened under these rules, and how many of them attached existing blocks."""
 
     rules: str
     residencies: int
@@ -58,7 +58,7 @@ class RuleResidencies(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """All of it; `balances`: totals of residencies from two sides."""
+    """All decisions; `balances` compare totals of residencies from two sources."""
 
     counts: tuple[DecisionCount, ...]
     residencies: tuple[RuleResidencies, ...]
@@ -67,7 +67,7 @@ class Decided(NamedTuple):
 
 
 def read_decisions(reading: ReportReading) -> Decided:
-    """The decisions and openings of a period; of one tenant, those in its own log."""
+    """Return the decisions and openings of a period; for one tenant, those in its own log."""
     tenant = reading.asked.tenant
     bounds = reading.since_us, reading.until_us
     found = _residencies(reading.lives, *bounds, reading.own_log)
@@ -113,7 +113,7 @@ class _Opened(NamedTuple):
 
 def _residencies(lives: Sequence[LifeUnits], since_us: int, until_us: int, log: int | None) -> _Opened:
     """By the rules that leaves name, and whether anything was attached at the opening."""
-    found: dict[str, list[int]] = {}
+    totals: dict[str, list[int]] = {}
     further = 0
     for each in lives:
         opened = each.openings
@@ -129,19 +129,19 @@ def _residencies(lives: Sequence[LifeUnits], since_us: int, until_us: int, log: 
             numbers = np.bincount(code[which], minlength=len(said)).tolist()
             for (text,), number in zip(said, numbers, strict=False):
                 if number:
-                    total = found.setdefault(", ".join(orjson.loads(text)) or "none named", [0, 0])
+                    total = totals.setdefault(", ".join(orjson.loads(text)) or "none named", [0, 0])
                     total[0] += number
                     total[1] += number * is_attached
-    return _Opened(tuple(RuleResidencies(name, *each) for name, each in sorted(found.items())), further)
+    return _Opened(tuple(RuleResidencies(name, *each) for name, each in sorted(totals.items())), further)
 
 
-def _balances(overview: LeafCounts, found: _Opened) -> tuple[Balance, ...]:
+def _balances(overview: LeafCounts, opened: _Opened) -> tuple[Balance, ...]:
     leaves = sum(each.in_period for each in overview.counted if each.kind == "residency-opened")
     return (
         Balance(
             "residencies opened = residencies by the rules that their leaves name",
-            leaves - found.further_parts,
-            sum(each.residencies for each in found.rules),
+            leaves - opened.further_parts,
+            sum(each.residencies for each in opened.rules),
             "leaves of openings, counted",
             "rules that openings name, added up",
         ),

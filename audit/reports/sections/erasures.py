@@ -1,4 +1,4 @@
-"""What people asked to have erased or answered, and how that stands: printed from the facts about what happened."""
+"""People's requests for erasure or answers, and their state; printed from the section on activity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exceptions: every custody that is not covered, grouped by what is wrong with it."""
+"""Exceptions: every custody that is not covered, grouped by its fault."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Key = tuple[str, bool, str, str, str, str]
 
 
 class Exceptional(NamedTuple):
-    """Custodies of one kind that are not covered: how many, of whom, and why."""
+    """Custodies of one kind that are not covered: how many, whose, and why."""
 
     verdict: str
     disputed: bool
@@ -42,29 +42,29 @@ class Exceptional(NamedTuple):
 
 
 class ExceptionsFacts(NamedTuple):
-    """The first `LISTED_MAX` groups, largest first, and how many groups are left out."""
+    """The first `LISTED_MAX` groups, largest first, and the number of omitted groups."""
 
     exceptions: tuple[Exceptional, ...]
     exceptions_left_out: int
 
 
 def exceptions(reading: ReportReading) -> ExceptionsFacts:
-    """What is not covered."""
+    """Return everything that is not covered."""
     found = [item for each in reading.lives for item in (*_ended(each), *_overdue(each))]
     found.sort(key=lambda item: (-item.units, *item[:6]))
     return ExceptionsFacts(tuple(found[:LISTED_MAX]), max(0, len(found) - LISTED_MAX))
 
 
-def _ended(each: LifeUnits) -> list[Exceptional]:
-    units = each.units
-    wrong = np.flatnonzero(is_covered(each) == 0)
+def _ended(life_units: LifeUnits) -> list[Exceptional]:
+    units = life_units.units
+    wrong = np.flatnonzero(is_covered(life_units) == 0)
     groups: dict[_Key, list[int]] = {}
-    tenants, classes, causes = map(each.ends.texts, ("tenant", "classification", "cause"))
+    tenants, classes, causes = map(life_units.ends.texts, ("tenant", "classification", "cause"))
     columns = (wrong, units.verdict[wrong], units.disputed[wrong], units.row[wrong])
     for place, verdict, disputed, row in zip(*(column.tolist() for column in columns), strict=True):
-        key = (VERDICTS[verdict], disputed, tenants[row], classes[row], causes[row], each.life.uuid)
+        key = (VERDICTS[verdict], disputed, tenants[row], classes[row], causes[row], life_units.life.uuid)
         groups.setdefault(key, []).append(place)
-    return [_group(each, key, units.due[np.array(places)]) for key, places in groups.items()]
+    return [_group(life_units, key, units.due[np.array(places)]) for key, places in groups.items()]
 
 
 def _overdue(each: LifeUnits) -> list[Exceptional]:
@@ -96,7 +96,7 @@ SECTION: Section[ExceptionsFacts] = Section(
     "Units not covered",
     exceptions,
     order=120,
-    about="everything that is not covered, by cause, with room for a response",
+    about="all uncovered custody, by cause, with space for a response",
     fields={
         "exceptions": "what is not covered, and of whom",
         "exceptions_left_out": "how many groups are not listed",

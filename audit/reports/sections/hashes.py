@@ -1,4 +1,4 @@
-"""What a check begins with: the signed note, the root of every log, the population's digest."""
+"""The starting points of a check: the signed note, the root of every log, the population's digest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the text names in short: incarnations, policies, erasures, cases and pseudonyms, each in full."""
+"""Identifiers that the text abbreviates, in full: incarnations, policies, erasures, cases and pseudonyms."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ SECTION = Section(
     "Annex: identifiers",
     no_facts,
     order=205,
-    about="what stands short in the text, in full",
+    about="the identifiers that the text abbreviates, in full",
     part=PagePart.ANNEX,
 )

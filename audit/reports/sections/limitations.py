@@ -1,4 +1,4 @@
-"""Limitations: what the evidence of a report does not show. Always some, and more where something is missing."""
+"""Limitations: what the evidence of a report does not show. Some always apply; missing evidence adds more."""
 
 from __future__ import annotations
 
@@ -42,68 +42,68 @@ def _some(names: tuple[str, ...]) -> str:
 
 
 def limitations(report: ReportFacts) -> tuple[str, ...]:
-    """Those that always hold, and those that this report's own facts bring."""
-    made = list(ALWAYS)
+    """Return the limitations that always apply, and those that follow from this report's facts."""
+    sentences = list(ALWAYS)
     boundary = report[BOUNDARY]
     if report.framework.id not in NAMES:
-        made.append("The controls are those of a file that the preparer gave, and not of kvcustody's library.")
+        sentences.append("The controls are those of a file that the preparer gave, and not of kvcustody's library.")
     if boundary.history:
-        made.insert(0, f"{boundary.history} Figures of this report count it.")
+        sentences.insert(0, f"{boundary.history} Figures of this report count it.")
     if boundary.monitored:
-        made.insert(0, boundary.monitored)
+        sentences.insert(0, boundary.monitored)
     if boundary.orders:
-        made.append(boundary.orders)
+        sentences.append(boundary.orders)
     policies, tenants = stated_policies(boundary), stated_tenants(boundary)
     if policies:
-        made.append(
+        sentences.append(
             f"No release on record put {_some(policies)} into effect: that workers ran it, and every limit and ceiling "
             "that their leaves name by it, rests on what these workers say."
         )
     if tenants:
-        made.append(
+        sentences.append(
             f"No issuer on record has {several(len(tenants), 'tenant')} that workers name ({_some(tenants)}): whose "
             "custody, erasures and decisions these are rests on what the workers say."
         )
-    made += _not_read_back(report)
+    sentences += _not_read_back(report)
     if boundary.witnessed.age_us is None:
-        made.append(f"{UNWITNESSED[:1].upper()}{UNWITNESSED[1:]}.")
+        sentences.append(f"{UNWITNESSED[:1].upper()}{UNWITNESSED[1:]}.")
     proof = report[PROOF]
     if proof is None:
-        made.append("No policy proof was supplied: isolation by policy is shown by decisions alone.")
+        sentences.append("No policy proof was supplied: isolation by policy is shown by decisions alone.")
     elif not proof.is_active:
-        made.append("The policy that was proved is none that this ledger activated.")
+        sentences.append("The policy that was proved is none that this ledger activated.")
     if any(worker.allocated is None for worker in boundary.workers) and report.asked.tenant is None:
-        made.append(
+        sentences.append(
             "Workers that still run, or died, left no counters of their own in the ledger: their blocks are reconciled "
             "with the generation counter alone."
         )
     succeeded, silent, declared = deaths(boundary.workers)
     if succeeded + silent + declared:
-        made.append(
+        sentences.append(
             f"Processes that ended without saying so, whose open custody counts as unproven: {succeeded:,} closed by a "
             f"successor, {silent:,} for their silence, {declared:,} declared dead by two people."
         )
     copies = sum(row.due for row in report[TIERS].rows)
     if copies:
-        made.append(
+        sentences.append(
             f"Due off the device: {several(copies, 'copy')}, counted by tier. "
             "Where a destroyed key alone proves a copy's end, nobody can open it, and its bytes may still be there."
         )
     if report[LOSSES].gaps:
-        made.append(f"Gaps ({report[LOSSES].gaps:,}): what they would have said is unknown.")
+        sentences.append(f"Gaps ({report[LOSSES].gaps:,}): what they would have said is unknown.")
     if report.asked.seed == ReportParameters._field_defaults["seed"]:
-        made.append("The sample's seed is the default, which was known beforehand: an auditor gives another.")
+        sentences.append("The sample's seed is the default, which was known beforehand: an auditor gives another.")
     left = sum(item.leaves_left_out for item in report[SAMPLE].sample)
     if left:
-        made.append(f"Not in this report: {several(left, 'leaf')} of drawn custodies. An export has them all.")
+        sentences.append(f"Not in this report: {several(left, 'leaf')} of drawn custodies. An export has them all.")
     if report[RECOUNT] is None:
-        made.append("Coverage was not recomputed from leaves for this report.")
+        sentences.append("Coverage was not recomputed from leaves for this report.")
     if report.asked.tenant is not None:
-        made.append(
+        sentences.append(
             "This is one tenant's own report: totals over all tenants, counters of workers and other tenants' leaves "
             "are left out. The size of the root log shows how many batches all tenants had together."
         )
-    return tuple(made)
+    return tuple(sentences)
 
 
 def _not_read_back(report: ReportFacts) -> Iterator[str]:
@@ -128,8 +128,8 @@ SECTION: Section[tuple[str, ...]] = Section(
     limitations,
     order=170,
     about=(
-        "what the evidence does not show; how many orders carry a signature; which policies and tenants "
-        "workers alone state"
+        "what the evidence does not show; how many orders carry a signature; policies and tenants that only workers "
+        "state"
     ),
     fields={"limitations": ""},
     stage=FactStage.CONCLUSION,

@@ -1,4 +1,4 @@
-"""What is known to be missing from the ledger, and what went round by a spill, in the state of a checkpoint."""
+"""Known losses of the ledger, and events that went through a spill, in the state of a checkpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MissingSequences(NamedTuple):
 
 
 class SpillPeriod(NamedTuple):
-    """Events that went to a worker's local spill, or came back from it.
+    """Events that went to a worker's local spill or came back from it.
 
     `ended_us`: of a spill that began, when its process had read it back; 0: that is not on record.
     """
@@ -51,7 +51,7 @@ class GapsAndSpills(NamedTuple):
 
 
 def read_gaps_and_spills(reading: ReportReading) -> GapsAndSpills:
-    """Gaps and spills in the state; of one tenant only their counts: sequences are shared by all."""
+    """Return gaps and spills in the state; for one tenant only their counts, because all tenants share sequences."""
     connection, as_of, overview = reading.connection, reading.state, reading.counts
     known = _recorded(overview)
     gaps = [gap for gap in known if gap.cause != "refused"]
@@ -66,13 +66,13 @@ def read_gaps_and_spills(reading: ReportReading) -> GapsAndSpills:
 
 def _recorded(overview: LeafCounts) -> list[MissingSequences]:
     """Losses that the writer recorded, and refused acts, whose sequence is not used either."""
-    made = []
+    missing = []
     for body in overview.of_kind("gap", "withdrawn"):
         first = int(body.get("first_sequence") or body.get("of_sequence") or 0)
         last = int(body.get("last_sequence") or first)
         cause = "refused" if body["kind"] == "withdrawn" else body["cause"]
-        made.append(MissingSequences(body["incarnation"], first, last, cause))
-    return made
+        missing.append(MissingSequences(body["incarnation"], first, last, cause))
+    return missing
 
 
 def _torn(connection: Connection, as_of: AsOf) -> list[MissingSequences]:
@@ -112,18 +112,18 @@ def _holes_of(
     spans = [(number, number) for number in connection.scalars(here)]
     spans += [(gap.first_sequence, gap.last_sequence) for gap in known if gap.incarnation == uuid]
     spans += dropped_spans(connection, int(life or 0))
-    made, reached = [], 0
+    holes, reached = [], 0
     for first, last in sorted(spans):
         if first > reached + 1:
-            made.append(
+            holes.append(
                 MissingSequences(uuid, reached + 1, first - 1, "no leaf under the checkpoint has these sequences")
             )
         reached = max(reached, last)
-    return made
+    return holes
 
 
 def _spills(overview: LeafCounts) -> list[SpillPeriod]:
-    made, replays = [], list(overview.of_kind("replay-completed"))
+    periods, replays = [], list(overview.of_kind("replay-completed"))
     for body in overview.of_kind("spill-started", "replay-completed"):
         ended_us = 0
         if body["kind"] == "spill-started":
@@ -132,8 +132,8 @@ def _spills(overview: LeafCounts) -> list[SpillPeriod]:
         else:
             added, torn = several(body["added"], "leaf"), several(body["torn_bytes"], "torn byte")
             detail = f"{added} added, {body['duplicates']} there already, {torn}"
-        made.append(SpillPeriod(body["incarnation"], int(body["at_us"]), body["kind"], detail, ended_us))
-    return made
+        periods.append(SpillPeriod(body["incarnation"], int(body["at_us"]), body["kind"], detail, ended_us))
+    return periods
 
 
 def _read_back_us(started: dict[str, Any], replays: Sequence[dict[str, Any]]) -> int:
@@ -151,7 +151,7 @@ SECTION: Section[GapsAndSpills] = Section(
     "Gaps, spills and witnesses",
     read_gaps_and_spills,
     order=140,
-    about="what is missing; without a witness: split views and cut tails are undetected",
+    about="missing records; without a witness, split views and cut tails are undetected",
     fields={"losses": "gaps and spills"},
     cited={"losses": Citation("Gaps and spills", lambda report: bool(recorded_kinds(report)))},
 )

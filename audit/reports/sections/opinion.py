@@ -1,4 +1,4 @@
-"""The opinion that follows from a report's facts, and from nothing else: whoever has the report makes the same.
+"""The opinion, derived only from a report's facts: every reader of the report derives the same.
 
 1. Unqualified: nothing that was due is not covered, every identity holds, every erasure and every person who asked is
    answered in time, every pool was scanned, nothing is missing. Anything else is an exception, and the opinion is
@@ -55,7 +55,7 @@ RISKS = {
 
 
 class QualifyingException(NamedTuple):
-    """Something that qualifies the opinion, and what is done about it, as far as anybody said.
+    """An exception that qualifies the opinion, and its stated remedy.
 
     `amount` counts what the cause is about; `is_adverse`: alone it makes the opinion adverse.
     """
@@ -72,7 +72,7 @@ class QualifyingException(NamedTuple):
 
 
 class Opinion(NamedTuple):
-    """The kind, and the share of units that are covered: at least, and at most where all that is unknown were covered.
+    """The kind of opinion, and the covered share of units: at least, and at most if everything unknown were covered.
 
     Shares are millionths of what was due, `unknown` units are in neither.
     """
@@ -93,24 +93,24 @@ class _Found(NamedTuple):
 
 
 def opinion_of(report: ReportFacts) -> Opinion:
-    """The opinion on a report."""
+    """Return the opinion on a report."""
     low, high, unknown = share_range(report)
     found = [*_found(report)]
     if report[COVERAGE].total.due and high < ADVERSE_BELOW_PPM:
         found = [one._replace(is_adverse=one.is_adverse or one.id == "uncovered") for one in found]
     answers = {answer.id: answer for answer in report[RESPONSES]}
-    made = []
+    exceptions = []
     for one in found:
         answer = answers.get(one.id)
         said = (NOT_GIVEN,) * 4 if answer is None else answer[1:]
         risk = RISKS[one.risk or one.id.partition(":")[0]]
-        made.append(QualifyingException(one.id, one.is_adverse, one.amount, one.cause, risk, *said))
-    kind = UNQUALIFIED if not made else ADVERSE if any(one.is_adverse for one in made) else QUALIFIED
-    return Opinion(kind, low, high, unknown, tuple(made))
+        exceptions.append(QualifyingException(one.id, one.is_adverse, one.amount, one.cause, risk, *said))
+    kind = UNQUALIFIED if not exceptions else ADVERSE if any(one.is_adverse for one in exceptions) else QUALIFIED
+    return Opinion(kind, low, high, unknown, tuple(exceptions))
 
 
 def share_range(report: ReportFacts) -> tuple[int, int, int]:
-    """The covered share at least and at most (millionths), and how many units are unknown (rule 3)."""
+    """Return the covered share at least and at most (millionths), and the number of unknown units (rule 3)."""
     shards = max((worker.shards for worker in report[BOUNDARY].workers), default=1) or 1
     lost = sum(
         max(0, balance.left - balance.right) for balance in report[POPULATION].balances if HANDED_OUT in balance.name

@@ -1,4 +1,4 @@
-"""The population: how it was taken, and its totals against totals that come from elsewhere.
+"""The population: its derivation, and its totals compared with totals from other sources.
 
 1. Counters of pools and devices are those that a worker recorded when it stopped; of one that still runs, or died,
    there are none in the ledger, and the identity is left out rather than filled in.
@@ -37,7 +37,7 @@ HANDED_OUT = "handed out by the pool's counter when it stopped"
 
 
 class Balance(NamedTuple):
-    """An identity with both of its sides, and where each comes from."""
+    """An identity with both sides and their sources."""
 
     name: str
     left: int
@@ -47,12 +47,12 @@ class Balance(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether the sides are equal."""
+        """Whether both sides are equal."""
         return self.left == self.right
 
 
 class PopulationFacts(NamedTuple):
-    """What was counted, by which query, and how it can be reconciled."""
+    """The counts, the query behind them, and their reconciliation."""
 
     query: str
     custodies: int
@@ -62,7 +62,7 @@ class PopulationFacts(NamedTuple):
 
 
 def population_facts(reading: ReportReading) -> PopulationFacts:
-    """The population of the report."""
+    """Return the population of the report."""
     population = reading.population
     return PopulationFacts(
         _query(reading.asked),
@@ -74,11 +74,11 @@ def population_facts(reading: ReportReading) -> PopulationFacts:
 
 
 def reconcile(reading: ReportReading) -> tuple[Balance, ...]:
-    """Every identity; of one tenant only those about its own units (counters are of all tenants together)."""
+    """Return every identity; for one tenant only those of its own units (counters cover all tenants together)."""
     total = reading.coverage.total
     disputed = total.in_time - total.covered
     parts = (total.covered, disputed, total.late, total.failed, total.missing, total.unproven, total.overdue)
-    made = [
+    balances = [
         Balance(
             "units in the population = covered + disputed + late + failed + missing + unproven + overdue",
             reading.population.units,
@@ -88,19 +88,19 @@ def reconcile(reading: ReportReading) -> tuple[Balance, ...]:
         )
     ]
     if reading.asked.tenant is not None:
-        return tuple(made)
+        return tuple(balances)
     workers = {worker.incarnation: worker for worker in reading[BOUNDARY].workers}
     for each in reading.lives:
         worker = workers.get(each.life.uuid)
         if worker is not None:
-            made += _of_life(reading, each, worker)
-    return tuple(made)
+            balances += _of_life(reading, each, worker)
+    return tuple(balances)
 
 
-def _of_life(reading: ReportReading, each: LifeUnits, worker: ReportedWorker) -> Iterator[Balance]:
-    account, who = each.account, reading.name_of(worker.name, worker.incarnation)
+def _of_life(reading: ReportReading, life_units: LifeUnits, worker: ReportedWorker) -> Iterator[Balance]:
+    account, who = life_units.account, reading.name_of(worker.name, worker.incarnation)
     growth = account.unlisted
-    if growth and lacks_leaves(reading.connection, each.life.id, reading.state):
+    if growth and lacks_leaves(reading.connection, life_units.life.id, reading.state):
         growth = 0
     yield Balance(
         f"{who}: generations up to the highest on record = listed as handed out + growth",
@@ -126,7 +126,7 @@ def _of_life(reading: ReportReading, each: LifeUnits, worker: ReportedWorker) ->
         "leaves of openings and releases",
     )
     query = select(receipts.c.shard, func.sum(receipts.c.blocks)).where(
-        receipts.c.incarnation == each.life.id, reading.state.has(receipts), has_leaf(receipts)
+        receipts.c.incarnation == life_units.life.id, reading.state.has(receipts), has_leaf(receipts)
     )
     rows = reading.connection.execute(query.group_by(receipts.c.shard))
     wiped = {shard: int(blocks) for shard, blocks in rows}
@@ -140,14 +140,14 @@ def _of_life(reading: ReportReading, each: LifeUnits, worker: ReportedWorker) ->
         )
 
 
-def _query(asked: ReportParameters) -> str:
-    tenant = f" and owner = {asked.tenant}" if asked.tenant else ""
-    option = f" --tenant {asked.tenant}" if asked.tenant else ""
+def _query(parameters: ReportParameters) -> str:
+    tenant = f" and owner = {parameters.tenant}" if parameters.tenant else ""
+    option = f" --tenant {parameters.tenant}" if parameters.tenant else ""
     return QUERY.format(
-        since=iso(asked.since_us),
-        until=iso(asked.until_us),
+        since=iso(parameters.since_us),
+        until=iso(parameters.until_us),
         tenant=tenant,
-        checkpoint=asked.checkpoint,
+        checkpoint=parameters.checkpoint,
         option=option,
     )
 

@@ -1,4 +1,4 @@
-"""The proof of the policy that somebody supplied, and whether the ledger activated the policy that it is of."""
+"""A supplied proof of the policy, and whether the ledger activated that policy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvcustody.audit.reports.sections.boundary import SECTION as BOUNDARY
 
 
 def supplied_proof(reading: ReportReading) -> PolicyProof | None:
-    """The proof; None where nobody supplied one."""
+    """Return the proof; None if nobody supplied one."""
     if reading.proof is None:
         return None
     digests = {policy.digest for policy in reading[BOUNDARY].policies}
@@ -25,7 +25,7 @@ SECTION: Section[PolicyProof | None] = Section(
     "Policy proof",
     supplied_proof,
     order=51,
-    about="the proof of the policy that was supplied, and whether the ledger activated that policy",
+    about="the supplied proof of the policy, and whether the ledger activated that policy",
     part=None,
     printed_in="boundary",
     fields={"proof": "the policy's proof"},

@@ -1,4 +1,4 @@
-"""What was read back after it was overwritten: by receipts of the period, custody's and those of boots apart.
+"""Memory read back after overwriting, from receipts of the period; those of boots are separate.
 
 1. `level` is what a receipt says was meant; `verified` of its blocks were really read. A receipt of level `sampled` may
    have read none: its blocks were overwritten, and nothing more is said of them.
@@ -19,7 +19,7 @@ CUSTODY, BOOT = "custody", "boot"  # a scrub of memory at a process's start is o
 
 
 class ReadBack(NamedTuple):
-    """Receipts of one level and result; `receipts_unread` read no block at all."""
+    """Receipts of one level and result; `receipts_unread` read no block."""
 
     scrub: str
     level: str
@@ -33,10 +33,10 @@ class ReadBack(NamedTuple):
 
 
 def read_back(reading: ReportReading) -> tuple[ReadBack, ...]:
-    """Receipts whose leaf is of the period; of one tenant, those in its own log."""
+    """Return receipts whose leaf is in the period; for one tenant, those in its own log."""
     column = receipts.c
     scrub = case((column.high > 0, CUSTODY), else_=BOOT).label("scrub")
-    each = func.coalesce(column.bytes.op("/")(func.nullif(column.blocks, 0)), 0)
+    bytes_each = func.coalesce(column.bytes.op("/")(func.nullif(column.blocks, 0)), 0)
     query = (
         select(
             scrub,
@@ -47,7 +47,7 @@ def read_back(reading: ReportReading) -> tuple[ReadBack, ...]:
             func.sum(column.blocks),
             func.sum(column.verified),
             func.sum(column.bytes),
-            func.sum(each * column.verified),
+            func.sum(bytes_each * column.verified),
         )
         .where(reading.within(receipts))
         .group_by(scrub, column.level, column.result)
@@ -67,7 +67,7 @@ SECTION: Section[tuple[ReadBack, ...]] = Section(
     "Read-back",
     read_back,
     order=81,
-    about="receipts of the period by what was really read back",
+    about="receipts of the period by how much was actually read back",
     part=None,
     printed_in="coverage",
     fields={"read_back": "what was read back"},

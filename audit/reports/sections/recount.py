@@ -1,4 +1,4 @@
-"""The figures once more, from leaf bytes alone, by a process that runs beside the reading of tables."""
+"""The figures recomputed only from leaf bytes, in a process that runs while tables are read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 
 
 class Recounted(NamedTuple):
-    """The same figures once more, from leaf bytes alone."""
+    """The same figures, recomputed only from leaf bytes."""
 
     leaves: int
     digest: str
@@ -24,7 +24,7 @@ class Recounted(NamedTuple):
 
 
 def recounted(reading: ReportReading) -> Recounted | None:
-    """The recount of the whole state, beside the tables; None where the report was asked for without one.
+    """Return the recount of the whole state, compared with the tables; None if the report was requested without one.
 
     A tenant's custody can be used by others, through grants, so that no part of the state is enough.
     """
@@ -57,7 +57,7 @@ SECTION: Section[Recounted | None] = Section(
     "Recount from leaves",
     recounted,
     order=110,
-    about="every figure once more from leaf bytes alone, and where the tables differ",
+    about="every figure recomputed from leaf bytes only, and where the tables differ",
     fields={"recount": "the recount from leaves"},
     stage=FactStage.RECOUNT,
     cited={"recount": Citation("Recount from leaves", _carries)},

@@ -1,4 +1,4 @@
-"""What people answered to exceptions of the report."""
+"""People's answers to exceptions of the report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kvcustody.audit.reports.section import ReportReading, Section
 
 
 def given_responses(reading: ReportReading) -> tuple[Response, ...]:
-    """The answers, by the ids of exceptions."""
+    """Return the answers, by the ids of exceptions."""
     return tuple(sorted(reading.responses))
 
 

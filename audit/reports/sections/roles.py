@@ -1,4 +1,4 @@
-"""What users of the service do themselves, and whose services it rests on."""
+"""The service's users' own responsibilities, and the services it depends on."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ SECTION = Section(
     "User-entity controls and subservice organisations",
     no_facts,
     order=160,
-    about="what who uses the service has to do; whose services it rests on, included or carved out",
+    about="the users' own responsibilities; the services it depends on, included or carved out",
 )

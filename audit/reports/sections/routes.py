@@ -1,4 +1,4 @@
-"""The routes of a report: requests that came through a door before a router, and what they found where they went.
+"""The routes of a report: requests through a door before a router, and their hits at the chosen worker.
 
 1. Counts are of route receipts in the state of the checkpoint; a receipt is of the period of its door's half, or else
    of its worker's.
@@ -28,7 +28,7 @@ HALVES_MAX: Final = 1_000_000
 
 
 class RouteCount(NamedTuple):
-    """Requests that one worker answered, or that one tenant made: prompt tokens, and those found."""
+    """Requests answered by one worker or made by one tenant: prompt tokens, and hits among them."""
 
     name: str
     requests: int
@@ -39,14 +39,14 @@ class RouteCount(NamedTuple):
 
 
 class RouteProblems(NamedTuple):
-    """How many receipts have one thing wrong with them."""
+    """The number of receipts with one kind of problem."""
 
     problem: str
     findings: int
 
 
 class RouteFacts(NamedTuple):
-    """All of it; `since_us`: from when on receipts are counted (rule 3)."""
+    """All route facts; `since_us`: the start of counting receipts (rule 3)."""
 
     since_us: int
     receipts: int
@@ -65,7 +65,7 @@ class RouteFacts(NamedTuple):
 
 
 def read_route_facts(reading: ReportReading) -> RouteFacts:
-    """The facts about routes."""
+    """Return the facts about routes."""
     whole = RoutePeriod(reading.since_us, reading.until_us, reading.asked.tenant)
     period = newest_part(reading.connection, whole, HALVES_MAX, as_of=reading.state)
     sums, problems, receipts, awaited = RouteSums(), Counter[ReceiptProblem](), 0, 0
@@ -74,19 +74,19 @@ def read_route_facts(reading: ReportReading) -> RouteFacts:
         is_awaited, findings = judge(receipt, now_us=reading.now_us)
         problems.update(finding.problem for finding in findings)
         receipts, awaited = receipts + 1, awaited + is_awaited
-    found = sums.whole
+    figures = sums.whole
     return RouteFacts(
         period.since_us,
         receipts,
         awaited,
-        found.requests,
-        found.prompt_tokens,
-        found.found_tokens,
-        found.promises,
-        found.promised_tokens,
-        found.kept_tokens,
-        found.stale_misses,
-        found.promised_tokens - found.kept_tokens,
+        figures.requests,
+        figures.prompt_tokens,
+        figures.found_tokens,
+        figures.promises,
+        figures.promised_tokens,
+        figures.kept_tokens,
+        figures.stale_misses,
+        figures.promised_tokens - figures.kept_tokens,
         _rows(sums.by_worker),
         _rows(sums.by_tenant),
         tuple(RouteProblems(one.value, problems[one]) for one in ReceiptProblem if problems[one]),

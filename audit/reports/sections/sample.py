@@ -1,4 +1,4 @@
-"""The sample: members of the population drawn by the seed, each with every leaf that its verdict needs, and proofs.
+"""The sample: members of the population drawn by the seed, with every leaf behind their verdicts, and proofs.
 
 1. Of a custody: the leaves that name its (block, generation), the last releases of the residencies that used it, its
    process's start, what narrowed holds of its tenant, and erasures that may have ended it. Of a copy: the leaves that
@@ -51,7 +51,7 @@ CONTEXT = (
 
 
 class LeafEvidence(NamedTuple):
-    """One leaf, where it is, its bytes as text, and the text of its proof (docs/reference/formats/proofs.md)."""
+    """One leaf, its place, its bytes as text, and the text of its proof (docs/reference/formats/proofs.md)."""
 
     log: str
     idx: int
@@ -61,7 +61,7 @@ class LeafEvidence(NamedTuple):
 
 
 class SampleItem(NamedTuple):
-    """One drawn member and its evidence: the number of its stratum, its place there, and its number in all."""
+    """One drawn member and its evidence: the number of its stratum, its place there, and its number overall."""
 
     stratum: int
     place: int
@@ -79,51 +79,51 @@ class _Place(NamedTuple):
 
 
 class SampleFacts(NamedTuple):
-    """How the sample came about, and what was drawn."""
+    """How the sample was drawn, and its members."""
 
     sampling: Sampling
     sample: tuple[SampleItem, ...]
 
 
 def draw_sample(reading: ReportReading) -> SampleFacts:
-    """The sample of the population, its leaves with proofs where the reading says so.
+    """Return the sample of the population; its leaves have proofs if the reading requests them.
 
     Raises `ProofError` where the checkpoint is not signed.
     """
-    connection, population, asked = reading.connection, reading.population, reading.asked
-    size, risk_ppm = asked.sample_size(), asked.risk_ppm or RISK_PPM
+    connection, population, parameters = reading.connection, reading.population, reading.asked
+    size, risk_ppm = parameters.sample_size(), parameters.risk_ppm or RISK_PPM
     strata = population.strata()
-    draws = draw_strata(asked.seed, size, [len(members) for members in strata.values()])
+    draws = draw_strata(parameters.seed, size, [len(members) for members in strata.values()])
     drawn = [
         (number, place, int(members[place]))
         for number, (members, draw) in enumerate(zip(strata.values(), draws, strict=True))
         for place in draw.places
     ]
     people = [population.custody(number) for _, _, number in drawn]
-    finder = _LeafFinder(connection, population, reading.state, people, asked.tenant)
+    finder = _LeafFinder(connection, population, reading.state, people, parameters.tenant)
     found_of = [finder.of(person) for person in people]
     proofs: dict[tuple[str, int], str] = {}
     if reading.is_proved:
         places = {(at.log, at.idx) for found in found_of for at in found[:LEAVES_MAX]}
-        proofs = _proofs(LedgerProofs(connection), asked.checkpoint, places)
-    made = []
+        proofs = _proofs(LedgerProofs(connection), parameters.checkpoint, places)
+    items = []
     for (stratum, place, number), person, found in zip(drawn, people, found_of, strict=True):
         kept = found[:LEAVES_MAX]
         leaves = tuple(
             LeafEvidence(at.log, at.idx, *_leaf(connection, at), proofs.get((at.log, at.idx), "")) for at in kept
         )
-        made.append(SampleItem(stratum, place, number, person, leaves, len(found) - len(kept)))
+        items.append(SampleItem(stratum, place, number, person, leaves, len(found) - len(kept)))
     counted = tuple(
         Stratum(
             *key,
             len(members),
             len(draw.places),
             draw.duplicates,
-            sum(not item.custody.covered for item in made if item.stratum == number),
+            sum(not item.custody.covered for item in items if item.stratum == number),
         )
         for number, ((key, members), draw) in enumerate(zip(strata.items(), draws, strict=True))
     )
-    return SampleFacts(concluded(size, risk_ppm, counted), tuple(made))
+    return SampleFacts(concluded(size, risk_ppm, counted), tuple(items))
 
 
 class _LeafFinder:
@@ -152,7 +152,7 @@ class _LeafFinder:
         }
 
     def of(self, item: PopulationMember) -> list[_Place]:
-        """The leaves of a member, those that name it first."""
+        """Return the leaves of a member, those that name it first."""
         if item.tier != DEVICE_TIER:
             named = self._of_copy(item)
             return self._kept([*named, *self._of_kinds(item, ("worker-started",))])
@@ -170,18 +170,18 @@ class _LeafFinder:
         return list(first.values())
 
     def _named(self, item: PopulationMember) -> list[_Place]:
-        made = []
+        numbered_places = []
         for rank, places in enumerate(self._places[item.incarnation]):
             flat = self._near[item.incarnation, rank]
             flat = flat[places.keys[flat] == _key(item)]
             flat = flat[np.isin(places.blocks[flat], (item.block, UNNAMED))]
             rows = np.unique(places.owner[flat])
             for log, idx in zip(places.logs[rows].tolist(), places.idx[rows].tolist(), strict=True):
-                made.append(_Place(rank, idx, self._names[log], log))
-        return made
+                numbered_places.append(_Place(rank, idx, self._names[log], log))
+        return numbered_places
 
     def _releases(self, item: PopulationMember, named: Sequence[_Place]) -> list[_Place]:
-        """The last releases of the residencies that the named leaves are of."""
+        """Return the last releases of the residencies in the named leaves."""
         at: dict[int, list[int]] = {}
         for place in named:
             at.setdefault(place.log_id, []).append(place.idx)
@@ -193,14 +193,14 @@ class _LeafFinder:
                     some_places = places[start : start + 200]
                     here = (column.log == log, column.idx.in_(some_places), has_leaf(table))
                     used |= set(self._connection.scalars(select(column.residency).where(*here)))
-        made = []
+        release_places = []
         life, residencies_used = self._ids[item.incarnation], sorted(used)
         for start in range(0, len(residencies_used), 200):
             some = residencies_used[start : start + 200]
-            made += self._rows(
+            release_places += self._rows(
                 releases, releases.c.incarnation == life, releases.c.final, releases.c.residency.in_(some)
             )
-        return made
+        return release_places
 
     def _erasures(self, item: PopulationMember) -> list[_Place]:
         """Requests that may select it, and their effects in its process."""
@@ -221,13 +221,13 @@ class _LeafFinder:
 
     def _of_kinds(self, item: PopulationMember, kinds: tuple[str, ...]) -> list[_Place]:
         key = (item.incarnation, item.tenant, kinds)
-        found = self._context.get(key)
-        if found is None:
+        places = self._context.get(key)
+        if places is None:
             life = self._ids[item.incarnation]
             every = self._rows(events, events.c.kind.in_(kinds), events.c.incarnation == life)
             own = ("system", log_of(item.tenant))
-            found = self._context[key] = [place for place in every if place.log in own]
-        return found
+            places = self._context[key] = [place for place in every if place.log in own]
+        return places
 
     def _of_copy(self, item: PopulationMember) -> list[_Place]:
         column = copy_steps.c
@@ -266,7 +266,7 @@ def _proofs(proofs: LedgerProofs, checkpoint: int, places: Iterable[tuple[str, i
 
 
 def _leaf(connection: Connection, place: _Place) -> tuple[str, str]:
-    """The kind and the text of a leaf."""
+    """Return the kind and the text of a leaf."""
     [(kind, leaf)] = fetch_all(connection, _LEAF, (place.log_id, place.idx))
     return kind, bytes(leaf).decode()
 
@@ -276,16 +276,16 @@ _LEAF = "SELECT kind, leaf FROM events WHERE log = ? AND idx = ?"
 
 def _disagreements(report: ReportFacts) -> Iterator[str]:
     yield from _of_tiers(report)
-    asked, sampling = report.asked, report[SECTION].sampling
+    parameters, sampling = report.asked, report[SECTION].sampling
     members = [stratum.members for stratum in sampling.strata]
-    if not asked.is_risk_whole():
+    if not parameters.is_risk_whole():
         yield "a risk is stated without a tolerable rate, or the reverse"
     if sum(members) != report[POPULATION].custodies + sum(row.due for row in report[TIERS].rows):
         yield "the strata are not the population"
-    if sampling.size != asked.sample_size() or sampling.risk_ppm != (asked.risk_ppm or RISK_PPM):
+    if sampling.size != parameters.sample_size() or sampling.risk_ppm != (parameters.risk_ppm or RISK_PPM):
         yield "the sample is of another size than was asked for"
         return
-    draws = draw_strata(asked.seed, sampling.size, members)
+    draws = draw_strata(parameters.seed, sampling.size, members)
     drawn = [(number, place) for number, draw in enumerate(draws) for place in draw.places]
     counted = [(stratum.drawn, stratum.duplicates) for stratum in sampling.strata]
     if counted != [(len(draw.places), draw.duplicates) for draw in draws] or drawn != [

@@ -1,4 +1,4 @@
-"""What the service is, in the terms that the tests use."""
+"""The service, described in the terms of the tests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ SECTION = Section(
     "Description of the service",
     no_facts,
     order=40,
-    about="what it does, in the words of the tests; processes, software, policies, tiers, logs",
+    about="its function, in the terms of the tests; processes, software, policies, tiers, logs",
     part=PagePart.FRONT,
 )

@@ -1,4 +1,4 @@
-"""How the report is made again and verified, its digest, its signature, and lines for people to sign."""
+"""How to reproduce and verify the report, its digest, its signature, and lines for people to sign."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ SECTION = Section(
     no_facts,
     order=180,
     about=(
-        "the command and the SHA-256 that it has to give; what a reader needs to verify the report, and which "
-        "command shows what"
+        "the command and its expected SHA-256; what a reader needs to verify the report, and the command for each check"
     ),
 )

@@ -1,4 +1,4 @@
-"""Each body of information that a test rests on: its source, its question, why it is whole."""
+"""The information behind each test: its source, its query, and why it is complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Storage limitation: how old custody was when it ended, what ended it, and each classification's limits beside it.
+"""Storage limitation: the age of custody at its end, the cause of its end, and each classification's limits.
 
 1. Age is from the request's admission to the end of custody: of blocks that were handed out later it says too much,
    never too little. Custody of which no leaf says who was handed it has no age.
@@ -36,7 +36,7 @@ OTHER = "other"
 
 
 class StorageRow(NamedTuple):
-    """Custodies (block, generation) of one classification that ended; ages and limits are microseconds.
+    """Ended custodies (block, generation) of one classification; ages and limits are microseconds.
 
     `beyond_limit` ended later than their ceiling and the `scrub.within` of their end. `unaged` have no age.
     """
@@ -73,7 +73,7 @@ class _Piece(NamedTuple):
 
 
 def storage_limitation(reading: ReportReading) -> tuple[StorageRow, ...]:
-    """A row for each classification, from the units of the report."""
+    """Return a row for each classification, from the units of the report."""
     found: dict[str, list[_Piece]] = {}
     for each in reading.lives:
         for name, piece in _pieces(each, _openings(each.openings)):
@@ -82,7 +82,7 @@ def storage_limitation(reading: ReportReading) -> tuple[StorageRow, ...]:
 
 
 def group_of(cause: str) -> str:
-    """What ended custody, by the cause that its leaf names (rule 3)."""
+    """Return the group of an end, by the cause in its leaf (rule 3)."""
     return next((name for name, begins in ENDED_BY.items() if cause.startswith(begins)), OTHER)
 
 
@@ -95,8 +95,8 @@ def _openings(found: Evidence) -> Int64s:
     return made
 
 
-def _pieces(each: LifeUnits, openings: Int64s) -> Iterator[tuple[str, _Piece]]:
-    units, ends = each.units, each.ends
+def _pieces(life_units: LifeUnits, openings: Int64s) -> Iterator[tuple[str, _Piece]]:
+    units, ends = life_units.units, life_units.ends
     code, names = ends.codes("classification")
     cause, causes = ends.codes("cause")
     groups = np.array([[*ENDED_BY, OTHER].index(group_of(name)) for (name,) in causes], np.int64)
@@ -104,7 +104,7 @@ def _pieces(each: LifeUnits, openings: Int64s) -> Iterator[tuple[str, _Piece]]:
     ceiling = ends.column("ceiling_boot_us")[units.row]
     within = ends.column("scrub_within_us")[units.row]
     opened, absolute = _of_writers(units.writer, openings)
-    late = _late(each)
+    late = _late(life_units)
     for number, (name,) in enumerate(names):
         mine = code[units.row] == number
         if mine.any() or late.get(name):

@@ -1,4 +1,4 @@
-"""The tiers of a report: copies off the device by tier, their identities, and what was decided about moving them.
+"""The tiers of a report: copies off the device by tier, their identities, and decisions about moving them.
 
 1. Copies are counted in the state of the checkpoint, those that were due in the period; decisions by the time of their
    leaves.
@@ -23,7 +23,7 @@ from kvcustody.audit.store.schema.ledger import incarnations
 
 
 class DecisionTotal(NamedTuple):
-    """Decisions of one kind: how many, about how much, what was predicted both ways, and what moving then took."""
+    """Decisions of one kind: their number, size, predicted times of both choices, and measured times."""
 
     tier: str
     action: str
@@ -37,7 +37,7 @@ class DecisionTotal(NamedTuple):
 
 
 class TierFacts(NamedTuple):
-    """All of it; `digest` is of every copy that was counted (`copies.copy_coverage`, rule 6)."""
+    """All tier facts; `digest` covers every counted copy (`copies.copy_coverage`, rule 6)."""
 
     rows: tuple[CopyCoverageRow, ...]
     digest: str
@@ -46,12 +46,12 @@ class TierFacts(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """No copy was due, and nothing was decided about any."""
+        """Whether no copy was due, and nothing was decided about any."""
         return not (self.rows or self.decisions)
 
 
 def read_tiers(reading: ReportReading) -> TierFacts:
-    """The facts about tiers; of one tenant no worker's counters are among them."""
+    """Return the facts about tiers; for one tenant without any worker's counters."""
     copies = reading.copies
     balances = [*_verdicts(copies)]
     if reading.asked.tenant is None:

@@ -1,4 +1,4 @@
-"""Workers that were at work in the period, and whose pools no scan for orphans looked at in it."""
+"""Workers at work in the period whose pools no scan for orphans examined in it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from kvcustody.audit.reports.section import ReportReading, Section
 
 
 def unscanned(reading: ReportReading) -> tuple[str, ...]:
-    """These workers, by name and the short id of the process."""
+    """Return these workers, by name and the short id of the process."""
     if reading.asked.tenant is not None:
         return ()  # scans are in the system log, and no tenant's
     scanned = {item.incarnation for item in reading.counts.counted if item.kind == "orphan-scanned" and item.in_period}
@@ -26,7 +26,7 @@ SECTION: Section[tuple[str, ...]] = Section(
     "Pools not scanned",
     unscanned,
     order=131,
-    about="workers at work in the period, whose pools no scan for orphans looked at",
+    about="workers at work in the period whose pools no scan for orphans examined",
     part=None,
     printed_in="opinion",
     fields={"unscanned": "which pools were not scanned"},

@@ -1,4 +1,4 @@
-"""The longest time between a leaf and the signature that covers it: so long could the newest leaves be changed unseen.
+"""The longest time between a leaf and the signature that covers it: how long the newest leaves could change unseen.
 
 1. A leaf is covered by the first signed checkpoint that has it. Leaves of processes that replay or generate history
    state times of their own, and are left out.
@@ -22,7 +22,7 @@ from kvcustody.audit.store.schema.trees import root_leaves, signed_checkpoints
 
 
 class SignatureWindow(NamedTuple):
-    """The longest one: of a leaf of which log, written when (UTC), and signed when. `longest_us` 0: no leaf counts."""
+    """The longest window: the leaf's log, its time (UTC), and the signature's time. `longest_us` 0: no leaf counts."""
 
     longest_us: int
     log: str
@@ -34,10 +34,10 @@ NO_WINDOW = SignatureWindow(0, "", 0, 0)
 
 
 def signature_window(reading: ReportReading) -> SignatureWindow:
-    """The longest window of the period, under the checkpoint."""
-    connection, asked = reading.connection, reading.asked
+    """Return the longest window of the period, under the checkpoint."""
+    connection, parameters = reading.connection, reading.asked
     column_of = signed_checkpoints.c
-    query = select(column_of.size, column_of.at_us).where(column_of.size <= asked.checkpoint)
+    query = select(column_of.size, column_of.at_us).where(column_of.size <= parameters.checkpoint)
     signed = connection.execute(query.order_by(column_of.size)).all()
     names = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))}
     marked = {one.incarnation for one in reading.marked}
@@ -45,7 +45,7 @@ def signature_window(reading: ReportReading) -> SignatureWindow:
     longest = NO_WINDOW
     sizes = np.array([row.size for row in signed], np.int64)
     for log, size in reading.state.sizes.items():
-        if not size or (asked.tenant is not None and names[log] != log_of(asked.tenant)):
+        if not size or (parameters.tenant is not None and names[log] != log_of(parameters.tenant)):
             continue
         for first, end, place in _spans(connection, log, sizes):
             at_us = _earliest(connection, (log, first, end), reading.since_us, reading.until_us, lives)
@@ -90,7 +90,9 @@ def _earliest(
 
 
 def _disagreements(report: ReportFacts) -> Iterator[str]:
-    """The signature that closed the window is of this checkpoint or an earlier one, and the leaf of the period."""
+    """Yield problems unless the signature that closed the window is of this checkpoint or earlier, and the leaf in the
+    period.
+    """
     window = report[SECTION]
     if window == NO_WINDOW:
         return

@@ -1,1 +1,1 @@
-"""The key that signs reports: how a report carries its signature, and what shows that the ledger names the key."""
+"""The key that signs reports: a report's signature, and the proof that the ledger names the key."""

@@ -1,4 +1,4 @@
-"""A document's signature: over its digest, by a key of the log, or by one that the ledger names for reports alone.
+"""A document's signature: over its digest, by a key of the log, or by one that the ledger names only for reports.
 
 1. A key of reports is enrolled: a `report-key` leaf of the system log names it, and a later one, which both signed,
    hands over to the next. A signature carries every such leaf up to its key's own, each with its proof under the first
@@ -32,7 +32,7 @@ REPORT_KEY_KIND = "report-key"
 
 
 def sign_document(connection: Connection, document: Document, key: SigningKey) -> Document:
-    """The document with its signature.
+    """Return the document with its signature.
 
     Raises `NoteError` where the ledger names another key or none, `ProofError` where the leaf that names it is under no
     signed checkpoint yet. Who signs with a key of the log is believed: its reader is not (rule 3).
@@ -44,7 +44,7 @@ def sign_document(connection: Connection, document: Document, key: SigningKey) -
 
 
 def enrolment_leaves(connection: Connection) -> list[tuple[int, bytes]]:
-    """(idx, leaf) of every leaf that names a report key, in order."""
+    """Return (idx, leaf) of every leaf that names a report key, in order."""
     query = (
         select(events.c.idx, events.c.leaf)
         .join(logs, logs.c.id == events.c.log)
@@ -55,7 +55,7 @@ def enrolment_leaves(connection: Connection) -> list[tuple[int, bytes]]:
 
 
 def report_key_periods(leaves: Sequence[bytes]) -> tuple[KeyPeriod, ...]:
-    """Every report key that leaves name, in order, with the checkpoints it may sign of; `NoteError` where it breaks."""
+    """Return every report key named in leaves, in order, with its checkpoints; `NoteError` if the chain breaks."""
     bodies = [parse_json(leaf) for leaf in leaves]
     if not bodies:
         return ()
@@ -67,7 +67,7 @@ def report_key_periods(leaves: Sequence[bytes]) -> tuple[KeyPeriod, ...]:
 
 
 def signature_problems(document: Document, keys: Sequence[VerifierKey]) -> list[str]:
-    """What is wrong with the signature of a signed document, for the reader's keys of the log."""
+    """Return the problems of a signed document's signature, for the reader's keys of the log."""
     try:
         return _problems(document, keys)
     except (LedgerError, ValueError, LookupError, TypeError) as problem:
@@ -78,7 +78,7 @@ def signature_problems(document: Document, keys: Sequence[VerifierKey]) -> list[
 def check_report_period(
     key: VerifierKey, periods: Sequence[KeyPeriod], checkpoint: int, *, is_last: bool = False
 ) -> list[str]:
-    """What speaks against a key having signed a document of a checkpoint (rule 2)."""
+    """Return why a key may not have signed a document of a checkpoint (rule 2)."""
     mine = [period for period in periods if period.key == key]
     if not mine or (is_last and periods[-1].key != key):
         return [f"no leaf of the ledger names `{key}` as a key that signs reports"]
@@ -110,12 +110,12 @@ def _problems(document: Document, keys: Sequence[VerifierKey]) -> list[str]:
 
 
 def unsigned(document: Document) -> str:
-    """What is said of a document without a signature."""
+    """Return the statement about a document without a signature."""
     return f"no key signed the {document.kind.name}: anybody may have written it"
 
 
 def _enrolments(connection: Connection, key: SigningKey) -> tuple[KeyEnrolment, ...]:
-    """The leaves up to the key's own, each with its proof (rule 1)."""
+    """Return the leaves up to the key's own, each with its proof (rule 1)."""
     leaves = enrolment_leaves(connection)
     named = [parse_json(leaf)["vkey"] for _, leaf in leaves]
     if not named or named[-1] != str(key.verifier):
@@ -132,7 +132,7 @@ def _enrolments(connection: Connection, key: SigningKey) -> tuple[KeyEnrolment, 
 
 
 def _first_cover(connection: Connection, proofs: LedgerProofs, idx: int) -> int:
-    """The first signed checkpoint that covers a leaf of the system log."""
+    """Return the first signed checkpoint that covers a leaf of the system log."""
     query = (
         select(func.min(root_leaves.c.idx))
         .join(logs, logs.c.id == root_leaves.c.log)

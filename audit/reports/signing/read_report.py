@@ -1,4 +1,4 @@
-"""A report from its JSON: every field of the type that its section gives it, and nothing besides.
+"""Read a report from JSON: every field has the type that its section gives it, and there are no others.
 
 1. What is read back writes the same bytes; `Report.to_bytes` of it is compared with what was read, so a field that is
    missing, is of another type, or belongs to no part of the model is found.
@@ -27,7 +27,7 @@ _ABOUT: dict[str, Any] = {
 
 
 def report_of(body: dict[str, Any]) -> Report:
-    """The report that a JSON body has; raises `LedgerError` where it is none."""
+    """Return the report in a JSON body; raises `LedgerError` if it is not a report."""
     if not isinstance(body, dict) or body.get("schema") != REPORT.schema:
         raise LedgerError(f"this is no report of schema `{REPORT.schema}`")
     types = report_types()
@@ -44,7 +44,7 @@ def report_of(body: dict[str, Any]) -> Report:
 
 
 def report_types() -> dict[str, Any]:
-    """The type of each field of a report's JSON, but for those that are written from the rest."""
+    """Return the type of each field of a report's JSON, except those derived from the others."""
     return {**_ABOUT, **{name: of for section in sections() for name, of in section.types.items()}}
 
 

@@ -1,1 +1,1 @@
-"""The database under the ledger: SQLite and PostgreSQL, bulk inserts, monthly partitions, roles and triggers."""
+"""The ledger's database: SQLite and PostgreSQL, bulk inserts, monthly partitions, roles and triggers."""

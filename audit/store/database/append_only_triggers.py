@@ -1,4 +1,4 @@
-"""Leaves and trees are only ever inserted: the database itself refuses to change or delete them.
+"""Leaves and trees are insert-only: the database itself refuses to change or delete them.
 
 1. On both databases a trigger refuses every UPDATE and DELETE of leaves, nodes, root leaves and checkpoints (and
    TRUNCATE, which SQLite has not), and every change of a log but its growth. Nobody is exempt, the owner included. Who
@@ -101,7 +101,7 @@ END $$
 
 
 def create_triggers(connection: Connection) -> None:
-    """Put the triggers (rules 1, 3 and 4) on tables that have none yet."""
+    """Create the triggers (rules 1, 3 and 4) on tables that lack them."""
     if dialect_of(connection).in_file:
         for statement in _sqlite_triggers():
             connection.exec_driver_sql(statement)
@@ -111,7 +111,7 @@ def create_triggers(connection: Connection) -> None:
 
 
 def triggers_of(connection: Connection, table: str) -> list[str]:
-    """The statements that make the triggers of one table, as in a new ledger."""
+    """Return the statements that create the triggers of one table, as in a new ledger."""
     made = _sqlite_triggers() if dialect_of(connection).in_file else _postgres_triggers()
     return [each for each in made if "$$" not in each and _table_of(each) == table]
 
@@ -121,7 +121,7 @@ def _table_of(trigger: str) -> str:
 
 
 def no_truncate(table: str) -> str:
-    """The statement by which PostgreSQL refuses TRUNCATE of a table."""
+    """Return the statement by which PostgreSQL refuses TRUNCATE on a table."""
     return (
         f"CREATE TRIGGER no_truncate BEFORE TRUNCATE ON {table}"
         " FOR EACH STATEMENT EXECUTE FUNCTION kvcustody_append_only()"
@@ -161,18 +161,18 @@ def _postgres_triggers() -> Iterator[str]:
 
 
 def missing_triggers(connection: Connection) -> Iterator[str]:
-    """Which triggers (rules 1, 3 and 4) are not there as they were made, or do not fire."""
+    """Yield the triggers (rules 1, 3 and 4) that are missing, changed or disabled."""
     if dialect_of(connection).in_file:
-        made = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE type = 'trigger'").scalars()
-        there = {_one_line(statement) for statement in made}
+        statements = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE type = 'trigger'").scalars()
+        there = {_one_line(statement) for statement in statements}
         for statement in _sqlite_triggers():
             if _one_line(statement) not in there:
                 yield f"trigger `{statement.split()[2]}` is missing, or is another"
         return
-    made = connection.exec_driver_sql(
+    statements = connection.exec_driver_sql(
         "SELECT prosrc FROM pg_proc WHERE pronamespace = current_schema()::regnamespace"
     ).scalars()
-    bodies = {_one_line(body) for body in made}
+    bodies = {_one_line(body) for body in statements}
     firing = {
         (table, name)
         for table, name in connection.exec_driver_sql(
@@ -197,7 +197,7 @@ def missing_triggers(connection: Connection) -> Iterator[str]:
         on_parts = parts.get(table, []) if name in _ON_PARTS else []
         for each in (table, *on_parts):
             if (each, name) not in firing:
-                yield f"trigger `{name}` of `{each}` is missing, or does not fire"
+                yield f"trigger `{name}` of `{each}` is missing or disabled"
 
 
 def _one_line(statement: str) -> str:
@@ -207,7 +207,7 @@ def _one_line(statement: str) -> str:
 
 @contextmanager
 def triggers_lifted(connection: Connection) -> Iterator[None]:
-    """Rule 2 holds inside this block of the caller's transaction, and for nobody else meanwhile."""
+    """Apply rule 2 inside this block of the caller's transaction, and for nobody else meanwhile."""
     run = connection.exec_driver_sql
     if not dialect_of(connection).in_file:
         run("SET LOCAL kvcustody.retention = 'on'")

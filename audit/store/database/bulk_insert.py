@@ -1,4 +1,4 @@
-"""Many rows into one table at once: prepared INSERTs of many rows on SQLite, binary COPY on PostgreSQL.
+"""Insert many rows into one table: prepared multi-row INSERTs on SQLite, binary COPY on PostgreSQL.
 
 1. A failure is the error that SQLAlchemy gives for a statement of its own, so callers tell a refused row from a lost
    database in one way. L2 Rows, and columns, arrive in the order of the table's columns.
@@ -27,7 +27,7 @@ _WIDTHS = (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
 
 
 def insert_rows(connection: Connection, table: Table, rows: Iterable[Row]) -> None:
-    """Insert rows inside the caller's transaction; raises `DBAPIError` as a statement would."""
+    """Insert rows inside the caller's transaction; raises `DBAPIError` like a statement."""
     if not dialect_of(connection).arrays:
         _insert(connection, table, list(chain.from_iterable(rows)), _WIDTHS)
     else:
@@ -35,12 +35,12 @@ def insert_rows(connection: Connection, table: Table, rows: Iterable[Row]) -> No
 
 
 def insert_new(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
-    """The same, without those rows whose key is there already, or that an earlier one of them has."""
+    """Insert rows, except those whose key exists or that an earlier row of them has."""
     _insert_ending(connection, table, rows, _NEW)
 
 
 def replace_rows(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
-    """The same; a row whose key is there already takes its place."""
+    """Insert rows; a row whose key exists replaces it."""
     key = [column.name for column in table.primary_key.columns]
     others = ", ".join(f"{column.name} = excluded.{column.name}" for column in table.columns if column.name not in key)
     ending = f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {others}"
@@ -57,14 +57,14 @@ def _insert_ending(connection: Connection, table: Table, rows: Sequence[Row], en
 
 
 class Inserts:
-    """Rows of one transaction; on SQLite those that fill no whole statement wait for more, or for `finish`."""
+    """Rows of one transaction. On SQLite, rows that do not fill a statement wait for more, or for `finish`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._waiting: dict[Table, list[Any]] = {}
 
     def add(self, table: Table, pieces: Sequence[Columns]) -> None:
-        """Rows of several pieces, each with its values column by column; raises as `insert_rows` does."""
+        """Add rows in pieces, each with its values by column; raises like `insert_rows`."""
         if not dialect_of(self._connection).arrays:
             flat = self._waiting.setdefault(table, [])
             flat += _by_row(pieces, len(table.columns))
@@ -74,7 +74,7 @@ class Inserts:
             _copy(self._connection, table, chain.from_iterable(rows))
 
     def finish(self) -> None:
-        """Insert what waits."""
+        """Insert the waiting rows."""
         for table, flat in self._waiting.items():
             _insert(self._connection, table, flat, _WIDTHS)
 

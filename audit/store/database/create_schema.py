@@ -1,4 +1,4 @@
-"""Make the schema of an empty database, from the tables that `audit.store.schema` declares.
+"""Create the schema of an empty database from the tables that `audit.store.schema` declares.
 
 A new ledger gets the newest schema at once; revisions of `migrations` are for ledgers that are there already. So the
 tables are said in one place, and a revision says only what changes.
@@ -35,7 +35,7 @@ from kvcustody.audit.store.schema.trees import root_log
 
 
 def create_schema(connection: Connection) -> None:
-    """Make every table, index, trigger and function of a ledger, and the root log's one row."""
+    """Create every table, index, trigger and function of a ledger, and the root log's single row."""
     for statement in _table_statements(is_postgres=dialect_of(connection).partitions):
         connection.exec_driver_sql(statement)
     create_triggers(connection)
@@ -46,7 +46,7 @@ def create_schema(connection: Connection) -> None:
 
 
 def table_statements(connection: Connection, table: str) -> tuple[str, ...]:
-    """What makes one table and its indexes, as in a new ledger."""
+    """Return the statements that create one table and its indexes, as in a new ledger."""
     return _table_statements(is_postgres=dialect_of(connection).partitions, only=table)
 
 
@@ -68,7 +68,9 @@ def _table_statements(*, is_postgres: bool, only: str = "") -> tuple[str, ...]:
 
 
 def tables_of_postgres() -> MetaData:
-    """The declared tables as PostgreSQL has them: with months (rule 1), and no rule that its types keep."""
+    """Return the declared tables in PostgreSQL's form: with months (rule 1), and without rules that its types
+    enforce.
+    """
     tables = MetaData(naming_convention=metadata.naming_convention)
     for declared in every_table():
         table = declared.to_metadata(tables)

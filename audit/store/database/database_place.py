@@ -1,4 +1,4 @@
-"""Where a database is: the one reading of a `database_url`, of `--ledger` and of every other URL of a database.
+"""Parse the place of a database: `database_url`, `--ledger` and every other database URL.
 
 1. `sqlite:///` is followed by a path as it is: nothing in it is decoded or cut off, so `#`, `?` and `%` are letters.
 2. `postgresql://` is followed by a server's address, as SQLAlchemy reads it.
@@ -41,16 +41,16 @@ class SqliteFile:
     path: Path
 
     def masked(self) -> str:
-        """The URL for people and logs."""
+        """Return the URL for people and logs."""
         return f"{SQLITE}{self.path}"
 
     @property
     def in_memory(self) -> bool:
-        """Whether each connection has a database of its own, which ends with it."""
+        """Whether each connection has its own database, which ends with it."""
         return str(self.path) == _MEMORY
 
     def engine_url(self, mode: str) -> URL:
-        """What SQLAlchemy opens, with SQLite's `mode` of a URI: `ro` or `rwc`."""
+        """Return the URL for SQLAlchemy, with SQLite's `mode` in a URI: `ro` or `rwc`."""
         name = str(self.path)
         if name.startswith("//"):  # a URI would read a host there
             name = name[1:]
@@ -64,7 +64,7 @@ class PostgresServer:
     url: URL
 
     def masked(self) -> str:
-        """The URL for people and logs: without the password, and without options that are not known to hold none."""
+        """Return the URL for people and logs, without the password and without options that may contain one."""
         hidden = {name: _HIDDEN for name in self.url.query if name not in _SHOWN}
         return self.url.update_query_dict(hidden).render_as_string(hide_password=True)
 
@@ -73,7 +73,7 @@ DatabasePlace = SqliteFile | PostgresServer
 
 
 def database_place(target: str | Path) -> DatabasePlace:
-    """The database that a path or a URL names. Raises `LedgerError`, which quotes no address."""
+    """Return the database at a path or URL. Raises `LedgerError`, which quotes no address."""
     if isinstance(target, Path):
         return SqliteFile(target)
     if target.startswith(("/", ".")) or (target and not any(letter in target for letter in _IN_ADDRESSES)):
@@ -82,13 +82,13 @@ def database_place(target: str | Path) -> DatabasePlace:
 
 
 def url_of(target: str) -> str:
-    """The URL of what a path or a URL names; a URL is given back as it is. Raises `LedgerError`."""
+    """Return the URL of a path or URL; a URL is returned unchanged. Raises `LedgerError`."""
     place = database_place(target)
     return f"{SQLITE}{place.path}" if isinstance(place, SqliteFile) else target
 
 
 def place_of_url(url: str) -> DatabasePlace:
-    """The database that a URL names. Raises `LedgerError`, which quotes no address."""
+    """Return the database at a URL. Raises `LedgerError`, which quotes no address."""
     path = url.removeprefix(SQLITE)
     if path != url and path:
         return SqliteFile(Path(path))
@@ -107,7 +107,9 @@ def place_of_url(url: str) -> DatabasePlace:
 
 
 def checked_setting(target: str | None, *, path: bool = False) -> str | None:
-    """A setting's URL (with `path`, a path too) as it is, checked; raises `ValueError` that quotes no address."""
+    """Return a setting's URL (with `path`, a path too) unchanged after a check; raises `ValueError` that quotes no
+    address.
+    """
     if target is not None:
         try:
             database_place(target) if path else place_of_url(target)

@@ -1,4 +1,4 @@
-"""What the two databases of a ledger can do, and say differently: no other file asks which of them it has.
+"""Differences between the ledger's two databases; no other file asks which of them it has.
 
 Code asks for a capability (`one_writer`, `arrays`, `row_walls`) and not for a name: what it does then has its reason in
 the word. What both do in words of their own is a method here.
@@ -49,60 +49,60 @@ class Dialect:
     roles = True  # logins with rights of their own, walls between tenants' rows, and a log that the server keeps
 
     def with_placeholders(self, statement: str) -> str:
-        """A statement that is written with `?`, with the marks of the driver."""
+        """Return a statement written with `?` with the driver's own placeholders."""
         return statement.replace("?", "%s")
 
     def insert_new(self, table: Table) -> Any:
-        """An INSERT that leaves out rows whose key is there."""
+        """Return an INSERT that skips rows whose key exists."""
         from sqlalchemy.dialects.postgresql import insert  # its import costs a tenth of a short command
 
         return insert(table).on_conflict_do_nothing()
 
     def contains(self, column: ColumnElement[bytes], part: ColumnElement[bytes]) -> ColumnElement[bool]:
-        """These bytes are among those of the column."""
+        """Return the condition that the column contains these bytes."""
         return func.pg_catalog.position(column, part) > 0
 
     def place(self, engine: Engine) -> str:
-        """Where the database is, for people: without its password and the options of its sessions."""
+        """Return the database's place for people, without its password and session options."""
         return PostgresServer(engine.url.set(query={})).masked()
 
     def file(self, engine: Engine) -> Path | None:
-        """The file that the engine opens; None for a server."""
+        """Return the file that the engine opens; None for a server."""
         return None
 
     def one_snapshot(self, connection: Connection) -> None:
-        """All that is read on a connection that has read nothing yet is of one moment, and tables keep their forms."""
+        """Read everything on a fresh connection from one moment, and keep tables in their form."""
         connection.execution_options(isolation_level="REPEATABLE READ")
         connection.exec_driver_sql(_NO_CHANGE)
 
     def begin_reading(self, connection: Connection) -> None:
-        """The transaction that has just begun is of one moment, and writes nothing; tables keep their forms in it."""
+        """Make the transaction that just began read-only and of one moment; tables keep their form in it."""
         connection.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; {_NO_CHANGE}")
 
     def as_long_as_it_takes(self, connection: Connection) -> None:
-        """No statement of this transaction is ended for its time."""
+        """Disable time limits for this transaction's statements."""
         connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
 
     def look_up_by_index(self, connection: Connection) -> None:
-        """Joins of this transaction go by indexes: how few rows a range of places has, the planner cannot know."""
+        """Make this transaction's joins use indexes, because the planner cannot know how few rows a range has."""
         for way in ("seqscan", "hashjoin", "mergejoin"):
             connection.exec_driver_sql(f"SET LOCAL enable_{way} = off")
 
     def sort_in_memory(self, connection: Connection) -> None:
-        """A sort and a hash of this transaction write no temporary file up to this size, each on its own."""
+        """Let each sort and hash of this transaction use memory up to this size before temporary files."""
         connection.exec_driver_sql("SET LOCAL work_mem = '64MB'")
 
     def wait_for_locks_at_most(self, connection: Connection, milliseconds: int) -> None:
-        """The transaction fails where a lock takes longer."""
+        """Make the transaction fail if a lock takes longer."""
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = {milliseconds}")
 
     def end_statements_after(self, connection: Connection, milliseconds: int) -> None:
-        """A statement of this transaction that takes longer is ended, and the transaction fails."""
+        """End statements of this transaction that take longer, which fails the transaction."""
         connection.exec_driver_sql(f"SET LOCAL statement_timeout = {milliseconds}")
 
     @contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[Callable[[], None]]:
-        """A part of a transaction that ends after so many seconds: what it calls between statements raises then.
+        """Bound a part of a transaction to so many seconds: the yielded check raises after that.
 
         A statement that is still running then is ended with an `OperationalError`; the call raises `TimeoutError`.
         """
@@ -117,15 +117,15 @@ class Dialect:
         yield check
 
     def one_at_a_time(self, connection: Connection, number: int) -> None:
-        """Of all transactions that call this with the number, one goes on; the others wait for its end."""
+        """Let one of all transactions with this number continue; the others wait for its end."""
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({number})")
 
     def alone(self, connection: Connection, number: int) -> bool:
-        """Whether this transaction is the one that goes on; another that has the number is not waited for."""
+        """Return whether this transaction may continue; does not wait for another with the same number."""
         return bool(connection.exec_driver_sql(f"SELECT pg_try_advisory_xact_lock({number})").scalar())
 
     def leads(self, connection: Connection, number: int) -> bool:
-        """Whether this connection is the one of all with the number that leads, for as long as it lasts."""
+        """Return whether this connection leads among all with the number, as long as it lasts."""
         held = (
             "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"  # noqa: S608 - our own number
             f" AND classid = 1 AND objid = {number} AND objsubid = 2"
@@ -135,18 +135,18 @@ class Dialect:
         return bool(connection.exec_driver_sql(f"SELECT pg_try_advisory_lock(1, {number})").scalar())
 
     def resign(self, connection: Connection, number: int) -> None:
-        """Lead no more, at once: the server ends a closed connection some time later."""
+        """Stop leading immediately; the server ends a closed connection some time later."""
         connection.exec_driver_sql(f"SELECT pg_advisory_unlock(1, {number})")
 
     def spans(self, connection: Connection, spans: Sequence[tuple[int, int, int]]) -> FromClause:
-        """Numbers (log, first, below) as rows to be joined: each is looked up, however large the other table is."""
+        """Return (log, first, below) as rows for a join that looks each up, however large the other table is."""
         self.look_up_by_index(connection)
         columns = [list(column) for column in zip(*spans, strict=True)] or [[], [], []]
         arrays = (cast(literal(column, ARRAY(BigInteger)), ARRAY(BigInteger)) for column in columns)
         return func.unnest(*arrays).table_valued("log", "first", "below").render_derived(name="span")
 
     def size_bytes(self, connection: Connection) -> int:
-        """What the ledger's tables take on disk, indexes included."""
+        """Return the disk usage of the ledger's tables, including indexes."""
         query = (
             "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class"
             " WHERE relkind = 'r' AND relnamespace = current_schema()::regnamespace"
@@ -155,11 +155,11 @@ class Dialect:
 
     @contextmanager
     def any_text(self, connection: Connection) -> Iterator[None]:
-        """Text that is not UTF-8 is read all the same inside, its bytes as lone surrogates; a server has none."""
+        """Read text that is not UTF-8 too, with its bytes as lone surrogates; a server has none."""
         yield
 
     def cache_of_writer(self, connection: Connection, kibibytes: int) -> None:
-        """What a writer's connection keeps in memory; a server's memory is its own."""
+        """Set the memory that a writer's connection uses; a server manages its own."""
 
 
 class _Sqlite(Dialect):
@@ -236,7 +236,7 @@ class _Sqlite(Dialect):
         return True
 
     def leads(self, connection: Connection, number: int) -> bool:
-        """A ledger in a file has one service."""
+        """Return true: a ledger in a file has one service."""
         return True
 
     def resign(self, connection: Connection, number: int) -> None:
@@ -251,7 +251,7 @@ class _Sqlite(Dialect):
         return select(*parts).select_from(each).subquery("span")
 
     def size_bytes(self, connection: Connection) -> int:
-        """The file's pages."""
+        """Return the size of the file's pages."""
         pages, size = (
             int(connection.exec_driver_sql(f"PRAGMA {name}").scalar() or 0) for name in ("page_count", "page_size")
         )
@@ -274,17 +274,17 @@ _BY_NAME: dict[str, Dialect] = {kind.name: kind() for kind in (Dialect, _Sqlite)
 
 
 def dialect_of(database: Engine | Connection) -> Dialect:
-    """What the database behind an engine or connection can do."""
+    """Return the capabilities of the database behind an engine or connection."""
     return _BY_NAME[database.dialect.name]
 
 
 def file_of(engine: Engine) -> Path | None:
-    """The file that a SQLite engine opens; None for a server."""
+    """Return the file that a SQLite engine opens; None for a server."""
     return dialect_of(engine).file(engine)
 
 
 def file_identity(engine: Engine) -> tuple[int, int]:
-    """Device and inode of a SQLite ledger's file (`GONE` when there is none); a constant for a server."""
+    """Return device and inode of a SQLite ledger's file (`GONE` without one); a constant for a server."""
     path = file_of(engine)
     if path is None:
         return (1, 1)
@@ -296,12 +296,12 @@ def file_identity(engine: Engine) -> tuple[int, int]:
 
 
 def fetch_all(connection: Connection, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
-    """Every row that a statement as text, written with `?`, gives for these values."""
+    """Return every row of a textual statement, written with `?`, for these values."""
     return connection.exec_driver_sql(dialect_of(connection).with_placeholders(statement), values).all()
 
 
 def fetch_binary(connection: Connection, statement: str, values: tuple[Any, ...]) -> Sequence[tuple[Any, ...]]:
-    """The same as plain tuples; PostgreSQL sends bytes as they are, and not as text: for many leaves."""
+    """Return rows as plain tuples, for many leaves; PostgreSQL sends bytes in binary instead of as text."""
     if dialect_of(connection).in_file:
         return [tuple(row) for row in fetch_all(connection, statement, values)]
     if not connection.in_transaction():
@@ -318,7 +318,9 @@ def fetch_binary(connection: Connection, statement: str, values: tuple[Any, ...]
 
 
 def fetch_pipelined(connection: Connection, questions: Sequence[Question]) -> list[Sequence[Any]]:
-    """What `fetch_all` gives for each; PostgreSQL is sent all before its first answer: one wait instead of many."""
+    """Return `fetch_all`'s rows for each statement. PostgreSQL receives all statements at once: one wait instead of
+    many.
+    """
     if dialect_of(connection).in_file or len(questions) < 2:
         return [fetch_all(connection, *question) for question in questions]
     if not connection.in_transaction():
@@ -334,6 +336,6 @@ def fetch_pipelined(connection: Connection, questions: Sequence[Question]) -> li
 
 
 def raise_driver_error(connection: Connection, statement: str, problem: Exception) -> NoReturn:
-    """Raise what a driver raised as the error that SQLAlchemy gives for a statement of its own."""
+    """Raise a driver's error as the error that SQLAlchemy raises for its own statements."""
     base = connection.dialect.loaded_dbapi.Error
     raise DBAPIError.instance(statement, None, problem, base, dialect=connection.dialect) from problem

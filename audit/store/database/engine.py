@@ -1,4 +1,4 @@
-"""Where the ledger lives: engines for SQLite files and PostgreSQL, and their failures as one-line errors.
+"""Open the ledger: engines for SQLite files and PostgreSQL, and their failures as one-line errors.
 
 1. A SQLite ledger is WAL with synchronous=FULL; a PostgreSQL session has synchronous_commit on, whatever the default
    of its database or role is. A commit that returned survives a crash of the machine.
@@ -72,7 +72,7 @@ def open_store(
     keys: bool = False,
     statement_seconds: float = STATEMENT_SECONDS,
 ) -> Engine:
-    """An engine on what a path or a URL names (`database_place`). Lazy.
+    """Return an engine for a path or URL (`database_place`); it connects lazily.
 
     `mapped`: read a SQLite file through the memory map, a tenth faster where most of a ledger is read. A disk that
     fails then ends the process instead of the query: for a command that asks one question, never for a service.
@@ -127,12 +127,12 @@ def _close_to_others(path: Path, mode: int) -> None:
     """A database is its user's alone, whatever the umask; one that was open to others is taken back, and it is said."""
     with suppress(OSError):
         if take_back(path, mode):
-            _log.warning("a database was open to others; it is not any more", file=path.name)
+            _log.warning("a database file was accessible to other users; its mode was corrected", file=path.name)
 
 
 def _postgres(place: PostgresServer, timeout_seconds: float, reading_seconds: float | None) -> Engine:
     milliseconds = max(1, int(timeout_seconds * 1000))
-    asked = place.url.query.get("options", "")  # such as `-c role=kvcustody_writer`
+    url_options = place.url.query.get("options", "")  # such as `-c role=kvcustody_writer`
     mark = secrets.token_hex(8)
     options = f"-c statement_timeout={milliseconds} -c lock_timeout={milliseconds} -c synchronous_commit=on"
     if reading_seconds is not None:
@@ -140,8 +140,8 @@ def _postgres(place: PostgresServer, timeout_seconds: float, reading_seconds: fl
         options = f"-c default_transaction_read_only=on -c statement_timeout={longest}"
     # Rows and their leaves are joined month by month, instead of each process's with all leaves that there are.
     options += f" -c enable_partitionwise_join=on -c {_MARK}={mark}"
-    if asked:
-        options = " ".join((options, asked if isinstance(asked, str) else asked[-1]))
+    if url_options:
+        options = " ".join((options, url_options if isinstance(url_options, str) else url_options[-1]))
     engine = create_engine(
         place.url,
         connect_args={
@@ -192,7 +192,7 @@ _sqlite_statements, _postgres_statements = _CompiledStatements(), _CompiledState
 
 
 def describe(problem: BaseException) -> str:
-    """Why the database failed, in a few words on one line and without statement values."""
+    """Return why the database failed, in a few words on one line and without statement values."""
     cause = getattr(problem, "orig", None) or problem
     name = str(getattr(cause, "sqlite_errorname", ""))
     for prefix, reason in _SQLITE_REASONS.items():
@@ -205,7 +205,7 @@ def describe(problem: BaseException) -> str:
 
 
 def ledger_error(engine: Engine, problem: BaseException) -> LedgerError:
-    """The one-line error for a failed database."""
+    """Return the one-line error for a failed database."""
     place = dialect_of(engine).place(engine)
     path = dialect_of(engine).file(engine)
     if path is not None and not path.exists():
@@ -219,7 +219,7 @@ def ledger_error(engine: Engine, problem: BaseException) -> LedgerError:
 
 
 def check_there(target: str | Path) -> None:
-    """Refuse a place where no ledger's database is: opening it for writing would make one. Raises `LedgerError`."""
+    """Refuse a place without a ledger's database, which opening for writing would create. Raises `LedgerError`."""
     engine = open_store(target, read_only=True)
     try:
         with engine.connect():
@@ -251,20 +251,20 @@ def check_store(engine: Engine) -> None:
         raise other_schema(versions[0])
 
 
-def other_schema(found: str) -> LedgerError:
-    """Why a ledger of another revision is refused."""
-    if found < FIRST_REVISION:
+def other_schema(revision: str) -> LedgerError:
+    """Return the error for a ledger of another revision."""
+    if revision < FIRST_REVISION:
         sentence = (
-            f"the ledger's schema `{found}` is older than `{FIRST_REVISION}`, the first that this program reads; "
+            f"the ledger's schema `{revision}` is older than `{FIRST_REVISION}`, the first that this program reads; "
             f"upgrade the ledger with {READS_OLDER} of kvcustody first"
         )
     else:
-        age = "newer" if found > SCHEMA_REVISION else "older"
-        sentence = f"the ledger's schema `{found}` is {age} than this program's `{SCHEMA_REVISION}`"
-    return LedgerError(sentence, found=found, expected=SCHEMA_REVISION)
+        age = "newer" if revision > SCHEMA_REVISION else "older"
+        sentence = f"the ledger's schema `{revision}` is {age} than this program's `{SCHEMA_REVISION}`"
+    return LedgerError(sentence, found=revision, expected=SCHEMA_REVISION)
 
 
 class StoreGoneError(LedgerError):
-    """The file under an open ledger is not the file that was opened."""
+    """The file of an open ledger is not the file that was opened."""
 
     code = "KVC612"

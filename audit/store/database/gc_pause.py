@@ -1,4 +1,4 @@
-"""The garbage collector, off while much is read."""
+"""Pause the garbage collector during bulk reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Bulk reading makes millions of objects that all stay: looking for cycles among them triples its time."""
+    """Pause the collector: bulk reads create millions of lasting objects, and searching them for cycles triples the
+    time.
+    """
     was = gc.isenabled()
     gc.disable()
     try:

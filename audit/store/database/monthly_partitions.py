@@ -44,24 +44,24 @@ _BOUNDS = re.compile(r"FROM \((MINVALUE|'?-?\d+'?)\) TO \((MAXVALUE|'?-?\d+'?)\)
 
 
 class MonthPartition(NamedTuple):
-    """What is of leaves of [`first_us`, `below_us`), in every table; None is no bound, and both None the rest."""
+    """The rows for leaves of [`first_us`, `below_us`), in every table; None means no bound, and both None the rest."""
 
     name: str
     first_us: int | None
     below_us: int | None
 
     def of(self, table: str) -> str:
-        """The partition of a table."""
+        """Return the partition of a table."""
         return f"{table}_{self.name}"
 
 
 def partitioned(connection: Connection) -> tuple[str, ...]:
-    """The tables that are partitioned: all of `MONTHLY` on PostgreSQL, none on SQLite."""
+    """Return the tables that are partitioned: all of `MONTHLY` on PostgreSQL, none on SQLite."""
     return tuple(MONTHLY) if dialect_of(connection).partitions else ()
 
 
 def partitions(connection: Connection) -> tuple[MonthPartition, ...]:
-    """Every month that there is, the earliest first and the rest last; none on SQLite."""
+    """Return every existing month, earliest first and the rest last; empty on SQLite."""
     if not partitioned(connection):
         return ()
     query = (
@@ -76,33 +76,33 @@ def partitions(connection: Connection) -> tuple[MonthPartition, ...]:
 
 
 def size_bytes(connection: Connection, part: MonthPartition, tables: Sequence[str] = tuple(MONTHLY)) -> int:
-    """What a month takes on disk, indexes included."""
+    """Return a month's disk usage, including indexes."""
     query = "SELECT sum(pg_total_relation_size(to_regclass(name))) FROM unnest(%s::text[]) AS name"
     return int(connection.exec_driver_sql(query, ([part.of(table) for table in tables],)).scalar() or 0)
 
 
 def month_of(at_us: int) -> MonthPartition:
-    """The UTC month of an instant."""
+    """Return the UTC month of an instant."""
     moment = utc(at_us)
     return _month(moment.year, moment.month)
 
 
 def months_from(at_us: int, count: int) -> tuple[MonthPartition, ...]:
-    """The month of an instant and those that follow it, `count` in all."""
+    """Return the month of an instant and the following ones, `count` in all."""
     moment = utc(at_us)
     start = 12 * moment.year + moment.month - 1
     return tuple(_month(number // 12, number % 12 + 1) for number in range(start, start + count))
 
 
 def create_rest(connection: Connection, table: str) -> None:
-    """Make the partition of a new table that takes what no month takes."""
+    """Create the partition of a new table for rows outside all months."""
     _create_like(connection, table, f"{table}_{REST}")
     connection.exec_driver_sql(f"ALTER TABLE {table} ATTACH PARTITION {table}_{REST} DEFAULT")
     _wall_off(connection, f"{table}_{REST}")
 
 
 def create_partitions(connection: Connection, now_us: int, months: int = MONTHS_AHEAD) -> tuple[str, ...]:
-    """Make this month and `months` after it where they are missing; their names (rule 4).
+    """Create this month and `months` after it if missing; return their names (rule 4).
 
     Only the tables' owner may; for anybody else, and where no table is partitioned, nothing is done.
     """
@@ -119,7 +119,7 @@ def create_partitions(connection: Connection, now_us: int, months: int = MONTHS_
 
 
 def create_months(connection: Connection, table: str) -> None:
-    """Make the months that a table has not, of all that there are."""
+    """Create the months that a table lacks among all existing ones."""
     for month in partitions(connection):
         query = "SELECT to_regclass(current_schema() || '.' || %s::text)"
         there = connection.exec_driver_sql(query, (month.of(table),)).scalar()
@@ -128,7 +128,7 @@ def create_months(connection: Connection, table: str) -> None:
 
 
 def fold_month(engine: Engine, month: MonthPartition) -> bool:
-    """Move what is left of the oldest month into `first`, and drop its tables; whether it was done.
+    """Move the rest of the oldest month into `first`, and drop its tables; return whether that was done.
 
     The tables are locked for that moment (writers wait at their next insert, for less than they would spill for), and
     what is in `first` is read: it is for months of which little is left. Where somebody reads for longer, or it takes
@@ -166,7 +166,7 @@ def _fold(connection: Connection, month: MonthPartition) -> None:
 
 
 def ensure_partitions(engine: Engine, now_us: int, months: int = MONTHS_AHEAD) -> tuple[str, ...]:
-    """`create_partitions` in a transaction of its own, given up where a long read of the rest is in the way."""
+    """Run `create_partitions` in its own transaction; give up if a long read of the rest blocks it."""
     try:
         with engine.connect().execution_options(**WRITE) as connection, connection.begin():
             dialect_of(connection).wait_for_locks_at_most(connection, _WAIT_MS)
@@ -206,7 +206,7 @@ def _wall_off(connection: Connection, name: str) -> None:
 
 
 def owns_tables(connection: Connection) -> bool:
-    """True where this login owns the tables: it alone may make months, and empty one."""
+    """Return whether this login owns the tables; only the owner may create months and empty one."""
     query = "SELECT bool_and(pg_has_role(relowner, 'USAGE')) FROM pg_class WHERE oid = ANY (%s::regclass[])"
     return bool(connection.exec_driver_sql(query, (list(partitioned(connection)),)).scalar())
 

@@ -1,4 +1,4 @@
-"""What every transaction that writes or drops rows asks: is the schema still ours, and which tables have two forms.
+"""Check at the start of every writing transaction: is the schema still ours, and which tables have two forms.
 
     forms = forms_of(connection)          # or `forms_of(connection, *state)` with what `STATE` gave in another query
     inserts.add(table, rows)
@@ -37,13 +37,13 @@ _COPYING = 7_215_413  # advisory lock: a copy's transaction, or one that drops l
 
 
 class SchemaChangedError(LedgerError):
-    """The ledger was upgraded under an open writer of an older version, or went back under a newer one."""
+    """The ledger was upgraded under an open writer of an older version, or downgraded under a newer one."""
 
     code = "KVC614"
 
 
 def forms_of(connection: Connection, revision: str | None = None, changes: int | None = None) -> Mapping[Table, Table]:
-    """The new form of each table that has two, none as a rule (rule 1); raises `SchemaChangedError` (rule 2)."""
+    """Return the new form of each table that has two, usually none (rule 1); raises `SchemaChangedError` (rule 2)."""
     if changes is None:
         revision, changes = connection.exec_driver_sql(_ASK).one()
     check_revision(revision)
@@ -55,7 +55,7 @@ def forms_of(connection: Connection, revision: str | None = None, changes: int |
 
 
 def guard_writes(engine: Engine) -> None:
-    """From now on each writing transaction of this engine begins by reading the revision (rule 2).
+    """Begin each writing transaction of this engine by reading the revision (rule 2).
 
     Its commit may still follow an upgrade that began meanwhile: that one waits for the locks of what was written.
     """
@@ -68,14 +68,14 @@ def guard_writes(engine: Engine) -> None:
 
 
 def check_revision(found: object) -> None:
-    """Raise `SchemaChangedError` where a ledger's revision is not this program's."""
+    """Raise `SchemaChangedError` if a ledger's revision is not this program's."""
     if found != SCHEMA_REVISION:
         refused = other_schema(str(found))
         raise SchemaChangedError(refused.message, **refused.operands)
 
 
 def forms_to_drop_from(connection: Connection) -> Mapping[Table, Table]:
-    """The same for who drops leaves: no copy is made of them until this transaction ends."""
+    """Return the new forms for a transaction that drops leaves: none of them is copied until it ends."""
     forms = forms_of(connection)
     if forms:
         one_copy_at_a_time(connection)
@@ -83,13 +83,13 @@ def forms_to_drop_from(connection: Connection) -> Mapping[Table, Table]:
 
 
 def one_copy_at_a_time(connection: Connection) -> None:
-    """Until this transaction ends no other copies rows, or drops leaves while there is a copy."""
+    """Exclude others from copying rows, or from dropping leaves during a copy, until this transaction ends."""
     dialect_of(connection).one_at_a_time(connection, _COPYING)
 
 
 @cache
 def new_form(name: str, *, in_file: bool) -> Table:
-    """The table that the new form of a declared table is, until it takes its place (rule 3)."""
+    """Return the table for the new form of a declared table, until it replaces it (rule 3)."""
     declared = metadata.tables[name]
     if in_file:
         return declared.to_metadata(MetaData(), name=f"{name}{NEW_ENDING}")

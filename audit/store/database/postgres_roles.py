@@ -1,4 +1,4 @@
-"""Who may do what in a PostgreSQL ledger: separate roles, and rows by tenant as a second wall behind the queries.
+"""Permissions in a PostgreSQL ledger: separate roles, and rows by tenant as a second barrier behind the queries.
 
 1. The writer inserts leaves and what is derived from them; it changes only where a log's end is (`logs.size`,
    `frontier`, the root log's frontier), the life of an incarnation, and sums of figures (`schema.counters`), into which
@@ -52,14 +52,14 @@ _SEALS = (
 
 
 class RoleGrants(NamedTuple):
-    """What was set up: the roles, and the tables whose rows a reader sees by tenant."""
+    """The result of the setup: the roles, and the tables whose rows a reader sees by tenant."""
 
     roles: tuple[str, ...]
     by_tenant: tuple[str, ...]
 
 
 def set_up_roles(engine: Engine) -> RoleGrants:
-    """Create the roles, grants and policies, or bring them up to date; may be repeated.
+    """Create the roles, grants and policies, or update them; may be repeated.
 
     Needs a superuser, or the owner with CREATEROLE and BYPASSRLS. Raises `LedgerError` where the database refuses, and
     where a change of tables was opened before there were roles. So it does for SQLite, which has no roles: there the
@@ -126,7 +126,7 @@ def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[
 
 
 def row_grants(tables: Sequence[str]) -> Iterator[str]:
-    """Who may do what in tables whose rows come from leaves."""
+    """Yield the grants on tables whose rows come from leaves."""
     named = ", ".join(tables)
     yield f"GRANT SELECT, INSERT ON {named} TO {WRITER}, {WORKER}"
     if ordering := sorted(order_tables().intersection(tables)):
@@ -136,13 +136,13 @@ def row_grants(tables: Sequence[str]) -> Iterator[str]:
 
 
 def row_walls(tables: Sequence[str]) -> Iterator[str]:
-    """A reader's rows of tables that have a log's: those of the tenant that its connection names (rule 2)."""
+    """Yield the policies that limit a reader to the log of the tenant that its connection names (rule 2)."""
     for table in tables:
         yield from _wall(table, "log = (SELECT kvcustody_log())")
 
 
 def walled(connection: Connection, table: str) -> bool:
-    """Whether roles were set up, and so a reader sees rows of one tenant of this table."""
+    """Return whether roles were set up, so that a reader sees one tenant's rows of this table."""
     query = (
         "SELECT 1 FROM pg_policies WHERE schemaname = current_schema() AND tablename = %s AND policyname = 'of_tenant'"
     )
@@ -153,17 +153,17 @@ _ONE_TENANT = text("SELECT coalesce(current_setting('kvcustody.tenant', true), '
 
 
 def sees_one_tenant(connection: Connection) -> bool:
-    """Whether the connection sees the rows of one tenant alone, and so no system log (rule 2)."""
+    """Return whether the connection only sees one tenant's rows, and so no system log (rule 2)."""
     return dialect_of(connection).roles and bool(connection.scalar(_ONE_TENANT))
 
 
 def order_tables() -> set[str]:
-    """The tables whose rows are of orders."""
+    """Return the tables whose rows come from orders."""
     return {table.name for table in projections() if kinds_of(table) and ORDERS.issuperset(kinds_of(table))}
 
 
 def _refuse_orders() -> Iterator[str]:
-    """A worker's role adds leaves of the known kinds that are no orders (rule 4); other roles meet no trigger."""
+    """Yield the trigger that limits a worker's role to leaves of known kinds other than orders (rule 4)."""
     kinds = ", ".join(f"'{kind}'" for kind in sorted(LEAF_KEYS.keys() - ORDERS))
     yield (
         "CREATE OR REPLACE FUNCTION kvcustody_no_orders() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "

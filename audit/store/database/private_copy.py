@@ -1,4 +1,4 @@
-"""A ledger at rest for a reader that needs one moment for long: a report, a check of everything, a record.
+"""A snapshot of a ledger for long readers: a report, a full check, a record.
 
 1. SQLite's write-ahead log cannot begin anew while somebody reads an older state. So whoever reads for longer than
    `WalCheckpointer` waits for reads a copy: the one read transaction of the ledger is that of copying, which takes as
@@ -34,7 +34,7 @@ _log = get_logger(__name__)
 
 @contextmanager
 def at_rest(engine: Engine) -> Iterator[Engine]:
-    """An engine that reads the ledger as it is now, for as long as it takes, with the options of `engine`."""
+    """Yield an engine that reads the ledger as of now, for any length of time, with the options of `engine`."""
     path = file_of(engine)
     if path is None or SqliteFile(path).in_memory:
         yield engine
@@ -65,7 +65,7 @@ def _copied(engine: Engine, copy: Path) -> Path | None:
             seconds = time.monotonic() - begun
         if seconds > COPY_SECONDS:
             _log.warning(
-                "copying the ledger took longer than a reader may, and its write-ahead log grew meanwhile",
+                "copying the ledger exceeded the time limit for readers, and its write-ahead log grew meanwhile",
                 seconds=round(seconds, 1),
                 ledger_bytes=_bytes(file_of(engine)),
             )

@@ -1,4 +1,4 @@
-"""Orders that carry a signature, and whose signatures a process believes.
+"""Signed orders, and whose signatures a process trusts.
 
     orders = SignedOrders("prod", "example.com/ledger", lambda: keys, own)
     authenticate(engine, orders)              # from here on, for every reader and every writer of this engine
@@ -59,14 +59,14 @@ _SHOWN_CHARACTERS = 64
 
 
 class OwnKey(NamedTuple):
-    """The key with which a process signs the orders that it writes; `sign` gives an Ed25519 signature."""
+    """The key with which a process signs its orders; `sign` returns an Ed25519 signature."""
 
     name: str
     sign: Callable[[bytes], bytes]
 
 
 class RefusedOrder(NamedTuple):
-    """An order that nobody acts on: its leaf by process and sequence, and why."""
+    """An order that nobody acts on: its leaf by process and sequence, and the reason."""
 
     kind: str
     log: str
@@ -92,7 +92,7 @@ class _Verdicts:
         self._told: set[bytes] = set()
 
     def of(self, digest: bytes, keys: OrderKeys) -> tuple[bool, RefusedOrder | None]:
-        """Whether a leaf is known as accepted, and why it is refused if it is known as that."""
+        """Return whether a leaf is known as accepted, and the reason if it is known as refused."""
         with self._lock:
             if keys is not self._keys:
                 self._keys = keys
@@ -123,7 +123,7 @@ class _Verdicts:
 
 
 class SignedOrders:
-    """Whose orders count in one ledger; thread-safe."""
+    """The trusted order keys of one ledger; thread-safe."""
 
     def __init__(self, audience: str, ledger: str, keys: Callable[[], OrderKeys], own: OwnKey | None = None) -> None:
         """`keys`: those that may sign orders now, by name; the same mapping while they are the same (rule 7).
@@ -137,17 +137,17 @@ class SignedOrders:
         self._read_signed_later: Callable[[], frozenset[str]] = frozenset
 
     def over(self, connection: Connection) -> SignedOrders:
-        """The same, with the orders that were signed later in this ledger (rule 5), read once where one is needed."""
+        """Return the same, with the orders that this ledger signed later (rule 5), read once when needed."""
         query = select(events.c.leaf).where(events.c.kind == SIGNED_LATER, has_leaf(events))
         return self._with(lambda: map(bytes, connection.scalars(query)))
 
     def beside(self, leaves: Iterable[bytes]) -> SignedOrders:
-        """The same, with those that these leaves sign."""
+        """Return the same, with the orders that these leaves sign."""
         named = f'"kind":"{SIGNED_LATER}"'.encode()
         return self._with(lambda: (leaf for leaf in leaves if named in leaf))
 
     def _with(self, read: Callable[[], Iterable[bytes]]) -> SignedOrders:
-        """The same, with the digests that the `order-signed` leaves of `read` name."""
+        """Return the same, with the digests that the `order-signed` leaves of `read` name."""
 
         def signed_later() -> frozenset[str]:
             bodies = [self.accepted(leaf, SIGNED_LATER) for leaf in read()]
@@ -159,15 +159,15 @@ class SignedOrders:
 
     @property
     def may_sign(self) -> bool:
-        """Whether orders of this process are signed."""
+        """Whether this process may sign orders."""
         return self._own is not None and self._own.name in self._keys()
 
     def newly_refused(self) -> tuple[RefusedOrder, ...]:
-        """Those that no earlier call returned."""
+        """Return the refused orders that no earlier call returned."""
         return self._verdicts.newly_refused()
 
     def sign(self, leaf: bytes) -> str:
-        """The signature of a leaf that has none yet, as its `signature` says it; raises without an own key (rule 6)."""
+        """Return the value of `signature` for an unsigned leaf; raises without an own key (rule 6)."""
         body = orjson.loads(leaf)
         if self._own is None or not self.may_sign:
             raise UnsignedOrderError(str(body["kind"]))
@@ -175,7 +175,7 @@ class SignedOrders:
         return f"{form['key']} {form['signature']}"
 
     def accepted(self, leaf: bytes, kind: str) -> dict[str, Any] | None:
-        """What an order of this kind says whose signature counts; None for any other leaf.
+        """Return the content of a trusted order of this kind; None for any other leaf.
 
         One without a signature that counts is remembered (rule 4).
         """
@@ -183,7 +183,7 @@ class SignedOrders:
         return body if isinstance(body, dict) and body.get("kind") == kind else None
 
     def refusal(self, leaf: bytes) -> RefusedOrder | None:
-        """Why nobody acts on an order; None where its signature counts."""
+        """Return why nobody acts on an order; None if its signature counts."""
         judged = self._judged(leaf)
         return judged if isinstance(judged, RefusedOrder) else None
 
@@ -215,9 +215,7 @@ class SignedOrders:
         """Raise `DocumentRejected` where no key that may sign orders signed this."""
         key, found, data = str(body.get(SIGNATURE, "")).rpartition(" ")
         if not found:
-            raise DocumentRejected(
-                "it is not signed: sign it with `kvcustody policy sign-orders`, or give the order again"
-            )
+            raise DocumentRejected("it is not signed: sign it with `kvcustody policy sign-orders`, or repeat the order")
         unsigned = {name: value for name, value in body.items() if name != SIGNATURE}
         signature = read_signature({"key": key, "signature": data})
         check_signature(keys, signature, self._message(unsigned), "the order")
@@ -227,7 +225,7 @@ class SignedOrders:
 
 
 def check_orders(orders: SignedOrders, events: Iterable[Event]) -> None:
-    """Raise `UnsignedOrderError` for the first of these that is an order which nobody would follow (rule 6)."""
+    """Raise `UnsignedOrderError` for the first order among these that nobody would follow (rule 6)."""
     if orders.may_sign:
         return
     for event in events:
@@ -236,11 +234,11 @@ def check_orders(orders: SignedOrders, events: Iterable[Event]) -> None:
 
 
 def authenticate(engine: Engine, orders: SignedOrders | None) -> None:
-    """From here on readers of this engine believe these orders alone, and its writers sign theirs; None: rule 3."""
+    """Make readers of this engine trust only these orders, and its writers sign theirs; None: rule 3."""
     engine.update_execution_options(**{ORDERS_OPTION: orders})
 
 
 def orders_of(store: Engine | Connection) -> SignedOrders | None:
-    """Whose orders count here; None where every order does (rule 3). With a connection, by rule 5 too."""
+    """Return the orders that count here; None if every order does (rule 3). With a connection, by rule 5 too."""
     found: SignedOrders | None = store.get_execution_options().get(ORDERS_OPTION)
     return found.over(store) if found is not None and isinstance(store, Connection) else found

@@ -1,4 +1,4 @@
-"""A state of the ledger: every log up to a size, so that what is asked of it repeats whatever is written later.
+"""A state of the ledger: every log up to a size, so that answers about it do not change.
 
 1. A row is in the state when its leaf is: `idx` below the size that the log had. Logs that are not named are empty.
 """
@@ -39,7 +39,7 @@ def _size_of(element: Any, compiler: Any, **how: Any) -> str:
 
 
 class AsOf(NamedTuple):
-    """The size of every log in this state, by log id. `None` in place of one means: as it is now.
+    """The size of every log in this state, by log id. `None` instead of a state means the present.
 
     `whole`: nothing was written since, in the snapshot that is read, so no row need be asked.
     """
@@ -48,7 +48,7 @@ class AsOf(NamedTuple):
     whole: bool = False
 
     def has(self, table: Any) -> ColumnElement[bool]:
-        """The condition that a row of `events` or of a projection is in the state."""
+        """Return the condition that a row of `events` or of a projection is in the state."""
         if self.whole:
             return true()
         if not self.sizes:
@@ -62,12 +62,12 @@ class AsOf(NamedTuple):
 
 
 def is_in(as_of: AsOf | None, table: Any) -> ColumnElement[bool]:
-    """Whether a row is in the state; always, where there is none."""
+    """Return the condition that a row is in the state; always true without a state."""
     return true() if as_of is None else as_of.has(table)
 
 
 def as_of_sizes(connection: Connection, sizes: Mapping[str, int]) -> AsOf:
-    """The state in which the named logs have these sizes, as `LedgerProofs.sizes` gives them.
+    """Return the state in which the named logs have these sizes, from `LedgerProofs.sizes`.
 
     The connection has to read one snapshot throughout: a transaction of SQLite, or REPEATABLE READ.
     """

@@ -1,5 +1,5 @@
-"""Writers of one SQLite file: their transactions begin in the order in which they asked, and the write-ahead log is
-copied into the file beside them, not in the middle of their commits.
+"""Coordinate writers of one SQLite file: their transactions begin in the order of their requests, and the write-ahead
+log is copied beside commits.
 
 1. SQLite lets whoever asks at the right moment write, so a busy writer can keep the others out until they give up.
    Here each waits its turn before it asks.
@@ -42,7 +42,7 @@ _LOOK_SECONDS = 0.002
 
 
 class WriteQueue:
-    """A first-come, first-served lock that may be released by another thread than the one that took it."""
+    """A first-come, first-served lock that a thread other than its taker may release."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,7 +50,7 @@ class WriteQueue:
         self._waiting: deque[threading.Event] = deque()
 
     def take(self, patience_seconds: float) -> bool:
-        """Wait for the turn; False where patience ran out."""
+        """Wait for the turn; return False after the time limit."""
         with self._lock:
             if not self._taken:
                 self._taken = True
@@ -66,7 +66,7 @@ class WriteQueue:
         return False
 
     def give(self) -> None:
-        """End the turn: the next one's begins."""
+        """End the turn, so that the next one begins."""
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().set()
@@ -80,7 +80,7 @@ _queues_lock = threading.Lock()
 
 @contextmanager
 def gate(path: Path, timeout_seconds: float, mode: Callable[[], int]) -> Iterator[None]:
-    """Hold the gate of a file (rule 4) while a transaction begins; where it cannot be had, begin all the same."""
+    """Hold the gate of a file (rule 4) while a transaction begins; begin without it if it is unavailable."""
     lock = path.with_name(f"{path.name}.lock")
     try:
         try:
@@ -103,13 +103,13 @@ def gate(path: Path, timeout_seconds: float, mode: Callable[[], int]) -> Iterato
 
 
 def queue_at(path: Path) -> WriteQueue:
-    """The queue of this process for one SQLite file."""
+    """Return this process's queue for one SQLite file."""
     with _queues_lock:
         return _queues.setdefault(path.absolute(), WriteQueue())
 
 
 def begin_in_turns(engine: Engine, place: SqliteFile, timeout_seconds: float, mode: Callable[[], int]) -> None:
-    """Begin the transactions of an engine: those that write take turns, whichever engines of the file they use.
+    """Begin the transactions of an engine in turns among writers, for all engines of the file.
 
     `mode`: of the gate's file, where there is none yet.
     """
@@ -131,7 +131,7 @@ def begin_in_turns(engine: Engine, place: SqliteFile, timeout_seconds: float, mo
                 turns.give()
 
     def ending(act: Callable[[Any], None]) -> Callable[[Any], None]:
-        """The dialect's commit or rollback, and the end of the turn whatever comes of it."""
+        """Return the dialect's commit or rollback, and the end of the turn whatever comes of it."""
 
         def ended(connection: Any) -> None:
             try:
@@ -154,7 +154,7 @@ _WAIT_SECONDS = 2.0  # as long as a reader's transaction may take
 
 
 class WalCheckpointer:
-    """One thread a writer, idle until enough was committed. For PostgreSQL there is nothing to do."""
+    """A thread for each writer, idle until enough was committed. It does nothing for PostgreSQL."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -165,7 +165,7 @@ class WalCheckpointer:
         self._thread: GuardingThread | None = None
 
     def committed(self, leaves: int) -> None:
-        """So many leaves were committed: copy, when there is enough to copy."""
+        """Record that so many leaves were committed, and copy if there is enough to copy."""
         self._leaves += leaves
         if self._leaves < _LEAVES or self._path is None:
             return

@@ -1,7 +1,7 @@
-"""Which rules of the declared tables the database does not keep: CHECKs of keys, and foreign keys to logs.
+"""Find rules of the declared tables that the database does not enforce: CHECKs of keys, and foreign keys to logs.
 
 A rule that an upgrade could not validate, for a row that breaks it, is kept for every row to come: it is there. The row
-is found where rows are looked at (`audit.verify.ledger.stray_rows`).
+is found where rows are looked at (`audit.verify.ledger.fsck_ledger`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvcustody.audit.store.schema.ledger import metadata
 
 
 def missing_rules(connection: Connection) -> Iterator[str]:
-    """Rules that are not there, or say something else."""
+    """Yield rules that are missing or differ."""
     in_file = dialect_of(connection).in_file
     query = (
         "SELECT name, sql FROM sqlite_master WHERE type = 'table'"
@@ -29,7 +29,7 @@ def missing_rules(connection: Connection) -> Iterator[str]:
         said[table] = f"{said.get(table, '')} {_plain(text)} "
     for table, name, rule in _declared(metadata if in_file else tables_of_postgres()):
         if f" CONSTRAINT {name} {_plain(rule)} " not in said.get(table, ""):
-            yield f"the rule `{name}` of `{table}` is missing, or is another"
+            yield f"the rule `{name}` of `{table}` is missing or differs"
 
 
 def _declared(tables: MetaData) -> Iterator[tuple[str, str, str]]:

@@ -1,1 +1,1 @@
-"""The tables of the ledger, as SQLAlchemy Core has them."""
+"""The tables of the ledger in SQLAlchemy Core."""

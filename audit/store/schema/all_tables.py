@@ -1,4 +1,4 @@
-"""Every table of a ledger, whichever room declares it: for what copies, grants or compares all of them."""
+"""Every table of a ledger, in whichever room it is declared, for code that copies, grants or compares all of them."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ MONTHLY = {"events": "at_us"} | {
 
 @cache
 def every_table() -> tuple[Table, ...]:
-    """In an order in which each can be filled."""
+    """Return every table in an order in which they can be filled."""
     return tuple(metadata.sorted_tables)
 
 
 @cache
 def projections() -> tuple[Table, ...]:
-    """Tables whose rows are keyed by the leaf they came from, or by an item of it."""
+    """Return tables whose rows are keyed by their leaf, or by an item of it."""
     return tuple(table for table in every_table() if "row" in table.info)
 
 
 @cache
 def tables_of_one_row() -> tuple[Table, ...]:
-    """Tables whose only key is an `id` that somebody states: it is 1."""
+    """Return tables whose only key is a fixed `id`, 1."""
     return tuple(
         table
         for table in every_table()
@@ -75,14 +75,14 @@ def tables_of_one_row() -> tuple[Table, ...]:
 
 
 def kinds_of(table: Table) -> tuple[str, ...]:
-    """The kinds of what a projection has rows of: leaves, or items of one; none where it takes every leaf."""
+    """Return the kinds of leaves, or of items, behind a projection's rows; empty if it takes every leaf."""
     kinds: tuple[str, ...] = table.info.get("kinds", ())
     return kinds
 
 
 @lru_cache(_KEPT)
 def has_leaf(table: FromClause) -> ColumnElement[bool]:
-    """A row of a projection has its leaf; a row of `events` is a leaf of a log: at a place that the log has.
+    """Return the condition that a projection's row has its leaf, or that a row of `events` lies in its log.
 
     Whoever draws a verdict or an order from a row asks for it, so that a row that somebody else inserted says nothing.
     """
@@ -94,7 +94,7 @@ def has_leaf(table: FromClause) -> ColumnElement[bool]:
 
 @lru_cache(_KEPT)
 def is_leaf_of(row: FromClause, leaf: FromClause = events) -> ColumnElement[bool]:
-    """This leaf is the one that a row of a projection came from: its place, month, kind and log, and a leaf of it."""
+    """Return the condition that this leaf gave a projection's row: same place, month, kind and log."""
     table = row.element if isinstance(row, Alias) else row
     assert isinstance(table, Table)
     at_us = row.c[MONTHLY.get(table.name, "at_us")]
@@ -113,13 +113,15 @@ def is_leaf_of(row: FromClause, leaf: FromClause = events) -> ColumnElement[bool
 
 
 def is_of_leaves(deltas: Table) -> ColumnElement[bool]:
-    """A row of figures is of a log that is there, at a size that it has had (below 0: of leaves that were dropped)."""
+    """Return the condition that a row of figures belongs to an existing log, at a size it has had (below 0: dropped
+    leaves).
+    """
     of = logs.alias("its_log")
     return exists().where(of.c.id == deltas.c.log, deltas.c.size <= of.c.size).correlate_except(of)
 
 
 def is_place(leaf: FromClause) -> ColumnElement[bool]:
-    """A row of `events` is at a place that its log has."""
+    """Return the condition that a row of `events` is at a place of its log."""
     of = logs.alias("its_log")
     inside = exists().where(of.c.id == leaf.c.log, leaf.c.idx < of.c.size).correlate_except(of)
     return and_(leaf.c.idx >= 0, cast(leaf.c.idx, BigInteger) == leaf.c.idx, inside)  # SQLite keeps 3.5

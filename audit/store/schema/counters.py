@@ -1,4 +1,4 @@
-"""The tables of figures: what leaves add up to by hour and log, and the verdicts of coverage by hour.
+"""The tables of figures: hourly sums of leaves by log, and coverage verdicts by hour.
 
 1. `counter_deltas` is only inserted into, by the transaction that writes the leaves: one row for each log and hour that
    they touch, named by the size that the log has afterwards (below 0: leaves that retention dropped). No two

@@ -1,4 +1,4 @@
-"""Tables whose rows are functions of one leaf each, as the kinds of events declare them (`audit.kinds.row`).
+"""Tables whose rows are functions of one leaf each, declared by the kinds of events (`audit.kinds.row`).
 
 A row is keyed by the place of its leaf, and only ever inserted. Which columns a table has, and of which leaves, is said
 with the kind; here stands only how a database keeps them.
@@ -67,12 +67,12 @@ _KEPT: dict[Kept, TypeEngine[Any]] = {
 
 
 def span_of(idx: ColumnElement[int]) -> ColumnElement[int]:
-    """The span of its log that a leaf is in, written as the index of subjects has it (`by_subject`)."""
+    """Return the span of a leaf in its log, as the index of subjects has it (`by_subject`)."""
     return idx // literal_column(str(SPAN_LEAVES), Integer)
 
 
 def table_of(row: LeafRow | None) -> Table:
-    """The table of a row that kinds declare."""
+    """Return the table of a row that kinds declare."""
     assert row is not None
     kinds = [kind for kind in KINDS if kind.row is not None and kind.row.table == row.table]
     first = SCHEMAS[kinds[0]] if kinds else None

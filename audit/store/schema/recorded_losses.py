@@ -1,4 +1,4 @@
-"""What writers recorded as lost: the query, and the function by which a connection of one tenant asks it.
+"""Losses that writers recorded: the query, and the function through which a connection of one tenant asks it.
 
 The leaves are in the system log, which such a connection does not see. The function tells it of processes alone.
 """
@@ -18,7 +18,7 @@ LOSING_FUNCTION = "kvcustody_losing"
 
 
 def recorded_gaps() -> Select[Any]:
-    """Process, first and last sequence, and cause of each recorded gap or withdrawal."""
+    """Return process, first and last sequence, and cause of each recorded gap or withdrawal."""
     column = outages.c
     return (
         select(incarnations.c.uuid, column.first_sequence, column.last_sequence, column.cause)
@@ -28,6 +28,6 @@ def recorded_gaps() -> Select[Any]:
 
 
 def losing_processes() -> Select[Any]:
-    """The processes that lost something by a record of their writer."""
+    """Return the processes whose writer recorded a loss."""
     lost = recorded_gaps().where(outages.c.cause != REFUSED)
     return lost.with_only_columns(incarnations.c.uuid).distinct()

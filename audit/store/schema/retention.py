@@ -1,4 +1,4 @@
-"""Tables of what others hold about the ledger (signatures, timestamps), and of how long its content is kept.
+"""Tables of signatures and timestamps by others, and of the retention of content.
 
 `cosignatures` and `timestamps` are evidence that came from outside: they are in no leaf, are checked when they are
 stored and again by whoever reads them, and are only inserted. The other two are projections of leaves.

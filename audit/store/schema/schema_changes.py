@@ -1,4 +1,4 @@
-"""Tables of an online change of the schema: which tables stand in two forms, and how far the copy of each log is.
+"""Tables of an online change of the schema: the tables with two forms, and the progress of each log's copy.
 
 1. A row of `schema_changes` is a table whose new form stands beside the old one. Whoever writes or drops rows of that
    table does it in both forms (`audit.store.database.open_changes`). Both tables are empty while no change is open.

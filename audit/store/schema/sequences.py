@@ -1,4 +1,4 @@
-"""The table of sequences that were looked at: which of a process's are on record, every part of them.
+"""The table of complete sequence ranges: which of a process's sequences are on record with every part.
 
 It is a function of the leaves for as long as these are there; of leaves that retention dropped it is what is left, so
 that what went in order is not taken for lost.

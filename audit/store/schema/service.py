@@ -1,4 +1,4 @@
-"""The tables of the control plane, beside the ledger's: who may ask, what was answered, what runs for whom.
+"""The control plane's tables, beside the ledger's: principals, answers, and jobs.
 
 1. Nothing here is evidence: what an act meant is in the ledger's leaves, and these rows can be lost without a gap.
 2. No secret is stored. Keys and sessions are digests, kept answers are sealed.

@@ -1,4 +1,4 @@
-"""Reads rows of the control plane's own tables, so that one that cannot be read ends no list.
+"""Read rows of the control plane's own tables, without letting an unreadable row end a list.
 
     rows = stored_rows(connection, select(service_jobs).where(...))
     rows[0].state, rows[0].unread                    # "lost", "service_jobs `cd…`: `state` is no word known here"
@@ -33,7 +33,7 @@ _TOLD_KEPT = 1024
 
 
 class StoredRow:
-    """The values of a row by the names of its columns, as attributes; `unread`: what of it cannot be read (rule 2)."""
+    """The values of a row by column name, as attributes; `unread`: the parts that cannot be read (rule 2)."""
 
     __slots__ = ("odd", "unread", "values")
 
@@ -55,7 +55,7 @@ class RowPage(NamedTuple):
 
 
 def stored_rows(connection: Connection, query: Select[Any]) -> list[StoredRow]:
-    """Every row of a query whose columns are of the control plane's tables."""
+    """Return every row of a query over the control plane's tables."""
     columns = _columns(query)
     with dialect_of(connection).any_text(connection):
         found = connection.execute(query).all()
@@ -63,33 +63,33 @@ def stored_rows(connection: Connection, query: Select[Any]) -> list[StoredRow]:
 
 
 def stored_row(connection: Connection, query: Select[Any]) -> StoredRow | None:
-    """The first row of a query, if there is one."""
+    """Return the first row of a query, if there is one."""
     return next(iter(stored_rows(connection, query.limit(1))), None)
 
 
 def stored_page(connection: Connection, query: Select[Any], order: Sequence[Column[Any]], limit: int) -> RowPage:
-    """The first rows of a query that is in this order: `limit`, and more up to one whose order is known (rule 3)."""
+    """Return the first rows of an ordered query: `limit`, and more up to one whose order is known (rule 3)."""
     names = {column.name for column in order}
-    asked = limit + 1
+    row_limit = limit + 1
     while True:
-        rows = stored_rows(connection, query.limit(asked))
+        rows = stored_rows(connection, query.limit(row_limit))
         ends = (at for at in range(limit, len(rows)) if not rows[at - 1].odd & names)
         end = next(ends, None)
         if end is not None:
             return RowPage(rows[:end], more=True)
-        if len(rows) < asked:
+        if len(rows) < row_limit:
             return RowPage(rows, more=False)
-        asked *= 2
+        row_limit *= 2
 
 
 def check_read(row: StoredRow | Any) -> None:
-    """Raise `ConfigError` for a fact of a row that was not read whole (rule 2)."""
+    """Raise `ConfigError` for a fact from a row that was not fully read (rule 2)."""
     if row.unread:
         raise ConfigError(f"it cannot be read: {row.unread}")
 
 
 def _columns(query: Select[Any]) -> dict[str, Column[Any]]:
-    """The columns of the schema behind those of a query, by their names in its rows."""
+    """Return the schema's columns behind a query's columns, by their names in its rows."""
     found = {name: getattr(each, "element", each) for name, each in query.exported_columns.items()}
     return {name: each for name, each in found.items() if isinstance(each, Column)}
 
@@ -114,7 +114,7 @@ def _stored(columns: Mapping[str, Column[Any]], found: Mapping[str, Any]) -> Sto
 
 
 def _named(table: str, columns: Mapping[str, Column[Any]], values: Mapping[str, Any]) -> str:
-    """A row by its primary key, as far as the query has it."""
+    """Return a row's primary key as text, as far as the query has it."""
     keys = (name for name, each in columns.items() if each.table.name == table and each.primary_key)
     return "/".join(str(values[name]) for name in keys)
 
@@ -126,7 +126,7 @@ def _tell(said: str) -> None:
 
 
 def _read(column: Column[Any], value: Any) -> tuple[Any, str]:
-    """A column's value, and why the stored one is not that (rule 1)."""
+    """Return a column's value, and why the stored one differs (rule 1)."""
     if value is None:
         return (None, "") if column.nullable else (_nothing(column, value), "is not there")
     if isinstance(column.type, Integer):

@@ -1,4 +1,4 @@
-"""The tables of the ledger's trees: what makes proofs from stored hashes, and the checkpoints that seal them.
+"""The tables of the ledger's trees: stored hashes for proofs, and the checkpoints that seal them.
 
 1. Every row here is a function of the leaves and of the salts of the root log; `fsck` computes all of it again. One
    value is not: `root_log.identity`, made at random with the ledger, which tells it from every other for whoever

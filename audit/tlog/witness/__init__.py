@@ -1,1 +1,1 @@
-"""A witness: somebody other than a log's operator who signs that the log only grew (C2SP tlog-witness)."""
+"""A witness: a party other than a log's operator that signs that the log only grew (C2SP tlog-witness)."""

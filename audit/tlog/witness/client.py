@@ -1,4 +1,4 @@
-"""Asks one witness to sign one checkpoint, and believes only what its key signed.
+"""Request one witness's signature on one checkpoint, and accept only what its key signed.
 
 1. Every call ends within its deadline, whatever the other side does: it is an operator's, not ours.
 2. An answer counts when the line in it verifies under the key that the operator configured, over the very checkpoint
@@ -36,7 +36,7 @@ Proof = Callable[[int, int], list[bytes]]  # old size, new size -> consistency p
 
 @dataclass(frozen=True, slots=True)
 class WitnessAddress:
-    """Where a witness is (`http://…`, `https://…` or `unix:/path`) and the key that its lines are checked by."""
+    """A witness's address (`http://…`, `https://…` or `unix:/path`) and the key that verifies its lines."""
 
     url: str
     key: VerifierKey
@@ -49,23 +49,23 @@ class WitnessAddress:
 
 
 def read_addresses(path: Path) -> tuple[WitnessAddress, ...]:
-    """Witnesses from a file: a line `URL VKEY` for each, `#` begins a comment. Raises `WitnessError`."""
+    """Return witnesses from a file: a line `URL VKEY` for each, `#` begins a comment. Raises `WitnessError`."""
     try:
         lines = read_words(path).splitlines()
     except (OSError, UnicodeDecodeError) as problem:
         raise WitnessError(f"witness file `{path}` cannot be read: {problem}", path=path) from None
-    made = []
+    addresses = []
     for number, line in enumerate(lines, 1):
         words = line.split()
         if words and not line.startswith("#"):
             if len(words) != 2:
                 raise WitnessError(f"`{path}` line {number} is not `URL VKEY`", path=path, line=number)
-            made.append(WitnessAddress(words[0], parse_vkey(words[1])))
-    return tuple(made)
+            addresses.append(WitnessAddress(words[0], parse_vkey(words[1])))
+    return tuple(addresses)
 
 
 class Cosigned(NamedTuple):
-    """A witness's line, and the POSIX time that it states."""
+    """A witness's line, and its stated POSIX time."""
 
     line: NoteSignature
     at_seconds: int
@@ -74,7 +74,7 @@ class Cosigned(NamedTuple):
 def cosign(
     address: WitnessAddress, note: bytes, size: int, seen: int, prove: Proof, *, timeout_seconds: float = 5.0
 ) -> Cosigned:
-    """Have a checkpoint of `size` root leaves signed by a witness that last saw `seen`; raises `WitnessError`.
+    """Request a witness's signature on a checkpoint of `size` root leaves; it last saw `seen`. Raises `WitnessError`.
 
     A witness that remembers another size says so, and is asked again from there.
     """
@@ -91,7 +91,7 @@ def cosign(
             problem = f"witness `{address.key.name}` refused ({status}): {reason}"
             raise WitnessError(problem, name=address.key.name, status=status)
         seen = int(answer)
-    raise WitnessError(f"witness `{address.key.name}` keeps changing its mind", name=address.key.name)
+    raise WitnessError(f"witness `{address.key.name}` reports a different size on every attempt", name=address.key.name)
 
 
 def _checked(address: WitnessAddress, note: bytes, answer: bytes) -> Cosigned:
@@ -102,7 +102,7 @@ def _checked(address: WitnessAddress, note: bytes, answer: bytes) -> Cosigned:
                 return Cosigned(line, verify(key, parse_note(note).text, line).at_seconds)
     except NoteError as problem:
         raise WitnessError(f"the answer of witness `{key.name}` is not valid: {problem.message}") from None
-    raise WitnessError(f"the answer of witness `{key.name}` has no line by its key", name=key.name)
+    raise WitnessError(f"the answer of witness `{key.name}` has no line signed by its key", name=key.name)
 
 
 def _post(address: WitnessAddress, body: bytes, until: float) -> HttpReply:

@@ -1,4 +1,4 @@
-"""Decides what a witness signs (C2SP tlog-witness, `add-checkpoint`).
+"""Decide what a witness signs (C2SP tlog-witness, `add-checkpoint`).
 
 1. It signs a checkpoint of a log that it trusts, signed by that log's key, which extends the newest one that it
    signed; and nothing else. The time that it states is its own.
@@ -28,7 +28,7 @@ class CosignReply(NamedTuple):
 
 
 class Witness:
-    """One witness: a key, a memory and a clock. Calls may come from many threads at once."""
+    """One witness: a key, a memory and a clock. Many threads may call it at once."""
 
     def __init__(self, key: SigningKey, memory: WitnessMemory, now_seconds: Callable[[], int]) -> None:
         if key.kind is KeyKind.ED25519:

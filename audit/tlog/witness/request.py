@@ -1,4 +1,4 @@
-"""What a log sends to a witness: the size it was at, a consistency proof, and its new signed checkpoint.
+"""A log's request to a witness: its earlier size, a consistency proof, and its new signed checkpoint.
 
 1. There is one form, and anything else is refused: bounded, canonical numbers and base64, at most 63 hashes.
 """
@@ -27,13 +27,13 @@ class AddCheckpoint(NamedTuple):
     note: bytes
 
     def to_bytes(self) -> bytes:
-        """The body as it is sent."""
+        """Return the body to send."""
         lines = [f"old {self.old_size}", *(base64.b64encode(node).decode() for node in self.path), "", ""]
         return "\n".join(lines).encode() + self.note
 
 
 def parse_request(data: bytes) -> AddCheckpoint:
-    """The request in a body; raises `NoteError` for anything else (rule 1)."""
+    """Return the request in a body; raises `NoteError` for anything else (rule 1)."""
     if len(data) > REQUEST_BYTES_MAX:
         raise NoteError(f"a request of `{len(data)}` bytes is longer than {REQUEST_BYTES_MAX}")
     head, found, note = data.partition(b"\n\n")

@@ -1,4 +1,4 @@
-"""RFC 3161: a timestamp authority states when a checkpoint existed. An option beside a witness, not instead of one.
+"""RFC 3161: a timestamp authority states when a checkpoint existed, in addition to witnesses, not instead.
 
 1. What is stamped is the text of the signed checkpoint, by SHA-512. A token says "not later than", and nothing about
    forks.
@@ -36,7 +36,7 @@ class TimestampError(LedgerError):
 
 @dataclass(frozen=True, slots=True)
 class TimestampAuthority:
-    """A timestamp authority: where it is, its own certificate, and the roots that it must lead to."""
+    """A timestamp authority: its address, its own certificate, and the roots of its chain."""
 
     name: str
     url: str
@@ -45,7 +45,7 @@ class TimestampAuthority:
 
     @classmethod
     def load(cls, name: str, url: str, certificate: Path, roots: Path) -> TimestampAuthority:
-        """From PEM files; raises `TimestampError`."""
+        """Load the authority from PEM files; raises `TimestampError`."""
         try:
             own = x509.load_pem_x509_certificate(certificate.read_bytes())
             return cls(name, url, own, tuple(x509.load_pem_x509_certificates(roots.read_bytes())))
@@ -53,7 +53,7 @@ class TimestampAuthority:
             raise TimestampError(f"the certificates of authority `{name}` cannot be read: {problem}") from None
 
     def stamped_at_us(self, token: bytes, text: bytes) -> int | None:
-        """When its token says that the text existed (UTC µs); None where this is no token of it over the text."""
+        """Return when, by its token, the text existed (UTC µs); None if this is not its token over the text."""
         _client()  # whether it is installed is no matter of the token
         try:
             return check(self, token, text)
@@ -62,7 +62,7 @@ class TimestampAuthority:
 
 
 def stamp(engine: Engine, authority: TimestampAuthority, *, timeout_seconds: float = 10.0) -> tuple[int, int]:
-    """Have the newest signed checkpoint stamped, and keep the token; its size and the stated time (µs UTC).
+    """Timestamp the newest signed checkpoint and store the token; return its size and the stated time (µs UTC).
 
     Raises `TimestampError`, or `ProofError` where nothing is signed. What is stamped already is not asked for again.
     """
@@ -82,7 +82,7 @@ def stamp(engine: Engine, authority: TimestampAuthority, *, timeout_seconds: flo
 
 
 def ask(authority: TimestampAuthority, message: bytes, *, timeout_seconds: float) -> tuple[bytes, int]:
-    """A fresh token over the message and the time that it states; raises `TimestampError` (rule 2, rule 3)."""
+    """Return a fresh token over the message and its stated time; raises `TimestampError` (rule 2, rule 3)."""
     client = _client()
     request = client.TimestampRequestBuilder().data(message).nonce(nonce=True).build()
     token = _post(authority, request.as_bytes(), timeout_seconds)
@@ -90,7 +90,7 @@ def ask(authority: TimestampAuthority, message: bytes, *, timeout_seconds: float
 
 
 def check(authority: TimestampAuthority, token: bytes, message: bytes, *, nonce: int | None = None) -> int:
-    """The time (µs UTC) that a token states; raises `TimestampError` unless it verifies (rule 2)."""
+    """Return the time (µs UTC) that a token states; raises `TimestampError` unless it verifies (rule 2)."""
     client = _client()
     try:
         answer = client.decode_timestamp_response(token)

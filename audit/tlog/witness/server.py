@@ -1,4 +1,4 @@
-"""A witness over HTTP, on the standard library alone: a small process of its own, best on a machine of its own.
+"""A witness over HTTP, with only the standard library: a small process, best on a machine of its own.
 
 1. It listens on loopback or on a Unix socket unless told otherwise. A request is bounded in bytes and in seconds, and
    so is the number that are served at once.
@@ -28,7 +28,7 @@ _JSON = "application/json"
 
 
 class WitnessServer:
-    """Serves one witness at `host:port` or `unix:/path`; `close()` lets the address go."""
+    """Serves one witness at `host:port` or `unix:/path`; `close()` frees the address."""
 
     def __init__(self, witness: Witness, listen: str) -> None:
         try:
@@ -50,12 +50,12 @@ class WitnessServer:
         GuardingThread(self.serve, name="kvcustody-witness").start()
 
     def close(self) -> None:
-        """Stop what `start` began, and let the address go."""
+        """Stop what `start` began, and free the address."""
         self._server.shutdown()
         self.release()
 
     def release(self) -> None:
-        """Let the address go; for whoever called `serve` and is no longer in it."""
+        """Free the address, for callers of `serve` after it returned."""
         self._server.server_close()
 
 
@@ -93,19 +93,19 @@ class _UnixServer(_Bounded, socketserver.UnixStreamServer):
 
 def _server(witness: Witness, listen: str) -> _TcpServer | _UnixServer:
     handler = type("Handler", (_Handler,), {"witness": witness})
-    made: _TcpServer | _UnixServer
+    server: _TcpServer | _UnixServer
     if listen.startswith("unix:"):
         path = Path(listen.removeprefix("unix:"))
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
             path.unlink()  # left by a witness that was killed
-        made = _UnixServer(str(path), handler)
+        server = _UnixServer(str(path), handler)
         path.chmod(0o660)
     else:
         host, found, port = listen.rpartition(":")
         if not found:
             raise ValueError("an address is `host:port` or `unix:/path`")
-        made = _TcpServer((host.strip("[]"), int(port)), handler)
-    return made
+        server = _TcpServer((host.strip("[]"), int(port)), handler)
+    return server
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""What a witness remembers: for each log, the keys that it trusts and the newest head that it signed.
+"""A witness's memory: the keys it trusts for each log, and the newest head it signed.
 
 1. A head moves forward only by compare-and-set in one transaction that is on disk (SQLite, synchronous=FULL) before
    the signature leaves: however it crashes and whoever asks at once, a witness never signs two histories.
@@ -24,13 +24,13 @@ CREATE TABLE IF NOT EXISTS heads (origin TEXT PRIMARY KEY, size INTEGER NOT NULL
 
 
 class WitnessError(LedgerError):
-    """A witness cannot be set up, reached, or will not sign."""
+    """A witness cannot be set up or reached, or refuses to sign."""
 
     code = "KVC630"
 
 
 class WitnessMemory:
-    """The file of a witness. Every call opens it anew, so that any thread may use it."""
+    """The file of a witness. Every call opens it again, so that any thread may use it."""
 
     def __init__(self, path: Path, *, create: bool = False, timeout_seconds: float = 5.0) -> None:
         self._path = path
@@ -46,31 +46,31 @@ class WitnessMemory:
             connection.executescript(_TABLES)
 
     def trust(self, keys: Sequence[VerifierKey]) -> None:
-        """Trust these keys, each for the log that is its name."""
+        """Trust these keys, each for the log with its name."""
         with closing(self._open()) as connection:
             rows = [(key.name, str(key)) for key in keys]
             connection.executemany("INSERT OR IGNORE INTO logs VALUES (?, ?)", rows)
 
     def keys(self, origin: str) -> list[VerifierKey]:
-        """The keys of a log; none where the log is unknown."""
+        """Return the keys of a log; empty if the log is unknown."""
         with closing(self._open()) as connection:
             rows = connection.execute("SELECT vkey FROM logs WHERE origin = ? ORDER BY vkey", (origin,))
             return [parse_vkey(vkey) for (vkey,) in rows]
 
     def head(self, origin: str) -> TreeHead:
-        """The newest head that was signed; the empty tree where there was none."""
+        """Return the newest signed head; the empty tree if there is none."""
         with closing(self._open()) as connection:
             row = connection.execute("SELECT size, root FROM heads WHERE origin = ?", (origin,)).fetchone()
         return TreeHead(0, EMPTY_ROOT) if row is None else TreeHead(row[0], row[1])
 
     def heads(self) -> dict[str, TreeHead]:
-        """The newest head of every log that is trusted, in name order."""
+        """Return the newest head of every trusted log, in name order."""
         with closing(self._open()) as connection:
             names = [name for (name,) in connection.execute("SELECT DISTINCT origin FROM logs ORDER BY origin")]
         return {name: self.head(name) for name in names}
 
     def advance(self, origin: str, old: TreeHead, new: TreeHead) -> bool:
-        """Replace the old head by the new one, durably; False where it is another by now (rule 1)."""
+        """Replace the old head by the new one, durably; return False if it changed meanwhile (rule 1)."""
         with closing(self._open()) as connection:
             connection.execute("BEGIN IMMEDIATE")
             row = connection.execute("SELECT size, root FROM heads WHERE origin = ?", (origin,)).fetchone()

@@ -1,4 +1,4 @@
-"""How far others have seen the ledger, for health, reports and exports.
+"""How far witnesses have seen the ledger, for health, reports and exports.
 
 1. Without a witness the answer says so, in words that a report has to print: `UNWITNESSED`.
 2. Everything is read from stored lines; a reader who does not trust the database checks them again
@@ -20,7 +20,7 @@ BEHIND = "no witness has signed what was written since"
 
 
 class WitnessSeen(NamedTuple):
-    """What one witness signed last: root leaves, and when by its own clock (µs UTC); `age_us` is since then."""
+    """One witness's last signature: root leaves, and its own clock's time (µs UTC); `age_us` is the time since then."""
 
     name: str
     size: int
@@ -29,7 +29,7 @@ class WitnessSeen(NamedTuple):
 
 
 class WitnessStatus(NamedTuple):
-    """All witnesses, and what is covered by at least one of them.
+    """All witnesses, and the size that at least one of them covers.
 
     `unwitnessed_us` is how long the oldest uncovered checkpoint has waited (0: everything is covered). `warning` is
     what a report prints; None when a witness has seen everything that is signed.
@@ -44,7 +44,7 @@ class WitnessStatus(NamedTuple):
 
 
 def witness_status(connection: Connection, now_us: int) -> WitnessStatus:
-    """What witnesses have seen at `now_us` (UTC)."""
+    """Return what witnesses have seen at `now_us` (UTC)."""
     newest = connection.scalar(select(func.max(checkpoints.c.size))) or 0
     signed = LedgerProofs(connection).signed_or_none()
     each = select(cosignatures.c.witness, func.max(cosignatures.c.size), func.max(cosignatures.c.at_us))
@@ -59,13 +59,13 @@ def witness_status(connection: Connection, now_us: int) -> WitnessStatus:
 
 
 def witnessed_note(connection: Connection, size: int) -> bytes:
-    """The signed checkpoint of this size with the lines of its witnesses; raises `ProofError` where none is signed."""
+    """Return the signed checkpoint of this size with its witnesses' lines; raises `ProofError` if none is signed."""
     note = LedgerProofs(connection).signed(size).note
     query = select(cosignatures.c.line).where(cosignatures.c.size == size).order_by(cosignatures.c.witness)
     return note + b"".join(map(bytes, connection.scalars(query)))
 
 
 def newest_witnessed(connection: Connection) -> int | None:
-    """The newest checkpoint that any witness signed, by size; None where none was."""
+    """Return the newest checkpoint that any witness signed, by size; None if there is none."""
     size: int | None = connection.scalar(select(func.max(cosignatures.c.size)))
     return size

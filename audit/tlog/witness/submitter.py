@@ -1,4 +1,4 @@
-"""Takes every new checkpoint to the witnesses, behind everything else.
+"""Submit every new checkpoint to the witnesses, in the background.
 
 1. Each witness has a thread of its own: one that is dead, slow or lying delays no other, no commit and no signature.
 2. A failure is tried again after a wait that doubles up to a limit, with chance in it. What a witness missed is
@@ -29,7 +29,7 @@ _JITTER = random.SystemRandom()
 
 
 class SubmitterStatus(NamedTuple):
-    """Where one witness is, as its thread sees it; `problem` is why it is not further (empty: nothing)."""
+    """The progress of one witness, by its thread; `problem` is why it is behind (empty: it is not)."""
 
     name: str
     size: int
@@ -57,11 +57,11 @@ class WitnessSubmitter:
         self._threads: list[GuardingThread] = []
 
     def status(self) -> tuple[SubmitterStatus, ...]:
-        """A snapshot, in the order of the addresses."""
+        """Return a snapshot, in the order of the addresses."""
         return tuple(self._status[each.key.name] for each in self._addresses)
 
     def submit_once(self, address: WitnessAddress) -> int:
-        """Have the newest signed checkpoint witnessed; its size (0: nothing is signed yet).
+        """Have the newest signed checkpoint witnessed; return its size (0: nothing is signed yet).
 
         Raises `WitnessError` and what the database raises.
         """
@@ -78,14 +78,14 @@ class WitnessSubmitter:
         return note.size
 
     def start(self) -> None:
-        """One thread for each witness (rule 1)."""
+        """Start one thread for each witness (rule 1)."""
         for address in self._addresses:
             thread = GuardingThread(self._run, args=(address,), name=f"kvcustody-witness-{address.key.name}")
             thread.start()
             self._threads.append(thread)
 
     def close(self) -> None:
-        """Stop; waits no longer than one call's deadline."""
+        """Stop; wait no longer than one call's deadline."""
         self._stop.set()
         for thread in self._threads:
             thread.join(self._timeout_seconds + 1)

@@ -1,1 +1,1 @@
-"""Checks of documents: one verifier for every kind, from the file alone, and against an export or the ledger."""
+"""Checks of documents: one verifier for every kind, from the file itself, and against an export or the ledger."""

@@ -1,4 +1,4 @@
-"""What an erasure's certificate shows by itself, from its JSON alone: leaves under a checkpoint, and what they say.
+"""What an erasure's certificate proves from its own JSON: leaves under a checkpoint, and their content.
 
 It takes no package, so that the stand-alone verifier has it too (`audit/exports/amalgamate.py`). Figures need
 the blocks that leaves name: `certificate_rules` has them.
@@ -35,15 +35,15 @@ _REQUEST = {"erasure", "tenant", "selector", "subject", "session", "actor", "at_
 
 
 def check_parts(facts: Facts) -> None:
-    """Raise `LedgerError` where a part is missing or is none of a certificate."""
+    """Raise `LedgerError` if a part is missing or foreign to a certificate."""
     if facts.keys() - {"order", "routers"} != _PARTS:
-        raise LedgerError("it has parts that no certificate has, or lacks some")
+        raise LedgerError("it has unknown parts, or lacks some")
     if facts["request"].keys() != _REQUEST | {"commitment"}:
-        raise LedgerError("its request has parts that none has, or lacks some")
+        raise LedgerError("its request has unknown parts, or lacks some")
 
 
 def proved_bodies(facts: Facts, keys: Sequence[VerifierKey], problems: list[str]) -> list[dict[str, Any]]:
-    """The bodies of the leaves whose place is proved; the others are problems."""
+    """Return the bodies of the leaves whose place is proved; the others are problems."""
     heads: dict[str, TreeHead] = {}
     ledger = facts["ledger"]
     for log, text in ledger["heads"].items():
@@ -66,15 +66,15 @@ def proved_bodies(facts: Facts, keys: Sequence[VerifierKey], problems: list[str]
         path = [decode_base64(hash_, "path") for hash_ in one["path"]]
         check_inclusion(leaf_hash(leaf), idx, heads[log], path)
         if one.keys() != {"log", "idx", "leaf", "path"}:
-            problems.append(f"leaf {idx} of `{log}` has parts that none has")
+            problems.append(f"leaf {idx} of `{log}` has unknown parts")
         bodies.append(parse_json(leaf))
     if heads.keys() != {log for log, _ in seen} or ledger.keys() != {"checkpoint_size", "heads"}:
-        problems.append("it carries heads of logs without a leaf, or parts that none has")
+        problems.append("it has heads of logs without a leaf, or unknown parts")
     return bodies
 
 
 def certificate_disagreements(facts: Facts, bodies: Bodies) -> Iterator[str]:
-    """What it says that its leaves do not, or that it does not agree with itself about; but for its figures."""
+    """Yield statements that its leaves do not support or that contradict each other, except its figures."""
     if differ(facts["marked"], [one._asdict() for one in marked_processes(bodies)]):
         yield "the processes that it calls replayed or generated are not those of its leaves"
     if any(set(one) != {"from_us", "until_us", "mode"} for one in facts["monitored"]) or any(
@@ -88,7 +88,7 @@ def certificate_disagreements(facts: Facts, bodies: Bodies) -> Iterator[str]:
     if differ(facts.get("routers"), ended_names(bodies, facts["erasure"])):
         yield "what it says of routers' names and doors is not what its leaves show"
     if facts["limits"] != [*LIMITS]:
-        yield "the limits that it states are not those of any certificate"
+        yield "its limits are not those that every certificate states"
     if differ(facts["population"]["units"], facts["figures"]["units"]):
         yield "the units of its population are not those of its figures"
     if facts.get("order"):
@@ -98,7 +98,7 @@ def certificate_disagreements(facts: Facts, bodies: Bodies) -> Iterator[str]:
 
 
 def differ(one: Any, other: Any) -> bool:
-    """Whether two JSON values are not the same: `1` is not `true`."""
+    """Return whether two JSON values differ: `1` is not `true`."""
     return canonical_json(one) != canonical_json(other)
 
 
@@ -122,7 +122,7 @@ def _outcome(facts: Facts, bodies: Bodies) -> Iterator[str]:
     is_open = figures["unproven"] or copies or figures["reread_nonzero"] or away
     if facts["outcome"] == "partial":
         if not (is_open or silent):
-            yield "it says partial, and its leaves leave nothing open"
+            yield "it states `partial` although its leaves leave nothing open"
         return
     if facts["outcome"] != "complete":
         yield f"its outcome `{facts['outcome']}` is none"

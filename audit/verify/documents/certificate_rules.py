@@ -1,4 +1,4 @@
-"""Rules of erasures' certificates: every figure is computed again from leaves that the certificate carries.
+"""Rules of erasures' certificates: every figure is recomputed from the leaves in the certificate.
 
 1. A certificate that claims more than its leaves show is refused with what it claims and what they show.
 2. Every worker that was at work when the erasure was requested, as signed starts and ends say, owes an answer.
@@ -60,7 +60,7 @@ PARTIAL = (
 
 
 class CertificateRules(DocumentRules):
-    """Rules of certificates; `opening` is what opens the commitment, where the reader has it."""
+    """Rules of certificates; `opening` opens the commitment, if the reader has it."""
 
     kind = CERTIFICATE
 
@@ -68,12 +68,12 @@ class CertificateRules(DocumentRules):
         self._opening = opening
 
     def read(self, document: Document) -> Facts:
-        """Its facts; raises `LedgerError` where they have other parts than a certificate."""
+        """Return its facts; raises `LedgerError` if their parts are not a certificate's."""
         check_parts(document.facts)
         return document.facts
 
     def check(self, opened: OpenedDocument, trust: ReaderTrust) -> ShownAlone:
-        """Its leaves, and what it says that they do not."""
+        """Check its leaves, and statements that they do not support."""
         facts, problems = opened.facts, list[str]()
         bodies = proved_bodies(facts, trust.keys, problems)
         figures = figures_of(bodies, facts["erasure"])
@@ -100,11 +100,11 @@ class CertificateRules(DocumentRules):
         return ShownAlone(problems, len(bodies), unchecked, shown)
 
     def alone(self, opened: OpenedDocument) -> tuple[Unchecked, ...]:
-        """What no leaf of it shows."""
+        """Return what none of its leaves shows."""
         return NOT_SHOWN + (PARTIAL if opened.facts["outcome"] == "partial" else ())
 
     def from_ledger(self, opened: OpenedDocument, connection: Connection, trust: ReaderTrust) -> MadeAgain:
-        """Raises `SourceRejected`: later leaves are of the same erasure, and an export has none of them."""
+        """Raise `SourceRejected`: an erasure's certificate also needs later leaves, which an export lacks."""
         size = opened.document.checkpoint
         raise SourceRejected(
             f"a certificate is compared with an export of its checkpoint: `kvcustody audit export --as-of {size}`"
@@ -113,14 +113,14 @@ class CertificateRules(DocumentRules):
     def from_export(
         self, opened: OpenedDocument, folder: Path, connection: Connection, trust: ReaderTrust
     ) -> MadeAgain:
-        """The certificate again, from every leaf of the ledger."""
+        """Return the certificate remade from every leaf of the ledger."""
         stated = opened.facts
         commitment = stated["request"]["commitment"]
         made = certificate_facts(connection, stated["erasure"], commitment, stated["issued_us"], is_proved=False)
         return MadeAgain({**made, **_order(stated)}, "the export", (ISSUED,))
 
     def comparable(self, facts: Facts) -> Any:
-        """Its facts without the proofs of leaves, which are checked by themselves."""
+        """Return its facts without the leaves' proofs, which are checked separately."""
         ledger = {**facts["ledger"], "heads": sorted(facts["ledger"]["heads"])}
         return {**facts, "ledger": ledger, "leaves": [{**one, "path": []} for one in facts["leaves"]]}
 

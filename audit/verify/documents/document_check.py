@@ -1,4 +1,4 @@
-"""What a check of a document says, and what each kind of document gives the verifier."""
+"""The result of a document's check, and the interface between each kind of document and the verifier."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIVE = "not compared with the ledger: give `--export` or `--ledger`"
 
 
 class Unchecked(NamedTuple):
-    """A part of a document that was not checked, by its path in the JSON, and why.
+    """An unchecked part of a document, by its path in the JSON, and the reason.
 
     `is_exact`: the reason is about a list or an object as a whole, and not about what is in it.
     """
@@ -30,35 +30,35 @@ class Unchecked(NamedTuple):
     is_exact: bool = False
 
     def is_about(self, path: str) -> bool:
-        """Whether a field is among it."""
+        """Return whether a field belongs to it."""
         inside = not self.is_exact and path.startswith((f"{self.path}.", f"{self.path}["))
         return path == self.path or inside
 
 
 def is_unchecked(path: str, unchecked: Sequence[Unchecked]) -> bool:
-    """Whether a field is among the parts that were not checked."""
+    """Return whether a field belongs to the unchecked parts."""
     return any(each.is_about(path) for each in unchecked)
 
 
-def differing(one: Any, other: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Where two JSON values differ: the path, and both values."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in sorted({*one, *other}):
+def differing(value: Any, other: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the differences of two JSON values: the path, and both values."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        for name in sorted({*value, *other}):
             below = f"{path}.{name}" if path else str(name)
-            yield from differing(one.get(name, _MISSING), other.get(name, _MISSING), below)
-    elif isinstance(one, list) and isinstance(other, list):
-        for place in range(max(len(one), len(other))):
-            here, there = (side[place] if place < len(side) else _MISSING for side in (one, other))
+            yield from differing(value.get(name, _MISSING), other.get(name, _MISSING), below)
+    elif isinstance(value, list) and isinstance(other, list):
+        for place in range(max(len(value), len(other))):
+            here, there = (side[place] if place < len(side) else _MISSING for side in (value, other))
             yield from differing(here, there, f"{path}[{place}]")
-    elif one != other or type(one) is not type(other):
-        yield path, one, other
+    elif value != other or type(value) is not type(other):
+        yield path, value, other
 
 
 _MISSING = "not there"
 
 
 class ReaderTrust(NamedTuple):
-    """Whom a document's reader believes: keys of the log, and keys that may give orders (None: nobody says)."""
+    """A document's reader's trust: keys of the log, and keys that may give orders (None: unspecified)."""
 
     vkeys: tuple[str, ...]
     keys: tuple[VerifierKey, ...]
@@ -66,7 +66,7 @@ class ReaderTrust(NamedTuple):
 
 
 class MadeAgain(NamedTuple):
-    """The facts of a document that was made again, from what, and which of its parts were taken from the document.
+    """The facts of a remade document, its source, and the parts that were copied from the document.
 
     `refused`: orders that do not count, by the keys that its reader trusts; None: the reader named none.
     """
@@ -79,7 +79,7 @@ class MadeAgain(NamedTuple):
 
 
 class ShownAlone(NamedTuple):
-    """What a document shows by itself: what is wrong, how many leaves are proved, and what nothing can show.
+    """A document's own evidence: problems, the number of proved leaves, and what nothing can show.
 
     `shown` is what a kind's own command says of it.
     """
@@ -103,7 +103,7 @@ class OpenedDocument(NamedTuple):
 
 
 class DocumentRules(ABC):
-    """What one kind of document gives the verifier; `orders` is the path of what it says of orders.
+    """The verifier's interface to one kind of document; `orders` is the path of its statement about orders.
 
     `may_be_unsigned`: without a signature it counts where it was made again.
     """
@@ -114,38 +114,38 @@ class DocumentRules(ABC):
 
     @abstractmethod
     def read(self, document: Document) -> Any:
-        """Its facts as the kind's model; raises `LedgerError` where they are none."""
+        """Return its facts as the kind's model; raises `LedgerError` if they are not."""
 
     @abstractmethod
     def check(self, opened: OpenedDocument, trust: ReaderTrust) -> ShownAlone:
-        """What it shows by itself."""
+        """Check the document by itself."""
 
     def alone(self, opened: OpenedDocument) -> tuple[Unchecked, ...]:
-        """What is not checked where it was not made again."""
+        """Return what is unchecked unless the document was remade."""
         return ()
 
     def seal(self, opened: OpenedDocument) -> SealedAs:
-        """The checkpoint that an export must be of."""
+        """Return the checkpoint that an export must have."""
         return SealedAs(opened.document.checkpoint)
 
     @abstractmethod
     def from_ledger(self, opened: OpenedDocument, connection: Connection, trust: ReaderTrust) -> MadeAgain:
-        """The document again, from the ledger that it is of."""
+        """Return the document remade from its ledger."""
 
     @abstractmethod
     def from_export(
         self, opened: OpenedDocument, folder: Path, connection: Connection, trust: ReaderTrust
     ) -> MadeAgain:
-        """The document again, from the ledger that was made of an export's leaves."""
+        """Return the document remade from a ledger built from an export's leaves."""
 
     def comparable(self, facts: Facts) -> Any:
-        """Its facts without what is checked by itself."""
+        """Return its facts without those checked separately."""
         return facts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentCheck:
-    """What was looked at, what is wrong with it, and what was not checked.
+    """The examined document, its problems, and its unchecked parts.
 
     `source`: what it was made again from; `source_rejected`: why it could not be compared with what was given.
     """
@@ -163,5 +163,5 @@ class DocumentCheck:
 
     @property
     def ok(self) -> bool:
-        """No problem was found, and what was given beside it could be used."""
+        """Whether no problem was found, and the given source could be used."""
         return not (self.problems or self.source_rejected)

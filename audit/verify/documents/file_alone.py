@@ -1,4 +1,4 @@
-"""What a document's file shows by itself, with Python alone: the stand-alone verifier's part of `verify`.
+"""A document's own evidence, checked with Python only: the stand-alone verifier's part of `verify`.
 
 1. It checks the one form, the signature, that every leaf is under a signed checkpoint, and what the file says twice.
 2. What takes the blocks that leaves name, the library of frameworks, or a ledger, it does not check: it says so.
@@ -46,7 +46,7 @@ NOT_SHOWN_ALONE = {
 
 
 class FileAlone(NamedTuple):
-    """A document, how many of its leaves are proved, and what is wrong with it."""
+    """A document, the number of its proved leaves, and its problems."""
 
     document: Document
     leaves: int
@@ -54,7 +54,7 @@ class FileAlone(NamedTuple):
 
 
 def check_file_alone(data: bytes, keys: Sequence[VerifierKey]) -> FileAlone:
-    """What a file shows; raises `LedgerError` for one that is no document, and `CannotCheckError`."""
+    """Check a file by itself; raises `LedgerError` if it is not a document, and `CannotCheckError`."""
     document = read_document(data, DOCUMENT_KINDS)
     problems, leaves = signature_problems(document, keys), 0
     try:

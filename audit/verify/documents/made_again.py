@@ -1,4 +1,4 @@
-"""What a document is made again from where its reader has an export: a ledger of the reader's own, made of its leaves.
+"""The source of a remade document for a reader with an export: the reader's own ledger, built from its leaves.
 
 1. An export counts where `verify_export` found nothing wrong, it holds every log whole with the root log's openings,
    and its checkpoint is the document's.
@@ -34,11 +34,11 @@ from kvcustody.errors import LedgerError
 
 
 class SourceRejected(LedgerError):  # noqa: N818 - a verdict, as in the tree's `LedgerUnavailable`
-    """What was given beside a document cannot be used: it is damaged, in parts, or of another checkpoint."""
+    """The source given for a document cannot be used: it is damaged, partial, or of another checkpoint."""
 
 
 def check_ledger(connection: Connection, checkpoint: int) -> None:
-    """Raise `SourceRejected` where the ledger has no checkpoint of this size."""
+    """Raise `SourceRejected` if the ledger has no checkpoint of this size."""
     try:
         LedgerProofs(connection).sizes(checkpoint)
     except ProofError as problem:
@@ -48,7 +48,9 @@ def check_ledger(connection: Connection, checkpoint: int) -> None:
 def orders_refused(
     connection: Connection, checkpoint: int, orders: SignedOrders | None, tenant: str | None = None
 ) -> tuple[RefusedOrder, ...] | None:
-    """The orders under a checkpoint that do not count; None where the reader trusts no key. Of one tenant, its own."""
+    """Return the orders under a checkpoint that do not count; None if the reader trusts no key. For one tenant, its
+    own.
+    """
     if orders is None:
         return None
     sizes = LedgerProofs(connection).sizes(checkpoint)
@@ -56,7 +58,7 @@ def orders_refused(
 
 
 class SealedAs(NamedTuple):
-    """The checkpoint that a document says it is of; what else of it the document has, else the export says it."""
+    """The checkpoint that a document states, and its sealing facts; the export supplies missing ones."""
 
     size: int
     root: str = ""
@@ -67,7 +69,7 @@ class SealedAs(NamedTuple):
 
 @contextmanager
 def ledger_of_export(folder: Path, seal: SealedAs, vkeys: Sequence[str]) -> Iterator[Connection]:
-    """A ledger of the reader's own, for as long as it is open; raises `SourceRejected` (rule 1)."""
+    """Yield the reader's own ledger, built from an export, as long as it is open; raises `SourceRejected` (rule 1)."""
     try:
         manifest = _whole(folder, seal, vkeys)
     except SourceRejected:
@@ -102,7 +104,7 @@ def _whole(folder: Path, seal: SealedAs, vkeys: Sequence[str]) -> ExportManifest
     parts = [log.name for log in manifest.logs if (log.range.first, log.range.end) != (0, log.head.size)]
     if parts or not manifest.openings:
         raise SourceRejected(
-            "the export holds parts of logs only, or no root log, so that no figure can be made again from it"
+            "the export only has parts of logs, or no root log, so no figure can be recomputed from it"
         )
     return manifest
 

@@ -1,4 +1,4 @@
-"""What a record of processing shows by itself, from its JSON alone; `governance.processing` says what one is.
+"""A record of processing's own evidence, from its JSON only; `governance.processing` defines the record.
 
 It takes no package, so that the stand-alone verifier has it too (`audit/exports/amalgamate.py`).
 """
@@ -13,7 +13,7 @@ RECORD = DocumentKind("record", "kvcustody/processing-record@1")
 
 
 def record_disagreements(record: Facts) -> Iterator[str]:
-    """What the record does not agree with itself about."""
+    """Yield the record's contradictions."""
     digests = {one["digest"] for one in record["policies"]}
     known = {one["digest"] for one in record["policies"] if one["source"] != "unknown"}
     if {one["policy_digest"] for one in record["time_limits"]} != known:

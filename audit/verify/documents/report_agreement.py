@@ -1,4 +1,4 @@
-"""What a report shows by itself, from its JSON alone: sums, draws, and leaves under the checkpoint that it is of.
+"""A report's own evidence, from its JSON only: sums, draws, and leaves under its checkpoint.
 
 It takes no package, so that the stand-alone verifier has it too (`audit/exports/amalgamate.py`).
 """
@@ -27,19 +27,19 @@ _WINDOW = ("longest_us", "at_us", "signed_us")
 
 
 def report_disagreements(report: Facts) -> list[str]:
-    """Every identity that does not hold."""
-    found: list[str] = []
+    """Return every identity that does not hold."""
+    disagreements: list[str] = []
     checks = (
         *(_checkpoint, _coverage, _parts, _population, _sample),
         *(_tiers, _read, _storage, _board, _window),
     )
     for each in checks:
-        found += each(report)
-    return found
+        disagreements += each(report)
+    return disagreements
 
 
 class ProvedLeaf(NamedTuple):
-    """A leaf of the sample that is under the checkpoint: for which drawn member, where it is, and what it says."""
+    """A sampled leaf under the checkpoint: its drawn member, its place, and its content."""
 
     item: Mapping[str, Any]
     where: str
@@ -47,7 +47,7 @@ class ProvedLeaf(NamedTuple):
 
 
 def stated_checkpoint(report: Facts, keys: Sequence[VerifierKey], problems: list[str]) -> SignedCheckpoint:
-    """The checkpoint that its note states; raises `NoteError` unless one of these keys signed it."""
+    """Return the checkpoint on its note; raises `NoteError` unless one of these keys signed it."""
     point = report["boundary"]["checkpoint"]
     signed = open_checkpoint(point["note"].encode(), keys)
     head = signed.checkpoint.head
@@ -60,7 +60,7 @@ def stated_checkpoint(report: Facts, keys: Sequence[VerifierKey], problems: list
 def proved_leaves(
     report: Facts, keys: Sequence[VerifierKey], signed: SignedCheckpoint, problems: list[str]
 ) -> Iterator[ProvedLeaf]:
-    """Every leaf of the sample whose place is proved. All stand under one note, whose signature is checked once."""
+    """Yield every sampled leaf whose place is proved. All stand under one note, whose signature is checked once."""
     note = report["boundary"]["checkpoint"]["note"].encode()
     for item in report["sample"]:
         for leaf in item["leaves"]:
@@ -145,21 +145,21 @@ def _population(report: Facts) -> Iterator[str]:
 
 
 def _sample(report: Facts) -> Iterator[str]:
-    asked, sampling, strata = report["asked"], report["sampling"], report["sampling"]["strata"]
+    parameters, sampling, strata = report["asked"], report["sampling"], report["sampling"]["strata"]
     members = [stratum["members"] for stratum in strata]
-    stated = bool(asked["risk_ppm"]) and bool(asked["tolerable_ppm"])
-    if bool(asked["risk_ppm"]) != bool(asked["tolerable_ppm"]) or (asked["expected"] and not stated):
+    stated = bool(parameters["risk_ppm"]) and bool(parameters["tolerable_ppm"])
+    if bool(parameters["risk_ppm"]) != bool(parameters["tolerable_ppm"]) or (parameters["expected"] and not stated):
         yield "a risk is stated without a tolerable rate, or the reverse"
     copies = sum(row["due"] for row in report["tiers"]["rows"])
     if sum(members) != report["population"]["custodies"] + copies:
         yield "the strata are not the population"
-    size = asked["sample"]
+    size = parameters["sample"]
     if stated:
-        size = attribute_sample_size(asked["risk_ppm"], asked["tolerable_ppm"], asked["expected"])
-    if sampling["size"] != size or sampling["risk_ppm"] != (asked["risk_ppm"] or RISK_PPM):
+        size = attribute_sample_size(parameters["risk_ppm"], parameters["tolerable_ppm"], parameters["expected"])
+    if sampling["size"] != size or sampling["risk_ppm"] != (parameters["risk_ppm"] or RISK_PPM):
         yield "the sample is of another size than was asked for"
         return
-    draws = draw_strata(asked["seed"], size, members)
+    draws = draw_strata(parameters["seed"], size, members)
     drawn = [(number, place) for number, draw in enumerate(draws) for place in draw.places]
     counted = [(stratum["drawn"], stratum["duplicates"]) for stratum in strata]
     if counted != [(len(draw.places), draw.duplicates) for draw in draws] or drawn != [
@@ -247,7 +247,9 @@ _TREND = ("since_us", "until_us", "due", "covered")
 
 
 def _window(report: Facts) -> Iterator[str]:
-    """The signature that closed the window is of this checkpoint or an earlier one, and the leaf of the period."""
+    """Yield problems unless the signature that closed the window is of this checkpoint or earlier, and the leaf in the
+    period.
+    """
     window = report["window"]
     if not any(window[name] for name in _WINDOW) and not window["log"]:
         return

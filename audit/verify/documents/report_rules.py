@@ -1,4 +1,4 @@
-"""Rules of evidence reports: what one agrees with itself about, its sampled leaves, and how it is made again.
+"""Rules of evidence reports: internal agreement, sampled leaves, and remaking.
 
 1. Of an export every figure is made from leaves: they are written into an empty ledger of the reader's own, and the
    report is built on that. What no leaf says (`NOT_IN_LEAVES`) is taken from the report, and is unchecked.
@@ -92,11 +92,11 @@ class ReportRules(DocumentRules):
     may_be_unsigned = True
 
     def read(self, document: Document) -> Report:
-        """The report; raises `LedgerError` unless its facts are those that this report has."""
+        """Return the report; raises `LedgerError` unless its facts are a report's."""
         return open_report(document)
 
     def check(self, opened: OpenedDocument, trust: ReaderTrust) -> ShownAlone:
-        """Its checkpoint, its sampled leaves, and what it agrees with itself about."""
+        """Check its checkpoint, its sampled leaves, and its internal agreement."""
         problems, leaves = list[str](), 0
         problems += disagreements(opened.model)
         signed = stated_checkpoint(opened.facts, trust.keys, problems)
@@ -109,7 +109,7 @@ class ReportRules(DocumentRules):
         return ShownAlone(problems, leaves, (_version(opened),))
 
     def alone(self, opened: OpenedDocument) -> tuple[Unchecked, ...]:
-        """What is not checked where it was not made again."""
+        """Return what is unchecked unless the report was remade."""
         point = ("boundary.checkpoint.at_us", "boundary.checkpoint.signed_us")
         sealed = [Unchecked(path, "when it was sealed and signed is in no note") for path in point]
         own = () if opened.facts["asked"]["framework"] in NAMES else OWN_FRAMEWORK
@@ -118,13 +118,13 @@ class ReportRules(DocumentRules):
         return (asked, *sealed, *own, *(Unchecked(path, f"{what}: {GIVE}") for path, what in fields if what))
 
     def seal(self, opened: OpenedDocument) -> SealedAs:
-        """The checkpoint that an export must be of, as the report states it."""
+        """Return the checkpoint that an export must have according to the report."""
         boundary = opened.model[BOUNDARY]
         point = boundary.checkpoint
         return SealedAs(point.size, point.root, point.note, point.signed_us, boundary.witnessed)
 
     def from_ledger(self, opened: OpenedDocument, connection: Connection, trust: ReaderTrust) -> MadeAgain:
-        """The report again, from the ledger that it is of; raises as `build_report`."""
+        """Return the report remade from its ledger; raises like `build_report`."""
         check_ledger(connection, opened.document.checkpoint)
         stated: Report = opened.model
         made = build_report(
@@ -136,9 +136,9 @@ class ReportRules(DocumentRules):
     def from_export(
         self, opened: OpenedDocument, folder: Path, connection: Connection, trust: ReaderTrust
     ) -> MadeAgain:
-        """The report again, from an export's leaves (rule 1)."""
+        """Return the report remade from an export's leaves (rule 1)."""
         stated: Report = opened.model
-        made = build_report(
+        report = build_report(
             connection,
             stated.asked._replace(extends=None),
             proof=stated[PROOF],
@@ -149,23 +149,23 @@ class ReportRules(DocumentRules):
         earlier = None if stated.asked.extends is None else _earlier_state(folder, stated.asked.extends)
         if earlier is not None and earlier.sizes is not None:
             state = as_of_sizes(connection, earlier.sizes)
-            changes = changes_since(connection, made, state, last_event_us(connection, state))
-            made = made.replace(changes=changes)
+            changes = changes_since(connection, report, state, last_event_us(connection, state))
+            report = report.replace(changes=changes)
         refused = orders_refused(connection, stated.asked.checkpoint, trust.orders, stated.asked.tenant)
         path = () if earlier is None else _extension(earlier, stated)
         unchecked = (*NOT_IN_LEAVES, *_of_proof(stated))
         if earlier is not None and earlier.sizes is None:
-            made, unchecked = made.replace(changes=stated[CHANGES]), (*unchecked, EARLIER_EDITION)
-        return MadeAgain(_facts(_with_seal(made, stated, path)), "the export", unchecked, refused)
+            report, unchecked = report.replace(changes=stated[CHANGES]), (*unchecked, EARLIER_EDITION)
+        return MadeAgain(_facts(_with_seal(report, stated, path)), "the export", unchecked, refused)
 
     def comparable(self, facts: Facts) -> Any:
-        """Its facts without the proofs of leaves, which are checked by themselves."""
+        """Return its facts without the leaves' proofs, which are checked separately."""
         sample = [{**item, "leaves": [{**leaf, "proof": ""} for leaf in item["leaves"]]} for item in facts["sample"]]
         return {**facts, "sample": sample}
 
 
 def open_report(document: Document) -> Report:
-    """The report that a document's facts are; raises `LedgerError` where they are of no report."""
+    """Return the report with a document's facts; raises `LedgerError` if they are not a report's."""
     report = report_of(document.body())
     if _facts(report) != document.facts:
         parts = [path for path, _, _ in differing(document.facts, _facts(report))]
@@ -174,7 +174,7 @@ def open_report(document: Document) -> Report:
 
 
 def read_report(data: bytes) -> Report:
-    """The report in a file; raises `LedgerError` for other bytes than its one form."""
+    """Return the report in a file; raises `LedgerError` for bytes that are not canonical."""
     return open_report(read_document(data, [REPORT]))
 
 
@@ -189,7 +189,7 @@ def _version(opened: OpenedDocument) -> Unchecked:
 
 
 def disagreements(report: Report) -> Iterator[str]:
-    """What its sections do not agree about, and whether its framework is that of the library."""
+    """Yield contradictions between its sections, and differences of its framework from the library's."""
     name = report.asked.framework
     if name not in NAMES:  # a file of the preparer's, which is listed as unchecked
         if report.framework.id != name:
@@ -206,7 +206,7 @@ def _of_proof(stated: Report) -> tuple[Unchecked, ...]:
 
 
 def _own(stated: Report) -> Framework | None:
-    """A framework that is not of the library comes from the report itself."""
+    """Return a framework from the report itself if it is not the library's."""
     return None if stated.asked.framework in NAMES else stated.framework
 
 
@@ -218,7 +218,7 @@ class _EarlierState(NamedTuple):
 
 
 def _earlier_state(folder: Path, size: int) -> _EarlierState:
-    """The first leaves of the root log that an export has, which was verified; fewer where it has no more."""
+    """Return the first leaves of the root log from a verified export; fewer if it has no more."""
     frontier, sizes, is_open = EMPTY, dict[str, int](), True
     with (folder / OPENINGS).open("rb") as file:
         lines = islice(map(orjson.loads, file), max(0, size))
@@ -233,7 +233,7 @@ def _earlier_state(folder: Path, size: int) -> _EarlierState:
 
 
 def _extension(earlier: _EarlierState, stated: Report) -> tuple[str, ...]:
-    """The path from the earlier checkpoint, where it leads from the root log's beginning to the signed root."""
+    """Return the path from the earlier checkpoint if it leads from the root log's beginning to the signed root."""
     boundary = stated[BOUNDARY]
     point = boundary.checkpoint
     try:
@@ -263,7 +263,7 @@ def _with_seal(made: Report, stated: Report, path: tuple[str, ...]) -> Report:
 
 
 def _residencies_of(item: Mapping[str, Any]) -> set[tuple[str, int]]:
-    """The residencies, by process, of the leaves that name the drawn custody."""
+    """Return the residencies, by process, of the leaves that name the drawn custody."""
     found = set()
     for leaf in item["leaves"]:
         for body in plain_bodies(orjson.loads(leaf["leaf"])):
@@ -273,7 +273,7 @@ def _residencies_of(item: Mapping[str, Any]) -> set[tuple[str, int]]:
 
 
 def _belongs(body: Mapping[str, Any], custody: Mapping[str, Any], used: set[tuple[str, int]]) -> bool:
-    """Whether a leaf names what was drawn, is a release of who used it, or says something of its whole process."""
+    """Return whether a leaf names the drawn custody, releases its users, or concerns its whole process."""
     if body["kind"] in CONTEXT:
         return bool(
             body["kind"] == "erasure-requested"
@@ -289,7 +289,7 @@ def _belongs(body: Mapping[str, Any], custody: Mapping[str, Any], used: set[tupl
 
 
 def _names(body: Mapping[str, Any], custody: Mapping[str, Any]) -> bool:
-    """Whether a leaf names the block at the generation."""
+    """Return whether a leaf names the block at the generation."""
     pairs, _ = decode_flat(
         [
             *body.get("runs", ()),

@@ -59,7 +59,7 @@ def verify(
     source: Source | None = None,
     orders: SignedOrders | None = None,
 ) -> DocumentCheck:
-    """Check a document of one of these kinds (rule 6). `orders`: whose orders count in the ledger that it is of.
+    """Check a document of one of these kinds (rule 6). `orders`: whose orders count in its ledger.
 
     `source`: the ledger, the folder of an export, or what was made of one of them before.
     """
@@ -74,26 +74,26 @@ def verify(
     digest, problems = document.digest(), list[str]()
     if expected_digest is not None and digest != expected_digest:
         problems.append(f"the SHA-256 is `{digest}`, not `{expected_digest}`")
-    made, rejected = None, ""
+    remade, rejected = None, ""
     try:
-        made = _made(opened, mine, source, trust, problems)
+        remade = _made(opened, mine, source, trust, problems)
     except SourceRejected as problem:
         rejected = problem.message
     wrong = [] if document.signature is None else signature_problems(document, trust.keys)
     problems += wrong
-    unchecked = [*_of_signature(document, mine, made, problems, is_compared=bool(made or rejected))]
+    unchecked = [*_of_signature(document, mine, remade, problems, is_compared=bool(remade or rejected))]
     leaves, shown = 0, dict[str, Any]()
     try:
         found = mine.check(opened, trust)
         problems += found.problems
         leaves, shown = found.leaves, dict(found.shown)
         unchecked += found.unchecked
-        if made is not None:
-            problems += [*made.problems, *_differences(document, made, mine), *_order_problems(made.refused)]
+        if remade is not None:
+            problems += [*remade.problems, *_differences(document, remade, mine), *_order_problems(remade.refused)]
     except _MALFORMED as problem:
         problems.append(f"the document cannot be checked: {_why(problem)}")
-    unchecked += mine.alone(opened) if made is None else made.unchecked
-    if mine.orders is not None and (made is None or made.refused is None):
+    unchecked += mine.alone(opened) if remade is None else remade.unchecked
+    if mine.orders is not None and (remade is None or remade.refused is None):
         unchecked.append(Unchecked(mine.orders, _ORDERS))
     signed_by = "" if document.signature is None or wrong else document.signature.key
     return DocumentCheck(
@@ -104,7 +104,7 @@ def verify(
         problems=tuple(problems),
         unchecked=tuple(unchecked),
         signed_by=signed_by,
-        source=made.source if made else "",
+        source=remade.source if remade else "",
         source_rejected=rejected,
         shown=shown,
     )
@@ -117,7 +117,7 @@ def make_again(
     source: Connection | Path,
     orders: SignedOrders | None = None,
 ) -> MadeAgain:
-    """What `verify` compares a document with, for whoever checks many documents of one source.
+    """Return the document that `verify` compares with, for callers that check many documents of one source.
 
     Raises `LedgerError` for a document that is none, and `SourceRejected` as `verify`.
     """
@@ -141,7 +141,7 @@ def _made(
     trust: ReaderTrust,
     problems: list[str],
 ) -> MadeAgain | None:
-    """The document made again; a problem where its own facts let none be made."""
+    """Return the remade document; adds a problem if the document's own facts prevent it."""
     if source is None or isinstance(source, MadeAgain):
         return source
     try:
@@ -156,14 +156,14 @@ def _made(
 def _of_signature(
     document: Document,
     mine: DocumentRules,
-    made: MadeAgain | None,
+    remade: MadeAgain | None,
     problems: list[str],
     *,
     is_compared: bool,
 ) -> Iterator[Unchecked]:
     """What is not checked of who signed; that nobody did is a problem where nothing else shows the facts."""
     if document.signature is not None:
-        if document.kind.signer == "reports" and made is None:
+        if document.kind.signer == "reports" and remade is None:
             yield _REPLACED_KEY
     elif is_compared and mine.may_be_unsigned:
         yield Unchecked("signature", unsigned(document))
@@ -179,16 +179,16 @@ def _order_problems(refused: Sequence[RefusedOrder] | None) -> list[str]:
     return found + ([f"and on {more} more such orders"] if more > 0 else [])
 
 
-def _differences(document: Document, made: MadeAgain, mine: DocumentRules) -> list[str]:
+def _differences(document: Document, remade: MadeAgain, mine: DocumentRules) -> list[str]:
     """Every field that is not what the document has that was made again."""
-    stated, again = mine.comparable(document.facts), mine.comparable(made.facts)
-    found = [
-        f"`{path}` is {_shown(one)}; by {made.source} it is {_shown(other)}"
+    stated, again = mine.comparable(document.facts), mine.comparable(remade.facts)
+    differences = [
+        f"`{path}` is {_shown(one)}; by {remade.source} it is {_shown(other)}"
         for path, one, other in differing(stated, again)
-        if not is_unchecked(path, (*made.unchecked, Unchecked("version", "")))
+        if not is_unchecked(path, (*remade.unchecked, Unchecked("version", "")))
     ]
-    more = len(found) - LISTED_MAX
-    return found[:LISTED_MAX] + ([f"and {more} more fields"] if more > 0 else [])
+    more = len(differences) - LISTED_MAX
+    return differences[:LISTED_MAX] + ([f"and {more} more fields"] if more > 0 else [])
 
 
 def _shown(value: Any) -> str:

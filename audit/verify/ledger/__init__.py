@@ -1,1 +1,1 @@
-"""Checks of a ledger: all that it derives from its leaves, computed again and compared."""
+"""Checks of a ledger: everything derived from its leaves, recomputed and compared."""

@@ -1,4 +1,4 @@
-"""Figures against the leaves: the sums of every log, and the verdicts of coverage by hour.
+"""Compare figures with the leaves: the sums of every log, and the coverage verdicts by hour.
 
 1. What was folded and what was not are compared together, by hour and in all: it is their sum that is shown.
 2. Of a log with a leaf that is none, or with one that its row contradicts, figures are not compared: what they should
@@ -31,7 +31,7 @@ _SHOWN = 3
 
 
 def wrong_figures(connection: Connection, log: int, counted: Figures) -> Iterator[str]:
-    """Which figures of a log are not what its leaves give (rule 1)."""
+    """Yield the figures of a log that differ from what its leaves give (rule 1)."""
     expected, stored = _both(counted), Counter[FigureName]()
     for table in (counters, counter_deltas):
         column = table.c
@@ -64,7 +64,7 @@ def wrong_figures(connection: Connection, log: int, counted: Figures) -> Iterato
 
 
 def wrong_sums_over_logs(connection: Connection) -> Iterator[str]:
-    """Hours whose sums over all logs are not those of the logs together; these are compared with their leaves."""
+    """Yield hours whose sums over all logs differ from the sum of the logs, which are compared with their leaves."""
     column = counters.c
     ordered = select(counters).where(column.hour_us != ALL_HOURS).order_by(column.scraped, column.hour_us)
     for (_, hour_us), rows in groupby(connection.execute(ordered), lambda row: (row.scraped, row.hour_us)):
@@ -85,7 +85,7 @@ def wrong_sums_over_logs(connection: Connection) -> Iterator[str]:
 
 
 def wrong_verdicts(connection: Connection) -> Iterator[str]:
-    """Which hours of coverage are not what the judged state gives (rule 3)."""
+    """Yield hours of coverage that differ from what the judged state gives (rule 3)."""
     stored = {tuple(row)[:3]: tuple(row) for row in connection.execute(select(coverage_hours))}
     state = judged_state(connection)
     if state is None:

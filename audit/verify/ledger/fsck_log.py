@@ -1,4 +1,4 @@
-"""One sub-log computed again from its leaves: hashes, nodes, sealed heads, columns, projections and figures.
+"""Recompute one sub-log from its leaves: hashes, nodes, sealed heads, columns, projections and figures.
 
 Where retention dropped leaves, their hashes stand for them, and of a tile that it dropped whole its root: what is
 above is computed from that, and a sealed head that ends inside such a tile is compared with nothing here (the root log
@@ -48,7 +48,7 @@ _columns_of = itemgetter(*map(events.columns.keys().index, _COLUMNS))
 
 
 class FsckFinding(NamedTuple):
-    """Something that does not hold: in the leaves `idx` to `last` of a log (None: in no leaf), and how.
+    """A violation, in the leaves `idx` to `last` of a log (None: in no leaf).
 
     `event` is `incarnation/sequence` of the leaf where one is named exactly and readable, else empty.
     """
@@ -72,7 +72,7 @@ class FsckFinding(NamedTuple):
 
 
 class LogCheck:
-    """Goes through one log; `leaves` first, then `finish`."""
+    """Checks one log: `leaves` first, then `finish`."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class LogCheck:
         }
 
     def leaves(self) -> Iterator[int]:
-        """Check every leaf and all that is derived from it; yields how many are done."""
+        """Check every leaf and everything derived from it; yields the number done."""
         while True:
             rows = self._read()
             if not rows:
@@ -137,7 +137,7 @@ class LogCheck:
             yield self.size
 
     def finish(self, size: int, frontier: bytes) -> None:
-        """Compare the end of the log with what it says of itself."""
+        """Compare the end of the log with its recorded size and head."""
         last = max((seal.size for seal in self._seals), default=0)
         if self.size != size:
             self._say(
@@ -149,12 +149,12 @@ class LogCheck:
             self._say(self.size, last - 1, f"`{last}` leaves are sealed, and `{self.size}` are there")
         else:
             if not self._broken and frontier != self._frontier.to_bytes():
-                self._say(None, None, "the frontier is not that of the leaves")
+                self._say(None, None, "the frontier does not match the leaves")
             self._check_tail(last)
         beyond = select(events.c.idx).where(events.c.log == self._log, events.c.idx >= self.size)
         found = self._connection.scalar(beyond.order_by(events.c.idx).limit(1))
         if found is not None:
-            self._say(self.size, int(found) - 1, "leaves are missing before the ones that follow")
+            self._say(self.size, int(found) - 1, "leaves are missing before later ones")
         if dialect_of(self._connection).roles:
             self._check_names()
         if self._name == SYSTEM:
@@ -185,7 +185,7 @@ class LogCheck:
         self.unsealed = self.size - sealed
         sizes = [size for size, _ in self._tail]
         if (sizes[-1:] or [sealed]) != [self.size] or not all(sealed < size <= self.size for size in sizes):
-            what = f"`{sealed}` of `{self.size}` leaves are sealed, and `unsealed_heads` says something else"
+            what = f"`{sealed}` of `{self.size}` leaves are sealed, and `unsealed_heads` differs"
             self._say(min(sealed, self.size - 1), self.size - 1, what)
             return
         for size, newest_us in self._tail:
@@ -203,12 +203,12 @@ class LogCheck:
     # -- leaves and tree ------------------------------------------------------------------------------------
 
     def _read(self) -> list[tuple[int, Row[Any] | None, bytes | None]]:
-        """The next places: (idx, row, None), or (idx, None, hash) where retention kept the hash alone."""
+        """Return the next places: (idx, row, None), or (idx, None, hash) where retention only kept the hash."""
         start, end = self.size, self.size + _AT_ONCE
         query = select(events).where(events.c.log == self._log, events.c.idx >= start, events.c.idx < end)
         rows = self._connection.execute(query).all()
-        there = {row.idx: row for row in rows}
-        if len(there) < len(rows):  # the keys of a partitioned table let two of different times through
+        rows_by_place = {row.idx: row for row in rows}
+        if len(rows_by_place) < len(rows):  # the keys of a partitioned table let two of different times through
             for idx, count in Counter(row.idx for row in rows).items():
                 for _ in range(count - 1):
                     self._say(idx, idx, "there is more than one leaf at this place")
@@ -217,13 +217,13 @@ class LogCheck:
             table.c.log == self._log, table.c.level == 0, table.c.idx >= start, table.c.idx < end
         )
         stood_for = {row.idx: as_bytes(row.hash) for row in self._connection.execute(query)}
-        found: list[tuple[int, Row[Any] | None, bytes | None]] = []
+        leaves: list[tuple[int, Row[Any] | None, bytes | None]] = []
         for idx in range(start, end):
-            row, hash_ = there.get(idx), stood_for.get(idx)
+            row, hash_ = rows_by_place.get(idx), stood_for.get(idx)
             if row is None and hash_ is None:
                 break
-            found.append((idx, row, None if row is not None else hash_))
-        return found
+            leaves.append((idx, row, None if row is not None else hash_))
+        return leaves
 
     def _hashes(self, rows: list[tuple[int, Row[Any] | None, bytes | None]]) -> list[bytes] | None:
         made = iter(leaf_hashes(as_bytes(row.leaf) for _, row, _ in rows if row is not None))
@@ -265,14 +265,14 @@ class LogCheck:
         return True
 
     def _standing(self) -> int:
-        """The next leaf that is there, or whose own hash is; where there is none, the end of what was sealed."""
-        found: list[int] = []
+        """Return the next existing leaf or own hash; without one, the end of the sealed part."""
+        first_places: list[int] = []
         for table, where in ((events, ()), (tree_nodes, (tree_nodes.c.level == 0,))):
             column = table.c.idx
             query = select(func.min(column)).where(table.c.log == self._log, column >= self.size, *where)
             idx = self._connection.scalar(query)
-            found += [] if idx is None else [int(idx)]
-        return min(found, default=max((seal.size for seal in self._seals), default=0))
+            first_places += [] if idx is None else [int(idx)]
+        return min(first_places, default=max((seal.size for seal in self._seals), default=0))
 
     def _grow(self, hashes: list[bytes], width: int = 1) -> None:
         """Extend the tree seal by seal, and compare each sealed head; each hash is over so many leaves."""
@@ -285,9 +285,9 @@ class LogCheck:
             if not self._broken and self._frontier.root() != seal.root:
                 self._broken = True
                 what = (
-                    "the leaf is not the one that was sealed"
+                    "the leaf differs from the sealed one"
                     if seal.size - before == 1
-                    else "one of these is not what was sealed"
+                    else "one of these differs from what was sealed"
                 )
                 self._say(before, seal.size - 1, what)
         self._extend(hashes[(self._frontier.size - start) // width :], width)
@@ -340,7 +340,7 @@ class LogCheck:
         return True
 
     def _as_stored(self, batch: LeafBatch, rows: Sequence[Row[Any]]) -> bool:
-        """Whether each row says what its leaf says, as `_differing` has it leaf by leaf."""
+        """Return whether each row matches its leaf; `_differing` compares leaf by leaf."""
         said = zip(batch.sequences, batch.parts, batch.of_parts, batch.kinds, batch.outages, batch.at_us, strict=True)
         if list(said) != list(map(_columns_of, rows)) or set(batch.logs) != {self._name}:
             return False
@@ -378,7 +378,7 @@ class LogCheck:
                 self.orders.append(FsckFinding(self._name, idx, idx, event, what))
 
     def _leaf(self, row: Row[Any]) -> Leaf | None:
-        """The leaf, where it is one and its row says what it says."""
+        """Return the leaf, if it is valid and its row matches it."""
         wrong = ""
         try:
             leaf = parse(as_bytes(row.leaf))
@@ -428,7 +428,7 @@ class LogCheck:
     def _compare(self, places: range, expected: Projected, leaves: Mapping[int, bytes]) -> None:
         for row in differences(self._connection, self._log, places, expected, besides=self._besides):
             if row.idx in leaves:
-                what = "is missing" if row.is_missing else "is not what the leaf says"
+                what = "is missing" if row.is_missing else "differs from the leaf"
                 of = f" of item {row.item}" if row.item else ""
                 self._named(row.idx, parse(leaves[row.idx]), f"its row{of} in `{row.table.name}` {what}")
 
@@ -450,12 +450,12 @@ class LogCheck:
 
 
 def as_bytes(value: Any) -> bytes:
-    """A stored value as bytes, whatever somebody has put into a column of SQLite."""
+    """Return a stored value as bytes, whatever a SQLite column contains."""
     return bytes(value) if isinstance(value, (bytes, bytearray, memoryview)) else str(value).encode()
 
 
 def _newest(before: int | None, rows: list[tuple[int, Row[Any] | None, bytes | None]]) -> int | None:
-    """The latest time of leaves, and of `before`; None where the content of one is gone."""
+    """Return the latest time of leaves, and of `before`; None if one has lost its content."""
     if before is None or not rows:
         return before
     times = [row.at_us for _, row, _ in rows if row is not None]
@@ -472,7 +472,7 @@ def check_node_rows(
     dropped: Sequence[range] = (),
     broken: bool,
 ) -> list[FsckFinding]:
-    """How many nodes a log of this size has at each level: none too many, none too few; `kept` are of level 0.
+    """Check the number of nodes at each level for a log of this size; `kept` are of level 0.
 
     A tree that grew before there were half levels has them from some node on, and from there each of them, but for
     those inside `dropped` tiles.
@@ -492,7 +492,7 @@ def check_node_rows(
             final = inside * tiles.start - 1 if final in absent else final
             begun += len(absent)
         if first < 0:
-            what = f"`tree_nodes` has a node of level `{level}` at `{first}`, which is no place"
+            what = f"`tree_nodes` has a node of level `{level}` at `{first}`, which is not a place of the tree"
         elif level == 0 and count != due:
             what = f"`tree_nodes` keeps `{count}` hashes of leaves, and the content of `{due}` is gone"
         elif level and not broken and (count != due - begun or last != final):
@@ -504,7 +504,7 @@ def check_node_rows(
 
 
 def check_nodes(connection: Connection, log: int, name: str, grown: Iterable[Grown]) -> list[FsckFinding]:
-    """Stored nodes against computed ones, level by level; the leaves under a node that differs are its range.
+    """Compare stored nodes with computed ones, level by level; a differing node's range is the leaves under it.
 
     A half level that is absent costs a proof time and nothing else; a wrong one is reported.
     """
@@ -521,6 +521,6 @@ def check_nodes(connection: Connection, log: int, name: str, grown: Iterable[Gro
         stored = {row.idx: as_bytes(row.hash) for row in connection.execute(query)}
         for idx, node in enumerate(chain.from_iterable(part.hashes for part in parts), first):
             if stored.get(idx, node if level >= HALF else None) != node:
-                what = f"node `{level}/{idx}` over these is not what they give"
+                what = f"node `{level}/{idx}` over these does not match them"
                 problems.append(FsckFinding(name, idx * width, (idx + 1) * width - 1, "", what))
     return problems

@@ -1,4 +1,4 @@
-"""Who holds what: the custody of every block, from its hand-out to its end, against the figures that pages show.
+"""Check who holds what: every block's custody, from hand-out to end, against the displayed figures.
 
 1. A block is its owner's: of the tenant that was handed it, or of the one that a `blocks-assigned` leaf names. Its end
    says the same tenant.
@@ -44,7 +44,7 @@ _LIVES_AT_ONCE = 500
 
 
 def unknown_holdings(connection: Connection) -> list[str]:
-    """Why it is not known who holds what; empty where it is."""
+    """Return why it is unknown who holds what; empty if it is known."""
     return [
         f"who holds what: process `{life.uuid}` runs and lost leaves, as a gap on record says"
         for life in uneven_lives(connection)
@@ -53,7 +53,7 @@ def unknown_holdings(connection: Connection) -> list[str]:
 
 
 def wrong_holdings(connection: Connection, *, is_purged: bool) -> Iterator[str]:
-    """Which blocks ended as another tenant's, and which tenants hold other than the figures say."""
+    """Yield blocks that ended as another tenant's, and tenants whose holdings differ from the figures."""
     held: Counter[str] = Counter()
     for lives in _groups(connection, is_purged):
         yield from _of_lives(connection, lives, held)
@@ -75,7 +75,9 @@ class _Life(NamedTuple):
 
 
 def _groups(connection: Connection, is_purged: bool) -> Iterator[list[_Life]]:
-    """The processes of rule 4's others: a long one alone, short ones together, so that each query reads enough."""
+    """Yield the processes outside rule 4: long ones separately, short ones together, so that each query reads
+    enough.
+    """
     column, losing = incarnations.c, recorded_losses(connection)
     assigned = set(
         connection.scalars(select(events.c.incarnation).where(events.c.kind == ASSIGNMENT, has_leaf(events)).distinct())
@@ -113,7 +115,7 @@ class _Blocks(NamedTuple):
 
     @classmethod
     def of(cls, rows: Evidence, lives: Int64s, names: dict[str, int], generations: _Slice | None) -> _Blocks:
-        """The blocks of these generations that these rows list."""
+        """Return the blocks of these generations that these rows list."""
         codes = np.array([names.setdefault(name, len(names)) for name in rows.texts("tenant")], np.int64)
         keys, owner = unit_keys_of(rows), rows.owner
         if generations is not None:
@@ -169,7 +171,7 @@ class _Slice(NamedTuple):
     residencies: Mapping[Table, Sequence[range]]
 
     def rows(self, table: Table) -> ColumnElement[bool]:
-        """The rows that may list one of them."""
+        """Return the rows that may list one of these generations."""
         column = table.c
         in_reach = column.high >= self.first, column.low < self.below
         if table not in self.residencies:
@@ -226,7 +228,7 @@ def _pages(connection: Connection, table: Table, life: int, is_there: ColumnElem
 
 
 def _ranges(pages: Iterable[_Page]) -> list[range]:
-    """The residencies of these pages; neighbours in one, and all in one where there would be too many."""
+    """Return the residencies of these pages; neighbours as one range, and all as one if there are too many."""
     found: list[range] = []
     for page in pages:
         first = page.number * _RESIDENCIES_OF_PAGE
@@ -240,7 +242,7 @@ def _compare(
     lives: Sequence[_Life],
     assigned: Mapping[int, Assignments],
     generations: _Slice | None,
-    found: Sequence[_Found],
+    holdings: Sequence[_Found],
 ) -> None:
     opened, released, ended = residencies.c, releases.c, custody_ends.c
     ids = [life.id for life in lives]
@@ -265,10 +267,10 @@ def _compare(
             at = of_life.of(keys)
             owner = np.where(at >= 0, parties[at], owner) if len(parties) else owner
             labels = list(names)
-        _compare_life(keys, owner, gone.of_life(place), labels, found[place])
+        _compare_life(keys, owner, gone.of_life(place), labels, holdings[place])
 
 
-def _compare_life(keys: Int64s, owner: Int64s, ends: tuple[Int64s, Int64s], names: list[str], found: _Found) -> None:
+def _compare_life(keys: Int64s, owner: Int64s, ends: tuple[Int64s, Int64s], names: list[str], holdings: _Found) -> None:
     end_keys, end_owner = ends
     order = np.argsort(keys, kind="stable")
     keys, owner = keys[order], owner[order]
@@ -277,7 +279,7 @@ def _compare_life(keys: Int64s, owner: Int64s, ends: tuple[Int64s, Int64s], name
         other = (keys[at] == end_keys) & (owner[at] != end_owner)
         pairs = Counter(zip(owner[at][other].tolist(), end_owner[other].tolist(), strict=True))
         for (of, by), blocks in pairs.items():
-            found.ended[names[of], names[by]] += blocks
+            holdings.ended[names[of], names[by]] += blocks
     living = owner[~is_among(keys, np.sort(end_keys))]
     for number, blocks in zip(*np.unique(living, return_counts=True), strict=True):
-        found.living[names[int(number)]] += int(blocks)
+        holdings.living[names[int(number)]] += int(blocks)

@@ -1,4 +1,4 @@
-"""Rows of `incarnations` and `workers` against the leaves about each process: the one projection updated in place.
+"""Compare rows of `incarnations` and `workers`, the only projection updated in place, with the leaves about processes.
 
 1. What a `worker-started` leaf announces is in the row, and so is its moment; a row without one announces no memory.
 2. The end is that of a leaf about the process's end behind the last one by which it returned; without one the row has
@@ -28,7 +28,7 @@ _NOTHING = ("None",) * len(_MEMORY)
 
 
 class LifeRows:
-    """Takes the leaves of the system log, then says which rows contradict them."""
+    """Takes the leaves of the system log, then names the rows that contradict them."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -40,7 +40,7 @@ class LifeRows:
         self.unproved = 0
 
     def take(self, bodies: Iterable[Mapping[str, Any]]) -> None:
-        """Note what is said about lives; other leaves are passed over."""
+        """Note a leaf about a life; other leaves are ignored."""
         for body in bodies:
             kind, life = body["kind"], about(body)
             if kind == STARTED:
@@ -57,7 +57,7 @@ class LifeRows:
                     self._worker[life] = body["worker"]
 
     def wrong(self) -> Iterator[str]:
-        """What is wrong, a row each."""
+        """Yield what is wrong, one entry for each row."""
         column = incarnations.c
         query = select(
             column.uuid,
@@ -72,13 +72,13 @@ class LifeRows:
             seen.add(uuid)
             row = f"the row of process `{uuid}` in `incarnations`"
             if tuple(map(str, memory)) != self._announced.get(uuid, _NOTHING):
-                yield f"{row} has other memory than its start says"
+                yield f"{row} has another memory than its start leaf"
             if started_us != self._started.get(uuid, started_us):
-                yield f"{row} has another start than its leaf says"
+                yield f"{row} has another start than its leaf"
             if (ended_us, end) not in self._ends.get(uuid, {(None, None)}):
-                yield f"{row} has another end than its leaves say"
+                yield f"{row} has another end than its leaves"
             if worker is None:
-                yield f"{row} is of a worker that is not in `workers`"
+                yield f"{row} names a worker that is not in `workers`"
             elif worker != self._worker.get(uuid, worker):
                 yield f"{row} is of worker `{worker}` of `workers`, its leaves say `{self._worker[uuid]}`"
             self.unproved += uuid not in self._worker
@@ -91,7 +91,7 @@ class LifeRows:
 
 
 def unshown_holdings(connection: Connection) -> Iterator[str]:
-    """Leaves in which workers say what they held of a tenant, where no leaf there shows that they served it.
+    """Yield leaves in which workers state a tenant's holdings although no leaf there shows that they served it.
 
     What would show it may be in a hole of their sequences: it is not known.
     """
@@ -117,7 +117,7 @@ def unshown_holdings(connection: Connection) -> Iterator[str]:
 
 
 def silent_processes(connection: Connection) -> Iterator[str]:
-    """Rows of `incarnations` that are of processes that wrote no leaf that is still here, if there are any."""
+    """Yield rows of `incarnations` of processes without any remaining leaf, if there are any."""
     column = incarnations.c
     query = select(column.id).where(~exists().where(events.c.incarnation == column.id))
     silent = len(connection.execute(query).all())

@@ -1,4 +1,4 @@
-"""Rows that are no projection of a single leaf, against what the leaves say of them all the same.
+"""Compare rows that are no projection of a single leaf with what the leaves say about them.
 
 1. Names of people are proved by their pseudonyms, which are in leaves (`subject_table`). A row that is gone is
    accounted for by `subject-unlinked` leaves, by number: what was destroyed is not named again.
@@ -38,7 +38,7 @@ _TOKEN = "token"  # noqa: S105 - the kind of a principal whom an issuer of token
 
 
 class RegisterFindings(NamedTuple):
-    """What is wrong, what nothing here proves, and what should be known besides: sentences."""
+    """What is wrong, what is unproved, and other remarks: sentences."""
 
     problems: list[str]
     unproved: list[str]
@@ -46,23 +46,25 @@ class RegisterFindings(NamedTuple):
 
 
 def check_registers(connection: Connection, witnesses: Sequence[VerifierKey] = ()) -> RegisterFindings:
-    """Every register, table by table."""
-    found = RegisterFindings([], [], [])
+    """Check every register, table by table."""
+    findings = RegisterFindings([], [], [])
     for table, check in REGISTERS.items():
         if not _may_read(connection, table):
-            found.unproved.append(f"`{table}` was not compared: this login may not read it")
+            findings.unproved.append(f"`{table}` was not compared: this login may not read it")
             continue
         try:
-            check(connection, found)
+            check(connection, findings)
         except (LookupError, TypeError, ValueError, AttributeError) as problem:
-            found.problems.append(f"`{table}` cannot be compared, a leaf about it is none: {type(problem).__name__}")
+            findings.problems.append(
+                f"`{table}` cannot be compared, because a leaf about it is malformed: {type(problem).__name__}"
+            )
     if _may_read(connection, "cosignatures"):
-        _check_cosignatures(connection, found, witnesses)
-    return found
+        _check_cosignatures(connection, findings, witnesses)
+    return findings
 
 
 def _may_read(connection: Connection, table: str) -> bool:
-    """Whether this login sees a table and what it is compared with: an auditor's has no names of people."""
+    """Return whether this login may read a table and its counterpart; an auditor's login sees no names of people."""
     beside = {"service_principals": ["service_keys"]}.get(table, [])
     if not dialect_of(connection).roles:
         return True
@@ -70,7 +72,7 @@ def _may_read(connection: Connection, table: str) -> bool:
 
 
 def _said(connection: Connection, kind: str, *, of_tenants: bool = False) -> Iterator[Mapping[str, Any]]:
-    """The bodies of one kind of leaf, in order, without those that were withdrawn.
+    """Yield the bodies of one kind of leaf, in order, without withdrawn ones.
 
     They are read from the system log; with `of_tenants`, from all tenants' logs.
     """
@@ -88,18 +90,18 @@ def _said(connection: Connection, kind: str, *, of_tenants: bool = False) -> Ite
             yield body
 
 
-def _check_tenants(connection: Connection, found: RegisterFindings) -> None:
+def _check_tenants(connection: Connection, findings: RegisterFindings) -> None:
     """One row for each log of a tenant."""
     made = {name: log for log, name in connection.execute(select(logs.c.id, logs.c.name)) if name != SYSTEM}
     stored = {log_of(row.tenant): row for row in connection.execute(select(tenants.c.tenant, tenants.c.log))}
     for name in sorted(made.keys() | stored.keys()):
         if name not in stored:
-            found.problems.append(f"`{name}` has no row in `tenants`")
+            findings.problems.append(f"`{name}` has no row in `tenants`")
         elif stored[name].log != made.get(name):
-            found.problems.append(f"the row of `{stored[name].tenant}` in `tenants` is of another log")
+            findings.problems.append(f"the row of `{stored[name].tenant}` in `tenants` is of another log")
 
 
-def _check_subjects(connection: Connection, found: RegisterFindings) -> None:
+def _check_subjects(connection: Connection, findings: RegisterFindings) -> None:
     """Rule 1."""
     column, unproved, clear = subjects.c, 0, 0
     query = select(column.pseudonym, column.tenant, column.subject, column.session, column.secret)
@@ -109,14 +111,14 @@ def _check_subjects(connection: Connection, found: RegisterFindings) -> None:
             unproved += proved is None
             clear += not is_tagged(row_of(row))
             if proved is False:
-                found.problems.append(f"the row of pseudonym `{row[0]}` in `subjects` names another")
+                findings.problems.append(f"the row of pseudonym `{row[0]}` in `subjects` names another")
     if unproved:
-        found.unproved.append(
+        findings.unproved.append(
             f"{unproved} names in `subjects` are proved by nothing here: made before pseudonyms committed to names, or "
             "sealed under a subject's key (asking for a name compares it)"
         )
     if clear:
-        found.remarks.append(
+        findings.remarks.append(
             f"{several(clear, 'row')} of `subjects` with names of people in clear, here and in every backup: "
             "`kvcustody audit redact` unlinks one (docs/concepts/ledger/redaction-and-retention.md#redaction)"
         )
@@ -125,7 +127,7 @@ def _check_subjects(connection: Connection, found: RegisterFindings) -> None:
         unlinked[body["tenant"]] = unlinked.get(body["tenant"], 0) + int(body["pseudonyms"])
     for tenant, gone in sorted(_nobody(connection).items()):
         if gone > unlinked.get(tenant, 0):
-            found.problems.append(
+            findings.problems.append(
                 f"`{gone}` pseudonyms of `{tenant}` have no row in `subjects`, and `{unlinked.get(tenant, 0)}` were "
                 "unlinked on record"
             )
@@ -152,7 +154,7 @@ def _nobody(connection: Connection) -> dict[str, int]:
     return counts
 
 
-def _check_release(connection: Connection, found: RegisterFindings) -> None:
+def _check_release(connection: Connection, findings: RegisterFindings) -> None:
     """Rule 2."""
     digests: dict[int, set[str]] = {}
     for body in _said(connection, "release-step"):
@@ -162,7 +164,7 @@ def _check_release(connection: Connection, found: RegisterFindings) -> None:
         step = f"step `{row.number}` in `policy_release`"
         data = bytes(row.record)
         if digest(data) not in digests.get(row.number, ()):
-            found.problems.append(f"{step} is on record nowhere as it stands there")
+            findings.problems.append(f"{step} is not on record in this form")
             continue
         record = orjson.loads(data)
         said = (record["action"], int(record["body"].get("revision", 0)), record["signature"]["key"])
@@ -171,15 +173,15 @@ def _check_release(connection: Connection, found: RegisterFindings) -> None:
             record["at_us"],
             said,
         ):
-            found.problems.append(f"{step} has columns that its record contradicts")
+            findings.problems.append(f"{step} has columns that contradict its record")
     missing = sorted(digests.keys() - {row.number for row in rows})
     if missing and not rows:
-        found.unproved.append(
+        findings.unproved.append(
             f"{len(missing)} steps of a policy's release are on record, and `policy_release` has none: the release is "
             "kept in a folder, or was removed here"
         )
     elif missing:
-        found.problems.extend(
+        findings.problems.extend(
             f"step `{step}` of the policy's release is on record and not in `policy_release`: it was removed, or never "
             "arrived (then take it again)"
             for step in missing
@@ -203,7 +205,7 @@ class _Issued(NamedTuple):
     revoked: bool
 
 
-def _check_principals(connection: Connection, found: RegisterFindings) -> None:
+def _check_principals(connection: Connection, findings: RegisterFindings) -> None:
     """Rule 3."""
     people: dict[str, _Standing] = {}
     keys: dict[str, _Issued] = {}
@@ -225,42 +227,48 @@ def _check_principals(connection: Connection, found: RegisterFindings) -> None:
         elif action == "key-revoked":
             ended = [prefix for prefix in detail.split(",") if prefix in keys]
             keys |= {prefix: keys[prefix]._replace(revoked=True) for prefix in ended}
-    _compare_principals(connection, found, people)
-    rows = {row.prefix: row for row in _read(connection, found, service_keys)}
+    _compare_principals(connection, findings, people)
+    rows = {row.prefix: row for row in _read(connection, findings, service_keys)}
     for prefix in sorted(keys.keys() | rows.keys()):
         row, key = rows.get(prefix), keys.get(prefix)
         if row is None or key is None:
             what = "is on record and not there" if row is None else "is on record nowhere"
-            found.problems.append(f"key `{prefix}` of `service_keys` {what}")
+            findings.problems.append(f"key `{prefix}` of `service_keys` {what}")
         elif (row.principal, row.certificate) != key[:2]:
-            found.problems.append(f"key `{prefix}` of `service_keys` is not the one that was issued")
+            findings.problems.append(f"key `{prefix}` of `service_keys` is not the one that was issued")
         elif row.revoked_us is None and key.revoked:
-            found.problems.append(f"key `{prefix}` of `service_keys` is revoked on record, and valid")
+            findings.problems.append(f"key `{prefix}` of `service_keys` is revoked on record but still valid")
         elif row.revoked_us is not None and row.revoked_us < row.expires_us and not key.revoked:
-            found.problems.append(f"key `{prefix}` of `service_keys` is revoked on record nowhere")
+            findings.problems.append(f"key `{prefix}` of `service_keys` is revoked without a record")
 
 
-def _compare_principals(connection: Connection, found: RegisterFindings, people: Mapping[str, _Standing]) -> None:
-    rows = {row.name: row for row in _read(connection, found, service_principals)}
+def _compare_principals(connection: Connection, findings: RegisterFindings, people: Mapping[str, _Standing]) -> None:
+    rows = {row.name: row for row in _read(connection, findings, service_principals)}
     for name in sorted(people.keys() | rows.keys()):
-        row, said = rows.get(name), people.get(name)
-        if row is not None and said is None and row.kind == _TOKEN and row.disabled_us is None:
+        row, standing = rows.get(name), people.get(name)
+        if row is not None and standing is None and row.kind == _TOKEN and row.disabled_us is None:
             continue  # it was refused to disable it
-        if row is None or said is None:
+        if row is None or standing is None:
             what = "is on record and not there" if row is None else "is on record nowhere"
-            found.problems.append(f"principal `{name}` of `service_principals` {what}")
-        elif (row.roles, row.tenant) != said[:2]:
-            found.problems.append(f"principal `{name}` of `service_principals` has other roles than on record")
-        elif (row.disabled_us is not None) is not said.disabled:
-            found.problems.append(f"principal `{name}` of `service_principals` is not disabled or enabled as on record")
-        elif row.kind != _TOKEN and row.enrolled_by != said.enrolled_by:
-            found.problems.append(f"principal `{name}` of `service_principals` was enrolled by another")
+            findings.problems.append(f"principal `{name}` of `service_principals` {what}")
+        elif (row.roles, row.tenant) != standing[:2]:
+            findings.problems.append(f"principal `{name}` of `service_principals` has other roles than on record")
+        elif (row.disabled_us is not None) is not standing.disabled:
+            findings.problems.append(
+                f"principal `{name}` of `service_principals` differs from the record in being disabled"
+            )
+        elif row.kind != _TOKEN and row.enrolled_by != standing.enrolled_by:
+            findings.problems.append(
+                f"principal `{name}` of `service_principals` was enrolled by somebody else on record"
+            )
 
 
 def _read(connection: Connection, found: RegisterFindings, table: Table) -> list[StoredRow]:
-    """The rows of a table of the control plane; those that cannot be read are named."""
+    """Return the rows of a table of the control plane; unreadable ones are named."""
     rows = stored_rows(connection, select(table))
-    found.unproved.extend(f"it cannot be read, and lets nobody in: {row.unread}" for row in rows if row.unread)
+    found.unproved.extend(
+        f"it cannot be read, so nobody can sign in with it: {row.unread}" for row in rows if row.unread
+    )
     return rows
 
 
@@ -282,7 +290,7 @@ REGISTERS = {
 }
 
 
-def _check_cosignatures(connection: Connection, found: RegisterFindings, witnesses: Sequence[VerifierKey]) -> None:
+def _check_cosignatures(connection: Connection, findings: RegisterFindings, witnesses: Sequence[VerifierKey]) -> None:
     """Rule 4."""
     keys = {(key.name, key.key_id): key for key in witnesses}
     unverified = 0
@@ -295,14 +303,14 @@ def _check_cosignatures(connection: Connection, found: RegisterFindings, witness
             (line,) = parse_signatures(bytes(row.line))
             stated = int.from_bytes(line.data[:8], "big") * _SECOND_US
             if (line.name, stated) != (row.witness, row.at_us):
-                found.problems.append(f"{what} says another witness or time than its columns")
+                findings.problems.append(f"{what} says another witness or time than its columns")
             elif row.note is None:
-                found.problems.append(f"{what} is of a checkpoint that is not in `signed_checkpoints`")
+                findings.problems.append(f"{what} is of a checkpoint that is not in `signed_checkpoints`")
             elif (line.name, line.key_id) in keys:
                 verify(keys[line.name, line.key_id], parse_note(bytes(row.note)).text, line)
             else:
                 unverified += 1
         except (NoteError, ValueError) as problem:
-            found.problems.append(f"{what} does not verify: {problem}")
+            findings.problems.append(f"{what} does not verify: {problem}")
     if unverified:
-        found.unproved.append(f"{unverified} lines in `cosignatures` are of witnesses whose key was not given")
+        findings.unproved.append(f"{unverified} lines in `cosignatures` are of witnesses whose key was not given")

@@ -1,4 +1,4 @@
-"""Stored rows of a window of one log against those that its leaves give, table by table.
+"""Compare stored rows of a window of one log with those that its leaves give, table by table.
 
 A table in two forms (`open_changes`) is looked at in either. Only reads, and creates nothing: SELECT is enough, on a
 standby and on a read-only file too. Memory is bounded by the window. Rows that are of no leaf of the window are looked
@@ -24,7 +24,7 @@ _RowKey = tuple[int, int]  # the leaf's idx, and the item of it
 
 
 class RowDifference(NamedTuple):
-    """A row that is not as its leaf gives it: of which leaf, and of which item of it (0: the leaf is no list).
+    """A row that differs from what its leaf gives: the leaf, and its item (0: the leaf is no list).
 
     `column` is the first that differs; empty where the row is missing, is there twice, or no leaf gives it.
     """
@@ -44,7 +44,7 @@ def differences(
     forms: Mapping[Table, Table] | None = None,
     besides: Mapping[Table, frozenset[str]] | None = None,
 ) -> Iterator[RowDifference]:
-    """What is stored of the leaves in `places` and differs from what they give, in the order of tables and places.
+    """Yield stored rows of the leaves in `places` that differ from what these give, in the order of tables and places.
 
     `forms`: what the new forms of these tables have is looked at instead, and no other table. `besides`: columns that
     are not looked at, for the old form has them for the time of a change alone.
@@ -68,14 +68,14 @@ def differences(
 def _is_same_besides(
     table: Table,
     stored: tuple[Any, ...] | None,
-    made: tuple[Any, ...] | None,
+    derived: tuple[Any, ...] | None,
     besides: Mapping[Table, frozenset[str]] | None,
 ) -> bool:
-    """Whether two rows are the same but for columns that are not looked at."""
+    """Return whether two rows are equal except for ignored columns."""
     left_out = (besides or {}).get(table)
-    if not left_out or not stored or made is None:
+    if not left_out or not stored or derived is None:
         return False
-    rows = zip(table.columns.keys(), stored, made, strict=True)
+    rows = zip(table.columns.keys(), stored, derived, strict=True)
     return all(here == wanted for name, here, wanted in rows if name not in left_out)
 
 
@@ -88,7 +88,7 @@ def _first_column(table: Table, stored: tuple[Any, ...] | None, made: tuple[Any,
 
 @cache
 def _rows_between(table: Table) -> Select[Any]:
-    """The rows of a projection that are of leaves of one log from `first` to `last`."""
+    """Return a projection's rows for leaves of one log from `first` to `last`."""
     column = table.c
     here = (
         column.log == bindparam("of_log"),

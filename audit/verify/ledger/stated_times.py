@@ -1,4 +1,4 @@
-"""Leaves whose stated time the ledger's own times contradict: computed from signed checkpoints, and kept nowhere.
+"""Leaves whose stated time contradicts the ledger's own times: computed from signed checkpoints, and not stored.
 
     times = LedgerTimes(connection)
     for odd in times.odd("tenant/acme"): ...   # ahead, early or late, with the times that bracket it
@@ -58,7 +58,7 @@ class OddTime(NamedTuple):
 
 
 class LogTimes:
-    """When the leaves of one log came, by signatures: `sizes` ascending, each first covered at `after`."""
+    """When one log's leaves arrived, by signatures: `sizes` ascending, each first covered at `after`."""
 
     def __init__(self, sizes: Int64s, after_us: Int64s, before_us: Int64s) -> None:
         """`before_us`: when the signature before the one that first covers a size was made."""
@@ -69,23 +69,23 @@ class LogTimes:
         self._before_us = np.minimum(before_us, self._after_us) if len(sizes) else before_us
 
     def bracket(self, idx: Int64s) -> tuple[Int64s, Int64s]:
-        """Between which two times leaves that are covered were committed."""
+        """Return the two times between which covered leaves were committed."""
         place = np.searchsorted(self._sizes, idx, side="right")
         return self._before_us[place], self._after_us[place]
 
     def latest_before(self, first: int, end: int) -> int:
-        """The latest of the times that covered leaves from `first` up to and without `end` were committed after."""
+        """Return the latest time after which the covered leaves from `first` up to but without `end` were committed."""
         places = np.searchsorted(self._sizes, (first, end - 1), side="right")
         return int(self._before_us[places[0] : places[1] + 1].max())
 
     def older_than(self, before_us: int) -> int:
-        """How many leaves signatures from before an instant cover."""
+        """Return how many leaves signatures from before an instant cover."""
         place = int(np.searchsorted(self._after_us, before_us, side="left"))
         return int(self._sizes[place - 1]) if place else 0
 
 
 class LedgerTimes:
-    """The brackets of a ledger's logs; reads through one connection, the system log's own rows included."""
+    """The time brackets of a ledger's logs; reads through one connection, including the system log's own rows."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -97,7 +97,7 @@ class LedgerTimes:
         self._marked: frozenset[int] | None = None
 
     def of(self, log: int) -> LogTimes:
-        """Those of a log, by its id."""
+        """Return a log's brackets, by its id."""
         column = root_leaves.c
         query = select(column.idx, column.size).where(column.log == log).order_by(column.idx)
         found = np.array([tuple(row) for row in self._connection.execute(query)], np.int64).reshape(-1, 2)
@@ -112,14 +112,15 @@ class LedgerTimes:
         return LogTimes(sizes, self._times[first], before)
 
     def odd(self, log: str, *, since: int = 0) -> Iterator[OddTime]:
-        """Those of a log from the leaf `since` on that are signed and there, in order."""
+        """Yield odd times of a log from the leaf `since` on, of signed and existing leaves, in order."""
         number, times = self._named(log)
         while since < times.size and (rows := self._rows(number, since, times.size)):
             since = rows[-1][0] + 1
             yield from self._odd(log, times, rows)
 
     def page(self, log: str, since: int, items: int, leaves: int) -> tuple[list[OddTime], int | None]:
-        """The next `items` of a log, of so many `leaves` at most; where to go on, None at the end.
+        """Return the next `items` odd times of a log from at most `leaves` leaves, and where to continue, None at the
+        end.
 
         Raises `CursorError` where the log has no signed leaf before `since`.
         """
@@ -127,20 +128,20 @@ class LedgerTimes:
         if since > times.size:
             raise CursorError(f"log `{log}` is shorter than before, as after a restore; start again without a cursor")
         end = min(times.size, since + leaves)
-        found: list[OddTime] = []
+        odd_times: list[OddTime] = []
         while since < end and (rows := self._rows(number, since, end)):
             since = rows[-1][0] + 1
-            found += self._odd(log, times, rows)
-            if len(found) > items:
-                return found[:items], found[items].idx
-        return found, end if end < times.size else None
+            odd_times += self._odd(log, times, rows)
+            if len(odd_times) > items:
+                return odd_times[:items], odd_times[items].idx
+        return odd_times, end if end < times.size else None
 
     def _named(self, log: str) -> tuple[int, LogTimes]:
         number = self._connection.scalar(select(logs.c.id).where(logs.c.name == log))
         return number or 0, self.of(number or 0)
 
     def first_early(self, log: int, times: LogTimes, since: int, below: int) -> int | None:
-        """The first leaf in [since, below) of a log that is early."""
+        """Return the first leaf in [since, below) of a log that is early."""
         below = min(below, times.size)
         while since < below:
             end = min(below, since + _AT_ONCE)
@@ -185,7 +186,7 @@ class LedgerTimes:
         return self._marked
 
     def _was_spilled(self, life: int, sequence: int) -> bool:
-        """Whether a process's own leaves say that an event of it went to its spill (rule 3)."""
+        """Return whether a process's own leaves record a spill of one of its events (rule 3)."""
         if self._spilled is None:
             self._spilled = self._read_spills()
         return any(
@@ -201,11 +202,11 @@ class LedgerTimes:
             .where(column.kind.in_(("spill-started", "replay-completed")))
             .order_by(column.incarnation, events.c.sequence)
         )
-        found: dict[int, list[tuple[int, int | None]]] = {}
+        spans_by_life: dict[int, list[tuple[int, int | None]]] = {}
         for life, kind, first, sequence in self._connection.execute(query):
-            spans = found.setdefault(life, [])
+            spans = spans_by_life.setdefault(life, [])
             if kind == "spill-started":
                 spans.append((first, None))
             elif spans and spans[-1][1] is None:
                 spans[-1] = (spans[-1][0], sequence)
-        return found
+        return spans_by_life

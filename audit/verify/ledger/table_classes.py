@@ -1,4 +1,4 @@
-"""How `fsck` knows what each table of a ledger should hold: a class for every table, and none without."""
+"""The class of every table for `fsck`: what its rows should be."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvcustody.audit.store.schema.all_tables import every_table, projections
 
 
 class TableClass(Enum):
-    """Where the rows of a table come from, and so how they are checked."""
+    """The origin of a table's rows, and so the way of checking them."""
 
     LEAF = "a row is a function of one leaf: it is made again and compared, window by window"
     FOLD = "a row follows from leaves in the order of their log: it is followed again from the first leaf on"
@@ -44,7 +44,7 @@ _CLASSES = {
 
 @cache
 def table_classes() -> dict[Table, TableClass]:
-    """The class of every table; raises `KeyError` where one has none, or has two."""
+    """Return the class of every table; raises `KeyError` if one has none, or two."""
     stated: dict[str, TableClass] = {}
     for table in projections():
         stated[table.name] = TableClass.LEAF
@@ -60,7 +60,7 @@ def table_classes() -> dict[Table, TableClass]:
 
 
 def table_classes_table() -> str:
-    """The classes with their tables, as the page on the ledger has them."""
+    """Return the classes with their tables, for the page on the ledger."""
     lines = ["| class | tables |", "|---|---|"]
     for of in TableClass:
         names = sorted(table.name for table, its in table_classes().items() if its is of)

@@ -1,1 +1,1 @@
-"""What changes between two revisions: cells, obligations and settings."""
+"""The changes between two revisions: cells, obligations and settings."""

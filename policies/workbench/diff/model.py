@@ -1,4 +1,4 @@
-"""What a semantic difference consists of: cells, openings, duties and settings that change, and a verdict.
+"""The parts of a semantic difference: changed cells, openings, duties and settings, and a verdict.
 
 1. `wider` and `narrower` speak of access and obligations alone; quotas, eviction and texts are settings, told apart.
 2. `PolicyDiff.cells_digest` names exactly what widens: two differences with equal widening have equal digests.
@@ -49,16 +49,16 @@ class CellChange(NamedTuple):
 
     @property
     def opens(self) -> bool:
-        """True where a deny becomes a permit."""
+        """Whether a deny becomes a permit."""
         return self.after.permitted and not self.before.permitted
 
     @property
     def crosses(self) -> bool:
-        """True where reader and owner are different tenants."""
+        """Whether reader and owner are different tenants."""
         return self.reader != self.owner
 
     def data(self) -> dict[str, Any]:
-        """The cell in words."""
+        """Return the cell in words."""
         return {
             "action": self.action.name.lower(),
             "reader": self.reader,
@@ -76,7 +76,7 @@ class CellChange(NamedTuple):
 
 
 class WidenedAccess(NamedTuple):
-    """A grant or segment through which a reader may do more than before: its owner has to consent to it.
+    """A grant or segment through which a reader may do more than before; its owner must consent.
 
     `content` is what a segment shares where that is new (its digest, length and model), else empty. `labels` are those
     that may differ between the two. `without_effect`: why it opens nothing all the same.
@@ -95,11 +95,11 @@ class WidenedAccess(NamedTuple):
 
     @property
     def crosses(self) -> bool:
-        """True where reader and owner are different tenants."""
+        """Whether reader and owner are different tenants."""
         return self.reader != self.owner
 
     def data(self) -> dict[str, Any]:
-        """The opening in words."""
+        """Return the opening in words."""
         return {
             "id": self.id,
             "via": self.via.name.lower(),
@@ -115,7 +115,7 @@ class WidenedAccess(NamedTuple):
 
 
 class DutyChange(NamedTuple):
-    """One obligation, classification or label set that changes; `loosens` None means that they cannot be compared."""
+    """One obligation, classification or label set that changes; `loosens` None means that they are incomparable."""
 
     tenant: str
     subject: str
@@ -125,13 +125,13 @@ class DutyChange(NamedTuple):
     loosens: bool | None
 
     def data(self) -> dict[str, Any]:
-        """The change in words."""
+        """Return the change in words."""
         direction = {True: "looser", False: "stricter", None: "incomparable"}[self.loosens]
         return {**self._asdict(), "loosens": self.loosens, "direction": direction}
 
 
 class SettingChange(NamedTuple):
-    """Something that changes and neither opens nor closes anything: quotas, eviction, names, reasons."""
+    """A change that neither opens nor closes anything: quotas, eviction, names, reasons."""
 
     subject: str
     field: str
@@ -160,7 +160,7 @@ class PolicyDiff:
 
     @property
     def widens(self) -> bool:
-        """True when anything is permitted, shared or kept that was not before."""
+        """Whether anything is permitted, shared or kept that was not before."""
         return (
             bool(self.openings)
             or any(cell.opens for cell in self.cells)
@@ -169,7 +169,7 @@ class PolicyDiff:
 
     @property
     def narrows(self) -> bool:
-        """True when anything that was permitted, shared or kept is not any more."""
+        """Whether anything that was permitted, shared or kept no longer is."""
         return (
             bool(self.closings)
             or any(not cell.opens for cell in self.cells)
@@ -178,7 +178,7 @@ class PolicyDiff:
 
     @property
     def new_access(self) -> tuple[CellChange, ...]:
-        """The cells that open; those across tenants first."""
+        """The cells that open, cells across tenants first."""
         return tuple(sorted((cell for cell in self.cells if cell.opens), key=lambda cell: not cell.crosses))
 
     @property
@@ -187,7 +187,7 @@ class PolicyDiff:
         return tuple(opening for opening in self.openings if opening.crosses)
 
     def widening(self) -> dict[str, Any]:
-        """Exactly what widens, in words: what an approver of a widening change signs."""
+        """Return exactly what widens, in words: the statement that an approver of a widening change signs."""
         return {
             "schema": SCHEMA,
             "old_digest": self.old_digest,
@@ -204,11 +204,11 @@ class PolicyDiff:
 
     @property
     def approval_digest(self) -> str:
-        """What an approver repeats: the digest of exactly what widens; empty where nothing does."""
+        """The digest that an approver repeats: of exactly what widens; empty if nothing does."""
         return self.cells_digest if self.widens else ""
 
     def data(self) -> dict[str, Any]:
-        """Everything, in words."""
+        """Return all changes in words."""
         return {
             **self.widening(),
             "verdict": self.verdict.value,

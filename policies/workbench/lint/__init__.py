@@ -1,1 +1,1 @@
-"""Warnings about a policy that loads: rules that decide nothing, grants that end soon, names that nobody has."""
+"""Warnings about a policy that loads: rules without effect, grants that end soon, names that no tenant has."""

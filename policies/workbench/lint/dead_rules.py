@@ -1,4 +1,4 @@
-"""Rules that do nothing: those that can never match, and those that others make superfluous.
+"""Rules without effect: rules that can never match, and rules that others make superfluous.
 
 1. A rule is a product of sets (actions, levels, ways, relation, readers, owners), packed into one integer, so that
    "covers" is one operation; what is reported is certain, but not everything superfluous is found for forbids.
@@ -28,7 +28,7 @@ class _Packed(NamedTuple):
 
 
 def lint_rules(policy: Policy) -> Iterator[Finding]:
-    """Vacuous, shadowed, overridden and redundant rules."""
+    """Yield vacuous, shadowed, overridden and redundant rules."""
     sizes = _Sizes(policy)
     packed = []
     for rule in policy.rules:
@@ -83,7 +83,7 @@ class _Sizes:
         return self._everyone if tenants is None else sum(self._tenants.get(tenant, 0) for tenant in tenants)
 
     def pack(self, cells: tuple[int, ...]) -> int:
-        """The six sets side by side."""
+        """Return the six sets side by side."""
         packed = 0
         for part in cells:
             packed = packed << max(16, len(self._tenants) + 1) | part
@@ -91,7 +91,7 @@ class _Sizes:
 
 
 def _ways_of(actions: tuple[Action, ...]) -> int:
-    """The ways by which one of the actions can be reached at all."""
+    """Return the ways by which at least one of the actions can be reached."""
     ways = 1 << Via.OWN
     if Action.REUSE in actions:
         ways |= 1 << Via.GRANT

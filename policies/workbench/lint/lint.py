@@ -1,4 +1,4 @@
-"""Lint a policy: what is sound and yet probably not meant, or about to stop working.
+"""Lint a policy: find parts that are valid but probably unintended, or that will soon stop working.
 
 1. Lint never changes what is accepted: each finding is a `Problem` with a KVP7xx code and its place.
 2. It reads no clock and no ledger: the instant, the ids in use, the known tenants and the scrub rate are arguments.
@@ -44,14 +44,14 @@ ERRORS = frozenset({"KVP716", "KVP775"})  # what its author did not mean, whatev
 
 @dataclass(frozen=True, slots=True)
 class ScrubRate:
-    """What one device overwrites and reads back, in bytes a second, and the bytes of its pool."""
+    """One device's rate of overwriting and reading back, in bytes per second, and the bytes of its pool."""
 
     overwrite: float
     read_back: float
     pool_bytes: int
 
     def seconds(self, pool_bytes: float, verify: float) -> float:
-        """How long it takes to overwrite these bytes and to read a share of them back."""
+        """Return how many seconds it takes to overwrite these bytes and to read a share of them back."""
         return pool_bytes / self.overwrite + pool_bytes * verify / self.read_back
 
 
@@ -66,7 +66,7 @@ def lint(
     owner: PoolOwner | None = None,
     tiers: Collection[str] | None = None,
 ) -> tuple[Problem, ...]:
-    """Every finding in document order.
+    """Return every finding in document order.
 
     `used`: grant and segment ids that the ledger has seen in use; `known_tenants`: those of the identity provider;
     `rate`: what the deployment's scrubber was measured at; `owner`: whose blocks are governed; `tiers`: those
@@ -74,7 +74,7 @@ def lint(
     """
     policy = table.policy
     problems = Problems(policy.file)
-    found: list[Finding] = [
+    findings: list[Finding] = [
         *lint_rules(policy),
         *_lint_reuse(policy),
         *_lint_sources(table, now_us, soon_days, used),
@@ -87,7 +87,7 @@ def lint(
         *_lint_receipts(table),
         *without_effect(policy, owner, tiers),
     ]
-    for mark, code, message in found:
+    for mark, code, message in findings:
         problems.add(mark, code, message)
     try:
         problems.raise_if_any()
@@ -140,7 +140,7 @@ def _lint_sources(table: DecisionTable, now_us: int, soon_days: int, used: Colle
 
 
 def _closed(barriers: Barriers, rule: Grant | SegmentRule, what: str, readers: Iterable[str]) -> Iterator[Finding]:
-    """The readers to whom a rule opens nothing, together for each reason."""
+    """Yield the readers to whom a rule opens nothing, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
     for reader in readers:
         for why in barriers.of(rule, reader):
@@ -160,7 +160,7 @@ def _ends(what: str, mark: SourceMark, end_us: int | None, now_us: int, soon_day
 
 
 def _grant_opens(table: DecisionTable, grant: Grant) -> bool:
-    """Whether the grant permits anything that is kept long enough to be read."""
+    """Return whether the grant permits anything that is kept long enough to be read."""
     starts = grant.from_us if grant.from_us is not None else (grant.until_us or 1) - 1
     return any(
         table.decide(
@@ -226,7 +226,7 @@ def _lint_retention(policy: Policy) -> Iterator[Finding]:
 
 
 def _lint_parents(policy: Policy) -> Iterator[Finding]:
-    """A block ends with its parent: what stands on a segment's blocks is not kept longer than they are."""
+    """Yield findings for segments whose blocks live shorter than blocks built on them: a block ends with its parent."""
     owed_by = ObligationsOf(policy)
     owed = {tenant.id: owed_by(tenant) for tenant in policy.tenants}
     for segment in policy.segments:
@@ -253,7 +253,9 @@ def _lint_quotas(policy: Policy) -> Iterator[Finding]:
 
 
 def _lint_scrub(policy: Policy, rate: ScrubRate | None) -> Iterator[Finding]:
-    """The largest burst is one tenant's whole cap, ended at once (an erasure, or a revision that ends its custody)."""
+    """Yield a finding if the largest burst, one tenant's whole cap ended at once (by an erasure or a revision), takes
+    too long.
+    """
     if rate is None:
         return
     largest: TenantPolicy = max((*policy.tenants, *((policy.default,) if policy.default else ())), key=_cap)
@@ -284,13 +286,13 @@ def _lint_placement(table: DecisionTable) -> Iterator[Finding]:
     """Requests that no group may serve, told of the last rule that says so; groups dedicated twice; death by tiers."""
     policy, placement = table.policy, table.placement
     rules = {rule.id: rule for rule in policy.placement}
-    examples, told = RouteExamples((policy,)), set[str]()
+    examples, reported = RouteExamples((policy,)), set[str]()
     names = [tenant.id for tenant in policy.tenants] + ([FRESH[0]] if policy.default else [])
     for tenant in names if rules else ():
         for route, hint in product(examples.of(tenant), (None, *policy.classifications)):
             demand = placement.demand(tenant, route, None, hint)
-            if demand.only is not None and not demand.among(demand.only) and demand.by[-1] not in told:
-                told.add(demand.by[-1])
+            if demand.only is not None and not demand.among(demand.only) and demand.by[-1] not in reported:
+                reported.add(demand.by[-1])
                 whose = "unlisted tenants" if tenant in FRESH else f"tenant {quote(tenant)}"
                 asked = policy.classifications[table.classify(tenant, route, None, hint)]
                 what = f"requests of {whose} as {quote(asked)}"
@@ -340,7 +342,7 @@ _LETTERS = str.maketrans({"1": "l", "i": "l", "0": "o", "5": "s", "-": "", "_": 
 
 
 def skeleton(identifier: str) -> str:
-    """What is left of an identifier when look-alikes are made equal."""
+    """Return an identifier with look-alike characters made equal."""
     text = identifier.lower()
     for pair, letter in _PAIRS:
         text = text.replace(pair, letter)
@@ -348,7 +350,7 @@ def skeleton(identifier: str) -> str:
 
 
 def confused(identifiers: Iterable[str]) -> list[tuple[str, str]]:
-    """(identifier, the earlier one that it looks like), in the order given."""
+    """Return (identifier, the earlier one that it resembles), in the given order."""
     seen: dict[str, str] = {}
     pairs = []
     for identifier in identifiers:

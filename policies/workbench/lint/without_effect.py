@@ -1,4 +1,4 @@
-"""Fields of a policy that are sound and do nothing, beside one engine or at one worker: lint and every start say so.
+"""Valid fields of a policy that have no effect beside one engine or at one worker; lint and every start report them.
 
 A field that begins to work leaves this module in the same change; a test holds every field of the model against what
 reads it.
@@ -18,18 +18,18 @@ _SETTINGS = {Tier.HOST: "host_tier_bytes", Tier.NVME: "nvme_tier_path", Tier.REM
 
 
 class PoolOwner(StrEnum):
-    """Whose blocks a policy is to govern."""
+    """The engine or pool whose blocks a policy governs."""
 
     KVCUSTODY = "transformers"  # our own pools
     ENGINE = "vllm"  # an engine that allocates by itself
 
 
 def needs_store(policy: Policy) -> Iterator[Finding]:
-    """Each classification whose copies may go to a remote store alone: a worker that has none does not start."""
+    """Yield each classification whose copies may only go to a remote store; a worker without one does not start."""
     for offload, what in _offloads(policy):
         if offload.tiers == (Tier.REMOTE,):
             message = (
-                f"{what}: copies go to `remote` alone, and no store is configured "
+                f"{what}: copies may only go to `remote`, and no store is configured "
                 f"(set {quote(_SETTINGS[Tier.REMOTE])}): a worker does not start with it"
             )
             yield offload.mark, _NO_STORE, message
@@ -48,21 +48,25 @@ def _offloads(policy: Policy) -> Iterator[tuple[Offload, str]]:
 def without_effect(
     policy: Policy, owner: PoolOwner | None = None, tiers: Collection[str] | None = None
 ) -> Iterator[Finding]:
-    """What does nothing: at any worker, with `owner` beside that engine, with `tiers` where these are configured."""
+    """Yield fields without effect: at any worker, with `owner` beside that engine, with `tiers` if these are
+    configured.
+    """
     for offload, what in _offloads(policy):
         if offload.tiers != (Tier.REMOTE,):  # `needs_store` says it
             yield from _idle(offload, what, owner, tiers)
     for level, offload in enumerate(policy.offload):
         if offload.tiers and not policy.retention[level].absolute_us:
             what = f"offload of {quote(policy.classifications[level])}"
-            message = f"{what}: nothing of it outlives its request, so only what runs is offloaded"
+            message = f"{what}: no block outlives its request, so only running requests are offloaded"
             yield offload.mark, _CODE, message
     if tiers is not None and Tier.REMOTE not in tiers:
         yield from needs_store(policy)
 
 
 def _idle(offload: Offload, what: str, owner: PoolOwner | None, tiers: Collection[str] | None) -> Iterator[Finding]:
-    """A copy needs a tier that is configured, but for plain ones of transformers' caches; beside an engine always."""
+    """Yield offload fields without a usable tier: copies need a configured tier, except plain ones in transformers'
+    caches.
+    """
     beside_engine = owner is PoolOwner.ENGINE
     if tiers is None and not beside_engine:
         return  # nothing is known of workers

@@ -1,1 +1,1 @@
-"""Isolation proved cell by cell: what a table permits, against what the document declares."""
+"""Prove isolation cell by cell: a table's permits compared with the document's declarations."""

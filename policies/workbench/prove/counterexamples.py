@@ -1,4 +1,4 @@
-"""What a search has found so far, by property.
+"""The results of a search so far, by property.
 
 1. The first counterexample of each property is kept; the others are counted.
 """
@@ -15,7 +15,7 @@ _LEVELS, _DUTIES, _TIERS, _LABELS, _PLACES = "ISO-8", "ISO-9", "ISO-12", "ISO-13
 
 
 class Findings:
-    """Counts and counterexamples. `cells` and `permits` are of decisions; the other kinds count their own."""
+    """Counts and counterexamples. `cells` and `permits` count decisions; the other kinds have counts of their own."""
 
     def __init__(self, classifications: tuple[str, ...]) -> None:
         self.cells = 0
@@ -33,14 +33,14 @@ class Findings:
         self._broken: dict[str, int] = {}
 
     def breaks(self, property_id: str, request: Request, why: str, decision: Decision) -> None:
-        """A decision breaks a property."""
+        """Record a decision that breaks a property."""
         reasons = ", ".join(decision.reasons) or "nothing"
         why = f"permitted by {reasons}; {why}"
         text = f"{request.text(self._classifications)}: {why}"
         self._add(property_id, Counterexample(request, why, text, request.data(self._classifications)))
 
     def says(self, property_id: str, why: str, said: Mapping[str, str | None]) -> None:
-        """Something that is no decision breaks a property; `said` is the question in words."""
+        """Record that something other than a decision breaks a property; `said` describes the question."""
         asked = ", ".join(f"{name} {value}" for name, value in said.items() if value is not None)
         self._add(property_id, Counterexample(None, why, f"{asked}: {why}", dict(said)))
 
@@ -49,7 +49,9 @@ class Findings:
         self._broken[property_id] = self._broken.get(property_id, 0) + 1
 
     def properties(self, *, with_never: bool) -> tuple[ProvedProperty, ...]:
-        """Every property, in order; `ISO-11` only where the authors said something, `ISO-14` where rules place."""
+        """Return every property, in order; `ISO-11` only if the authors declared one, `ISO-14` only with placement
+        rules.
+        """
         own = {
             _LEVELS: (self.levels_checked, 0),
             _DUTIES: (self.duties_checked, 0),

@@ -1,4 +1,4 @@
-"""What a proof is: the properties by id, the finite domain that was searched, and a counterexample where one fails.
+"""A proof: the properties by id, the finite domain that was searched, and a counterexample for each failure.
 
 1. `Proof.data()` is deterministic: equal policies and versions give equal bytes (no clock, no host).
 2. The claim and its limits travel with every proof.
@@ -15,32 +15,32 @@ from kvcustody.policies.workbench.request import Request
 
 SCHEMA = "kvcustody/proof@1"
 PROPERTIES = {
-    "ISO-1": "what crosses a tenant boundary names a declared grant or segment that is live between the two",
-    "ISO-2": "a grant opens reuse alone, of tenant-level and wider domains, up to its level",
+    "ISO-1": "every permit across a tenant boundary names a declared grant or segment that is live between the two",
+    "ISO-2": "a grant only opens reuse, of tenant-level and wider domains, up to its level",
     "ISO-3": "a segment opens its own level and scope, to the readers that it lists",
-    "ISO-4": "nothing is permitted that a rule forbids",
+    "ISO-4": "nothing that a rule forbids is permitted",
     "ISO-5": "in an isolating profile nothing crosses a tenant boundary",
     "ISO-6": "a tenant outside the policy gets what `tenants.default` gives, and nothing without it",
-    "ISO-7": "blocks of its own a tenant reuses no wider than its private scope",
+    "ISO-7": "a tenant reuses its own blocks only within its private scope",
     "ISO-8": "no hint, claim, route or tenant makes a classification lower than the policy declares",
-    "ISO-9": "no obligation is looser than the policy's, and what may not be kept is not kept",
-    "ISO-10": "what is malformed is denied",
-    "ISO-11": "what the authors say must never be permitted is not permitted",
-    "ISO-12": "no copy is in a tier, in clear, in a place or for a time that a source of its policy does not allow",
+    "ISO-9": "no obligation is looser than the policy's, and blocks that may not be kept are not",
+    "ISO-10": "malformed requests are denied",
+    "ISO-11": "nothing is permitted that the authors declared must never be",
+    "ISO-12": "no copy exceeds what every source of the policy allows for its tier, encryption, place and time",
     "ISO-13": "a grant or segment opens nothing across a label that it does not name",
-    "ISO-14": "a request goes to no worker but those that its placement rules name, nor to one dedicated to others",
+    "ISO-14": "a request only goes to workers that its placement rules name, and to none dedicated to others",
 }
 CLAIM = "no cross-tenant content or hit without a named grant or named segment"
 LIMITS = (
-    "decisions only: that an engine asks before every reuse is shown by the governor's tests, not here",
+    "decisions only: the governor's tests show that an engine asks before every reuse",
     "no timing, occupancy or eviction channel is covered; only `strict` and `dedicated` close those",
-    "a grant is taken at its word: whether it should exist is for its owner to say",
+    "grants are taken as given: their owner decides whether they should exist",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """A request that breaks a property, as it can be asked; `why` says what the policy declares instead."""
+    """A request that breaks a property, in the form in which it can be asked; `why` quotes the policy's declaration."""
 
     request: Request | None
     why: str
@@ -50,7 +50,7 @@ class Counterexample:
 
 @dataclass(frozen=True, slots=True)
 class ProvedProperty:
-    """One property over the domain: how many cells were searched, how many were permits, what broke it."""
+    """One property over the domain: the number of cells searched and of permits, and the breaches."""
 
     id: str
     cells: int
@@ -65,13 +65,15 @@ class ProvedProperty:
 
     @property
     def holds(self) -> bool:
-        """True when nothing in the domain breaks it."""
+        """Whether nothing in the domain breaks the property."""
         return self.counterexample is None
 
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """The finite domain. `fresh` tenants stand for all that are not listed: tenants are compared for equality only."""
+    """The finite domain. `fresh` tenants stand for all unlisted ones, because tenants are only compared for
+    equality.
+    """
 
     tenants: int
     fresh: int
@@ -104,7 +106,7 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """True when every property holds."""
+        """Whether every property holds."""
         return all(found.holds for found in self.properties)
 
     @property
@@ -113,7 +115,7 @@ class Proof:
         return tuple(found for found in self.properties if not found.holds)
 
     def data(self) -> dict[str, Any]:
-        """The content of `proof.json`."""
+        """Return the content of `proof.json`."""
         searched = {name: getattr(self.searched, name) for name in Searched.__slots__}
         return {
             "schema": SCHEMA,
@@ -132,14 +134,14 @@ class Proof:
         }
 
 
-def _property_data(found: ProvedProperty) -> dict[str, Any]:
-    example = found.counterexample
+def _property_data(proved: ProvedProperty) -> dict[str, Any]:
+    example = proved.counterexample
     return {
-        "id": found.id,
-        "title": found.title,
-        "holds": found.holds,
-        "cells": found.cells,
-        "permits": found.permits,
-        "broken": found.broken,
+        "id": proved.id,
+        "title": proved.title,
+        "holds": proved.holds,
+        "cells": proved.cells,
+        "permits": proved.permits,
+        "broken": proved.broken,
         "counterexample": None if example is None else {"why": example.why, "request": example.data},
     }

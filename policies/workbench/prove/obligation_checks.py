@@ -1,5 +1,5 @@
-"""The parts of a proof that are no decisions: classifications are never lowered, obligations never loosened, copies
-nowhere that they may not be, and no label crossed that its grant or segment does not name.
+"""The parts of a proof besides decisions: no classification is lowered, no obligation loosened, no copy misplaced, and
+no label crossed that its grant or segment does not name.
 
 1. Routes are asked by one example of each set of patterns that a route can match, in both cases of letters, by none
    at all, and by one that cannot be trusted; claims and hints by every known word and one unknown.
@@ -45,7 +45,7 @@ def check_levels(table: DecisionTable, declared: Declared, tenants: Sequence[str
 
 
 def _distinct_tenants(one: Policy, other: Policy, tenants: Sequence[str]) -> list[str]:
-    """The tenants that a classify rule names, and one that stands for every other."""
+    """Return the tenants that a classify rule names, and one tenant to represent all others."""
     named = {rule.tenant for policy in (one, other) for rule in policy.classify}
     rest = [tenant for tenant in tenants if tenant not in named]
     return [*(tenant for tenant in tenants if tenant in named), *rest[:1], FRESH[0]]
@@ -64,7 +64,7 @@ def _least(declared: Declared, tenant: str, route: str | None, claim: str | None
 
 
 def check_duties(table: DecisionTable, declared: Declared, tenants: Sequence[str], findings: Findings) -> None:
-    """ISO-9: every tenant owes at least what is declared, and what owes its end is not kept."""
+    """ISO-9: every tenant owes at least its declared obligations, and blocks that must end are not kept."""
     policy = declared.policy
     if table.policy.classifications != policy.classifications:
         return  # ISO-8 has said so
@@ -94,7 +94,7 @@ def _check_kept(table: DecisionTable, tenant: str, level: int, owed: Obligations
 
 
 def check_tiers(table: DecisionTable, declared: Declared, tenants: Sequence[str], findings: Findings) -> None:
-    """ISO-12: what a worker is told of every tenant, classification and tier is no more than every source allows."""
+    """ISO-12: a worker's limit for every tenant, classification and tier is no more than every source allows."""
     names = declared.policy.classifications
     if table.policy.classifications != names:
         return  # ISO-8 has said so
@@ -129,7 +129,9 @@ def _looser_copies(got: TierDuty, declared: Declared, tenant: str, level: int, t
 
 
 def check_labels(table: DecisionTable, declared: Declared, tenants: Sequence[str], findings: Findings) -> None:
-    """ISO-13: by each route, a grant or segment opens blocks of the reader's labels, but for those it names."""
+    """ISO-13: on each route, a grant or segment opens blocks with the reader's labels, except for labels that it
+    names.
+    """
     named = {rule.id: rule for rule in declared.rules()}
     examples = RouteExamples((table.policy, declared.policy))
     for rule in table.policy.openings():
@@ -149,7 +151,7 @@ def check_labels(table: DecisionTable, declared: Declared, tenants: Sequence[str
 
 
 def check_places(table: DecisionTable, declared: Declared, tenants: Sequence[str], findings: Findings) -> None:
-    """ISO-14: a door and a worker are told no group for a request but those that every rule lets serve it."""
+    """ISO-14: doors and workers only learn groups for a request that every rule allows to serve it."""
     policy = declared.policy
     rules = (*policy.placement, *table.policy.placement)
     if not rules or table.policy.classifications != policy.classifications:
@@ -168,11 +170,11 @@ def check_places(table: DecisionTable, declared: Declared, tenants: Sequence[str
                     findings.places_open += 1
                     if not declared.serves(group, tenant, level, labels):
                         said = {"tenant": tenant, "route": route, "hint": hint, "group": group}
-                        findings.says("ISO-14", "goes to a group that its placement rules do not let serve it", said)
+                        findings.says("ISO-14", "goes to a group that its placement rules exclude", said)
 
 
 @lru_cache(4096)
 def looser_fields(got: Obligations, than: Obligations) -> tuple[str, ...]:
-    """The fields in which `got` demands less than `than`."""
+    """Return the fields in which `got` demands less than `than`."""
     strict = combine(got, than)
     return tuple(name for name in Obligations._fields if getattr(strict, name) != getattr(got, name))

@@ -1,4 +1,4 @@
-"""Prove a decision table against what its policy declares, by asking it everything that it can tell apart.
+"""Prove a decision table against its policy's declarations by asking it every distinguishable question.
 
 1. Tenants are compared for equality only, so listed tenants plus two fresh ones are a complete domain; time enters
    through the edges of grants and segments, and each edge is asked at, and one microsecond before.
@@ -54,7 +54,7 @@ Progress = Callable[[int, int], None]
 
 
 class Never(NamedTuple):
-    """What authors say must never be permitted; a part that is None stands for every value.
+    """A combination that authors declare must never be permitted; a part that is None stands for every value.
 
     A tenant's own blocks are meant only where reader and owner are both named. With `tier`, copies in it are meant and
     no requests: those of the tenant that is named, as reader or as owner.
@@ -68,7 +68,7 @@ class Never(NamedTuple):
     tier: Tier | None = None
 
     def names(self, request: Request) -> bool:
-        """Whether the request is one of those."""
+        """Return whether the request is one of these."""
         if self.tier is not None:
             return False
         if request.reader == request.owner and (self.reader is None or self.owner is None):
@@ -92,7 +92,7 @@ def prove(
     never: Sequence[Never] = (),
     progress: Progress | None = None,
 ) -> Proof:
-    """Whether `table` permits nothing that `declared` (its own policy, if left out) does not declare.
+    """Prove that `table` permits nothing that `declared` (its own policy by default) does not declare.
 
     `progress` is called with (readers done, readers in all). Never raises for what the table answers.
     """
@@ -127,7 +127,7 @@ class _Search:
         """Ask everything."""
         pairs = len(self._tenants) ** 2
         if pairs > ABSENT_BULK_MAX:
-            self._absent = f"{pairs} pairs: one without an entry is a look-up that finds none; not each was asked"
+            self._absent = f"{pairs} pairs: a pair without an entry always misses, so not every one was asked"
         elif pairs > ABSENT_EACH_MAX:
             self._absent = "each asked, in bulk"
         for done, reader in enumerate(self._tenants):
@@ -163,7 +163,7 @@ class _Search:
                 self._findings.says("ISO-11", why, asked)
 
     def _opened_to(self, reader: str) -> list[str]:
-        """The owners for which either side has an entry with this reader."""
+        """Return the owners for which the table or the declaration has an entry with this reader."""
         listed = self._owners.get(reader, set()) | self._owners.get(UNLISTED, set())
         return sorted(listed | self._declared.owners(reader))
 
@@ -263,7 +263,9 @@ class _Search:
         self._judge_rules(request, decision)
 
     def _are_named(self, request: Request, decision: Decision, named: frozenset[str]) -> bool:
-        """Whether all that a decision names is declared. Of many grants the same sets are compared again and again."""
+        """Return whether everything that a decision names is declared. Cached: many grants compare the same sets
+        again.
+        """
         if request.source is not None:
             return named.issuperset(decision.reasons)
         pair = (id(decision), id(named))
@@ -272,7 +274,7 @@ class _Search:
         return self._compared[pair][-1]
 
     def _may_be_kept(self, request: Request) -> bool:
-        """Whether the owner's obligations leave room for publishing, retaining or offloading."""
+        """Return whether the owner's obligations leave room for publishing, retaining or offloading."""
         levels = self._owed.get(request.owner, ())
         if request.action is Action.REUSE or request.level >= len(levels):
             return True  # a missing owner or level has been told by another property
@@ -280,7 +282,9 @@ class _Search:
         return bool(owed.tiers) if request.action is Action.OFFLOAD else owed.cacheable
 
     def _which(self, request: Request, decision: Decision) -> str:
-        """The property that a permit without a live source breaks: by the source it names, if that exists at all."""
+        """Return the property that a permit without a live source breaks, depending on whether its named source
+        exists.
+        """
         pair = (request.reader, request.owner)
         declared: list[Grant | SegmentRule] = [
             *self._declared.grants(*pair),
@@ -342,7 +346,7 @@ class _Search:
 
 
 def _around(edges: Collection[int]) -> list[int]:
-    """The instants that stand for all times between some edges."""
+    """Return instants that represent all times between the given edges."""
     return sorted({0, *edges, *(edge - 1 for edge in edges)})
 
 

@@ -1,4 +1,4 @@
-"""Routes that policies can tell apart: one example of every set of patterns that some route matches.
+"""Routes that policies can distinguish: one example for every set of patterns that some route matches.
 
 1. Complete: a classification depends on a route through the patterns it matches alone, and segment by segment only
    the patterns still alive matter, so one example of each reachable set stands for all routes.
@@ -14,7 +14,7 @@ _FRESH = "~other"
 
 
 class RouteExamples:
-    """The routes that some policies can tell apart, by tenant."""
+    """The routes that some policies can distinguish, by tenant."""
 
     def __init__(self, policies: Iterable[Policy]) -> None:
         self._patterns: dict[str, set[str]] = {}
@@ -25,7 +25,7 @@ class RouteExamples:
         self._everyone = self._routes(set())
 
     def of(self, tenant: str) -> list[str | None]:
-        """None (no route), and one route for each set of this tenant's patterns that can match; sorted."""
+        """Return None (no route), and one route for each possible set of this tenant's patterns; sorted."""
         own = self._patterns.get(tenant)
         return self._everyone if own is None else self._routes(own)
 

@@ -1,4 +1,4 @@
-"""What a policy declares, read straight from its typed form: the specification that a table is proved against.
+"""A policy's declarations, read directly from its typed form: the specification against which a table is proved.
 
 1. Nothing here uses the compiler, the rulebook or the table: a fault in one of them is not repeated here.
 2. Every answer is evaluated from the declarations. They are looked up by tenant, and what two requests share is kept:
@@ -32,7 +32,7 @@ Label = tuple[str, str]
 
 
 class DeclaredCopies(NamedTuple):
-    """What every source of the policy leaves to copies in one tier; times are 0 where they may not be there."""
+    """What all sources of the policy together allow for copies in one tier; times are 0 if copies are not allowed."""
 
     absolute_us: int
     within_us: int
@@ -51,7 +51,7 @@ class _Between(NamedTuple):
 
 
 class Declared:
-    """The grants, segments, rules and levels that a policy declares, less what was revoked."""
+    """The grants, segments, rules and levels that a policy declares, without revoked ones."""
 
     def __init__(self, policy: Policy, revoked: frozenset[str] = frozenset()) -> None:
         self.policy = policy
@@ -84,37 +84,37 @@ class Declared:
         self._between = _Between(("", ""), [], {}, {})
 
     def admitted(self, tenant: str) -> TenantPolicy | None:
-        """The tenant's entry, or that of unlisted ones; None when it is refused."""
+        """Return the tenant's entry, or the entry for unlisted tenants; None if the tenant is refused."""
         return self.tenants.get(tenant, self.policy.default)
 
     def grants(self, reader: str, owner: str) -> list[Grant]:
-        """Every declared grant between the two, whether or not it is live."""
+        """Return every declared grant between the two tenants, live or not."""
         return self._grants.get((reader, owner), [])
 
     def segments(self, reader: str, owner: str) -> list[SegmentRule]:
-        """Every declared segment of `owner` that lists the reader, whether or not it is live."""
+        """Return every declared segment of `owner` that lists the reader, live or not."""
         if self.admitted(reader) is None:
             return []
         return [s for s in self._segments.get(owner, []) if s.tenants is None or reader in s.tenants]
 
     def rules(self) -> list[Grant | SegmentRule]:
-        """Every declared grant and segment."""
+        """Return every declared grant and segment."""
         grants = [grant for pair in self._grants.values() for grant in pair]
         return [*grants, *(segment for own in self._segments.values() for segment in own)]
 
     def owners(self, reader: str) -> set[str]:
-        """Every owner of a declared grant or segment for this reader."""
+        """Return every owner of a declared grant or segment for this reader."""
         segments = {owner for owner in self._segments if self.segments(reader, owner)}
         return self._owners.get(reader, set()) | segments
 
     def edges(self, reader: str, owner: str) -> dict[str, set[int]]:
-        """The instants at which each thing that is declared between the two begins or ends."""
+        """Return the instants at which any declaration between the two tenants begins or ends."""
         declared = {grant.id: {grant.from_us, grant.until_us} for grant in self.grants(reader, owner)}
         declared |= {segment.id: {segment.expires_us} for segment in self.segments(reader, owner)}
         return {source: {edge for edge in edges if edge is not None} for source, edges in declared.items()}
 
     def open(self, request: Request) -> frozenset[str]:
-        """The ids of the grants and segments that are live for this request and open what it asks.
+        """Return the ids of the grants and segments that are live for this request and open it.
 
         Equal answers to requests without a source are one object, for the pair that was asked about last.
         """
@@ -133,7 +133,7 @@ class Declared:
         return frozenset()
 
     def _open_grants(self, request: Request) -> frozenset[str]:
-        """The grants of a pair that open what is asked: between two of their edges they are the same ones."""
+        """Return the grants of a pair that open the request. Cached: between two edges they are the same."""
         if request.action is not Action.REUSE or request.scope < Scope.TENANT or request.level < 0:
             return frozenset()
         pair = (request.reader, request.owner)
@@ -155,13 +155,15 @@ class Declared:
         return between.open[place, request.level]
 
     def apart(self, rule: Grant | SegmentRule, reader: str) -> frozenset[str]:
-        """Labels that the rule does not name, and in which a reader's every request differs from the owner's blocks."""
+        """Return the labels that the rule does not name and in which every request of the reader differs from the
+        blocks.
+        """
         (least, most), (theirs, _) = self._label_bounds(reader), self._label_bounds(rule.owner)
         differing = (least - theirs) | (theirs - most)
         return frozenset(name for name, _ in differing).difference(rule.crosses)
 
     def _label_bounds(self, tenant: str) -> tuple[frozenset[Label], frozenset[Label]]:
-        """The labels that all requests of a tenant have, and those that any of them may have."""
+        """Return the labels that all requests of a tenant have, and those that at least one of them may have."""
         if tenant not in self._labels:
             least = self.labels(tenant, None)
             by_route = (rule.labels for rule in self.classify_rules(tenant))
@@ -169,7 +171,7 @@ class Declared:
         return self._labels[tenant]
 
     def labels(self, tenant: str, route: str | None) -> frozenset[Label]:
-        """The labels of a request with a plain route (or none): its tenant's and those of each rule that matches."""
+        """Return the labels of a request with a plain route (or none): its tenant's and those of each matching rule."""
         entry = self.admitted(tenant)
         found = set(() if entry is None else entry.labels)
         for rule in self.classify_rules(tenant):
@@ -178,12 +180,14 @@ class Declared:
         return frozenset(found)
 
     def differing(self, rule: Grant | SegmentRule, reader: str, route: str | None) -> set[str]:
-        """The labels in which a reader's request differs from the owner's blocks and that the rule does not name."""
+        """Return the labels in which a reader's request differs from the owner's blocks and that the rule does not
+        name.
+        """
         pairs = self.labels(reader, route) ^ self.labels(rule.owner, None)
         return {name for name, _ in pairs} - set(rule.crosses)
 
     def serves(self, group: str, tenant: str, level: int, labels: frozenset[Label]) -> bool:
-        """Whether workers of a group may serve a tenant's request of this level, with these labels."""
+        """Return whether workers of a group may serve a tenant's request of this level with these labels."""
         for rule in self.policy.placement:
             is_theirs = rule.tenants is None or tenant in rule.tenants
             fits = is_theirs and labels >= {*rule.labels} and level in (rule.levels or (level,))
@@ -192,11 +196,11 @@ class Declared:
         return True
 
     def every_label(self, tenant: str) -> frozenset[Label]:
-        """The labels that any request of a tenant may have."""
+        """Return the labels that any request of a tenant may have."""
         return self._label_bounds(tenant)[1]
 
     def forbids(self, request: Request) -> list[str]:
-        """The ids of the rules that forbid it."""
+        """Return the ids of the rules that forbid the request."""
         reader, owner = request.reader, request.owner
         named = (*self._forbids_of.get(reader, ()), *self._forbids_of.get(owner, ()))
         near = reader == owner or self._same_group(reader, owner)
@@ -209,11 +213,11 @@ class Declared:
         return self._forbidden_by[key]
 
     def classify_rules(self, tenant: str) -> list[ClassifyRule]:
-        """The classify rules for a tenant, in the order of the document."""
+        """Return the classify rules for a tenant, in the order of the document."""
         return self._classify.get(tenant, self._classify[EVERY_TENANT])
 
     def copies(self, tenant: str, level: int, tier: Tier) -> DeclaredCopies:
-        """What the declarations leave to copies of a tenant's blocks in a tier."""
+        """Return what the declarations allow for copies of a tenant's blocks in a tier."""
         entry = self.admitted(tenant)
         own = None if entry is None else (entry.retention, entry.offload)
         key = (own, tenant if tenant in self._forbids_of else None, level, tier)
@@ -225,18 +229,18 @@ class Declared:
         policy = self.policy
         if entry is None:
             return DeclaredCopies(0, 0, 0, True, frozenset())
-        said = [policy.offload[level], *(own for at, own in entry.offload if at == level)]
-        kept = [policy.retention[level], *(own for at, own in entry.retention if at == level)]
-        limits = [limit for offload in said for limit in offload.limits if limit.tier is tier]
-        times = [limit.absolute_us for limit in limits] + [each.absolute_us for each in kept]
-        encrypt = tier is not Tier.HOST or any(offload.encrypt for offload in said)
-        match = frozenset(name for offload in said for name in offload.match)
-        if len(limits) < len(said) or self._forbidden(Action.OFFLOAD, tenant, level):
+        offloads = [policy.offload[level], *(own for at, own in entry.offload if at == level)]
+        retentions = [policy.retention[level], *(own for at, own in entry.retention if at == level)]
+        limits = [limit for offload in offloads for limit in offload.limits if limit.tier is tier]
+        times = [limit.absolute_us for limit in limits] + [each.absolute_us for each in retentions]
+        encrypt = tier is not Tier.HOST or any(offload.encrypt for offload in offloads)
+        match = frozenset(name for offload in offloads for name in offload.match)
+        if len(limits) < len(offloads) or self._forbidden(Action.OFFLOAD, tenant, level):
             return DeclaredCopies(0, 0, 0, encrypt, match)
-        held = all(each.idle_us and each.absolute_us for each in kept) and not (
+        held = all(each.idle_us and each.absolute_us for each in retentions) and not (
             self._forbidden(Action.PUBLISH, tenant, level) or self._forbidden(Action.RETAIN, tenant, level)
         )
-        running = [each.active_max_us for each in kept] + [time for time in times if time]
+        running = [each.active_max_us for each in retentions] + [time for time in times if time]
         within = min(limit.within_us for limit in limits)
         return DeclaredCopies(min(times) if held else 0, within, min(running), encrypt, match)
 
@@ -244,11 +248,11 @@ class Declared:
         return bool(self.forbids(Request(action, tenant, tenant, level, Scope.SESSION, Via.OWN, 0)))
 
     def matches(self, rule: Rule, request: Request) -> bool:
-        """Whether every term of the rule fits."""
+        """Return whether every term of the rule fits."""
         return not self.failing(rule, request)
 
     def failing(self, rule: Rule, request: Request) -> list[str]:
-        """The terms of the rule that do not fit the request, by the names that the language gives them."""
+        """Return the terms of the rule that do not fit the request, by their names in the policy language."""
         near = request.reader == request.owner or self._same_group(request.reader, request.owner)
         fits = {
             "action": request.action in rule.actions,
@@ -266,25 +270,25 @@ class Declared:
         return one is not None and other is not None and one.group is not None and one.group == other.group
 
     def level(self, tenant: str, route: str | None, claim: str | None, hint: str | None) -> int:
-        """The declared classification of a request with a plain route (or none)."""
+        """Return the declared classification of a request with a plain route (or none)."""
         names = self.policy.classifications
         top = len(names) - 1
         rules = self.classify_rules(tenant)
         own = [r.level for r in rules if r.route is None and r.level is not None and r.tenant == tenant]
         every = [r.level for r in rules if r.route is None and r.level is not None]
-        found = (own or every)[:1]
+        levels = (own or every)[:1]
         for rule in rules:
             if rule.route is not None and rule.level is not None and route is not None:
-                found += [rule.level] if route_matches(rule.route, route) else []
-        found += [] if claim is None else [names.index(claim) if claim in names else top]
-        if not found:
+                levels += [rule.level] if route_matches(rule.route, route) else []
+        levels += [] if claim is None else [names.index(claim) if claim in names else top]
+        if not levels:
             return top
-        found += [] if hint is None else [names.index(hint) if hint in names else top]
-        return max(found)
+        levels += [] if hint is None else [names.index(hint) if hint in names else top]
+        return max(levels)
 
 
 def route_matches(pattern: str, route: str) -> bool:
-    """Whether a plain route fits a pattern, said as a regular expression."""
+    """Return whether a plain route fits a pattern; an independent implementation, by regular expression."""
     open_ended = pattern.endswith("/*")
     parts = [part for part in pattern.removesuffix("/*").split("/") if part]
     body = "".join("/[^/]+" if part == "*" else "/" + re.escape(part) for part in parts)

@@ -1,4 +1,4 @@
-"""How many leading blocks of an external pool may be attached, against a reading of the rules block by block."""
+"""How many leading blocks of an external pool may be attached, compared with a block-by-block reading of the rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BLOCKS, NOW_US, MINE = 32, 1_000, 3
 
 
 def may_attach(pool: ExternalPool, block: int, domain: int) -> bool:
-    """The rules: its domain, in the index, before its ceiling, and in use or held."""
+    """Return whether the rules allow a block: its domain, indexed, before its ceiling, and in use or held."""
     held = pool.state[block] == CACHED and pool.hold_until_us[block] > NOW_US
     return bool(
         pool.tag[block] == domain
@@ -23,7 +23,7 @@ def may_attach(pool: ExternalPool, block: int, domain: int) -> bool:
 
 
 def held_pool() -> ExternalPool:
-    """Every block CACHED, indexed, held and of one domain."""
+    """Return a pool with every block CACHED, indexed, held and in one domain."""
     pool = ExternalPool(BLOCKS)
     pool.state[:], pool.indexed[:], pool.tag[:] = CACHED, True, MINE
     pool.ceiling_us[:] = pool.hold_until_us[:] = NOW_US + 1

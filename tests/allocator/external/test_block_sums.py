@@ -1,4 +1,4 @@
-"""Checksums of an engine's pool: what its workers are told, and what their answers mean."""
+"""Checksums of an engine's pool: the orders to its workers, and the meaning of their answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Books:
         return self
 
     def ask(self, *blocks: int, owed: bool = True, share: float = 1.0) -> Comparison:
-        """A look-up that would read these."""
+        """Return the comparison of a look-up that would read these blocks."""
         which = np.array(blocks)
         return self.sums.ask(which, np.full(len(which), owed), np.full(len(which), share), NOW_US)
 

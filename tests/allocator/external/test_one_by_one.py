@@ -14,7 +14,7 @@ COLUMNS = ("state", "generation", "refs", "tag", "ceiling_us", "born_us", "index
 
 
 def world(count: int) -> tuple[ExternalPool, list[ExternalResidency], list[int]]:
-    """A pool, `count` residencies of two domains with other ceilings, and a block for each."""
+    """Return a pool, `count` residencies of two domains with different ceilings, and a block for each."""
     pool = ExternalPool(BLOCKS)
     domains: list[Domain] = []
     for name, absolute_us in (("a", 500), ("b", 900)):

@@ -1,4 +1,4 @@
-"""Victims of an external pool in the policy's order: each kind, held against the queues of our own tree."""
+"""An external pool's victims in the policy's order: each kind, compared with the queues of our own tree."""
 
 from __future__ import annotations
 

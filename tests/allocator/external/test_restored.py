@@ -1,4 +1,4 @@
-"""Blocks that a tier filled in an external pool are as old as their copies; what follows from them ends with them."""
+"""Blocks that a tier restored into an external pool keep their copies' age; what follows from them ends with them."""
 
 from __future__ import annotations
 

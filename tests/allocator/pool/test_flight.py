@@ -1,4 +1,4 @@
-"""A pool whose scrubs run on a device stream of their own, in any interleaving (G1 G2 G3 of flight, M1 M2 M3, L2)."""
+"""A pool whose scrubs run on a separate device stream, in any interleaving (G1 G2 G3 of flight, M1 M2 M3, L2)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Engine:
             tensor[blocks] = 0xAB
 
     def live(self, generator, requests=60):
-        """Requests come and go while the device lags behind by a random amount."""
+        """Run requests while the device lags behind by a random amount."""
         running = []
         for number in range(requests):
             tenant = "ab"[int(generator.integers(2))]
@@ -74,13 +74,13 @@ def test_every_hand_out_finds_zeros_however_late_the_device_is(seed, verify):
 
 
 def test_positive_control_without_the_wait_before_a_step_a_hand_out_finds_bytes():
-    found = []
+    violations = []
     for seed in range(8):
         engine = Engine(seed, ordered=False)
         engine.live(np.random.default_rng(seed))
         engine.streams.drain()
-        found += engine.found
-    assert any(found)
+        violations += engine.found
+    assert any(violations)
 
 
 def test_an_unread_block_is_clean_at_once_and_its_receipt_follows_its_end():

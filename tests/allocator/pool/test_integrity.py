@@ -1,4 +1,4 @@
-"""What is reused is what was published: changed blocks are found, never attached, and leave custody.
+"""Reused blocks hold what was published: changed blocks are detected, never attached, and leave custody.
 
 Real tensors and real checksums. Positive control: where nothing is compared, changed blocks are a full hit.
 """
@@ -219,7 +219,7 @@ def test_without_bytes_there_is_nothing_to_sum():
 @pytest.mark.parametrize(("share", "flips"), [(1.0, 200), (1 / 8, 800), (0.0, 40)])
 def test_flipped_bits_are_found_as_stated(share, flips):
     """`benchmarks/device/integrity.py` does so with 10,000 at each level."""
-    random, found = np.random.default_rng(3), 0
+    random, detected = np.random.default_rng(3), 0
     tokens = run(1, 6, 1)
     for done in range(flips):
         if done % 20 == 0:  # blocks that are found changed twice are used up
@@ -232,7 +232,7 @@ def test_flipped_bits_are_found_as_stated(share, flips):
         row[byte] ^= bit
         hit = engine.hit("a", tokens)
         assert hit in (at, 6)
-        found += hit == at
+        detected += hit == at
         if hit == 6:
             row[byte] ^= bit
-    assert abs(found - flips * share) <= 5 * (flips * share * (1 - share)) ** 0.5
+    assert abs(detected - flips * share) <= 5 * (flips * share * (1 - share)) ** 0.5

@@ -68,7 +68,7 @@ class Engine:
         return manager, manager.allocate(object(), found, prompt, residency, self.now)
 
     def request(self, name: str, tokens: list[int]) -> tuple[object, ...]:
-        """One whole request; returns all that its tenant can see of it."""
+        """Run one whole request; return everything that its tenant can observe."""
         manager, sequence = self.admit(name, tokens)
         if isinstance(sequence, str):
             return (sequence,)
@@ -107,7 +107,7 @@ def test_strict_gives_each_tenant_its_own_range_reserve_and_queue():
 
 
 def transcript(profile: str, seed: int, other: float) -> list[object]:
-    """What b sees while a is idle (`other` 0) or busy."""
+    """Return what b observes while a is idle (`other` 0) or busy."""
     engine = Engine(profile, cap="100%", cap2="100%") if profile == "shared" else Engine(profile)
     rng, noise = random.Random(seed), random.Random(99)
     seen = []

@@ -1,4 +1,4 @@
-"""Several batches zeroed as one: each has its own result, and a byte that stays is named in its batch alone."""
+"""Several batches zeroed as one: each has its own result, and a remaining byte only fails its own batch."""
 
 from __future__ import annotations
 

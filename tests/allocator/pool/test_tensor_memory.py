@@ -90,13 +90,13 @@ def test_positive_control_without_scrub_everything_is_residue():
 
 
 def test_copy_reaches_every_shard():
-    one = TensorMemory.allocate(BLOCKS, SPEC, shards=2)
-    one.scrub(0, EVERY, 0.0)
-    one.scrub(1, EVERY, 0.0)
-    one.fill(np.array([1]), 0x5A)
-    one.copy(np.array([1, 1]), np.array([4, 9]))
-    assert one.nonzero_bytes(np.array([4, 9])) == 4 * SPEC.bytes_per_block
-    assert one.nonzero_bytes(EVERY) == 6 * SPEC.bytes_per_block
+    memory = TensorMemory.allocate(BLOCKS, SPEC, shards=2)
+    memory.scrub(0, EVERY, 0.0)
+    memory.scrub(1, EVERY, 0.0)
+    memory.fill(np.array([1]), 0x5A)
+    memory.copy(np.array([1, 1]), np.array([4, 9]))
+    assert memory.nonzero_bytes(np.array([4, 9])) == 4 * SPEC.bytes_per_block
+    assert memory.nonzero_bytes(EVERY) == 6 * SPEC.bytes_per_block
 
 
 def test_an_engines_own_tensors_are_wrapped_in_place():
@@ -140,13 +140,13 @@ def test_unbacked_scrub_is_cheap():
 
 
 def _calls(memory, blocks):
-    made = []
-    sys.setprofile(lambda frame, event, argument: made.append(event))
+    events = []
+    sys.setprofile(lambda frame, event, argument: events.append(event))
     try:
         memory.scrub(0, blocks, 1.0)
     finally:
         sys.setprofile(None)
-    return sum(event in ("call", "c_call") for event in made) - 1  # setprofile itself
+    return sum(event in ("call", "c_call") for event in events) - 1  # setprofile itself
 
 
 def test_the_protocol_imports_without_torch():

@@ -25,16 +25,16 @@ POOLS = ("own", "external")
 
 
 class Cache(Protocol):
-    """What the cases ask of either pool."""
+    """The interface to either pool that the cases need."""
 
     def use(self, at: int, *, of: str = "a", blocks: int = 2, after_us: int = 1) -> int:
-        """A request for prompt `at`; its hit in blocks."""
+        """Run a request for prompt `at`; return its hit in blocks."""
 
     def evict(self, count: int, of: str = "a") -> None:
-        """Give up so many of the tenant's blocks."""
+        """Evict so many of the tenant's blocks."""
 
     def hit(self, at: int, *, of: str = "a", blocks: int = 2) -> int:
-        """What a request would find."""
+        """Return what a request would find."""
 
     def domain(self, name: str, owner: str, **facts: int) -> None:
         """One more domain of a tenant."""
@@ -216,14 +216,14 @@ def test_pressure(pool: str) -> None:
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_without_pressure_it_is_the_least_recently_used(pool: str) -> None:
-    found = []
+    hits = []
     for policy in (Lru, by_value(*SIGNALS)):
         cache = OwnPool(policy) if pool == "own" else EnginesPool(policy)
         for at in (0, 1, 2, 1, 0, 3):
             cache.use(at)
         cache.evict(2)
-        found.append([cache.hit(at) for at in range(4)])
-    assert found[0] == found[1] == [2, 2, 0, 2]
+        hits.append([cache.hit(at) for at in range(4)])
+    assert hits[0] == hits[1] == [2, 2, 0, 2]
 
 
 # -- whose pauses ---------------------------------------------------------------------------------------------------

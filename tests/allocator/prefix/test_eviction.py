@@ -30,12 +30,12 @@ def evict(world: World, count: int = 1) -> None:
 
 
 def cached(world: World, names: range, blocks: int = 3) -> list[int]:
-    """Which of these prompts are whole in the cache."""
+    """Return which of these prompts are completely cached."""
     return [at for at in names if world.hit("a", run(at, blocks, 1)) == blocks]
 
 
 def order(world: World, names: range, blocks: int = 3) -> list[int]:
-    """The order in which these prompts go."""
+    """Return the order in which these prompts are evicted."""
     gone: list[int] = []
     while len(gone) < len(names):
         before = cached(world, names, blocks)

@@ -50,18 +50,18 @@ def random_stream(seed: int, requests: int, longest: int, branching: int) -> Str
 
 
 def best_by_trying(stream: Stream, capacity: int) -> int:
-    """The most blocks that any choice of leaves can find; every subset that is closed towards the root is tried."""
+    """Return the most blocks that any choice of leaves can find, by trying every subset closed towards the root."""
     chains = [tuple(chain.tolist()) for chain in stream.chains]
     parents = {block: before for chain in chains for before, block in zip((None, *chain), chain, strict=False)}
 
     def closed_subsets(blocks: frozenset[int], size: int) -> set[frozenset[int]]:
-        found = set()
+        subsets = set()
         listed = sorted(blocks)
         for picks in choices((False, True), repeat=len(listed)):
             kept = frozenset(b for b, keep in zip(listed, picks, strict=True) if keep)
             if len(kept) <= size and all(parents[b] is None or parents[b] in kept for b in kept):
-                found.add(kept)
-        return found
+                subsets.add(kept)
+        return subsets
 
     @cache
     def best(number: int, cached: frozenset[int]) -> int:
@@ -103,13 +103,13 @@ def test_the_simulators_lru_is_the_products(seed, capacity):
 def test_no_policy_exceeds_the_bounds(seed, capacity):
     stream = random_stream(seed, requests=150, longest=7, branching=3)
     cost = block_seconds(stream)
-    found = {name: replay(stream, capacity, policy) for name, policy in POLICIES.items()}
-    found |= {name: simulate(stream, capacity, make(stream)) for name, make in PUBLISHED.items()}
-    found["dead"] = simulate(stream, capacity, knows_dead(stream))
-    found["guess"] = simulate(stream, capacity, guesses_next_use(stream, 2.0))
+    hits_by_policy = {name: replay(stream, capacity, policy) for name, policy in POLICIES.items()}
+    hits_by_policy |= {name: simulate(stream, capacity, make(stream)) for name, make in PUBLISHED.items()}
+    hits_by_policy["dead"] = simulate(stream, capacity, knows_dead(stream))
+    hits_by_policy["guess"] = simulate(stream, capacity, guesses_next_use(stream, 2.0))
     best = simulate(stream, capacity, offline_optimum(stream))
-    most = max(sum(hits) for hits in found.values())
-    seconds = [float(cost[hits].sum()) for hits in (*found.values(), best)]
+    most = max(sum(hits) for hits in hits_by_policy.values())
+    seconds = [float(cost[hits].sum()) for hits in (*hits_by_policy.values(), best)]
     assert 0 < most <= sum(best)
     assert max(seconds) <= seconds_bound(stream, capacity, max(seconds)) * (1 + 1e-9)
 

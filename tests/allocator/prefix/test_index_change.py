@@ -1,4 +1,4 @@
-"""What enters and leaves the index is told, all of it and once; blocks told whole are those told token by token."""
+"""Every change of the index is reported once; blocks reported whole equal those reported token by token."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Told:
         return set(self.keys.values()) <= {0, 1} and {key for key, count in self.keys.items() if count} == indexed
 
 
-def churn(world: World, told: Told) -> None:
+def churn(world: World, observer: Told) -> None:
     """Publication, joins, splits, eviction with and without trimming, expiry, and the end of everything."""
     for turn in range(30):
         shared = run(turn % 4, 3)
@@ -44,13 +44,13 @@ def churn(world: World, told: Told) -> None:
         twin = world.start("a", shared + run(50 + turn, 3, 1))
         for sequence in (first, second, twin):
             world.m.release(sequence, world.now, "finished")
-        assert told.agrees()
+        assert observer.agrees()
     world.wait(3 * MINUTE)
-    assert told.agrees() and not +told.keys
-    assert {"", "pressure", "expired"} <= set(told.causes)
+    assert observer.agrees() and not +observer.keys
+    assert {"", "pressure", "expired"} <= set(observer.causes)
     world.cache("a", run(1, 5))
     world.m.teardown(world.now)
-    assert told.agrees() and told.causes["shutdown"] == 5
+    assert observer.agrees() and observer.causes["shutdown"] == 5
 
 
 def world() -> World:
@@ -79,24 +79,24 @@ def test_positive_control_an_eviction_that_is_not_told_is_seen(monkeypatch):
 
 def test_a_published_run_names_its_residency_and_the_key_before_it():
     one = world()
-    told = one.m.tree.changes = []
+    changes = one.m.tree.changes = []
     first = one.start("a", run(1, 3))
     one.m.release(first, one.now, "finished")
     second = one.start("a", run(1, 3) + run(2, 2))
-    assert [(change.parent, change.residency, len(change.keys) // KEY_BYTES) for change in told] == [
+    assert [(change.parent, change.residency, len(change.keys) // KEY_BYTES) for change in changes] == [
         (b"", first.residency.id, 3),
-        (told[0].keys[-KEY_BYTES:], second.residency.id, 2),
+        (changes[0].keys[-KEY_BYTES:], second.residency.id, 2),
     ]
 
 
-def told_by_block(one: World, sequence, tokens: list[int]) -> None:
+def told_by_block(world_of_one: World, sequence, tokens: list[int]) -> None:
     """Accept these tokens: the first of each block by itself, the rest when the block is full; a last part never."""
     room = -(1 + SIZE) % SIZE
     while len(tokens) >= room:
-        one.m.fill(sequence, np.array(tokens[:room], dtype=np.int32))
+        world_of_one.m.fill(sequence, np.array(tokens[:room], dtype=np.int32))
         tokens, room = tokens[room:], SIZE - 1
         if tokens:
-            one.extend(sequence, tokens.pop(0))
+            world_of_one.extend(sequence, tokens.pop(0))
 
 
 @pytest.mark.parametrize("count", [3, 4, 7, 12])
@@ -115,15 +115,15 @@ def test_blocks_told_as_a_whole_have_the_keys_of_tokens_told_one_by_one(count):
 
 
 def test_withheld_tokens_are_never_published_and_wrong_ones_refused():
-    one = world()
-    sequence = one.start("a", run(1, 1, 1))
+    small = world()
+    sequence = small.start("a", run(1, 1, 1))
     with pytest.raises(CapacityError, match="fill its last block"):
-        one.m.fill(sequence, np.array([1, 2], dtype=np.int32))
-    one.m.fill(sequence, None)
+        small.m.fill(sequence, np.array([1, 2], dtype=np.int32))
+    small.m.fill(sequence, None)
     with pytest.raises(CapacityError, match="fill its last block"):
-        one.m.extend_many(np.array([sequence.slot]), np.array([5], dtype=np.int32), one.now)
-        one.m.fill(sequence, np.array([1], dtype=np.int32))
-    one.m.release(sequence, one.now, "finished")
-    assert one.hit("a", [*run(1, 1, 1), 1, 2, 3, 4]) == 1
+        small.m.extend_many(np.array([sequence.slot]), np.array([5], dtype=np.int32), small.now)
+        small.m.fill(sequence, np.array([1], dtype=np.int32))
+    small.m.release(sequence, small.now, "finished")
+    assert small.hit("a", [*run(1, 1, 1), 1, 2, 3, 4]) == 1
     with pytest.raises(HandleError):
-        one.m.fill(sequence, None)
+        small.m.fill(sequence, None)

@@ -7,9 +7,24 @@ import random
 import numpy as np
 import pytest
 
-from kvcustody.allocator.prefix.sliding_window import attached
+from kvcustody.allocator.pool.block_state import EMPTY, Blocks
+from kvcustody.allocator.prefix.node import Node
 from kvcustody.errors import CapacityError
 from standins.allocator.world import SIZE, World, run
+
+
+def window_blocks(leaf: Node | None, group: int, needed: int) -> Blocks:
+    """Return the blocks of the last window of `group` on the path of `leaf`, in token order."""
+    parts: list[Blocks] = []
+    node = leaf
+    while node is not None and needed > 0:
+        window = node.windows[group] if node.windows else EMPTY
+        take = min(needed, len(window))
+        if take:
+            parts.append(window[len(window) - take :])
+        needed -= node.length
+        node = node.parent
+    return np.concatenate(parts[::-1]) if parts else EMPTY
 
 
 def prefix(tokens: list[int], blocks: int) -> tuple[int, ...]:
@@ -99,7 +114,7 @@ def test_an_attached_path_has_its_whole_last_window_of_the_right_blocks(windows,
         hit = sequence.hit_blocks
         hits += hit
         for group, needed in enumerate(windows):
-            blocks = attached(sequence.leaf, group, needed).tolist()
+            blocks = window_blocks(sequence.leaf, group, needed).tolist()
             assert len(blocks) == min(needed, hit)
             for at, block in enumerate(blocks):
                 key = (group, name, prefix(tokens, hit - len(blocks) + at + 1))

@@ -68,13 +68,13 @@ class MemorySource:
         return self._note
 
     def logs(self) -> Sequence[SubLog]:
-        made = []
+        sub_logs = []
         for name, index in sorted(self._latest.items()):
             opening = self.openings[index]
             assert opening is not None
             path = tuple(inclusion_proof(self._root, index, self._root.frontier.size))
-            made.append(SubLog(name, opening.head, HeadProof(opening, index, path, self._note), self.purged))
-        return made
+            sub_logs.append(SubLog(name, opening.head, HeadProof(opening, index, path, self._note), self.purged))
+        return sub_logs
 
     def tiles(self, name: str) -> TileSource:
         return self._tiles[name]

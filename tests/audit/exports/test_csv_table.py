@@ -1,4 +1,4 @@
-"""Tables for a spreadsheet: no cell is a formula, and there is one writer of them."""
+"""Tables for a spreadsheet: no cell is a formula, and one writer makes them all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports: what is written verifies, what is changed does not, and three verifiers agree on it (`verifiers`)."""
+"""Exports verify unless they were changed, and three verifiers agree on it (`verifiers`)."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def test_a_ledger_that_does_not_give_its_head_is_not_exported(make_source: Calla
 
 
 def test_an_export_never_replaces_another(folder: Path, make_source: Callable[..., Any]) -> None:
-    with pytest.raises(ExportError, match="there already"):
+    with pytest.raises(ExportError, match="exists already"):
         write_export(folder, make_source(), made_at_us=1)
 
 
@@ -359,15 +359,15 @@ def test_a_manifest_cannot_lead_out_of_its_folder(folder: Path, key: SigningKey,
 def test_the_stand_alone_verifier_is_made_of_the_library_and_imports_pythons_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = amalgamate.make_standalone()
-    assert made == (folder / "verify_kvcustody.py").read_bytes()
-    imported = {node.name for node in ast.walk(ast.parse(made)) if isinstance(node, ast.alias)}
-    modules = {node.module for node in ast.walk(ast.parse(made)) if isinstance(node, ast.ImportFrom)}
+    program = amalgamate.make_standalone()
+    assert program == (folder / "verify_kvcustody.py").read_bytes()
+    imported = {node.name for node in ast.walk(ast.parse(program)) if isinstance(node, ast.alias)}
+    modules = {node.module for node in ast.walk(ast.parse(program)) if isinstance(node, ast.ImportFrom)}
     assert {str(name).split(".")[0] for name in modules} <= set(sys.stdlib_module_names)
     assert not imported & {"orjson", "cryptography", "pyarrow", "kvcustody"}
     text = Path(export_verifier.__file__).read_text()
     body = text[text.index("class _Check:") : text.index("class DueHeads:")].rstrip()
-    assert body in made.decode(), "byte for byte"
+    assert body in program.decode(), "byte for byte"
     # The control: the library as it stands would need packages.
     monkeypatch.setattr(amalgamate, "SUBSTITUTES", {})
     with pytest.raises(amalgamate.AmalgamationError, match=r"orjson|cryptography"):

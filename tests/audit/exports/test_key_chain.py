@@ -1,4 +1,4 @@
-"""Rotations of the signing key: followed from a key that the reader trusts, and only where the log has them."""
+"""Rotations of the signing key are followed from a trusted key, and only if the log has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How old a leaf is where its stated time cannot be, and which processes hold back a purge."""
+"""The age of a leaf with an impossible stated time, and the processes that delay a purge."""
 
 from __future__ import annotations
 

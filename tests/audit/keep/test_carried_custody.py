@@ -1,4 +1,4 @@
-"""What a tenant holds stays what it is when retention drops hand-outs before their ends, or where leaves were lost."""
+"""A tenant's holdings stay correct when retention drops hand-outs before their ends, or leaves were lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No subject's name that a worker or a service takes ends in clear in a ledger, unless a setting says so."""
+"""No subject's name reaches a ledger in clear, from workers or the service, unless a setting allows it."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_names_of_a_spill_from_before_there_were_keys_are_sealed_as_they_are_rep
     upgrade(engine)
     secret = "5" * 32
     rows: list[Row] = [(committed_name(secret, "acme", NAME, ""), "acme", NAME, "", secret)]
-    with pytest.raises(LedgerError, match="no subject can be named"):
+    with pytest.raises(LedgerError, match="subjects cannot be named"):
         Committer(engine, SubjectDirectory()).write_names(rows, own=True)
     keys = open_subject_keys(tmp_path / "ledger.db", None, clear=False)
     assert keys is not None

@@ -1,4 +1,4 @@
-"""A purge gives back the space of what it dropped, of leaves and of what was derived from them, on both databases."""
+"""A purge frees the space of dropped leaves and of data derived from them, on both databases."""
 
 from __future__ import annotations
 

@@ -304,14 +304,14 @@ def test_content_goes_and_every_proof_stays(aged_any: Engine, tmp_path: Path) ->
             proofs.leaf("tenant/acme", 3)
     sign(aged_any, tmp_path)
     write_export(tmp_path / "after", LedgerSource(aged_any), made_at_us=1)
-    found = verify_export(tmp_path / "after", [str(KEY.verifier)])
-    assert found.ok and {log.name: log.first for log in found.logs} == {
+    verdict = verify_export(tmp_path / "after", [str(KEY.verifier)])
+    assert verdict.ok and {log.name: log.first for log in verdict.logs} == {
         "system": 0,
         "tenant/acme": 350,
         "tenant/beta": 350,
     }
-    assert any("only their hashes" in line for line in found.limits)
-    assert [log.kinds["retention-purged"] for log in found.logs if log.name == "system"] == [2]
+    assert any("only their hashes" in line for line in verdict.limits)
+    assert [log.kinds["retention-purged"] for log in verdict.logs if log.name == "system"] == [2]
 
 
 def test_a_purged_ledger_is_moved_with_the_hashes_that_are_left(
@@ -319,13 +319,13 @@ def test_a_purged_ledger_is_moved_with_the_hashes_that_are_left(
 ) -> None:
     drop(aged, tmp_path)
     moved = move_ledger(aged, postgres_store)
-    with aged.connect() as one, postgres_store.connect() as other:
-        here, there = LedgerProofs(one), LedgerProofs(other)
+    with aged.connect() as source, postgres_store.connect() as other:
+        here, there = LedgerProofs(source), LedgerProofs(other)
         assert moved.head == here.checkpoint().head == there.checkpoint().head
         for idx in (256, 350):  # its content is gone, and there
             assert there.inclusion("tenant/acme", idx) == here.inclusion("tenant/acme", idx)
-        assert fsck(other).segmented == fsck(one).segmented == 512
-        assert fsck(other).purged == fsck(one).purged == 700
+        assert fsck(other).segmented == fsck(source).segmented == 512
+        assert fsck(other).purged == fsck(source).purged == 700
         assert there.logs() == here.logs()
 
 

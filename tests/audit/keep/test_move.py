@@ -1,4 +1,4 @@
-"""A SQLite ledger in PostgreSQL: the same root, the same proofs, and a worker that goes on there."""
+"""A SQLite ledger moved to PostgreSQL: the same root, the same proofs, and a worker that continues there."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_damaged_or_filled_or_changing_ledger_is_not_moved(
             assert writer.flush()
 
     empty = rows(postgres_store)
-    with pytest.raises(LedgerError, match="went on during the move"):
+    with pytest.raises(LedgerError, match="changed during the move"):
         move_ledger(source, postgres_store, progress=meanwhile)
     writer.close()
     assert rows(postgres_store) == empty

@@ -290,7 +290,7 @@ def test_a_row_that_is_there_twice_is_found(lived: Engine, tmp_path: Path) -> No
         moved = {"opened_us": row["opened_us"] + 40 * DAY_US, "residency": 10**6}
         connection.execute(insert(residencies).values(row | moved))
         problems = fsck(connection).problems
-        assert [problem.what for problem in problems] == ["its row in `residencies` is not what the leaf says"]
+        assert [problem.what for problem in problems] == ["its row in `residencies` differs from the leaf"]
         assert problems[0].idx == row["idx"]
     writer = EventWriter(
         lived,

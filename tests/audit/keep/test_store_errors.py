@@ -1,4 +1,4 @@
-"""Every way in which a ledger cannot be used is one line that names it, and nothing acknowledged is lost."""
+"""Every way in which a ledger is unusable gives one line that names it, and nothing acknowledged is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A purge that writes its own export: what it leaves, what it refuses, and what a kill at any point costs."""
+"""A purge that writes its own export: what remains, what it refuses, and the cost of a kill at any point."""
 
 from __future__ import annotations
 
@@ -138,14 +138,14 @@ def ask(aged: Aged, folder: Path, **rest: Any) -> PurgeResult:
 
 def exported(folder: Path) -> dict[str, dict[int, bytes]]:
     """Every leaf of every part, by log and place."""
-    found: dict[str, dict[int, bytes]] = {}
+    leaves: dict[str, dict[int, bytes]] = {}
     for part in sorted(folder.glob("part-*")):
         assert verify_export(part, [VKEY]).ok
         for log in parse_manifest((part / MANIFEST).read_bytes()).logs:
             for file in log.files:
                 for idx, leaf in enumerate(leaves_of(LeafFormat.NDJSON, part / file.path), file.first):
-                    assert found.setdefault(log.name, {}).setdefault(idx, leaf) == leaf
-    return found
+                    assert leaves.setdefault(log.name, {}).setdefault(idx, leaf) == leaf
+    return leaves
 
 
 def hashes(connection: Connection, log: str, level: int) -> list[int]:
@@ -198,15 +198,15 @@ def test_what_goes_is_exported_and_every_proof_of_the_rest_stays(aged: Aged, tmp
         }
         paths = {old: proofs.consistency(ACME, old, 740) for old in (256, 512, 640, 700, 720)}
         heads = proofs.logs(as_of=size)
-    told: list[tuple[str, int, int]] = []
-    made = ask(aged, tmp_path, progress=lambda *counts: told.append(counts))
+    progress_calls: list[tuple[str, int, int]] = []
+    made = ask(aged, tmp_path, progress=lambda *counts: progress_calls.append(counts))
     assert {(plan.log, plan.first, plan.below) for plan in made.plans} == {
         (log_of(name), 0, gone) for name, gone in OLD.items()
     }
     assert len(made.parts) == 3 and sum(part.leaves for part in made.parts) == sum(OLD.values())
-    assert {what: max(done for who, done, _ in told if who == what) for what, _, _ in told} == dict.fromkeys(
-        ("written", "verified", "dropped"), sum(OLD.values())
-    )
+    assert {
+        what: max(done for who, done, _ in progress_calls if who == what) for what, _, _ in progress_calls
+    } == dict.fromkeys(("written", "verified", "dropped"), sum(OLD.values()))
     check_purged(aged, tmp_path)
     with aged.store.connect() as connection:
         proofs = LedgerProofs(connection)
@@ -293,13 +293,13 @@ def test_later_purges_pass_the_tile_that_was_left(
 
 
 def test_the_rest_is_exported_whole_and_its_parts_by_their_lone_verifier(aged: Aged, tmp_path: Path) -> None:
-    made = ask(aged, tmp_path)
+    purge_result = ask(aged, tmp_path)
     write_export(tmp_path / "rest", LedgerSource(aged.store), made_at_us=1)
     found = verify_export(tmp_path / "rest", [VKEY])
     assert found.ok and {log.name: log.first for log in found.logs if log.first} == {
         log_of(name): gone for name, gone in OLD.items()
     }
-    for folder in (tmp_path / "rest", *(tmp_path / "purged" / part.path for part in made.parts)):
+    for folder in (tmp_path / "rest", *(tmp_path / "purged" / part.path for part in purge_result.parts)):
         command = [sys.executable, "-I", str(folder / VERIFIER), str(folder), "--key", VKEY]
         assert subprocess.run(command, check=False, capture_output=True).returncode == 0
 

@@ -88,14 +88,14 @@ def copies(draw: st.DrawFn, kind: Any, fields: dict[str, Any]) -> Any:
     lists = {name for name in fields if name in (*COUNTS, "names") or name in ("due_us", "stored_us", "ended_us")}
     lists |= {"destroyed_us"} & fields.keys()
     for name in lists if draw(st.integers(0, 5)) else ():
-        each = (
+        copies_each = (
             st.sampled_from(["0f" * 32, "a1"])
             if name == "names"
             else st.integers(0, 2**53 - 1)
             if name in COUNTS
             else numbers
         )
-        fields[name] = st.lists(each, min_size=count, max_size=count).map(tuple)
+        fields[name] = st.lists(copies_each, min_size=count, max_size=count).map(tuple)
     return draw(st.builds(kind, **fields))
 
 
@@ -109,13 +109,13 @@ def events_of(kind: Any) -> st.SearchStrategy[Any]:
 
 def one_by_one(items: list[tuple[int, Event]]) -> list[Any]:
     """The definition: every leaf of every event that has one, in order."""
-    made = []
+    all_leaves = []
     for sequence, event in items:
         try:
-            made += leaves(event, CONTEXT, sequence)
+            all_leaves += leaves(event, CONTEXT, sequence)
         except Exception:
             continue
-    return made
+    return all_leaves
 
 
 def projected(batch: LeafBatch) -> dict[str, dict[tuple[Any, ...], Any]]:
@@ -140,15 +140,15 @@ def check(items: list[tuple[int, Event]]) -> None:
     assert encoded_of(done.entries()).batch.data == done.batch.data
 
 
-def same_rows(made: LeafBatch, again: LeafBatch) -> None:
+def same_rows(batch: LeafBatch, again: LeafBatch) -> None:
     """Equal projections; where a value cannot be projected at all, neither can, and the writer makes it a gap."""
     try:
         expected = projected(again)
     except (TypeError, ValueError):
         with pytest.raises((TypeError, ValueError)):
-            projected(made)
+            projected(batch)
         return
-    assert projected(made) == expected
+    assert projected(batch) == expected
 
 
 @pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.__name__)

@@ -1,4 +1,4 @@
-"""One declaration a kind: a field that is added to it is in the leaf, its columns, its check and its compatibility."""
+"""One declaration for each kind: a new field is in the leaf, its columns, its check and its compatibility."""
 
 from __future__ import annotations
 

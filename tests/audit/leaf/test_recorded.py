@@ -1,4 +1,4 @@
-"""What was recorded once is written the same, byte for byte, and read the same: `recorded_leaves.jsonl`.
+"""Recorded leaves are written the same, byte for byte, and read the same: `recorded_leaves.jsonl`.
 
 A line of it is an event of some kind (`fields`; a run as generation, pool, first block, step, count, modulus) with its
 leaves (long ones by size and SHA-256), or a leaf as an earlier version wrote it; and the rows that are made of them.

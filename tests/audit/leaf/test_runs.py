@@ -66,13 +66,13 @@ def test_a_shorter_form_holds_the_same_custodies(many: list[list[Run]], placed: 
     texts, extents = short_texts([tuple(some) for some in many], placed=placed)
     assert extents == read_extents([orjson.loads(text) for text in texts])
     for text, some in zip(texts, many, strict=True):
-        found, _ = decode_flat(orjson.loads(text))
+        flat, _ = decode_flat(orjson.loads(text))
         whole = flatten([run for run in some if len(run.blocks)])
-        assert sorted(zip(*map(np.ndarray.tolist, (found.pools, found.generations)), strict=True)) == sorted(
+        assert sorted(zip(*map(np.ndarray.tolist, (flat.pools, flat.generations)), strict=True)) == sorted(
             zip(*map(np.ndarray.tolist, (whole.pools, whole.generations)), strict=True)
         )
         if placed:
-            assert sorted(map(tuple, np.column_stack(found).tolist())) == sorted(
+            assert sorted(map(tuple, np.column_stack(flat).tolist())) == sorted(
                 map(tuple, np.column_stack(whole).tolist())
             )
 

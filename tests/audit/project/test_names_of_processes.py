@@ -1,4 +1,4 @@
-"""A process that the ledger first meets by a leaf that does not name its worker: a later leaf gives it the name."""
+"""If the ledger first meets a process by a leaf without its worker's name, a later leaf supplies the name."""
 
 from __future__ import annotations
 

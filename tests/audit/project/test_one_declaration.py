@@ -1,4 +1,4 @@
-"""A column that is added to an event is declared in one file: table, months, projection, figures and check follow."""
+"""A column added to an event is declared in one file: table, months, projection, figures and check follow."""
 
 import subprocess
 import sys

@@ -1,4 +1,6 @@
-"""Rows against a second opinion that reads leaf bytes alone: every table of one leaf, every fold, every sum."""
+"""Rows compared with a second implementation that only reads leaf bytes: every table of one leaf, every fold, every
+sum.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def stored_leaves() -> list[Stored]:
 
 def projected(opinion: Opinion) -> Rows:
     """What `project` makes of the same leaves; a process stands in them by its uuid, a log by its name."""
-    batch, made = read_leaves(LEAVES), defaultdict[str, dict[tuple[Any, ...], Row]](dict)
+    batch, rows_by_table = read_leaves(LEAVES), defaultdict[str, dict[tuple[Any, ...], Row]](dict)
     logs: Any = batch.logs
 
     def life_of(uuid: str) -> IncarnationRow:
@@ -55,8 +57,8 @@ def projected(opinion: Opinion) -> Rows:
         names = [column.name for column in table.columns]
         for values in (row for some in columns for row in rows_of(some)):
             row = dict(zip(names, values, strict=True))
-            made[table.name][tuple(row.pop(column.name) for column in table.primary_key)] = row
-    return made
+            rows_by_table[table.name][tuple(row.pop(column.name) for column in table.primary_key)] = row
+    return rows_by_table
 
 
 def differing(made: Rows, opinion: Opinion) -> list[str]:
@@ -129,15 +131,15 @@ class Held:
         return Opinion(Stored(self.logs[row["log"]], row["idx"], bytes(row["leaf"])) for row in rows)
 
     def rows(self) -> Rows:
-        made: Rows = {}
+        rows_by_table: Rows = {}
         for table in (events, *projections()):
             keys = [column.name for column in table.primary_key]
             for row in connection_rows(self._connection, table):
                 row["log"] = self.logs[row["log"]]
                 if "incarnation" in row:
                     row["incarnation"] = self.lives[row["incarnation"]]
-                made.setdefault(table.name, {})[tuple(row.pop(key) for key in keys)] = row
-        return made
+                rows_by_table.setdefault(table.name, {})[tuple(row.pop(key) for key in keys)] = row
+        return rows_by_table
 
     def folds(self) -> dict[str, dict[str, Row]]:
         names = {row["id"]: row["name"] for row in connection_rows(self._connection, workers)}
@@ -157,14 +159,14 @@ class Held:
 
     def sums(self) -> Counter[tuple[Any, ...]]:
         """But for what dropped leaves left in custody, which no leaf says any more."""
-        found: Counter[tuple[Any, ...]] = Counter()
+        sums: Counter[tuple[Any, ...]] = Counter()
         for table in (counters, counter_deltas):
             for row in connection_rows(self._connection, table):
                 if row["hour_us"] == ALL_HOURS or row["log"] == ALL_LOGS:
                     continue
                 for *name, value in orjson.loads(row["figures"]):
-                    found[self.logs[row["log"]], row["hour_us"], *name] += value
-        return Counter({name: value for name, value in found.items() if value and name[3] != CARRIED[1]})
+                    sums[self.logs[row["log"]], row["hour_us"], *name] += value
+        return Counter({name: value for name, value in sums.items() if value and name[3] != CARRIED[1]})
 
 
 def connection_rows(connection: Connection, table: Any) -> list[Row]:
@@ -175,16 +177,16 @@ def problems_of(connection: Connection) -> list[str]:
     """Where rows, folds and sums are not what the leaves give."""
     held = Held(connection)
     opinion = held.opinion()
-    found = differing(held.rows(), opinion)
+    problems = differing(held.rows(), opinion)
     for name, rows in held.folds().items():
         others = opinion.folds[name]
-        found += [
+        problems += [
             f"{name} {key}: {rows.get(key)} is {others.get(key)} by its leaves"
             for key in sorted(rows.keys() | others.keys())
             if rows.get(key) != others.get(key)
         ]
     sums = held.sums()
-    return found + [
+    return problems + [
         f"sums {name}: {sums[name]} is {opinion.sums[name]} by the leaves"
         for name in sorted(sums.keys() | opinion.sums.keys())
         if sums[name] != opinion.sums[name]

@@ -31,7 +31,7 @@ from standins.console.read_page import Facts, Items, Paragraph, Section, Table, 
 
 
 @pytest.fixture
-def made(store: Engine, tmp_path: Path) -> OneProcess:
+def one_process(store: Engine, tmp_path: Path) -> OneProcess:
     return OneProcess(store, tmp_path)
 
 
@@ -88,7 +88,7 @@ def erased(events: list[Any], *, answered_after: int | None) -> list[Any]:
     [(4_000, 0, 1, 0), (6_000, 0, 0, 0), (None, 0, 0, 0), (None, 9_000, 0, 1), (6_000, 9_000, 1, 0)],
 )
 def test_an_erasure_is_on_time_by_its_last_answer(
-    made: OneProcess,
+    one_process: OneProcess,
     world: Callable[..., Any],
     answered_after: int | None,
     more_time_us: int,
@@ -99,8 +99,8 @@ def test_an_erasure_is_on_time_by_its_last_answer(
     events = erased(clean(world), answered_after=answered_after)
     asked = next(event for event in events if isinstance(event, ErasureRequested))
     events[events.index(asked)] = asked._replace(deadline_us=asked.deadline_us + more_time_us)
-    made.fill(events)
-    report = made.report()
+    one_process.fill(events)
+    report = one_process.report()
     board = report["board"]
     assert (board.erasures, board.erasures_on_time, board.erasures_open) == (1, on_time, not_due)
     said = f"{on_time} of {1 - not_due} that were due or answered; {not_due} not due yet"
@@ -109,22 +109,24 @@ def test_an_erasure_is_on_time_by_its_last_answer(
     assert [*BOARD.problems(better)], "a changed count is found in the file alone"
 
 
-def test_the_scope_leaves_out_who_was_not_scanned(made: OneProcess, world: Callable[..., Any]) -> None:
-    made.fill(clean(world, scanned=False))
-    report = made.report()
+def test_the_scope_leaves_out_who_was_not_scanned(one_process: OneProcess, world: Callable[..., Any]) -> None:
+    one_process.fill(clean(world, scanned=False))
+    report = one_process.report()
     assert (report["board"].workers, report["board"].workers_scanned) == (1, 0)
     assert report["board"].tenants == report["board"].tenants_due > 1
     assert ("workers that were scanned and did not die", "0 of 1 at work in the period") in facts_of(report)
 
 
-def test_the_control_a_pool_that_was_scanned(made: OneProcess, world: Callable[..., Any]) -> None:
-    made.fill(clean(world))
-    assert made.report()["board"][:2] == (1, 1)
+def test_the_control_a_pool_that_was_scanned(one_process: OneProcess, world: Callable[..., Any]) -> None:
+    one_process.fill(clean(world))
+    assert one_process.report()["board"][:2] == (1, 1)
 
 
-def test_the_trend_is_of_periods_as_long_before_it_and_adds_up(made: OneProcess, world: Callable[..., Any]) -> None:
-    made.fill(clean(world))
-    with made.store.connect() as connection:
+def test_the_trend_is_of_periods_as_long_before_it_and_adds_up(
+    one_process: OneProcess, world: Callable[..., Any]
+) -> None:
+    one_process.fill(clean(world))
+    with one_process.store.connect() as connection:
         size = newest_checkpoint(connection)
         since, until = period(connection, size, None, None)
         span = (until - since) // 4
@@ -142,15 +144,17 @@ def test_the_trend_is_of_periods_as_long_before_it_and_adds_up(made: OneProcess,
     assert sentences(first)[0].startswith("Nothing was due") and sentences(first)[2].startswith("No trend")
 
 
-def test_what_the_board_is_asked_follows_from_what_was_found(made: OneProcess, world: Callable[..., Any]) -> None:
-    made.fill(clean(world, scanned=False))
-    report = made.report()
+def test_what_the_board_is_asked_follows_from_what_was_found(
+    one_process: OneProcess, world: Callable[..., Any]
+) -> None:
+    one_process.fill(clean(world, scanned=False))
+    report = one_process.report()
     assert report["opinion"].kind == "adverse" and decision(report).startswith("do not rely on these figures")
     qualified = report.replace(opinion=report["opinion"]._replace(kind="qualified"))
     strict, mild = (qualified.replace(asked=report.asked._replace(threshold_ppm=share)) for share in (1_000_000, 0))
     assert "accept the shortfall" in decision(strict)
     assert "name an owner and a date where there is none" in decision(mild)
-    with made.store.connect() as connection:
+    with one_process.store.connect() as connection:
         answers = tuple(Response(one.id, "cto", "2026-12-01", "scan", "none") for one in report["opinion"].exceptions)
         owned = build_report(connection, mild.asked, responses=answers)
     owned = owned.replace(opinion=owned["opinion"]._replace(kind="qualified"))
@@ -158,9 +162,9 @@ def test_what_the_board_is_asked_follows_from_what_was_found(made: OneProcess, w
     assert len(sentences(owned)) == 3
 
 
-def test_what_an_auditor_looks_for_is_there(made: OneProcess, world: Callable[..., Any]) -> None:
-    made.fill(clean(world))
-    report = made.report()
+def test_what_an_auditor_looks_for_is_there(one_process: OneProcess, world: Callable[..., Any]) -> None:
+    one_process.fill(clean(world))
+    report = one_process.report()
     page = page_of(report)
     titles = [section.title for section in page.sections]
     for title in ("Assertion", "Description of the service", "Sources of the information"):
@@ -175,11 +179,11 @@ def test_what_an_auditor_looks_for_is_there(made: OneProcess, world: Callable[..
 
 
 @pytest.mark.system("a part of the PDF has no tag")
-def test_the_pdf_is_tagged_throughout(made: OneProcess, world: Callable[..., Any]) -> None:
+def test_the_pdf_is_tagged_throughout(one_process: OneProcess, world: Callable[..., Any]) -> None:
     """Its structure names every mark on every page; what is drawn outside of a mark is no text."""
     pypdf = pytest.importorskip("pypdf")
-    made.fill(clean(world))
-    report = made.report()
+    one_process.fill(clean(world))
+    report = one_process.report()
     reader = pypdf.PdfReader(io.BytesIO(render(report, "pdf")))
     catalog = reader.trailer["/Root"]
     assert catalog["/MarkInfo"]["/Marked"] and catalog["/Lang"] == "en"
@@ -230,17 +234,17 @@ def _outside(code: str) -> str:
     return "\n".join(kept)
 
 
-def test_a_trend_costs_no_further_reading_of_the_ledger(made: OneProcess, world: Callable[..., Any]) -> None:
+def test_a_trend_costs_no_further_reading_of_the_ledger(one_process: OneProcess, world: Callable[..., Any]) -> None:
     """The last quarter, with three periods before it, reads the rows of custody as often as the whole does."""
-    made.fill(clean(world))
+    one_process.fill(clean(world))
     queries: list[str] = []
 
     def executed(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
         if "custody_ends" in statement or "FROM residencies" in statement:
             queries.append(statement)
 
-    event.listen(made.store, "before_cursor_execute", executed)
-    with made.store.connect() as connection:
+    event.listen(one_process.store, "before_cursor_execute", executed)
+    with one_process.store.connect() as connection:
         size = newest_checkpoint(connection)
         since, until = period(connection, size, None, None)
         whole = ReportParameters("gdpr", size, since, until, recount=False, sample=0)
@@ -262,7 +266,7 @@ def test_a_trend_costs_no_further_reading_of_the_ledger(made: OneProcess, world:
     ],
 )
 def test_what_is_late_is_an_exception_with_its_deadline_and_what_is_not_due_yet_is_none(
-    made: OneProcess,
+    one_process: OneProcess,
     world: Callable[..., Any],
     answered_after: int | None,
     asked_before: int,
@@ -273,19 +277,19 @@ def test_what_is_late_is_an_exception_with_its_deadline_and_what_is_not_due_yet_
     events = erased(clean(world), answered_after=answered_after)
     asked = next(event for event in events if isinstance(event, ErasureRequested))
     events[events.index(asked)] = asked = asked._replace(deadline_us=asked.deadline_us + asked_before)
-    made.fill(events)
-    report = made.report()
-    (one,) = report["activity"].erasures
-    found = [each for each in report["opinion"].exceptions if each.id == "erasure:e-1"]
-    assert one.state == state and bool(found) is is_exception
-    with made.store.connect() as connection:
+    one_process.fill(events)
+    report = one_process.report()
+    (erasure,) = report["activity"].erasures
+    late_exceptions = [each for each in report["opinion"].exceptions if each.id == "erasure:e-1"]
+    assert erasure.state == state and bool(late_exceptions) is is_exception
+    with one_process.store.connect() as connection:
         request = requests_of(connection)[0].asked
         now_us = report["boundary"].checkpoint.at_us
         assert read_states(connection, [request], now_us, read_work_periods(connection)) == {request: state}
     if is_exception:
-        due, answered = second(one.due_us), second(one.completed_us) or "not answered"
-        assert iso(one.due_us) in found[0].cause and state in found[0].cause
-        assert "nobody knows" not in found[0].risk
+        due, answered = second(erasure.due_us), second(erasure.completed_us) or "not answered"
+        assert iso(erasure.due_us) in late_exceptions[0].cause and state in late_exceptions[0].cause
+        assert "nobody knows" not in late_exceptions[0].risk
         activity = next(part for part in page_of(report).sections if part.title.startswith("Erasures"))
         rows = [row for block in activity.blocks if isinstance(block, Table) for row in block.rows]
         (row,) = [row for row in rows if row[0] == "e-1"]

@@ -1,4 +1,4 @@
-"""Every sentence of a report that claims something is read against leaves, by queries that import no report code.
+"""Every claim in a report is checked against leaves, by queries that import no report code.
 
 `CLAIMS` is the reading: a sentence, and what the leaves give for each number or word in it. A sentence of a page that
 claims (a number, or none, all, every, no, nobody, holds) is either a claim here or one of `DEFINITIONS`, which say how
@@ -114,7 +114,7 @@ class Leaves:
 
     def erasures_on_time(self) -> int:
         """Every worker that had begun answered that all is gone by the deadline."""
-        made = 0
+        on_time = 0
         for asked in self.of("erasure-requested"):
             due = int(asked["at_us"]) - int(asked["boot_us"]) + int(asked["deadline_boot_us"])
             owed = {
@@ -133,8 +133,8 @@ class Leaves:
                 for body in self.of("erasure-completed", always=True)
                 if body["erasure"] == asked["erasure"] and body["outcome"] == "complete" and int(body["at_us"]) <= due
             }
-            made += owed <= done
-        return made
+            on_time += owed <= done
+        return on_time
 
     def erasures_open(self) -> int:
         """How many can still be answered in time at the last leaf under the checkpoint."""
@@ -711,7 +711,9 @@ class Told:
 
 
 @pytest.fixture(scope="module", params=["with much that is wrong", "with nothing that is wrong", "with tiers"])
-def told(request: pytest.FixtureRequest, world_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def claims(
+    request: pytest.FixtureRequest, world_class: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Told]:
     folder: Path = tmp_path_factory.mktemp("claims")
     engine = open_store(folder / "ledger.db")
     upgrade(engine)
@@ -726,9 +728,9 @@ def told(request: pytest.FixtureRequest, world_class: Any, tmp_path_factory: pyt
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_every_sentence_that_claims_is_true(told: Told, framework: str) -> None:
-    told.about(framework)
-    assert told.problems(page_of(told.report(framework))) == []
+def test_every_sentence_that_claims_is_true(claims: Told, framework: str) -> None:
+    claims.about(framework)
+    assert claims.problems(page_of(claims.report(framework))) == []
     assert len(DEFINITIONS) <= DEFINITIONS_MAX
 
 
@@ -798,9 +800,9 @@ def planted(value: Any, path: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_wrong_figure_among_the_facts_of_a_report_is_found(told: Told, framework: str) -> None:
-    told.about(framework)
-    report, there = told.report(framework), set()
+def test_a_wrong_figure_among_the_facts_of_a_report_is_found(claims: Told, framework: str) -> None:
+    claims.about(framework)
+    report, there = claims.report(framework), set()
     plants = (*PLANTS, *(TIER_PLANTS if report["tiers"].rows else ()))
     place = FRAMEWORKS.index(framework)  # the first has each planted, the others, which share its sections, a part
     for path in plants[max(0, place - 1) :: len(FRAMEWORKS) - 1 if place else 1]:
@@ -809,7 +811,7 @@ def test_a_wrong_figure_among_the_facts_of_a_report_is_found(told: Told, framewo
         except IndexError:
             continue
         there.add(path)
-        assert told.problems(page_of(false)) != [], path
+        assert claims.problems(page_of(false)) != [], path
     assert there
     if place:
         return
@@ -819,10 +821,10 @@ def test_a_wrong_figure_among_the_facts_of_a_report_is_found(told: Told, framewo
         assert there == {*PLANTS}
 
 
-def test_each_check_finds_a_planted_wrong_value(told: Told) -> None:
+def test_each_check_finds_a_planted_wrong_value(claims: Told) -> None:
     """Of every sentence that a claim reads, with each of its words in turn made another."""
-    told.about("soc2")
-    planted, read = Counter[str](), sentences_of(page_of(told.report("soc2")))
+    claims.about("soc2")
+    planted, read = Counter[str](), sentences_of(page_of(claims.report("soc2")))
     for sentence in read:
         for pattern, _ in CLAIMS:
             said = re.fullmatch(pattern, sentence)
@@ -833,7 +835,7 @@ def test_each_check_finds_a_planted_wrong_value(told: Told) -> None:
                     start, end = said.span(place)
                     other = f"{int(group.replace(',', '')) + 1}" if group.isdigit() else f"9{group[1:]}x"
                     changed = sentence[:start] + other + sentence[end:]
-                    assert wrong(changed, told.leaves), changed
+                    assert wrong(changed, claims.leaves), changed
                     planted[pattern] += 1
             break
     assert len(planted) >= 15, planted

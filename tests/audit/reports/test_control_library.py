@@ -1,4 +1,4 @@
-"""The control library: what it cites carries evidence, and a framework of a user's own is read, used and said so."""
+"""The control library: cited sections carry evidence, and a user's own framework is read, used and identified."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from kvcustody.audit.reports.framework import (
     Framework,
     load_framework,
     read_framework,
+    refused_words,
     showings,
 )
 from kvcustody.audit.reports.given import PolicyProof
@@ -24,7 +25,6 @@ from kvcustody.audit.reports.parameters import ReportParameters
 from kvcustody.audit.reports.section import citations
 from kvcustody.audit.reports.sections import controls
 from kvcustody.audit.reports.sections.controls import carrying_sections, control_statuses
-from kvcustody.audit.reports.wording import refused_words
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.verify.documents.document_check import is_unchecked
 from kvcustody.errors import ConfigError
@@ -111,16 +111,20 @@ SOURCES = (
 )
 
 
-def lacking(found: Framework) -> list[str]:
+def lacking(framework: Framework) -> list[str]:
     """What an edition does not say of its ids."""
     problems = []
-    if not re.fullmatch(r"20[0-9]{2}-(0[1-9]|1[0-2])(-[0-3][0-9])?", found.ids_taken):
+    if not re.fullmatch(r"20[0-9]{2}-(0[1-9]|1[0-2])(-[0-3][0-9])?", framework.ids_taken):
         problems.append("no date")
-    if not any(source in found.ids_from for source in SOURCES):
+    if not any(source in framework.ids_from for source in SOURCES):
         problems.append("no source that can be opened")
-    if "verified" in f"{found.edition} {found.ids_from}":
+    if "verified" in f"{framework.edition} {framework.ids_from}":
         problems.append("ids that were not looked up")
-    if "from knowledge" in found.ids_from and "found" not in found.ids_from and "show it" not in found.ids_from:
+    if (
+        "from knowledge" in framework.ids_from
+        and "found" not in framework.ids_from
+        and "show it" not in framework.ids_from
+    ):
         problems.append("ids from knowledge, without what was looked for")
     return problems
 
@@ -167,15 +171,15 @@ def test_only_sections_that_carry_evidence_are_cited(ledger: Ledger, name: str) 
 
 
 def test_what_was_wrong_is_put_right(ledger: Ledger) -> None:
-    found = {control.id: (name, control) for name in NAMES for control in load_framework(name).controls}
-    assert "own data" in found["A1.1.2"][1].title and "resources" in found["A1.1.3"][1].title
-    assert [each.name for each in found["Art. 12(2)"][1].shows] == ["monitoring"]
-    assert found["FDP_RIP.2"][1].scope == found["AU-10"][1].scope == "not-addressed"
+    controls = {control.id: (name, control) for name in NAMES for control in load_framework(name).controls}
+    assert "own data" in controls["A1.1.2"][1].title and "resources" in controls["A1.1.3"][1].title
+    assert [each.name for each in controls["Art. 12(2)"][1].shows] == ["monitoring"]
+    assert controls["FDP_RIP.2"][1].scope == controls["AU-10"][1].scope == "not-addressed"
     assert {
         *("MP-6", "SI-12", "CM-3", "A.8.3", "A.8.16", "P4.2", "P4.3", "CC6.2", "Art. 5(2)", "Art. 12(3)"),
         *("Art. 15", "Art. 18", "Art. 19", "Art. 28", "Art. 30(2)", "164.310(d)(2)(i)", "164.310(d)(2)(ii)"),
         *("A1.1.1", "Art. 15(5)", "Art. 26(6)"),
-    } <= set(found)
+    } <= set(controls)
 
 
 def test_a_status_follows_from_what_the_period_has(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,13 +241,13 @@ def test_a_framework_of_a_users_own_is_used_and_listed_as_unchecked(ledger: Ledg
     [
         (('"disposal", ', '"disposl", '), "control `R1`: `disposl` is none of.*did you mean `disposal`"),
         (('id = "R2"', 'id = "R1"'), "control `R1` is there twice"),
-        ((', limit = "Doors are the operator\'s."', ""), "control `R2`: .*says why in `limit`"),
+        ((', limit = "Doors are the operator\'s."', ""), "control `R2`: .*needs the reason in `limit`"),
         (('scope = "not-ours"', 'scope = "theirs"'), "control `R2`: scope `theirs` is none of"),
-        (('shows = ["disposal", "erasure"]', "shows = []"), "control `R1`: .*names what `shows` it"),
+        (('shows = ["disposal", "erasure"]', "shows = []"), "control `R1`: .*needs `shows`"),
         (('title = "Caches are emptied"', 'name = "x"'), "control `R1`: `name` is no part of a control"),
         (("Caches are emptied", "Caches are compliant"), "control `R1`: `compliant`"),
         (('edition = "3"', ""), "it has no text `edition`"),
-        (('id = "our-rules"', 'id = "gdpr"'), "`gdpr` is a framework of the library"),
+        (('id = "our-rules"', 'id = "gdpr"'), "`gdpr` is the id of a library framework"),
         (('id = "our-rules"', 'id = "Our rules"'), "`id` is lower-case"),
         (("controls = [", "controls = ["[:-1]), "framework file: "),
     ],

@@ -27,7 +27,7 @@ GROWTH = "+ growth"
 
 
 @pytest.fixture
-def made(store: Engine, tmp_path: Path) -> OneProcess:
+def one_process(store: Engine, tmp_path: Path) -> OneProcess:
     return OneProcess(store, tmp_path)
 
 
@@ -54,40 +54,40 @@ def identities(report: Report) -> list[str]:
     return [one.id for one in report["opinion"].exceptions if one.id.startswith("identity")]
 
 
-def test_what_running_requests_grew_by_is_a_term_and_no_exception(made: OneProcess) -> None:
-    made.fill(RUNNING)
-    report = made.report()
+def test_what_running_requests_grew_by_is_a_term_and_no_exception(one_process: OneProcess) -> None:
+    one_process.fill(RUNNING)
+    report = one_process.report()
     assert balance(report).holds and balance(report).left == 7, "three of them are listed by no leaf yet"
     assert identities(report) == []
-    made.fill([ResidencyReleased(300, 1, "acme", "finish", blocks(2, 3), 0)], first=4)
-    assert balance(made.report()).holds and balance(made.report()).left == 7
+    one_process.fill([ResidencyReleased(300, 1, "acme", "finish", blocks(2, 3), 0)], first=4)
+    assert balance(one_process.report()).holds and balance(one_process.report()).left == 7
 
 
 @pytest.mark.parametrize("lost", ["growth of a request that has ended", "an opening before all that run"])
-def test_the_control_what_nobody_can_list_any_more_is_an_exception(made: OneProcess, lost: str) -> None:
+def test_the_control_what_nobody_can_list_any_more_is_an_exception(one_process: OneProcess, lost: str) -> None:
     if lost.startswith("growth"):
-        made.fill([*RUNNING, ResidencyReleased(300, 1, "acme", "finish", (), 0)])
+        one_process.fill([*RUNNING, ResidencyReleased(300, 1, "acme", "finish", (), 0)])
     else:
-        made.fill([START, opened(2, 5, 2, 200)])
-    report = made.report()
+        one_process.fill([START, opened(2, 5, 2, 200)])
+    report = one_process.report()
     assert not balance(report).holds and len(identities(report)) == 1
 
 
 @pytest.mark.parametrize("lost_leaves", [1, 0])
-def test_a_leaf_lost_while_requests_run_is_no_growth(made: OneProcess, lost_leaves: int) -> None:
+def test_a_leaf_lost_while_requests_run_is_no_growth(one_process: OneProcess, lost_leaves: int) -> None:
     """It lies behind the first block of the oldest request that runs. The control: no sequence is missing."""
-    made.fill(RUNNING)
-    made.fill([opened(4, 9, 1, 260)], first=4 + lost_leaves)
-    report = made.report()
+    one_process.fill(RUNNING)
+    one_process.fill([opened(4, 9, 1, 260)], first=4 + lost_leaves)
+    report = one_process.report()
     assert balance(report).holds is not bool(lost_leaves)
     assert len(identities(report)) == lost_leaves
 
 
-def test_an_edition_lists_what_came_later_about_the_period(made: OneProcess, store: Engine) -> None:
+def test_an_edition_lists_what_came_later_about_the_period(one_process: OneProcess, store: Engine) -> None:
     asked = ErasureRequested(250, "e-1", "acme", "tenant", None, None, 400, "dpo")
-    made.fill([*RUNNING, asked])
+    one_process.fill([*RUNNING, asked])
     with store.connect() as connection:
-        first = made.report().asked.checkpoint
+        first = one_process.report().asked.checkpoint
         bounds = period(connection, first, None, None)
         again = [build_report(connection, ReportParameters("soc2", first, *bounds, sample=0)) for _ in range(2)]
     assert again[0].to_bytes() == again[1].to_bytes() and again[0]["changes"] == ()
@@ -96,12 +96,12 @@ def test_an_edition_lists_what_came_later_about_the_period(made: OneProcess, sto
         CustodyEnded(310, "acme", "internal", blocks(0, 5), "finished", 300, 300, 300, 1_000),
         ErasureCompleted(500, "e-1", "acme", "complete", 1, 5, 0),
     ]
-    made.fill(ended, first=5)
+    one_process.fill(ended, first=5)
     with store.connect() as connection:
         asked_again = ReportParameters("soc2", first, *bounds, sample=0)
         assert build_report(connection, asked_again).to_bytes() == again[0].to_bytes(), "as of the same size"
         edition = build_report(
-            connection, asked_again._replace(checkpoint=made.report().asked.checkpoint, extends=first)
+            connection, asked_again._replace(checkpoint=one_process.report().asked.checkpoint, extends=first)
         )
         plain = build_report(connection, asked_again._replace(checkpoint=edition.asked.checkpoint))
     changed = {one.figure: (one.before, one.after) for one in edition["changes"]}

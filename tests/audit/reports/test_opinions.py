@@ -1,4 +1,4 @@
-"""What qualifies a report, on its first page; replayed history; the window of signatures; ages beside limits."""
+"""The qualifications on a report's first page; replayed history; the window of signatures; ages beside limits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from standins.console.read_page import Items, Paragraph, page_of
 
 
 @pytest.fixture
-def made(store: Engine, tmp_path: Path) -> OneProcess:
+def one_process(store: Engine, tmp_path: Path) -> OneProcess:
     return OneProcess(store, tmp_path)
 
 
@@ -43,9 +43,9 @@ def ids(report: Report) -> list[str]:
     return [item.id.partition(":")[0] for item in report["opinion"].exceptions]
 
 
-def test_what_is_in_order_is_unqualified(made: OneProcess, world: Callable[..., Any]) -> None:
-    made.fill(clean(world))
-    report = made.report()
+def test_what_is_in_order_is_unqualified(one_process: OneProcess, world: Callable[..., Any]) -> None:
+    one_process.fill(clean(world))
+    report = one_process.report()
     late = report["total"].due - report["total"].covered
     assert ids(report) == (["uncovered"] if late else []), report["opinion"]
     if not late:
@@ -56,16 +56,16 @@ def test_what_is_in_order_is_unqualified(made: OneProcess, world: Callable[..., 
         assert [row.beyond_limit for row in report["storage"]] != []
 
 
-def qualified_by(made: OneProcess, events: list[Any]) -> Report:
-    made.fill(events)
-    report = made.report()
+def qualified_by(one_process: OneProcess, events: list[Any]) -> Report:
+    one_process.fill(events)
+    report = one_process.report()
     page = page_of(report)
     assert report["opinion"].kind in ("qualified", "adverse") and page.tiles[0].mark == "bad"
     assert [section.title for section in page.sections[:2]] == ["For the board", "Opinion"]
     return report
 
 
-def test_a_process_that_was_killed_leaves_a_range(made: OneProcess, world: Callable[..., Any]) -> None:
+def test_a_process_that_was_killed_leaves_a_range(one_process: OneProcess, world: Callable[..., Any]) -> None:
     """Its open custody is unproven: neither covered nor not, at both ends of the range."""
     dead = [event for event in clean(world) if not isinstance(event, WorkerStopped)]
     at = dead[-1].at_us
@@ -73,7 +73,7 @@ def test_a_process_that_was_killed_leaves_a_range(made: OneProcess, world: Calla
     dead = [event for event in dead if event not in ends]
     dead += [event._replace(at_us=at, cause="unproven: process death") for event in ends]
     dead.append(WorkerDied(at + 9, "worker-1", "d" * 32, "killed", 0, 3))
-    report = qualified_by(made, dead)
+    report = qualified_by(one_process, dead)
     opinion = report["opinion"]
     assert {"death", "uncovered"} <= set(ids(report))
     assert opinion.unknown == report["total"].unproven > 0 and opinion.low_ppm < opinion.high_ppm
@@ -82,43 +82,45 @@ def test_a_process_that_was_killed_leaves_a_range(made: OneProcess, world: Calla
     assert "–" in tile and tile.endswith(" %")
 
 
-def test_an_erasure_without_an_answer(made: OneProcess, world: Callable[..., Any]) -> None:
+def test_an_erasure_without_an_answer(one_process: OneProcess, world: Callable[..., Any]) -> None:
     events = clean(world)
     at = events[-2].at_us
     asked = ErasureRequested(at, "e-1", "tenant-1", "tenant", None, None, at + 5, "dpo")
-    report = qualified_by(made, [*events[:-1], asked, events[-1]])
+    report = qualified_by(one_process, [*events[:-1], asked, events[-1]])
     assert ids(report)[-1] == "erasure"
     assert "missed" in report["opinion"].exceptions[-1].cause
     assert "not answered by worker-1" in report["opinion"].exceptions[-1].cause
 
 
-def test_the_control_an_erasure_that_was_answered(made: OneProcess, world: Callable[..., Any]) -> None:
+def test_the_control_an_erasure_that_was_answered(one_process: OneProcess, world: Callable[..., Any]) -> None:
     events = clean(world)
     at = events[-2].at_us
     asked = ErasureRequested(at, "e-1", "tenant-1", "tenant", None, None, at + 5, "dpo")
     told = ErasureCompleted(at + 1, "e-1", "tenant-1", "complete", 0, 0, 0)
-    made.fill([*events[:-1], asked, told, events[-1]])
-    assert "erasure" not in ids(made.report())
+    one_process.fill([*events[:-1], asked, told, events[-1]])
+    assert "erasure" not in ids(one_process.report())
 
 
 @pytest.mark.parametrize("trouble", ["unscanned", "gap", "identity"])
-def test_a_pool_unscanned_a_gap_and_an_identity(made: OneProcess, world: Callable[..., Any], trouble: str) -> None:
+def test_a_pool_unscanned_a_gap_and_an_identity(
+    one_process: OneProcess, world: Callable[..., Any], trouble: str
+) -> None:
     events = clean(world, scanned=trouble != "unscanned")
     if trouble == "gap":
         events.insert(-1, GapRecorded(events[-1].at_us, "disk full", 9_000, 9_009))
     if trouble == "identity":
         gone = next(e for e in events if isinstance(e, ResidencyOpened) and e.written)
         events.remove(gone)
-    report = qualified_by(made, events)
+    report = qualified_by(one_process, events)
     assert trouble in ids(report)
     if trouble == "identity":
         assert report["opinion"].unknown > 0, "what a counter handed out and no leaf lists"
 
 
 def test_an_opinion_that_was_made_better_is_found_in_the_file_alone(
-    made: OneProcess, world: Callable[..., Any]
+    one_process: OneProcess, world: Callable[..., Any]
 ) -> None:
-    report = qualified_by(made, [*clean(world, scanned=False)])
+    report = qualified_by(one_process, [*clean(world, scanned=False)])
     better = report.replace(opinion=report["opinion"]._replace(kind="unqualified", exceptions=()))
     found = verify_report(better.to_bytes(), [str(KEY.verifier)])
     assert any(problem.startswith("Opinion: the facts are not those") for problem in found.problems)
@@ -126,8 +128,8 @@ def test_an_opinion_that_was_made_better_is_found_in_the_file_alone(
     assert not any("pinion" in problem for problem in found.problems), "control"
 
 
-def test_an_adverse_opinion_where_most_is_not_covered(made: OneProcess, world: Callable[..., Any]) -> None:
-    report = qualified_by(made, [e for e in clean(world) if not isinstance(e, ReceiptRecorded)])
+def test_an_adverse_opinion_where_most_is_not_covered(one_process: OneProcess, world: Callable[..., Any]) -> None:
+    report = qualified_by(one_process, [e for e in clean(world) if not isinstance(e, ReceiptRecorded)])
     assert report["opinion"].kind == "adverse" and report["opinion"].high_ppm < 900_000
 
 
@@ -139,9 +141,11 @@ response = "scans run daily from then on"
 """
 
 
-def test_the_opinion_says_who_gives_it_and_what_makes_it_adverse(made: OneProcess, world: Callable[..., Any]) -> None:
-    made.fill(clean(world))
-    report = made.report()
+def test_the_opinion_says_who_gives_it_and_what_makes_it_adverse(
+    one_process: OneProcess, world: Callable[..., Any]
+) -> None:
+    one_process.fill(clean(world))
+    report = one_process.report()
     opinion = report["opinion"]
     exceptions = (
         QualifyingException("uncovered", True, 9, "much is late", *("",) * 5),
@@ -163,14 +167,14 @@ def test_the_opinion_says_who_gives_it_and_what_makes_it_adverse(made: OneProces
     assert len(lists) == 1, "control: the rules alone"
 
 
-def test_people_answer_for_exceptions(made: OneProcess, world: Callable[..., Any]) -> None:
-    made.fill(clean(world, scanned=False))
-    answered = made.report(responses=read_responses(ANSWER))
+def test_people_answer_for_exceptions(one_process: OneProcess, world: Callable[..., Any]) -> None:
+    one_process.fill(clean(world, scanned=False))
+    answered = one_process.report(responses=read_responses(ANSWER))
     one = next(item for item in answered["opinion"].exceptions if item.id == "unscanned")
     assert (one.owner, one.date, one.compensating_control) == ("olive", "2026-12-01", "not given")
-    silent = next(item for item in made.report()["opinion"].exceptions if item.id == "unscanned")
+    silent = next(item for item in one_process.report()["opinion"].exceptions if item.id == "unscanned")
     assert silent.owner == silent.response == "not given" and silent.risk == one.risk
-    assert answered["opinion"].kind == made.report()["opinion"].kind, "an answer changes no opinion"
+    assert answered["opinion"].kind == one_process.report()["opinion"].kind, "an answer changes no opinion"
     assert "--responses" in answered.rerun() and opinion_of(answered) == answered["opinion"]
     for wrong in ('[[response]]\nowner = "olive"', "[[response]]\nid = 5", "answers = 1", "[["):
         with pytest.raises(ConfigError):
@@ -182,11 +186,11 @@ def test_people_answer_for_exceptions(made: OneProcess, world: Callable[..., Any
     [pytest.param("replayed", marks=pytest.mark.system("a page of a replayed report is not marked")), ""],
 )
 def test_replayed_history_is_marked_on_every_page_and_cites_no_clock(
-    made: OneProcess, world: Callable[..., Any], origin: str
+    one_process: OneProcess, world: Callable[..., Any], origin: str
 ) -> None:
     events = clean(world)
-    made.fill([events[0]._replace(origin=origin), *events[1:]])
-    report = made.report()
+    one_process.fill([events[0]._replace(origin=origin), *events[1:]])
+    report = one_process.report()
     files = render_all(report, ["html", "oscal"])
     if origin:  # the PDF is of this HTML
         pypdf = pytest.importorskip("pypdf")
@@ -214,24 +218,24 @@ def test_every_control_about_a_clock_says_so() -> None:
 
 
 def test_the_longest_window_is_that_of_the_leaf_that_waited_longest(
-    made: OneProcess, world: Callable[..., Any]
+    one_process: OneProcess, world: Callable[..., Any]
 ) -> None:
     events = clean(world)
-    made.fill(events)
-    with made.store.connect() as connection:
+    one_process.fill(events)
+    with one_process.store.connect() as connection:
         [signed] = connection.exec_driver_sql("SELECT at_us FROM signed_checkpoints").scalars()
         first = connection.exec_driver_sql("SELECT min(at_us) FROM events").scalar()
-    window = made.report()["window"]
+    window = one_process.report()["window"]
     assert window.longest_us == signed - first and window.signed_us == signed and window.at_us == first
     later = world(9).run(20).events
-    made.fill([event._replace(at_us=event.at_us + 10**9) for event in later[:1]], "e" * 32)
-    assert made.report()["window"] == window, "what is signed sooner is no longest"
+    one_process.fill([event._replace(at_us=event.at_us + 10**9) for event in later[:1]], "e" * 32)
+    assert one_process.report()["window"] == window, "what is signed sooner is no longest"
 
 
-def test_ages_are_beside_the_limits_that_leaves_record(made: OneProcess, world: Callable[..., Any]) -> None:
+def test_ages_are_beside_the_limits_that_leaves_record(one_process: OneProcess, world: Callable[..., Any]) -> None:
     events = clean(world)
-    made.fill(events)
-    report = made.report()
+    one_process.fill(events)
+    report = one_process.report()
     [row] = report["storage"]
     assert row.classification == "internal" and row.custodies == row.by_deadline
     assert row.custodies == report["population"].custodies - row.overdue and row.unaged == 0

@@ -152,14 +152,14 @@ def test_it_agrees_with_no_figure_that_was_changed(kept: Kept, tiered: tuple[Kep
     ledger, body = (kept, kept.body()) if which == "whole" else tiered
     key = reperform.parse_key(ledger.vkey)
     again = reperform.Again(reperform.Export(ledger.folder), json.loads(json.dumps(body)), key)
-    made, proofs, survived, count = again.report(), again.proofs(), [], 0
-    assert reperform.compare_with(made, proofs, body).ok, "control"
+    report, proofs, survived, count = again.report(), again.proofs(), [], 0
+    assert reperform.compare_with(report, proofs, body).ok, "control"
     for holder, name, path in numbers(body, ""):
         if not reperform.is_not_covered(path):
             value, count = holder[name], count + 1
             holder[name] = not value if isinstance(value, bool) else value + 1
             top = path.split(".")[0].split("[")[0]
-            part, of = ({top: side[top]} for side in (made, body))
+            part, of = ({top: side[top]} for side in (report, body))
             survived += [path] if reperform.compare_with(part, [], of).ok else []
             holder[name] = value
     assert survived == [] and count > 800

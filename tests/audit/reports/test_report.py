@@ -32,11 +32,10 @@ from kvcustody.audit.kinds import DECLARED, SILENCE
 from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.audit.reports import section
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
-from kvcustody.audit.reports.framework import NAMES, load_framework
+from kvcustody.audit.reports.framework import NAMES, load_framework, refused_words
 from kvcustody.audit.reports.model import Report
 from kvcustody.audit.reports.parameters import ReportParameters
 from kvcustody.audit.reports.sampling.population import VERDICTS
-from kvcustody.audit.reports.wording import refused_words
 from kvcustody.audit.store.database.engine import WRITE, open_store
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.verify.verify_export import verify_export
@@ -322,15 +321,15 @@ def test_an_auditor_checks_everything_from_the_files_alone(sealed: Sealed, expor
 
 def population_digest(members: list[Any]) -> str:
     """The digest that population.py describes, written down again."""
-    made, last = hashlib.sha256(), None
+    digest, last = hashlib.sha256(), None
     for uuid, _, pool, generation, block, item in members:
         if uuid != last:
-            made.update(uuid.encode() + b"\n")
+            digest.update(uuid.encode() + b"\n")
             last = uuid
         verdict = VERDICTS.index(item.verdict)
         for number in (pool, generation, block, item.due, verdict, int(item.covered), item.shards):
-            made.update(number.to_bytes(8, "big", signed=True))
-    return made.hexdigest()
+            digest.update(number.to_bytes(8, "big", signed=True))
+    return digest.hexdigest()
 
 
 def redraw(seed: str, size: int, population: int) -> list[int]:

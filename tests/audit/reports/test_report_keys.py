@@ -74,14 +74,14 @@ def test_a_key_that_handed_over_signs_nothing_newer(ledger: Ledger, monkeypatch:
     assert ledger.problems(ledger.report(new, after)) == ledger.problems(of_old) == ()
 
     # Whoever has the old key signs a newer report, and leaves out that it handed over, or not.
-    signature, made = of_old.signature, ledger.report(new, after)
-    assert signature is not None and made.signature is not None
+    signature, newer = of_old.signature, ledger.report(new, after)
+    assert signature is not None and newer.signature is not None
     from kvcustody.audit.reports.signing import document_signature
 
     monkeypatch.setattr(document_signature, "enrolment_leaves", enrolled_first(document_signature.enrolment_leaves))
     forged = ledger.report(ledger.old, after)
     monkeypatch.undo()
-    whole = forged.replace(signature=forged.signature._replace(enrolments=made.signature.enrolments))  # type: ignore[union-attr]
+    whole = forged.replace(signature=forged.signature._replace(enrolments=newer.signature.enrolments))  # type: ignore[union-attr]
     assert any("no leaf of the ledger names" in text or "handed over" in text for text in ledger.problems(whole))
     told = verify_report(forged.to_bytes(), [str(ledger.log_key.verifier)])
     assert told.ok and "signature.enrolments" in {each.path for each in told.unchecked}

@@ -81,29 +81,29 @@ def reports(world_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_document_is_valid_and_imports_the_one_before(reports: Reports, name: str) -> None:
-    found = oscal_documents(reports.make(name))
+    documents = oscal_documents(reports.make(name))
     here = DOCUMENTS if name == "nist-800-53" else {"catalog.json": CatalogDocument, **DOCUMENTS}
-    assert set(found) == set(here)
+    assert set(documents) == set(here)
     for file, model in here.items():
-        model.model_validate_json(found[file])
-        body = json.loads(found[file])
+        model.model_validate_json(documents[file])
+        body = json.loads(documents[file])
         [part] = body
         del body[part]["metadata"]["title"]
         with pytest.raises(ValidationError):  # control: a document without a title is none
             model.model_validate_json(json.dumps(body))
-    bodies = {file: json.loads(data) for file, data in found.items()}
+    bodies = {file: json.loads(data) for file, data in documents.items()}
     [imported] = bodies["profile.json"]["profile"]["imports"]
-    if "catalog.json" in found:
+    if "catalog.json" in documents:
         assert imported["href"] == "catalog.json"
         ids = [control["id"] for control in bodies["catalog.json"]["catalog"]["controls"]]
         assert ids == imported["include-controls"][0]["with-ids"] and len(set(ids)) == len(ids)
-    assert bodies["ssp.json"]["system-security-plan"]["import-profile"]["href"] in found
-    assert bodies["assessment-plan.json"]["assessment-plan"]["import-ssp"]["href"] in found
-    assert bodies["assessment-results.json"]["assessment-results"]["import-ap"]["href"] in found
-    assert bodies["poam.json"]["plan-of-action-and-milestones"]["import-ssp"]["href"] in found
+    assert bodies["ssp.json"]["system-security-plan"]["import-profile"]["href"] in documents
+    assert bodies["assessment-plan.json"]["assessment-plan"]["import-ssp"]["href"] in documents
+    assert bodies["assessment-results.json"]["assessment-results"]["import-ap"]["href"] in documents
+    assert bodies["poam.json"]["plan-of-action-and-milestones"]["import-ssp"]["href"] in documents
     items = [item["uuid"] for item in bodies["poam.json"]["plan-of-action-and-milestones"]["poam-items"]]
     assert len(set(items)) == len(items)
-    text = b"".join(found.values()).decode()
+    text = b"".join(documents.values()).decode()
     for resources in (
         body[part].get("back-matter", {}).get("resources", []) for body in bodies.values() for part in body
     ):
@@ -112,17 +112,17 @@ def test_every_document_is_valid_and_imports_the_one_before(reports: Reports, na
 
 def test_ids_are_those_of_the_catalog_and_shares_stand_where_coverage_is_cited(reports: Reports) -> None:
     report = reports.make("nist-800-53")
-    found = {file: json.loads(data) for file, data in oscal_documents(report).items()}
-    [imported] = found["profile.json"]["profile"]["imports"]
+    documents = {file: json.loads(data) for file, data in oscal_documents(report).items()}
+    [imported] = documents["profile.json"]["profile"]["imports"]
     assert imported["href"].endswith("NIST_SP-800-53_rev5_catalog.json")
     assert {"ac-4.21", "ac-6.9", "si-12.3", "mp-6", "sc-4"} <= set(imported["include-controls"][0]["with-ids"])
-    [result] = found["assessment-results.json"]["assessment-results"]["results"]
+    [result] = documents["assessment-results.json"]["assessment-results"]["results"]
     for seen in result["observations"]:
         props = {prop["name"]: prop["value"] for prop in seen["props"]}
         cites = any("Coverage" in each["description"] for each in seen["relevant-evidence"])
         assert ("covered-share" in props) is cites, seen["title"]
     assert {each["methods"][0] for each in result["observations"]} == {"TEST", "EXAMINE"}
-    items = found["poam.json"]["plan-of-action-and-milestones"]["poam-items"]
+    items = documents["poam.json"]["plan-of-action-and-milestones"]["poam-items"]
     assert [item["title"] for item in items] == [each.id for each in report["opinion"].exceptions]
 
 

@@ -1,4 +1,4 @@
-"""A report names the policies and tenants that workers alone state: no release, and no issuer, on record has them."""
+"""A report names the policies and tenants that only workers state, without a release or issuer on record."""
 
 from __future__ import annotations
 

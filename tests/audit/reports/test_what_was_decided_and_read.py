@@ -1,4 +1,4 @@
-"""Decisions at their time, residencies by rule, and what was really read back."""
+"""Decisions at their time, residencies by rule, and memory that was actually read back."""
 
 from __future__ import annotations
 

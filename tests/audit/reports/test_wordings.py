@@ -1,4 +1,4 @@
-"""Sentences of reports that were false once: each is read where its old wording would be wrong."""
+"""Sentences of reports that used to be false, each in a case that refutes its old wording."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECOND_US = 1_000_000
 
 
 @pytest.fixture
-def made(store: Engine, tmp_path: Path) -> OneProcess:
+def one_process(store: Engine, tmp_path: Path) -> OneProcess:
     return OneProcess(store, tmp_path)
 
 
@@ -40,18 +40,18 @@ def table(report: Report, first_heading: str) -> Table:
     return found
 
 
-def test_a_rule_that_forbids_permits_nothing(made: OneProcess, world: Callable[..., Any]) -> None:
+def test_a_rule_that_forbids_permits_nothing(one_process: OneProcess, world: Callable[..., Any]) -> None:
     """A residency names every rule that decided it, a forbid too: it opened without reuse."""
     forbidden = ("no-restricted",)
-    made.fill([e._replace(reasons=forbidden) if isinstance(e, ResidencyOpened) else e for e in clean(world)])
-    report = made.report()
+    one_process.fill([e._replace(reasons=forbidden) if isinstance(e, ResidencyOpened) else e for e in clean(world)])
+    report = one_process.report()
     assert [item.rules for item in report["decided"].residencies] == ["no-restricted"]
     assert "permitted by" not in text_of(report) and "permitted them" not in text_of(report)
 
 
-def test_the_report_says_how_many_strata_have_a_draw(made: OneProcess, world: Callable[..., Any]) -> None:
-    made.fill(clean(world))
-    report = made.report(sample=2)
+def test_the_report_says_how_many_strata_have_a_draw(one_process: OneProcess, world: Callable[..., Any]) -> None:
+    one_process.fill(clean(world))
+    report = one_process.report(sample=2)
     strata = {item[:4] for item in report["sampling"].strata}
     drawn = {
         (item.custody.tier, item.custody.tenant, item.custody.classification, item.custody.cause)
@@ -63,21 +63,21 @@ def test_the_report_says_how_many_strata_have_a_draw(made: OneProcess, world: Ca
     assert "each stratum" not in text_of(report) and "Each gets one draw" not in text_of(report)
 
 
-def test_a_device_is_a_device_and_nobodys_name(made: OneProcess, world: Callable[..., Any]) -> None:
-    made.fill(clean(world))
-    services = table(made.report(), "service")
+def test_a_device_is_a_device_and_nobodys_name(one_process: OneProcess, world: Callable[..., Any]) -> None:
+    one_process.fill(clean(world))
+    services = table(one_process.report(), "service")
     assert "whose" not in services.headings
     assert services.rows[0][:2] == ("the engine and its host", "devices: cpu")
 
 
 @pytest.mark.parametrize(("beyond_us", "is_beyond"), [(1, False), (SECOND_US, False), (SECOND_US + 1, True)])
 def test_custody_whose_ceiling_was_just_narrowed_is_within_its_limit(
-    made: OneProcess, world: Callable[..., Any], beyond_us: int, is_beyond: bool
+    one_process: OneProcess, world: Callable[..., Any], beyond_us: int, is_beyond: bool
 ) -> None:
     """A narrowing puts the ceiling before the end that it causes: the end has `scrub.within` (a second) for it."""
     cut = [e._replace(ceiling_us=e.ended_us - beyond_us) if isinstance(e, CustodyEnded) else e for e in clean(world)]
-    made.fill(cut)
-    report = made.report()
+    one_process.fill(cut)
+    report = one_process.report()
     [row] = report["storage"]
     assert row.within_us_max == SECOND_US
     assert row.beyond_limit == (row.custodies if is_beyond else 0)
@@ -86,7 +86,7 @@ def test_custody_whose_ceiling_was_just_narrowed_is_within_its_limit(
 
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_a_change_is_evidenced_by_who_proposed_and_approved_it(
-    made: OneProcess, world: Callable[..., Any], is_recorded: bool
+    one_process: OneProcess, world: Callable[..., Any], is_recorded: bool
 ) -> None:
     events = clean(world)
     at = events[-1].at_us
@@ -96,8 +96,8 @@ def test_a_change_is_evidenced_by_who_proposed_and_approved_it(
         ReleaseStep(at + number, number, action, 1, digest, "ab" * 32, actor)
         for number, (action, actor) in enumerate((("propose", "ada"), ("approve", "ben")), 1)
     ]
-    made.fill([*events[:-1], activated, *(steps if is_recorded else []), events[-1]._replace(at_us=at + 9)])
-    report = made.report("soc2")
+    one_process.fill([*events[:-1], activated, *(steps if is_recorded else []), events[-1]._replace(at_us=at + 9)])
+    report = one_process.report("soc2")
     [status] = [one for one in report["statuses"] if one.control == "CC8.1"]
     [left_out] = [
         line for line in strings_of(page_of(report)) if line.startswith("Nothing is on record") and "reuse" in line
@@ -113,22 +113,22 @@ def test_a_change_is_evidenced_by_who_proposed_and_approved_it(
 
 
 def test_the_command_and_the_report_round_a_share_alike(
-    made: OneProcess, world: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+    one_process: OneProcess, world: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """99.946 %: rounded to the nearest it would be 99.95, and more than was covered."""
-    made.fill(clean(world))
+    one_process.fill(clean(world))
     row = CoverageRow("acme", "internal", due=100_000, covered=99_946)
     coverage_command._units_and_bytes(CoverageSummary((row,), 0, 0, 0))
     printed = capsys.readouterr().out
-    opinion = made.report()["opinion"]._replace(low_ppm=999_460, high_ppm=999_460, unknown=0)
+    opinion = one_process.report()["opinion"]._replace(low_ppm=999_460, high_ppm=999_460, unknown=0)
     assert share(opinion.low_ppm, opinion.high_ppm, opinion.unknown) == "99.94 %"
     assert "99.94" in printed and "99.95" not in printed
 
 
-def test_no_exceptions_are_counted_beside_a_qualified_opinion(made: OneProcess, tmp_path: Path) -> None:
+def test_no_exceptions_are_counted_beside_a_qualified_opinion(one_process: OneProcess, tmp_path: Path) -> None:
     """Nothing is uncovered, for nothing was due; the opinion is qualified by that, and by a pool without a scan."""
-    made.fill([WorkerStarted(1, "worker-1", 64, 1, 4096, "cpu", "test")])
-    report = made.report()
+    one_process.fill([WorkerStarted(1, "worker-1", 64, 1, 4096, "cpu", "test")])
+    report = one_process.report()
     assert report["opinion"].kind == "qualified" and report["total"].due == 0
     assert "0 exceptions" not in text_of(report) and "that are exceptions" not in text_of(report)
     words = [

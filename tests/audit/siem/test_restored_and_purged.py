@@ -1,4 +1,4 @@
-"""A sink whose ledger was restored, replaced or purged: every leaf that is there arrives, and the status says so."""
+"""A sink whose ledger was restored, replaced or purged: every existing leaf arrives, and the status reports it."""
 
 from __future__ import annotations
 
@@ -117,15 +117,15 @@ def test_leaves_that_a_purge_took_first_are_counted(any_store: Engine, make_writ
             gone = events.c.idx.in_((0, 1, 5, size - 1))
             connection.execute(delete(events).where(events.c.log == log, gone))
         at, rows = SinkPositions(), []
-        while (found := pull(connection, at, limit=7)).rows:
-            rows += found.rows
-            at = found.positions
-        assert found.positions.purged == {name: 4} and not found.positions.restarted
+        while (page := pull(connection, at, limit=7)).rows:
+            rows += page.rows
+            at = page.positions
+        assert page.positions.purged == {name: 4} and not page.positions.restarted
         assert {(row.log, row.idx) for row in rows} == {
             (row.log, row.idx) for row in batch.rows if row.log != name or row.idx not in (0, 1, 5, size - 1)
         }
-        assert pull(connection, found.positions).positions == found.positions, "counted once"
-        assert any("4 leaves" in line for line in cursor_reader.describe_losses(found.positions.losses))
+        assert pull(connection, page.positions).positions == page.positions, "counted once"
+        assert any("4 leaves" in line for line in cursor_reader.describe_losses(page.positions.losses))
 
 
 def test_newest_positions_are_after_everything_and_see_a_restore(migrated: Path, tmp_path: Path) -> None:

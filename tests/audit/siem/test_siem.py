@@ -108,13 +108,13 @@ def test_pulling_gives_every_leaf_once_in_order(
     path, seen = tmp_path / "positions", []
     while True:
         with any_store.connect() as connection:
-            found = pull(connection, read_positions(path), limit=13)
+            page = pull(connection, read_positions(path), limit=13)
             sizes = newest(connection)
-        if not found.rows:
+        if not page.rows:
             break
-        assert len(found.rows) <= 13
-        seen += [(each.log, each.idx) for each in found.rows]
-        write_positions(path, found.positions)
+        assert len(page.rows) <= 13
+        seen += [(each.log, each.idx) for each in page.rows]
+        write_positions(path, page.positions)
     assert {name: place.next for name, place in read_positions(path).places.items()} == sizes
     for name, size in sizes.items():
         assert [idx for log, idx in seen if log == name] == list(range(size))
@@ -326,16 +326,16 @@ def test_two_ledgers_are_two_sources(tmp_path: Path) -> None:
         store.dispose()
     shutil.copy(tmp_path / "one.db", tmp_path / "copy.db")
     stores.append(open_store(tmp_path / "copy.db"))
-    found = []
+    identities = []
     for store in stores:
         with store.connect() as connection:
-            found.append(ledger_identity(connection))
+            identities.append(ledger_identity(connection))
         store.dispose()
-    assert found[0] == found[2] != found[1] and {len(one) for one in found} == {16}
-    told = [cloud_event(row("receipt"), origin=one)["source"] for one in found]
+    assert identities[0] == identities[2] != identities[1] and {len(one) for one in identities} == {16}
+    told = [cloud_event(row("receipt"), origin=one)["source"] for one in identities]
     assert told[0] == told[2] != told[1]
-    products = [ocsf(row("receipt"), origin=one)["metadata"]["product"]["uid"] for one in found]
-    assert products == found
+    products = [ocsf(row("receipt"), origin=one)["metadata"]["product"]["uid"] for one in identities]
+    assert products == identities
     named = [own_origin(store, DEFAULT_ORIGIN) for store in stores]
     assert named[0] != named[1] and own_origin(stores[0], "kv.example/a") == "kv.example/a"
 

@@ -97,13 +97,13 @@ def test_all_know_the_vectors_of_rfc_8032() -> None:
     ],
 )
 def test_both_backends_read_the_same_json(text: bytes) -> None:
-    found = []
+    answers = []
     for read in (backend.parse_json, stdlib_backend.parse_json):
         try:
-            found.append(read(text))
+            answers.append(read(text))
         except ValueError:
-            found.append("refused")
-    assert found[0] == found[1]
+            answers.append("refused")
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize("key", [LOG, WITNESS], ids=lambda key: key.kind.name)

@@ -1,4 +1,4 @@
-"""The signer: behind the commits, never past a contradiction, and never in anybody's way."""
+"""The signer: behind the commits, never past a contradiction, and never blocking others."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def test_the_newest_checkpoint_is_signed_once(any_store: Engine, make_writer: Ma
     sizes = []
     for _ in range(3):
         write(writer, 2)
-        made = signs.sign_once()
-        assert made is not None and signs.sign_once() is None
-        sizes.append(made.size)
+        checkpoint = signs.sign_once()
+        assert checkpoint is not None and signs.sign_once() is None
+        sizes.append(checkpoint.size)
         with any_store.connect() as connection:
             proofs = LedgerProofs(connection)
             stored = proofs.signed()
-            assert stored == made and proofs.checkpoint().size == made.size
+            assert stored == checkpoint and proofs.checkpoint().size == checkpoint.size
             assert open_checkpoint(stored.note, [KEY.verifier]).checkpoint.head == proofs.checkpoint().head
-    assert sizes == sorted(set(sizes)) and signs.status() == (sizes[-1], made.at_us, "", "")
+    assert sizes == sorted(set(sizes)) and signs.status() == (sizes[-1], checkpoint.at_us, "", "")
 
 
 @pytest.mark.parametrize("harm", ["cut", "rewritten", "emptied"])
@@ -102,14 +102,14 @@ def test_a_crash_between_memory_and_database_signs_the_same_again(
     """Z3."""
     signs = signer(any_store, tmp_path)
     write(make_writer(any_store))
-    made = signs.sign_once()
-    assert made is not None
+    checkpoint = signs.sign_once()
+    assert checkpoint is not None
     with any_store.begin() as connection:
         unguarded(connection)
         connection.execute(delete(signed_checkpoints))
     again = signs.sign_once()
     assert again is not None and (again.size, last_signed(tmp_path / "signed")) == (
-        made.size,
+        checkpoint.size,
         open_checkpoint(again.note, [KEY.verifier]).checkpoint.head,
     )
 

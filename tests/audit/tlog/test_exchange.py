@@ -1,4 +1,4 @@
-"""Whoever is asked for a signature, a timestamp or to take a batch has a deadline for all of it."""
+"""Every request for a signature, a timestamp or a delivery has a deadline for its whole duration."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class Trickle:
 
 @pytest.fixture
 def trickle() -> Iterator[Callable[[bytes, float], str]]:
-    made: list[Trickle] = []
+    servers: list[Trickle] = []
 
     def start(answer: bytes, pause_seconds: float) -> str:
-        made.append(Trickle(answer, pause_seconds))
-        return f"127.0.0.1:{made[-1].port}"
+        servers.append(Trickle(answer, pause_seconds))
+        return f"127.0.0.1:{servers[-1].port}"
 
     yield start
-    for server in made:
+    for server in servers:
         server.close()
 
 

@@ -191,17 +191,17 @@ def test_every_proof_of_every_tree_up_to_64_and_no_mutant() -> None:
 
 
 def _mutants(path: list[bytes]) -> list[list[bytes]]:
-    found = [[*path, bytes(32)], [bytes(32), *path], [*path, path[-1] if path else EMPTY_ROOT]]
+    mutants = [[*path, bytes(32)], [bytes(32), *path], [*path, path[-1] if path else EMPTY_ROOT]]
     for place in range(len(path)):
-        found += [
+        mutants += [
             path[:place] + path[place + 1 :],
             [*path[:place], bytes(32), *path[place + 1 :]],
             [*path[:place], path[place][:-1] + bytes([path[place][-1] ^ 1]), *path[place + 1 :]],
             [*path[:place], path[place][:31], *path[place + 1 :]],
         ]
         if place and path[place] != path[place - 1]:
-            found.append([*path[: place - 1], path[place], path[place - 1], *path[place + 1 :]])
-    return found
+            mutants.append([*path[: place - 1], path[place], path[place - 1], *path[place + 1 :]])
+    return mutants
 
 
 def test_a_good_path_under_a_size_of_another_shape_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""An answer of a few bytes that unpacks to many is refused unread, by everything that asks another server."""
+"""A small answer that decompresses to a large one is refused unread, by everything that calls another server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Roots by interval: who seals, when, what a commit leaves alone, and what a kill in between costs."""
+"""Roots by interval: who seals, when, what a commit leaves untouched, and the effect of a kill in between."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def test_a_commit_touches_no_row_of_the_root_log(any_store: Engine, make_writer:
     """Beside the words: on PostgreSQL it commits while another session holds that row."""
     writer = make_writer(any_store, settings=NEVER)
     writer.submit_durable(key_event())
-    said: list[str] = []
-    event.listen(any_store, "before_cursor_execute", lambda *call: said.append(call[2]))
+    statements: list[str] = []
+    event.listen(any_store, "before_cursor_execute", lambda *call: statements.append(call[2]))
     if any_store.dialect.name == "postgresql":
         with any_store.connect() as other:
             other.exec_driver_sql("SELECT 1 FROM root_log FOR UPDATE")
@@ -69,29 +69,29 @@ def test_a_commit_touches_no_row_of_the_root_log(any_store: Engine, make_writer:
             assert held == 0
     else:
         writer.submit_durable(key_event())
-    commits = [text for text in said if "pg_locks" not in text and "FOR UPDATE" not in text]
+    commits = [text for text in statements if "pg_locks" not in text and "FOR UPDATE" not in text]
     assert any("logs" in text or "unsealed_heads" in text for text in commits), "the control: a commit was seen"
     assert not [text for text in commits if "root_l" in text or "checkpoints" in text]
     assert sealed(any_store) == []
     assert writer.flush()
-    assert len(sealed(any_store)) == 1 and any("root_log" in text for text in said)
+    assert len(sealed(any_store)) == 1 and any("root_log" in text for text in statements)
 
 
 def test_a_log_row_is_updated_once_a_commit(postgres_store: Engine, make_writer: Make) -> None:
     writer = make_writer(postgres_store, settings=NEVER)
     writer.submit_durable(key_event())
     count = "SELECT n_tup_upd FROM pg_stat_xact_user_tables WHERE relname = 'logs'"
-    found: list[int] = []
+    counts: list[int] = []
 
     def look(connection: Any) -> None:  # what the server has not added up yet, of earlier transactions too
-        found.append(int(connection.exec_driver_sql(count).scalar() or 0))
+        counts.append(int(connection.exec_driver_sql(count).scalar() or 0))
 
     for moment in ("begin", "commit"):
         event.listen(postgres_store, moment, look)
     writer.submit_durable(key_event())
     for moment in ("begin", "commit"):
         event.remove(postgres_store, moment, look)
-    before, after = found[-2:]
+    before, after = counts[-2:]
     assert after - before == 1
 
 

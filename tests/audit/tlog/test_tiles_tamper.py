@@ -1,4 +1,4 @@
-"""Case F1: whoever can write the ledger, but not sign for it, changes nothing unseen; and what needs a kept head.
+"""Case F1: somebody who can write the ledger but not sign for it changes nothing unnoticed; and what needs a kept head.
 
 A log of 2,000 real leaves. The positive control is the same content in a plain table, which its database calls sound
 after every attack; and for what a holder of the signing key can do, the same check without the head that was kept.

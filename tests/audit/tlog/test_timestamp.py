@@ -53,14 +53,14 @@ def openssl(*words: str, cwd: Path) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root, an authority under it, and a stranger's root."""
-    made = tmp_path_factory.mktemp("tsa")
-    (made / "tsa.cnf").write_text(CONFIG.format(folder=made))
-    (made / "serial").write_text("01\n")
-    (made / "ext").write_text("extendedKeyUsage=critical,timeStamping\nkeyUsage=critical,digitalSignature\n")
+    folder_path = tmp_path_factory.mktemp("tsa")
+    (folder_path / "tsa.cnf").write_text(CONFIG.format(folder=folder_path))
+    (folder_path / "serial").write_text("01\n")
+    (folder_path / "ext").write_text("extendedKeyUsage=critical,timeStamping\nkeyUsage=critical,digitalSignature\n")
     for name in ("root", "stranger"):
         openssl(
             "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", f"{name}.key", "-out", f"{name}.pem",
-            "-days", "30", "-subj", f"/CN={name}", cwd=made,
+            "-days", "30", "-subj", f"/CN={name}", cwd=folder_path,
         )  # fmt: skip
     openssl(
         "req",
@@ -73,13 +73,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tsa.csr",
         "-subj",
         "/CN=tsa",
-        cwd=made,
+        cwd=folder_path,
     )
     openssl(
         "x509", "-req", "-in", "tsa.csr", "-CA", "root.pem", "-CAkey", "root.key", "-CAcreateserial",
-        "-out", "tsa.pem", "-days", "30", "-extfile", "ext", cwd=made,
+        "-out", "tsa.pem", "-days", "30", "-extfile", "ext", cwd=folder_path,
     )  # fmt: skip
-    return made
+    return folder_path
 
 
 class Server(HTTPServer):
@@ -220,14 +220,14 @@ def test_an_export_says_when_its_checkpoint_existed(
         "tsa.pem",
         cwd=folder,
     )
-    told = CliRunner().invoke(
+    command = CliRunner().invoke(
         app,
         shlex.split(
             f"audit verify {place} --key {vkey} --json"
             f" --tsa-certificate {folder / 'tsa.pem'} --tsa-roots {folder / 'root.pem'}"
         ),
     )
-    assert told.exit_code == 0 and json.loads(told.stdout)["timestamps"][0]["size"] == sizes[0]
+    assert command.exit_code == 0 and json.loads(command.stdout)["timestamps"][0]["size"] == sizes[0]
     # A genuine token over the text of a checkpoint that this ledger never had.
     other = Path(text).read_text().replace(f"\n{sizes[0]}\n", f"\n{sizes[1]}\n")
     Path(text).write_text(other)

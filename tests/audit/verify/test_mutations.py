@@ -1,4 +1,4 @@
-"""Every column of every table is edited, and rows of each are deleted: `fsck` finds it, or it is declared not evidence.
+"""Every column of every table is edited, and rows of each deleted: `fsck` finds it, or it is declared no evidence.
 
 What is edited comes from the schema: a column that is added is edited too. Each edit is one transaction, rolled back.
 """
@@ -128,7 +128,7 @@ def lived(world: Any) -> list[Event]:
     """A small life with every kind of leaf that a table is made of."""
     events: list[Event] = list(world.run(60).events)
     at, tenant, other = world.now, world.tenants[0], world.tenants[1]
-    made: list[Event] = [
+    more_events: list[Event] = [
         PolicyActivated(at, 1, "base", "shared", "sha256:1", "author"),
         DecisionRecorded(at, "attach", "permit", tenant, other, "internal", ("rule",), 1, "grant", 1, TRACE),
         EpochRaised(at, "erasure-1", tenant, "subject", 3),
@@ -154,7 +154,7 @@ def lived(world: Any) -> list[Event]:
         CopiesDestroyed(at, "nvme", tenant, "low", "unlinked", *COPIES, (at, at)),
         TransferDecided(at, "restore", "nvme", tenant, 3, 4, 5, 6, 7, "transfer", "done", 8, "faster"),
     ]
-    return events + made
+    return events + more_events
 
 
 @pytest.fixture
@@ -386,17 +386,17 @@ def test_names_that_are_swapped_are_found_and_not_told(filled: Engine, unguarded
     from kvcustody.errors import LedgerError
 
     with filled.connect() as connection:
-        one, two, *_ = connection.execute(
+        first, second, *_ = connection.execute(
             select(subjects).where(subjects.c.tenant == "tenant-1", subjects.c.session == "")
         ).all()
-        assert names_of(connection, "tenant-1", one.subject)
-        for row, name in ((one, two.subject), (two, one.subject)):
+        assert names_of(connection, "tenant-1", first.subject)
+        for row, name in ((first, second.subject), (second, first.subject)):
             where = subjects.c.pseudonym == row.pseudonym
             connection.execute(update(subjects).where(where).values(subject=name))
         report = checked(connection)
-        assert [problem.what for problem in report.problems if one.pseudonym in problem.what]
-        with pytest.raises(LedgerError, match=one.pseudonym):
-            names_of(connection, "tenant-1", two.subject)
+        assert [problem.what for problem in report.problems if first.pseudonym in problem.what]
+        with pytest.raises(LedgerError, match=first.pseudonym):
+            names_of(connection, "tenant-1", second.subject)
 
 
 class _Insert(NamedTuple):
@@ -438,14 +438,14 @@ def _is_no_evidence(table: Table) -> bool:
 
 
 def _inserts(connection: Connection) -> list[_Insert]:
-    made = []
+    inserts = []
     for table in every_table():
         row = connection.execute(select(table).order_by(*table.primary_key.columns)).first()
         assert row is not None, table.name
-        made += [] if _is_no_evidence(table) else _forms(table, row._asdict())
+        inserts += [] if _is_no_evidence(table) else _forms(table, row._asdict())
         if table in projections():
-            made += _of_leaves_that_are_there(connection, table, row._asdict())
-    return made
+            inserts += _of_leaves_that_are_there(connection, table, row._asdict())
+    return inserts
 
 
 LOG_FORMS = {"log not there", "negative log", "fractional log"}

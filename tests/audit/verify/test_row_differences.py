@@ -1,4 +1,4 @@
-"""Stored rows are compared with their leaves by whoever may only read, and nothing is created for it."""
+"""Stored rows are compared with their leaves by a read-only login, and nothing is created for it."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def every_difference(connection: Connection) -> list[RowDifference]:
     column = incarnations.c
     rows = connection.execute(select(column.uuid, column.id, column.offset_us))
     lives = {row.uuid: IncarnationRow(row.id, row.offset_us) for row in rows}
-    found: list[RowDifference] = []
+    every: list[RowDifference] = []
     for log in connection.scalars(select(logs.c.id).order_by(logs.c.id)).all():
         query = select(events.c.idx, events.c.leaf).where(events.c.log == log).order_by(events.c.idx)
         for window in connection.execute(query).partitions(WINDOW):
             places = range(window[0].idx, window[-1].idx + 1)
             batch = read_leaves([bytes(row.leaf) for row in window], hashed=False)
             projected = project(batch, [log] * len(window), places, lives.__getitem__)
-            found += differences(connection, log, places, projected)
-    return found
+            every += differences(connection, log, places, projected)
+    return every
 
 
 def edit_and_delete(engine: Engine, unguarded: Harm) -> list[RowDifference]:

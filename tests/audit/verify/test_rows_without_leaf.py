@@ -1,4 +1,4 @@
-"""A row that somebody inserted without its leaf changes no verdict and no order, before any `fsck`."""
+"""A row inserted without a leaf changes no verdict and no order, before any `fsck`."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, func, select
 
 from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord
-from kvcustody.audit.evidence.coverage.leaves_in_database import leaves_in_database
+from kvcustody.audit.evidence.coverage.recount_process import leaves_in_database
 from kvcustody.audit.evidence.coverage.summary import coverage
 from kvcustody.audit.evidence.processes.open_processes import open_processes
 from kvcustody.audit.evidence.processes.work_periods import at_work, read_work_periods

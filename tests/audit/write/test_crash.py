@@ -78,20 +78,20 @@ def test_a_million_operations_across_every_write_boundary(make_writer: Any, tmp_
         folder.mkdir()
         store = open_store(folder / "ledger.db", timeout_seconds=0.2)
         upgrade(store)
-        began, made, rounds, size = time.process_time(), [], 0, 0
+        began, injected, rounds, size = time.process_time(), [], 0, 0
         while size < EPOCH:
             boundary, pace = next(ahead)
             fault = f"{CALLS}:signal=KILL:when={boundary}"
-            made += inject(store, folder, fault, range(rounds, rounds + 6), pace=pace, seconds=60.0)
+            injected += inject(store, folder, fault, range(rounds, rounds + 6), pace=pace, seconds=60.0)
             rounds += 6
             with store.connect() as connection:
                 size = int(connection.scalar(select(func.sum(logs.c.size))) or 0)
-        found = check_exactly_once(store, make_writer, folder, made)
+        found = check_exactly_once(store, make_writer, folder, injected)
         assert found >= size
         done, epoch, kills = done + found, epoch + 1, kills + rounds
         seconds = time.process_time() - began
         print(
-            f"epoch {epoch}: {found} operations, {rounds} writers killed ({told(made)} after an acknowledgement),"
+            f"epoch {epoch}: {found} operations, {rounds} writers killed ({told(injected)} after an acknowledgement),"
             f" verified; {done} in all; {seconds:.0f} s of this process",
             flush=True,
         )

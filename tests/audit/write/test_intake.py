@@ -1,4 +1,4 @@
-"""The queue of a writer past its limit: what was not kept is named, and nothing else is."""
+"""The queue of a writer past its limit: exactly the lost events are named."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_workers_share_logs_without_hole_or_double(any_store: Engine, tmp_path: 
         assert worker.stdin
         worker.stdin.write("go\n")
         worker.stdin.flush()
-    told = [int(_line(victim)) for _ in range(2)][-1]
+    killed_at = [int(_line(victim)) for _ in range(2)][-1]
     os.kill(victim.pid, signal.SIGKILL)
     victim.wait()
     for worker in workers:
@@ -85,7 +85,7 @@ def test_workers_share_logs_without_hole_or_double(any_store: Engine, tmp_path: 
             for life in ids.values():
                 own = [row.sequence for row in rows if row.incarnation == life]
                 assert all(one < two for one, two in pairwise(own))
-        for life, wanted in zip(lives, [*[EVENTS] * WORKERS, told], strict=False):
+        for life, wanted in zip(lives, [*[EVENTS] * WORKERS, killed_at], strict=False):
             ended = set(connection.scalars(select(releases.c.residency).where(releases.c.incarnation == ids[life])))
             assert ended >= {*range(10, wanted + 10)}
         log = select(logs.c.id).where(logs.c.name == "tenant/tenant-1").scalar_subquery()  # ids may have holes

@@ -1,4 +1,4 @@
-"""What one process tells of one tenant within a short while shares a leaf, and says no less than leaves of its own."""
+"""One process's records of one tenant within a short time share a leaf, without losing anything of separate leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The spill's file by itself: frames that need no other, torn tails, a full disk."""
+"""The spill's file by itself: self-contained frames, torn tails, a full disk."""
 
 from __future__ import annotations
 

@@ -38,14 +38,14 @@ HONEST = PolicyActivated(5, 1, "released", "shared", "d", "one")
 @pytest.fixture
 def as_role(postgres_store: Engine) -> Iterator[Callable[[str], Engine]]:
     set_up_roles_in_turn(postgres_store)
-    url, made = postgres_store.url.render_as_string(False), list[Engine]()
+    url, engines = postgres_store.url.render_as_string(False), list[Engine]()
 
     def open_as(role: str) -> Engine:
-        made.append(open_store(url + ("&" if "?" in url else "?") + f"options=-c%20role%3D{role}"))
-        return made[-1]
+        engines.append(open_store(url + ("&" if "?" in url else "?") + f"options=-c%20role%3D{role}"))
+        return engines[-1]
 
     yield open_as
-    for engine in made:
+    for engine in engines:
         engine.dispose()
 
 

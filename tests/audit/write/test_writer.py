@@ -438,11 +438,11 @@ def test_a_subject_keeps_its_pseudonym_until_it_is_unlinked(any_store: Engine, m
         connection.rollback()
 
 
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("is_told", [True, False])
 def test_a_writer_that_runs_forgets_who_was_unlinked(
-    any_store: Engine, make_writer: Any, monkeypatch: pytest.MonkeyPatch, told: bool
+    any_store: Engine, make_writer: Any, monkeypatch: pytest.MonkeyPatch, is_told: bool
 ) -> None:
-    if not told:  # positive control: what a process kept in memory would come back as the unlinked pseudonym
+    if not is_told:  # positive control: what a process kept in memory would come back as the unlinked pseudonym
         monkeypatch.setattr(pseudonyms, "unlinkings", lambda _: 0)
     writer = make_writer(any_store)
     writer.submit([opened(1), opened(2)._replace(subject="bob")])
@@ -456,8 +456,8 @@ def test_a_writer_that_runs_forgets_who_was_unlinked(
         alice, bob, again, bob_again = sorted(connection.execute(query))
         found = subject_rows.names_of(connection, "acme", "alice")
     assert (bob.subject, bob.session) == (bob_again.subject, bob_again.session)
-    assert (again.subject != alice.subject, again.session != alice.session) == (told, told)
-    assert found == (sorted([again.subject, again.session]) if told else [])
+    assert (again.subject != alice.subject, again.session != alice.session) == (is_told, is_told)
+    assert found == (sorted([again.subject, again.session]) if is_told else [])
 
 
 def test_a_session_without_its_subjects_secret_is_another(any_store: Engine, make_writer: Any) -> None:

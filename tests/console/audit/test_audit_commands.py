@@ -191,7 +191,7 @@ def test_a_mailed_leaf_is_checked_by_both_programs_and_no_edit_of_it_passes(
     stranger = str(create_signing_key(place / "other.key", "ledger.example/acme").verifier)
     assert "not sound" in run(f"audit verify leaf-3.proof --key {stranger}", exits=1).stdout
     assert ALONE.main([str(place / "leaf-3.proof"), "--key", stranger]) == 1
-    assert "not signed by a key" in capsys.readouterr().out
+    assert "no trusted key signed" in capsys.readouterr().out
 
 
 def test_export_verify_and_fsck_find_an_edit(run: Run, place: Path) -> None:
@@ -201,7 +201,7 @@ def test_export_verify_and_fsck_find_an_edit(run: Run, place: Path) -> None:
     [path] = (place / "evidence/logs/000002").glob("*.csv")
     path.write_bytes(path.read_bytes().replace(b"alice", b"alicf").replace(b"internal", b"publicly", 1))
     assert "not sound" in run("audit verify evidence --key ledger.vkey", exits=1).stdout
-    assert "is there already" in run("audit export evidence", exits=2).stderr
+    assert "exists already" in run("audit export evidence", exits=2).stderr
     assert "not under the checkpoint" in run("audit export other --log tenant/nobody", exits=2).stderr
 
 

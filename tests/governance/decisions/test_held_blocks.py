@@ -18,7 +18,7 @@ from kvcustody.audit.evidence.coverage.custody_units import (
     units_of,
 )
 from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord
-from kvcustody.audit.evidence.coverage.leaves_in_database import leaves_in_database
+from kvcustody.audit.evidence.coverage.recount_process import leaves_in_database
 from kvcustody.audit.evidence.coverage.summary import summary
 from kvcustody.audit.keep import uncount
 from kvcustody.audit.kinds import CustodyEnded

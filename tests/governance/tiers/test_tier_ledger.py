@@ -12,7 +12,7 @@ from kvcustody.audit.evidence.copies.copy_coverage import CopyCoverageRow, copie
 from kvcustody.audit.evidence.coverage.conservation import PoolCounts, TierCounts, conservation
 from kvcustody.audit.evidence.coverage.custody_units import CustodySelection
 from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord
-from kvcustody.audit.evidence.coverage.leaves_in_database import leaves_in_database
+from kvcustody.audit.evidence.coverage.recount_process import leaves_in_database
 from kvcustody.audit.kinds import WorkerStarted, WorkerStopped
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.write.event_writer import EventWriter

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord
-from kvcustody.audit.evidence.coverage.leaves_in_database import leaves_in_database
+from kvcustody.audit.evidence.coverage.recount_process import leaves_in_database
 from kvcustody.audit.evidence.coverage.summary import coverage
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.lab.replay.options import EnvironmentOptions, RunnerOptions, read_policy

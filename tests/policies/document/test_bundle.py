@@ -1,4 +1,4 @@
-"""No bundle is accepted but the one that was signed, by whom the trust configuration asks, for here and for now."""
+"""Only the signed bundle is accepted: with the required signers, for this audience, and now."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_was_signed_is_accepted() -> None:
 
 
 def resigned(document: str, signatures: tuple[DocumentSignature, ...]) -> bytes:
-    """A consistent forgery: every digest is right, the signatures are of something else."""
+    """Return a consistent forgery: every digest is right, but the signatures cover something else."""
     manifest, _ = manifest_of(document, audience="prod", revision=8, issued_us=NOW, expires_us=LATER)
     return write_bundle(Bundle(manifest, document, signatures))
 
@@ -130,17 +130,17 @@ def test_every_truncation_is_refused() -> None:
 
 
 def edits(data: bytes, values: range, at: range) -> int:
-    """How many single-byte substitutions are accepted."""
-    found = 0
+    """Return how many single-byte substitutions are accepted."""
+    accepted_count = 0
     buffer = bytearray(data)
     for place in at:
         before = buffer[place]
         for value in values:
             if value:
                 buffer[place] = before ^ value
-                found += accepted(bytes(buffer))
+                accepted_count += accepted(bytes(buffer))
         buffer[place] = before
-    return found
+    return accepted_count
 
 
 def test_single_byte_edits_are_refused() -> None:
@@ -154,14 +154,14 @@ def test_single_byte_edits_are_refused() -> None:
 
 def mutants(count: int) -> int:
     random = Random(2)
-    found = 0
+    accepted_count = 0
     for _ in range(count):
         data = bytearray(GOOD)
         for _ in range(random.randrange(1, 5)):
             start = random.randrange(len(data))
             data[start : start + random.randrange(4)] = random.randbytes(random.randrange(4))
-        found += bytes(data) != GOOD and accepted(bytes(data))
-    return found
+        accepted_count += bytes(data) != GOOD and accepted(bytes(data))
+    return accepted_count
 
 
 @pytest.mark.soak
@@ -172,7 +172,7 @@ def test_every_single_byte_edit_is_refused() -> None:
 
 
 def test_without_the_signature_check_consistent_forgeries_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B2's control: verification off, and whoever computes digests is believed."""
+    """B2's control: with verification off, anybody who computes digests is trusted."""
     forgeries = [
         resigned(_WIDER, _PARSED.signatures),
         resigned(POLICY, ()),

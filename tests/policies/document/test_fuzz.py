@@ -26,7 +26,7 @@ SPLICES = [
 
 
 def mutate(text, rng):
-    """One to three edits: insert, delete, swap, double a line, or move words about."""
+    """Return the lines after one to three edits: insert, delete, swap or double a line, or move words."""
     for _ in range(rng.randint(1, 3)):
         kind, at = rng.randrange(6), rng.randrange(len(text) + 1)
         if kind == 0:
@@ -37,15 +37,15 @@ def mutate(text, rng):
             text = text[:at] + chr(rng.choice([rng.randrange(128), rng.randrange(0x11000)])) + text[at + 1 :]
         else:
             lines = text.split("\n")
-            one, two = rng.randrange(len(lines)), rng.randrange(len(lines))
+            first, second = rng.randrange(len(lines)), rng.randrange(len(lines))
             if kind == 3:
-                lines.insert(one, lines[two])
+                lines.insert(first, lines[second])
             elif kind == 4:
-                lines[one], lines[two] = lines[two], lines[one]
+                lines[first], lines[second] = lines[second], lines[first]
             else:
-                words = lines[one].split(" ")
+                words = lines[first].split(" ")
                 words[rng.randrange(len(words))] = rng.choice(SPLICES)
-                lines[one] = " ".join(words)
+                lines[first] = " ".join(words)
             text = "\n".join(lines)
     return text
 
@@ -74,7 +74,7 @@ def fuzz(sources, seed, count, laid_out=1.0):
 
 
 def formatted(text, table, lay_out=fmt):
-    """What is accepted is accepted again after `fmt`, and compiles to the same table."""
+    """Accepted text is accepted again after `fmt`, and compiles to the same table."""
     done = lay_out(text, name="fuzz.yaml")
     again = compile_policy(load_policy(done.text, name="formatted.yaml"), revision=1)
     assert again.digest == table.digest
@@ -126,7 +126,7 @@ def test_no_crash_and_no_half_acceptance(sources):
     [("at_most: high", "at_most: low"), ("until: 2027-03-31", "until: 2027-03-30"), ("idle: 1d", "idle: 2d")],
 )
 def test_positive_control_a_layout_that_changes_the_table_is_noticed(monkeypatch, old, new):
-    """Even where the digest is blind: the tables themselves are compared."""
+    """The tables themselves are compared, because the digest does not see every difference."""
     assert old in SMALL
     table = compile_policy(load_policy(SMALL, name="small.yaml"), revision=1)
     assert formatted(SMALL, table) == ["formatted"]

@@ -1,4 +1,4 @@
-"""Every way of writing a policy wrongly, and the exact line that each gives (`golden_errors.txt`).
+"""Every way to write a policy wrongly, and the exact line reported for it (`golden_errors.txt`).
 
 A change of a message is a change of that file, seen in review. `KVCUSTODY_WRITE_GOLDEN=1` writes it anew.
 """
@@ -330,7 +330,7 @@ def test_message(this):
 
 @pytest.mark.parametrize("this", CASES, ids=lambda c: c.name)
 def test_the_python_parser_gives_the_same_places(this, monkeypatch):
-    """Where libyaml is absent, PyYAML's own parser answers: only its words for broken YAML differ."""
+    """Without libyaml, PyYAML's own parser is used; only its messages for broken YAML differ."""
     if len(this.document) > 100_000:
         pytest.skip("slow in the Python parser")
     fast = rejected(this.document).problems
@@ -375,7 +375,7 @@ def test_all_problems_are_collected_and_ordered():
     ],
 )
 def test_one_problem_hides_no_other(old, new, code):
-    """Neither in its own section nor in another; and what stands in for it is not complained about."""
+    """A problem hides none in its own section or in another, and its placeholder causes no complaint."""
     alone = rejected(BASE.replace(old, new)).problems
     text = BASE.replace(old, new).replace("at_most: mid", "at_most: mit").replace("idle: 30m", "idle: 9h")
     text = text.replace("name: base\n", "name: base\nissuers: [corp, partner]\n")

@@ -1,4 +1,4 @@
-"""Policies, identity documents, key files, settings and salts: one reader, and the same YAML is refused by each."""
+"""Policies, identity documents, key files, settings and salts use one reader, which refuses the same YAML in each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no caller and no author can do: lower a classification, declare a segment, and write what the code refuses."""
+"""No caller and no author can lower a classification, declare a segment, or write what the code refuses."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_isolating_profile_with_any_cross_tenant_permit_is_refused(profile, s
 
 
 def hint_effects(decisions, requests, seed):
-    """How many of these requests end up lower than without their hint, or in a segment, by what their caller says."""
+    """Return how many requests end up lower than without their hint, or in a segment, by their callers' hints."""
     rng = random.Random(seed)
     world = World(decisions, blocks=2048)
     policy = decisions.policy

@@ -57,7 +57,7 @@ def test_and_nothing_else(compiled, route):
      "/v1/h\u0443r", "/v1/hr?x=1", "/v1/chat;/../hr", "/" + "a" * 2000, "/v1/chat\n", 7],
 )  # fmt: skip
 def test_a_route_that_cannot_be_trusted_counts_as_the_highest(compiled, route):
-    """Otherwise a spelling that the engine resolves and the policy does not would escape a route's level."""
+    """Otherwise a spelling that only the engine resolves would escape a route's level."""
     assert compiled().classify("acme", route, None, None) == HIGH
 
 

@@ -1,4 +1,4 @@
-"""Chains of grants lead nowhere, and a block keeps the most restrictive label of what it was derived from.
+"""Chains of grants lead nowhere, and a block keeps the strictest label of its sources.
 
 Random directed graphs of grants, and random derivations along them: who fills from whom, at which classification. The
 decisions are the table's, level and domain are what `classify` and the grants allow.
@@ -22,7 +22,7 @@ LEVELS = ("low", "mid", "high")
 
 
 def graph(rng, base):
-    """(table, levels by (owner, reader)): a random graph without a forbid, so that only grants decide."""
+    """Return (table, levels by (owner, reader)): a random graph without a forbid, so that only grants decide."""
     pairs = [(a, b) for a in NAMES for b in NAMES if a != b]
     chosen = {pair: rng.randrange(3) for pair in rng.sample(pairs, rng.randint(3, 14))}
     grants = tuple(Grant(f"g{i}", o, r, top, None, None, "x") for i, ((o, r), top) in enumerate(chosen.items()))

@@ -29,13 +29,13 @@ WIDTHS = {"own": SCOPES[:3], "grant": SCOPES[2:], "segment": SCOPES[2:]}
 
 
 def instants(timelines):
-    """Both sides of every edge."""
+    """Return both sides of every edge."""
     edges = {edge for timeline in timelines for piece in timeline for edge in piece[:2]}
     return sorted({max(0, edge - side) for edge in edges if edge < 1 << 60 for side in (0, 1)} | {NOON})
 
 
 def questions(table, doc):
-    """Every request that the table can tell apart."""
+    """Return every distinguishable request."""
     names = [*(name for name in doc["tenants"] if name != "default"), "stranger"]
     levels = range(len(doc["classifications"]))
     for reader, owner in itertools.product(names, names):
@@ -50,7 +50,7 @@ def questions(table, doc):
 
 
 def stored(table):
-    """Every cell that the table stores: places of own rows, pieces of timelines."""
+    """Return every cell that the table stores: places of own rows, intervals of timelines."""
     cells = {("own", who, place) for who, row in table._own.items() for place in range(len(row))}
     if table._unlisted is not None:
         cells |= {("own", UNLISTED, place) for place in range(len(table._unlisted))}
@@ -64,7 +64,7 @@ def stored(table):
 
 
 def reached(table, request):
-    """The stored cell that answers this request, if any does."""
+    """Return the stored cell that answers this request, if there is one."""
     action, reader, owner, level, scope, via, now, source = request
     place, width = Action[action.upper()], Scope[scope.upper()]
     if via == "own":
@@ -124,7 +124,7 @@ def sweep(seed, policies, default=False):
 
 
 def thresholds(table, doc, revoked):
-    """Which limits of grants and segments were the difference between a permit and a deny."""
+    """Return which limits of grants and segments separated a permit from a deny."""
     top = len(doc["classifications"]) - 1
     for grant in table.policy.grants:
         if grant.id in revoked or any(rule["effect"] == "forbid" for rule in doc["rules"]):
@@ -151,7 +151,7 @@ def check_thresholds(seen):
 
 
 def kinds_and_cells(seen):
-    """What is missing from the run: kinds of rules, and (effect, way, action, level, scope)."""
+    """Return what the run did not reach: kinds of rules, and (effect, way, action, level, scope)."""
     lacking = RULE_KINDS - set(seen)
     for via, action, level, scope in itertools.product(VIAS, WORDS, range(4), SCOPES):
         may = action in OPEN[via] and scope in WIDTHS[via]

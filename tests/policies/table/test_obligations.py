@@ -1,4 +1,4 @@
-"""What is owed: every classification has everything, and several sources combine to the strictest."""
+"""Obligations: every classification has all of them, and several sources combine to the strictest."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def sized(base, rules, tenants):
 
 
 def steps(table, request):
-    """Bytecodes executed in our own frames for one decision."""
+    """Return the number of bytecodes executed in our own frames for one decision."""
     count = 0
 
     def trace(frame, event, arg):

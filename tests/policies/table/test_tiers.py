@@ -1,4 +1,4 @@
-"""What is owed for copies in a tier: the least that every source leaves, and nothing where one of them says no."""
+"""Obligations for copies in a tier: the minimum over every source, and nothing if one source refuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def own(said):
 
 
 def times(table, tenant="acme", level=LOW):
-    """For each tier, how long copies may be there and how soon they are gone."""
+    """Return for each tier how long copies may stay and how soon they are gone."""
     return {
         tier.value: (duty.absolute_us, duty.within_us)
         for tier in Tier
@@ -112,7 +112,7 @@ EU, FILES = ("region", "eu"), ("purpose", "files")
 
 
 def test_a_remote_store_agrees_with_the_domains_labels(compiled):
-    """Every declared one, where nothing is said."""
+    """Without a statement, a remote store must match every declared label."""
     duty = compiled(REMOTE, TWO).tier_duty("acme", LOW, "remote")
     assert duty.match == ("purpose", "region")
     assert duty.allows((EU,), {"region": ["eu"]}) and duty.allows((EU,), {"region": ["us", "eu"]})

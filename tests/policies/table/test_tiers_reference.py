@@ -1,4 +1,4 @@
-"""What a tier is told, against a reference that evaluates the YAML's data each time, and against Cedar.
+"""The obligations for tiers, against a reference that evaluates the YAML's data each time, and against Cedar.
 
 The reference knows nothing of the loader, the typed form or the compiler. Positive controls: a reference that forgets a
 tenant's own entry, and Cedar statements without their tiers, must disagree.
@@ -31,7 +31,7 @@ def us(written):
 
 
 def limits(entry, tier):
-    """(absolute, within) that an entry says of a tier, None for each that it leaves out; None: not there."""
+    """Return an entry's (absolute, within) for a tier, None for omitted values; None: the tier is not listed."""
     if entry == "never" or tier not in entry["tiers"]:
         return None
     own = entry["tiers"][tier] if isinstance(entry["tiers"], dict) else {}
@@ -50,24 +50,24 @@ def expected(doc, tenant, level, tier, *, forgets=False):
     kept = (entry or {}).get("retention", {}).get(name, doc["retention"][name])
     wide, own = doc["offload"][name], (entry or {}).get("offload", {}).get(name)
     own = None if forgets else own
-    said = [limits(each, tier) for each in (wide, own) if each is not None]
+    limits_of_both = [limits(each, tier) for each in (wide, own) if each is not None]
     may = [
         reference(doc, frozenset(), a, tenant, tenant, level, "session", "own", 0)[0]
         for a in ("offload", "publish", "retain")
     ]
-    if entry is None or None in said or not may[0]:
+    if entry is None or None in limits_of_both or not may[0]:
         return None
     block = us(kept["absolute"])
-    first = min(us(doc["retention"][name]["absolute"]) if said[0][0] is None else said[0][0], block)
-    within = follows(first) if said[0][1] is None else said[0][1]
+    first = min(us(doc["retention"][name]["absolute"]) if limits_of_both[0][0] is None else limits_of_both[0][0], block)
+    within = follows(first) if limits_of_both[0][1] is None else limits_of_both[0][1]
     absolute = first
-    if len(said) == 2:
-        absolute = first if said[1][0] is None else min(first, said[1][0])
-        within = min(within, follows(absolute) if said[1][1] is None else said[1][1])
+    if len(limits_of_both) == 2:
+        absolute = first if limits_of_both[1][0] is None else min(first, limits_of_both[1][0])
+        within = min(within, follows(absolute) if limits_of_both[1][1] is None else limits_of_both[1][1])
     bounds = [
         block,
         us(doc["retention"][name]["absolute"]),
-        *(each[0] for each in said),
+        *(each[0] for each in limits_of_both),
         us(kept["active_max"]),
     ]
     running = min(bound for bound in bounds if bound)

@@ -1,4 +1,4 @@
-"""Decision equivalence against Cedar, an engine of other people: the exported policy decides every request alike."""
+"""Decision equivalence with Cedar, an independent engine: the exported policy decides every request alike."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def as_request(asked):
 
 
 def compare(seed, policies, requests, spoil=str):
-    """(counts, disagreements); `spoil` edits the Cedar text, for controls."""
+    """Return (counts, disagreements); `spoil` edits the Cedar text, for controls."""
     rng = random.Random(seed)
     seen: Counter[str] = Counter()
     wrong = []

@@ -1,4 +1,4 @@
-"""What no policy may open: B4 (transitivity, labels), reading down, strangers; and B1's errors that deny.
+"""Permits that no policy may give: B4 (transitivity, labels), reading down, strangers; and B1's errors that deny.
 
 Each has its positive control: the one thing changed that should open it, opens it.
 """
@@ -43,7 +43,7 @@ def reuse(table, reader, owner, level=LOW, scope=Scope.TENANT, via=Via.GRANT, no
 
 
 def everything(table, names, now=NOW):
-    """Every decision of the table over these names."""
+    """Return every decision of the table over these names."""
     for action, reader, owner, level, scope, via in itertools.product(
         Action, names, names, range(len(table.policy.classifications)), Scope, Via
     ):

@@ -1,4 +1,4 @@
-"""Placement rules and what becomes of a dead worker's copies: proved, compared, linted and explained."""
+"""Placement rules and the copies of dead workers: proved, compared, linted and explained."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def groups(found: DecisionTable, tenant: str, route: str | None = None, hint: st
 
 
 def test_every_matching_rule_narrows_and_a_dedicated_group_is_closed_to_others() -> None:
-    found = table(OWN, SEALED, EU)
-    assert groups(found, "acme") == {"a-1"}, "its region, and its own groups"
+    decisions = table(OWN, SEALED, EU)
+    assert groups(decisions, "acme") == {"a-1"}, "its region, and its own groups"
     assert groups(table(OWN, SEALED), "acme") == {"a-1", "a-2"}
-    assert groups(found, "labs") == {"s", "eu-1", "other"}
-    assert groups(found, "labs", hint="high") == {"s"} == groups(found, "stranger", hint="no-such-level")
+    assert groups(decisions, "labs") == {"s", "eu-1", "other"}
+    assert groups(decisions, "labs", hint="high") == {"s"} == groups(decisions, "stranger", hint="no-such-level")
     assert groups(table(OWN, SEALED), "acme", "/v1/hr/x") == {"a-1"}, "the route raises"
     assert groups(table(OWN, SEALED), "acme", "/v1/../v1") == {"a-1"}, "who cannot be trusted is the highest"
     assert groups(table(), "acme") == {"a-1", "a-2", "s", "eu-1", "other"}, "the control: no rule"
-    again = PlacementTable.from_data(json.loads(json.dumps(found.placement.data())))
+    again = PlacementTable.from_data(json.loads(json.dumps(decisions.placement.data())))
     for tenant in ("acme", "labs", "stranger"):
         for hint in (None, "high"):
             asked = tenant, "/v1/hr/x", None, hint
-            assert again.demand(*asked) == found.placement.demand(*asked)
+            assert again.demand(*asked) == decisions.placement.demand(*asked)
 
 
 def test_what_says_nothing_new_has_the_digest_that_it_had() -> None:
@@ -88,8 +88,8 @@ def test_a_rule_that_cannot_be_meant_is_refused(rule: str, code: str) -> None:
 def test_the_proof_says_where_requests_go_and_finds_a_table_that_sends_them_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = table(OWN, SEALED, EU)
-    proof = prove(found)
+    decisions = table(OWN, SEALED, EU)
+    proof = prove(decisions)
     placed = next(one for one in proof.properties if one.id == "ISO-14")
     assert proof.holds and placed.cells > placed.permits > 0
     assert all(one.id != "ISO-14" for one in prove(table()).properties)
@@ -101,7 +101,7 @@ def test_the_proof_says_where_requests_go_and_finds_a_table_that_sends_them_else
         lambda self, tenant, level, labels: demand(self, tenant, level, ()),
     ):
         monkeypatch.setattr(PlacementTable, "demand_of", broken)
-        wrong = prove(found)
+        wrong = prove(decisions)
         assert [one.id for one in wrong.broken] == ["ISO-14"]
 
 

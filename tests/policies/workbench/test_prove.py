@@ -58,7 +58,7 @@ class Deployment:
         return declare(self.ring, owner, text, model=MODEL.digest, block_tokens=BLOCK).digest
 
     def crossed_tokens(self, policy, probe: Probe) -> int:
-        """How many of the owner's cached tokens the reader is served, in the real governor."""
+        """Return how many of the owner's cached tokens the real governor serves to the reader."""
         clock = VirtualClock(utc_us=probe.at_us)
         world = World(compile_policy(policy, revision=1), keyring=self.ring, blocks=512, clock=clock)
         hints = {"classification": probe.level} if probe.level != LOW else {}
@@ -75,7 +75,7 @@ class Deployment:
         return crossed
 
     def forget(self, world):
-        """An hour passes and everything lapses, so that no hit of the next turn is the reader's own."""
+        """Let an hour pass, so that everything lapses and no hit of the next turn is the reader's own."""
         for _ in range(4):
             world.step(900 * 1_000_000)
 
@@ -86,7 +86,7 @@ def deployment():
 
 
 def plant(deployment, rng, count):
-    """`count` leaks that the governor confirms, with the base that each was planted in; and what it did not confirm."""
+    """Return `count` leaks confirmed by the governor, each with its base policy; and the unconfirmed ones."""
     confirmed, unconfirmed = [], Counter()
     while len(confirmed) < count:
         base = cast(rng, deployment.declare)
@@ -146,7 +146,7 @@ def test_accepts_two_hundred_safe_edits(deployment):
 
 
 def test_what_is_accepted_is_no_leak_in_the_governor(deployment):
-    """Every probe of the leaks, asked of every safe edit: none is served more than the base serves."""
+    """Every probe of the leaks is repeated for every safe edit: none is served more than under the base policy."""
     rng = random.Random(5)
     base = cast(rng, deployment.declare)
     probes = rng.sample([mutant.probe for mutant in leaks(rng, base)], 8)
@@ -360,7 +360,7 @@ def test_a_million_cells_of_forty_tenants_and_two_hundred_grants_cost_four_calls
 
 
 def calls_of(document):
-    """How many calls a proof and a difference from nothing take."""
+    """Return how many calls a proof and an empty difference take."""
     policy = load_policy(document, name="large.yaml")
     table = compile_policy(policy, revision=2)
     nothing = compile_policy(replace(policy, grants=()), revision=1)
@@ -505,7 +505,7 @@ def smt_leak(declared, running):
 
 
 def decides(kind):
-    """What z3 is asked about is who may reach whose blocks, not how a request is classified."""
+    """z3 is only asked who may reach whose blocks, not how a request is classified."""
     return not kind.startswith("classify")
 
 

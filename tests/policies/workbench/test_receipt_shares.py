@@ -39,8 +39,8 @@ def share(scopes: NameScopes, tenant: str, hint: str | None = None) -> Fraction:
 
 
 def test_a_share_is_of_the_tenant_and_the_classification_and_all_where_others_reach_it() -> None:
-    said = policy("{default: 1/4, high: all}", globex="{low: none, mid: none}", default="{default: 1/2}")
-    scopes = NameScopes.from_data(json.loads(json.dumps(NameScopes.of_policies([said]).data())))
+    declared = policy("{default: 1/4, high: all}", globex="{low: none, mid: none}", default="{default: 1/2}")
+    scopes = NameScopes.from_data(json.loads(json.dumps(NameScopes.of_policies([declared]).data())))
     assert [share(scopes, "globex"), share(scopes, "globex", "high")] == [NONE, ALL], "its level is the request's"
     assert [share(scopes, "stranger"), share(scopes, "stranger", "high")] == [Fraction(1, 2)] * 2
     assert [share(scopes, "acme"), share(scopes, "labs")] == [ALL, ALL], "a segment and a grant open them"
@@ -48,7 +48,7 @@ def test_a_share_is_of_the_tenant_and_the_classification_and_all_where_others_re
     assert [share(silent, "globex"), share(silent, "stranger"), share(silent, "acme")] == [
         UNSAID_RECEIPTS, UNSAID_RECEIPTS, ALL,
     ]  # fmt: skip
-    both = NameScopes.of_policies([said, policy(globex="{mid: 1/3}")])
+    both = NameScopes.of_policies([declared, policy(globex="{mid: 1/3}")])
     assert share(both, "globex") == Fraction(1, 3), "the largest of policies that hold together"
     silenced = NameScopes.of_policies([policy("{default: none}"), policy()])
     assert share(silenced, "globex") == UNSAID_RECEIPTS, "one that says nothing means its share"
@@ -78,13 +78,13 @@ def test_what_cannot_be_meant_is_refused(said: str, code: str) -> None:
 
 
 def test_fewer_receipts_are_looser_and_what_changes_for_all_is_said_once() -> None:
-    plain, more, one = (
+    plain, more, single = (
         compile_policy(made, revision=1)
         for made in (policy(), policy("{default: 1/10, high: all}"), policy(globex="{low: none}"))
     )
     changes = [change for change in diff(plain, more).duties if change.field == "route_receipts"]
     assert [(change[:2], change.loosens) for change in changes] == [(("every tenant", "high"), False)]
-    changes = [change for change in diff(plain, one).duties if change.field == "route_receipts"]
+    changes = [change for change in diff(plain, single).duties if change.field == "route_receipts"]
     assert [change[:5] for change in changes] == [("globex", "low", "route_receipts", "1/10", "none")]
     assert changes[0].loosens
 

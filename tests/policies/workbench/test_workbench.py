@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (one case a line reads as the table it is)
-"""What authors and reviewers ask of a policy: differences, findings, layout, schema, starts, cases, explanations."""
+"""The workbench for authors and reviewers: differences, findings, layout, schema, starts, cases, explanations."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ RULE = "rules:\n"
     ],
 )  # fmt: skip
 def test_verdicts(compiled, edits, verdict):
-    one, two = compiled(), compiled(*edits)
-    found, back = diff(one, two), diff(two, one)
+    old, new = compiled(), compiled(*edits)
+    found, back = diff(old, new), diff(new, old)
     assert found.verdict == verdict
     opposite = {"wider": "narrower", "narrower": "wider"}
     assert back.verdict == opposite.get(verdict, verdict)
     assert len(found.cells) == len(back.cells) and found.openings == back.closings
-    assert json.dumps(found.data()) == json.dumps(diff(one, two).data())
+    assert json.dumps(found.data()) == json.dumps(diff(old, new).data())
 
 
 @pytest.mark.parametrize("where", ["policy", "tenant"])
@@ -94,27 +94,27 @@ def test_one_name_for_a_tenants_requests_is_a_placement_channel_that_somebody_ap
 
 def test_a_difference_is_exact(compiled):
     """Every changed cell is changed, and between the cells nothing else is."""
-    one, two = (
+    old, new = (
         compiled(),
         compiled(("until: 2027-03-31", "until: 2027-06-01"), ("reader: owner", "reader: [acme]")),
     )
-    found = diff(one, two)
+    found = diff(old, new)
     assert found.verdict is DiffVerdict.INCOMPARABLE
     (opening,) = found.consents
     assert (opening.id, opening.owner, opening.reader) == ("labs-reads-acme", "acme", "labs")
-    told = {(c.action, c.reader, c.owner, c.classification, c.scope, c.via): c for c in found.cells}
+    told_cells = {(c.action, c.reader, c.owner, c.classification, c.scope, c.via): c for c in found.cells}
     for action in Action:
         for reader in ("acme", "labs", "globex", "~unlisted-1"):
             for owner in ("acme", "labs", "globex"):
-                for level, name in enumerate(one.policy.classifications):
+                for level, name in enumerate(old.policy.classifications):
                     for scope in Scope:
                         for via in Via:
                             at = 1_806_000_000_000_000  # April 2027: the old grant is over, the new one is not
                             before, after = (
                                 t.decide(AccessRequest(action, reader, owner, level, scope, via), at)
-                                for t in (one, two)
+                                for t in (old, new)
                             )
-                            cell = told.get((action, reader, owner, name, scope, via))
+                            cell = told_cells.get((action, reader, owner, name, scope, via))
                             assert (before.permitted != after.permitted) == (
                                 cell is not None and cell.start_us <= at < cell.end_us
                             )
@@ -133,7 +133,7 @@ SEALED = "low: {tiers: [host, nvme], encrypt: required}"
 
 
 @pytest.mark.parametrize(
-    ("one", "two", "told"),
+    ("before", "after", "changes"),
     [
         ("", ", absolute: 2h", {("tier_absolute_us", False), ("tier_within_us", False)}),
         (", absolute: 2h, within: 1m", ", absolute: 3h, within: 1m", {("tier_absolute_us", True)}),
@@ -142,14 +142,14 @@ SEALED = "low: {tiers: [host, nvme], encrypt: required}"
          {("tier_absolute_us", True), ("tier_within_us", False)}),
     ],
 )  # fmt: skip
-def test_limits_of_tiers_are_compared(compiled, one, two, told):
+def test_limits_of_tiers_are_compared(compiled, before, after, changes):
     """By each tenant whose copies they are of, and by no other classification."""
-    edits = [(SEALED, SEALED[:-1] + said + "}") for said in (one, two)]
+    edits = [(SEALED, SEALED[:-1] + said + "}") for said in (before, after)]
     found = diff(compiled(edits[0]), compiled(edits[1]))
-    assert {(duty.field, duty.loosens) for duty in found.duties} == told
+    assert {(duty.field, duty.loosens) for duty in found.duties} == changes
     assert {duty.tenant for duty in found.duties} == {"acme", "labs", "globex", "~unlisted-1"}
     assert {duty.subject for duty in found.duties} == {"low"} and not found.cells
-    shown = next(duty for duty in found.duties if duty.field == sorted(told)[0][0] and duty.tenant == "acme")
+    shown = next(duty for duty in found.duties if duty.field == sorted(changes)[0][0] and duty.tenant == "acme")
     assert shown.after.startswith("host ") and ", nvme " in shown.after
 
 
@@ -256,7 +256,7 @@ def test_every_lint_code_is_shown():
 
 
 def test_lint_leaves_the_library_alone():
-    """But for dates: a guard for later edits is no finding."""
+    """Lint reports nothing for the library except about dates: a guard for later edits is no finding."""
     for name in library.names():
         assert lint(compile_policy(library.load(name), revision=1), now_us=NOW) == ()
 
@@ -275,7 +275,7 @@ def test_what_does_nothing_is_told_until_it_works(compiled):
 
 
 def test_a_tier_that_nobody_has_is_told(compiled):
-    """At a worker what it has not; beside vLLM what its connector has not; of a document alone nothing."""
+    """A worker's missing tiers are reported, and beside vLLM its connector's; for a document by itself nothing is."""
 
     def told(*edits, owner=PoolOwner.KVCUSTODY, tiers=()):
         found = lint(compiled(*edits), now_us=NOW, owner=owner, tiers=tiers)
@@ -306,7 +306,7 @@ def test_copies_that_only_a_store_could_take_are_an_error_where_there_is_none(co
 
     alone = ("high: never", "high: {tiers: [remote], encrypt: required}")
     ((code, message),) = told(alone, tiers=("host", "nvme"))
-    assert code in ERRORS and message.startswith("offload of `high`: copies go to `remote` alone")
+    assert code in ERRORS and message.startswith("offload of `high`: copies may only go to `remote`")
     assert told(alone, tiers=("host", "nvme", "remote")) == [] == told(alone, tiers=None)
     beside = ("high: never", "high: {tiers: [host, remote], encrypt: required}")
     ((code, _),) = told(beside, tiers=("host", "nvme"))
@@ -315,7 +315,7 @@ def test_copies_that_only_a_store_could_take_are_an_error_where_there_is_none(co
 
 def test_copies_of_what_is_never_kept_are_told(compiled):
     (only,) = lint(compiled(PLAIN, *OPEN, ("high: never", "high: {tiers: [host], encrypt: required}")), now_us=NOW)
-    assert only.code == "KVP761" and "nothing of it outlives its request" in only.message
+    assert only.code == "KVP761" and "no block outlives its request" in only.message
 
 
 def test_confusable_names():
@@ -528,15 +528,15 @@ def test_a_deny_after_the_end_names_the_last_instant(compiled):
 def test_an_explanation_of_offload_tells_each_tier_and_who_says_so(compiled):
     table = compiled(("globex: {scope", "globex: {offload: {low: {tiers: [nvme], encrypt: required}}, scope"))
     asked = Request(Action.OFFLOAD, "globex", "globex", 0, Scope.SESSION, Via.OWN, NOW)
-    found = explain(table, asked)
-    host, nvme, remote = found.tiers
+    explanation = explain(table, asked)
+    host, nvme, remote = explanation.tiers
     assert (host.permitted, nvme.permitted, remote.permitted) == (False, True, False)
     assert str(host) == "host: not at all, by offload:low"
     assert "copies at most 1d" in str(nvme) and "encrypted" in str(nvme)
     said = {source.what: source.says for source in host.sources}
     assert said["tenant `globex`: offload of `low`"] == "not to host"
     assert said["offload of `low`"].startswith("at most 7d") and all(source.line > 1 for source in host.sources)
-    assert [tier["tier"] for tier in found.data()["tiers"]] == ["host", "nvme", "remote"]
+    assert [tier["tier"] for tier in explanation.data()["tiers"]] == ["host", "nvme", "remote"]
     plain = explain(table, asked._replace(level=1)).tiers[0]
     assert "plain memory allowed" in str(plain)
     assert "tiers" not in explain(table, asked._replace(action=Action.REUSE)).data()

@@ -62,15 +62,15 @@ def test_a_salt_that_is_read_while_the_service_is_away_is_known_when_it_is_back(
     """And what an engine appends meanwhile cuts nothing off."""
     world, path = place.world, place.world.folder / "salts"
     first, second = place.label("acme", "ann"), place.label("acme", "bob")
-    told = ScopeSalts(world.keys, ScopeDirectory(path, world.keys))
-    salt = told.of(first)
+    salts = ScopeSalts(world.keys, ScopeDirectory(path, world.keys))
+    salt = salts.of(first)
     reads = ScopeDirectory(path, SealKeys(world.keyring, world.shred))
     service_of(place).is_away_too_long = True
     assert reads.label_of(salt) is None
-    assert told.of(second) != told.of(second), "a salt that nobody has again"
+    assert salts.of(second) != salts.of(second), "a salt that nobody has again"
     service_of(place).is_away_too_long = False
     assert reads.label_of(salt) == first
-    assert reads.label_of(told.of(second)) == second
+    assert reads.label_of(salts.of(second)) == second
 
 
 def service_of(place: Place) -> Service:

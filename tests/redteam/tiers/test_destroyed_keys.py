@@ -131,13 +131,13 @@ sys.stdin.readline()
 
 def secrets_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """What the process has in use: each part, and the key that is made of all."""
-    world, made = World(folder), list[bytes]()
+    world, object_keys = World(folder), list[bytes]()
     label = world.spec("acme", "ada")
     shreds = {key.kind: key.id for key in world.shred.living()}
     real = seal_keys.ExtendedNonceKey
 
     def seen(key: KeyBuffer) -> object:
-        made.append(bytes(key.view()))
+        object_keys.append(bytes(key.view()))
         return real(key)
 
     with monkeypatch.context() as patch:
@@ -145,7 +145,7 @@ def secrets_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes
         world.keys.of(label, shreds["subject"], shreds["bucket"])
     found = {kind: bytes(world.shred.secret(id_).view()) for kind, id_ in shreds.items()}
     found["tenant"] = bytes(world.keyring._secret(label.owner, 1).view())
-    found["object's key"] = made[0]
+    found["object's key"] = object_keys[0]
     world.close()
     return found
 

@@ -116,15 +116,15 @@ def exchange(tier: SealedTier, drawn: Random) -> int:
 
 def watched(tier: SealedTier) -> list[CopyEvent]:
     """From now on: what ended because it did not open, or was not there."""
-    take, found = tier.take_events, list[CopyEvent]()
+    take, ended = tier.take_events, list[CopyEvent]()
 
     def taken() -> list[CopyEvent]:
         events = take()
-        found.extend(one for one in events if one.step == "ended" and one.cause in ("broken", "lost"))
+        ended.extend(one for one in events if one.step == "ended" and one.cause in ("broken", "lost"))
         return events
 
     tier.take_events = taken  # type: ignore[method-assign]
-    return found
+    return ended
 
 
 @pytest.mark.parametrize("rounds", [10, pytest.param(5_000, marks=pytest.mark.soak)])

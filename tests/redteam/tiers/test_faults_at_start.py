@@ -196,19 +196,19 @@ def test_a_limit_of_locked_memory_is_named_with_the_setting(tmp_path: Path, limi
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     """A disk of the size that is asked for."""
-    made: list[Path] = []
+    places: list[Path] = []
 
     def mount(options: str) -> Path:
-        place = tmp_path / f"disk-{len(made)}"
+        place = tmp_path / f"disk-{len(places)}"
         place.mkdir()
         done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True, check=False)
         if done.returncode:
             pytest.skip("no right to mount a disk here")
-        made.append(place)
+        places.append(place)
         return place
 
     yield mount
-    for place in made:
+    for place in places:
         subprocess.run(["umount", "-l", place], check=True)
 
 
@@ -248,17 +248,17 @@ def test_shred_keys_on_a_full_disk_are_said_and_end_no_process(
     """A file of records is mapped: a write into a hole of a full disk would end the process (SIGBUS)."""
     disk = small_disk("size=40k")
     keys = Keys(tmp_path)
-    made = shred_keys.ShredKeys.open(disk / "shred.keys", keys.wrapping, keys.clock)
+    shred = shred_keys.ShredKeys.open(disk / "shred.keys", keys.wrapping, keys.clock)
     (disk / "filling").write_bytes(bytes(8192))
     subjects = [bytes([number]) * 8 for number in range(80)]
     with pytest.raises(KeyringError, match="no room for another"):
         for subject in subjects:
-            made.of_subject(subject)
-    living = made.living()
+            shred.of_subject(subject)
+    living = shred.living()
     assert 40 < len(living) < 80
     (disk / "filling").unlink()
-    assert {made.of_subject(subject).id for subject in subjects} >= {key.id for key in living}
-    made.close()
+    assert {shred.of_subject(subject).id for subject in subjects} >= {key.id for key in living}
+    shred.close()
     (disk / "filling").write_bytes(bytes(1 << 15)[: _room(disk)])
     with pytest.raises(KeyringError, match=r"cannot be opened .*No space left on device"):
         shred_keys.ShredKeys.open(disk / "other.keys", keys.wrapping, keys.clock)

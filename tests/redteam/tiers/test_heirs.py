@@ -38,7 +38,7 @@ class Process(Place):
 @pytest.fixture(params=MOST)
 def process(request: pytest.FixtureRequest, tmp_path: Path, server: Callable[[str], StoreServer]) -> Iterator[Made]:
     """`process(worker, heir_of=…)`: the next of this worker, on the same keys and store."""
-    there, made, number = server(request.param), list[Place](), count(1)
+    there, places, number = server(request.param), list[Place](), count(1)
 
     def of(worker: str, *heir_of: str, restores: bool = True) -> Place:
         class Made(Process):
@@ -47,11 +47,11 @@ def process(request: pytest.FixtureRequest, tmp_path: Path, server: Callable[[st
 
         holder = TierHolder(worker, "default", f"{worker}-{next(number)}")
         said = {"server": there, "worker": worker, "prefix": tmp_path.name, "heir_of": heir_of}
-        made.append(Made(tmp_path, "remote", holder=holder, **said))
-        return made[-1]
+        places.append(Made(tmp_path, "remote", holder=holder, **said))
+        return places[-1]
 
     yield of
-    for place in made:
+    for place in places:
         place.staging.close()
         place.world.close()
 

@@ -28,20 +28,20 @@ class Endless:
 
     def __init__(self) -> None:
         self.pages, self.ends_at, self.status = 0, 1 << 30, 200
-        told = self
+        server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                told.pages += 1
+                server.pages += 1
                 asked = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
-                prefix, goes_on = asked["prefix"][0], told.pages < told.ends_at
-                key = prefix if len(prefix) > 60 else f"{prefix}{told.pages:064x}"
+                prefix, goes_on = asked["prefix"][0], server.pages < server.ends_at
+                key = prefix if len(prefix) > 60 else f"{prefix}{server.pages:064x}"
                 body = (
-                    f"<R><Version><Key>{key}</Key><VersionId>{told.pages}</VersionId><Size>1</Size></Version>"
+                    f"<R><Version><Key>{key}</Key><VersionId>{server.pages}</VersionId><Size>1</Size></Version>"
                     f"<IsTruncated>{str(goes_on).lower()}</IsTruncated>"
-                    f"<NextKeyMarker>{key}{told.pages}</NextKeyMarker></R>"
+                    f"<NextKeyMarker>{key}{server.pages}</NextKeyMarker></R>"
                 ).encode()
-                self.send_response_only(told.status)
+                self.send_response_only(server.status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

@@ -40,15 +40,15 @@ class Worker(Place):
 @pytest.fixture(params=MOST)
 def worker(request: pytest.FixtureRequest, tmp_path: Path, server: Callable[[str], StoreServer]) -> Iterator[Made]:
     """`worker(name)`: one more on the same keys and store; `folder`: on keys of its own."""
-    there, made = server(request.param), list[Place]()
+    there, places = server(request.param), list[Place]()
 
     def of(name: str, folder: Path = tmp_path) -> Place:
         place = Worker(folder, "remote", server=there, worker=name, prefix=tmp_path.name)
-        made.append(place)
+        places.append(place)
         return place
 
     yield of
-    for place in made:
+    for place in places:
         place.tier.close()
         place.staging.close()
         place.world.close()
@@ -226,17 +226,17 @@ def test_memory_that_somebody_reads_is_not_received_into(worker: Made) -> None:
     a = worker("a")
     store, acme = a.store, a.label("acme")
     assert isinstance(store, RemoteStore) and a.keep(acme, "p", 8) == 8
-    one, other = sorted(name for name in a.tier.index())
+    first_name, second_name = sorted(name for name in a.tier.index())
     spares = len(store._spares)
-    first, second = store.prepare_load(one), store.prepare_load(one)
+    first, second = store.prepare_load(first_name), store.prepare_load(first_name)
     assert first is not None and second is not None
     before = bytes(first)
-    store.complete_load(one)
+    store.complete_load(first_name)
     for _ in range(4):
-        assert store.prepare_load(other) is not None
-        store.complete_load(other)
+        assert store.prepare_load(second_name) is not None
+        store.complete_load(second_name)
     assert bytes(first) == bytes(second) == before
-    store.complete_load(one)
+    store.complete_load(first_name)
     assert not store._loading and spares <= len(store._spares) <= spares + 1
 
 
@@ -272,13 +272,13 @@ def test_a_slower_store_is_tried_again_and_a_look_up_is_part_of_what_a_restore_t
     clock.advance(2 * PROBE_US)
     transfers.step(clock.now_us())
     way.link.looked(7_000_000)
-    _, found = transfers.best(acme, keys_of("p", 4), 0, 4)
+    _, best_units = transfers.best(acme, keys_of("p", 4), 0, 4)
     expected_us, took_us = way.looked
     assert expected_us > 0 < took_us < way.link.look_us
     reader = CopyReader(acme, 1)
-    choice = transfers.choose_restore(way, reader, 0, found)
+    choice = transfers.choose_restore(way, reader, 0, best_units)
     assert (choice.moves, choice.reason) == (True, "tried") and choice.transfer_us > expected_us
-    came = transfers.restore(way, reader, keys_of("p", 4), 0, found, choice, lambda *_: None)
+    came = transfers.restore(way, reader, keys_of("p", 4), 0, best_units, choice, lambda *_: None)
     [decision] = transfers.take_decisions()
     assert sum(one.blocks for one in came) == 4 and decision.actual_us >= took_us
     assert not way.is_tried and decision.transfer_us == choice.transfer_us

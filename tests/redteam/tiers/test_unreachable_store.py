@@ -50,15 +50,15 @@ def world(tmp_path: Path) -> SubjectWorld:
 def steps_of(world: World) -> list[CopyEvent]:
     """From now on: every step of a copy that the tier tells."""
     (tier,) = world.tiers
-    take, found = tier.take_events, list[CopyEvent]()
+    take, steps = tier.take_events, list[CopyEvent]()
 
     def taken() -> list[CopyEvent]:
         events = take()
-        found.extend(events)
+        steps.extend(events)
         return events
 
     tier.take_events = taken  # type: ignore[method-assign]
-    return found
+    return steps
 
 
 def causes(steps: list[CopyEvent], at_us: int) -> set[tuple[str, str]]:

@@ -351,7 +351,7 @@ def test_a_custodian_confirms_a_break_while_the_service_runs(make_world: Any) ->
     work(world, ledger)
     world.save()
     work(world, ledger)
-    with pytest.raises(ProblemError, match="no break"):
+    with pytest.raises(ProblemError, match="does not record a break"):
         key_custody.confirm_break(world.service, "carl", "control: nothing is lost")
     assert world.service.signer is not None
     world.service.signer.sign_once()

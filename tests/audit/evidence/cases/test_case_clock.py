@@ -1,4 +1,4 @@
-"""The clock of a request: month ends, leap years, zones and their changes of hour, weekends and holidays."""
+"""The clock of a request: month ends, leap years, zones and their clock changes, weekends and holidays."""
 
 from __future__ import annotations
 

@@ -125,74 +125,76 @@ def problems(connection: Connection) -> list[str]:
 
 
 @pytest.fixture
-def told(any_store: Engine, tmp_path: Path) -> Any:
+def case_ledger(any_store: Engine, tmp_path: Path) -> Any:
     made = Told(any_store, tmp_path)
     made.tell()
     yield made
     made.writer.close(60)
 
 
-def test_they_are_read_as_their_leaves_say_and_fsck_holds_the_rows_against_them(told: Told) -> None:
-    with told.store.connect() as connection:
-        found = {case.opened.case_id: case for case in read_cases(connection)}
-        assert found.keys() == {"missed", "late", "answered", "near"}
-        states = {name: case.state(DAY_0 + 45 * DAY_US) for name, case in found.items()}
+def test_they_are_read_as_their_leaves_say_and_fsck_holds_the_rows_against_them(case_ledger: Told) -> None:
+    with case_ledger.store.connect() as connection:
+        cases_by_id = {case.opened.case_id: case for case in read_cases(connection)}
+        assert cases_by_id.keys() == {"missed", "late", "answered", "near"}
+        states = {name: case.state(DAY_0 + 45 * DAY_US) for name, case in cases_by_id.items()}
         assert states == {
             "missed": CaseState.MISSED,
             "late": CaseState.LATE,
             "answered": CaseState.ANSWERED,
             "near": CaseState.OPEN,
         }
-        assert found["near"].state(DAY_0 + 54 * DAY_US) is CaseState.NEAR
-        assert "not confirmed who asks" in found["missed"].steps[0].void, "recorded by hand, and counts for nothing"
-        assert found["missed"].outcome == ""
+        assert cases_by_id["near"].state(DAY_0 + 54 * DAY_US) is CaseState.NEAR
+        assert "confirm the person's identity first" in cases_by_id["missed"].steps[0].void, (
+            "recorded by hand, and counts for nothing"
+        )
+        assert cases_by_id["missed"].outcome == ""
         assert read_cases(connection, tenant="labs") == () and len(read_cases(connection, tenant="acme")) == 4
         assert problems(connection) == []
 
 
 @pytest.mark.parametrize("column", ["received_us", "holidays"])
-def test_an_edited_row_of_a_case_is_found(told: Told, column: str) -> None:
+def test_an_edited_row_of_a_case_is_found(case_ledger: Told, column: str) -> None:
     value = 5 if column == "received_us" else "false"
     edit = update(cases).where(cases.c.case_id == "late").values({column: value})
-    with told.store.connect().execution_options(**WRITE) as connection, connection.begin():
+    with case_ledger.store.connect().execution_options(**WRITE) as connection, connection.begin():
         connection.execute(edit)
-    with told.store.connect() as connection:
+    with case_ledger.store.connect() as connection:
         assert any("cases" in what for what in problems(connection))
 
 
 @pytest.mark.parametrize("column", ["outcome", ""])
-def test_an_edited_or_lost_row_of_a_step_is_found(told: Told, column: str) -> None:
+def test_an_edited_or_lost_row_of_a_step_is_found(case_ledger: Told, column: str) -> None:
     one = case_steps.c.case_id == "late"
     edit = update(case_steps).where(one).values({column: "false"}) if column else delete(case_steps).where(one)
-    with told.store.connect().execution_options(**WRITE) as connection, connection.begin():
+    with case_ledger.store.connect().execution_options(**WRITE) as connection, connection.begin():
         connection.execute(edit)
-    with told.store.connect() as connection:
+    with case_ledger.store.connect() as connection:
         assert any("case_steps" in what for what in problems(connection))
 
 
-def test_an_actor_whom_no_leaf_had_enrolled_by_then_is_named(told: Told) -> None:
-    told.step("near", 27, "identity", "asked", "", "", "", "", actor="mallory")
-    told.writer.submit_durable(told.enrolled("eve", at=30))
-    told.step("near", 29, "identity", "asked", "", "", "", "", actor="eve")
-    told.writer.submit_durable(told.enrolled("dana", "disabled", at=31))
-    told.step("near", 30, "identity", "asked", "", "", "", "")
-    told.step("near", 32, "identity", "asked", "", "", "", "", actor="idp:carl")
-    assert told.writer.flush(60)
-    with told.store.connect() as connection:
+def test_an_actor_whom_no_leaf_had_enrolled_by_then_is_named(case_ledger: Told) -> None:
+    case_ledger.step("near", 27, "identity", "asked", "", "", "", "", actor="mallory")
+    case_ledger.writer.submit_durable(case_ledger.enrolled("eve", at=30))
+    case_ledger.step("near", 29, "identity", "asked", "", "", "", "", actor="eve")
+    case_ledger.writer.submit_durable(case_ledger.enrolled("dana", "disabled", at=31))
+    case_ledger.step("near", 30, "identity", "asked", "", "", "", "")
+    case_ledger.step("near", 32, "identity", "asked", "", "", "", "", actor="idp:carl")
+    assert case_ledger.writer.flush(60)
+    with case_ledger.store.connect() as connection:
         case, known = read_case(connection, "near"), principal_periods(connection)
         assert strangers(case, known, ["idp"]) == ("eve", "mallory")
         assert "idp:carl" in strangers(case, known)
-        told.step("near", 33, "identity", "asked", "", "", "", "")
-        assert told.writer.flush(60)
-    with told.store.connect() as connection:
+        case_ledger.step("near", 33, "identity", "asked", "", "", "", "")
+        assert case_ledger.writer.flush(60)
+    with case_ledger.store.connect() as connection:
         assert "dana" in strangers(read_case(connection, "near"), principal_periods(connection))
 
 
-def test_a_report_is_qualified_by_who_was_not_answered_in_time(told: Told, tmp_path: Path) -> None:
-    early = told.sign()
-    told.opened("later", 45)
-    size = told.sign()
-    report = told.report(size, 55)
+def test_a_report_is_qualified_by_who_was_not_answered_in_time(case_ledger: Told, tmp_path: Path) -> None:
+    early = case_ledger.sign()
+    case_ledger.opened("later", 45)
+    size = case_ledger.sign()
+    report = case_ledger.report(size, 55)
     states = {case.case_id: case.state for case in report["activity"].cases}
     assert states == {
         "missed": "missed",
@@ -207,21 +209,21 @@ def test_a_report_is_qualified_by_who_was_not_answered_in_time(told: Told, tmp_p
         "case:answered",
     } & qualifying.keys()
     assert "answered 2026-06-14" in qualifying["case:late"].cause
-    assert "later" not in {case.case_id for case in told.report(early, 55)["activity"].cases}
-    assert {case.state for case in told.report(size, 25)["activity"].cases} == {"near", "answered"}
-    told.step("near", 53, "identity", "asked", "", "", "", "")
-    soon = told.report(told.sign(), 54)
+    assert "later" not in {case.case_id for case in case_ledger.report(early, 55)["activity"].cases}
+    assert {case.state for case in case_ledger.report(size, 25)["activity"].cases} == {"near", "answered"}
+    case_ledger.step("near", 53, "identity", "asked", "", "", "", "")
+    soon = case_ledger.report(case_ledger.sign(), 54)
     assert {case.case_id: case.state for case in soon["activity"].cases}["near"] == "near"
     assert not any(one.id == "case:near" for one in soon["opinion"].exceptions), "near is listed, and no exception"
     page = render_all(soon, ["html"])["report.html"].decode()
     assert "are to be answered within a week, or were not answered in time" in page
-    write_export(tmp_path / "export", LedgerSource(told.store), made_at_us=1)
-    vkeys = [str(told.key.verifier)]
+    write_export(tmp_path / "export", LedgerSource(case_ledger.store), made_at_us=1)
+    vkeys = [str(case_ledger.key.verifier)]
     again = report_again(tmp_path / "export", soon, vkeys)
     assert verify_report(soon.to_bytes(), vkeys, source=again).problems == ()
     false = [case._replace(state="answered") if case.case_id == "missed" else case for case in soon["activity"].cases]
     forged = soon.replace(activity=soon["activity"]._replace(cases=tuple(false)))
-    with told.store.connect() as connection:
+    with case_ledger.store.connect() as connection:
         forged = signed_by_reports_key(connection, forged, REPORT_KEY)
     wrong = verify_report(forged.to_bytes(), vkeys, source=again).problems
     assert any("cases" in problem for problem in wrong), "signed by who holds the key, and found"
@@ -240,44 +242,46 @@ def deadlines_in(report: Report) -> list[str]:
 
 @pytest.mark.parametrize("framework", ["soc2", "hipaa", "iso-27001", "csa-aicm"])
 def test_only_a_framework_with_the_month_of_an_answer_says_it(
-    told: Told, framework: str, monkeypatch: pytest.MonkeyPatch
+    case_ledger: Told, framework: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size = told.sign()
-    assert {"case:missed", "within a week", "late", "missed"} <= {*deadlines_in(told.report(size, 55))}
-    report = told.report(size, 55, framework)
+    size = case_ledger.sign()
+    assert {"case:missed", "within a week", "late", "missed"} <= {*deadlines_in(case_ledger.report(size, 55))}
+    report = case_ledger.report(size, 55, framework)
     assert len(report["activity"].cases) >= 4 and deadlines_in(report) == []
     monkeypatch.setattr(Framework, "has_answer_deadline", True)  # the control: a framework that has it would say it
-    assert {"case:missed", "late", "missed"} <= {*deadlines_in(told.report(size, 55, framework))}
+    assert {"case:missed", "late", "missed"} <= {*deadlines_in(case_ledger.report(size, 55, framework))}
 
 
-def test_a_report_says_whose_processing_was_restricted_then(told: Told) -> None:
-    told.step("missed", 10, "restrict", "", "18(1)(a)", "", "", "")
-    told.step("near", 30, "restrict", "", "18(1)(c)", "", "", "")
-    told.step("near", 35, "lift-restriction", "", "", "", "over", "")
-    size = told.sign()
+def test_a_report_says_whose_processing_was_restricted_then(case_ledger: Told) -> None:
+    case_ledger.step("missed", 10, "restrict", "", "18(1)(a)", "", "", "")
+    case_ledger.step("near", 30, "restrict", "", "18(1)(c)", "", "", "")
+    case_ledger.step("near", 35, "lift-restriction", "", "", "", "over", "")
+    size = case_ledger.sign()
 
     def restricted(until: float) -> set[str]:
-        return {case.case_id for case in told.report(size, until)["activity"].cases if case.restricted}
+        return {case.case_id for case in case_ledger.report(size, until)["activity"].cases if case.restricted}
 
     assert [restricted(day) for day in (9, 20, 32, 50)] == [set(), {"missed"}, {"missed", "near"}, {"missed"}]
-    page = render_all(told.report(size, 50), ["html"])["report.html"].decode()
+    page = render_all(case_ledger.report(size, 50), ["html"])["report.html"].decode()
     assert "erased, restricted" in page or "not decided, restricted" in page
 
 
-def test_a_hold_on_one_person_keeps_their_pseudonyms_and_no_other_persons(told: Told) -> None:
-    told.opened("of-bob", 1, "bob")
-    assert told.writer.flush(60)
-    place_hold(told.store, "case-9", "acme", subject="ada", actor="counsel", reason="litigation", clear_names=True)
-    with told.store.connect() as connection:
+def test_a_hold_on_one_person_keeps_their_pseudonyms_and_no_other_persons(case_ledger: Told) -> None:
+    case_ledger.opened("of-bob", 1, "bob")
+    assert case_ledger.writer.flush(60)
+    place_hold(
+        case_ledger.store, "case-9", "acme", subject="ada", actor="counsel", reason="litigation", clear_names=True
+    )
+    with case_ledger.store.connect() as connection:
         [hold] = active_holds(connection)
         [ada] = names_of(connection, "acme", "ada")
         assert hold.subject == ada != "ada"
     with pytest.raises(RetentionError, match="case-9"):
-        unlink_subject(told.store, "acme", "ada", keys=None, actor="dana", reason="asked")
-    assert unlink_subject(told.store, "acme", "bob", keys=None, actor="dana", reason="asked").pseudonyms == 1
-    lift_hold(told.store, "case-9", actor="counsel", reason="over")
-    assert unlink_subject(told.store, "acme", "ada", keys=None, actor="dana", reason="asked").pseudonyms == 1
-    with told.store.connect() as connection:
+        unlink_subject(case_ledger.store, "acme", "ada", keys=None, actor="dana", reason="asked")
+    assert unlink_subject(case_ledger.store, "acme", "bob", keys=None, actor="dana", reason="asked").pseudonyms == 1
+    lift_hold(case_ledger.store, "case-9", actor="counsel", reason="over")
+    assert unlink_subject(case_ledger.store, "acme", "ada", keys=None, actor="dana", reason="asked").pseudonyms == 1
+    with case_ledger.store.connect() as connection:
         assert problems(connection) == [] and read_case(connection, "late").opened.subject == ada
 
 
@@ -334,7 +338,7 @@ def test_from_the_command_line_on_the_ledger_itself(
     assert "`reason` names the person" in asked(
         "step", case, "exempt", "--ground", "17(3)(e)", "--reason", "ADA sues", *on, code=2
     )
-    assert "not confirmed who asks" in asked("step", case, "decide", "--outcome", "erased", *on, code=2)
+    assert "confirm the person's identity first" in asked("step", case, "decide", "--outcome", "erased", *on, code=2)
     asked("step", case, "identity", "--outcome", "confirmed", *on)
     assert "1 residencies" in asked("step", case, "decide", "--outcome", "not-found", *on, code=2)
     reason = ["--ground", "12(5)", "--reason", "the ninth this week"]
@@ -363,31 +367,33 @@ def test_from_the_command_line_on_the_ledger_itself(
     assert "template" in asked("letter", case, *to, "--template", str(own), "--ledger", url, code=2)
 
 
-def test_a_case_of_a_zone_that_this_machine_lacks_ends_no_list(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_of_a_zone_that_this_machine_lacks_ends_no_list(
+    case_ledger: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is shown with what could not be read, restrictions go on, and a report counts it as due at the earliest.
 
     Control: with an error in place of the earliest end, the list ends, other cases with it.
     """
-    told.opened("afar", 1, zone="Nowhere/Land")
-    told.step("afar", 2, "extend", "", "complexity", "", "three systems", "")
-    told.step("afar", 3, "identity", "confirmed", "", "", "", "")
-    told.step("afar", 4, "restrict", "", "18(1)(a)", "", "", "")
-    assert told.writer.flush(60)
-    with told.store.connect() as connection:
-        found = [summary_of(case, told.clock.utc_us()) for case in read_cases(connection)]
+    case_ledger.opened("afar", 1, zone="Nowhere/Land")
+    case_ledger.step("afar", 2, "extend", "", "complexity", "", "three systems", "")
+    case_ledger.step("afar", 3, "identity", "confirmed", "", "", "", "")
+    case_ledger.step("afar", 4, "restrict", "", "18(1)(a)", "", "", "")
+    assert case_ledger.writer.flush(60)
+    with case_ledger.store.connect() as connection:
+        found = [summary_of(case, case_ledger.clock.utc_us()) for case in read_cases(connection)]
         assert [one.case_id for one in found if one.unread] == ["afar"] and len(found) == 5
         far = next(one for one in found if one.unread)
         assert "`Nowhere/Land`" in far.unread and far.extended and far.restricted
         assert [one.case_id for one in restrictions_in_force(connection)] == ["afar"]
-    assert any(one.case_id == "afar" for one in told.report(told.sign(), 60)["activity"].cases)
-    url = told.store.url.render_as_string(hide_password=False)
-    url = f"sqlite:///{told.folder}/ledger.db" if told.store.dialect.name == "sqlite" else url
+    assert any(one.case_id == "afar" for one in case_ledger.report(case_ledger.sign(), 60)["activity"].cases)
+    url = case_ledger.store.url.render_as_string(hide_password=False)
+    url = f"sqlite:///{case_ledger.folder}/ledger.db" if case_ledger.store.dialect.name == "sqlite" else url
     listed = CliRunner().invoke(app, ["case", "list", "--ledger", url])
     assert listed.exit_code == 0 and "not read: its time zone `Nowhere/Land`" in listed.output
     shown = CliRunner().invoke(app, ["case", "show", "afar", "--ledger", url])
     assert shown.exit_code == 0 and "the earliest that may count" in shown.output
     monkeypatch.setattr(case_clock, "_end", _no_end)
-    with told.store.connect() as connection, pytest.raises(ConfigError):
+    with case_ledger.store.connect() as connection, pytest.raises(ConfigError):
         [summary_of(case, 0) for case in read_cases(connection)]
 
 

@@ -1,4 +1,4 @@
-"""What a case's steps may follow, and what each comes to: every refusal, and beside it the step that is taken."""
+"""The steps of a case: every refusal, and beside it the step that is accepted."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ WHOLE = (CONFIRMED, LINKED, ERASED)
         ((), EXTEND._replace(at_us=FIRST_US), "erasure", "the first month ended with 2026-06-05"),
         ((EXTEND,), EXTEND, "erasure", "extended already"),
         ((), EXEMPT._replace(ground="17(3)(f)"), "erasure", "`ground` of `exempt`"),
-        ((), LIFT, "erasure", "no restriction applies"),
+        ((), LIFT, "erasure", "there is no restriction"),
         ((RESTRICT,), RESTRICT, "erasure", "applies already"),
-        ((), LINKED, "erasure", "not confirmed who asks"),
+        ((), LINKED, "erasure", "confirm the person's identity first"),
         ((CONFIRMED,), LINKED._replace(about=""), "erasure", "needs `about`"),
         ((CONFIRMED,), CONFIRMED._replace(about="x"), "erasure", "has no `about`"),
         ((CONFIRMED,), EXPORT._replace(digest="xy"), "access", "SHA-256"),
@@ -66,7 +66,7 @@ WHOLE = (CONFIRMED, LINKED, ERASED)
         ((CONFIRMED,), ERASED, "erasure", "no erasure is named"),
         ((CONFIRMED, LINKED), CaseStep("decide", outcome="given"), "erasure", "is decided as one of"),
         ((CONFIRMED, LINKED, EXEMPT), ERASED, "erasure", "not all was erased"),
-        ((CONFIRMED, LINKED, RESTRICT), ERASED, "erasure", "what is restricted is kept"),
+        ((CONFIRMED, LINKED, RESTRICT), ERASED, "erasure", "a restriction keeps the data"),
         ((CONFIRMED, LINKED), CaseStep("decide", outcome="partly"), "erasure", "needs a reason"),
         ((), REFUSED._replace(ground=""), "erasure", "a ground and a reason"),
         ((), REFUSED._replace(reason=""), "erasure", "a ground and a reason"),

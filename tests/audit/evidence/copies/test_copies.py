@@ -14,7 +14,7 @@ from kvcustody.audit.evidence.counters.read_figures import tier_totals
 from kvcustody.audit.evidence.coverage.conservation import ConservationIdentity, PoolCounts, conservation
 from kvcustody.audit.evidence.coverage.custody_units import CustodySelection
 from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord
-from kvcustody.audit.evidence.coverage.leaves_in_database import leaves_in_database
+from kvcustody.audit.evidence.coverage.recount_process import leaves_in_database
 from kvcustody.audit.evidence.coverage.summary import coverage
 from kvcustody.audit.kinds import Event, TransferDecided, WorkerStarted
 from kvcustody.audit.leaf import LEAF_BYTES_MAX, Context, leaves
@@ -58,13 +58,13 @@ def both(store: Engine, chosen: CustodySelection, as_of_us: int | None = None) -
 
 
 def as_counts(found: CopyCoverage) -> dict[tuple[str, str, str], dict[str, int]]:
-    made = {}
+    counts = {}
     for row in found.rows:
         values = row._asdict()
         for name in ("tier", "tenant", "classification", "lag_us_max"):
             values.pop(name)
-        made[row[:3]] = {name: value for name, value in values.items() if value}
-    return made
+        counts[row[:3]] = {name: value for name, value in values.items() if value}
+    return counts
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -79,14 +79,14 @@ def test_verdicts_by_tier_are_those_of_what_happened(any_store: Engine, make_wri
     assert as_counts(rows) == want and rows == alone
     assert {verdict for row in want.values() for verdict in row} >= {"covered", "late", "open", "waiting"}
     for key in want:
-        one = CustodySelection(tier=key[0], tenant=key[1], classification=key[2])
-        rows, alone = both(any_store, one, now_us + writer.offset_us)
+        selection = CustodySelection(tier=key[0], tenant=key[1], classification=key[2])
+        rows, alone = both(any_store, selection, now_us + writer.offset_us)
         assert as_counts(rows) == {key: want[key]} and rows == alone
     middle = min(world.now for world in worlds) // 2 + writer.offset_us
     halves = [CustodySelection(until_us=middle), CustodySelection(since_us=middle)]
     parts = [both(any_store, half, now_us + writer.offset_us) for half in halves]
-    assert all(one == other and one.rows for one, other in parts)
-    assert sum(row.due for one, _ in parts for row in one.rows) == sum(row["due"] for row in want.values())
+    assert all(selection == other and selection.rows for selection, other in parts)
+    assert sum(row.due for selection, _ in parts for row in selection.rows) == sum(row["due"] for row in want.values())
     with any_store.connect() as connection:
         assert fsck(connection).problems == []
 
@@ -367,12 +367,12 @@ def test_figures_by_tier_are_kept_without_reading_a_leaf(any_store: Engine, make
         found = {each.tier: each for each in tier_totals(connection)}
         parts = [each for who in ("acme", "labs") for each in tier_totals(connection, tenant=who)]
     for world in worlds:
-        counts, said = world.counts(), found[world.tier]
-        assert said[1:] == (
+        counts, totals = world.counts(), found[world.tier]
+        assert totals[1:] == (
             counts.stored,
             sum(event.size for event in world.events if event.step == "stored"),
             counts.ended,
-            said.stored_bytes - counts.living_bytes,
+            totals.stored_bytes - counts.living_bytes,
             counts.evidence,
         )
-        assert said.living == counts.living == sum(each.living for each in parts if each.tier == world.tier)
+        assert totals.living == counts.living == sum(each.living for each in parts if each.tier == world.tier)

@@ -15,7 +15,7 @@ from kvcustody.audit.evidence.copies import copy_rows
 from kvcustody.audit.evidence.copies.copy_coverage import CopyCoverageRow, copies_from_leaves, copy_coverage
 from kvcustody.audit.evidence.coverage.custody_units import CustodySelection
 from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord
-from kvcustody.audit.evidence.coverage.leaves_in_database import leaves_in_database
+from kvcustody.audit.evidence.coverage.recount_process import leaves_in_database
 from kvcustody.audit.kinds import DECLARED, PROCESS_DEATH, Event, WorkerStarted
 from kvcustody.audit.store.schema.leaf_tables import copy_steps
 from kvcustody.audit.store.schema.ledger import events

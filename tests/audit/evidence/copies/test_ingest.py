@@ -1,4 +1,4 @@
-"""What a worker behind a control plane hands in of its copies is taken as it is; what is none is refused."""
+"""A worker behind a control plane may only report its own copies: valid leaves are accepted, others refused."""
 
 from __future__ import annotations
 

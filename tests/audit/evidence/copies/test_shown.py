@@ -1,4 +1,4 @@
-"""Copies where people look: reports that are checked offline, the command, and what a changed row is found by."""
+"""Copies in reports, pages and commands: checked offline, and changed rows are detected."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.kinds import Event, TransferDecided, WorkerStarted, WorkerStopped
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
+from kvcustody.audit.reports.framework import refused_words
 from kvcustody.audit.reports.model import Report
 from kvcustody.audit.reports.parameters import ReportParameters
 from kvcustody.audit.reports.signing.read_report import report_of
-from kvcustody.audit.reports.wording import refused_words
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import SystemClock
@@ -79,7 +79,7 @@ class Told:
 
 
 @pytest.fixture
-def told(any_store: Engine, make_writer: Callable[..., Any], tmp_path: Path) -> Told:
+def copies_ledger(any_store: Engine, make_writer: Callable[..., Any], tmp_path: Path) -> Told:
     return Told(any_store, make_writer(any_store), tmp_path)
 
 
@@ -87,10 +87,10 @@ def text_of(report: Report) -> str:
     return "\n".join(strings_of(page_of(report)))
 
 
-def test_a_report_has_a_chapter_of_tiers_and_is_sound(told: Told) -> None:
-    report = told.report()
+def test_a_report_has_a_chapter_of_tiers_and_is_sound(copies_ledger: Told) -> None:
+    report = copies_ledger.report()
     tiers = report["tiers"]
-    stored = sum(event.step == "stored" for world in told.worlds for event in world.events)
+    stored = sum(event.step == "stored" for world in copies_ledger.worlds for event in world.events)
     assert sum(row.due for row in tiers.rows) == stored and {row.tier for row in tiers.rows} == {
         "host",
         "nvme",
@@ -113,11 +113,11 @@ def test_a_report_has_a_chapter_of_tiers_and_is_sound(told: Told) -> None:
     assert all({"copies-stored", "copies-ended", "copies-destroyed"} == kinds for kinds in steps)
     assert all(item.custody.covered == (item.custody.verdict == "covered") for item in drawn)
     forms = ("html", "json", "oscal")
-    assert render_all(told.report(), forms) == render_all(report, forms)
+    assert render_all(copies_ledger.report(), forms) == render_all(report, forms)
 
 
-def test_a_tenants_own_report_has_its_own_copies_alone(told: Told) -> None:
-    whole, own = told.report(), told.report("acme")
+def test_a_tenants_own_report_has_its_own_copies_alone(copies_ledger: Told) -> None:
+    whole, own = copies_ledger.report(), copies_ledger.report("acme")
     assert own["tiers"].rows == tuple(row for row in whole["tiers"].rows if row.tenant == "acme") != ()
     assert [one.tier for one in own["tiers"].decisions] == ["nvme"]
     assert all("counter" not in item.name for item in own["tiers"].balances)
@@ -136,8 +136,8 @@ def test_a_step_that_no_leaf_has_is_shown_with_both_sides(
     assert all(f"copies {lost} in {tier}" in item.name for item, tier in zip(broken, tiers, strict=True))
 
 
-def test_a_report_whose_verdicts_do_not_add_up_is_refused(told: Told) -> None:
-    body = json.loads(told.report().to_bytes())
+def test_a_report_whose_verdicts_do_not_add_up_is_refused(copies_ledger: Told) -> None:
+    body = json.loads(copies_ledger.report().to_bytes())
     body["tiers"]["rows"][0]["covered"] += 1
     found = verify_report(report_of(body).to_bytes(), [VKEY])
     assert any("do not add up" in problem for problem in found.problems)

@@ -1,4 +1,4 @@
-"""Figures are what the leaves give: on random histories, whoever folds, whatever is killed, before and after."""
+"""Figures equal what the leaves give: on random histories, whoever folds, whatever is killed, before and after."""
 
 from __future__ import annotations
 
@@ -73,16 +73,16 @@ from standins import builders
 
 def more(world: Any) -> list[Event]:
     """Decisions, hits and orphans, of which a world has none."""
-    at, (one, other, *_) = world.now, world.tenants
-    made: list[Event] = []
+    at, (reader, other, *_) = world.now, world.tenants
+    events: list[Event] = []
     for number in range(6):
         effect = ("permit", "deny")[number % 2]
         rules = ("rule",) if number % 3 else ()
-        made += [
-            DecisionRecorded(at, "attach", effect, one, other, "internal", rules, 1, "grant"),
-            HitCounters(at, other, one, "attach", effect, "own-scope", number % 2, at, 3, 2, 1),
+        events += [
+            DecisionRecorded(at, "attach", effect, reader, other, "internal", rules, 1, "grant"),
+            HitCounters(at, other, reader, "attach", effect, "own-scope", number % 2, at, 3, 2, 1),
         ]
-    return [*made, OrphanFound(at, 1, 1, "leaked", "test", one, 5, (), "none", "left")]
+    return [*events, OrphanFound(at, 1, 1, "leaked", "test", reader, 5, (), "none", "left")]
 
 
 def written(engine: Engine, make_writer: Any, world: Any, seed: int = 3) -> Any:
@@ -114,7 +114,7 @@ def totals_from_rows(connection: Connection) -> tuple[TenantTotals, ...]:
     left = grouped(releases, func.count().filter(out.part == 1, out.final), func.sum(out.written_blocks))
     ended = grouped(custody_ends, func.sum(custody_ends.c.blocks))
     sizes = connection.execute(select(logs.c.name, logs.c.size).where(logs.c.name.like("tenant/%"))).all()
-    made = []
+    totals = []
     for name, size in sorted(map(tuple, sizes)):
         tenant = name.removeprefix("tenant/")
         count, attached, handed = opened.get(tenant, (0, 0, 0))
@@ -122,20 +122,20 @@ def totals_from_rows(connection: Connection) -> tuple[TenantTotals, ...]:
         attached += joined.get(tenant, (0,))[0]
         written, over = handed + later, ended.get(tenant, (0,))[0]
         numbers = (attached, written, over, size, 0, 0, written - over)
-        made.append(TenantTotals(tenant, count, gone, *numbers))
-    return tuple(made)
+        totals.append(TenantTotals(tenant, count, gone, *numbers))
+    return tuple(totals)
 
 
 def denials_from_rows(connection: Connection) -> Counter[tuple[Any, ...]]:
     one, many = decisions.c, hit_counters.c
-    found: Counter[tuple[Any, ...]] = Counter()
+    denials: Counter[tuple[Any, ...]] = Counter()
     for query in (
         select(one.reader, one.owner, one.rule, one.revision, literal(1)).where(one.effect == "deny"),
         select(many.tenant, many.owner, many.rule, many.revision, many.requests).where(many.effect == "deny"),
     ):
         for *key, requests in connection.execute(query):
-            found[tuple(key)] += requests
-    return found
+            denials[tuple(key)] += requests
+    return denials
 
 
 def events_from_leaves(connection: Connection) -> Counter[tuple[str, str, int]]:
@@ -295,17 +295,17 @@ def test_several_write_and_several_fold_at_once(
 def test_two_transactions_write_deltas_of_one_figure_without_waiting(postgres_store: Engine) -> None:
     """With its control: adding to a sum, as a row of the tenant's would be, does wait."""
     figure = {(False, 1, 0): {("gap", EVENTS, "", "", ""): 1}}
-    with postgres_store.connect() as one, postgres_store.connect() as two:
-        for connection in (one, two):
+    with postgres_store.connect() as first, postgres_store.connect() as second:
+        for connection in (first, second):
             dialect_of(connection).wait_for_locks_at_most(connection, 200)
-        for number, connection in enumerate((one, two)):
+        for number, connection in enumerate((first, second)):
             inserts = Inserts(connection)
             write_deltas(inserts, figure, {1: number + 1})
             inserts.finish()
         sums = {(False, 0, 1): {("gap", EVENTS, "", "", ""): 1}}
-        add_to_sums(one, {**sums})
+        add_to_sums(first, {**sums})
         with pytest.raises(OperationalError, match="lock timeout"):
-            add_to_sums(two, sums)
+            add_to_sums(second, sums)
 
 
 def test_one_folds_at_a_time(postgres_store: Engine, make_writer: Any, world: Any) -> None:
@@ -329,13 +329,13 @@ def test_what_all_time_costs_does_not_grow_with_history(store: Engine) -> None:
     _add_logs(store, 1)
     counts = []
     for hours in (3, 27):
-        found = {
+        figures = {
             (False, 1, hour * HOUR_US): {(kind, EVENTS, "", "", ""): 1 for kind in ("gap", "x")}
             for hour in range(hours)
         }
         with store.connect().execution_options(**WRITE) as connection, connection.begin():
             inserts = Inserts(connection)
-            write_deltas(inserts, found, {1: hours})
+            write_deltas(inserts, figures, {1: hours})
             inserts.finish()
             while fold_some(connection):
                 pass
@@ -360,7 +360,7 @@ def test_what_a_history_of_all_logs_costs_does_not_grow_with_them(store: Engine)
     _add_logs(store, 30)
     read = []
     for tenants in (3, 30):
-        found = {
+        figures = {
             (False, log, hour * HOUR_US): {("gap", EVENTS, "x", f"of {log}", ""): log}
             for hour in range(5)
             for log in range(1, tenants + 1)
@@ -368,7 +368,7 @@ def test_what_a_history_of_all_logs_costs_does_not_grow_with_them(store: Engine)
         with store.connect().execution_options(**WRITE) as connection, connection.begin():
             connection.execute(delete(counters))
             inserts = Inserts(connection)
-            write_deltas(inserts, found, dict.fromkeys(range(1, tenants + 1), tenants))
+            write_deltas(inserts, figures, dict.fromkeys(range(1, tenants + 1), tenants))
             inserts.finish()
             while fold_some(connection):
                 pass
@@ -398,11 +398,11 @@ def test_verdicts_by_hour_are_those_of_coverage(any_store: Engine, make_writer: 
     now_us = writer.offset_us + world(3, tenants=3).run(120).now + 60_000_000
     assert judge(any_store, any_store, now_us=now_us) is not None
     with any_store.connect() as connection:
-        found = recent(connection)
+        judged = recent(connection)
         hours = connection.scalar(select(func.count()).select_from(coverage_hours))
         expected = coverage(connection, since_us=now_us - HOUR_US * 23, until_us=now_us, as_of_us=now_us)
-        assert hours and found.rows == expected.rows and found.lag_us_max == expected.lag_us_max
-        assert found.total.due > 20 and found.total.covered > 5
+        assert hours and judged.rows == expected.rows and judged.lag_us_max == expected.lag_us_max
+        assert judged.total.due > 20 and judged.total.covered > 5
         assert recent(connection, tenant="tenant-1").rows == tuple(
             row for row in expected.rows if row.tenant == "tenant-1"
         )
@@ -413,8 +413,8 @@ def test_verdicts_by_hour_are_those_of_coverage(any_store: Engine, make_writer: 
                 assert one[1:5] == tuple(
                     sum(getattr(row, name) for row in mine) for name in ("due", "covered", "overdue", "unproven")
                 )
-            assert sum(one.due for one in sums) == found.total.due
-            assert max(one.lag_us_max for one in sums) == found.lag_us_max
+            assert sum(one.due for one in sums) == judged.total.due
+            assert max(one.lag_us_max for one in sums) == judged.lag_us_max
         state = judged_state(connection)
         assert state is not None
     earlier = judge(any_store, any_store, now_us=now_us - 1)  # of two the later stays

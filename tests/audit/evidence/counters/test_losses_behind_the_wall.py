@@ -1,4 +1,4 @@
-"""What a tenant holds is unknown to it too while a running process has lost leaves, whose record it does not see."""
+"""A tenant's holdings are unknown to the tenant too while a running process has lost leaves."""
 
 from __future__ import annotations
 

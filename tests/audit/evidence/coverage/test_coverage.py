@@ -36,13 +36,13 @@ def measure(store: Engine, make_writer: Any, events: list[Event], **period: Any)
 
 
 def test_both_figures_of_a_good_custody(store: Engine, make_writer: Any) -> None:
-    found = measure(store, make_writer, story())
-    assert found.total == found.rows[0]._replace(tenant="*", classification="*")
-    row = found.rows[0]
+    measured = measure(store, make_writer, story())
+    assert measured.total == measured.rows[0]._replace(tenant="*", classification="*")
+    row = measured.rows[0]
     assert (row.tenant, row.classification) == ("acme", "internal")
     assert (row.due, row.ended, row.ended_in_time, row.in_time) == (UNITS, UNITS, UNITS, UNITS)
     assert (row.full_bytes, row.reread_blocks, row.disputed, row.coverage) == (4096 * UNITS, UNITS, 0, 1.0)
-    assert (found.lag_us_p50, found.lag_us_max) == (100, 100)
+    assert (measured.lag_us_p50, measured.lag_us_max) == (100, 100)
 
 
 VERDICTS: dict[str, tuple[dict[str, Any], str]] = {

@@ -15,8 +15,7 @@ from sqlalchemy import Engine, update
 
 from kvcustody.audit.evidence.coverage.custody_units import CustodySelection, units_of
 from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord
-from kvcustody.audit.evidence.coverage.leaves_in_database import leaves_in_database
-from kvcustody.audit.evidence.coverage.recount_process import RecountResult, differences
+from kvcustody.audit.evidence.coverage.recount_process import RecountResult, differences, leaves_in_database
 from kvcustody.audit.evidence.coverage.summary import coverage
 from kvcustody.audit.kinds import (
     BlocksAttached,
@@ -64,13 +63,13 @@ def of(events: list[Event]) -> RecountResult:
     return counted(falsified.leaf_bytes(events, "ab" * 16))
 
 
-def shows(clean: RecountResult, made: RecountResult) -> bool:
+def shows(clean: RecountResult, planted: RecountResult) -> bool:
     """Whether less is covered, more is due than covered, or something is no longer accounted for."""
-    before, after = clean.figures.total, made.figures.total
+    before, after = clean.figures.total, planted.figures.total
     return (
         after.covered < before.covered
         or after.due - after.covered > before.due - before.covered
-        or not set(enumerate(made.missing)) <= set(enumerate(clean.missing))
+        or not set(enumerate(planted.missing)) <= set(enumerate(clean.missing))
     )
 
 

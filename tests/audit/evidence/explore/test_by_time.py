@@ -1,4 +1,4 @@
-"""Leaves of all logs by time: the same as sorting every leaf, page by page, on both databases; and what is counted."""
+"""Leaves of all logs by time equal a sort of every leaf, page by page, on both databases; and so do the counts."""
 
 from __future__ import annotations
 
@@ -107,16 +107,16 @@ def check_pages(filled: Engine, number: int, newest: bool) -> None:
 @pytest.mark.parametrize("newest", [True, False])
 def test_a_search_that_ends_early_goes_on_where_it_ended(filled: Engine, newest: bool) -> None:
     wanted = EventFilter(kinds=("key-event",))
-    found, after, calls = list[Any](), None, 0
+    events, after, calls = list[Any](), None, 0
     with filled.connect() as connection:
         while True:
             page = find_by_time(connection, wanted, newest=newest, after=after, limit=50, scan_max=3)
-            found += page.rows
+            events += page.rows
             calls += 1
             if page.next is None:
                 break
             after = page.next
-    assert places(found) == sorted_plainly(filled, wanted, newest)
+    assert places(events) == sorted_plainly(filled, wanted, newest)
     assert calls > 3
 
 
@@ -161,16 +161,16 @@ def test_facets_and_histogram_are_a_count_of_the_leaves(filled: Engine, folded: 
                 for body in plain_bodies(row.body)
                 if not wanted.kinds or body["kind"] in wanted.kinds
             ]
-            found = summarize(connection, wanted)
-        facets = {name: {value.value: value.events for value in values} for name, values in found.facets.items()}
-        assert found.exact and found.total == len(rows) > 0
+            summary = summarize(connection, wanted)
+        facets = {name: {value.value: value.events for value in values} for name, values in summary.facets.items()}
+        assert summary.exact and summary.total == len(rows) > 0
         if not wanted.kinds:
             assert facets["kind"] == Counter(body["kind"] for _, body in rows)
         if wanted.tenant is None:
             assert facets["tenant"] == Counter(log.removeprefix("tenant/") for log, _ in rows if log != "system")
-        assert sum(column.events for column in found.columns) == len(rows)
-        hours = Counter(int(body["at_us"]) // found.column_us * found.column_us for _, body in rows)
-        assert {column.at_us: column.events for column in found.columns if column.events} == hours
+        assert sum(column.events for column in summary.columns) == len(rows)
+        hours = Counter(int(body["at_us"]) // summary.column_us * summary.column_us for _, body in rows)
+        assert {column.at_us: column.events for column in summary.columns if column.events} == hours
 
 
 @pytest.mark.parametrize("folded", [False, True])
@@ -263,11 +263,11 @@ def test_a_rule_has_the_requests_that_it_denied(
 def test_what_has_no_figures_is_counted_in_the_newest_leaves(filled: Engine) -> None:
     with filled.connect() as connection:
         rows = list(every_event(connection, EventFilter(rule="own")))
-        found = summarize(connection, EventFilter(rule="own"))
-    assert (found.total, found.exact, found.sampled, found.counted) == (
+        summary = summarize(connection, EventFilter(rule="own"))
+    assert (summary.total, summary.exact, summary.sampled, summary.counted) == (
         len(rows),
         True,
         len(rows),
         frozenset(),
     )
-    assert found.facets["kind"][0].events == len(rows)
+    assert summary.facets["kind"][0].events == len(rows)

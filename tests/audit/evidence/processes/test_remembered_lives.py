@@ -1,4 +1,4 @@
-"""Lives of processes that are kept in memory are those that the log has."""
+"""Processes kept in memory equal those in the log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_lives_in_memory_are_those_of_the_log(make_writer: Any, store: Engine, s
     seen = set()
     for step in range(1, 13):
         name, of = chance.choice(_NAMES), writers[chance.choice(_NAMES)].incarnation
-        made = chance.choice(
+        event = chance.choice(
             [
                 start(step, name, chance.choice(["", "simulated"])),
                 WorkerStopped(step, name, "stopped", 0, (0,)),
@@ -38,18 +38,18 @@ def test_lives_in_memory_are_those_of_the_log(make_writer: Any, store: Engine, s
                 WorkerReturned(step, name, of),
             ]
         )
-        writers[name].submit([made])
+        writers[name].submit([event])
         assert writers[name].flush()
         with store.connect() as connection:
-            found, leaves = lives.all(connection), life_leaves(connection)
-            assert found.periods == read_work_periods(connection)
-            assert found.ends == ends(leaf.body for leaf in leaves)
-            assert found.marked == lives.marked(connection) == read_marked(connection)
+            known_lives, leaves = lives.all(connection), life_leaves(connection)
+            assert known_lives.periods == read_work_periods(connection)
+            assert known_lives.ends == ends(leaf.body for leaf in leaves)
+            assert known_lives.marked == lives.marked(connection) == read_marked(connection)
             for each in _NAMES:
-                own = {life: one for life, one in found.periods.items() if one.worker == each}
+                own = {life: one for life, one in known_lives.periods.items() if one.worker == each}
                 assert lives.of_worker(connection, each) == own
             assert life_leaves(connection, leaves[-1].idx) == leaves[-1:], "control: there is one to read"
-            seen |= {bool(found.periods), bool(found.ends) + 2, bool(found.marked) + 4}
+            seen |= {bool(known_lives.periods), bool(known_lives.ends) + 2, bool(known_lives.marked) + 4}
     assert {1, 3} <= seen, "control: there were processes, and ends"
 
 

@@ -1,4 +1,4 @@
-"""Dead processes, scans and bills follow from what processes said of their lives: a changed row changes no answer."""
+"""Dead processes, scans and bills follow from leaves about processes: a changed row changes no answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is missing is found by what is new alone, and what retention dropped is not called missing."""
+"""Missing sequences are found by reading only what is new, and dropped leaves do not count as missing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _anew(connection: Connection) -> tuple[Gap, ...]:
 
 def _recount(connection: Connection) -> list[tuple[int, str]]:
     """Sequence by sequence, in sets."""
-    made = []
+    incomplete = []
     for life, uuid in connection.execute(select(incarnations.c.id, incarnations.c.uuid)).all():
         column = events.c
         rows = connection.execute(
@@ -49,8 +49,8 @@ def _recount(connection: Connection) -> list[tuple[int, str]]:
         torn = {sequence for (sequence, _), (parts, there) in sets.items() if len(there) != parts}
         every = set(range(1, max((row.sequence for row in rows), default=0) + 1))
         lost = every - {row.sequence for row in rows}
-        made += [(number, uuid) for number in torn | lost]
-    return sorted(made)
+        incomplete += [(number, uuid) for number in torn | lost]
+    return sorted(incomplete)
 
 
 def _numbers(found: tuple[Gap, ...]) -> list[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""Whose process answered an erasure is said by its start on record: what a row names makes no erasure complete."""
+"""The recorded start decides whose process answered an erasure: a row's name makes no erasure complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One replay for all that ask a ledger what reuse was worth."""
+"""One replay serves every question about what reuse was worth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Residencies by tenant and by subject: what is found, by which index, and what an opening changes of it."""
+"""Residencies by tenant and by subject: the results, the index used, and the effect of an opening."""
 
 from __future__ import annotations
 

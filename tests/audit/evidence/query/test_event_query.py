@@ -193,7 +193,7 @@ def test_a_trace_is_found_without_a_look_at_other_leaves(
         assert list(every_event(connection, EventFilter(trace=TRACES[0]), page=3)) == mine[1:]
         said = {(problem.log, problem.idx, problem.what) for problem in fsck(connection).problems}
     assert said == {
-        (liar.log, liar.idx, "its row in `event_traces` is not what the leaf says"),
+        (liar.log, liar.idx, "its row in `event_traces` differs from the leaf"),
         (lost.log, lost.idx, "its row in `event_traces` is missing"),
     }
 

@@ -1,4 +1,4 @@
-"""What workers say about an order to destroy keys: nobody answers before it, for another, or by a clock ahead."""
+"""Workers' answers to an order to destroy keys: none before it, for another, or by a clock that is ahead."""
 
 from __future__ import annotations
 

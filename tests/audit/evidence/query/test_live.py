@@ -1,4 +1,4 @@
-"""What is held now, after an act that made holds end earlier: the deadline is the act's, and what it ended is gone."""
+"""Live residencies after an act that ended holds earlier: the act's deadline holds, and what it ended is gone."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def live(store: Engine, make_writer: Any, events: list[Event], now_us: int, limi
     writer = make_writer(store)
     writer.submit(events)
     assert writer.flush()
-    found: list[Live] = []
+    residencies: list[Live] = []
     with store.connect() as connection:
         while True:
-            last = found[-1] if found else None
+            last = residencies[-1] if residencies else None
             after = None if last is None else (last.opened_us, last.incarnation, last.residency)
             page = live_residencies(
                 connection, now_us=now_us + writer.offset_us, tenant="acme", after=after, limit=limit
             )
-            found += page
+            residencies += page
             if len(page) < limit:
                 break
-    assert len({one.residency for one in found}) == len(found)
-    return {one.residency: one._replace(until_us=one.until_us - writer.offset_us) for one in found}
+    assert len({one.residency for one in residencies}) == len(residencies)
+    return {one.residency: one._replace(until_us=one.until_us - writer.offset_us) for one in residencies}
 
 
 def narrowed_story(*, act: bool) -> list[Event]:
@@ -55,13 +55,13 @@ def narrowed_story(*, act: bool) -> list[Event]:
 
 
 def test_deadlines_are_those_of_the_act(store: Engine, make_writer: Any) -> None:
-    found = live(store, make_writer, narrowed_story(act=True), 2_000_000)
-    assert {residency: one.until_us for residency, one in found.items()} == {
+    by_residency = live(store, make_writer, narrowed_story(act=True), 2_000_000)
+    assert {residency: one.until_us for residency, one in by_residency.items()} == {
         SHORTER: NARROWED_US,
         LATER: RELEASED_AFTER_US,  # released after the act: its own leaf says
         RUNS: HELD_US + RUNS,  # what it began with
     }
-    assert [one.running for one in found.values()] == [False, False, True]
+    assert [one.running for one in by_residency.values()] == [False, False, True]
 
 
 def test_positive_control_without_the_act_every_hold_lasts(store: Engine, make_writer: Any) -> None:

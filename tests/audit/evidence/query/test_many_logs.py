@@ -1,4 +1,4 @@
-"""What is asked over many logs: the same answer as log by log, in few statements."""
+"""Queries over many logs give the same answer as log by log, in few statements."""
 
 from __future__ import annotations
 
@@ -71,17 +71,17 @@ def test_a_search_finds_what_a_look_at_every_leaf_finds(filled: Engine, number: 
 
 
 def test_a_page_that_looked_at_enough_goes_on_where_it_ended(filled: Engine) -> None:
-    wanted, found, after, pages = EventFilter(rule="own"), list[EventRow](), None, 0
+    wanted, events, after, pages = EventFilter(rule="own"), list[EventRow](), None, 0
     with filled.connect() as connection:
         while True:
             page = find_events(connection, wanted, after=after, scan_max=1)
-            found += page.rows
+            events += page.rows
             pages += 1
             if page.next is None:
                 break
             after = Cursor.from_text(page.next.to_text())
-        assert pages > 1 and found == list(every_event(connection, wanted))
-        assert [orjson.loads(row.leaf)["kind"] for row in found] == ["residency-opened"] * 3 * TENANTS
+        assert pages > 1 and events == list(every_event(connection, wanted))
+        assert [orjson.loads(row.leaf)["kind"] for row in events] == ["residency-opened"] * 3 * TENANTS
 
 
 def test_small_logs_are_searched_together(filled: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,10 +104,10 @@ def test_a_state_of_many_logs_is_that_of_few(filled: Engine, monkeypatch: pytest
         ids = connection.scalars(select(logs.c.id).order_by(logs.c.id)).all()
         state = AsOf({log: log % 4 for log in ids[1:]})
         assert len(state.sizes) > snapshot._CASES
-        found = []
+        answers = []
         for cases in (snapshot._CASES, 10**6):
             monkeypatch.setattr(snapshot, "_CASES", cases)
-            found.append(
+            answers.append(
                 [
                     sorted(
                         map(
@@ -118,4 +118,4 @@ def test_a_state_of_many_logs_is_that_of_few(filled: Engine, monkeypatch: pytest
                     for table in (events, releases)
                 ]
             )
-    assert found[0] == found[1] and all(found[0])
+    assert answers[0] == answers[1] and all(answers[0])

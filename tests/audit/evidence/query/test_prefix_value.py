@@ -1,4 +1,4 @@
-"""What prefixes are worth, against a second count made block by block from the bytes of leaves."""
+"""The worth of prefixes, compared with a second count made block by block from the bytes of leaves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def leaves(engine: Engine) -> tuple[list[bytes], int, int]:
 
 
 def by_hand(written: list[bytes], since_us: int, until_us: int) -> dict[tuple[str, int], PrefixValue]:
-    found: dict[tuple[str, int], PrefixValue] = {}
+    values: dict[tuple[str, int], PrefixValue] = {}
     for life in oracle.History(written).lives.values():
         people = life.people()
         writer: dict[oracle.Key, int] = {}
@@ -52,7 +52,7 @@ def by_hand(written: list[bytes], since_us: int, until_us: int) -> dict[tuple[st
         for residency, some in hits.items():
             mine: dict[str, Any] = people[residency]
             readers = {reader for _, reader, _, _ in some}
-            found[life.uuid, residency] = PrefixValue(
+            values[life.uuid, residency] = PrefixValue(
                 life.uuid,
                 residency,
                 mine["tenant"],
@@ -64,7 +64,7 @@ def by_hand(written: list[bytes], since_us: int, until_us: int) -> dict[tuple[st
                 sum(worth for _, _, worth, _ in some),
                 max(at_us for *_, at_us in some),
             )
-    return found
+    return values
 
 
 @pytest.mark.parametrize(

@@ -86,12 +86,12 @@ def test_the_command_prints_the_same_as_a_table_csv_and_json(replayed: Path) -> 
         return found.stdout if not code else found.stderr
 
     document = json.loads(asked("--json"))
-    told = document["items"]
+    items = document["items"]
     assert document["since"] == "2020-01-01T00:00:00Z" and document["until"] == iso(document["until_us"])
     rows = list(csv.DictReader(io.StringIO(asked("--csv"))))
-    assert [row["tenant"] for row in rows] == [row["tenant"] for row in told]
-    assert [float(row["block_seconds"]) for row in rows] == [row["block_seconds"] for row in told]
-    assert told[0]["tenant"] in asked()
-    only = json.loads(asked("--json", "--tenant", told[1]["tenant"]))["items"]
-    assert [row["tenant"] for row in only] == [told[1]["tenant"]]
+    assert [row["tenant"] for row in rows] == [row["tenant"] for row in items]
+    assert [float(row["block_seconds"]) for row in rows] == [row["block_seconds"] for row in items]
+    assert items[0]["tenant"] in asked()
+    only = json.loads(asked("--json", "--tenant", items[1]["tenant"]))["items"]
+    assert [row["tenant"] for row in only] == [items[1]["tenant"]]
     assert "is not after" in asked("--until", "2019-01-01", code=2)

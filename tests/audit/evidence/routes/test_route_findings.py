@@ -1,4 +1,4 @@
-"""Each thing that may be wrong with a route receipt is found, and its pair without the fault is not."""
+"""Every possible problem of a route receipt is found, and its counterpart without the fault is not."""
 
 from __future__ import annotations
 

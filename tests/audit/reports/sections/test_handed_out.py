@@ -1,4 +1,4 @@
-"""A report as somebody hands it out: its cover, times of a zone, short names with an annex, long tables in files."""
+"""A report for readers outside: its cover, time zones, short names with an annex, long tables in files."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def cover(page: Page) -> dict[str, str]:
 def test_the_cover_says_whose_it_is_of_what_and_when(report: Report) -> None:
     asked = report.asked._replace(preparer="Ada Lovelace, platform", organisation="Example AG")
     page = page_of(report.replace(asked=asked))
-    said = cover(page)
-    assert said["Organisation"] == "Example AG" and said["Opinion"] == report["opinion"].kind
-    assert said["Prepared by"] == "Ada Lovelace, platform"
-    bounds = " to ".join(part[:20] for part in said["Period"].split(" to "))
+    fields = cover(page)
+    assert fields["Organisation"] == "Example AG" and fields["Opinion"] == report["opinion"].kind
+    assert fields["Prepared by"] == "Ada Lovelace, platform"
+    bounds = " to ".join(part[:20] for part in fields["Period"].split(" to "))
     assert page.footer.startswith(f"Example AG, {bounds}. ")
     unnamed_house = page_of(report.replace(asked=asked._replace(organisation="")))
     assert unnamed_house.footer.startswith(f"Ada Lovelace, platform, {bounds}. ")
@@ -71,7 +71,7 @@ def test_the_cover_says_whose_it_is_of_what_and_when(report: Report) -> None:
     assert unnamed["Organisation"] == unnamed["Prepared by"] == "not stated"
     assert "--organisation 'Example AG'" in report.replace(asked=asked).rerun()
     assert "--organisation" not in report.rerun()
-    assert said["Scope"] == "all tenants of log ledger.example/kvcustody"
+    assert fields["Scope"] == "all tenants of log ledger.example/kvcustody"
     own = page_of(report.replace(asked=asked._replace(tenant="acme")))
     assert cover(own)["Scope"] == "tenant acme" and "tenant acme" in own.subtitle
 

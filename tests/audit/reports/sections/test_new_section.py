@@ -1,4 +1,4 @@
-"""A section of a report is two files, facts and template: where they are added, all that is made of sections has it."""
+"""A section of a report is two files, facts and template; everything made of sections includes an added one."""
 
 from __future__ import annotations
 

@@ -14,17 +14,17 @@ from kvcustody.audit.store.schema.ledger import logs
 
 def _compiled(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many statements one question compiles."""
-    made: list[object] = []
+    compiled: list[object] = []
     begun = compiler.SQLCompiler.__init__
 
     def counted(self: compiler.SQLCompiler, *given: object, **named: object) -> None:
-        made.append(self)
+        compiled.append(self)
         begun(self, *given, **named)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch, engine.connect() as connection:
         patch.setattr(compiler.SQLCompiler, "__init__", counted)
         connection.execute(select(logs.c.name).where(logs.c.size == 13, logs.c.id == 5, logs.c.name == "x"))
-    return len(made)
+    return len(compiled)
 
 
 def test_another_engine_compiles_nothing_again(migrated: Path, monkeypatch: pytest.MonkeyPatch) -> None:

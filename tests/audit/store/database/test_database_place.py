@@ -1,4 +1,4 @@
-"""Where a database is: a path is opened letter by letter, and no message holds a password."""
+"""Places of databases: a path is opened exactly as written, and no message contains a password."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def test_a_client_learns_where_the_witness_is(server: WitnessServer, witness: Wi
 
 def test_a_client_believes_only_its_witness(server: WitnessServer, log: Log) -> None:
     other = SigningKey.generate("witness.example", KeyKind.COSIGNATURE)
-    with pytest.raises(WitnessError, match="no line by its key"):
+    with pytest.raises(WitnessError, match="no line signed by its key"):
         cosign(WitnessAddress(server.address, other.verifier), log.note(9), 9, 0, log.prove)
 
 
@@ -363,22 +363,22 @@ def test_status_and_report_say_how_old_the_witnesses_word_is(
     """Witnessed once, and written on: the age is that of the witness's own time."""
     key = SigningKey.generate(ORIGIN)
     memory.trust([key.verifier])
-    lived, writer, made = world(1).run(60), make_writer(store), []
+    lived, writer, signed_checkpoints = world(1).run(60), make_writer(store), []
     for start, after_us in ((0, -5_000_000), (len(lived.events) // 2, 60_000_000)):
         writer.submit(lived.events[start : start + len(lived.events) // 2])
         assert writer.flush()
         clock = VirtualClock(utc_us=NOW * 1_000_000 + after_us)
-        made.append(CheckpointSigner(store, [key], memory=tmp_path / "last", clock=clock).sign_once())
+        signed_checkpoints.append(CheckpointSigner(store, [key], memory=tmp_path / "last", clock=clock).sign_once())
         if not start:
             address = WitnessAddress(server.address, witness.key.verifier)
-            assert WitnessSubmitter(store, [address]).submit_once(address) == made[0].size
+            assert WitnessSubmitter(store, [address]).submit_once(address) == signed_checkpoints[0].size
     with store.connect() as connection:
         status = witness_status(connection, NOW * 1_000_000 + 90_000_000)
-        bounds = period(connection, made[1].size, None, None)
-        report = build_report(connection, ReportParameters("cc-fdp-rip", made[1].size, *bounds))
+        bounds = period(connection, signed_checkpoints[1].size, None, None)
+        report = build_report(connection, ReportParameters("cc-fdp-rip", signed_checkpoints[1].size, *bounds))
     [seen] = status.witnesses
-    assert (seen.name, seen.size, seen.age_us) == ("witness.example", made[0].size, 90_000_000)
+    assert (seen.name, seen.size, seen.age_us) == ("witness.example", signed_checkpoints[0].size, 90_000_000)
     assert status.warning == "no witness has signed what was written since"
     told = report["boundary"].witnessed
-    assert (told.witnesses, told.size, told.age_us) == (("witness.example",), made[0].size, 60_000_000)
+    assert (told.witnesses, told.size, told.age_us) == (("witness.example",), signed_checkpoints[0].size, 60_000_000)
     assert "unwitnessed" in told.warning

@@ -1,4 +1,4 @@
-"""Documents that somebody changed: without the key every change is found; with it, found or listed as not checked."""
+"""Changed documents: without the key every change is found; with it, found or listed as unchecked."""
 
 from __future__ import annotations
 
@@ -104,15 +104,15 @@ def of_certificates(folder: Path, *, lost: bool = False, exported: bool = False)
     engine = open_store(folder / "ledger.db")
     upgrade(engine)
     case = Case(engine, folder, lost=lost)
-    made: MadeAgain | None = None
+    remade: MadeAgain | None = None
     if exported:
         write_export(folder / "export", LedgerSource(engine), made_at_us=1)
-        made = make_again(case.data, VKEYS, [CertificateRules()], folder / "export")
+        remade = make_again(case.data, VKEYS, [CertificateRules()], folder / "export")
 
     def check(data: bytes, facts: Facts) -> DocumentCheck:
         stated = case.document.facts
         is_same = all(facts.get(name) == stated[name] for name in ("erasure", "issued_us", "request"))
-        source = None if made is None else made if is_same else folder / "export"
+        source = None if remade is None else remade if is_same else folder / "export"
         return verify_certificate(data, VKEYS, case.opening, source=source)
 
     yield Forgeable(case.document, KEY, VKEYS[0], check)

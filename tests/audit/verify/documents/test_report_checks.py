@@ -1,4 +1,4 @@
-"""What a check of a report shows: of its file alone, against an export and the ledger, and of each of its forms."""
+"""What a check of a report covers: its file by itself, against an export and the ledger, and each of its forms."""
 
 from __future__ import annotations
 
@@ -112,17 +112,17 @@ def test_a_report_of_a_witnessed_ledger_is_sound_against_its_export(witnessed: S
 
 
 def test_a_report_is_made_again_from_an_export_and_from_the_ledger_field_by_field(signed: Signed) -> None:
-    found = verify_report(signed.data, [signed.vkey], source=signed.made)
-    assert found.ok, found.problems
-    assert found.signed_by == str(report_ledger.REPORT_KEY.verifier)
-    assert {each.path.split(".")[0] for each in found.unchecked} == {
+    check = verify_report(signed.data, [signed.vkey], source=signed.made)
+    assert check.ok, check.problems
+    assert check.signed_by == str(report_ledger.REPORT_KEY.verifier)
+    assert {each.path.split(".")[0] for each in check.unchecked} == {
         *("boundary", "asked", "version", "window", "responses")
     }
     with signed.engine.connect() as connection:
         whole = report_again(connection, signed.report, [signed.vkey])
-    found = verify_report(signed.data, [signed.vkey], source=whole)
+    check = verify_report(signed.data, [signed.vkey], source=whole)
     by_people = ["responses", "asked.preparer", "asked.organisation", "asked.threshold_ppm", "asked.zone"]
-    assert found.ok and {each.path for each in found.unchecked} == {"version", "boundary.orders", *by_people}
+    assert check.ok and {each.path for each in check.unchecked} == {"version", "boundary.orders", *by_people}
 
 
 def test_without_the_ledger_it_says_what_it_did_not_check(signed: Signed) -> None:
@@ -175,9 +175,9 @@ def test_an_export_shows_which_checkpoint_was_extended(
         report = build_report(connection, asked._replace(extends=sealed.first))
     engine.dispose()
     assert report["boundary"].consistency and any(row.due for row in report["tiers"].rows)
-    made = report_again(tmp_path / "export", report, vkeys)
-    assert verify_report(report.to_bytes(), vkeys, source=made).ok
-    assert {each.path for each in made.unchecked} == {
+    remade = report_again(tmp_path / "export", report, vkeys)
+    assert verify_report(report.to_bytes(), vkeys, source=remade).ok
+    assert {each.path for each in remade.unchecked} == {
         *("boundary.witnessed", "boundary.checkpoint.at_us", "boundary.checkpoint.signed_us", "window"),
         *("responses", "asked.preparer", "asked.organisation", "asked.threshold_ppm", "asked.zone"),
     }
@@ -186,8 +186,8 @@ def test_an_export_shows_which_checkpoint_was_extended(
         (),
         (*report["changes"][:-1], report["changes"][-1]._replace(before=report["changes"][-1].before + 1)),
     ):
-        found = verify_report(report.replace(changes=forged).to_bytes(), vkeys, source=made)
-        assert any("changes" in problem for problem in found.problems)
+        check = verify_report(report.replace(changes=forged).to_bytes(), vkeys, source=remade)
+        assert any("changes" in problem for problem in check.problems)
     first = report["changes"][0]
     for other, said in (
         (
@@ -216,8 +216,8 @@ def test_an_export_shows_which_checkpoint_was_extended(
             boundary=report["boundary"]._replace(extends=extends, consistency=forged),
         )
         again = report_again(tmp_path / "export", other, vkeys)
-        found = verify_report(other.to_bytes(), vkeys, source=again)
-        assert any("boundary.consistency" in problem for problem in found.problems), extends
+        check = verify_report(other.to_bytes(), vkeys, source=again)
+        assert any("boundary.consistency" in problem for problem in check.problems), extends
 
 
 def test_the_file_alone_agrees_with_itself_on_tiers_workers_and_ages(world_class: Any, tmp_path: Path) -> None:

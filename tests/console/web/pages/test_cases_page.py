@@ -53,7 +53,7 @@ def test_a_request_is_recorded_once_and_taken_to_its_letter(world: World, client
     assert "check who asks" in page and "user-1" not in page.partition("<main")[2]
     wrong = {"step": "decide", "outcome": "erased"} | hidden(page, f"{place}/step")
     refused = admin.post(f"{place}/step", data=wrong)
-    assert refused.status_code == 409 and "not confirmed who asks" in refused.text
+    assert refused.status_code == 409 and "identity first" in refused.text
     for step in (
         {"step": "identity", "outcome": "confirmed"},
         {"step": "decide", "outcome": "refused", "ground": "12(5)", "reason": "the <ninth> this week"},

@@ -12,11 +12,11 @@ from sqlalchemy import Connection
 
 from kvcustody.audit.evidence.coverage.custody_units import CustodySelection
 from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord
-from kvcustody.audit.evidence.coverage.leaves_in_database import leaves_in_database
 from kvcustody.audit.evidence.coverage.recount_process import (
     Difference,
     RecountResult,
     differences,
+    leaves_in_database,
     recounted,
 )
 from kvcustody.audit.evidence.coverage.summary import CoverageRow, CoverageSummary, coverage

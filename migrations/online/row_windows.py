@@ -1,13 +1,19 @@
-"""Rows of the new form of tables, made from leaves, some at a time: how far each log is, is recorded with the rows.
+"""Copy rows into the new form of tables, then compare it with the leaves, window by window.
 
-1. A transaction takes the next leaves of one log, about `SECONDS_WANTED` worth: how many follows from how long the
-   last ones took. One that takes longer than `SECONDS_MAX` is ended, and taken again with fewer leaves; a single leaf
-   has all the time that it needs. Whoever is killed goes on behind the last transaction that committed.
-2. Rows are made by `project`. Rows of leaves that a purge took away are copied from the old form as they are, a new
-   column with its default, and counted.
-3. What the old form has of a leaf and the leaf does not give ends the change before it is lost: `LedgerError` names
-   table, log, idx and column.
+A window is some leaves of one log. Progress is recorded for each log in the transaction that writes the rows.
+
+1. A transaction copies the next leaves of one log: as many as take about `SECONDS_WANTED`, estimated from the previous
+   windows. A transaction that takes longer than `SECONDS_MAX` is ended and repeated with fewer leaves; a single leaf
+   has no limit. A process that is killed resumes after the last transaction that committed.
+2. `project` makes the rows. Rows whose leaves were purged are copied from the old form unchanged, a new column with its
+   default, and counted.
+3. A value of the old form that its leaf does not give ends the change before it is lost: `LedgerError` names table,
+   log, idx and column.
 4. No leaf is dropped while its rows are copied (`one_copy_at_a_time`).
+5. The comparison reads each window in one snapshot, with the rows that writers added since the copy. Writers continue.
+   A row without a leaf is compared with the old form's row.
+6. A row at no place of a log ends the change too. In the old form it would be lost; in the new one it would block
+   later leaves. No window contains such rows.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Engine, Table, func, select, update
+from sqlalchemy import Connection, Engine, Table, func, or_, select, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from kvcustody.audit.leaf.batch import EMPTY, read_leaves
@@ -28,6 +34,7 @@ from kvcustody.audit.store.database.engine import LOCKED, WRITE, describe
 from kvcustody.audit.store.database.open_changes import forms_of, one_copy_at_a_time
 from kvcustody.audit.store.schema.ledger import events, incarnations, logs
 from kvcustody.audit.store.schema.schema_changes import schema_change_logs, schema_changes
+from kvcustody.audit.verify.ledger.row_differences import differences
 from kvcustody.errors import LedgerError
 
 SECONDS_WANTED, SECONDS_MAX = 0.4, 1.0  # of a transaction, until its commit
@@ -42,6 +49,9 @@ _Row = tuple[Any, ...]
 _RowKey = tuple[int, int]
 
 
+_AT_ONCE = 5000
+
+
 class Lives:
     """The ids of processes, each read once."""
 
@@ -49,7 +59,7 @@ class Lives:
         self._known: dict[str, IncarnationRow] = {}
 
     def of(self, connection: Connection) -> Callable[[str], IncarnationRow]:
-        """What `project` asks."""
+        """Return the look-up that `project` needs."""
         column = incarnations.c
 
         def life_of(uuid: str) -> IncarnationRow:
@@ -69,7 +79,7 @@ class _CopiedWindow(NamedTuple):
 
 
 def copy_rows(engine: Engine, step: Step, progress: Progress | None) -> None:
-    """Copy what is to be copied of every log; `step` is told of each transaction before and after its commit."""
+    """Copy the remaining rows of every log; call `step` before and after each commit."""
     lives = Lives()
     with engine.connect() as connection:
         column = schema_change_logs.c
@@ -114,19 +124,19 @@ def _one_window(engine: Engine, log: int, leaves: int, lives: Lives, step: Step)
 
 
 def is_ended(problem: OperationalError) -> bool:
-    """Whether a statement was ended because it took too long."""
+    """Return whether a statement was ended because it took too long."""
     orig = problem.orig
     return getattr(orig, "sqlstate", None) == _ENDED or getattr(orig, "sqlite_errorname", "") == _INTERRUPTED
 
 
 def is_in_the_way(problem: OperationalError) -> bool:
-    """Whether somebody else had what a transaction needs, or it took too long: it may be tried again."""
+    """Return whether a transaction may be retried: others held its locks, or it took too long."""
     state = getattr(problem.orig, "sqlstate", None)
     return state in _WAITED if state else describe(problem) == LOCKED
 
 
 def next_window(leaves: int, seconds: float) -> int:
-    """How many leaves are taken after so many took so long."""
+    """Return how many leaves the next window takes, given the size and duration of the last."""
     wanted = leaves * min(2.0, max(0.25, SECONDS_WANTED / max(seconds, 1e-6)))
     return int(min(_LEAVES_MAX, max(_LEAVES_MIN, wanted)))
 
@@ -159,8 +169,8 @@ def _copy(connection: Connection, log: int, leaves: int, lives: Lives, check: Ca
 
 
 def _first_there(connection: Connection, tables: Sequence[Table], log: int, copied: int, below: int) -> int:
-    """The next place that has a leaf or a row: a purge may have taken what is before it."""
-    found = [
+    """Return the next place with a leaf or a row; a purge may have removed everything before it."""
+    first_places = [
         connection.scalar(
             select(table.c.idx)
             .where(table.c.log == log, table.c.idx >= copied, table.c.idx < below)
@@ -169,7 +179,7 @@ def _first_there(connection: Connection, tables: Sequence[Table], log: int, copi
         )
         for table in tables
     ]
-    return min([int(idx) for idx in found if idx is not None], default=below)
+    return min([int(idx) for idx in first_places if idx is not None], default=below)
 
 
 def _made_and_left(
@@ -195,67 +205,172 @@ def _left(
     table: Table,
     log: int,
     places: range,
-    there: frozenset[int],
+    places_with_leaf: frozenset[int],
     pieces: Sequence[Sequence[Sequence[Any]]],
 ) -> list[_Row]:
     """Rows of the old form whose leaf is gone; raises where one differs from what its leaf gives (rule 3)."""
     added = added_columns(connection, table)
-    kept = [number for number, name in enumerate(table.columns.keys()) if name not in added]
-    made = {key_of(table, row): row for piece in pieces for row in rows_of(piece)}
-    left = []
+    compared_columns = [number for number, name in enumerate(table.columns.keys()) if name not in added]
+    projected = {key_of(table, row): row for piece in pieces for row in rows_of(piece)}
+    leafless = []
     for row in rows_between(connection, table, log, places):
         key = key_of(table, row)
-        wanted = made.pop(key, None)
-        if wanted is None and key[0] not in there:
-            left.append(row)
+        wanted = projected.pop(key, None)
+        if wanted is None and key[0] not in places_with_leaf:
+            leafless.append(row)
         elif wanted is None:
             raise difference(connection, table, log, key[0], "")
-        elif wrong := next((number for number in kept if row[number] != wanted[number]), None):
+        elif wrong := next((number for number in compared_columns if row[number] != wanted[number]), None):
             raise difference(connection, table, log, key[0], table.columns.keys()[wrong])
-    if made:
-        raise difference(connection, table, log, min(made)[0], "")
-    return left
+    if projected:
+        raise difference(connection, table, log, min(projected)[0], "")
+    return leafless
 
 
 def rows_between(connection: Connection, table: Table, log: int, places: range) -> list[_Row]:
-    """The rows of a form of a table that are of these places of a log."""
+    """Return the rows of one form of a table at these places of a log."""
     here = table.c.log == log, table.c.idx >= places.start, table.c.idx < places.stop
     return [(*row,) for row in connection.execute(select(table).where(*here))]
 
 
 def key_of(table: Table, row: Sequence[Any]) -> _RowKey:
-    """The place of a row's leaf, and the item of it."""
+    """Return the place of a row's leaf, and its item."""
     return row[1], row[2] if "item" in table.columns else 0
 
 
 def added_columns(connection: Connection, table: Table) -> frozenset[str]:
-    """The columns that the old form has for the time of the change alone."""
+    """Return the columns that the old form only has during the change."""
     query = select(schema_changes.c.added).where(schema_changes.c.of_table == table.name)
     return frozenset((connection.scalar(query) or "").split())
 
 
-def _insert_left(connection: Connection, form: Table, log: int, left: Sequence[_Row]) -> None:
+def _insert_left(connection: Connection, form: Table, log: int, leafless: Sequence[_Row]) -> None:
     try:
-        insert_rows(connection, form, left)
+        insert_rows(connection, form, leafless)
     except IntegrityError:
         table = form.name
         raise LedgerError(
-            f"rows of `{table}` at `{left[0][1]}` and after it in log `{log}` have no leaf, and its new form has no "
-            "default for what they lack; the change stops here, and `kvcustody db upgrade --undo` takes it back",
+            f"rows of `{table}` at `{leafless[0][1]}` and after it in log `{log}` have no leaf, and its new form has "
+            "no default for what they lack; the change stops here, and `kvcustody db upgrade --undo` takes it back",
             table=table,
             log=log,
         ) from None
 
 
 def difference(connection: Connection, table: Table, log: int, idx: int, column: str) -> LedgerError:
-    """What ends a change: a row that its leaf does not give (rule 3)."""
+    """Return the error for a row that its leaf does not give (rule 3)."""
     name = connection.scalar(select(logs.c.name).where(logs.c.id == log)) or str(log)
     where = f" in column `{column}`" if column else ""
     return LedgerError(
-        f"the row of `{table.name}` at leaf `{idx}` of `{name}` is not what the leaf says{where}: run `kvcustody audit "
+        f"the row of `{table.name}` at leaf `{idx}` of `{name}` differs from the leaf{where}: run `kvcustody audit "
         "fsck`; the change stops here, and `kvcustody db upgrade --undo` takes it back",
         table=table.name,
         log=name,
         idx=idx,
         column=column,
     )
+
+
+# -- the comparison ----------------------------------------------------------------------------------------------------
+
+
+class _ComparedLog(NamedTuple):
+    log: int
+    size: int
+    compared: int
+
+
+def compare_rows(engine: Engine, step: Step, progress: Progress | None) -> None:
+    """Compare every log from where the last process was; raises `LedgerError` at the first difference."""
+    lives, done = Lives(), 0
+    with engine.connect() as connection:
+        _refuse_strays(connection)
+        found = _logs(connection)
+    total = sum(of.size for of in found)
+    for log, size, compared in found:
+        for first in range(compared, size, _AT_ONCE):
+            places = range(first, min(first + _AT_ONCE, size))
+            with engine.connect() as connection:
+                dialect_of(connection).begin_reading(connection)
+                dialect_of(connection).as_long_as_it_takes(connection)
+                forms = forms_of(connection)
+                if not forms:  # another process has ended the change
+                    return
+                _compare(connection, forms, log, places, lives)
+            with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+                here = schema_change_logs.c.log_id == log
+                connection.execute(update(schema_change_logs).where(here).values(compared=places.stop))
+                step("window compared")
+            if progress is not None:
+                progress("rows compared", done + places.stop, total)
+        done += size
+
+
+def _logs(connection: Connection) -> list[_ComparedLog]:
+    """Every log, with those that are new since the change was opened."""
+    column = schema_change_logs.c
+    compared = {
+        row[0]: row[1]
+        for row in connection.execute(select(column.log_id, func.min(column.compared)).group_by(column.log_id))
+    }
+    query = select(logs.c.id, logs.c.size).order_by(logs.c.id)
+    return [_ComparedLog(log, size, compared.get(log, 0)) for log, size in connection.execute(query)]
+
+
+def _compare(connection: Connection, forms: Mapping[Table, Table], log: int, places: range, lives: Lives) -> None:
+    query = select(events.c.idx, events.c.leaf).where(
+        events.c.log == log, events.c.idx >= places.start, events.c.idx < places.stop
+    )
+    leaf_rows = connection.execute(query.order_by(events.c.idx)).all()
+    places_there = [row.idx for row in leaf_rows]
+    projected = (
+        project(
+            read_leaves([bytes(row.leaf) for row in leaf_rows], hashed=False),
+            [log] * len(leaf_rows),
+            places_there,
+            lives.of(connection),
+            tables=frozenset(forms),
+        )
+        if leaf_rows
+        else {}
+    )
+    leafless: dict[Table, set[int]] = {}
+    for row in differences(connection, log, places, projected, forms):
+        if row.is_missing or row.column or row.idx in places_there:
+            raise difference(connection, row.table, log, row.idx, row.column)
+        leafless.setdefault(row.table, set()).add(row.idx)
+    for table, form in forms.items():  # rule 5
+        _compare_leafless(connection, table, form, log, places, leafless.get(table, set()), frozenset(places_there))
+
+
+def _compare_leafless(
+    connection: Connection,
+    table: Table,
+    form: Table,
+    log: int,
+    places: range,
+    copied: set[int],
+    there: frozenset[int],
+) -> None:
+    old = {key_of(table, row): row for row in rows_between(connection, table, log, places)}
+    wanted = {key: row for key, row in old.items() if key[0] not in there}
+    if not wanted and not copied:
+        return
+    added = added_columns(connection, table)
+    kept = [number for number, name in enumerate(table.columns.keys()) if name not in added]
+    new = {key_of(table, row): row for row in rows_between(connection, form, log, places)}
+    for key in sorted(wanted.keys() | {key for key in new if key[0] in copied}):
+        here, was = new.get(key), wanted.get(key)
+        if here is None or was is None or [here[each] for each in kept] != [was[each] for each in kept]:
+            raise difference(connection, table, log, key[0], "")
+
+
+def _refuse_strays(connection: Connection) -> None:
+    """Rule 6."""
+    forms = forms_of(connection)
+    for table in (*forms, *forms.values()):
+        of = select(logs.c.size).where(logs.c.id == table.c.log).scalar_subquery()
+        stray = or_(of.is_(None), table.c.idx < 0, table.c.idx >= of)
+        found = connection.execute(select(table.c.log, table.c.idx).where(stray).limit(1)).first()
+        if found is not None:
+            raise difference(connection, table, found.log, found.idx, "")
