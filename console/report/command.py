@@ -8,19 +8,20 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import orjson
 import typer
 from rich.console import Console
 from sqlalchemy import Connection
 
+from kvcustody._version import __version__
 from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
-from kvcustody.audit.reports.document import read_document
+from kvcustody.audit.reports.document import Document, read_document
 from kvcustody.audit.reports.framework import NAMES, Framework, load_framework, read_framework
 from kvcustody.audit.reports.given import PolicyProof, ReportedProperty, read_responses
-from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.model import REPORT, Report
 from kvcustody.audit.reports.parameters import ReportParameters
 from kvcustody.audit.reports.sections.coverage import SECTION as COVERAGE
 from kvcustody.audit.reports.sections.losses import SECTION as LOSSES
@@ -30,20 +31,20 @@ from kvcustody.audit.reports.sections.recount import SECTION as RECOUNT
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.verify.documents.certificate_rules import CertificateRules
-from kvcustody.audit.verify.documents.document_check import DocumentCheck
-from kvcustody.audit.verify.documents.report_rules import ReportRules
+from kvcustody.audit.verify.documents.document_check import DocumentCheck, Unchecked
+from kvcustody.audit.verify.documents.report_rules import ReportRules, open_report
 from kvcustody.audit.verify.documents.verify import verify as verify_document
 from kvcustody.console.api.group import OperationGroup
 from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.files import read_file, read_words, write_files
 from kvcustody.console.opening import key_texts, snapshot
 from kvcustody.console.options import DEFAULT, At, DuePeriod, GivenLedger, Keys, Ledger, moment_us
-from kvcustody.console.render.document_forms import FORMATS, render_all
+from kvcustody.console.render.document_forms import FORMATS, forms_of, render_all
 from kvcustody.console.render.number_format import count, percent, share
+from kvcustody.console.render.pdf import makers_of
 from kvcustody.console.report import keys as key_commands
 from kvcustody.console.report import ropa as ropa_command
 from kvcustody.console.report import schedules as schedule_commands
-from kvcustody.console.report.check_files import compare_files, document_file
 from kvcustody.console.report.package import command as package_command
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.keys.report_signing_key import (
@@ -393,3 +394,56 @@ class _telling:  # noqa: N801 - a context manager that reads as a verb
     def __exit__(self, *_: object) -> None:
         if self._status:
             self._status.stop()
+
+
+# A document's files against its facts: each form, and each long table's CSV, is made again and compared as bytes.
+
+_NAMES = ("report.json", "ropa.json")
+
+
+def document_file(folder: Path) -> Path:
+    """The JSON of a report or a record in its folder; raises `ConfigError` where there is none."""
+    found = next((folder / name for name in _NAMES if (folder / name).exists()), None)
+    if found is None:
+        raise ConfigError(f"`{folder}` has no {' and no '.join(_NAMES)}", path=folder)
+    return found
+
+
+class ComparedFiles(NamedTuple):
+    """The files of a folder that were compared, what is wrong with any, and what could not be compared."""
+
+    compared: tuple[str, ...]
+    problems: list[str]
+    unchecked: tuple[Unchecked, ...] = ()
+
+
+def compare_files(folder: Path, document: Document) -> ComparedFiles:
+    """Make each file of the folder again and compare bytes. A PDF of other versions of its makers is not compared."""
+    shown = open_report(document) if document.kind == REPORT else document
+    there = [form for form, name in forms_of(shown).files.items() if (folder / name).exists()]
+    version = document.facts["version"]
+    if version != __version__ and len(there) > 1:
+        said = f"version {version} rendered it and this is {__version__}: its pages can be compared with that one"
+        return ComparedFiles((), [said])
+    made = render_all(shown, there)
+    absent = [name for name in made if not (folder / name).exists()]
+    given = {name: read_file(folder / name) for name in made if name not in absent}
+    wrong = [name for name, data in given.items() if data != made[name]]
+    others = tuple(
+        Unchecked(name, f"`{theirs}` made it and this is `{makers_of(made[name])}`: bytes differ between them")
+        for name in wrong
+        if name.endswith(".pdf") and (theirs := makers_of(given[name])) not in ("", makers_of(made[name]))
+    )
+    unlike = {each.path for each in others}
+    return ComparedFiles(
+        tuple(sorted(given.keys() - unlike)),
+        [
+            *(f"`{name}` is not there, and a page names it for its table's rows" for name in absent),
+            *(
+                f"`{name}` is not what the signed {document.kind.name} gives, byte for byte"
+                for name in wrong
+                if name not in unlike
+            ),
+        ],
+        others,
+    )

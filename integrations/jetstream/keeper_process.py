@@ -9,26 +9,216 @@ import asyncio
 import contextlib
 import signal
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import orjson
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from kvcustody.clock import SystemClock
-from kvcustody.errors import ConfigError
+from kvcustody.clock import MICROSECONDS, SystemClock
+from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.governance.control_plane.epoch_feed import EpochFeed
 from kvcustody.governance.control_plane.opening import connect
 from kvcustody.governance.edge.custody_lease import lease_seconds
+from kvcustody.governance.edge.erase_epochs import KnownEpochs
 from kvcustody.governance.settings import Settings
 from kvcustody.integrations.door.envoy_configuration import ListenPlace
 from kvcustody.integrations.door.server import served
-from kvcustody.integrations.jetstream.connection import NatsPlace
-from kvcustody.integrations.jetstream.keeper import ROUND_SECONDS, StreamBounds, StreamKeeper
+from kvcustody.integrations.jetstream.connection import NatsPlace, open_connection
+from kvcustody.integrations.jetstream.subjects import EVENTS, HINTS, STREAM, EventSubject
+from kvcustody.logger import get_logger
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.js.client import JetStreamContext
+
+# Keeps the stream of KV events: makes it, bounds it, purges what erasures ended, and hints that epochs were raised.
+#
+# 1. What it purges follows from the epochs that the control plane gives out, never from a message: each subject says
+# the epoch that its name was made under, and goes once a newer one ends the name. So the next round makes up for a
+# purge that failed and for a server or keeper that was away, and what a worker with an older epoch sends later goes,
+# too. 2. Messages live no longer than the shortest ceiling of the policies in effect; a minute where that is not
+# known. 3. The stream is in memory, replaces its oldest messages past its bound, and is made anew where it is gone.
+# 4. Several keepers may run; each does the same. 5. A round purges `PURGES_MAX` subjects at most. Where more have
+# ended, the next one follows at once.
+
+AGE_SECONDS_UNKNOWN: Final = 60.0  # rule 2
+AGE_SECONDS_MAX: Final = 3600.0
+ROUND_SECONDS: Final = 5.0
+PURGES_MAX: Final = 1000
+_PAUSE_SECONDS, _PAGES_MAX = 0.5, 100
+_log = get_logger(__name__)
+
+
+class StreamBounds(NamedTuple):
+    """What the stream holds at most."""
+
+    memory_bytes: int = 128 << 20
+    message_bytes: int = 1 << 20
+    age_seconds_max: float = AGE_SECONDS_MAX
+
+    def age_seconds(self, known: KnownEpochs | None) -> float:
+        """Rule 2; at least a second, which is less than any ceiling."""
+        shortest_us = None if known is None else known.shortest_ceiling_us
+        if shortest_us is None:
+            return min(AGE_SECONDS_UNKNOWN, self.age_seconds_max)
+        return max(1.0, min(self.age_seconds_max, shortest_us / MICROSECONDS))
+
+
+class KeeperStats(NamedTuple):
+    """Counters of a keeper."""
+
+    version: int  # the newest epoch that it acts by
+    rounds: int
+    purged_subjects: int
+    purged_messages: int
+    hints: int
+    made: int  # how often the stream was
+    failures: int
+    subjects: int
+    messages: int
+    bytes: int
+    age_seconds: float
+    is_connected: bool
+    kept_at: float  # monotonic seconds of the last round that succeeded; 0: none
+
+
+class StreamKeeper:
+    """Used on one event loop; `take` may be called on any thread."""
+
+    def __init__(self, place: NatsPlace, bounds: StreamBounds | None = None) -> None:
+        """Raises `ConfigError` as `NatsPlace.check`."""
+        place.check()
+        self._place, self._bounds = place, bounds or StreamBounds()
+        self._known: KnownEpochs | None = None
+        self._hinted = 0
+        self.problem = ""  # why the last round failed; empty where it did not
+        self._wake = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.stats = KeeperStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, False, 0.0)
+
+    def take(self, known: KnownEpochs, _until_us: int = 0) -> None:
+        """Epochs as the control plane gave them."""
+        is_new = known is not self._known
+        self._known = known
+        if is_new and self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._wake.set)
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        self._loop = asyncio.get_running_loop()
+        client: Client | None = None
+        try:
+            while True:
+                try:
+                    if client is None or client.is_closed:
+                        client = await open_connection(self._place)
+                    await self._round(client)
+                except Exception as error:
+                    self._count(failures=1, is_connected=False)
+                    problem = f"{type(error).__name__}: {error}"[:200]
+                    if problem != self.problem:
+                        _log.warning("the stream is not kept", problem=problem)
+                    self.problem = problem
+                    await asyncio.sleep(_PAUSE_SECONDS)
+                    continue
+                self.problem = ""
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), ROUND_SECONDS)
+                self._wake.clear()
+        finally:
+            if client is not None:
+                await client.close()
+
+    async def _round(self, client: Client) -> None:
+        """Bring the stream to what it should be, and hint."""
+        known, stream = self._known, client.jetstream()
+        version = 0 if known is None else known.epochs.version
+        if version > self._hinted:  # before the purge: it tells the living
+            await client.publish(HINTS, str(version).encode())
+            self._hinted = version
+            self._count(hints=1)
+        state = await self._ensure(stream, self._bounds.age_seconds(known))
+        if known is not None:
+            await self._purge(client, known)
+        self.stats = self.stats._replace(
+            version=version,
+            subjects=int(state.get("num_subjects", 0)),
+            messages=int(state.get("messages", 0)),
+            bytes=int(state.get("bytes", 0)),
+            is_connected=True,
+            kept_at=time.monotonic(),
+        )
+        self._count(rounds=1)
+
+    async def _ensure(self, stream: JetStreamContext, age_seconds: float) -> dict[str, Any]:
+        """The stream's state, once it is as it should be (rule 3)."""
+        from nats.js import api, errors
+
+        wanted = api.StreamConfig(
+            name=STREAM,
+            subjects=[EVENTS],
+            storage=api.StorageType.MEMORY,
+            retention=api.RetentionPolicy.LIMITS,
+            discard=api.DiscardPolicy.OLD,
+            max_bytes=self._bounds.memory_bytes,
+            max_msg_size=self._bounds.message_bytes,
+            max_age=age_seconds,
+            num_replicas=1,
+            duplicate_window=min(2.0, age_seconds),
+            deny_delete=False,
+            deny_purge=False,
+        )
+        self.stats = self.stats._replace(age_seconds=age_seconds)
+        try:
+            info = await stream.stream_info(STREAM)
+        except errors.NotFoundError:
+            info = await stream.add_stream(wanted)
+            self._count(made=1)
+        if any(getattr(info.config, name) != getattr(wanted, name) for name in _HELD):
+            info = await stream.update_stream(wanted)
+        state: dict[str, Any] = vars(info.state)
+        return state
+
+    async def _purge(self, client: Client, known: KnownEpochs) -> None:
+        """End what erasures ended (rules 1 and 5); subjects are read in pages, of which one is kept."""
+        stream, purged, offset = client.jetstream(), 0, 0
+        for _ in range(_PAGES_MAX):
+            question = orjson.dumps({"subjects_filter": EVENTS, "offset": offset})
+            reply = await client.request(f"$JS.API.STREAM.INFO.{STREAM}", question, timeout=10)
+            said = orjson.loads(reply.data)
+            if "error" in said:
+                raise ServiceError(f"NATS: {said['error'].get('description', 'refused')}")
+            page = said["state"].get("subjects") or {}
+            for subject, messages in page.items():
+                where = EventSubject.parse(subject)
+                if where is not None and not where.is_ended(known):
+                    offset += 1  # what was purged is no longer before the next page
+                    continue
+                if purged == PURGES_MAX:
+                    self._wake.set()
+                    return
+                await stream.purge_stream(STREAM, subject=subject)
+                self._count(purged_subjects=1, purged_messages=messages)
+                purged += 1
+            if not page or offset >= int(said.get("total", 0)) - purged:
+                return
+
+    def _count(self, *, is_connected: bool | None = None, **more: int) -> None:
+        changed: dict[str, Any] = {name: getattr(self.stats, name) + by for name, by in more.items()}
+        if is_connected is not None:
+            changed["is_connected"] = is_connected
+        self.stats = self.stats._replace(**changed)
+
+
+_HELD: Final = ("subjects", "storage", "discard", "max_bytes", "max_msg_size", "max_age")
+
 
 READY_SECONDS: Final = 3 * ROUND_SECONDS
 _SHOWN: Final = (

@@ -11,16 +11,22 @@ snapshots close them (`locations`).
 from __future__ import annotations
 
 import asyncio
+import secrets
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from kvcustody.integrations.jetstream.connection import NatsPlace, open_connection
-from kvcustody.integrations.jetstream.locations import BlockIndex, WorkerStreams
+from kvcustody.integrations.jetstream.publisher import LIFE, NUMBER, PART, PARTS, QUESTION, TENANT
 from kvcustody.integrations.jetstream.subjects import (
     EVENTS,
     EVERY,
     READERS_API,
     STREAM,
+    EventSubject,
     ask_subject,
     beat_subject,
     name_in_subject,
@@ -123,3 +129,299 @@ class StreamReader:
 
     async def _snapshot(self, message: Msg) -> None:
         self.streams.snapshot(message.subject, message.headers, message.data)
+
+
+# Which workers' locations a reader may use: gaps in what workers told, and the snapshots that close them.
+#
+#     streams = WorkerStreams(index)
+#     streams.take_message(subject, headers, payload)      # of the stream, in the order of its numbers
+#     streams.beat(subject, headers)
+#     streams.snapshot(subject, headers, payload)
+#     for worker, tenant, question in streams.due(): …   # ask the worker
+#     streams.is_usable(worker, tenant)
+#
+# 1. A worker's locations of a tenant are usable while every number of its life was had, or a snapshot stands for it.
+# A hole ends that at once; they are usable again once a snapshot was had whole and all that came after it. 2. A
+# message that comes again, or of an earlier life, changes nothing. A later life forgets what the earlier one told.
+# Lives of one process of the worker are numbered. Another process is later than those that were heard before it, and
+# one that another has followed never comes back. No clock orders them. 3. A beat whose number is not reached within
+# `GRACE_SECONDS` is a hole. A worker without a beat for `SILENT_SECONDS` is not usable. 4. Memory is bounded: workers
+# with tenants, and messages and parts kept while a snapshot is waited for, in number and bytes, of one worker's
+# tenant and of all together. What does not fit is let go, and another snapshot asked for. 5. All of it is a hint:
+# whoever acts by a location asks an engine, which decides by what it holds.
+#
+# No sockets here; `now` is monotonic seconds.
+
+GRACE_SECONDS: Final = 2.0
+SILENT_SECONDS: Final = 10.0
+ASKED_AGAIN_SECONDS: Final = 3.0
+STREAMS_MAX: Final = 1 << 16
+KEPT_MAX: Final = 10_000
+PARTS_MAX: Final = 4096
+KEPT_BYTES_MAX: Final = 128 << 20  # of one worker's tenant; a snapshot of as many blocks as a publisher keeps has less
+ALL_KEPT_BYTES_MAX: Final = 512 << 20
+FOLLOWED_MAX: Final = 8  # processes of one worker's tenant that others have followed
+
+
+class BlockIndex(Protocol):
+    """What a reader keeps of workers' blocks; `payload` is a batch in the form that the worker tells in."""
+
+    def apply(self, worker: str, tenant: str, payload: bytes) -> None:
+        """Events of one message, in order."""
+
+    def forget(self, worker: str, tenant: str) -> None:
+        """Everything that a worker told of a tenant is void."""
+
+
+class PublisherLife(NamedTuple):
+    """A life of a publisher: its process, and which of its lives."""
+
+    incarnation: str
+    number: int
+
+
+class SnapshotQuestion(NamedTuple):
+    """A snapshot to ask for."""
+
+    worker: str
+    tenant: str
+    text: str
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One worker's messages of one tenant."""
+
+    life: PublisherLife | None = None
+    followed: deque[str] = field(default_factory=lambda: deque(maxlen=FOLLOWED_MAX))
+    expected: int = 0
+    is_whole: bool = False
+    heard: float = 0.0
+    promised: int = 0  # by the last beat
+    promised_at: float = 0.0
+    question: str = ""
+    asked: float = float("-inf")
+    parts: dict[int, bytes] = field(default_factory=dict)
+    parts_number: int = 0
+    kept: dict[int, bytes] = field(default_factory=dict)
+    kept_bytes: int = 0  # with those of parts
+
+    def is_earlier(self, life: PublisherLife) -> bool:
+        """Whether a life is before the one that is followed (rule 2)."""
+        if self.life is None or life.incarnation != self.life.incarnation:
+            return life.incarnation in self.followed
+        return life.number < self.life.number
+
+
+class WorkerStreams:
+    """Used on one thread."""
+
+    def __init__(self, index: BlockIndex, now: Callable[[], float] = time.monotonic) -> None:
+        self._index, self._now = index, now
+        self._streams: OrderedDict[tuple[str, str], _Stream] = OrderedDict()
+        self._kept_bytes = 0
+        self.counts = dict.fromkeys(("messages", "repeated", "malformed", "gaps", "lives", "snapshots", "let_go"), 0)
+
+    def is_usable(self, worker: str, tenant: str) -> bool:
+        """Rule 1 and 3."""
+        stream = self._streams.get((worker, tenant))
+        return (
+            stream is not None
+            and stream.is_whole
+            and not self._is_behind(stream)
+            and self._now() - stream.heard <= SILENT_SECONDS
+        )
+
+    def take_message(self, subject: str, headers: Mapping[str, str] | None, payload: bytes) -> None:
+        """A message of the stream."""
+        where, said = EventSubject.parse(subject), _said(headers)
+        if where is None or said is None:
+            self.counts["malformed"] += 1
+            return
+        self.counts["messages"] += 1
+        life, number = said
+        key = (where.worker, where.tenant)
+        stream = self._stream(key)
+        if stream.is_earlier(life) or (life == stream.life and number < stream.expected):
+            self.counts["repeated"] += 1
+            return
+        stream.heard = self._now()
+        if life != stream.life:
+            self._begin(key, stream, life, is_whole=number == 0)
+        if number == stream.expected and stream.is_whole:
+            stream.expected += 1
+            self._apply(key, stream, payload)
+            return
+        if number > stream.expected and stream.is_whole:
+            self._lose(stream)
+        if len(stream.kept) < KEPT_MAX:
+            self._keep(stream, stream.kept, number, payload)
+        else:  # it would be a hole after the snapshot, too
+            self._ask_anew(stream)
+
+    def beat(self, subject: str, headers: Mapping[str, str] | None) -> None:
+        """A worker says that it lives, and its next number."""
+        parts, said = subject.split("."), _said(headers)
+        if len(parts) != 3 or said is None:
+            self.counts["malformed"] += 1
+            return
+        life, number = said
+        key = (parts[2], parts[1])
+        stream = self._stream(key)
+        if stream.is_earlier(life):
+            self.counts["repeated"] += 1
+            return
+        if life != stream.life:
+            self._begin(key, stream, life, is_whole=number == 0)
+        stream.heard = self._now()
+        if number > stream.promised:
+            if stream.expected >= stream.promised:
+                stream.promised_at = stream.heard
+            stream.promised = number
+
+    def snapshot(self, subject: str, headers: Mapping[str, str] | None, payload: bytes) -> None:
+        """A part of a snapshot."""
+        parts, said = subject.split("."), _said(headers)
+        given = headers or {}
+        tenant, part, of = given.get(TENANT, ""), _number(given.get(PART)), _number(given.get(PARTS))
+        if len(parts) != 3 or said is None or part is None or of is None or not part < of <= PARTS_MAX:
+            self.counts["malformed"] += 1
+            return
+        key = (parts[2], tenant)
+        stream = self._streams.get(key)
+        if stream is None or not stream.question or given.get(QUESTION) != stream.question:
+            self.counts["repeated"] += 1
+            return
+        life, number = said
+        if stream.is_earlier(life) or (life == stream.life and number < stream.expected):
+            self.counts["repeated"] += 1
+            return
+        if life != stream.life:
+            self._begin(key, stream, life, is_whole=False)
+        if stream.parts_number != number:
+            self._drop(stream, stream.parts)
+            stream.parts_number = number
+        self._keep(stream, stream.parts, part, payload)
+        if len(stream.parts) == of:
+            self._close_gap(key, stream, number)
+
+    def due(self) -> list[SnapshotQuestion]:
+        """The snapshots to ask for now; each is asked for again until it is had."""
+        now, questions = self._now(), list[SnapshotQuestion]()
+        for (worker, tenant), stream in self._streams.items():
+            if stream.is_whole and self._is_behind(stream):
+                self._lose(stream)
+            if stream.is_whole or now - stream.asked < ASKED_AGAIN_SECONDS:
+                continue
+            if stream.heard and now - stream.heard > SILENT_SECONDS:
+                continue
+            self._ask_anew(stream)
+            stream.question, stream.asked = secrets.token_hex(8), now
+            questions.append(SnapshotQuestion(worker, tenant, stream.question))
+        return questions
+
+    def _stream(self, key: tuple[str, str]) -> _Stream:
+        stream = self._streams.get(key)
+        if stream is None:
+            stream = self._streams[key] = _Stream()
+            while len(self._streams) > STREAMS_MAX:
+                oldest, gone = self._streams.popitem(last=False)
+                self._kept_bytes -= gone.kept_bytes
+                self._index.forget(*oldest)
+        return stream
+
+    def _keep(self, stream: _Stream, among: dict[int, bytes], place: int, payload: bytes) -> None:
+        """Rule 4."""
+        more = len(payload) - len(among.get(place, b""))
+        if stream.kept_bytes + more > KEPT_BYTES_MAX or self._kept_bytes + more > ALL_KEPT_BYTES_MAX:
+            self.counts["let_go"] += 1
+            self._drop(stream, stream.parts)
+            self._drop(stream, stream.kept)
+            stream.question = ""
+            return
+        among[place] = payload
+        stream.kept_bytes += more
+        self._kept_bytes += more
+
+    def _drop(self, stream: _Stream, among: dict[int, bytes]) -> None:
+        gone = sum(map(len, among.values()))
+        stream.kept_bytes -= gone
+        self._kept_bytes -= gone
+        among.clear()
+
+    def _begin(self, key: tuple[str, str], stream: _Stream, life: PublisherLife, *, is_whole: bool) -> None:
+        """Another life: all that was told before is void."""
+        if stream.life is not None:
+            self.counts["lives"] += 1
+            self._index.forget(*key)
+            if stream.life.incarnation != life.incarnation:
+                stream.followed.append(stream.life.incarnation)
+        stream.life, stream.expected, stream.is_whole, stream.heard = life, 0, is_whole, self._now()
+        stream.promised = 0
+        self._drop(stream, stream.parts)
+        self._drop(stream, stream.kept)
+
+    def _lose(self, stream: _Stream) -> None:
+        self.counts["gaps"] += 1
+        stream.is_whole = False
+        stream.asked = float("-inf")
+
+    def _ask_anew(self, stream: _Stream) -> None:
+        stream.question = ""
+        self._drop(stream, stream.parts)
+        if len(stream.kept) >= KEPT_MAX:
+            self._drop(stream, stream.kept)
+
+    def _close_gap(self, key: tuple[str, str], stream: _Stream, number: int) -> None:
+        """A snapshot is whole: it stands for every number below `number`, and what was kept goes on from there."""
+        self._index.forget(*key)
+        parts, kept = dict(stream.parts), dict(stream.kept)
+        stream.question = ""
+        self._drop(stream, stream.parts)
+        self._drop(stream, stream.kept)
+        stream.expected, stream.is_whole = number, True
+        for part in sorted(parts):
+            if not self._apply(key, stream, parts[part]):
+                return
+        self.counts["snapshots"] += 1
+        while stream.expected in kept:
+            stream.expected += 1
+            if not self._apply(key, stream, kept[stream.expected - 1]):
+                return
+        later = {at: payload for at, payload in kept.items() if at > stream.expected}
+        if later:
+            for at, payload in later.items():
+                self._keep(stream, stream.kept, at, payload)
+            self._lose(stream)
+        stream.promised_at = self._now()
+
+    def _apply(self, key: tuple[str, str], stream: _Stream, payload: bytes) -> bool:
+        """Take what one worker said; where it says nothing that can be read, its locations are not usable."""
+        try:
+            self._index.apply(*key, payload)
+        except Exception:  # a worker's own words: another's are not lost for them
+            self.counts["malformed"] += 1
+            self._index.forget(*key)
+            self._lose(stream)
+            return False
+        return True
+
+    def _is_behind(self, stream: _Stream) -> bool:
+        return stream.expected < stream.promised and self._now() - stream.promised_at > GRACE_SECONDS
+
+
+def _said(headers: Mapping[str, str] | None) -> tuple[PublisherLife, int] | None:
+    """The life and the number of a message; None where it has none."""
+    if not headers:
+        return None
+    incarnation, _, of_process = headers.get(LIFE, "").partition(".")
+    life, number = _number(of_process), _number(headers.get(NUMBER))
+    if number is None or life is None or not 16 <= len(incarnation) <= 64:
+        return None
+    return PublisherLife(incarnation, life), number
+
+
+def _number(text: str | None) -> int | None:
+    if text is None or len(text) > 18 or not (text.isascii() and text.isdigit()):
+        return None
+    return int(text)

@@ -8,13 +8,13 @@ Never run on TensorRT-LLM itself.
 from __future__ import annotations
 
 import threading
+from typing import NamedTuple
 
 from kvcustody.errors import ConfigError
 from kvcustody.governance.identity.content_digest import attributes_text, named_digest, weights_fingerprint
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.settings import Settings, load_settings
-from kvcustody.integrations.tensorrt_llm.check_engine import check_options
 from kvcustody.integrations.tensorrt_llm.kv_events import EventScopes
 from kvcustody.integrations.tensorrt_llm.scheduler_half import SchedulerHalf
 from kvcustody.integrations.tensorrt_llm.transfer_thread import TransferThread
@@ -81,3 +81,93 @@ def model_identity(llm_args: object, block_tokens: int) -> ModelIdentity:
         adapter_digest=None,
         adapter_epoch=None,
     )
+
+
+# What of TensorRT-LLM can be governed, and what is refused at start, by name. Never run on TensorRT-LLM itself.
+#
+# 1. What keeps KV outside the device and outside our tiers, or hands it to another process, is refused by its option.
+# 2. What the connector's interface cannot say is refused: a worker that could not load has no way to tell the
+# scheduler, so there is one worker, and it is in the door's process. 3. The device's own blocks are the engine's.
+# What is asked of it there is that salts part tenants (`cache_salt`), and that only whole blocks are reused; both are
+# looked at with every request.
+
+MODULE = "kvcustody.integrations.tensorrt_llm.connector"
+SCHEDULER_CLASS, WORKER_CLASS = "CustodyConnectorScheduler", "CustodyConnectorWorker"
+_OFF: tuple[object, ...] = (None, False, 0, "")
+
+
+class RefusedOption(NamedTuple):
+    """An option, by its dotted name, that must have one of these values; why, and what to set."""
+
+    option: str
+    allowed: tuple[object, ...]
+    why: str
+
+
+REFUSED = (
+    RefusedOption("tensor_parallel_size", (1,), "a rank that cannot load has no way to say so"),
+    RefusedOption("pipeline_parallel_size", (1, None), "a rank that cannot load has no way to say so"),
+    RefusedOption("context_parallel_size", (1, None), "a prompt's blocks lie on several ranks"),
+    RefusedOption("enable_attention_dp", _OFF, "each rank would have a scheduler and a worker of its own"),
+    RefusedOption("max_beam_width", (1, None), "beams share blocks that a connector is not told of"),
+    RefusedOption("disable_overlap_scheduler", (True,), "steps overlap, and were not proved to fit"),
+    RefusedOption("speculative_config", _OFF, "rejected drafts would be kept as if they were the prompt's"),
+    RefusedOption("enable_lora", _OFF, "an adapter's identity does not reach the connector's keys"),
+    RefusedOption("lora_config", _OFF, "an adapter's identity does not reach the connector's keys"),
+    RefusedOption("cache_transceiver_config", _OFF, "KV leaves for another engine, or comes from one"),
+    RefusedOption("kv_cache_config.host_cache_size", _OFF, "the engine's host pool keeps KV in clear, without end"),
+    RefusedOption("kv_cache_config.disk_cache_size", _OFF, "the engine's disk tier keeps KV in clear, without end"),
+    RefusedOption("kv_cache_config.disk_cache_path", _OFF, "the engine's disk tier keeps KV in clear, without end"),
+    RefusedOption("kv_cache_config.secondary_offload_min_priority", (None,), "it is of the engine's host pool"),
+    RefusedOption("kv_cache_config.enable_partial_reuse", (False,), "part of a block would be reused"),
+    RefusedOption("kv_cache_config.enable_block_reuse", (True, None), "without it the engine asks no connector"),
+    RefusedOption(
+        "kv_cache_config.use_kv_cache_manager_v2", (False, None),
+        "it may take less than was promised, and does not say so",
+    ),
+    RefusedOption("kv_cache_config.use_uvm", _OFF, "blocks would move to host memory by themselves"),
+    RefusedOption("kv_cache_config.max_attention_window", _OFF, "blocks that a window has passed have no page"),
+    RefusedOption("kv_cache_config.sink_token_length", _OFF, "blocks that a window has passed have no page"),
+    RefusedOption(
+        "kv_cache_config.kv_events_config", _OFF, "it streams prompts to whoever connects, and says no salt"
+    ),
+)  # fmt: skip
+_CONNECTOR = (
+    ("connector", None),
+    ("connector_module", MODULE),
+    ("connector_scheduler_class", SCHEDULER_CLASS),
+    ("connector_worker_class", WORKER_CLASS),
+)
+
+
+def check_options(llm_args: object) -> int:
+    """The tokens of a block. Raises `ConfigError` that names the first option with which nothing can be governed."""
+    for option, allowed, why in REFUSED:
+        value = _value(llm_args, option)
+        if not any(value is one or (value == one and type(value) is type(one)) for one in allowed):
+            raise ConfigError(
+                f"TensorRT-LLM's `{option}` is `{value}`: {why}; set it to `{allowed[0]}`",
+                option=option,
+                value=str(value),
+            )
+    config = getattr(llm_args, "kv_connector_config", None)
+    for field, ours in _CONNECTOR:
+        found = getattr(config, field, None)
+        if found != ours:
+            raise ConfigError(
+                f"TensorRT-LLM's `kv_connector_config.{field}` is `{found}`: blocks would go to another connector, out "
+                f"of custody; set it to `{ours}`",
+                option=f"kv_connector_config.{field}",
+                value=str(found),
+            )
+    tokens = _value(llm_args, "kv_cache_config.tokens_per_block")
+    if type(tokens) is not int or tokens < 1:
+        raise ConfigError(f"TensorRT-LLM's `kv_cache_config.tokens_per_block` is `{tokens}`: say how many")
+    return tokens
+
+
+def _value(llm_args: object, option: str) -> object:
+    found: object = llm_args
+    for name in option.split("."):
+        found = getattr(found, name, None)
+    return found

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
 from kvcustody.errors import ConfigError
 from kvcustody.files import READABLE, write_file
 from kvcustody.policies.document.problems import did_you_mean
-from kvcustody.testkit.conform.findings import FOUND, NOT_RUN, CaseFinding
-from kvcustody.testkit.conform.installed_parts import installed_parts
-from kvcustody.testkit.conform.public_cases import CASE_OF, TARGET_OF, TARGETS
-from kvcustody.testkit.conform.run_scripts import run_target, script_of, this_python
+from kvcustody.testkit.conform.findings import FOUND, HOLDS, NOT_RUN, CaseFinding, ConformReport
+from kvcustody.testkit.conform.public_cases import CASE_OF, TARGET_OF, TARGETS, Target
 
 EPILOG = """
 Examples:
@@ -114,3 +115,133 @@ def _parts(python: str, *, as_json: bool) -> None:
 
 def _progress(finding: CaseFinding) -> None:
     print(f"{finding.verdict:8} {finding.case} ({finding.seconds:.1f} s)", file=sys.stderr, flush=True)
+
+
+# Connectors, tiers and stores that an installed engine has, and which of them somebody tried.
+#
+# A part is tried where a target of `kvcustody known-bugs` or a kept run of the conformance kit has it; every other
+# one is named as untested.
+
+SCRIPT: Final = Path(__file__).resolve().parent / "scripts" / "engines" / "registries.py"
+_SCRIPT_SECONDS: Final = 300.0
+# By registry and name: what tried it.
+TRIED: Final = {
+    ("vllm-connector", "ExampleConnector"): "known-bugs --target vllm-example",
+    ("vllm-connector", "NixlConnector"): "known-bugs --target vllm-transfer",
+    ("vllm-connector", "LMCacheMPConnector"): "the conformance kit, with a record",
+    ("vllm-connector", "OffloadingConnector"): "known-bugs --target vllm-tiers",
+    ("vllm-offload", "CPUOffloadingSpec"): "known-bugs --target vllm-tiers",
+    ("vllm-offload", "TieringOffloadingSpec"): "known-bugs --target vllm-tiers",
+    ("vllm-tier", "fs"): "known-bugs --target vllm-tiers",
+    (
+        "vllm-tier",
+        "kvcr",
+    ): "known-bugs --target kvcr",  # vLLM's part gives it memory and keys, and changes neither
+    ("sglang-store", "file"): "known-bugs --target sglang-hicache",
+    ("vllm-connector", "LMCacheConnectorV1"): "known-bugs --target lmcache-in-process",
+    ("lmcache-adapter", "fs_l2_adapter"): "known-bugs --target lmcache-files",
+    ("lmcache-serde", "aesgcm"): "known-bugs --target lmcache-aesgcm",
+}
+
+
+class InstalledPart(NamedTuple):
+    """One name of a registry. `tried`: by what; empty: by nobody. `problem`: why a registry could not be read."""
+
+    registry: str
+    name: str
+    tried: str
+    problem: str = ""
+
+
+def installed_parts(python: str) -> list[InstalledPart]:
+    """Every registered part of what this interpreter has; raises `ConfigError` where it does not run."""
+    try:
+        done = subprocess.run(  # noqa: S603 - the interpreter that was named
+            [python, str(SCRIPT)], capture_output=True, text=True, timeout=_SCRIPT_SECONDS, check=True
+        )
+        found = json.loads(done.stdout.strip().splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        raise ConfigError(f"{python} lists nothing: {type(error).__name__}", python=python) from None
+    return parts_of(found)
+
+
+def parts_of(found: dict[str, list[str] | str]) -> list[InstalledPart]:
+    """What the script said, with what tried each."""
+    parts = []
+    for registry, names in sorted(found.items()):
+        if isinstance(names, str):
+            parts.append(InstalledPart(registry, "", "", names))
+            continue
+        parts += [InstalledPart(registry, name, TRIED.get((registry, name), "")) for name in names]
+    return parts
+
+
+# Runs a target's scripts, each in a process of its own of the environment that has the product.
+
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+
+
+def script_of(target: Target) -> Path:
+    """The script that asks all cases of a target."""
+    name = target.script or target.name.replace("-", "_")
+    [found] = SCRIPTS.glob(f"*/{name}.py")
+    return found
+
+
+def run_target(
+    target: Target,
+    python: str,
+    cases: Sequence[str] = (),
+    progress: Callable[[CaseFinding], None] = lambda _: None,
+) -> ConformReport:
+    """Every case of a target, or these; what cannot run says why."""
+    if "/" in python:
+        python = str(Path(python).absolute())  # a script runs in its own folder
+    version, why = _version(target, python)
+    findings = []
+    for case in cases or target.cases:
+        finding = CaseFinding(case, NOT_RUN, why, script_of(target).name, 0.0) if why else _run(target, python, case)
+        progress(finding)
+        findings.append(finding)
+    return ConformReport(target, version, tuple(findings))
+
+
+def _version(target: Target, python: str) -> tuple[str, str]:
+    """The installed version, or why there is none."""
+    ask = (
+        "import importlib.util, importlib.metadata as m, sys\n"
+        "assert importlib.util.find_spec(sys.argv[1]) is not None, 'not installed'\n"
+        "print(m.version(sys.argv[2]))"
+    )
+    try:
+        done = _ask(python, "-c", ask, target.needs, target.product)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", f"{python} does not run: {type(error).__name__}"
+    if done.returncode:
+        return "", f"`{target.product}` is not installed where this ran; name its environment with --python"
+    return done.stdout.split()[-1], ""
+
+
+def _run(target: Target, python: str, case: str) -> CaseFinding:
+    script, began = script_of(target), time.monotonic()
+    try:
+        done = _ask(python, str(script), case, *target.words)
+        said = json.loads(done.stdout.strip().splitlines()[-1])
+        verdict, evidence = FOUND if said["found"] else HOLDS, str(said["evidence"])
+    except (OSError, subprocess.TimeoutExpired) as error:
+        verdict, evidence = NOT_RUN, type(error).__name__
+    except (ValueError, IndexError, KeyError, TypeError):
+        verdict, evidence = NOT_RUN, (done.stderr.strip().splitlines() or ["the script said nothing"])[-1]
+    return CaseFinding(case, verdict, evidence, script.name, time.monotonic() - began)
+
+
+def _ask(python: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the interpreter that was named, in the folder of scripts."""
+    return subprocess.run(  # noqa: S603
+        [python, *words], capture_output=True, text=True, timeout=_SCRIPT_SECONDS, cwd=SCRIPTS.parent, check=False
+    )
+
+
+def this_python() -> str:
+    """The interpreter that runs this."""
+    return sys.executable

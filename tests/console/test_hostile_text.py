@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from kvcustody.console.api.print_answer import show
+from kvcustody.console.api.api_commands import show
 from kvcustody.console.command import make_table, print_json, printable, say
 from standins.architecture.parsed import parsed
 

@@ -27,6 +27,7 @@ One step, in the order of vLLM's calls:
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -35,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import RequestStatus
 
-from kvcustody.clock import MICROSECONDS
+from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import ConfigError, IdentityError, IsolationError
 from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.credentials.scope_token import Rejected, VerifiedToken
@@ -48,6 +49,7 @@ from kvcustody.governance.tiers.open_tiers import TierPlan, tier_names, tier_pla
 from kvcustody.governance.tiers.scope_salts import ScopeDirectory, ScopeSalts
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.worker.plugins import open_root_key
+from kvcustody.guarding_thread import GuardingThread
 from kvcustody.integrations.content.custom_params import KINDS, LATENCY, MARKS, TRACE
 from kvcustody.integrations.vllm import open_custody as opening
 from kvcustody.integrations.vllm.foreign_connectors import (
@@ -66,7 +68,6 @@ from kvcustody.integrations.vllm.scheduler.governed_request import (
     governed_request,
 )
 from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
-from kvcustody.integrations.vllm.scheduler.wake_timer import WakeTimer
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
 from kvcustody.integrations.vllm.tiers.copy_plans import Fetching
 from kvcustody.integrations.vllm.tiers.layer_groups import ONE_GROUP, CopiedGroup, tier_groups
@@ -641,3 +642,59 @@ def _kinds_in(given: object, *, is_marked: bool) -> tuple[KindRange, ...]:
         return read_kinds([KindRange(first, last, kind, is_marked) for first, last, kind in given])  # type: ignore[attr-defined]
     except (TypeError, ValueError, ConfigError):
         return ()
+
+
+# A timer that makes an idle engine take a step when the next hold lapses.
+#
+# 1. It holds no lock while it calls, and arming is cheap and idempotent: an engine arms it whenever it goes idle.
+
+LATEST_SECONDS = 3600.0
+
+
+class WakeTimer:
+    """Calls `on_due` at the armed instant, on a thread of its own that starts with the first arming."""
+
+    def __init__(self, clock: Clock, wake: Callable[[], None]) -> None:
+        self._clock = clock
+        self.on_due = wake
+        self._due_us: int | None = None
+        self._changed = threading.Condition()
+        self._thread: GuardingThread | None = None
+        self._closed = False
+
+    def arm(self, due_us: int | None) -> None:
+        """Wake the engine at `due_us` on the boot-time clock, instead of any earlier wish. None: never."""
+        if due_us == self._due_us:
+            return
+        with self._changed:
+            self._due_us = due_us
+            if self._thread is None and due_us is not None and not self._closed:
+                self._thread = GuardingThread(self._run, name="kvcustody-wake")
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Stop; nothing is woken afterwards."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._closed:
+                due_us = self._due_us
+                if due_us is None:
+                    self._changed.wait()
+                    continue
+                left = (due_us - self._clock.now_us()) / MICROSECONDS
+                if left > 0:
+                    self._changed.wait(min(left, LATEST_SECONDS))
+                    continue
+                self._due_us = None
+                self._changed.release()
+                try:
+                    self.on_due()
+                finally:
+                    self._changed.acquire()

@@ -1,4 +1,4 @@
-"""What a request's blocks are to tiers: a run that no object has yet, one that leaves, a load that was found for it."""
+"""Runs of a request's blocks on their way to a tier, and loads on their way back, from the plan to the answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from kvcustody.allocator.pool.block_state import Blocks
 
 if TYPE_CHECKING:
     from kvcustody.allocator.external.residency import ExternalResidency
-    from kvcustody.governance.tiers.tier_link import TransferChoice
+    from kvcustody.governance.tiers.tier_link import Moved, TransferChoice
+    from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
 
 NOT_THERE = -1
 
@@ -113,6 +114,45 @@ class PlannedLoad(NamedTuple):
                     return name
             come -= part.until - part.depth
         raise AssertionError("all of it came")
+
+
+def choice_for_part(choice: TransferChoice, blocks: int, whole: int) -> TransferChoice:
+    """Return one object's share of a choice that was made for several objects of `whole` blocks together."""
+    transfer_us, recompute_us = choice.transfer_us * blocks // whole, choice.recompute_us * blocks // whole
+    return choice._replace(transfer_us=transfer_us, recompute_us=recompute_us)
+
+
+class ChainSpan(NamedTuple):
+    """Blocks `first` to `last` of a chain are wanted from this domain; the domain has the blocks up to `whole`."""
+
+    domain: Domain
+    first: int
+    last: int
+    whole: int
+
+
+class RunningLoad(NamedTuple):
+    """A load whose job the workers have."""
+
+    governed: GovernedRequest
+    residency: ExternalResidency
+    planned: PlannedLoad
+    blocks: list[int]
+    began_us: int
+
+
+class RunningStore(NamedTuple):
+    """A store whose job the workers have: the blocks that move, and the decision that they do."""
+
+    moved: Moved
+    choice: TransferChoice
+
+
+class LateBlocks(NamedTuple):
+    """Loaded blocks whose copies are due by now; requests of which vLLM attaches all blocks or none."""
+
+    blocks: set[int]
+    requests: set[str]
 
 
 class Fetching:

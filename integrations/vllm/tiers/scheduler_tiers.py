@@ -37,7 +37,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
 from kvcustody.audit.evidence.coverage.conservation import TierCounts
 from kvcustody.clock import MICROSECONDS
@@ -67,11 +66,16 @@ from kvcustody.integrations.vllm.open_custody import NULL_BLOCK
 from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory, FoundCopies
 from kvcustody.integrations.vllm.tiers.copy_plans import (
     NOT_THERE,
+    ChainSpan,
+    LateBlocks,
     LeavingPart,
     LeavingRun,
     PlannedLoad,
     PlannedPart,
+    RunningLoad,
+    RunningStore,
     UnsavedRun,
+    choice_for_part,
 )
 from kvcustody.integrations.vllm.tiers.layer_groups import NO_KEY, ONE_GROUP, CopiedGroup
 from kvcustody.integrations.vllm.tiers.scheduler_handover import SchedulerHandover
@@ -110,39 +114,6 @@ _WAITING_MAX = 4096  # runs that wait for their turn; the oldest are not kept be
 _EXPIRE_PAUSE_US = 250_000
 _TO_ITS_END = 1 << 62
 _ENDS_TRIED = 16  # of a hit of several layer groups
-
-
-class _Loading(NamedTuple):
-    """A load that has left."""
-
-    governed: GovernedRequest
-    residency: ExternalResidency
-    planned: PlannedLoad
-    blocks: list[int]
-    began_us: int
-
-
-class _Span(NamedTuple):
-    """Blocks `first` to `last` of a chain are of this domain, and so are those up to `whole`, which are not wanted."""
-
-    domain: Domain
-    first: int
-    last: int
-    whole: int
-
-
-class _Storing(NamedTuple):
-    """A store that has left: of what, and why."""
-
-    moved: Moved
-    choice: TransferChoice
-
-
-class LateBlocks(NamedTuple):
-    """Loaded blocks of copies that are due by now, or requests of which vLLM attaches all blocks or none."""
-
-    blocks: set[int]
-    requests: set[str]
 
 
 class TierCount(NamedTuple):
@@ -203,8 +174,8 @@ class SchedulerTiers(CopyTiers):
         self._open: dict[int, set[int]] = {}  # jobs, with the shards that have not answered
         self._label_of: dict[int, DomainLabel] = {}  # by job, of what it stores
         self._stores: set[int] = set()
-        self._loads: dict[int, tuple[_Loading, list[tuple[Restored, ...]]]] = {}
-        self._storing: dict[int, tuple[_Storing, int]] = {}  # by job, with the longest that a shard took
+        self._loads: dict[int, tuple[RunningLoad, list[tuple[Restored, ...]]]] = {}
+        self._storing: dict[int, tuple[RunningStore, int]] = {}  # by job, with the longest that a shard took
         self._left_alone: set[str] = set()  # tiers that a request in a hurry did not wait for
         self._probes: dict[int, tuple[str, int, int]] = {}  # by job: of which tier, since when, bytes
         self._comparisons: dict[int, tuple[int, list[Finding]]] = {}  # by job: since when, and what was found
@@ -430,7 +401,7 @@ class SchedulerTiers(CopyTiers):
                 self._refuse(tier, run)
                 continue
             for part in parts:
-                self._store(tier, label, run, part, rule, _share(choice, len(part.blocks), blocks))
+                self._store(tier, label, run, part, rule, choice_for_part(choice, len(part.blocks), blocks))
             self._await(tier, run)
 
     def _refuse(self, tier: str, run: LeavingRun) -> None:
@@ -473,7 +444,7 @@ class SchedulerTiers(CopyTiers):
         number = self._send(job, label)
         self._stores.add(number)
         moved = Moved(tier, label.tenant, 0, count, count * self._block_bytes)
-        self._storing[number] = (_Storing(moved, choice), 0)
+        self._storing[number] = (RunningStore(moved, choice), 0)
 
     # -- what comes back ------------------------------------------------------------------------------------------
 
@@ -550,7 +521,7 @@ class SchedulerTiers(CopyTiers):
         return (runs if reason else []), reason
 
     def _runs_behind(
-        self, known_until: int, tier: str, spans: Sequence[_Span], keys: Sequence[bytes]
+        self, known_until: int, tier: str, spans: Sequence[ChainSpan], keys: Sequence[bytes]
     ) -> list[SoughtRun]:
         """What is to be looked up of each domain, as far as its blocks may be in this tier."""
         runs: list[SoughtRun] = []
@@ -576,7 +547,7 @@ class SchedulerTiers(CopyTiers):
             runs.append(SoughtRun(label, rule, first, at, span.last, chains, name_at, next_name))
         return runs
 
-    def _readable(self, governed: GovernedRequest, depth: int) -> list[_Span]:
+    def _readable(self, governed: GovernedRequest, depth: int) -> list[ChainSpan]:
         """Whose the blocks behind a hit are, as far as a load may bring them now."""
         residency, limit = governed.residency, governed.readable_tokens // self._block_tokens
         if residency is None or governed.skips_tiers or depth >= limit or residency.monitored is not None:
@@ -585,7 +556,7 @@ class SchedulerTiers(CopyTiers):
             return []  # what is between is its owner's, and its own is behind that
         return self._spans(residency, depth, limit)
 
-    def _best(self, spans: Sequence[_Span], keys: Sequence[bytes]) -> PlannedLoad | None:
+    def _best(self, spans: Sequence[ChainSpan], keys: Sequence[bytes]) -> PlannedLoad | None:
         """The longest hit that a tier's copies make; of those alike, of the tier that is asked first."""
         best: PlannedLoad | None = None
         for tier in self.directories:
@@ -601,16 +572,16 @@ class SchedulerTiers(CopyTiers):
         """Whether a tier is in a place where blocks of this domain may be."""
         return self._remote is None or tier != Tier.REMOTE or self._policy.agrees(label, self._remote.place)
 
-    def _spans(self, residency: ExternalResidency, depth: int, limit: int) -> list[_Span]:
+    def _spans(self, residency: ExternalResidency, depth: int, limit: int) -> list[ChainSpan]:
         """Whose the blocks behind `depth` are, one domain after the other, as far as the request may read each now."""
         shared = residency.segment_blocks
-        spans = [_Span(residency.domain, max(depth, shared), limit, _TO_ITS_END)]
+        spans = [ChainSpan(residency.domain, max(depth, shared), limit, _TO_ITS_END)]
         if residency.segment_domain is not None and depth < shared:
-            spans.insert(0, _Span(residency.segment_domain, depth, min(shared, limit), shared))
+            spans.insert(0, ChainSpan(residency.segment_domain, depth, min(shared, limit), shared))
         may = [self._port.may_restore(residency, span.domain) for span in spans]
         return spans[: may.index(False)] if False in may else spans
 
-    def _find(self, tier: str, spans: Sequence[_Span], keys: Sequence[bytes]) -> PlannedLoad | None:
+    def _find(self, tier: str, spans: Sequence[ChainSpan], keys: Sequence[bytes]) -> PlannedLoad | None:
         """The longest hit that one tier's copies make of what these domains have."""
         parts, size, depth = list[PlannedPart](), 0, spans[0].first
         directory, until = self.directories[tier], spans[0].first
@@ -632,7 +603,7 @@ class SchedulerTiers(CopyTiers):
                 break
         return PlannedLoad(tier, tuple(parts), depth, until, size) if until > depth else None
 
-    def _find_in(self, tier: str, span: _Span, keys: Sequence[bytes]) -> PlannedLoad | None:
+    def _find_in(self, tier: str, span: ChainSpan, keys: Sequence[bytes]) -> PlannedLoad | None:
         """The same of one domain.
 
         Of one group the last object may be longer than is wanted. Of several a hit ends where an object of each
@@ -691,7 +662,7 @@ class SchedulerTiers(CopyTiers):
         )
         governed.restored_blocks = planned.until - planned.depth
         blocks = [block for part in parts for block in part.blocks]
-        self._loads[number] = (_Loading(governed, residency, planned, blocks, self._port.clock.now_us()), [])
+        self._loads[number] = (RunningLoad(governed, residency, planned, blocks, self._port.clock.now_us()), [])
 
     def is_loading(self, governed: GovernedRequest) -> bool:
         """Whether workers may still write into the request's blocks."""
@@ -786,7 +757,7 @@ class SchedulerTiers(CopyTiers):
         if storing is not None:
             self._stored(*storing, has=any(event.step == "stored" for event in reply.events))
 
-    def _stored(self, storing: _Storing, took_us: int, *, has: bool) -> None:
+    def _stored(self, storing: RunningStore, took_us: int, *, has: bool) -> None:
         """All shards have answered; `has`: the last of them has it."""
         moved = storing.moved
         if has:
@@ -813,7 +784,7 @@ class SchedulerTiers(CopyTiers):
         cost = Outcome(outcome, actual_us, part_blocks)
         self._port.record_copies([decided(now_us, action, moved, choice, cost, latency)])
 
-    def _loaded(self, loading: _Loading, by_shard: list[tuple[Restored, ...]]) -> None:
+    def _loaded(self, loading: RunningLoad, by_shard: list[tuple[Restored, ...]]) -> None:
         """All shards have answered: what came is as old as its copies, and a request whose load failed computes."""
         governed, residency, planned = loading.governed, loading.residency, loading.planned
         asked = len(loading.blocks)
@@ -1016,9 +987,3 @@ def _keys_of(request: Request) -> Sequence[bytes]:
     if type(keys) is LazyKeys:
         keys = request.block_hashes = keys.complete()
     return keys
-
-
-def _share(choice: TransferChoice, blocks: int, whole: int) -> TransferChoice:
-    """What one object has of a choice that was made for several."""
-    transfer_us, recompute_us = choice.transfer_us * blocks // whole, choice.recompute_us * blocks // whole
-    return choice._replace(transfer_us=transfer_us, recompute_us=recompute_us)

@@ -8,16 +8,18 @@
 from __future__ import annotations
 
 import datetime
+import gzip
+import io
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import orjson
 
 from kvcustody.errors import TraceError
-from kvcustody.lab.replay.traces.infer_sessions import SessionGuesser
-from kvcustody.lab.replay.traces.line_reader import decode_json, numbered_lines, open_file
 from kvcustody.lab.replay.traces.model import (
     MAX_REQUEST_TOKENS,
     BlockIds,
@@ -302,3 +304,94 @@ READERS: dict[str, Reader] = {
     "kv-cache-tester": KvCacheTester(),
     "azure": AzureLlm(),
 }
+
+
+# Infers conversations from chains of block ids, for traces that publish none.
+#
+# Block ids are prefix-chained, so a shared id at depth d means d + 1 shared blocks. A request continues the session
+# whose last request ended (in whole blocks) inside it; it belongs to the lineage that first wrote its deepest shared
+# block. The first block does not count: a head that everybody sends (a system prompt) is not a conversation.
+
+_HEAD_BLOCKS = 1
+
+
+class SessionGuesser:
+    """Places each request, in trace order, into (session, lineage, turn); the names are row indices of first
+    turns.
+    """
+
+    def __init__(self) -> None:
+        self._turns: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+        self._lineage_of_block: dict[int, int] = {}
+
+    def place(self, row: int, blocks: BlockIds) -> tuple[int, int, int]:
+        """Session, lineage and turn of the request in `row`; remembers its chain for later requests."""
+        chain: list[int] = blocks[_HEAD_BLOCKS:].tolist()
+        session = lineage = row
+        for block in reversed(chain):
+            if block in self._lineage_of_block:
+                lineage = self._lineage_of_block[block]
+                break
+        for block in reversed(chain):
+            if block in self._ends:
+                session = self._ends[block]
+                break
+        for block in chain:
+            self._lineage_of_block.setdefault(block, lineage)
+        if len(chain) >= 2:  # the last block may be partial, and then is never met again
+            self._ends[chain[-2]] = session
+        if chain:
+            self._ends[chain[-1]] = session
+        turn = self._turns.get(session, 0)
+        self._turns[session] = turn + 1
+        return session, lineage, turn
+
+
+# Lines of a trace file, plain or gzip, with their numbers; every damage is a `TraceError`.
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def open_file(path: Path) -> io.BufferedIOBase:
+    """The decompressed bytes of a trace; raises `TraceError` when it cannot be opened."""
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        return gzip.open(path, "rb") if packed else path.open("rb")
+    except OSError as error:
+        raise TraceError(
+            f"cannot read trace `{path}`: {error.strerror or error}; check the path and its permissions",
+            path=str(path),
+            line=0,
+        ) from None
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Non-blank lines, numbered; a damaged stream is an error at the line after the last whole one."""
+    number = 0
+    with open_file(path) as stream:
+        try:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    try:
+                        line.decode()
+                    except UnicodeDecodeError:
+                        fix = "restore the file from its source"
+                        raise trace_error(path, number, "", line, expected="expected UTF-8 text", fix=fix) from None
+                    yield number, line
+        except (OSError, EOFError, zlib.error) as error:
+            fix = "the file is cut or damaged: fetch it again; the lines before were replayed"
+            raise trace_error(path, number + 1, "", str(error), expected="the stream breaks here", fix=fix) from None
+    if number == 0:
+        raise trace_error(path, 1, "", "", expected="an empty file", fix="name a trace that holds requests")
+
+
+def decode_json(path: Path, number: int, text: bytes, fix: str) -> object:
+    """One JSON value."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise trace_error(
+            path, number, "", text.decode()[:80].strip(), expected=f"not JSON ({error.msg})", fix=fix
+        ) from None

@@ -13,11 +13,10 @@ from typer.testing import CliRunner
 
 from kvcustody.errors import ConfigError
 from kvcustody.governance.settings import Settings
-from kvcustody.integrations.jetstream.accounts import FleetKeys, read_credentials
+from kvcustody.integrations.jetstream.accounts import ACCOUNT, OPERATOR, USER, FleetKeys, NatsKey, read_credentials
 from kvcustody.integrations.jetstream.command import app
 from kvcustody.integrations.jetstream.connection import NatsPlace
-from kvcustody.integrations.jetstream.keeper import StreamBounds
-from kvcustody.integrations.jetstream.nkeys import ACCOUNT, OPERATOR, USER, NatsKey
+from kvcustody.integrations.jetstream.keeper_process import StreamBounds
 from kvcustody.integrations.jetstream.subjects import (
     READERS_API,
     name_in_subject,

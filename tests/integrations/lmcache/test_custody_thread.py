@@ -20,8 +20,14 @@ from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.settings import load_settings
 from kvcustody.governance.tiers.seal_keys import SealKeys
-from kvcustody.integrations.lmcache.custody_thread import Chunks, CustodyThread
-from kvcustody.integrations.lmcache.kept_shape import FILE, ChunkShape, keep_shape, kept_shape
+from kvcustody.integrations.lmcache.custody_thread import (
+    FILE,
+    Chunks,
+    ChunkShape,
+    CustodyThread,
+    keep_shape,
+    kept_shape,
+)
 from standins.integrations import chunk_site
 from standins.integrations.chunk_site import CHUNK_BYTES, CHUNK_TOKENS, Chunk, ChunkSite, lives
 from standins.waiting import until

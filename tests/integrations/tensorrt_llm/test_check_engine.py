@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from kvcustody.errors import ConfigError
-from kvcustody.integrations.tensorrt_llm.check_engine import REFUSED, check_options
-from kvcustody.integrations.tensorrt_llm.open_custody import model_identity, shared_custody
+from kvcustody.integrations.tensorrt_llm.open_custody import REFUSED, check_options, model_identity, shared_custody
 from standins.integrations.stand_in_engine import BLOCK_TOKENS, llm_args
 from standins.integrations.trtllm_world import TrtllmWorld
 
