@@ -77,7 +77,7 @@ def deadline_us() -> int:
     By the wall clock where nobody keeps time here.
     """
     both = (load_settings(), load_service_settings())
-    found = [
+    deadlines = [
         DeadlineClock(
             SystemClock(),
             each.clock_file,
@@ -87,7 +87,7 @@ def deadline_us() -> int:
         for each in both
         if each.clock_file.exists()
     ]
-    return max(found, default=SystemClock().utc_us())
+    return max(deadlines, default=SystemClock().utc_us())
 
 
 def _open(file: Path | None) -> DeadlineClock:

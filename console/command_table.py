@@ -93,20 +93,20 @@ def _row(name: str, command: Any) -> CommandRow:
 
 def _offered(function: Any) -> set[str]:
     """The parameters of a command whose values are known: of an enumeration, or with a list of their own."""
-    found = set()
+    names = set()
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         kind, *said = get_args(parameter.annotation) or (parameter.annotation,)
         kinds = [kind, *get_args(kind)]
         if any(isinstance(one, type) and issubclass(one, Enum) for one in kinds) or any(
             getattr(one, "autocompletion", None) for one in said
         ):
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
 def commands_table() -> str:
     """The table in Markdown."""
-    made = [
+    lines = [
         "| command | `--json` | `--ledger` | `--server` | values offered | ends with 1 when |",
         "|---|---|---|---|---|---|",
     ]
@@ -114,5 +114,5 @@ def commands_table() -> str:
         marks = ["yes" if mark else "" for mark in (row.as_json, row.ledger, row.server)]
         marks[0] = marks[0] or "prints as it goes"
         choices = ", ".join(f"`{flag}`" for flag in row.choices)
-        made.append(f"| `{row.name}` | {' | '.join(marks)} | {choices} | {ANSWERS.get(row.name, '')} |")
-    return "\n".join(made) + "\n"
+        lines.append(f"| `{row.name}` | {' | '.join(marks)} | {choices} | {ANSWERS.get(row.name, '')} |")
+    return "\n".join(lines) + "\n"

@@ -270,26 +270,29 @@ def _show(file: Path, as_json: bool, status: str) -> None:
         say(f"{status}: {file} ({KEY_BYTES} bytes, closed to others); verification key {public}")
 
 
-def _show_tree(found: KeyHierarchy, last: int) -> None:
+def _show_tree(hierarchy: KeyHierarchy, last: int) -> None:
     out = stdout()
     say("root key: wraps every secret below; without it none of them can be opened")
     table = make_table("epoch secrets", "owner", "epoch", "made", "ends", "when", left=5)
-    for key in found.epochs:
+    for key in hierarchy.epochs:
         state = f"{key.epoch}, current" if key.is_current else str(key.epoch)
         table.add_row(str(key.owner), state, readable(key.created_us), EPOCH_ENDS, EPOCH_WHEN)
     out.print(table)
     table = make_table("shred keys", "of", "keys", "made", "ends", "when", left=5)
-    if found.subjects:
-        made = [key.created_us for key in found.subjects]
+    if hierarchy.subjects:
+        made = [key.created_us for key in hierarchy.subjects]
         since = f"{readable(min(made))} to {readable(max(made))}"
         table.add_row("subjects", str(len(made)), since, SUBJECT_ENDS, SUBJECT_WHEN)
-    for bucket in found.buckets:
-        when = f"{readable(bucket.until_us)}{', overdue' if bucket in found.overdue else ''}"
+    for bucket in hierarchy.buckets:
+        when = f"{readable(bucket.until_us)}{', overdue' if bucket in hierarchy.overdue else ''}"
         table.add_row(f"bucket of {bucket.label}", "1", readable(bucket.created_us), BUCKET_ENDS, when)
     out.print(table)
-    _show_destroyed(found, last)
-    if found.overdue:
-        say(f"over, with the key still there: {several(len(found.overdue), 'bucket')}: start a worker with these tiers")
+    _show_destroyed(hierarchy, last)
+    if hierarchy.overdue:
+        say(
+            f"over, with the key still there: {several(len(hierarchy.overdue), 'bucket')}: "
+            "start a worker with these tiers"
+        )
 
 
 def _show_destroyed(found: KeyHierarchy, last: int) -> None:

@@ -198,13 +198,13 @@ class ExtendedGroup(TableGroup):
 
 def _loaded(name: str, lazy: Lazy) -> Any:
     module, _, attribute = lazy.target.partition(":")
-    found = getattr(import_module(module), attribute)
+    target = getattr(import_module(module), attribute)
     if lazy.below is not None:
-        found = found(lazy.summary, lazy.below)
-    made = typer.Typer()
-    if isinstance(found, typer.Typer):
-        made.add_typer(found, name=name)
+        target = target(lazy.summary, lazy.below)
+    group = typer.Typer()
+    if isinstance(target, typer.Typer):
+        group.add_typer(target, name=name)
     else:
         epilog = f"Example: `{lazy.example}`" if lazy.example else getattr(import_module(module), lazy.epilog)
-        made.command(name=name, epilog=epilog)(found)
-    return typer.main.get_group(made).commands[name]
+        group.command(name=name, epilog=epilog)(target)
+    return typer.main.get_group(group).commands[name]

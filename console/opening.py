@@ -104,17 +104,17 @@ def subject_store(url: str | None, ledger: str) -> Iterator[SubjectKeys | None]:
 
 def key_texts(given: list[str]) -> list[str]:
     """Keys as they were given, or from the files that were named (one key a line, `#` begins a comment)."""
-    made: list[str] = []
+    texts: list[str] = []
     for text in given:
         path = Path(text)
         try:
             lines = read_words(path).splitlines() if len(text) < 1000 and path.is_file() else [text]
         except (OSError, UnicodeDecodeError) as problem:
             raise ConfigError(f"key file `{text}` cannot be read: {problem}") from None
-        made += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    if given and not made:
+        texts += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if given and not texts:
         raise ConfigError(f"`{given[0]}` holds no key; name a public key, or a file that holds one")
-    return made
+    return texts
 
 
 @contextmanager

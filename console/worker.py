@@ -95,14 +95,14 @@ def close(
     closed: list[dict[str, Any]] = []
     with writing(ledger) as engine:
         with engine.connect() as connection:
-            found = _named(connection, target)
+            processes = _named(connection, target)
             now_us = clock.utc_us()
-            silent = {one.uuid: (now_us - last_heard_us(connection, one, now_us)) // SECOND_US for one in found}
+            silent = {one.uuid: (now_us - last_heard_us(connection, one, now_us)) // SECOND_US for one in processes}
         for uuid, seconds in silent.items():
             if seconds < LIVE_US // SECOND_US:
                 raise ConfigError(f"process `{uuid}` was heard {seconds} s ago: it is at work")
         with closing_committer(engine, clock) as committer:
-            for one in found:
+            for one in processes:
                 asked = partial(WorkerClosingAsked, worker=one.worker, incarnation=one.uuid, actor=actor, reason=reason)
                 record_operator_act(engine, asked, clock=clock)
                 why = Closing(DECLARED, silent[one.uuid], 0, actor, approver, reason, spill_lost=True)
@@ -142,11 +142,11 @@ def _epochs(row: dict[str, Any]) -> str:
     return said if behind_us is None else f"{said}, behind since {readable(behind_us)}"
 
 
-def _row(connection: Connection, one: OpenProcess, now_us: int) -> dict[str, Any]:
+def _row(connection: Connection, process: OpenProcess, now_us: int) -> dict[str, Any]:
     return {
-        "worker": one.worker,
-        "incarnation": one.uuid,
-        "started_us": one.started_us,
-        "heard_us": last_heard_us(connection, one, now_us),
-        "memory": one.memory,
+        "worker": process.worker,
+        "incarnation": process.uuid,
+        "started_us": process.started_us,
+        "heard_us": last_heard_us(connection, process, now_us),
+        "memory": process.memory,
     }

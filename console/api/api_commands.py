@@ -187,15 +187,15 @@ _KEEP = 0.2
 def finished(asker: Asker, answer: ApiReply, out: Path | None) -> ApiReply:
     """A job at its end, its files in the folder `out` (rule 3 of `api_commands`)."""
     job = orjson.loads(answer.body)["job"]
-    while (found := orjson.loads(call(asker, "getJob", {"job": job}).body))["ended_us"] is None:
+    while (job_state := orjson.loads(call(asker, "getJob", {"job": job}).body))["ended_us"] is None:
         time.sleep(_KEEP)
-    files = (found["result"] or {}).get("files", [])
+    files = (job_state["result"] or {}).get("files", [])
     if out is None and files and not asker.lasting:
         raise ConfigError("--out is needed: what this job makes is gone when the command has ended")
     for item in files if out is not None else ():
         name = one_segment(item["name"])  # an answer never says where in the file system it goes
         _write(Path(str(out)) / name, call(asker, "getJobFile", {"job": job, "name": name}).body)
-    return answer._replace(body=orjson.dumps(found))
+    return answer._replace(body=orjson.dumps(job_state))
 
 
 def tell(answer: ApiReply, as_json: bool, out: Path | None) -> None:

@@ -18,12 +18,12 @@ class ApiReply(NamedTuple):
     body: bytes
 
 
-def refusal(found: ApiReply) -> ServiceError:
+def refusal(reply: ApiReply) -> ServiceError:
     """A problem document as the error that a command prints, with what is wrong in which place."""
-    if not found.media.startswith("application/problem+json"):
-        return ServiceError(f"answered {found.status}", problem="unknown", status=found.status)
-    problem = orjson.loads(found.body)
+    if not reply.media.startswith("application/problem+json"):
+        return ServiceError(f"answered {reply.status}", problem="unknown", status=reply.status)
+    problem = orjson.loads(reply.body)
     says = problem.get("detail") or problem["title"].lower()
     for item in problem.get("errors", ())[:3]:
         says += f"; `{item['at']}` {item['what']}"
-    return ServiceError(says, problem=problem["type"].rpartition(":")[2], status=found.status)
+    return ServiceError(says, problem=problem["type"].rpartition(":")[2], status=reply.status)

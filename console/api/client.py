@@ -178,15 +178,15 @@ class _Remote:
 
     def ask(self, asked: OperationRequest) -> ApiReply:
         """One request over the network."""
-        found = self._connection.request(
+        response = self._connection.request(
             asked.method,
             quote(asked.path, safe="/:"),
             params=asked.query,
             headers=asked.headers,
             content=asked.body or None,
         )
-        media = found.headers.get("content-type", "")
-        return ApiReply(found.status_code, media, found.headers.get("etag", ""), found.content)
+        media = response.headers.get("content-type", "")
+        return ApiReply(response.status_code, media, response.headers.get("etag", ""), response.content)
 
 
 class LocalAsker:

@@ -36,13 +36,13 @@ def commands(document: dict[str, Any], declared: Mapping[str, DeclaredOperation]
     """The command of every operation of an API document; `declared`: by their names."""
     for path, item in document["paths"].items():
         for method, operation in item.items():
-            one = declared[operation["operationId"]]
+            declaration = declared[operation["operationId"]]
             parts = [*_given(document, operation), *_of_body(document, operation)]
             given = {item["name"] for item in operation.get("parameters", ())}
             media = list(operation.get("requestBody", {}).get("content", {}))
             answers = str(operation["responses"].get("202", {}).get("content", ""))
             yield Command(
-                one.operation.command,
+                declaration.operation.command,
                 operation["operationId"],
                 method.upper(),
                 path,
@@ -51,7 +51,7 @@ def commands(document: dict[str, Any], declared: Mapping[str, DeclaredOperation]
                 "cursor" in given and operation["operationId"] != "streamEvents",
                 "schemas/Job" in answers,
                 media[0] if media and media[0] != "application/json" else "",
-                one.reads,
+                declaration.reads,
                 tuple(parts),
             )
 
@@ -89,14 +89,14 @@ def _resolved(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any
 def _kept(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     """What an option's type follows from, and what it is checked by before anybody is asked."""
     resolved = _resolved(document, schema)
-    found = {name: resolved[name] for name in _KEPT if name in resolved}
-    if "items" in found:
-        found["items"] = _kept(document, found["items"])
-    words = _WORDS.fullmatch(found.get("pattern", ""))
+    kept_fields = {name: resolved[name] for name in _KEPT if name in resolved}
+    if "items" in kept_fields:
+        kept_fields["items"] = _kept(document, kept_fields["items"])
+    words = _WORDS.fullmatch(kept_fields.get("pattern", ""))
     if words is not None:
-        del found["pattern"]
-        found["enum"] = words[1].split("|")
-    return found
+        del kept_fields["pattern"]
+        kept_fields["enum"] = words[1].split("|")
+    return kept_fields
 
 
 def _here(name: str) -> str:

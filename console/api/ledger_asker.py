@@ -190,13 +190,13 @@ class LedgerDesk(LedgerReads):
         with at_rest(self._engine) as engine, _reading(engine) as connection:
             yield connection
 
-    def tenant_of(self, caller: Caller, action: Permission, said: str | None) -> str | None:
+    def tenant_of(self, caller: Caller, action: Permission, name: str | None) -> str | None:
         """The tenant to answer about (rule 3)."""
         caller.must(action)
-        if said is None:
+        if name is None:
             return None
         with self.reading() as connection:
-            return known_tenant(connection, said)
+            return known_tenant(connection, name)
 
     def __enter__(self) -> LedgerDesk:
         return self
@@ -241,11 +241,11 @@ class PlainCursors:
         if cursor is None:
             return None
         try:
-            found = orjson.loads(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+            position = orjson.loads(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
         except ValueError:
-            found = None
-        if not isinstance(found, list):
+            position = None
+        if not isinstance(position, list):
             raise ConfigError(
                 f"--cursor `{cursor}` is no cursor of this command; give what `more:` said", cursor=cursor
             )
-        return found
+        return position

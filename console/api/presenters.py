@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 class Presenter(NamedTuple):
     """The function that prints an answer, as `module:function` within the console, and how the command is used.
 
-    `told`: parameters that the function is given as well, by their names in the API document.
+    `parameters`: the parameters of the call that the function takes too, by their names in the API document.
     """
 
     function: str
     examples: tuple[str, ...]  # without `kvcustody`
-    told: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
 
     def show(self, answer: dict[str, Any], values: Mapping[str, Any]) -> None:
         """Print what was answered to these values of parameters."""
         module, _, name = self.function.partition(":")
-        told = {parameter: values[parameter] for parameter in self.told}
-        getattr(import_module(f"kvcustody.console.{module}"), name)(answer, **told)
+        more = {parameter: values[parameter] for parameter in self.parameters}
+        getattr(import_module(f"kvcustody.console.{module}"), name)(answer, **more)
 
 
 PRESENTERS = {

@@ -47,15 +47,15 @@ def check_tiles(folder: Path, keys: Sequence[str], witnesses: Sequence[str], thr
     return verify_export(folder, keys, witnesses=witnesses, witness_threshold=threshold)
 
 
-def show_tiles(found: ExportReport, *, as_json: bool) -> None:
+def show_tiles(report: ExportReport, *, as_json: bool) -> None:
     """The verdict, and what it does not show."""
-    problems = [problem.text for problem in found.problems]
+    problems = [problem.text for problem in report.problems]
     if as_json:
-        facts: dict[str, Any] = {"sound": found.ok, "log": found.name, "size": found.size}
-        print_json(facts | {"leaves": found.leaves, "root": found.root.hex(), "problems": problems})
+        facts: dict[str, Any] = {"sound": report.ok, "log": report.name, "size": report.size}
+        print_json(facts | {"leaves": report.leaves, "root": report.root.hex(), "problems": problems})
         return
     for text in problems:
         say(f"not sound: {text}")
-    if found.ok:
-        say(f"sound: {several(found.leaves, 'leaf')} of {found.name} are what the ledger's key signed")
+    if report.ok:
+        say(f"sound: {several(report.leaves, 'leaf')} of {report.name} are what the ledger's key signed")
     say("not shown: other logs, and whether this one is longer now; give a witness's key for its word on that")

@@ -61,7 +61,7 @@ def open_case(
 
     A control plane has the zone and the holidays in its settings. The ledger knows the person by a pseudonym.
     """
-    made = done(
+    case = done(
         "openCase",
         source,
         {"case_zone": zone, "case_holidays_path": holidays, "subject_names": subject_names},
@@ -72,9 +72,9 @@ def open_case(
         received=moment_us(received, "--received"),
     )
     if as_json:
-        print_json(made)
+        print_json(case)
     else:
-        say(f"opened: {made['case_id']}, to be answered by {made['due_day']}")
+        say(f"opened: {case['case_id']}, to be answered by {case['due_day']}")
 
 
 @app.command(
@@ -106,7 +106,7 @@ def step(
     A step that may not follow, or that the ledger contradicts, is refused with the reason, and nothing is recorded.
     """
     digest = "" if file is None else hashlib.sha256(read_file(file)).hexdigest()
-    made = done(
+    case = done(
         "takeCaseStep",
         source,
         {"subject_names": subject_names},
@@ -119,9 +119,9 @@ def step(
         digest=digest,
     )
     if as_json:
-        print_json(made)
+        print_json(case)
     else:
-        say(f"{kind.value}: {made['case_id'][:12]} is {made['state']}, to be answered by {made['due_day']}")
+        say(f"{kind.value}: {case['case_id'][:12]} is {case['state']}, to be answered by {case['due_day']}")
 
 
 @app.command(
@@ -148,14 +148,14 @@ def letter(
 
     Record the one that was sent with `case step CASE answer --about letter --file letter.pdf`.
     """
-    found = done("getCase", source, case=case_id)
+    case = done("getCase", source, case=case_id)
     today = datetime.now(UTC).date().isoformat()
     own = "" if template is None else read_words(template)
     details = LetterDetails(kind, to, sender, date or today, own)
     forms = [name.strip() for name in format.split(",") if name.strip()]
     if not forms:
         raise ConfigError(f"a letter's forms are: {', '.join(LETTER_FORMS)}")
-    files = render_all(write_letter(found, details), forms)
+    files = render_all(write_letter(case, details), forms)
     write_files(out, files)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
     if as_json:

@@ -107,15 +107,15 @@ def _rendered(case: dict[str, Any], details: LetterDetails) -> str:
 
 
 def _sections(text: str) -> tuple[LetterSection, ...]:
-    found: list[tuple[str, list[str]]] = []
+    sections: list[tuple[str, list[str]]] = []
     for line in text.split("\n"):
         if line.startswith("# "):
-            found.append((line[2:].strip(), [""]))
-        elif not found:
+            sections.append((line[2:].strip(), [""]))
+        elif not sections:
             if line.strip():
                 raise ConfigError("the letter's template: it begins with a heading (`# `)")
         elif line.strip():
-            found[-1][1][-1] = f"{found[-1][1][-1]} {line.strip()}".strip()
-        elif found[-1][1][-1]:
-            found[-1][1].append("")
-    return tuple(LetterSection(title, tuple(text for text in paragraphs if text)) for title, paragraphs in found)
+            sections[-1][1][-1] = f"{sections[-1][1][-1]} {line.strip()}".strip()
+        elif sections[-1][1][-1]:
+            sections[-1][1].append("")
+    return tuple(LetterSection(title, tuple(text for text in paragraphs if text)) for title, paragraphs in sections)

@@ -75,7 +75,7 @@ def show(
     with snapshot(ledger) as connection:
         chosen = chosen._replace(tenant=known_tenant(connection, tenant))
         state = state_of(connection, as_of)
-        found = coverage(connection, **chosen._asdict(), as_of=state)
+        figures = coverage(connection, **chosen._asdict(), as_of=state)
         copies = copy_coverage(connection, chosen, as_of=state)
         monitored = monitored_periods(connection, chosen.since_us or 0, chosen.until_us, chosen.tenant)
         qualified = qualification(monitored)
@@ -83,10 +83,10 @@ def show(
         say(f"note: {qualified}", file=sys.stderr)
     if as_json:
         spans = [one._asdict() for one in unnamed(monitored)]
-        body = {"selection": chosen._asdict(), **coverage_json(found), "copies": _copies_json(copies)}
+        body = {"selection": chosen._asdict(), **coverage_json(figures), "copies": _copies_json(copies)}
         print_json({**body, "monitored": spans})
     else:
-        print_coverage(found)
+        print_coverage(figures)
         _print_copies(copies)
 
 
@@ -159,14 +159,14 @@ def coverage_json(found: CoverageSummary) -> dict[str, Any]:
 def _recount_json(
     chosen: CustodySelection, again: RecountResult, compared: tuple[Difference, ...] | None
 ) -> dict[str, Any]:
-    found = again.figures
+    figures = again.figures
     return {
         "selection": chosen._asdict(),
         "leaves": again.leaves,
         "as_of_us": again.as_of_us,
-        "total": _figures(found.total),
-        "rows": [row._asdict() for row in found.rows],
-        "lag_us": {"50": found.lag_us_p50, "99": found.lag_us_p99, "100": found.lag_us_max},
+        "total": _figures(figures.total),
+        "rows": [row._asdict() for row in figures.rows],
+        "lag_us": {"50": figures.lag_us_p50, "99": figures.lag_us_p99, "100": figures.lag_us_max},
         "copies": _copies_json(again.copies),
         "unaccounted": again.missing._asdict(),
         "agrees": None if compared is None else not compared,
@@ -219,16 +219,16 @@ def print_recount(again: RecountResult, compared: tuple[Difference, ...] | None)
         console.print(table)
 
 
-def _units_and_bytes(found: CoverageSummary) -> None:
+def _units_and_bytes(figures: CoverageSummary) -> None:
     table = make_table("units: (block, generation, shard)", "tenant", "classification", *_COLUMNS, "share", left=2)
-    for row in (*found.rows, found.total._replace(tenant="all", classification="")):
+    for row in (*figures.rows, figures.total._replace(tenant="all", classification="")):
         share = percent(row.covered, row.due)
         table.add_row(row.tenant, row.classification, *(f"{getattr(row, name):,}" for name in _COLUMNS), share)
     stdout().print(table)
     table = make_table("bytes destroyed, by the weakest verification of their shards", "level", "bytes")
     for level in _LEVELS:
-        table.add_row(level, f"{getattr(found.total, f'{level}_bytes'):,}")
-    table.add_row("blocks read back in full", f"{found.total.reread_blocks:,}")
+        table.add_row(level, f"{getattr(figures.total, f'{level}_bytes'):,}")
+    table.add_row("blocks read back in full", f"{figures.total.reread_blocks:,}")
     stdout().print(table)
 
 

@@ -89,20 +89,20 @@ def partitions(
     check_there(ledger)
     with _open(ledger) as engine:
         check_store(engine)
-        made = ensure_partitions(engine, time.time_ns() // 1000, months)
+        new_partitions = ensure_partitions(engine, time.time_ns() // 1000, months)
         with engine.connect() as connection:
-            found = [
+            sizes = [
                 (part.name, size_bytes(connection, part), size_bytes(connection, part, ("events",)))
                 for part in every_partition(connection)
             ]
     if as_json:
-        shown = [{"name": name, "bytes": size, "leaves_bytes": leaves} for name, size, leaves in found]
-        print_json({"made": list(made), "partitions": shown})
+        shown = [{"name": name, "bytes": size, "leaves_bytes": leaves} for name, size, leaves in sizes]
+        print_json({"made": list(new_partitions), "partitions": shown})
         return
-    for name, size, leaves in found:
-        new = " (new)" if name in made else ""
+    for name, size, leaves in sizes:
+        new = " (new)" if name in new_partitions else ""
         say(f"{name}: {size / 2**20:.1f} MiB, {leaves / 2**20:.1f} of it leaves{new}")
-    if not found:
+    if not sizes:
         say("this ledger has no months: it is one file")
 
 

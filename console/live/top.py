@@ -183,21 +183,21 @@ def _tiers(seen: list[SeenWorker], before: Mapping[str, Status]) -> list[Table |
     ]
 
 
-def _add(table: Table, one: SeenWorker, said: ServingSummary) -> None:
+def _add(table: Table, one: SeenWorker, serving: ServingSummary) -> None:
     table.add_row(
         Text(one.worker),
         Text(f"{one.age_seconds} s", "red" if one.silent else ""),
-        f"{said.running:,}",
-        share_text(said.usage),
-        share_text(said.hit_share),
-        seconds_text(said.first_token_hit),
-        seconds_text(said.first_token_miss),
-        seconds_text(said.queue),
-        seconds_text(said.avoided_seconds),
-        f"{said.evicted_blocks:,}",
-        Text(f"{said.recomputed_blocks:,}", "red" if said.recomputed_blocks else ""),
-        "–" if said.advised_blocks is None else f"{said.advised_blocks:,}",
-        share_text(said.waste),
-        seconds_text(said.cancel),
-        f"{said.without_kinds:,}",
+        f"{serving.running:,}",
+        share_text(serving.usage),
+        share_text(serving.hit_share),
+        seconds_text(serving.first_token_hit),
+        seconds_text(serving.first_token_miss),
+        seconds_text(serving.queue),
+        seconds_text(serving.avoided_seconds),
+        f"{serving.evicted_blocks:,}",
+        Text(f"{serving.recomputed_blocks:,}", "red" if serving.recomputed_blocks else ""),
+        "–" if serving.advised_blocks is None else f"{serving.advised_blocks:,}",
+        share_text(serving.waste),
+        seconds_text(serving.cancel),
+        f"{serving.without_kinds:,}",
     )

@@ -106,10 +106,10 @@ def lint_command(
     if seen.ledger is not None:
         known, reused = _from_ledger(seen.ledger, known, reused)
     rate, now_us, configured = _rate(runs.scrub_rate, runs.pool), day_us(at), _tiers(runs.tiers)
-    found: dict[str, tuple[Problem, ...]] = {}
+    problems_of: dict[str, tuple[Problem, ...]] = {}
     for path in files:
         table = load_table(path)
-        found[str(path)] = lint(
+        problems_of[str(path)] = lint(
             table,
             now_us=now_us,
             soon_days=soon_days,
@@ -119,23 +119,23 @@ def lint_command(
             owner=runs.engine,
             tiers=configured,
         )
-    problems = [problem for each in found.values() for problem in each]
-    _show(found, problems, ProblemFormat.JSON if as_json else style)
+    problems = [problem for each in problems_of.values() for problem in each]
+    _show(problems_of, problems, ProblemFormat.JSON if as_json else style)
     if any(fail or problem.code in ERRORS for problem in problems):
         raise typer.Exit(EXIT_NO)
 
 
-def _show(found: dict[str, tuple[Problem, ...]], problems: list[Problem], style: ProblemFormat) -> None:
+def _show(problems_of: dict[str, tuple[Problem, ...]], problems: list[Problem], style: ProblemFormat) -> None:
     if style is ProblemFormat.JSON:
         print_json([problem_data(problem) for problem in problems])
     elif style is ProblemFormat.SARIF:
         say(sarif(problems, level="warning"))
     elif style is ProblemFormat.JUNIT:
-        say(junit("lint", list(found.items())))
+        say(junit("lint", list(problems_of.items())))
     else:
         for problem in problems:
             say(problem)
-        say(f"{several(len(problems), 'finding')} in {several(len(found), 'file')}")
+        say(f"{several(len(problems), 'finding')} in {several(len(problems_of), 'file')}")
 
 
 def _from_ledger(

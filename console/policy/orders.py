@@ -170,7 +170,7 @@ def _chosen(
     authors: list[str] | None,
 ) -> list[UnsignedOrder]:
     """Those that every given choice names. Raises `ConfigError` for a place, kind or author without such an order."""
-    found = unsigned
+    chosen = unsigned
     choices: tuple[tuple[list[str] | None, str, Callable[[UnsignedOrder], str]], ...] = (
         (places, "at this place", lambda one: f"{one.log}/{one.idx}"),
         (kinds, "of this kind", lambda one: one.kind),
@@ -181,8 +181,8 @@ def _chosen(
         for name in wanted or ():
             if name not in known:
                 raise ConfigError(f"`{name}`: there is no unsigned order {where}")
-        found = [one for one in found if not wanted or name_of(one) in wanted]
-    return found
+        chosen = [one for one in chosen if not wanted or name_of(one) in wanted]
+    return chosen
 
 
 def order_signature(order: UnsignedOrder, at_us: int, actor: str, reason: str) -> Event:

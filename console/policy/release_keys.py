@@ -170,15 +170,15 @@ def verify_command(
     except OSError as error:
         raise ConfigError(f"bundle `{file}`: {error.strerror}", path=file) from None
     try:
-        found = verify(data, trusted, now_utc_us=SystemClock().utc_us(), revision_min=at_least)
+        verified = verify(data, trusted, now_utc_us=SystemClock().utc_us(), revision_min=at_least)
     except PolicyError as error:
         if as_json:
             print_json({"accepted": False, "reason": error.message})
         else:
             say(f"refused: {error.message}")
         raise typer.Exit(EXIT_NO) from None
-    manifest = found.bundle.manifest
+    manifest = verified.bundle.manifest
     if as_json:
-        print_json({"accepted": True, "signers": list(found.signers), "manifest": manifest.form()})
+        print_json({"accepted": True, "signers": list(verified.signers), "manifest": manifest.form()})
     else:
-        say(f"accepted: {manifest.name}, revision {manifest.revision}, signed by {', '.join(found.signers)}")
+        say(f"accepted: {manifest.name}, revision {manifest.revision}, signed by {', '.join(verified.signers)}")

@@ -26,14 +26,14 @@ def problem_data(problem: Problem) -> dict[str, Any]:
     return {**problem._asdict(), "help": f"{CODES_PAGE}#{problem.code.lower()}"}
 
 
-def validation_data(found: Validation) -> dict[str, Any]:
+def validation_data(validation: Validation) -> dict[str, Any]:
     """One document's validation as JSON data."""
     return {
-        "file": found.file,
-        "sound": found.sound,
-        "digest": found.digest,
-        "problems": [problem_data(problem) for problem in found.problems],
-        "omitted": found.omitted,
+        "file": validation.file,
+        "sound": validation.sound,
+        "digest": validation.digest,
+        "problems": [problem_data(problem) for problem in validation.problems],
+        "omitted": validation.omitted,
     }
 
 

@@ -56,7 +56,7 @@ def add(
     bound = bound_to(certificate)
     if bound is not None and not PROCESSES.intersection(role):
         raise ConfigError("--certificate: a key is bound to a certificate for a worker or a door alone")
-    made = done(
+    principal = done(
         "enrolPrincipal",
         source,
         name=name,
@@ -66,7 +66,7 @@ def add(
         key_days=days,
         certificate=bound,
     )
-    print_key(made["key"], as_json)
+    print_key(principal["key"], as_json)
 
 
 @principals.command(

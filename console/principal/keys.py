@@ -60,7 +60,7 @@ def issue(
     With --replace it is bound to the certificate that the key before was bound to, unless --certificate names another.
     """
     bound = bound_to(certificate)
-    made = done(
+    issued = done(
         "issueKey",
         source,
         name=name,
@@ -68,7 +68,7 @@ def issue(
         certificate=bound,
         overlap_days=overlap_days if replace else None,
     )
-    print_key(made, as_json)
+    print_key(issued, as_json)
 
 
 @keys.command(
@@ -172,16 +172,16 @@ def print_principals(answer: dict[str, Any]) -> None:
 
 def print_keys(answer: dict[str, Any]) -> None:
     """The keys of a principal: when each was issued, last used, ends or was revoked. Never the keys."""
-    found = answer["items"]
+    keys = answer["items"]
     table = make_table("", "prefix", "issued", "ends", "last used", "revoked", "bound to", "ends with", left=7)
-    for key in found:
+    for key in keys:
         days = [
             readable(key[at], TO_THE_MINUTE, none="") for at in ("issued_us", "expires_us", "used_us", "revoked_us")
         ]
         ends_with = ", ".join(filter(None, (key["made_with"], "a session" if key["in_session"] else "")))
         table.add_row(key["prefix"], *days, key["certificate"] or "", ends_with)
     stdout().print(table)
-    _say_unread(found)
+    _say_unread(keys)
 
 
 def _say_unread(found: list[dict[str, Any]]) -> None:

@@ -32,13 +32,13 @@ def bound_to(certificate: Path | None) -> str | None:
     return None if certificate is None else thumbprint_in(certificate)
 
 
-def print_key(made: dict[str, Any], as_json: bool) -> None:
+def print_key(issued: dict[str, Any], as_json: bool) -> None:
     """The key on stdout, what is known of it on stderr."""
     if as_json:
-        print_json(made)
+        print_json(issued)
         return
-    say(made["key"])
+    say(issued["key"])
     typer.echo(
-        f"prefix {made['prefix']}, ends {readable(made['expires_us'], TO_THE_MINUTE)}; shown this once",
+        f"prefix {issued['prefix']}, ends {readable(issued['expires_us'], TO_THE_MINUTE)}; shown this once",
         err=True,
     )

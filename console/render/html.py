@@ -39,7 +39,7 @@ class Rendered(NamedTuple):
 @cache
 def environment() -> Environment:
     """The environment of every document's templates: filters, macros, charts."""
-    made = Environment(
+    templates = Environment(
         loader=FunctionLoader(_source),
         autoescape=True,
         undefined=StrictUndefined,
@@ -48,9 +48,9 @@ def environment() -> Environment:
         extensions=["jinja2.ext.do"],
     )
     names = ("count", "percent", "moment", "second", "minute", "duration", "time_text", "size", "share")
-    made.filters |= {name: getattr(number_format, name) for name in (*names, "ppm", "short", "coordinate")}
-    made.filters |= {"pick": _pick, "leaf_hash": _leaf_hash, "whole_words": _whole_words}
-    made.globals |= {
+    templates.filters |= {name: getattr(number_format, name) for name in (*names, "ppm", "short", "coordinate")}
+    templates.filters |= {"pick": _pick, "leaf_hash": _leaf_hash, "whole_words": _whole_words}
+    templates.globals |= {
         "table": table,
         "marked": _marked,
         "when": _when,
@@ -61,9 +61,9 @@ def environment() -> Environment:
         "bars": charts.rows,
         "period_labels": charts.period_labels,
     }
-    module = made.get_template(MACROS).module
-    made.globals |= {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    return made
+    module = templates.get_template(MACROS).module
+    templates.globals |= {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    return templates
 
 
 def _source(name: str) -> str | None:
@@ -164,13 +164,13 @@ def table(
     width, widths, is_dense = column_widths(headings, lines[:shown], left)
     columns = "".join(f'<col style="width: {width:.1f}%"/>' for width in widths)
     body = "\n".join(_classed(line, left) for line in lines[:shown])
-    made = (
+    html = (
         f'<div class="scroll"><table{_DENSE if is_dense else ""} style="width: {width:.0f}%">\n'
         f"<colgroup>{columns}</colgroup>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
     )
     if len(every) > shown:
-        made += _rest(context, len(every), shown, file, headings, lines)
-    return Markup(made)  # noqa: S704 - every text in it was escaped
+        html += _rest(context, len(every), shown, file, headings, lines)
+    return Markup(html)  # noqa: S704 - every text in it was escaped
 
 
 _TIME, _WHOLE = re.compile(r"(?<=>)\d{4}-\d\d-\d\dT[\d:.]+Z?"), r'<span class="time">\g<0></span>'

@@ -51,7 +51,7 @@ def pdf_of(html: str) -> bytes:
     if find_spec("weasyprint") is None:
         raise ConfigError(_WEASYPRINT, missing="weasyprint")
     try:
-        made = subprocess.run(  # noqa: S603 - our own program
+        process = subprocess.run(  # noqa: S603 - our own program
             [sys.executable, "-I", str(_MAKER)],
             input=html.encode(),
             capture_output=True,
@@ -61,24 +61,24 @@ def pdf_of(html: str) -> bytes:
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(f"the PDF was not made within {_DEADLINE_SECONDS:g} s: it is given up") from None
-    if made.returncode == 0:
-        return made.stdout
-    raise _refusal(made.stderr.decode(errors="replace"))
+    if process.returncode == 0:
+        return process.stdout
+    raise _refusal(process.stderr.decode(errors="replace"))
 
 
 def _refusal(said: str) -> ConfigError:
     """The error that the process told of, in its last line."""
     last = said.strip().rpartition("\n")[2]
     try:
-        told = json.loads(last)
+        refused = json.loads(last)
     except ValueError:
         return ConfigError(f"the PDF could not be made: {last or 'its process ended without a word'}")
-    if "library" in told:
-        return ConfigError(f"{_PANGO} ({told['library']})", missing="pango")
-    if "urls" in told:
-        first = told["urls"][0][:200]
-        return ConfigError(f"a PDF fetches nothing, and the document names `{first}`", urls=told["urls"])
+    if "library" in refused:
+        return ConfigError(f"{_PANGO} ({refused['library']})", missing="pango")
+    if "urls" in refused:
+        first = refused["urls"][0][:200]
+        return ConfigError(f"a PDF fetches nothing, and the document names `{first}`", urls=refused["urls"])
     return ConfigError(
-        f"a PDF cannot print `{told['word']}`: no font here has U+{told['code']:04X}; the HTML form has it",
-        word=told["word"],
+        f"a PDF cannot print `{refused['word']}`: no font here has U+{refused['code']:04X}; the HTML form has it",
+        word=refused["word"],
     )

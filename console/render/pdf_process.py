@@ -56,15 +56,15 @@ def words_of(element: Any) -> Iterator[str]:
 
 def makers() -> str:
     """The programs whose versions decide the bytes: a comment, the PDF's last line, says them."""
-    said = [f"WeasyPrint {version('weasyprint')}", f"fontTools {version('fonttools')}"]
+    parts = [f"WeasyPrint {version('weasyprint')}", f"fontTools {version('fonttools')}"]
     for name, library, function in (
         ("Pango", "pango-1.0", "pango_version_string"),
         ("HarfBuzz", "harfbuzz", "hb_version_string"),
     ):
         found = getattr(ctypes.CDLL(ctypes.util.find_library(library)), function)
         found.restype = ctypes.c_char_p
-        said.append(f"{name} {found().decode()}")
-    return ", ".join(said)
+        parts.append(f"{name} {found().decode()}")
+    return ", ".join(parts)
 
 
 def main() -> None:

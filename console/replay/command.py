@@ -471,17 +471,17 @@ def _rate(size: int, took_us: int) -> str:
 
 
 def _print_proofs(report: ReplayReport, console: Console) -> None:
-    found = report.coverage
+    coverage = report.coverage
     table = make_table("Deletion coverage, from the ledger", "figure", "value", left=2)
-    table.add_row("custody ended in time, with evidence", f"{percent(found.share)} of {found.due:,} due")
+    table.add_row("custody ended in time, with evidence", f"{percent(coverage.share)} of {coverage.due:,} due")
     table.add_row(
         "not covered",
-        f"{found.late:,} late, {found.failed:,} failed, {found.missing:,} missing, "
-        f"{found.unproven:,} unproven, {found.overdue:,} overdue; {found.disputed:,} disputed",
+        f"{coverage.late:,} late, {coverage.failed:,} failed, {coverage.missing:,} missing, "
+        f"{coverage.unproven:,} unproven, {coverage.overdue:,} overdue; {coverage.disputed:,} disputed",
     )
-    if found.late:
+    if coverage.late:
         table.add_row("late", LATE_BY_LOAD)
-    levels = ", ".join(f"{size:,} {level}" for level, size in found.bytes_by_level if size)
+    levels = ", ".join(f"{size:,} {level}" for level, size in coverage.bytes_by_level if size)
     table.add_row("bytes destroyed, by verification", levels or "none")
     console.print(table)
     table = make_table("Conservation", "identity", "left", "right", "holds")

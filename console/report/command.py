@@ -255,17 +255,17 @@ def verify(
             source = stack.enter_context(_source(export, ledger))
         except (LedgerError, ConfigError) as problem:
             raise LedgerError(f"the document cannot be checked against the ledger: {problem.message}") from None
-        found = verify_document(data, vkeys, rules, expected_digest=digest, source=source, orders=orders)
-    if found.source_rejected and not found.problems:
+        checked = verify_document(data, vkeys, rules, expected_digest=digest, source=source, orders=orders)
+    if checked.source_rejected and not checked.problems:
         against = f"export `{export}`" if export is not None else "the ledger"
-        raise LedgerError(f"the document cannot be checked against {against}: {found.source_rejected}")
+        raise LedgerError(f"the document cannot be checked against {against}: {checked.source_rejected}")
     compared: tuple[str, ...] = ()
-    if folder is not None and found.ok:
+    if folder is not None and checked.ok:
         files = compare_files(folder, read_document(data, [each.kind for each in rules]))
-        unchecked = (*found.unchecked, *files.unchecked)
-        compared, found = files.compared, replace(found, problems=tuple(files.problems), unchecked=unchecked)
-    _tell(found, compared, as_json)
-    if not found.ok:
+        unchecked = (*checked.unchecked, *files.unchecked)
+        compared, checked = files.compared, replace(checked, problems=tuple(files.problems), unchecked=unchecked)
+    _tell(checked, compared, as_json)
+    if not checked.ok:
         raise typer.Exit(EXIT_NO)
 
 
@@ -279,23 +279,23 @@ def _source(export: Path | None, ledger: str | None) -> Iterator[Connection | Pa
         yield connection
 
 
-def _tell(found: DocumentCheck, compared: tuple[str, ...], as_json: bool) -> None:
+def _tell(checked: DocumentCheck, compared: tuple[str, ...], as_json: bool) -> None:
     if as_json:
-        said = {field.name: getattr(found, field.name) for field in fields(found) if field.name not in _UNSAID}
-        unchecked = [{"path": each.path, "why": each.why} for each in found.unchecked]
-        print_json({**said, "unchecked": unchecked, "formats": list(compared), "ok": found.ok})
+        said = {field.name: getattr(checked, field.name) for field in fields(checked) if field.name not in _UNSAID}
+        unchecked = [{"path": each.path, "why": each.why} for each in checked.unchecked]
+        print_json({**said, "unchecked": unchecked, "formats": list(compared), "ok": checked.ok})
         return
-    for problem in found.problems:
+    for problem in checked.problems:
         say(f"problem: {problem}")
-    for each in found.unchecked:
+    for each in checked.unchecked:
         say(f"not checked: {each.path}: {each.why}")
-    signed = f"signed by {found.signed_by}" if found.signed_by else "not signed"
-    again = f", every figure made again from {found.source}" if found.source else ""
+    signed = f"signed by {checked.signed_by}" if checked.signed_by else "not signed"
+    again = f", every figure made again from {checked.source}" if checked.source else ""
     formats = f", {', '.join(compared)} the same byte for byte" if compared else ""
-    verdict = "sound, but for what was not checked" if found.ok else "not sound"
+    verdict = "sound, but for what was not checked" if checked.ok else "not sound"
     say(
-        f"{verdict}: {signed}{again}{formats}, {several(found.leaves, 'proved leaf')}, checkpoint {found.checkpoint}, "
-        f"SHA-256 {found.digest}"
+        f"{verdict}: {signed}{again}{formats}, {several(checked.leaves, 'proved leaf')}, "
+        f"checkpoint {checked.checkpoint}, SHA-256 {checked.digest}"
     )
 
 
@@ -425,14 +425,16 @@ def compare_files(folder: Path, document: Document) -> ComparedFiles:
     if version != __version__ and len(there) > 1:
         said = f"version {version} rendered it and this is {__version__}: its pages can be compared with that one"
         return ComparedFiles((), [said])
-    made = render_all(shown, there)
-    absent = [name for name in made if not (folder / name).exists()]
-    given = {name: read_file(folder / name) for name in made if name not in absent}
-    wrong = [name for name, data in given.items() if data != made[name]]
+    rendered_files = render_all(shown, there)
+    absent = [name for name in rendered_files if not (folder / name).exists()]
+    given = {name: read_file(folder / name) for name in rendered_files if name not in absent}
+    wrong = [name for name, data in given.items() if data != rendered_files[name]]
     others = tuple(
-        Unchecked(name, f"`{theirs}` made it and this is `{makers_of(made[name])}`: bytes differ between them")
+        Unchecked(
+            name, f"`{theirs}` made it and this is `{makers_of(rendered_files[name])}`: bytes differ between them"
+        )
         for name in wrong
-        if name.endswith(".pdf") and (theirs := makers_of(given[name])) not in ("", makers_of(made[name]))
+        if name.endswith(".pdf") and (theirs := makers_of(given[name])) not in ("", makers_of(rendered_files[name]))
     )
     unlike = {each.path for each in others}
     return ComparedFiles(

@@ -187,13 +187,13 @@ def _request(
 
 def served_controllers(given: list[str]) -> tuple[ServedController, ...]:
     """Controllers as `TENANT=NAME`; raises `ConfigError` for another text."""
-    made = []
+    controllers = []
     for text in given:
         tenant, is_pair, name = text.partition("=")
         if not (tenant and is_pair and name):
             raise ConfigError(f"--controller-of `{text}` is not `TENANT=NAME`")
-        made.append(ServedController(tenant, name))
-    return tuple(sorted(made))
+        controllers.append(ServedController(tenant, name))
+    return tuple(sorted(controllers))
 
 
 def _document_of(body: dict[str, Any]) -> Document:

@@ -60,7 +60,7 @@ def add(
     formats = tuple(filter(None, (name.strip() for name in format.split(","))))
     if not formats or not set(formats) <= set(FORMATS):
         raise ConfigError(f"format `{format}` names none of: {', '.join(FORMATS)}", format=format)
-    made = done(
+    schedule = done(
         "makeReportSchedule",
         source,
         framework=framework,
@@ -71,7 +71,7 @@ def add(
         zone=zone,
         hour=hour,
     )
-    _told(made, as_json)
+    _told(schedule, as_json)
 
 
 @app.command(epilog="Example: `kvcustody report schedules pause 1f0c2a9d5e6b7788`")

@@ -106,16 +106,16 @@ def ask_worker(
         while wait and order["outcome"] in ("waiting", "taken"):
             time.sleep(_LOOK_SECONDS)
             order = orjson.loads(call(asker, "getScanOrder", {"order": order["order"]}).body)
-        found = []
+        findings = []
         if order["outcome"] == "scanned":
             place = {name: order[name] for name in ("incarnation", "scan")}
-            found = orjson.loads(call(asker, "getScan", place).body)["findings"]
+            findings = orjson.loads(call(asker, "getScan", place).body)["findings"]
     if as_json:
-        print_json(order | {"found": found})
+        print_json(order | {"found": findings})
     else:
         say(f"order {order['order']}: {order['outcome']} {order['reason'] or ''}".rstrip())
         if order["outcome"] == "scanned":
-            _show(found, ("orphan", "tenant", "cause", "action", "outcome", "blocks"), as_json)
+            _show(findings, ("orphan", "tenant", "cause", "action", "outcome", "blocks"), as_json)
     if wait and order["outcome"] != "scanned":
         raise typer.Exit(1)
 

@@ -46,30 +46,30 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show what the ledger has of one subject. The answer names pseudonyms only, so it may be kept."""
-    found = page_of_data(done("getSubject", source, tenant=tenant, subject=subject, at=moment_us(at)))
+    page = page_of_data(done("getSubject", source, tenant=tenant, subject=subject, at=moment_us(at)))
     if html is not None:
-        write_files(html.parent, {html.name: render(found, "html")})
+        write_files(html.parent, {html.name: render(page, "html")})
     if as_json:
-        print_json(found.data())
+        print_json(page.data())
     else:
-        _print(found)
+        _print(page)
 
 
-def _print(found: SubjectPage) -> None:
+def _print(page: SubjectPage) -> None:
     console = stdout()
-    if not found.holdings:
+    if not page.holdings:
         console.print("nothing is on record for this subject")
     else:
         table = make_table("what is held", "state", "class", "why", "since", "until", "blocks", "in custody", left=5)
-        for item in found.holdings:
+        for item in page.holdings:
             why = f"{', '.join(item.reasons)} (revision {item.revision})"
             times = (moment(item.opened_us)[:19], moment(item.until_us)[:19])
             table.add_row(item.state, item.classification, why, *times, count(item.blocks), count(item.in_custody))
         console.print(table)
-    evidence = found.evidence
+    evidence = page.evidence
     console.print(
-        f"{several(found.held_blocks, 'block')} in custody; of {several(evidence.due, 'unit')} due "
+        f"{several(page.held_blocks, 'block')} in custody; of {several(evidence.due, 'unit')} due "
         f"{percent(evidence.covered, evidence.due)} are covered"
     )
-    for each in found.erasures:
+    for each in page.erasures:
         console.print(f"erasure {each.erasure} ({each.selector}), {moment(each.at_us)[:19]}: {each.standing.text}")

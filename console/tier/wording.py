@@ -70,19 +70,19 @@ def lines_of(request: dict[str, Any]) -> list[str]:
     return lines
 
 
-def decision_lines(one: dict[str, Any]) -> Iterator[str]:
+def decision_lines(decision: dict[str, Any]) -> Iterator[str]:
     """One decision, `RecordedTransfer` or `DecidedTransfer` as a dictionary."""
-    tier, blocks = one["tier"], several(one["blocks"], "block")
-    stored = one["action"] == "store"
+    tier, blocks = decision["tier"], several(decision["blocks"], "block")
+    stored = decision["action"] == "store"
     verb = "offered to" if stored else "found in"
-    yield f"{verb} {tier}: {blocks}, {size(one['bytes'])}"
-    transfer, again = (predicted_text(one, name) for name in ("transfer_us", "recompute_us"))
+    yield f"{verb} {tier}: {blocks}, {size(decision['bytes'])}"
+    transfer, again = (predicted_text(decision, name) for name in ("transfer_us", "recompute_us"))
     yield f"  predicted: {transfer} to {'store' if stored else 'restore'} them, {again} to compute them"
-    if one["choice"] != "transfer":
-        yield f"  chosen: not to {one['action']} them, as {why(one['reason'])}"
+    if decision["choice"] != "transfer":
+        yield f"  chosen: not to {decision['action']} them, as {why(decision['reason'])}"
         return
-    yield f"  chosen: to {one['action']} them, as {why(one['reason'])}"
-    yield f"  it took {time_text(one['actual_us'])}: {_judged(one)}"
+    yield f"  chosen: to {decision['action']} them, as {why(decision['reason'])}"
+    yield f"  it took {time_text(decision['actual_us'])}: {_judged(decision)}"
 
 
 def error_share(one: dict[str, Any]) -> float | None:
@@ -92,16 +92,18 @@ def error_share(one: dict[str, Any]) -> float | None:
     return abs(int(one["transfer_us"]) - int(one["actual_us"])) / int(one["actual_us"])
 
 
-def _judged(one: dict[str, Any]) -> str:
-    stored = one["action"] == "store"
-    parts = [_OUTCOME[one["action"]].get(one["outcome"], one["outcome"])]
-    if one["part_blocks"]:
-        parts[0] = f"{several(one['part_blocks'], 'block')} came; what is missing was looked for again, or computed"
-    share = error_share(one)
+def _judged(decision: dict[str, Any]) -> str:
+    stored = decision["action"] == "store"
+    parts = [_OUTCOME[decision["action"]].get(decision["outcome"], decision["outcome"])]
+    if decision["part_blocks"]:
+        parts[0] = (
+            f"{several(decision['part_blocks'], 'block')} came; what is missing was looked for again, or computed"
+        )
+    share = error_share(decision)
     if share is not None:
-        over = one["actual_us"] - one["transfer_us"]
+        over = decision["actual_us"] - decision["transfer_us"]
         parts.append(f"{time_text(abs(over))} {'more' if over > 0 else 'less'} than predicted ({share:.0%} of it)")
-    if not stored and one["outcome"] == "done" and one["recompute_us"]:
-        saved = one["recompute_us"] - one["actual_us"]
+    if not stored and decision["outcome"] == "done" and decision["recompute_us"]:
+        saved = decision["recompute_us"] - decision["actual_us"]
         parts.append(f"{time_text(abs(saved))} {'saved' if saved >= 0 else 'lost'} against computing")
     return "; ".join(parts)

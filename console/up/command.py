@@ -95,26 +95,26 @@ def up(
     stop = threading.Event()
     with signals(stop), ExitStack() as stack:
         try:
-            made = _start(stack, stop, folder, port, tenants, seed, engine, engine_python)
+            running = _start(stack, stop, folder, port, tenants, seed, engine, engine_python)
         except KeyboardInterrupt:
             say("ending what was started", file=sys.stderr)
             raise
-        _tell(made, as_json)
+        _tell(running, as_json)
         stay(
             stop,
             seconds,
-            has_ended=lambda: made.worker.ended,
-            on_enter=made.plane.tell_link,
+            has_ended=lambda: running.worker.ended,
+            on_enter=running.plane.tell_link,
         )
-        made.said("ending: the worker releases and scrubs what it holds")
-    if made.worker.error is not None:
+        running.said("ending: the worker releases and scrubs what it holds")
+    if running.worker.error is not None:
         raise (
-            made.worker.error
-            if isinstance(made.worker.error, CustodyError)
-            else ConfigError(f"the worker ended: {type(made.worker.error).__name__}")
+            running.worker.error
+            if isinstance(running.worker.error, CustodyError)
+            else ConfigError(f"the worker ended: {type(running.worker.error).__name__}")
         )
-    kept = f"; {made.plane.folder} is kept" if folder is not None else ""
-    made.said(f"ended, {several(made.worker.requests, 'request')} served{kept}")
+    kept = f"; {running.plane.folder} is kept" if folder is not None else ""
+    running.said(f"ended, {several(running.worker.requests, 'request')} served{kept}")
 
 
 def _start(
@@ -128,8 +128,8 @@ def _start(
     engine_python: str,
 ) -> _Up:
     """Open everything in order; `stack` closes it in reverse. Raises `KeyboardInterrupt` where it is told to end."""
-    said = Progress()
-    said("importing")
+    progress = Progress()
+    progress("importing")
     from kvcustody.console.up.place import claimed, free_port, worker_settings
     from kvcustody.console.up.vllm_worker import VllmWorker
     from kvcustody.lab.replay.workload.tenant_assignment import tenant_names
@@ -139,7 +139,7 @@ def _start(
     place = folder_of(stack, folder, "up")
     spec = lively(tenants, seed)
     with claimed(place), ExitStack() as opened:
-        plane = open_plane(opened, stop, said, place, port, spec)
+        plane = open_plane(opened, stop, progress, place, port, spec)
         name = VLLM if engine is ServingEngine.VLLM else WORKER
         office = Office(plane.service, spec, tenant_names(plane.policy, tenants), name)
         of_worker = worker_settings(plane.folder, plane.listen, name)
@@ -147,10 +147,10 @@ def _start(
         if engine is ServingEngine.VLLM:
             home = plane.folder / "worker"
             worker = VllmWorker(of_worker, home, spec, plane.policy, port=free_port(HOST), python=engine_python)
-            said("starting vLLM with a model of random weights; it takes a minute")
+            progress("starting vLLM with a model of random weights; it takes a minute")
         else:
             worker = SimulatedWorker(of_worker, spec, stalls=office.stalls)
-            said("opening the worker: its blocks are zeroed, its policy goes on record")
+            progress("opening the worker: its blocks are zeroed, its policy goes on record")
         opened.callback(worker.stop)
         worker.start()
         wait_for(
@@ -163,18 +163,18 @@ def _start(
             raise worker.error
         office.start()
         opened.callback(office.stop)
-        said("serving tenants")
+        progress("serving tenants")
         stack.push(opened.pop_all())
-    return _Up(plane, worker, said)
+    return _Up(plane, worker, progress)
 
 
-def _tell(made: _Up, as_json: bool) -> None:
+def _tell(running: _Up, as_json: bool) -> None:
     """Where it is, and how to get in."""
     if as_json:
-        print_json(made.plane.as_json())
+        print_json(running.plane.as_json())
         sys.stdout.flush()
         return
-    made.plane.tell()
-    say(f"ledger    {made.plane.ledger}")
-    say(f"keys      {made.plane.folder / 'keys'}   (you, author, owner: who signs what is in docs/start/up.md)")
+    running.plane.tell()
+    say(f"ledger    {running.plane.ledger}")
+    say(f"keys      {running.plane.folder / 'keys'}   (you, author, owner: who signs what is in docs/start/up.md)")
     say("Ctrl-C ends it.", flush=True)

@@ -90,7 +90,7 @@ def folder_of(stack: ExitStack, folder: Path | None, name: str) -> Path:
 def open_plane(
     opened: ExitStack,
     stop: threading.Event,
-    said: Progress,
+    progress: Progress,
     folder: Path,
     port: int,
     spec: WorkloadSpec,
@@ -112,14 +112,14 @@ def open_plane(
     place = folder.resolve()
     settings = plane_settings(place, port or free_port(HOST), **more)
     go_on(stop)
-    said("opening the ledger, and its signing key")
+    progress("opening the ledger, and its signing key")
     service = opened.enter_context(open_service(settings, documents=ConsoleDocuments()))
     go_on(stop)
-    said("enrolling people, releasing the policy")
+    progress("enrolling people, releasing the policy")
     enrol_people(service, place, machines)
     release_policy(service, place, spec)
     go_on(stop)
-    said(f"the control plane serves on {settings.listen}")
+    progress(f"the control plane serves on {settings.listen}")
     opened.enter_context(served(service, stop))
     ledger = read_signing_key(settings.signing_key_path).verifier
     opened.enter_context(witnessed(service, place / "witness", ledger))

@@ -76,13 +76,13 @@ class PageRequest:
         """Whether the caller's roles allow any of these."""
         return any(self.caller.reach(action) is not Reach.NONE for action in actions)
 
-    def record(self, page: str, said: str | None = None, *, tenant: str | None = None) -> None:
+    def record(self, page: str, tenant_name: str | None = None, *, tenant: str | None = None) -> None:
         """Put the read on record for those whose reads are events (rule 3): names of filters, never their values.
 
         Whom it is about: a tenant as somebody `said` it, or one by its name.
         """
         filters = tuple(sorted(name[:64] for name, value in self.query.items() if value))[:16]
-        about = tenant if said is None else self.service.about(said)
+        about = tenant if tenant_name is None else self.service.about(tenant_name)
         record_read(self.service, self.caller, page, tenant=about, filters=filters)
 
     def record_live(self, page: str, said: str | None = None) -> None:

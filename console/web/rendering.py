@@ -35,13 +35,13 @@ def _static_file(name: str, content: bytes) -> StaticFile:
 
 
 def _static_files() -> dict[str, StaticFile]:
-    made = {"policy-schema.json": json.dumps(policy_schema()).encode()}
+    static_files = {"policy-schema.json": json.dumps(policy_schema()).encode()}
     kept = {
         item.name: item.read_bytes()
         for item in files("kvcustody.console.web").joinpath("static").iterdir()
         if item.name.rpartition(".")[2] in _TYPES
     }
-    return {name: _static_file(name, content) for name, content in (made | kept).items()}
+    return {name: _static_file(name, content) for name, content in (static_files | kept).items()}
 
 
 STATIC_FILES = _static_files()

@@ -112,16 +112,16 @@ def _spans(
     for owner, (first, last) in zip(owners, places, strict=True):
         begin.setdefault(owner, first)
         end[owner] = last
-    found: list[TextSpan] = []
+    spans: list[TextSpan] = []
     for at in wanted:
         first = 0 if at == 0 else begin[at]
         last = begin.get(at + 1, end[at])
         kind = kinds[roles[at]]
-        if found and found[-1].kind == kind and found[-1].last == first:
-            found[-1] = found[-1]._replace(last=last)
+        if spans and spans[-1].kind == kind and spans[-1].last == first:
+            spans[-1] = spans[-1]._replace(last=last)
         elif last > first:
-            found.append(TextSpan(first, last, kind))
-    return found
+            spans.append(TextSpan(first, last, kind))
+    return spans
 
 
 def _with_tools(prompt: str, bare: str, spans: list[TextSpan], kind: str) -> list[TextSpan]:

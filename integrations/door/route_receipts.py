@@ -131,7 +131,7 @@ class DoorReceipts:
                 return
             del self._open[receipt]
         sent, sent_us = receipt.sent, receipt.sent_us
-        said = {name: value for name, value in headers if name in self.headers.all()}
+        route_headers = {name: value for name, value in headers if name in self.headers.all()}
         now_us = self.clock.now_us()
         event = RouteSent(
             now_us,
@@ -139,14 +139,14 @@ class DoorReceipts:
             sent.receipt,
             sent.scope,
             *sent.epochs,
-            _text(said.get(WORKER_HEADER)),
-            next(filter(None, (_text(said.get(name)) for name in self.headers.targets)), ""),
+            _text(route_headers.get(WORKER_HEADER)),
+            next(filter(None, (_text(route_headers.get(name)) for name in self.headers.targets)), ""),
             status,
             max(0, now_us - sent_us) // 1000,
             sent.requests,
             sent.uses,
-            _number(said.get(self.headers.promised), 1),
-            _number(said.get(self.headers.score), 1_000_000),
+            _number(route_headers.get(self.headers.promised), 1),
+            _number(route_headers.get(self.headers.score), 1_000_000),
         )
         with self._lock:
             if self._issuers.knows(sent.issuer):

@@ -145,14 +145,14 @@ def read_salts(path: Path) -> dict[str, str]:
         line, code = error.problems[0].line, error.problems[0].code
         reason = CODES[code].title
         raise ConfigError(f"salts `{path}`: line {line}: {reason} ({code})", path=path) from None
-    made: dict[str, str] = {}
+    tenant_of: dict[str, str] = {}
     for tenant, found in data.items() if isinstance(data, dict) else [(None, None)]:
         if not (isinstance(tenant, str) and isinstance(found, list) and all(isinstance(s, str) and s for s in found)):
             raise ConfigError(f"salts `{path}`: must map each tenant to a list of its salts, as text", path=path)
         for salt in found:
-            if made.setdefault(salt, tenant) != tenant:
-                raise ConfigError(f"salts `{path}`: `{tenant}` and `{made[salt]}` share a salt", path=path)
-    return made
+            if tenant_of.setdefault(salt, tenant) != tenant:
+                raise ConfigError(f"salts `{path}`: `{tenant}` and `{tenant_of[salt]}` share a salt", path=path)
+    return tenant_of
 
 
 def render(status: dict[str, Any]) -> Group:

@@ -95,14 +95,14 @@ class MooncakeWire:
     ) -> bytes:
         """Those of the events that an indexer may be told, as one payload."""
         ts_ms = int(ts_seconds * _MILLISECONDS)
-        made: list[MooncakeStored | MooncakeRemoved | MooncakeCleared] = []
+        messages: list[MooncakeStored | MooncakeRemoved | MooncakeCleared] = []
         for event in events:
             if event.kind == CLEARED:
                 custody = custody_of(event, incarnation)
-                made += [MooncakeCleared(*self._envelope(stream, ts_ms, rank), custody) for stream in self._next]
+                messages += [MooncakeCleared(*self._envelope(stream, ts_ms, rank), custody) for stream in self._next]
             elif event.namespace and event.lora_name is None:
-                made += self._told(event, ts_ms, rank, incarnation, tokens_published)
-        return self._encoder.encode(MooncakeBatch(ts_ms, made, rank))
+                messages += self._told(event, ts_ms, rank, incarnation, tokens_published)
+        return self._encoder.encode(MooncakeBatch(ts_ms, messages, rank))
 
     def replay_frames(self, topic: bytes, sequence: bytes, payload: bytes) -> tuple[bytes, ...]:
         """One replayed batch, as vLLM sends it."""
@@ -119,14 +119,14 @@ class MooncakeWire:
         custody = custody_of(event, incarnation)
         medium = _MEDIUM.get(event.medium, event.medium.lower())
         stream = (event.namespace, medium)
-        made: list[MooncakeStored | MooncakeRemoved | MooncakeCleared] = []
+        messages: list[MooncakeStored | MooncakeRemoved | MooncakeCleared] = []
         if event.kind == STORED:
             self._block_tokens = event.block_tokens
         if stream not in self._next:
             if len(self._next) >= _STREAMS_MAX:
                 self._next.clear()
             self._next[stream] = 0
-            made.append(
+            messages.append(
                 MooncakeCleared(
                     *self._envelope(stream, ts_ms, rank),
                     msgspec.structs.replace(custody, cause="start", residency=0),
@@ -134,13 +134,13 @@ class MooncakeWire:
             )
         hashes = [_unsigned(key) for key in split_keys(event.keys)]
         if event.kind != STORED:
-            made.append(MooncakeRemoved(*self._envelope(stream, ts_ms, rank), hashes, None, custody))
-            return made
+            messages.append(MooncakeRemoved(*self._envelope(stream, ts_ms, rank), hashes, None, custody))
+            return messages
         tokens = [int(token) for token in event.tokens] if tokens_published and event.tokens else None
         parent = _unsigned(event.parent) if event.parent else None
         depth = None if event.parent else 0
-        made.append(MooncakeStored(*self._envelope(stream, ts_ms, rank), hashes, depth, parent, tokens, custody))
-        return made
+        messages.append(MooncakeStored(*self._envelope(stream, ts_ms, rank), hashes, depth, parent, tokens, custody))
+        return messages
 
     def _envelope(
         self, stream: tuple[str, str], ts_ms: int, rank: int

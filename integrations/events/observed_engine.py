@@ -69,17 +69,17 @@ class ObservedResidency:
     def changes(self, engine: str, now_us: int) -> list[Event]:
         """Leaves about what came and went since the last call."""
         who = (engine, self.tenant, self.number)
-        made: list[Event] = []
+        events: list[Event] = []
         if self.stored_since:
             how = (self.classification, self.attribution)
-            made.append(ObservedStored(now_us, *who, *how, self.stored_since, self.deadline_us))
+            events.append(ObservedStored(now_us, *who, *how, self.stored_since, self.deadline_us))
         for cause, blocks in self.removed_since.items():
             late = self.late_since.get(cause, 0)
-            made.append(ObservedRemoved(now_us, *who, cause, blocks, late, self.blocks))
+            events.append(ObservedRemoved(now_us, *who, cause, blocks, late, self.blocks))
         self.stored_since = 0
         self.removed_since = {}
         self.late_since = {}
-        return made
+        return events
 
     def overdue(self, engine: str, now_us: int) -> ObservedOverdue:
         """The leaf that says that the engine holds these blocks past their deadline."""
@@ -379,15 +379,15 @@ class ObservedEngine:
         """What happened since the last call, one leaf a residency and kind; and what became overdue meanwhile."""
         now_us = self._clock.now_us()
         self._expire(now_us)
-        made, self._gaps, overdue, self._overdue = self._gaps, [], self._overdue, []
+        events, self._gaps, overdue, self._overdue = self._gaps, [], self._overdue, []
         for residency in self._touched.values():
-            made += residency.changes(self.name, now_us)
+            events += residency.changes(self.name, now_us)
         self._touched.clear()
-        made += overdue
+        events += overdue
         if len(self._deadlines) > 2 * len(self._live) + _STALE_DEADLINES:
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._live]
             heapq.heapify(self._deadlines)
-        return made
+        return events
 
     # -- what is shown ------------------------------------------------------------------------------------------------
 

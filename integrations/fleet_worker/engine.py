@@ -202,37 +202,37 @@ class ModellessEngine:
             self._offer(self._due[0])
             del self._due[0]
 
-    def _offer(self, one: _Waiting) -> None:
+    def _offer(self, waiting: _Waiting) -> None:
         governor: Governor = self._governor
-        asked, self._numbered = one.asked, self._numbered + 1
+        asked, self._numbered = waiting.asked, self._numbered + 1
         try:
             outcome = governor.admit(
                 asked.principal, self._model, asked.tokens, hints=asked.hints, trace=asked.trace,
-                request_id=self._numbered, asked_us=one.came_us,
+                request_id=self._numbered, asked_us=waiting.came_us,
             )  # fmt: skip
         except CustodyError as error:
-            one.answer.set_result(ServedRequest(400, len(asked.tokens), reason=error.message))
+            waiting.answer.set_result(ServedRequest(400, len(asked.tokens), reason=error.message))
             return
         if isinstance(outcome, Admission):
-            self._admitted(outcome, one)
+            self._admitted(outcome, waiting)
         elif isinstance(outcome, AdmissionRefused):
-            one.answer.set_result(ServedRequest(400, len(asked.tokens), reason=outcome.reason))
-        elif one.tries < RETRIES_MAX:
+            waiting.answer.set_result(ServedRequest(400, len(asked.tokens), reason=outcome.reason))
+        elif waiting.tries < RETRIES_MAX:
             due_us = self._clock.now_us() + RETRY_US
-            self._waiting.append(one._replace(due_us=due_us, tries=one.tries + 1))
+            self._waiting.append(waiting._replace(due_us=due_us, tries=waiting.tries + 1))
         else:
-            one.answer.set_result(ServedRequest(503, len(asked.tokens), reason=outcome.reason))
+            waiting.answer.set_result(ServedRequest(503, len(asked.tokens), reason=outcome.reason))
 
-    def _admitted(self, admission: Admission, one: _Waiting) -> None:
-        tokens, hit = one.asked.tokens, admission.hit_tokens
-        mark = zlib.crc32(one.asked.principal.tenant.encode()) % 1000
+    def _admitted(self, admission: Admission, waiting: _Waiting) -> None:
+        tokens, hit = waiting.asked.tokens, admission.hit_tokens
+        mark = zlib.crc32(waiting.asked.principal.tenant.encode()) % 1000
         self._cache.check_handed_out(admission.blocks[hit // self.block_tokens :])
         self._cache.write(admission.blocks, tokens[hit:], hit, mark)
         self._tell()
         self._governor.commit((admission.request_id,), (len(tokens),))
         self._tell(tokens)
         begins_us = self._clock.now_us() + PREFILL_US * (len(tokens) - hit)
-        self._running.append(_Running(admission.request_id, one.asked, one.answer, hit, begins_us))
+        self._running.append(_Running(admission.request_id, waiting.asked, waiting.answer, hit, begins_us))
 
     def _tell(self, prompt: NDArray[np.int32] | None = None) -> None:
         """Publish what was stored and what ended, where somebody listens; `prompt`: what was just committed."""

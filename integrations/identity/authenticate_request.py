@@ -165,16 +165,16 @@ def _principal(proven: Authenticated, route: str | None, headers: RequestHeaders
 
 
 def _authenticators(document: IdentityDocument, directory: Path, clock: Clock) -> list[Authenticator]:
-    found: list[Authenticator] = []
+    authenticators: list[Authenticator] = []
     if document.doors is not None:
         doors = document.doors
-        found.append(DoorTokenAuthenticator(directory / doors.keys, clock, group=doors.group))
+        authenticators.append(DoorTokenAuthenticator(directory / doors.keys, clock, group=doors.group))
     if document.issuers:
-        found.append(TokenAuthenticator(document.issuers, directory, clock))
+        authenticators.append(TokenAuthenticator(document.issuers, directory, clock))
     if document.api_keys is not None:
         keys = document.api_keys
-        found.append(ApiKeyAuthenticator(directory / keys.path, keys.asserted, clock))
-    return found
+        authenticators.append(ApiKeyAuthenticator(directory / keys.path, keys.asserted, clock))
+    return authenticators
 
 
 def _credential(headers: RequestHeaders) -> str:

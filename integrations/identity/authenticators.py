@@ -117,22 +117,22 @@ def read_door_keys(path: Path) -> tuple[VerifierKey, ...]:
 
 
 def _identity(claims: dict[str, Any], entry: IssuerEntry) -> Authenticated:
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for field, claim in entry.claims.named():
         value = claim_text(claims, claim)
         if value is not None:
-            found[field] = value
-    if "tenant" not in found:
+            fields[field] = value
+    if "tenant" not in fields:
         raise refused("token without a tenant")
-    if entry.tenants is not None and found["tenant"] not in entry.tenants:
+    if entry.tenants is not None and fields["tenant"] not in entry.tenants:
         raise refused("issuer may not speak for the tenant")
     return Authenticated(
         entry.called,
-        found["tenant"],
-        found.get("subject"),
-        found.get("session"),
-        found.get("classification"),
-        found.get("route"),
+        fields["tenant"],
+        fields.get("subject"),
+        fields.get("session"),
+        fields.get("classification"),
+        fields.get("route"),
         entry.asserted.subject,
         entry.asserted.session,
     )

@@ -63,19 +63,19 @@ def check(file: _Document = DOCUMENT, *, as_json: _Json = False) -> None:
 
     Everything that is wrong is reported at once, each with file, line and column; the exit code is then 2.
     """
-    found = describe(file)
+    description = describe(file)
     if as_json:
-        _print_json(found)
+        _print_json(description)
         return
     print(f"usable: {file}")
-    if found["api_keys"] is not None:
-        print(f"API keys: {found['api_keys']['keys']} in {found['api_keys']['path']}")
-    for issuer in found["issuers"]:
+    if description["api_keys"] is not None:
+        print(f"API keys: {description['api_keys']['keys']} in {description['api_keys']['path']}")
+    for issuer in description["issuers"]:
         speaks = "any tenant" if issuer["tenants"] is None else ", ".join(issuer["tenants"])
         print(f"issuer {issuer['name']}: {issuer['keys']} verification keys; speaks for {speaks}")
         for reason in issuer["left_out"]:
             print(f"left out: {reason}")
-    print(f"open to everybody: {', '.join(found['open_paths']) or 'nothing'}")
+    print(f"open to everybody: {', '.join(description['open_paths']) or 'nothing'}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -170,15 +170,19 @@ def _account(
 
 def _shared(importing: NatsKey | None = None) -> list[dict[str, Any]]:
     """What the fleet's account exports to readers, or as they import it from that account."""
-    shared = [{"name": f"s{number}", "subject": one, "type": "stream"} for number, one in enumerate(READ_SUBJECTS)]
+    shared = [
+        {"name": f"s{number}", "subject": export, "type": "stream"} for number, export in enumerate(READ_SUBJECTS)
+    ]
     for number, (subject, has_many_answers) in enumerate(ASKED_SUBJECTS.items()):
-        one = {"name": f"q{number}", "subject": subject, "type": "service"}
+        export = {"name": f"q{number}", "subject": subject, "type": "service"}
         if importing is None:
-            one["response_type"] = "Stream" if has_many_answers else "Singleton"
-        shared.append(one)
+            export["response_type"] = "Stream" if has_many_answers else "Singleton"
+        shared.append(export)
     if importing is None:
         return shared
-    return [{**one, "account": importing.public, "local_subject": for_readers(one["subject"])} for one in shared]
+    return [
+        {**export, "account": importing.public, "local_subject": for_readers(export["subject"])} for export in shared
+    ]
 
 
 def _quoted(text: str) -> str:

@@ -192,10 +192,10 @@ class StreamKeeper:
         for _ in range(_PAGES_MAX):
             question = orjson.dumps({"subjects_filter": EVENTS, "offset": offset})
             reply = await client.request(f"$JS.API.STREAM.INFO.{STREAM}", question, timeout=10)
-            said = orjson.loads(reply.data)
-            if "error" in said:
-                raise ServiceError(f"NATS: {said['error'].get('description', 'refused')}")
-            page = said["state"].get("subjects") or {}
+            info = orjson.loads(reply.data)
+            if "error" in info:
+                raise ServiceError(f"NATS: {info['error'].get('description', 'refused')}")
+            page = info["state"].get("subjects") or {}
             for subject, messages in page.items():
                 where = EventSubject.parse(subject)
                 if where is not None and not where.is_ended(known):
@@ -207,7 +207,7 @@ class StreamKeeper:
                 await stream.purge_stream(STREAM, subject=subject)
                 self._count(purged_subjects=1, purged_messages=messages)
                 purged += 1
-            if not page or offset >= int(said.get("total", 0)) - purged:
+            if not page or offset >= int(info.get("total", 0)) - purged:
                 return
 
     def _count(self, *, is_connected: bool | None = None, **more: int) -> None:

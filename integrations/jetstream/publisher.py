@@ -289,11 +289,11 @@ class ToldStream:
         if len(parts) != 4 or len(payload) > 256:
             return []
         _, tenant, reader, _ = parts
-        question, _, said = payload.decode("ascii", "replace").partition(" ")
+        number, _, said = payload.decode("ascii", "replace").partition(" ")
         tenant = said if tenant == EVERY else tenant
         whole = self._tenants.get(tenant)
         last = self._asked.get((reader, tenant))
-        if whole is None or not question.isalnum() or (last is not None and now - last < _ASKED_APART_SECONDS):
+        if whole is None or not number.isalnum() or (last is not None and now - last < _ASKED_APART_SECONDS):
             return []
         self._asked[reader, tenant] = now
         self._asked.move_to_end((reader, tenant))
@@ -306,7 +306,7 @@ class ToldStream:
         head = {
             LIFE: self.life,
             NUMBER: str(self._next[tenant]),
-            QUESTION: question,
+            QUESTION: number,
             TENANT: tenant,
             PARTS: str(len(runs)),
         }

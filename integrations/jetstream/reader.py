@@ -281,10 +281,10 @@ class WorkerStreams:
 
     def snapshot(self, subject: str, headers: Mapping[str, str] | None, payload: bytes) -> None:
         """A part of a snapshot."""
-        parts, said = subject.split("."), _said(headers)
+        parts, life_and_sequence = subject.split("."), _said(headers)
         given = headers or {}
         tenant, part, of = given.get(TENANT, ""), _number(given.get(PART)), _number(given.get(PARTS))
-        if len(parts) != 3 or said is None or part is None or of is None or not part < of <= PARTS_MAX:
+        if len(parts) != 3 or life_and_sequence is None or part is None or of is None or not part < of <= PARTS_MAX:
             self.counts["malformed"] += 1
             return
         key = (parts[2], tenant)
@@ -292,7 +292,7 @@ class WorkerStreams:
         if stream is None or not stream.question or given.get(QUESTION) != stream.question:
             self.counts["repeated"] += 1
             return
-        life, number = said
+        life, number = life_and_sequence
         if stream.is_earlier(life) or (life == stream.life and number < stream.expected):
             self.counts["repeated"] += 1
             return

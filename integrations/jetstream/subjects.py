@@ -140,7 +140,7 @@ def keeper_permissions(name: str) -> dict[str, Any]:
 
 def reader_permissions(reader: str, tenant: str = EVERY) -> dict[str, Any]:
     """Of a reader of one tenant's blocks (its tag), or of every tenant's: an operator's own router."""
-    which = "*" if tenant == EVERY else tenant
+    tenant_part = "*" if tenant == EVERY else tenant
     events = EVENTS if tenant == EVERY else f"kv.{tenant}.>"
     return _permissions(
         [
@@ -148,7 +148,7 @@ def reader_permissions(reader: str, tenant: str = EVERY) -> dict[str, Any]:
             *(f"{READERS_API}.CONSUMER.{act}.{STREAM}.{reader}" for act in ("MSG.NEXT", "INFO", "DELETE")),
             ask_subject(tenant, reader, "*"),
         ],
-        [f"{inbox(reader)}.>", snapshot_subject(reader, "*"), beat_subject(which, "*")],
+        [f"{inbox(reader)}.>", snapshot_subject(reader, "*"), beat_subject(tenant_part, "*")],
     )
 
 

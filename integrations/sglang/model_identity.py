@@ -40,7 +40,7 @@ class LoadedModel:
 
     def _made(self) -> ModelIdentity:
         args, text = self._args, self._config.hf_text_config
-        made = ModelIdentity(
+        identity = ModelIdentity(
             weights_digest=weights_fingerprint(str(args.model_path), str(args.revision)),
             weights_epoch=self._epoch,
             tokenizer_digest=named_digest("tokenizer", str(args.tokenizer_path), str(args.revision)),
@@ -60,5 +60,5 @@ class LoadedModel:
             adapter_digest=None,
             adapter_epoch=None,
         )
-        _log.info("model identity", **made.named())
-        return made
+        _log.info("model identity", **identity.named())
+        return identity

@@ -71,7 +71,7 @@ class PageTree:
     ) -> tuple[PageNode, list[Pages]]:
         """From `node`, or the root, along pages [first, last) of `tokens`; splits the node in which it ends."""
         self._uses += 1
-        at, found = node or self.root, []
+        at, pages = node or self.root, []
         while first < last:
             child = at.children.get(self._edge(name, tokens, first))
             if child is None:
@@ -80,9 +80,9 @@ class PageTree:
             if matched < len(child.pages):
                 child = self._split(child, matched)
             child.used = self._uses
-            found.append(child.pages)
+            pages.append(child.pages)
             at, first = child, first + matched
-        return at, found
+        return at, pages
 
     def insert(
         self, node: PageNode | None, name: str, tokens: array[int], pages: Pages, first: int, last: int
@@ -93,15 +93,15 @@ class PageTree:
             return at
         self._numbers += 1
         size = self.page_tokens
-        made = PageNode(self._numbers, at, name, tokens[first * size : last * size], pages[first:last].copy())
-        made.used = self._uses
+        child = PageNode(self._numbers, at, name, tokens[first * size : last * size], pages[first:last].copy())
+        child.used = self._uses
         edge = self._edge(name, tokens, first)
         assert edge not in at.children, "inserted beside what begins alike"
-        at.children[edge] = made
-        self._nodes[made.number] = made
-        self._owner[made.pages] = made.number
-        self.evictable_pages += len(made.pages)
-        return made
+        at.children[edge] = child
+        self._nodes[child.number] = child
+        self._owner[child.pages] = child.number
+        self.evictable_pages += len(child.pages)
+        return child
 
     def path(self, node: PageNode) -> Pages:
         """The pages from the root to `node`."""

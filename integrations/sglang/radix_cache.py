@@ -203,19 +203,19 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         if req.output_ids:
             self.custody.first_token(request)
         tokens: array[int] = req.full_untruncated_fill_ids
-        made = self.custody.publish(request, tokens, up_to // self.page_size)
-        if made is None:
+        published = self.custody.publish(request, tokens, up_to // self.page_size)
+        if published is None:
             return
-        if len(made.adopted):
-            start = made.first * self.page_size
-            slots = self._slots(made.adopted)
+        if len(published.adopted):
+            start = published.first * self.page_size
+            slots = self._slots(published.adopted)
             self.req_to_token_pool.write((req.kv.req_pool_idx, slice(start, start + len(slots))), slots)
-        self.tree.lock(made.node)
-        lock, req.lock = req.lock, TreeLock(made.node, _RECEIPT)
-        req.last_node = made.node
+        self.tree.lock(published.node)
+        lock, req.lock = req.lock, TreeLock(published.node, _RECEIPT)
+        req.last_node = published.node
         self.unlock(lock)
-        req.kv.cache_protected_len = req.kv.cache_inserted_len = made.published * self.page_size
-        self.free(made.returned)
+        req.kv.cache_protected_len = req.kv.cache_inserted_len = published.published * self.page_size
+        self.free(published.returned)
 
     def free_kv_row(self, kv: Any, ranges: list[tuple[int, int]]) -> None:
         """The request gives slots back; the port hears of them first (rule 2)."""
@@ -395,8 +395,8 @@ def _is_keyed(req: Any) -> bool:
 
 def governed_adder(own: type[Any]) -> type[Any]:
     """A subclass of SGLang's prefill adder: who must wait waits alone, and who is taken has attached what it found."""
-    made = _ADDERS.get(own)
-    if made is None:
+    adder = _ADDERS.get(own)
+    if adder is None:
 
         class GovernedPrefillAdder(own):  # type: ignore[misc]
             def add_one_req(self, req: Any, *given: Any, **named: Any) -> Any:
@@ -408,5 +408,5 @@ def governed_adder(own: type[Any]) -> type[Any]:
                 super()._commit_prefill_admission(req, *given, **named)
                 self.tree_cache.begin(req)
 
-        made = _ADDERS[own] = GovernedPrefillAdder
-    return made
+        adder = _ADDERS[own] = GovernedPrefillAdder
+    return adder

@@ -235,13 +235,13 @@ class SlotTiers:
         """What tiers have of units [depth, whole) of a chain, one after the other."""
         legs, tried, reader = list[PlannedLeg](), request.avoids, chain.reader
         while depth < whole:
-            way, found = self.transfers.best(reader.label, chain.keys, depth, whole, tried)
+            way, copies = self.transfers.best(reader.label, chain.keys, depth, whole, tried)
             if way is None:
                 break
-            choice = self.transfers.choose_restore(way, reader, depth, found)
+            choice = self.transfers.choose_restore(way, reader, depth, copies)
             if choice.moves:
-                legs.append(PlannedLeg(chain, way, depth, found, choice))
-                depth += sum(one.blocks for one in found)
+                legs.append(PlannedLeg(chain, way, depth, copies, choice))
+                depth += sum(one.blocks for one in copies)
                 tried = request.avoids | {way}  # it has told all that goes on from there
             else:
                 request.avoids = request.avoids | {way}

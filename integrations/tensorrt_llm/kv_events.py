@@ -141,15 +141,15 @@ class EngineEventFeed(BlockEventFeed):
 
     def take_pending(self) -> list[BlockEvent]:
         """What the engine told since the last call, as far as it is scoped."""
-        made: list[BlockEvent] = []
+        events: list[BlockEvent] = []
         for raw in self._source():
             try:
                 event = msgspec.convert(raw, _NativeEvent)
             except msgspec.ValidationError:
                 self.counts["malformed"] += 1
                 continue
-            made += self._of(event.data)
-        return made
+            events += self._of(event.data)
+        return events
 
     def take_last(self) -> list[BlockEvent]:
         """Nothing of what was told is there any more."""
@@ -172,7 +172,7 @@ class EngineEventFeed(BlockEventFeed):
                 return [cleared(self._by_hash.revision, "engine started")]
 
     def _stored(self, data: _StoredData) -> list[BlockEvent]:
-        made: list[BlockEvent] = []
+        events: list[BlockEvent] = []
         parent = None if data.parent_hash is None else self._by_hash.of(data.parent_hash)
         has_parent = data.parent_hash not in (None, 0)
         for one in data.blocks:
@@ -186,7 +186,7 @@ class EngineEventFeed(BlockEventFeed):
             if block is None or (has_parent and (parent is None or parent.scope != block.scope)):
                 self.counts["unscoped"] += 1
                 break  # nothing after it has a parent that was told
-            made.append(
+            events.append(
                 stored(
                     block.scope,
                     block.key,
@@ -197,7 +197,7 @@ class EngineEventFeed(BlockEventFeed):
             )
             self._told_blocks[one.block_hash] = block
             parent, has_parent = block, True
-        return made
+        return events
 
     def _removed(self, hash_: Hash, cause: str) -> list[BlockEvent]:
         block = self._told_blocks.pop(hash_, None)
@@ -254,28 +254,28 @@ class TensorRtLlmWire:
 
     def events_of(self, events: Sequence[BlockEvent], incarnation: str = "") -> list[WrittenEvent]:
         """The events, numbered. Raises `IsolationError` for one without a scope."""
-        made: list[WrittenEvent] = []
+        written: list[WrittenEvent] = []
         for event in events:
             check_event(event)
             if event.kind == CLEARED:
-                self._clear(event, incarnation, made)
+                self._clear(event, incarnation, written)
                 continue
             keys = split_keys(event.keys)
             custody = custody_of(event, incarnation, with_keys=True)
             if event.kind != STORED:
                 gone = [key for key in keys if self._held.pop(key, None) is not None]
                 if gone:
-                    made.append(self._event(WrittenRemoved([short_hash(key) for key in gone]), custody))
+                    written.append(self._event(WrittenRemoved([short_hash(key) for key in gone]), custody))
                 continue
             self._held.update(dict.fromkeys(keys, event.scope))
             tokens = [WrittenToken(int(one)) for one in event.tokens] if self._tokens_published else []
             size = event.block_tokens
             blocks = [WrittenBlock(short_hash(key), tokens[at * size : (at + 1) * size]) for at, key in enumerate(keys)]
             parent = short_hash(event.parent) if event.parent else None
-            made.append(self._event(WrittenStored(parent, blocks), custody))
-        return made
+            written.append(self._event(WrittenStored(parent, blocks), custody))
+        return written
 
-    def _clear(self, event: BlockEvent, incarnation: str, made: list[WrittenEvent]) -> None:
+    def _clear(self, event: BlockEvent, incarnation: str, written: list[WrittenEvent]) -> None:
         by_scope: dict[EventScope, list[bytes]] = {}
         for key, scope in self._held.items():
             by_scope.setdefault(scope, []).append(key)
@@ -283,7 +283,7 @@ class TensorRtLlmWire:
         for scope, keys in by_scope.items():
             gone = removed(scope, b"".join(keys), cause=event.cause)
             custody = custody_of(gone, incarnation, with_keys=True)
-            made.append(self._event(WrittenRemoved([short_hash(key) for key in keys]), custody))
+            written.append(self._event(WrittenRemoved([short_hash(key) for key in keys]), custody))
 
     def _event(self, data: WrittenStored | WrittenRemoved, custody: CustodyField) -> WrittenEvent:
         self._next += 1

@@ -152,13 +152,13 @@ def check_options(llm_args: object) -> int:
             )
     config = getattr(llm_args, "kv_connector_config", None)
     for field, ours in _CONNECTOR:
-        found = getattr(config, field, None)
-        if found != ours:
+        configured = getattr(config, field, None)
+        if configured != ours:
             raise ConfigError(
-                f"TensorRT-LLM's `kv_connector_config.{field}` is `{found}`: blocks would go to another connector, out "
-                f"of custody; set it to `{ours}`",
+                f"TensorRT-LLM's `kv_connector_config.{field}` is `{configured}`: blocks would go to another "
+                f"connector, out of custody; set it to `{ours}`",
                 option=f"kv_connector_config.{field}",
-                value=str(found),
+                value=str(configured),
             )
     tokens = _value(llm_args, "kv_cache_config.tokens_per_block")
     if type(tokens) is not int or tokens < 1:

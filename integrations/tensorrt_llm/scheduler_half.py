@@ -174,45 +174,45 @@ class SchedulerHalf:
             self._forgot = True
 
     def _scheduled(
-        self, one: ScheduledRequest, loads: list[LoadOrder], saves: list[SaveOrder], *, is_first: bool
+        self, scheduled: ScheduledRequest, loads: list[LoadOrder], saves: list[SaveOrder], *, is_first: bool
     ) -> None:
-        state = self._states.get(one.request_id)
+        state = self._states.get(scheduled.request_id)
         if state is None:
             return
-        if one.cache_salt != state.salt:
+        if scheduled.cache_salt != state.salt:
             raise IsolationError(
-                f"request `{one.request_id}` has another salt in its step than when it was matched",
-                request=one.request_id,
+                f"request `{scheduled.request_id}` has another salt in its step than when it was matched",
+                request=scheduled.request_id,
             )
         expected = state.device_blocks * self._block_tokens if is_first else state.computed_tokens
-        if one.computed_position != expected:
+        if scheduled.computed_position != expected:
             raise IsolationError(
-                f"request `{one.request_id}`: the engine says that `{one.computed_position}` tokens have KV, and "
+                f"request `{scheduled.request_id}`: the engine says that `{scheduled.computed_position}` tokens have KV, and "
                 f"`{expected}` have: what is to be kept is not known; use a release that tells the first step without "
                 "what a connector promised",
-                request=one.request_id,
+                request=scheduled.request_id,
             )
-        state.chain.extend(one.new_tokens)
-        state.seen_blocks += [int(block) for block in one.new_block_ids]
+        state.chain.extend(scheduled.new_tokens)
+        state.seen_blocks += [int(block) for block in scheduled.new_block_ids]
         if state.claim is not None:
             first = state.device_blocks
             blocks = state.blocks[first : first + state.claimed_blocks]
             if len(blocks) != state.claimed_blocks or blocks != state.seen_blocks[first : first + len(blocks)]:
                 raise IsolationError(
-                    f"request `{one.request_id}`: the engine scheduled other blocks than it allocated for what was "
-                    "promised",
-                    request=one.request_id,
+                    f"request `{scheduled.request_id}`: the engine scheduled other blocks than it allocated for what "
+                    "was promised",
+                    request=scheduled.request_id,
                 )
-            loads.append(LoadOrder(one.request_id, state.claim.number, tuple(blocks)))
+            loads.append(LoadOrder(scheduled.request_id, state.claim.number, tuple(blocks)))
             state.claim = None
-        computed = one.computed_position + one.num_scheduled_tokens
+        computed = scheduled.computed_position + scheduled.num_scheduled_tokens
         if is_first:
             computed += state.claimed_blocks * self._block_tokens
         state.computed_tokens = computed
-        known = min(len(one.block_hashes), state.chain.blocks)
+        known = min(len(scheduled.block_hashes), state.chain.blocks)
         if self._learn is not None and known > state.learned:
             keys = [state.chain.run(at, at + 1) for at in range(state.learned, known)]
-            self._learn(state.standing, one.block_hashes[state.learned : known], keys)
+            self._learn(state.standing, scheduled.block_hashes[state.learned : known], keys)
             state.learned = known
         last = min(computed // self._block_tokens, state.chain.blocks, len(state.seen_blocks))
         if last > state.saved and state.ceiling_us:
@@ -225,7 +225,7 @@ class SchedulerHalf:
                 state.ceiling_us,
             )
             self._runs[self._numbered] = run
-            saves.append(SaveOrder(one.request_id, self._numbered, tuple(state.seen_blocks[state.saved : last])))
+            saves.append(SaveOrder(scheduled.request_id, self._numbered, tuple(state.seen_blocks[state.saved : last])))
         state.saved = max(state.saved, last)
 
 

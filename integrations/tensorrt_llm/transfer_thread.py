@@ -172,17 +172,17 @@ class TransferThread(CustodyThread):
     def hold(self, number: int) -> Iterator[list[bytearray]]:
         """The content of a claim, while it is copied. Raises `IsolationError` where it is gone (rule 2)."""
         with self._claims_lock:
-            one = self._claims.get(number)
-            if one is None:
+            claim = self._claims.get(number)
+            if claim is None:
                 raise IsolationError(
                     f"claim `{number}`: blocks that were promised to the engine are gone; it is stopped, for it would "
                     "take what is in them for theirs",
                     claim=number,
                 )
-            one.is_held = True
+            claim.is_held = True
             self._active_at = monotonic()
         try:
-            yield one.content
+            yield claim.content
         finally:
             self.drop(number)
 
@@ -204,10 +204,10 @@ class TransferThread(CustodyThread):
         while goes_on:
             goes_on = False
             for tier in chunks.tiers:
-                found = tier.lookup(label, keys, at)
-                if not found:
+                copies = tier.lookup(label, keys, at)
+                if not copies:
                     continue
-                part, first = bytearray(sum(one.blocks for one in found) * size), at
+                part, first = bytearray(sum(one.blocks for one in copies) * size), at
 
                 def write(
                     to: int,
@@ -220,7 +220,7 @@ class TransferThread(CustodyThread):
                     begin = (to - first) * size
                     part[begin : begin + count * size] = data[skip * size : (skip + count) * size]
 
-                come = in_time(tier.load(label, keys, at, found, write), now_us() + PROMISE_US)
+                come = in_time(tier.load(label, keys, at, copies, write), now_us() + PROMISE_US)
                 blocks = sum(one.blocks for one in come)
                 part[blocks * size :] = bytes(len(part) - blocks * size)
                 if blocks:

@@ -23,14 +23,14 @@ def as_worker(report: ReplayReport) -> SeenWorker:
 
 def custody_of(report: ReplayReport) -> dict[str, float]:
     """What its ledger says of the custody that it had."""
-    found = report.coverage
+    coverage = report.coverage
     orphans = sum(row.left for row in report.identities if row.name == ORPHANS)
     return {
         "orphan_findings": orphans,
-        "deletion_due_units": found.due,
-        "deletion_covered_units": found.in_time,
-        "deletion_overdue_units": found.overdue,
-        "deletion_unproven_units": found.unproven,
+        "deletion_due_units": coverage.due,
+        "deletion_covered_units": coverage.in_time,
+        "deletion_overdue_units": coverage.overdue,
+        "deletion_unproven_units": coverage.unproven,
     }
 
 

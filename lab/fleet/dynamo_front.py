@@ -77,32 +77,32 @@ class DynamoFront:
             text = prompt_text(asked)
         except (ValueError, AttributeError, TypeError):
             return _refused(400, "not a chat completion")
-        question: dict[str, Any] = {
+        selection: dict[str, Any] = {
             "model_name": MODEL,
             "token_ids": [int(token) for token in tokens_of(text, BLOCK_TOKENS)],
         }
         if isinstance(salt := asked.get("cache_salt"), str):
-            question["cache_salt"] = salt
+            selection["cache_salt"] = salt
         constraints = (asked.get("nvext") or {}).get("routing_constraints")
         if constraints:
-            question["routing_constraints"] = {"required_taints": constraints.get("required_taints") or []}
+            selection["routing_constraints"] = {"required_taints": constraints.get("required_taints") or []}
         service = self._service
-        left, found = dict(self._urls), _refused(503, "no worker answers")
+        left, reply = dict(self._urls), _refused(503, "no worker answers")
         for _ in range(TRIES):
-            asked_of = question | {"allowed_worker_ids": [*left]}
+            asked_of = selection | {"allowed_worker_ids": [*left]}
             try:
                 chosen = self._wait(partial(service.select_and_reserve, asked_of))
             except Exception as error:
                 return _refused(int(getattr(error, "status_code", 503)), str(error))
             url = left.pop(int(chosen["worker_id"]))
             try:
-                found = forward(url, "POST", CHAT, body, headers)
+                reply = forward(url, "POST", CHAT, body, headers)
             finally:
                 with suppress(Exception):  # the service ends a reservation by itself, too
                     self._wait(partial(service.free_reservation, chosen["selection_id"]))
-            if found.status not in (0, 503) or not left:
+            if reply.status not in (0, 503) or not left:
                 break
-        return found if found.status else _refused(503, "no worker answers")
+        return reply if reply.status else _refused(503, "no worker answers")
 
 
 async def _begun(work: Callable[[], Awaitable[Any]]) -> Any:

@@ -17,7 +17,7 @@ MODEL = "toy"
 
 def worker_record(number: int, url: str, events: str, **more: Any) -> dict[str, Any]:
     """A worker as the service knows it. `events`: where it publishes; without one the service chooses it never."""
-    made: dict[str, Any] = {
+    record: dict[str, Any] = {
         "worker_id": number,
         "model_name": MODEL,
         "block_size": BLOCK_TOKENS,
@@ -28,7 +28,7 @@ def worker_record(number: int, url: str, events: str, **more: Any) -> dict[str, 
         "total_kv_blocks": 100_000,
         "max_num_batched_tokens": 8192,
     }
-    return made | more
+    return record | more
 
 
 def overlap(answer: Mapping[str, Any]) -> int:

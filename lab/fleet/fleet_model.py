@@ -139,16 +139,16 @@ class WorkerCache:
 
     def take(self, owner: Hashable, blocks: Sequence[int]) -> tuple[int, list[tuple[Hashable, int]]]:
         """How many leading blocks are there, and what was let go for them: all of them are there afterwards."""
-        found = 0
-        while found < len(blocks) and (owner, blocks[found]) in self._kept:
-            found += 1
+        hit_blocks = 0
+        while hit_blocks < len(blocks) and (owner, blocks[hit_blocks]) in self._kept:
+            hit_blocks += 1
         for block in reversed(blocks):  # the leading ones are used last, so they go last
             self._kept[owner, block] = None
             self._kept.move_to_end((owner, block))
         gone = []
         while len(self._kept) > self._blocks_max:
             gone.append(self._kept.popitem(last=False)[0])
-        return found, gone
+        return hit_blocks, gone
 
     def drop(self, keys: Iterable[tuple[Hashable, int]]) -> None:
         """End these."""
@@ -239,7 +239,7 @@ def simulate(
         cache = caches[worker]
         there, gone = cache.take(owner, blocks)
         router.took(worker, name, CacheChange(owner, blocks, gone))
-        found = min(there * block_tokens, request.input_tokens)
+        hit_tokens = min(there * block_tokens, request.input_tokens)
         oracle = _leading(computed, owner, blocks)
         computed.update((owner, block) for block in blocks)
         if shape.erasures_per_day:
@@ -247,7 +247,7 @@ def simulate(
                 subjects.append((tenant, subject))
             of_subject.setdefault(subject, []).extend((owner, block) for block in blocks)
         begins = max(at_us, cache.free_us)
-        cache.free_us = begins + (request.input_tokens - found) / cost.prefill_tokens_per_second * 1e6
+        cache.free_us = begins + (request.input_tokens - hit_tokens) / cost.prefill_tokens_per_second * 1e6
         cache.requests += 1
         waits.append((cache.free_us - at_us) / 1e3)
         loads[worker] += 1
@@ -255,7 +255,7 @@ def simulate(
         heapq.heappush(ahead, (cache.free_us, False, worker, number))
         heapq.heappush(ahead, (cache.free_us + decoded, True, worker, number))
         prompt_tokens += request.input_tokens
-        found_tokens += found
+        found_tokens += hit_tokens
         oracle_tokens += min(oracle * block_tokens, request.input_tokens)
     waits.sort()
     counts = [cache.requests for cache in caches]

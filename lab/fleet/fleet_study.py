@@ -116,19 +116,21 @@ def study(
 
 def problems_of(rows: Sequence[StudyRow]) -> list[str]:
     """What does not hold: 0.97 of what nobody-apart finds for one tenant, 0.95 of the oracle, doors alike to 0.01."""
-    found = []
+    problems = []
     of = {row.shape.tenants: row.outcome for row in rows if row.part == "isolation"}
     if of[1].found_tokens < 0.97 * of[0].found_tokens:
-        found.append(f"one tenant finds {of[1].found_tokens / of[0].found_tokens:.3f} of what it finds without doors")
-    found += [
+        problems.append(
+            f"one tenant finds {of[1].found_tokens / of[0].found_tokens:.3f} of what it finds without doors"
+        )
+    problems += [
         f"{tenants} tenants find {of[tenants].to_oracle:.3f} of the oracle's"
         for tenants in (8, 128)
         if of[tenants].to_oracle < 0.95
     ]
     doors = [row.outcome.found_share for row in rows if row.part == "doors"]
     if max(doors) - min(doors) > 0.01:
-        found.append(f"doors differ by {max(doors) - min(doors):.3f}")
-    return found
+        problems.append(f"doors differ by {max(doors) - min(doors):.3f}")
+    return problems
 
 
 _HEADINGS: Final = {

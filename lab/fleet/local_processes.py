@@ -63,14 +63,14 @@ class LocalProcesses:
         """
         try:
             with open(self.log(name), "wb", opener=_private) as log:
-                made = subprocess.Popen(  # noqa: S603 - programs that this package or its user names
+                process = subprocess.Popen(  # noqa: S603 - programs that this package or its user names
                     [*command], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                     env=environment, cwd=folder, start_new_session=True,
                 )  # fmt: skip
         except OSError as error:
             raise ConfigError(f"`{name}` does not start: {command[0]}: {error.strerror}") from None
-        self._running[name] = made
-        return made.pid
+        self._running[name] = process
+        return process.pid
 
     def log(self, name: str) -> Path:
         """What it says goes here."""

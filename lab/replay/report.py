@@ -243,31 +243,31 @@ def _tenant_json(row: TenantResult) -> dict[str, Any]:
 
 def pressure_findings(report: ReplayReport) -> list[str]:
     """What a pool of this size did badly: thrash by tenant, requests without room, room that stood empty."""
-    found = []
+    findings = []
     pool = int(report.status.get("blocks.total", 0))
     for row in report.tenants:
         if row.thrashing_samples:
             needed = report.advised_blocks(row)
-            found.append(
+            findings.append(
                 f"thrash: {row.tenant} computed {row.recomputed_blocks:,} blocks again after they had been evicted, "
                 f"and thrashed in {row.thrashing_samples} of {len(report.samples)} looks; it may have "
                 f"{row.room_blocks:,} of {pool:,} blocks, and {needed:,} would have kept them: "
                 f"a pool of {-(-needed * pool // max(1, row.room_blocks)):,} under this policy"
             )
     total = report.totals
-    told = [f"{count:,} requests waited ({reason})" for reason, count in sorted(total.deferrals.items())]
+    effects = [f"{count:,} requests waited ({reason})" for reason, count in sorted(total.deferrals.items())]
     queued = report.status.get("queue.sum", 0.0)
-    told += [f"{queued:,.1f} s in the queue together"] if told and queued else []
-    told += [f"{total.deferred:,} given up"] if total.deferred else []
-    told += [f"{total.preempted:,} preempted"] if total.preempted else []
-    if told:
-        found.append("out of memory: " + ", ".join(told))
+    effects += [f"{queued:,.1f} s in the queue together"] if effects and queued else []
+    effects += [f"{total.deferred:,} given up"] if total.deferred else []
+    effects += [f"{total.preempted:,} preempted"] if total.preempted else []
+    if effects:
+        findings.append("out of memory: " + ", ".join(effects))
     if report.waste is not None and report.waste >= _MUCH_WASTE:
-        found.append(
+        findings.append(
             f"fragmentation: {report.waste:.0%} of the room in running requests' blocks stood empty; "
             "smaller blocks suit such short requests"
         )
-    return found
+    return findings
 
 
 _MUCH_WASTE = 0.5

@@ -208,25 +208,25 @@ def _gated_delta(model: ModelConfig, shards: int) -> RecurrentLayers:
 
 
 def _kimi(model: ModelConfig, shards: int) -> RecurrentLayers:
-    said = model.raw("linear_attn_config")
-    if not isinstance(said, dict):
+    attention = model.raw("linear_attn_config")
+    if not isinstance(attention, dict):
         raise ConfigError(
             "field `linear_attn_config` is missing: it says which layers attend", field="linear_attn_config"
         )
     needed = ("full_attn_layers", "kda_layers", "num_heads", "head_dim", "short_conv_kernel_size")
-    missing = [name for name in needed if name not in said]
+    missing = [name for name in needed if name not in attention]
     if missing:
         raise ConfigError(
             f"field `linear_attn_config.{missing[0]}` is missing: add it to the config",
             field=f"linear_attn_config.{missing[0]}",
         )
-    attending, recurrent = len(said["full_attn_layers"]), len(said["kda_layers"])
+    attending, recurrent = len(attention["full_attn_layers"]), len(attention["kda_layers"])
     if attending + recurrent != model.layers:
         raise ConfigError(
             f"field `linear_attn_config` names `{attending + recurrent}` layers of `{model.layers}`",
             field="linear_attn_config",
         )
-    heads, width, kernel = said["num_heads"], said["head_dim"], said["short_conv_kernel_size"]
+    heads, width, kernel = attention["num_heads"], attention["head_dim"], attention["short_conv_kernel_size"]
     convolved = _split(3 * heads * width, shards, "linear_attn_config.num_heads")
     mine = _split(heads, shards, "linear_attn_config.num_heads")
     state = (kernel - 1) * convolved * _element(model) + mine * width * width * 4

@@ -103,14 +103,14 @@ def _list(*, as_json: bool) -> None:
 
 def _parts(python: str, *, as_json: bool) -> None:
     """Every registered part there, and what tried it."""
-    found = installed_parts(python)
+    parts = installed_parts(python)
     if as_json:
-        print(json.dumps([one._asdict() for one in found]))
+        print(json.dumps([one._asdict() for one in parts]))
         return
-    for one in found:
+    for one in parts:
         print(f"{one.registry:18} {one.name:31} {one.problem or one.tried or 'untested'}")
-    untested = sum(not one.tried and not one.problem for one in found)
-    print(f"{len(found)} parts, {untested} of them untested" if found else "no engine is installed there")
+    untested = sum(not one.tried and not one.problem for one in parts)
+    print(f"{len(parts)} parts, {untested} of them untested" if parts else "no engine is installed there")
 
 
 def _progress(finding: CaseFinding) -> None:

@@ -50,12 +50,12 @@ def page(records: Path, kit: Path) -> str:
 
     Raises `OSError` or `ValueError` where one cannot be read.
     """
-    found: dict[str, dict[str, Any]] = {}
+    reports: dict[str, dict[str, Any]] = {}
     for path in sorted(records.rglob("*.json")):
         body = json.loads(path.read_text())
-        found[body["target"]] = body
-    shown = [target for target in TARGETS if target.name in found]
-    verdicts = {(name, case["case"]): case["verdict"] for name, body in found.items() for case in body["cases"]}
+        reports[body["target"]] = body
+    shown = [target for target in TARGETS if target.name in reports]
+    verdicts = {(name, case["case"]): case["verdict"] for name, body in reports.items() for case in body["cases"]}
 
     def asked(case: str, verdict: str, *, ours: bool) -> str:
         """Who was asked and answered so."""
@@ -69,7 +69,7 @@ def page(records: Path, kit: Path) -> str:
         lines.append(f"| {case.holds} | " + " | ".join(cells) + " |")
     lines += ["", "## What was seen", ""]
     for target in shown:
-        body = found[target.name]
+        body = reports[target.name]
         lines += [f"**{target.says}** (`{target.name}`, {body['product']} {body['version']})", ""]
         lines += [f"- `{case['case']}`, {case['verdict']}: {case['evidence']}" for case in body["cases"]]
         lines.append("")

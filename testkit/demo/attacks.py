@@ -101,13 +101,13 @@ def residual_read(engine: Engine, secret: tuple[str, ...], book: Codebook, salts
     The other tenant asks until it gets that very block. An engine that never hands it out again is not shown to clear
     it: the outcome then has no `residue_bytes`.
     """
-    said = note(secret)
-    assert len(said) < engine.block_tokens, "the message must stay in a block that is never complete"
-    (victim,) = engine.serve(VICTIM, [token_ids(said)], salts[0])
+    message = note(secret)
+    assert len(message) < engine.block_tokens, "the message must stay in a block that is never complete"
+    (victim,) = engine.serve(VICTIM, [token_ids(message)], salts[0])
     for _ in range(ROUNDS_MAX):
         for one in engine.serve(ATTACKER, greetings(), salts[1]):
             if one.block == victim.block:
-                return _read(one.found, said, secret, book)._replace(residue_bytes=one.nonzero_bytes)
+                return _read(one.found, message, secret, book)._replace(residue_bytes=one.nonzero_bytes)
     return AttackOutcome()
 
 

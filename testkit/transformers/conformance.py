@@ -220,7 +220,7 @@ class TransformersEngineUnderTest:
 
     def check(self) -> list[str]:
         """The Governor's invariants, and the engine's block tables against ours."""
-        found = self._governor.check()
+        problems = self._governor.check()
         (allocator,) = self._processor.cache.cache_allocators.values()
         for name, engine_table in allocator.block_table.items():
             record = self._custody.records.get(name)
@@ -228,10 +228,10 @@ class TransformersEngineUnderTest:
             if record is not None:
                 ours = (self._governor.blocks(record.handle) + self._custody.blocks.parts[0].first).tolist()
             if ours != engine_table:
-                found.append(f"request `{name}`: the engine's table is `{engine_table}`, ours `{ours}`")
+                problems.append(f"request `{name}`: the engine's table is `{engine_table}`, ours `{ours}`")
         if allocator.ledger.hash_to_block:
-            found.append("the engine has written its own index")
-        return found
+            problems.append("the engine has written its own index")
+        return problems
 
     def close(self) -> None:
         """Stop, end all custody, hand over the evidence."""

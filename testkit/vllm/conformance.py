@@ -222,15 +222,15 @@ class VllmEngineUnderTest:
 
     def check(self) -> list[str]:
         """The port's invariants, and vLLM's references against its own block tables and free list."""
-        found = list(cast(Any, self._core).kvcustody_check())
-        found += self._core.disagreements(self._side.state.withheld)
+        problems = list(cast(Any, self._core).kvcustody_check())
+        problems += self._core.disagreements(self._side.state.withheld)
         handed_out, told = (
             self._side.state.deferred.allocated_blocks,
             self._side.port.pool.next_generation - 1,
         )
         if handed_out != told:
-            found.append(f"vllm handed out {handed_out} blocks, the port was told of {told}")
-        return found
+            problems.append(f"vllm handed out {handed_out} blocks, the port was told of {told}")
+        return problems
 
     def close(self) -> None:
         """End what runs, let the loop become idle, and shut down."""

@@ -169,15 +169,15 @@ class BareEngine(engine_core.EngineCore):  # type: ignore[misc]
         wanted = Counter(block.block_id for blocks in tables for block in blocks)
         wanted.update(withheld)
         free = Counter(self.free_queue())
-        found = []
+        problems = []
         for block in manager.block_pool.blocks[1:]:
             named, times = wanted[block.block_id], free[block.block_id]
             if block.ref_cnt != named or times != (not named):
-                found.append(
+                problems.append(
                     f"block {block.block_id} has {block.ref_cnt} references, {named} tables name it, and it is "
                     f"{times} times in the free queue"
                 )
-        return found
+        return problems
 
     def close(self) -> None:
         """As `shutdown`, less what ends a process: custody first, while the workers live."""

@@ -174,7 +174,7 @@ def _transferred(scheduled: Any, connector: KVConnectorBase_V1) -> KVConnectorOu
     connector.start_load_kv(None)
     connector.wait_for_save()
     results = connector.get_transfer_results(scheduled.finished_req_ids)
-    made = KVConnectorOutput(
+    output = KVConnectorOutput(
         finished_sending=results.finished_sending,
         finished_recving=results.finished_recving,
         failed_recving=results.failed_recving,
@@ -182,7 +182,7 @@ def _transferred(scheduled: Any, connector: KVConnectorBase_V1) -> KVConnectorOu
         kv_connector_worker_meta=connector.build_connector_worker_meta(),
     )
     connector.clear_connector_metadata()
-    return made
+    return output
 
 
 class BareExecutor(Executor):  # type: ignore[misc]

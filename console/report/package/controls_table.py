@@ -54,7 +54,7 @@ def table_rows(reports: Sequence[Report]) -> list[tuple[str, ...]]:
 
 def upload_folders(report: Report) -> dict[str, bytes]:
     """Under each control's id a file of what supports it, by path."""
-    made = {}
+    files = {}
     for each in report[CONTROLS]:
         if each.status != EVIDENCE_PRESENT:
             continue
@@ -74,8 +74,8 @@ def upload_folders(report: Report) -> dict[str, bytes]:
             ("SHA-256 of the report without its signature", report.digest()),
             ("made again by", report.rerun()),
         ]
-        made[f"{control_id(control.id)}/evidence.csv"] = as_csv(rows)
-    return made
+        files[f"{control_id(control.id)}/evidence.csv"] = as_csv(rows)
+    return files
 
 
 def as_csv(rows: Sequence[Sequence[str]]) -> bytes:
@@ -91,8 +91,8 @@ def as_workbook(rows: Sequence[Sequence[str]], at_us: int) -> bytes:
         raise ConfigError(
             f"a workbook needs `{error.name}`: install kvcustody with the extra `reports`", missing=error.name
         ) from None
-    made = io.BytesIO()
-    book = Workbook(made, {"in_memory": True, "strings_to_formulas": False, "strings_to_urls": False})
+    buffer = io.BytesIO()
+    book = Workbook(buffer, {"in_memory": True, "strings_to_formulas": False, "strings_to_urls": False})
     book.set_properties({"title": "Controls by period", "created": datetime.fromtimestamp(at_us // 1_000_000, UTC)})
     head, body = book.add_format({"bold": True, "text_wrap": True}), book.add_format({"text_wrap": True})
     sheet = book.add_worksheet("controls")
@@ -102,4 +102,4 @@ def as_workbook(rows: Sequence[Sequence[str]], at_us: int) -> bytes:
     sheet.set_column(0, len(rows[0]) - 1, _COLUMN_CHARACTERS)
     sheet.freeze_panes(1, 1)
     book.close()
-    return made.getvalue()
+    return buffer.getvalue()

@@ -39,17 +39,17 @@ def oscal_documents(report: Report) -> dict[str, bytes]:
     def name(what: str) -> str:
         return str(uuid.uuid5(NAMESPACE, f"{digest} {what}"))
 
-    made: dict[str, Any] = {
+    documents: dict[str, Any] = {
         "component-definition.json": {"component-definition": _component_definition(report, name)},
         PROFILE: {"profile": _profile(report, name)},
         SYSTEM: {"system-security-plan": _system(report, name)},
         PLAN: {"assessment-plan": _plan(report, name)},
     }
     if not report.framework.catalog:
-        made[CATALOG] = {"catalog": _catalog(report, name)}
+        documents[CATALOG] = {"catalog": _catalog(report, name)}
     if report[OPINION].exceptions:
-        made["poam.json"] = {"plan-of-action-and-milestones": _milestones(report, name)}
-    files = {file: orjson.dumps(body, option=orjson.OPT_INDENT_2) + b"\n" for file, body in made.items()}
+        documents["poam.json"] = {"plan-of-action-and-milestones": _milestones(report, name)}
+    files = {file: orjson.dumps(body, option=orjson.OPT_INDENT_2) + b"\n" for file, body in documents.items()}
     return files | {RESULTS: assessment_results(report, plan=PLAN)}
 
 

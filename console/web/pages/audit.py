@@ -66,8 +66,8 @@ def explore(visit: PageRequest) -> Response:
         cursor=visit.text("cursor", 1024),
         limit=_PAGE,
     )
-    found = orjson.loads(answer.body)
-    for item in found["items"]:
+    page = orjson.loads(answer.body)
+    for item in page["items"]:
         item["summary"] = sentence_of(item["leaf"])
     counted = None if live else visit.ask(audit_api.summary, tenant, **asked)
     values = {} if counted is None else {facet["name"]: facet["values"] for facet in counted["facets"]}
@@ -75,7 +75,7 @@ def explore(visit: PageRequest) -> Response:
     return visit.page(
         "audit/audit.html",
         "Audit explorer",
-        found=found,
+        found=page,
         kinds=sorted(LEAF_KEYS),
         counted=counted,
         values=values,

@@ -74,17 +74,17 @@ def rule(visit: PageRequest) -> Response:
     id_, number = visit.text("id"), visit.number("revision")
     if id_ is None or number is None:
         raise not_found()
-    found, released = _revision(visit, number)
-    line = 0 if found is None else _line_of(found, id_)
+    proposal, released = _revision(visit, number)
+    line = 0 if proposal is None else _line_of(proposal, id_)
     return visit.page(
         "policy/rule.html",
         f"Rule {id_}",
         id=id_,
         number=number,
-        found=found,
+        found=proposal,
         line=line,
         released=released,
-        lines=[] if found is None else lines_of(found.source, target=line)[max(0, line - 4) : line + 5],
+        lines=[] if proposal is None else lines_of(proposal.source, target=line)[max(0, line - 4) : line + 5],
         default_deny=id_ == DEFAULT_DENY,
     )
 

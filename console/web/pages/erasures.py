@@ -91,14 +91,14 @@ def _wanted(visit: PageRequest) -> ErasureRequest:
 
 def _labels(text: str | None) -> dict[str, str]:
     """`region=eu, purpose=support` as labels."""
-    made = {}
+    labels = {}
     for item in (text or "").split(","):
         name, is_label, value = (part.strip() for part in item.partition("="))
-        if name and is_label and value and name not in made:
-            made[name] = value
+        if name and is_label and value and name not in labels:
+            labels[name] = value
         elif item.strip():
             raise ProblemError("invalid", "labels are `name=value`, each name once, with commas between them")
-    return made
+    return labels
 
 
 def _narrowest(visit: PageRequest, what: ErasureRequest) -> str:
@@ -128,13 +128,13 @@ def _once(visit: PageRequest, what: ErasureRequest) -> str:
 def show(visit: PageRequest) -> Response:
     """One erasure: which workers have answered, and what each ended."""
     visit.record("consoleErasure")
-    found = _status(visit)
+    status = _status(visit)
     return visit.page(
         "erasure/erasure.html",
-        f"Erasure {found['erasure'][:12]}",
-        found=found,
-        reads_certificate=_may(visit, Permission.READ_CERTIFICATE, found["tenant"]),
-        opens=_may(visit, Permission.CERTIFY, found["tenant"]),
+        f"Erasure {status['erasure'][:12]}",
+        found=status,
+        reads_certificate=_may(visit, Permission.READ_CERTIFICATE, status["tenant"]),
+        opens=_may(visit, Permission.CERTIFY, status["tenant"]),
         signs=visit.service.signer is not None,
     )
 
@@ -142,13 +142,13 @@ def show(visit: PageRequest) -> Response:
 def download(visit: PageRequest) -> Response:
     """The certificate, its page for people, or the opening of its commitment (rule 2)."""
     name = visit.places["file"]
-    found = _status(visit)
+    status = _status(visit)
     needed = Permission.CERTIFY if name == OPENING else Permission.READ_CERTIFICATE
-    if name not in FILES or not _may(visit, needed, found["tenant"]):
+    if name not in FILES or not _may(visit, needed, status["tenant"]):
         raise not_found()
-    visit.record("consoleCertificate", tenant=found["tenant"])
-    content = _file(visit, name, found["erasure"])
-    headers = {"Content-Disposition": f'attachment; filename="{found["erasure"][:12]}-{name}"'}
+    visit.record("consoleCertificate", tenant=status["tenant"])
+    content = _file(visit, name, status["erasure"])
+    headers = {"Content-Disposition": f'attachment; filename="{status["erasure"][:12]}-{name}"'}
     return Response(content, media_type=FILES[name], headers=headers)
 
 

@@ -77,34 +77,36 @@ def show(visit: PageRequest) -> Response:
 def revision(visit: PageRequest) -> Response:
     """One revision: where it is on its way, its proof, what it changes, its text, and the next step."""
     visit.caller.must(Permission.READ_POLICY)
-    state, found = _proposal(visit)
-    review = gates.review(state, found, visit.service.policy_work.assess)
+    state, proposal = _proposal(visit)
+    review = gates.review(state, proposal, visit.service.policy_work.assess)
     effect = visit.service.policies_in_effect()
     line = visit.number("line") or 0
-    earlier = [number for number, one in state.proposals.items() if number < found.revision and one.activated]
+    earlier = [number for number, one in state.proposals.items() if number < proposal.revision and one.activated]
     before = state.proposals[max(earlier)] if earlier else None
     return visit.page(
         "policy/revision.html",
-        f"Revision {found.revision}",
+        f"Revision {proposal.revision}",
         state=state,
-        found=found,
-        word=state_word(state, found.revision),
+        found=proposal,
+        word=state_word(state, proposal.revision),
         workers=[
             worker
             for one in effect.policies
-            if one.released and one.revision == found.revision
+            if one.released and one.revision == proposal.revision
             for worker in one.workers
         ],
         at_work=effect.at_work or bool(effect.unsaid),
         review=review,
         new_access=review.change.new_access[:_CELLS_SHOWN],
         lost_access=[cell for cell in review.change.cells if not cell.opens][:_CELLS_SHOWN],
-        lines=lines_of(found.document, target=line),
+        lines=lines_of(proposal.document, target=line),
         before=before,
-        text=None if before is None else text_diff(before.document, found.document),
-        approves=visit.may(Permission.APPROVE_POLICY) and not found.activated and found.author != visit.caller.name,
-        activates=visit.may(Permission.ACTIVATE_POLICY) and found.approval is not None and not found.activated,
-        restores=visit.may(Permission.WRITE_POLICY) and found.activated and found is not state.active,
+        text=None if before is None else text_diff(before.document, proposal.document),
+        approves=visit.may(Permission.APPROVE_POLICY)
+        and not proposal.activated
+        and proposal.author != visit.caller.name,
+        activates=visit.may(Permission.ACTIVATE_POLICY) and proposal.approval is not None and not proposal.activated,
+        restores=visit.may(Permission.WRITE_POLICY) and proposal.activated and proposal is not state.active,
     )
 
 
@@ -148,14 +150,14 @@ def _simulated(visit: PageRequest, document: str) -> dict[str, Any] | None:
 
 def state_word(state: ReleaseState, number: int) -> str:
     """Proposed, approved, staged, active or past."""
-    found = state.proposals[number]
-    if found is state.active:
+    proposal = state.proposals[number]
+    if proposal is state.active:
         return "active"
-    if found is state.staged:
+    if proposal is state.staged:
         return "staged"
-    if found.activated:
+    if proposal.activated:
         return "past"
-    return "approved" if found.approval is not None else "proposed"
+    return "approved" if proposal.approval is not None else "proposed"
 
 
 def _draft_page(visit: PageRequest, document: str, checked: Checked | None) -> Response:

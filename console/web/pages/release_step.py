@@ -117,13 +117,13 @@ def _proposed(visit: PageRequest, state: ReleaseState, at_us: int) -> tuple[dict
     return body, manifest.form()
 
 
-def _approved(visit: PageRequest, state: ReleaseState, found: Proposal) -> dict[str, Any]:
-    found.approval = None  # of this copy alone: an approval is against what is active now
-    review = gates.review(state, found, visit.service.policy_work.assess)
+def _approved(visit: PageRequest, state: ReleaseState, proposal: Proposal) -> dict[str, Any]:
+    proposal.approval = None  # of this copy alone: an approval is against what is active now
+    review = gates.review(state, proposal, visit.service.policy_work.assess)
     if (visit.text("cells") or "") != review.cells:
         raise ProblemError("changed", "what this revision widens is not what the page showed; look again")
     return {
-        "revision": found.revision,
+        "revision": proposal.revision,
         "base": state.active_revision,
         "revoked": sorted(state.revoked),
         "cells": review.cells,

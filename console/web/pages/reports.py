@@ -46,13 +46,13 @@ def listed(visit: PageRequest) -> Response:
     """What was made, with its verdict; schedules; one's own jobs, newest first; and forms for more."""
     visit.caller.must(Permission.READ_CUSTODY, Permission.READ_OPERATIONS)
     service, caller, makes = visit.service, visit.caller, visit.may(Permission.READ_CUSTODY)
-    made: list[MadeReport] = []
+    reports: list[MadeReport] = []
     schedules: list[dict[str, Any]] = []
     if makes:
         visit.record_live("consoleReports")
         with service.reading() as connection:
             mine = caller.tenant_of(Permission.READ_CUSTODY, None)
-            made, _ = made_reports(connection, tenant=mine, limit=_LISTED, verdicts=service.verdicts)
+            reports, _ = made_reports(connection, tenant=mine, limit=_LISTED, verdicts=service.verdicts)
         now_us = service.clock.utc_us()
         schedules = [each.data(now_us) for each in schedules_of(service, caller)]
     settings = service.settings
@@ -61,7 +61,7 @@ def listed(visit: PageRequest) -> Response:
         "Reports",
         jobs=service.jobs.listed(principal=caller.name, limit=_LISTED)[0],
         makes=makes,
-        made=made,
+        made=reports,
         schedules=schedules,
         destinations=listed_destinations(settings.report_destinations, caller.tenant),
         cadences=[each.value for each in Cadence],

@@ -46,21 +46,21 @@ class _WorkerTier(NamedTuple):
 
 def show(visit: PageRequest) -> Response:
     """Every tier in a period, the workers' tiers, decisions one by one, and one request explained where it is asked."""
-    said = visit.text("tenant")
-    tenant = whose(visit.service, visit.caller, said)
+    tenant_name = visit.text("tenant")
+    tenant = whose(visit.service, visit.caller, tenant_name)
     visit.record("consoleTiers", tenant=tenant)
     name = visit.text("period") or "24h"
     until_us = visit.service.clock.utc_us()
     since_us = max(0, until_us - _PERIODS.get(name, 1) * DAY_US)
-    tiers = visit.ask(tiers_api.tiers, tenant=said, since=since_us, until=until_us)["items"]
+    tiers = visit.ask(tiers_api.tiers, tenant=tenant_name, since=since_us, until=until_us)["items"]
     summed = [row for tier in tiers for row in tier["transfers"]]
     cursor = visit.text("cursor", 1024)
-    listed = visit.ask(tiers_api.listed_transfers, tenant=said, cursor=cursor, limit=_PAGE)
+    listed = visit.ask(tiers_api.listed_transfers, tenant=tenant_name, cursor=cursor, limit=_PAGE)
     residency = visit.number("residency")
     return visit.page(
         "operate/tiers.html",
         "Tiers",
-        tenant=said or tenant,
+        tenant=tenant_name or tenant,
         all_tenants=tenant is None or visit.caller.tenant is None,
         periods=list(_PERIODS),
         period=name,
@@ -75,7 +75,7 @@ def show(visit: PageRequest) -> Response:
         listed=listed,
         predicted_text=predicted_text,
         residency=residency,
-        explained=None if residency is None else _explained(visit, said, residency),
+        explained=None if residency is None else _explained(visit, tenant_name, residency),
     )
 
 

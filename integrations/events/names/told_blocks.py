@@ -114,42 +114,42 @@ class ToldBlocks:
 
     def tell(self, events: Iterable[BlockEvent]) -> list[BlockEvent]:
         """The events as routers are told them: with their namespaces, and under further names."""
-        made: list[BlockEvent] = []
+        named_events: list[BlockEvent] = []
         for event in events:
             if event.kind == CLEARED:
                 self._forget()
-                made.append(event)
+                named_events.append(event)
             elif event.kind == STORED:
-                made += self._stored(event)
+                named_events += self._stored(event)
             else:
-                made += self._removed(event)
-        return made
+                named_events += self._removed(event)
+        return named_events
 
     # -- stores -------------------------------------------------------------------------------------------------------
 
     def _stored(self, event: BlockEvent) -> list[BlockEvent]:
-        scope, made = event.scope, list[BlockEvent]()
+        scope, events = event.scope, list[BlockEvent]()
         if scope.wide is not None:
             self._keep_wide(event)
         if scope.owner is None:
-            made.append(event)
+            events.append(event)
         else:
-            made += self._renew(scope.owner)
-            made += self._whole_chain(scope.owner, event)
-            told = self._named(scope.owner, event)
+            events += self._renew(scope.owner)
+            events += self._whole_chain(scope.owner, event)
+            named = self._named(scope.owner, event)
             held, of = self._first.setdefault(scope.owner, {}), _of(event)
-            for one, key in zip(_ids(event), split_keys(told.keys), strict=True):
+            for one, key in zip(_ids(event), split_keys(named.keys), strict=True):
                 if one not in held:
                     self._count(one, key)
                     held[one] = _Told(of, key)
                     self._first_blocks += 1
-            made.append(told)
+            events.append(named)
         asker = event.requester
         if asker is not None and asker != scope.owner and scope.wide == asker.whole_tenant:
-            made += self._renew(asker)
-            made += self._whole_chain(asker, event)
-            made += self._tell_further(asker, event)
-        return made
+            events += self._renew(asker)
+            events += self._whole_chain(asker, event)
+            events += self._tell_further(asker, event)
+        return events
 
     def _keep_wide(self, event: BlockEvent) -> None:
         parent, size = event.parent, event.block_tokens
@@ -179,14 +179,14 @@ class ToldBlocks:
         ids = _ids(event)
         if all((place, one) in self._further for one in ids):
             return []
-        told, of = self._named(place, event, further=True), _of(event)
-        for one, key in zip(ids, split_keys(told.keys), strict=True):
+        named, of = self._named(place, event, further=True), _of(event)
+        for one, key in zip(ids, split_keys(named.keys), strict=True):
             if (place, one) not in self._further:
                 self._count(one, key)
                 self._further[place, one] = _Told(of, key)
             self._further_of.setdefault(place, {})[one] = None
             self._places.setdefault(one, {})[place] = None
-        return [told, *self._let_go()]
+        return [named, *self._let_go()]
 
     def _named(self, place: NamedRequester, event: BlockEvent, *, further: bool = False) -> BlockEvent:
         """A stored event under the name of a place, with what an index calls its blocks and the one before them."""
@@ -241,34 +241,34 @@ class ToldBlocks:
     # -- removals -----------------------------------------------------------------------------------------------------
 
     def _removed(self, event: BlockEvent) -> list[BlockEvent]:
-        made, ids = list[BlockEvent](), _ids(event)
+        events, ids = list[BlockEvent](), _ids(event)
         for one in ids:
             self._wide.pop(one, None)
         owner = event.scope.owner
         if owner is None:
-            made.append(event)
+            events.append(event)
         else:
             held = self._first.get(owner, {})
             ended = [(one, told.key) for one in ids if (told := held.pop(one, None)) is not None]
             self._first_blocks -= len(ended)
             keys = b"".join(key for one, key in ended if self._is_last(one, key))
             if keys:
-                made.append(event._replace(keys=keys, namespace=self._name(owner), place=owner))
+                events.append(event._replace(keys=keys, namespace=self._name(owner), place=owner))
             self._forget_unused(owner)
         for one in ids:
             for place in list(self._places.get(one, ())):
-                made += self._end_further(place, one, event.cause)
-        return made
+                events += self._end_further(place, one, event.cause)
+        return events
 
-    def _end_further(self, place: NamedRequester, one: _Id, cause: str) -> list[BlockEvent]:
-        (of, key), name = self._further.pop((place, one)), self._name_of[place]
-        del self._further_of[place][one]
-        places = self._places[one]
+    def _end_further(self, place: NamedRequester, block_id: _Id, cause: str) -> list[BlockEvent]:
+        (of, key), name = self._further.pop((place, block_id)), self._name_of[place]
+        del self._further_of[place][block_id]
+        places = self._places[block_id]
         del places[place]
         if not places:
-            del self._places[one]
+            del self._places[block_id]
         self._forget_unused(place)
-        return [_removal(of, [key], name, cause, place)] if self._is_last(one, key) else []
+        return [_removal(of, [key], name, cause, place)] if self._is_last(block_id, key) else []
 
     def _forget_unused(self, place: NamedRequester) -> None:
         """Forget the name of a place of which nothing is told any more."""
@@ -282,16 +282,16 @@ class ToldBlocks:
         if before is None or before == name:
             self._name_of[place] = name
             return []
-        made: list[BlockEvent] = []
+        events: list[BlockEvent] = []
         ended = self._first.pop(place, {})
         self._first_blocks -= len(ended)
         for of, run in groupby(ended.items(), key=lambda each: each[1].of):
             if keys := [told.key for one, told in run if self._is_last(one, told.key)]:
-                made.append(_removal(of, keys, before, RENAMED, place))
+                events.append(_removal(of, keys, before, RENAMED, place))
         for one in list(self._further_of.get(place, ())):
-            made += self._end_further(place, one, RENAMED)
+            events += self._end_further(place, one, RENAMED)
         self._name_of[place] = name
-        return made
+        return events
 
 
 def takes_fleet_hashes(form: str) -> bool:

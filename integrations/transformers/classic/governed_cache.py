@@ -204,13 +204,13 @@ def _static(shape: CacheShape, device: torch.device, open_residency: Open) -> Go
         if layer.kind == "none":
             layers.append(_holds_nothing())
             continue
-        made: Any = (
+        layer_cache: Any = (
             GovernedStaticSlidingLayer(shape.max_tokens, layer.window_tokens)
             if layer.kind == "window"
             else GovernedStaticLayer(shape.max_tokens)
         )
-        made.govern(residency, *_pair(keys, values, shape.capacity(layer, is_static=True)))
-        layers.append(made)
+        layer_cache.govern(residency, *_pair(keys, values, shape.capacity(layer, is_static=True)))
+        layers.append(layer_cache)
     return GovernedStaticCache(residency, layers)
 
 
@@ -366,17 +366,17 @@ def _kv_shapes(text: Any) -> list[tuple[int, int, int] | None]:
     A class without `num_key_value_heads` attends with all its heads; one that names a field otherwise
     (`attribute_map`) is asked by the usual name.
     """
-    said = text.to_dict()
+    fields = text.to_dict()
     first = text.per_layer_config[0]
     for name in _USUAL_NAMES:
-        if said.get(name) is None:
-            said[name] = getattr(first, name, None)
-    hidden, heads = said["hidden_size"], said["num_attention_heads"]
+        if fields.get(name) is None:
+            fields[name] = getattr(first, name, None)
+    hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
     if not hidden or not heads:
         raise ConfigError("the config does not say how many heads of which width are cached: give `kv_shape`")
-    said["num_key_value_heads"] = said["num_key_value_heads"] or heads
-    said["head_dim"] = said["head_dim"] or said.get("d_kv") or hidden // heads
-    model = ModelConfig(said)
+    fields["num_key_value_heads"] = fields["num_key_value_heads"] or heads
+    fields["head_dim"] = fields["head_dim"] or fields.get("d_kv") or hidden // heads
+    model = ModelConfig(fields)
     model.decided_by(*_ELSEWHERE)
     if model.latent:
         raise ConfigError("a model with latent attention does not say what it caches: give `kv_shape`")

@@ -117,19 +117,19 @@ def _finder(original: Callable[..., Any], manager: KVCacheManager) -> Callable[.
             return original(block_hashes, max_cache_hit_length)
         limit = min(max_cache_hit_length, governed.readable_tokens)
         while True:
-            found = original(block_hashes, limit)
-            hit_tokens = found[1]
+            hit = original(block_hashes, limit)
+            hit_tokens = hit[1]
             if not hit_tokens:
                 governed.hit_blocks = (0,) * len(governed.tables)
-                return found
-            attachable = custody.attachable_tokens(governed, found[0], hit_tokens)
+                return hit
+            attachable = custody.attachable_tokens(governed, hit[0], hit_tokens)
             if attachable >= hit_tokens:
-                readable = custody.compared_tokens(governed, found[0], hit_tokens)
+                readable = custody.compared_tokens(governed, hit[0], hit_tokens)
                 if readable is None:
                     raise _ComparedLaterError
                 if readable >= hit_tokens:
-                    governed.hit_blocks = tuple(map(len, found[0]))
-                    return found
+                    governed.hit_blocks = tuple(map(len, hit[0]))
+                    return hit
                 attachable = readable
             limit = attachable
 

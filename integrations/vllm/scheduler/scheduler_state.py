@@ -149,7 +149,7 @@ class SchedulerState:
         self.deferred.insert_pending()
 
     def attachable_tokens(
-        self, governed: GovernedRequest, found: Sequence[Sequence[KVCacheBlock]], hit_tokens: int
+        self, governed: GovernedRequest, hit_blocks: Sequence[Sequence[KVCacheBlock]], hit_tokens: int
     ) -> int:
         """How many leading tokens of a hit pass the attach check in every group."""
         fine, residency = hit_tokens, governed.residency
@@ -158,7 +158,7 @@ class SchedulerState:
         if deferred.has_unreported_ends and deferred.keeps_until_us <= self.port.clock.now_us():
             deferred.flush_unchecked()
         if self.simple:
-            ids = [block.block_id for block in found[0]]
+            ids = [block.block_id for block in hit_blocks[0]]
             count = self.port.attachable(residency, ids)
             if count < len(ids) and not deferred.is_empty:  # what the port has not heard of cannot be attached yet
                 deferred.flush_unchecked()
@@ -166,7 +166,7 @@ class SchedulerState:
             return min(fine, count * self.block_tokens)
         if deferred.freed_outside_release:  # what a window passed in this very step ends with its report
             deferred.flush_unchecked()
-        for group, blocks in zip(self.groups, found, strict=True):
+        for group, blocks in zip(self.groups, hit_blocks, strict=True):
             places = [at for at, block in enumerate(blocks) if not block.is_null]
             ids = [blocks[at].block_id for at in places]
             count = self.port.attachable(residency, ids, group.positions(places)) if ids else 0
@@ -175,15 +175,15 @@ class SchedulerState:
         return fine
 
     def compared_tokens(
-        self, governed: GovernedRequest, found: Sequence[Sequence[KVCacheBlock]], hit_tokens: int
+        self, governed: GovernedRequest, hit_blocks: Sequence[Sequence[KVCacheBlock]], hit_tokens: int
     ) -> int | None:
         """How many leading tokens of a hit are as they were published, in every group; None: it is being found out."""
         residency = governed.residency
         assert residency is not None
         if self.port.pool.sums is None:
             return hit_tokens
-        places = [[at for at, block in enumerate(blocks) if not block.is_null] for blocks in found]
-        ids = [blocks[at].block_id for blocks, used in zip(found, places, strict=True) for at in used]
+        places = [[at for at, block in enumerate(blocks) if not block.is_null] for blocks in hit_blocks]
+        ids = [blocks[at].block_id for blocks, used in zip(hit_blocks, places, strict=True) for at in used]
         fine = self.port.may_read(residency, ids)
         if fine is None or fine.all():
             return None if fine is None else hit_tokens

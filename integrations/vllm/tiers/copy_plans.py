@@ -106,13 +106,13 @@ class PlannedLoad(NamedTuple):
         """Of all groups together."""
         return sum(part.until - part.depth for part in self.parts)
 
-    def missing(self, come: int) -> bytes:
+    def missing(self, loaded_blocks: int) -> bytes:
         """The name of the first object that did not come, where `come` blocks did."""
         for part in self.parts:
             for name, end in zip(part.names, part.ends, strict=True):
-                if min(end, part.until) - part.depth > come:
+                if min(end, part.until) - part.depth > loaded_blocks:
                     return name
-            come -= part.until - part.depth
+            loaded_blocks -= part.until - part.depth
         raise AssertionError("all of it came")
 
 

@@ -304,13 +304,13 @@ class SchedulerTiers(CopyTiers):
                 domain = residency.segment_domain  # a run ends where the segment does
             count = min(end, run.first - run.first % self._step + self._step) - run.first
             parts = [self._part(group, run, count, domain.tag) for group in self._groups]
-            made = tuple(part for part in parts if part is not None)
-            if made:
-                blocks = np.concatenate([part.blocks for part in made])
+            leaving_parts = tuple(part for part in parts if part is not None)
+            if leaving_parts:
+                blocks = np.concatenate([part.blocks for part in leaving_parts])
                 born_us = int(self._port.pool.born_us[blocks].min())
                 ceiling_us = int(self._port.pool.ceiling_us[blocks].min())
                 due_us = now_us + domain.idle_us
-                place = (residency, run.first, count, made)
+                place = (residency, run.first, count, leaving_parts)
                 keys = (run.parent, run.keys[count - 1])
                 leaving = LeavingRun(domain, *place, born_us, ceiling_us, due_us, *keys)
                 if governed.hands_to:
@@ -617,22 +617,24 @@ class SchedulerTiers(CopyTiers):
             return directory.longest(self._names(tier, label, keys, group), first, whole, self._step, now_us)
 
         whole_groups = [group for group in self._groups if group.window_blocks is None]
-        found = {group: longest(group, depth, min(len(keys), whole_chain)) for group in whole_groups}
+        copies_by_group = {group: longest(group, depth, min(len(keys), whole_chain)) for group in whole_groups}
         if len(self._groups) == 1:
-            ((group, one),) = found.items()
-            until = min(one.ends[-1], limit) if one.ends else depth
-            part = PlannedPart(group.number, domain, one.names, one.ends, depth, until)
-            return PlannedLoad(tier, (part,), depth, until, one.size) if until > depth else None
-        ends = set(range(depth + 1, limit + 1)).intersection(*(one.ends for one in found.values()))
+            ((group, copies),) = copies_by_group.items()
+            until = min(copies.ends[-1], limit) if copies.ends else depth
+            part = PlannedPart(group.number, domain, copies.names, copies.ends, depth, until)
+            return PlannedLoad(tier, (part,), depth, until, copies.size) if until > depth else None
+        ends = set(range(depth + 1, limit + 1)).intersection(*(copies.ends for copies in copies_by_group.values()))
         for until in sorted(ends, reverse=True)[:_ENDS_TRIED]:
             parts, size = [], 0
             for group in self._groups:
                 first = group.first_needed(depth, until)
-                one = found[group].until(until) if group in found else longest(group, first, until)
-                if not one.ends or one.ends[-1] != until:
+                copies = (
+                    copies_by_group[group].until(until) if group in copies_by_group else longest(group, first, until)
+                )
+                if not copies.ends or copies.ends[-1] != until:
                     break
-                parts.append(PlannedPart(group.number, domain, one.names, one.ends, first, until))
-                size += one.size
+                parts.append(PlannedPart(group.number, domain, copies.names, copies.ends, first, until))
+                size += copies.size
             else:
                 return PlannedLoad(tier, tuple(parts), depth, until, size)
         return None
@@ -788,28 +790,28 @@ class SchedulerTiers(CopyTiers):
         """All shards have answered: what came is as old as its copies, and a request whose load failed computes."""
         governed, residency, planned = loading.governed, loading.residency, loading.planned
         asked = len(loading.blocks)
-        came = come = min(sum(one.blocks for one in restored) for restored in by_shard)
-        if len(self._groups) > 1 and come < asked:  # vLLM computes all of it (`failed_requests`)
-            come = 0
+        came = usable_blocks = min(sum(one.blocks for one in restored) for restored in by_shard)
+        if len(self._groups) > 1 and usable_blocks < asked:  # vLLM computes all of it (`failed_requests`)
+            usable_blocks = 0
         took_us = self._port.clock.now_us() - loading.began_us
-        self._links[planned.tier].restored(planned.size, come, took_us, asked=asked)
+        self._links[planned.tier].restored(planned.size, usable_blocks, took_us, asked=asked)
         took_us += planned.looked_us
-        outcome = "done" if come == asked else "partial" if come else "failed"
+        outcome = "done" if usable_blocks == asked else "partial" if usable_blocks else "failed"
         assert planned.choice is not None, "a plan is of a choice"
         moved = Moved(planned.tier, residency.tenant, residency.id, asked, planned.size)
-        part = come if come < asked else 0
+        part = usable_blocks if usable_blocks < asked else 0
         latency = governed.hints.latency
         self._decide("restore", moved, planned.choice, outcome, took_us, part, latency)
-        if part or not come:
+        if part or not usable_blocks:
             self._failed[planned.tier] += 1
             governed.skips_tiers = True
-            governed.restored_blocks = come
+            governed.restored_blocks = usable_blocks
             now_us = self._port.clock.now_us()
             self.directories[planned.tier].pass_over(planned.missing(came), now_us)
         if governed.residency is residency:
             self._port.restored(
                 residency,
-                loading.blocks[:come],
+                loading.blocks[:usable_blocks],
                 min((one.born_us for restored in by_shard for one in restored), default=0),
                 min((one.ceiling_us for restored in by_shard for one in restored), default=0),
             )

@@ -127,15 +127,15 @@ class SharedLookups:
         if not lookup.jobs:
             lookup.took_us = now_us - lookup.began_us
             self._link.looked(lookup.took_us)
-        found = _of_all(by_shard)
+        copies = _of_all(by_shard)
         if ends != self._directory.ends:
             return
         with suppress(NoKeyError):  # the epoch was destroyed meanwhile, say: nobody finds them
-            for one in found:
+            for one in copies:
                 whose = (run.label.tenant, run.label.classification)
                 copy = KnownCopy(0, *whose, one.blocks, one.size, one.since_us, one.due_us, run.label)
                 self._directory.borrow(run.name_at(one.group, one.end), copy)
-        if {one.group for one in found} < {chain.group.number for chain in run.chains}:
+        if {one.group for one in copies} < {chain.group.number for chain in run.chains}:
             self._note_absent(run.next_name, now_us + _AGAIN_US)
 
     def _note_absent(self, name: bytes, until_us: int) -> None:
@@ -148,7 +148,7 @@ class SharedLookups:
 def _of_all(by_shard: Sequence[tuple[SoughtCopy, ...]]) -> list[SoughtCopy]:
     """What every shard found, as short, as old and due as soon as any says."""
     places = [{(one.group, one.end): one for one in sought} for sought in by_shard]
-    found: list[SoughtCopy] = []
+    copies: list[SoughtCopy] = []
     for place in places[0] if places else ():
         if not all(place in shard for shard in places):
             continue
@@ -156,5 +156,5 @@ def _of_all(by_shard: Sequence[tuple[SoughtCopy, ...]]) -> list[SoughtCopy]:
         blocks = min(one.blocks for one in alike)
         size = max(one.size for one in alike)
         since_us = min(one.since_us for one in alike)
-        found.append(SoughtCopy(*place, blocks, size, since_us, min(one.due_us for one in alike)))
-    return found
+        copies.append(SoughtCopy(*place, blocks, size, since_us, min(one.due_us for one in alike)))
+    return copies

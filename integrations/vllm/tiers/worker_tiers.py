@@ -507,13 +507,13 @@ class TierThread:
         return tuple(sought.values())
 
     def _load(self, tier: SealedTier, job: LoadCopies) -> tuple[Restored, ...]:
-        come: list[Restored] = []
+        loaded: list[Restored] = []
         for part in job.parts:
             brought = self._load_part(tier, received(part.label), part)
-            come += brought
+            loaded += brought
             if sum(one.blocks for one in brought) < len(part.blocks):
                 break
-        return tuple(come)
+        return tuple(loaded)
 
     def _load_part(self, tier: SealedTier, label: DomainLabel, part: LoadPart) -> list[Restored]:
         size, wanted = self._blocks.block_bytes, len(part.blocks)
@@ -525,13 +525,13 @@ class TierThread:
             self._blocks.write(targets, data[skip * size : (skip + len(targets)) * size])
 
         found = tier.lookup(label, keys, part.depth)
-        come, count = [], 0
+        loaded, count = [], 0
         for one in tier.load(label, keys, part.depth, found, write):
-            come.append(one._replace(blocks=min(one.blocks, wanted - count)))
+            loaded.append(one._replace(blocks=min(one.blocks, wanted - count)))
             count += one.blocks
             if count >= wanted:
                 break
-        return come
+        return loaded
 
     def _compare(self, tier: SealedTier) -> tuple[Finding, ...]:
         """What a scan of this worker's own part finds, each repaired."""

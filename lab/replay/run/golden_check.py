@@ -232,7 +232,7 @@ class Replay:
     def _run(self, governor: Governor, clock: VirtualClock, labels: Sequence[Label], policy: Policy, name: str) -> int:
         population = LabelledPrincipals(policy, 1 + max(label.tenant for label in labels))
         model = replay_model(self.block_tokens)
-        begin_us, found = clock.now_us(), 0
+        begin_us, hit_tokens = clock.now_us(), 0
         advance = self._progress(name, len(self.requests))
         for request, label in zip(self.requests, labels, strict=True):
             clock.advance(max(0, begin_us + request.at_us - clock.now_us()))
@@ -240,12 +240,12 @@ class Replay:
             tokens = expand(request.blocks, self.block_tokens, tail_tokens=1)
             outcome = governor.admit(population.principal(label), model, tokens)
             if isinstance(outcome, Admission):
-                found += min(outcome.hit_tokens, request.input_tokens)
+                hit_tokens += min(outcome.hit_tokens, request.input_tokens)
                 governor.commit((outcome.request_id,), (len(tokens),))
                 governor.release(outcome.request_id)
             governor.step()
             advance()
-        return found
+        return hit_tokens
 
     def _distinct(self, labels: Sequence[Label], policy: Policy) -> int:
         """Blocks that the replay can hold at most: distinct (owner, block) pairs, along the chains."""

@@ -90,9 +90,9 @@ def _generated(choice: Choice, block_tokens: int, policy: str) -> Workload:
         conversations=choice.conversations,
         block_tokens=block_tokens,
     )
-    made = generate(spec)
-    promised, found = expected(spec), measure(made)
-    jobs = list(islice(zip(made.requests, made.labels, strict=True), choice.limit))
+    workload = generate(spec)
+    promised, measured = expected(spec), measure(workload)
+    jobs = list(islice(zip(workload.requests, workload.labels, strict=True), choice.limit))
     return Workload(
         title=f"Generated workload under {policy}",
         jobs=jobs,
@@ -100,7 +100,7 @@ def _generated(choice: Choice, block_tokens: int, policy: str) -> Workload:
         span_us=jobs[-1][0].at_us if jobs else 0,
         origin=GENERATED,
         longest_answer=max((request.output_tokens for request, _ in jobs), default=0),
-        house_prompt=expand(made.house_prompt, block_tokens),
+        house_prompt=expand(workload.house_prompt, block_tokens),
         requests=len(jobs),
         notes=(
             (
@@ -109,8 +109,8 @@ def _generated(choice: Choice, block_tokens: int, policy: str) -> Workload:
             ),
             (
                 "hit share without limits",
-                f"{found.hit_share_tenant:.2%} if a tenant's conversations shared everything "
-                f"(promised {promised.hit_share_tenant:.2%}), {found.hit_share_conversation:.2%} if they "
+                f"{measured.hit_share_tenant:.2%} if a tenant's conversations shared everything "
+                f"(promised {promised.hit_share_tenant:.2%}), {measured.hit_share_conversation:.2%} if they "
                 f"shared nothing (promised {promised.hit_share_conversation:.2%})",
             ),
         ),
@@ -172,14 +172,14 @@ class _Size(NamedTuple):
 
 def _measured(requests: Iterable[TraceRequest]) -> _Size:
     """The size of what can be read: a line that cannot ends the replay there, and says so then."""
-    found = _Size()
+    size = _Size()
     try:
         for request in requests:
-            longest = max(found.longest_answer, request.output_tokens)
-            found = _Size(found.requests + 1, max(found.last_us, request.at_us), longest)
+            longest = max(size.longest_answer, request.output_tokens)
+            size = _Size(size.requests + 1, max(size.last_us, request.at_us), longest)
     except TraceError:
         pass
-    return found
+    return size
 
 
 def _starts(choice: Choice) -> list[int]:

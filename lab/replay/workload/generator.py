@@ -122,7 +122,7 @@ def generate(spec: WorkloadSpec) -> GeneratedWorkload:
         raise ValueError(f"at most {MAX_STREAMS} conversations and prompts, got `{content + len(turns.first)}`")
     system = table.tokens[tenant, prompt]
 
-    made: list[tuple[TraceRequest, Label]] = []
+    labelled: list[tuple[TraceRequest, Label]] = []
     pick = _stream(spec, "branch-turn")
     for number in range(len(turns.first) - 1):
         source = number if number < spec.conversations else int(parent[number - spec.conversations])
@@ -143,9 +143,11 @@ def generate(spec: WorkloadSpec) -> GeneratedWorkload:
             number,
             CLASSIFICATION_SHARES[int(level[source])][0],
         )
-        made.extend((request, label) for request in _conversation(spec, turns, plan))
-    made.sort(key=lambda item: item[0].at_us)
-    return GeneratedWorkload(spec, [r for r, _ in made], [label for _, label in made], turns.think, house_prompt(spec))
+        labelled.extend((request, label) for request in _conversation(spec, turns, plan))
+    labelled.sort(key=lambda item: item[0].at_us)
+    return GeneratedWorkload(
+        spec, [r for r, _ in labelled], [label for _, label in labelled], turns.think, house_prompt(spec)
+    )
 
 
 def house_prompt(spec: WorkloadSpec) -> Ints:

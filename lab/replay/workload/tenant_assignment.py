@@ -48,13 +48,13 @@ class LabelledPrincipals:
         return self._readable[tenant]
 
     def _readable_by(self, policy: Policy, name: str) -> tuple[int, ...]:
-        found = {name}
+        readable = {name}
         for grant in (*policy.grants, *policy.group_grants()):
             if grant.reader == name:
-                found.add(grant.owner)
+                readable.add(grant.owner)
         for segment in policy.segments:  # a segment's blocks are computed by whoever sends it first
             if segment.tenants is None:
-                found.update(self.names)
+                readable.update(self.names)
             elif name in segment.tenants:
-                found.update(segment.tenants)
-        return tuple(rank for rank, other in enumerate(self.names) if other in found)
+                readable.update(segment.tenants)
+        return tuple(rank for rank, other in enumerate(self.names) if other in readable)

@@ -120,29 +120,29 @@ class ReferenceEngine(ToyEngine):
             return False
         looked = self.port.look_up(mine.residency, self.blocks.find)
         mine.keys = list(looked.keys)
-        found = self.find(mine.residency, looked.keys[: looked.readable])
-        need = -(-len(request.tokens) // BLOCK_TOKENS) - len(found)
-        if self.blocks.room(found) < need:
+        hit_blocks = self.find(mine.residency, looked.keys[: looked.readable])
+        need = -(-len(request.tokens) // BLOCK_TOKENS) - len(hit_blocks)
+        if self.blocks.room(hit_blocks) < need:
             return False
-        self.blocks.share(found)
-        self.port.attached(mine.residency, found)
+        self.blocks.share(hit_blocks)
+        self.port.attached(mine.residency, hit_blocks)
         new = self.allocate(mine.residency, request, need)
-        request.table = found + new
-        request.cached_tokens = request.sent = request.landed = BLOCK_TOKENS * len(found)
-        mine.published = len(found)
+        request.table = hit_blocks + new
+        request.cached_tokens = request.sent = request.landed = BLOCK_TOKENS * len(hit_blocks)
+        mine.published = len(hit_blocks)
         if self.setup.tier:
             self.load(request, mine, looked.readable)
         return True
 
     def find(self, residency: ExternalResidency, keys: Sequence[bytes]) -> list[int]:
         """Leading blocks of the index that the port lets this request attach now."""
-        found: list[int] = []
+        hit_blocks: list[int] = []
         for key in keys:
             block = self.blocks.find(key)
             if block < 0:
                 break
-            found.append(block)
-        return found[: self.port.attachable(residency, found)]
+            hit_blocks.append(block)
+        return hit_blocks[: self.port.attachable(residency, hit_blocks)]
 
     def allocate(self, residency: ExternalResidency, request: ToyRequest, count: int) -> list[int]:
         """`count` blocks; what must go first is for the policy to say, then for our own order."""

@@ -176,14 +176,14 @@ class ToyEngine(ABC):
 
     def preempt(self, request: object) -> None:
         """Take a running request's blocks; it resumes by itself."""
-        one = self.requests[request]
-        if one.state != RUNNING:
+        victim = self.requests[request]
+        if victim.state != RUNNING:
             return
-        self._leave(one)
-        self.give_back(one, "preempted")
-        one.restart()
-        self.waiting.insert(0, one)
-        self.arrive(one)
+        self._leave(victim)
+        self.give_back(victim, "preempted")
+        victim.restart()
+        self.waiting.insert(0, victim)
+        self.arrive(victim)
 
     def _leave(self, request: ToyRequest) -> None:
         for queue in (self.waiting, self.running):

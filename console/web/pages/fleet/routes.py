@@ -20,11 +20,11 @@ _SHOWN_MAX = 64  # workers in the map
 
 def show(visit: PageRequest) -> Response:
     """The measures of a period, the map of workers, tenants, and findings one by one."""
-    said = visit.text("tenant")
+    tenant_name = visit.text("tenant")
     name = visit.text("period") or "24h"
     until_us = visit.number("until") or visit.service.clock.utc_us()  # cursors are of one period
     since_us = max(0, until_us - round(_PERIODS.get(name, 1) * DAY_US))
-    asked: dict[str, Any] = {"tenant": said, "since": since_us, "until": until_us}
+    asked: dict[str, Any] = {"tenant": tenant_name, "since": since_us, "until": until_us}
     measures = visit.ask(routes_api.summary, **asked)
     cursor = visit.text("cursor", 1024)
     request, receipt = visit.text("request", 160), visit.text("receipt", 32)
@@ -33,7 +33,7 @@ def show(visit: PageRequest) -> Response:
     return visit.page(
         "operate/routes.html",
         "Routes",
-        tenant=said,
+        tenant=tenant_name,
         periods=list(_PERIODS),
         period=name,
         measures=measures,

@@ -54,23 +54,23 @@ def files(package: str, folder: str, ending: str) -> list[str]:
 
 def main() -> dict[str, Any]:
     """Names by registry; of one that cannot be loaded, why."""
-    found: dict[str, Any] = {}
+    registries: dict[str, Any] = {}
     for registry, package, module, factory in REGISTRIES:
         if importlib.util.find_spec(package) is None:
             continue
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                found[registry] = names(module, factory)
+                registries[registry] = names(module, factory)
         except Exception as error:
-            found[registry] = f"{type(error).__name__}: {error}"[:200]
+            registries[registry] = f"{type(error).__name__}: {error}"[:200]
     for registry, package, folder, ending in FOLDERS:
         if importlib.util.find_spec(package) is None:
             continue
         try:
-            found[registry] = files(package, folder, ending)
+            registries[registry] = files(package, folder, ending)
         except OSError as error:
-            found[registry] = f"{type(error).__name__}: {error}"[:200]
-    return found
+            registries[registry] = f"{type(error).__name__}: {error}"[:200]
+    return registries
 
 
 if __name__ == "__main__":

@@ -185,16 +185,16 @@ def _look(case: str, folder: Path) -> tuple[bool, str]:
             f"{int(found is not None)} of 1 look-ups with {DIFFERENT[case]} was served the block",
         )
     prompt = list(range(2 * BLOCK_TOKENS))
-    tier, (one, two) = FileTier(folder), block_keys(prompt)
+    tier, (first_key, two) = FileTier(folder), block_keys(prompt)
     first, second = os.urandom(CHUNK), os.urandom(CHUNK)
-    assert tier.store(one, first) and tier.store(two, second), "blocks are stored"
-    assert tier.load(one) == first, "own blocks come back"
+    assert tier.store(first_key, first) and tier.store(two, second), "blocks are stored"
+    assert tier.load(first_key) == first, "own blocks come back"
     names = files(folder)
     if case == "renamed-object":
         contents = [path.read_bytes() for path in names]
         for path, content in zip(names, reversed(contents), strict=True):
             path.write_bytes(content)
-        wrong = [tier.load(one) == second, tier.load(two) == first]
+        wrong = [tier.load(first_key) == second, tier.load(two) == first]
         return any(wrong), f"{sum(wrong)} of 2 files that changed places were served as the other block"
     if case == "clear-at-rest":
         clear = sum(path.read_bytes() in (first, second) for path in names)
@@ -206,7 +206,7 @@ def _look(case: str, folder: Path) -> tuple[bool, str]:
             os.utime(path, (long_ago, long_ago))
         tier.end()
         again = FileTier(folder)
-        left, served = len(files(folder)), again.load(one) == first
+        left, served = len(files(folder)), again.load(first_key) == first
         return (
             left > 0 and served,
             f"{left} of 2 files of ten years ago outlive the request and the engine, and are served",

@@ -96,7 +96,7 @@ def wait(until: Callable[[], bool], otherwise: str) -> None:
 
 
 @contextmanager
-def stored(event: Any, told: str | None) -> Iterator[Index]:
+def stored(event: Any, salt: str | None) -> Iterator[Index]:
     """An indexer to which an engine has sent the event, as soon as it tells `told` of it."""
     import msgspec
     import zmq
@@ -110,9 +110,9 @@ def stored(event: Any, told: str | None) -> Iterator[Index]:
             def is_told() -> bool:
                 payload = msgspec.msgpack.encode([time.time(), [event], 0])
                 engine.send_multipart([b"", next(numbers).to_bytes(8, "big"), payload])
-                return index.blocks(told) == BLOCKS
+                return index.blocks(salt) == BLOCKS
 
-            wait(is_told, f"{told} is told of nothing")
+            wait(is_told, f"{salt} is told of nothing")
             yield index
 
 

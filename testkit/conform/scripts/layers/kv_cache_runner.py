@@ -111,12 +111,12 @@ def main(case: str) -> dict[str, Any]:
 def _look(case: str, folder: Path) -> tuple[bool, str]:
     runner = KvcrPool(folder)
     contents = {f"block-{number}".encode(): os.urandom(BLOCK) for number in range(2 * SLOTS)}
-    one, two, *_ = contents
+    first_key, two, *_ = contents
     for key, content in contents.items():
         runner.deposit(key, content)
-    assert runner.in_files(one) and runner.in_files(two), "the oldest blocks are in the file"
-    assert runner.deliver(one) == contents[one], "own blocks come back"
-    slots = {key: runner.file.read_bytes().find(contents[key]) for key in (one, two)}
+    assert runner.in_files(first_key) and runner.in_files(two), "the oldest blocks are in the file"
+    assert runner.deliver(first_key) == contents[first_key], "own blocks come back"
+    slots = {key: runner.file.read_bytes().find(contents[key]) for key in (first_key, two)}
     if case == "clear-at-rest":
         clear, mode = sum(at >= 0 for at in slots.values()), runner.file.stat().st_mode & 0o777
         return (
@@ -124,16 +124,16 @@ def _look(case: str, folder: Path) -> tuple[bool, str]:
             f"{clear} of 2 blocks are in the file as they were; mode {mode:04o}",
         )
     if case == "renamed-object":
-        _write(runner.file, {slots[one]: contents[two], slots[two]: contents[one]})
-        wrong = [runner.deliver(one) == contents[two], runner.deliver(two) == contents[one]]
+        _write(runner.file, {slots[first_key]: contents[two], slots[two]: contents[first_key]})
+        wrong = [runner.deliver(first_key) == contents[two], runner.deliver(two) == contents[first_key]]
         return any(wrong), f"{sum(wrong)} of 2 blocks that changed places in the file were served as the other"
     if case == "older-object":
         older = os.urandom(BLOCK)
-        _write(runner.file, {slots[one]: older})
-        served = runner.deliver(one) == older
+        _write(runner.file, {slots[first_key]: older})
+        served = runner.deliver(first_key) == older
         return served, f"{int(served)} of 1 other contents, put where the block was, were served as it"
     if case == "erase-tenant":
-        ends, tier = runner.ends(), runner.where(one)
+        ends, tier = runner.ends(), runner.where(first_key)
         said = (
             f"of its calls {', '.join(ends)} end a block" if ends else "none of its calls ends a block by key or owner"
         )

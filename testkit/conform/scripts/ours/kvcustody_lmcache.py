@@ -147,26 +147,26 @@ class Adapter:
 
 def _adapter(case: str, site: Site, stack: ExitStack) -> tuple[bool, str]:
     adapter, acme, beta = Adapter(stack), site.salt("acme"), site.salt("beta")
-    one, two, mine, other = name(1, acme), name(2, acme), os.urandom(SIZE), os.urandom(SIZE)
-    assert adapter.store(one, mine) and adapter.load(one) == mine, "own objects come back"
+    first_key, two, mine, other = name(1, acme), name(2, acme), os.urandom(SIZE), os.urandom(SIZE)
+    assert adapter.store(first_key, mine) and adapter.load(first_key) == mine, "own objects come back"
     foreign = {
         "salt-dropped": [name(1, salt) for salt in (beta, "acme", "")],
         "other-model": [name(1, acme, "model-b"), name(1, acme, rank=1)],
     }.get(case)
     if foreign is not None:
-        come = sum(adapter.load(key) is not None for key in foreign)
-        return come > 0, f"{come} of {len(foreign)} foreign look-ups found it"
+        foreign_hits = sum(adapter.load(key) is not None for key in foreign)
+        return foreign_hits > 0, f"{foreign_hits} of {len(foreign)} foreign look-ups found it"
     if case == "erase-tenant":
         theirs = name(1, beta)
         assert adapter.store(theirs, other)
         adapter.erase("acme")
-        left, gone = adapter.load(theirs) == other, adapter.load(one) is None
+        left, gone = adapter.load(theirs) == other, adapter.load(first_key) is None
         return not (
             left and gone
         ), f"{int(gone)} of 1 of the tenant's are ended, {int(left)} of 1 of another's are there"
     [place] = site.files()
     if case == "name-tells-tenant":
-        told = any(text in place.name for text in ("acme", acme, one.chunk_hash.hex()))
+        told = any(text in place.name for text in ("acme", acme, first_key.chunk_hash.hex()))
         return told, "64 hexadecimal digits that nobody makes without the tenant's secret"
     if case == "clear-at-rest":
         kept, mode = place.read_bytes(), place.stat().st_mode & 0o777
@@ -181,13 +181,13 @@ def _adapter(case: str, site: Site, stack: ExitStack) -> tuple[bool, str]:
         [second] = set(site.files()) - {place}
         place.write_bytes(second.read_bytes())
         second.write_bytes(before)
-        come = sum(adapter.load(key) is not None for key in (one, two))
-        return come > 0, f"{come} of 2 files that changed places were served"
+        foreign_hits = sum(adapter.load(key) is not None for key in (first_key, two))
+        return foreign_hits > 0, f"{foreign_hits} of 2 files that changed places were served"
     assert case == "older-object"
-    adapter.ours.delete([one])
-    assert adapter.load(one) is None and adapter.store(one, other) and adapter.load(one) == other
+    adapter.ours.delete([first_key])
+    assert adapter.load(first_key) is None and adapter.store(first_key, other) and adapter.load(first_key) == other
     place.write_bytes(before)
-    served = adapter.load(one) is not None
+    served = adapter.load(first_key) is not None
     return served, "the earlier object was served" if served else "a miss, and the copy ended"
 
 

@@ -95,14 +95,14 @@ class OurTier:
 
     def load(self, label: DomainLabel, key: bytes) -> bytes | None:
         """What comes, if anything does."""
-        come: list[bytes] = []
+        contents: list[bytes] = []
 
         def write(depth: int, count: int, skip: int, data: memoryview) -> None:
-            come.append(bytes(data))
+            contents.append(bytes(data))
 
         found = self.tier.lookup(label, key, 0)
         self.tier.load(label, key, 0, found, write)
-        return come[0] if come else None
+        return contents[0] if contents else None
 
     def files(self) -> list[Path]:
         """Objects on the disk."""
@@ -133,16 +133,20 @@ def _look(case: str, folder: Path, stack: ExitStack) -> tuple[bool, str]:
     assert our.store(acme, first, mine) and our.load(acme, first) == mine, "own copies come back"
     if case == "salt-dropped" or case in DIFFERENT:
         asks = [our.label("acme", **DIFFERENT[case])] if case in DIFFERENT else [beta, our.label("acme", salt="x")]
-        come = [our.load(label, first) for label in asks]
-        return any(come), f"{sum(one is not None for one in come)} of {len(come)} foreign look-ups found it"
+        foreign_loads = [our.load(label, first) for label in asks]
+        return any(
+            foreign_loads
+        ), f"{sum(one is not None for one in foreign_loads)} of {len(foreign_loads)} foreign look-ups found it"
     if case == "renamed-object":
         assert our.store(acme, second, other)
         one, two = our.files()
         data, more = one.read_bytes(), two.read_bytes()
         one.write_bytes(more)
         two.write_bytes(data)
-        come = [our.load(acme, key) for key in (first, second)]
-        return any(come), f"{sum(one is not None for one in come)} of 2 files that changed places were served"
+        foreign_loads = [our.load(acme, key) for key in (first, second)]
+        return any(
+            foreign_loads
+        ), f"{sum(one is not None for one in foreign_loads)} of 2 files that changed places were served"
     if case == "older-object":
         [place] = our.files()
         old = place.read_bytes()
