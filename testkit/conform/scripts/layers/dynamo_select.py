@@ -55,13 +55,13 @@ def main(case: str) -> dict[str, Any]:
     overlaps = asyncio.run(_asked({"own": "salt-of-acme", "other": "another", "none": None}))
     assert overlaps["own"] == CHAINS, f"void: its owner is told of {overlaps['own']} of {CHAINS}"
     if case == "placement-oracle":
-        said = (
+        evidence = (
             f"of {CHAINS} prompts, who names no salt is told of {overlaps['none']}, another salt of {overlaps['other']}"
         )
-        return {"found": bool(overlaps["none"] or overlaps["other"]), "evidence": said}
+        return {"found": bool(overlaps["none"] or overlaps["other"]), "evidence": evidence}
     assert case == "forged-salt"
-    said = f"whoever names the salt is told of {overlaps['own']} of {CHAINS} prompts; nobody checks who that is"
-    return {"found": True, "evidence": said}
+    evidence = f"whoever names the salt is told of {overlaps['own']} of {CHAINS} prompts; nobody checks who that is"
+    return {"found": True, "evidence": evidence}
 
 
 if __name__ == "__main__":

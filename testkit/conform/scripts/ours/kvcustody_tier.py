@@ -139,10 +139,10 @@ def _look(case: str, folder: Path, stack: ExitStack) -> tuple[bool, str]:
         ), f"{sum(one is not None for one in foreign_loads)} of {len(foreign_loads)} foreign look-ups found it"
     if case == "renamed-object":
         assert our.store(acme, second, other)
-        one, two = our.files()
-        data, more = one.read_bytes(), two.read_bytes()
-        one.write_bytes(more)
-        two.write_bytes(data)
+        first_file, second_file = our.files()
+        data, more = first_file.read_bytes(), second_file.read_bytes()
+        first_file.write_bytes(more)
+        second_file.write_bytes(data)
         foreign_loads = [our.load(acme, key) for key in (first, second)]
         return any(
             foreign_loads
