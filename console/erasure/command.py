@@ -7,11 +7,10 @@ import sys
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import orjson
 import typer
-from rich.text import Text
 
 from kvcustody.audit.evidence.erasure.requests_and_answers import (
     names,
@@ -34,14 +33,11 @@ from kvcustody.console.command import (
     Json,
     Yes,
     confirm,
-    make_table,
     print_json,
-    print_more,
-    printable,
     say,
-    stdout,
     tell_history,
 )
+from kvcustody.console.erasure.print_erasures import print_status
 from kvcustody.console.opening import key_texts, reading, subject_store, writing
 from kvcustody.console.options import (
     DEFAULT,
@@ -59,7 +55,6 @@ from kvcustody.governance.erasure.selector import Selector, selector_from
 from kvcustody.governance.keys.checkpoint_signing_key import sign_ledger
 from kvcustody.governance.release.order_signing import read_signed_orders
 from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
-from kvcustody.times import readable
 
 app = typer.Typer(
     cls=OperationGroup,
@@ -311,48 +306,3 @@ def verify(
             say(f"not checked: {one.path}: {one.why}")
     if not check.ok:
         raise typer.Exit(EXIT_ERROR)
-
-
-# Prints erasures, and how one stands in every worker.
-
-_GOOD = ("open", "complete")
-
-
-def print_erasures(answer: dict[str, Any]) -> None:
-    """Every erasure on record, and how it stands.
-
-    Workers do not follow an order that no trusted key signed, where the settings name `policy_trust`.
-    """
-    if not answer["items"]:
-        say("no erasure was asked for; `kvcustody erasure request --tenant TENANT --subject NAME` asks for one")
-        return
-    table = make_table("", "erasure", "kind", "tenant", "asked by", "deadline (UTC)", "state", left=6)
-    for one in answer["items"]:
-        named = (one["erasure"], one["selector"], one["tenant"] or "any", one["actor"])
-        table.add_row(*named, readable(one["deadline_us"]), _standing(one))
-    stdout().print(table)
-    print_more(answer)
-
-
-def print_status(state: dict[str, Any]) -> None:
-    """Which workers have answered, what each did, what stays and why, and who has not answered."""
-    say(f"{_words(state)}: {state['erasure']} ({state['selector']})")
-    table = make_table("", "worker", "answer", "reason", "residencies", "blocks", "remaining", left=3)
-    for one in state["answers"]:
-        answer = one["outcome"] or ("unreachable" if one["worker"] in state["unreachable"] else "none yet")
-        counts = (str(one[name]) for name in ("residencies", "blocks", "remaining"))
-        table.add_row(one["worker"], answer, one["reason"], *counts)
-    stdout().print(table)
-    for hold in state["holds"]:
-        whose = f"{'a subject of ' if hold['subject'] else ''}{hold['tenant']}"
-        on = "everything" if hold["tenant"] is None else whose
-        say(f"legal hold {hold['hold']} on {on} since {readable(hold['at_us'])}: {printable(hold['reason'])}")
-
-
-def _words(one: dict[str, Any]) -> str:
-    return f"{one['state']}: {one['why']}" if one["why"] else str(one["state"])
-
-
-def _standing(one: dict[str, Any]) -> Text:
-    """The state in words, standing out where a deadline was not kept or nobody follows the order."""
-    return Text(printable(_words(one)), "" if one["state"] in _GOOD else "bold red")

@@ -8,16 +8,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from kvcustody.console.api.client import done
 from kvcustody.console.api.group import OperationGroup
-from kvcustody.console.command import Json, make_table, print_json, print_more, say, stdout
+from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.opening import connect
 from kvcustody.console.options import ActKey, ActSource, Authority, ControlPlane, KeyFile
 from kvcustody.console.plugins import add_to_group
+from kvcustody.console.principal.print_principals import print_keys
 from kvcustody.console.principal.shared import (
     AllowLast,
     Bound,
@@ -28,7 +29,6 @@ from kvcustody.console.principal.shared import (
 )
 from kvcustody.errors import ConfigError
 from kvcustody.governance.service.operations.parameter_groups import grouped
-from kvcustody.times import TO_THE_MINUTE, readable
 
 keys = typer.Typer(
     cls=OperationGroup,
@@ -154,38 +154,3 @@ def keep(
 
 
 add_to_group(keys, "apikey")
-
-
-# Prints principals, and the keys of one.
-
-
-def print_principals(answer: dict[str, Any]) -> None:
-    """Everybody who was ever enrolled, in the order of names."""
-    table = make_table("", "principal", "kind", "roles", "tenant", "state", left=5)
-    for row in answer["items"]:
-        state = "enrolled" if row["disabled_us"] is None else "disabled"
-        table.add_row(row["name"], row["kind"], ", ".join(row["roles"]), row["tenant"] or "", state)
-    stdout().print(table)
-    _say_unread(answer["items"])
-    print_more(answer)
-
-
-def print_keys(answer: dict[str, Any]) -> None:
-    """The keys of a principal: when each was issued, last used, ends or was revoked. Never the keys."""
-    keys = answer["items"]
-    table = make_table("", "prefix", "issued", "ends", "last used", "revoked", "bound to", "ends with", left=7)
-    for key in keys:
-        days = [
-            readable(key[at], TO_THE_MINUTE, none="") for at in ("issued_us", "expires_us", "used_us", "revoked_us")
-        ]
-        ends_with = ", ".join(filter(None, (key["made_with"], "a session" if key["in_session"] else "")))
-        table.add_row(key["prefix"], *days, key["certificate"] or "", ends_with)
-    stdout().print(table)
-    _say_unread(keys)
-
-
-def _say_unread(found: list[dict[str, Any]]) -> None:
-    """Say which rows of the book cannot be read."""
-    for row in found:
-        if row["unread"]:
-            say(f"not read: {row['unread']}")

@@ -187,9 +187,9 @@ class SchedulerHalf:
         expected = state.device_blocks * self._block_tokens if is_first else state.computed_tokens
         if scheduled.computed_position != expected:
             raise IsolationError(
-                f"request `{scheduled.request_id}`: the engine says that `{scheduled.computed_position}` tokens have KV, "
-                f"and `{expected}` have: what is to be kept is not known; use a release that tells the first step without "
-                "what a connector promised",
+                f"request `{scheduled.request_id}`: the engine says that `{scheduled.computed_position}` tokens have "
+                f"KV, and `{expected}` have: what is to be kept is not known; use a release that tells the first step "
+                "without what a connector promised",
                 request=scheduled.request_id,
             )
         state.chain.extend(scheduled.new_tokens)

@@ -1,4 +1,4 @@
-"""Seven questions about a cache, answered from what its workers last said or a replay found, each with its evidence.
+"""Seven questions about a cache, answered with evidence from its workers' last status or from a replay.
 
     for one in advise(seen, ledger):
         one.question, one.answer, one.evidence, one.unknown
@@ -37,7 +37,7 @@ _MADE_BY = {
 
 
 class AdviceEvidence(NamedTuple):
-    """A value and what says it: a metric's name, and of whom."""
+    """A value and its source: the metric's name, and the worker that reported it."""
 
     metric: str
     value: float | str
@@ -45,7 +45,7 @@ class AdviceEvidence(NamedTuple):
 
 
 class TraceFindings(NamedTuple):
-    """What is known of a trace beside its replay's status, which has no times and no size of tensors."""
+    """What is known about a trace besides its replay's status, which has no times and no tensor sizes."""
 
     lineages: Sequence[tuple[str, float]]  # what the trace calls a lineage, and the tokens found of it; best first
     denials: Mapping[str, int]  # requests to which a rule denied reuse
@@ -55,7 +55,7 @@ class TraceFindings(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """One question answered."""
+    """The answer to one question."""
 
     question: str
     answer: str
@@ -70,7 +70,11 @@ def advise(
     prefixes: str | None = None,
     trace: TraceFindings | None = None,
 ) -> list[Advice]:
-    """All seven; `ledger` has figures of custody by metric, `prefixes` is the command that lists prefixes.
+    """Answer all seven questions.
+
+    Args:
+        ledger: custody figures by metric name.
+        prefixes: the command that lists prefixes.
 
     With `trace` the one that is `seen` is a replay of it.
     """
@@ -86,7 +90,7 @@ _NOT_OF_TRACES = {
 
 
 class _Found:
-    """Evidence that is collected, and what is missing."""
+    """The evidence collected so far, and what is missing."""
 
     def __init__(self, trace: TraceFindings | None = None) -> None:
         self._trace = trace
@@ -94,7 +98,7 @@ class _Found:
         self.unknown: list[str] = []
 
     def said(self, seen_worker: SeenWorker, key: str, why: str = "it has not told it") -> float | None:
-        """What a worker said under a key; what it did not say is unknown (rule 2)."""
+        """Return the value that a worker reported under a key; a value that it did not report is unknown (rule 2)."""
         value = seen_worker.status.get(key)
         if value is None:
             if self._trace is not None:
@@ -106,7 +110,7 @@ class _Found:
         return value
 
     def also(self, one: SeenWorker, *keys: str) -> float:
-        """The sum of what a worker said under these keys, where it did."""
+        """Return the sum of the values that a worker reported under these keys; None where it reported none of them."""
         values = [(key, one.status[key]) for key in keys if key in one.status]
         self.rows += [AdviceEvidence(name_of(key), value, one.worker) for key, value in values]
         return sum(value for _, value in values)
@@ -119,7 +123,7 @@ class _Found:
 
 
 def name_of(key: str) -> str:
-    """The metric of a key of a worker's status, with its label's value."""
+    """Return the metric of a key of a worker's status, with its label's value."""
     if key in _KEYS:
         return f"kvcustody_{_KEYS[key]}"
     start, _, value = key.rpartition(".")
@@ -131,7 +135,7 @@ def name_of(key: str) -> str:
 
 
 def _bytes_of(seen_worker: SeenWorker, evidence: _Found, trace: TraceFindings | None) -> float | None:
-    """Bytes of a token on a shard."""
+    """Return the bytes that a token takes on one shard."""
     if trace is not None and trace.model is not None:
         name, size = trace.model
         evidence.derived(f"bytes per token of `{name}`, worked out (lab/sizing/hf_config.py)", size, seen_worker.worker)
@@ -236,7 +240,7 @@ def _prefixes(seen: Sequence[SeenWorker], command: str | None, trace: TraceFindi
 
 
 def key_parts() -> Iterator[tuple[str, str]]:
-    """Everything that a block's key is made of, and the module that puts it in."""
+    """Yield each part of a block's key, with the module that adds it."""
     for what, (module, made) in _MADE_BY.items():
         for spec in fields(made):
             if spec.init and spec.name not in _NOT_KEYED:
@@ -295,7 +299,7 @@ def _offload(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advice:
 
 
 def _tiers(seen: Sequence[SeenWorker], evidence: _Found) -> str:
-    """What the workers' tiers stored and restored, and how long both took."""
+    """Return what the workers' tiers stored and restored, and how long both took."""
     used = []
     for worker in seen:
         names = sorted(key.removeprefix(_TIER) for key in worker.status if key.startswith(_TIER))
@@ -314,7 +318,7 @@ def _tiers(seen: Sequence[SeenWorker], evidence: _Found) -> str:
 def _cost(
     seen_worker: SeenWorker, evidence: _Found, trace: TraceFindings | None
 ) -> tuple[float | None, float | None, float | None]:
-    """Seconds of a token and of a pair of tokens, and what predictions of them are wrong by."""
+    """Return the seconds for a token and for a pair of tokens, and the error of predictions made with them."""
     if trace is not None and trace.prefill_tokens_per_second is not None:
         rate = trace.prefill_tokens_per_second
         evidence.derived("tokens a second of prefill, as given", rate, seen_worker.worker)

@@ -1,4 +1,4 @@
-"""How many blocks a device holds, from the model's exact config: never a universal bytes-per-token number.
+"""How many blocks a device holds, from the model's exact config instead of a universal bytes-per-token number.
 
     K/V memory = GPU memory x utilisation - weights - workspace - headroom
 
@@ -46,7 +46,7 @@ class GroupSizing:
 
 @dataclass(frozen=True, slots=True)
 class SizingReport:
-    """What fits on one device; `tokens` is of the context mix, or blocks x size where there is one group."""
+    """What fits on one device; `tokens` holds for the context mix, or is blocks x size for a single group."""
 
     layout: KvLayout
     block_tokens: int
@@ -148,7 +148,11 @@ def size_pool(
 
 
 def parse_bytes(text: str) -> int:
-    """`80GiB`, `80GB`, `512MiB`, `1.5 GiB`, `4096B` or `0`; raises `ConfigError` on anything else."""
+    """Parse `80GiB`, `80GB`, `512MiB`, `1.5 GiB`, `4096B` or `0` as bytes.
+
+    Raises:
+        ConfigError: the text is none of these.
+    """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if found is None or found[2] not in _UNITS:
         raise ConfigError(f"`{text}` is not a size: write 80GiB, 80GB or 512MiB", value=text)
@@ -158,7 +162,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(count: int) -> str:
-    """Bytes in binary units, to two decimals."""
+    """Format bytes in binary units, with two decimals."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
@@ -176,7 +180,7 @@ def _check_not_negative(given: Mapping[str, int]) -> None:
 def _mix(
     given: Sequence[tuple[int, float]] | None, layout: KvLayout, block_tokens: int, notes: list[str]
 ) -> list[tuple[int, Fraction]]:
-    """The contexts to plan for, with shares that sum to exactly 1."""
+    """Return the contexts to plan for, with shares that sum to exactly 1."""
     if given is None:
         longest = layout.context_tokens_max or block_tokens
         if len(layout.groups) > 1 or layout.groups[0].window_tokens:
@@ -191,7 +195,7 @@ def _mix(
 def _fill(
     layout: KvLayout, mix: Sequence[tuple[int, Fraction]], block_tokens: int, kv_bytes: int
 ) -> tuple[tuple[GroupSizing, ...], Fraction]:
-    """As many mean sequences as fit, each group in proportion to what such a sequence holds."""
+    """Return as many mean sequences as fit, each group in proportion to what such a sequence holds."""
     needs = [
         sum((share * group.blocks_for(tokens, block_tokens) for tokens, share in mix), Fraction(0))
         for group in layout.groups
@@ -228,7 +232,7 @@ _BITS = {"fp8": 8, "mxfp4": 4.25, "compressed-tensors": 8, "bitsandbytes": 4, "a
 
 
 def estimate_parameters(config: Mapping[str, Any]) -> int:
-    """Parameters of the language model: embeddings, attention, feed-forward or experts, norms."""
+    """Return the language model's parameters: embeddings, attention, feed-forward or experts, norms."""
     model = ModelConfig(config)
     vocabulary = model.need("vocab_size", "padded_vocab_size", hint=_HINT) * model.hidden
     head = 0 if model.raw("tie_word_embeddings") else vocabulary
@@ -244,7 +248,7 @@ def estimate_parameters(config: Mapping[str, Any]) -> int:
 
 
 def parts_left_out(config: Mapping[str, Any]) -> list[str]:
-    """Which parts of the checkpoint the estimate does not count, by the config's fields."""
+    """Return the parts of the checkpoint that the estimate does not count, as the config names them."""
     model = ModelConfig(config)
     fields = [name for name in config if name.endswith("_config") and name.split("_")[0] in _TOWERS]
     fields += [name for name in _NEXT_TOKEN_LAYERS if model.raw(name)]
@@ -252,7 +256,7 @@ def parts_left_out(config: Mapping[str, Any]) -> list[str]:
 
 
 def estimate_weights_bytes(config: Mapping[str, Any]) -> int:
-    """Bytes of the weights at the config's dtype, or at its quantisation's bits."""
+    """Return the bytes of the weights at the config's dtype, or at its quantisation's bits."""
     model = ModelConfig(config)
     quantised = model.raw("quantization_config")
     method = str(quantised.get("quant_method", "")) if isinstance(quantised, Mapping) else ""
@@ -298,7 +302,7 @@ def _feed_forward(model: ModelConfig, width: int) -> int:
 
 
 def _experts(model: ModelConfig, experts: int) -> int:
-    """One layer's experts, those that always run, and the router."""
+    """Return the parameters of one layer's experts, its shared experts and its router."""
     width = model.count("moe_intermediate_size") or _intermediate(model)
     always = (model.raw("n_shared_experts") or 0) * width or model.raw("shared_expert_intermediate_size") or 0
     return _feed_forward(model, experts * width + always) + experts * model.hidden

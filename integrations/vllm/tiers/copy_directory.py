@@ -75,6 +75,18 @@ class FoundCopies(NamedTuple):
         return FoundCopies(self.names[:count], self.ends[:count], self.sizes[:count])
 
 
+class TierCount(NamedTuple):
+    """What one tier did since the start, over all workers."""
+
+    tier: str
+    copies: int
+    bytes: int
+    steps: dict[str, int]
+    restored_blocks: int
+    failed_loads: int
+    left_alone: int
+
+
 class _Erasure:
     """What the workers have said of one erasure."""
 

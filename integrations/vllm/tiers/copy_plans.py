@@ -10,7 +10,6 @@ from kvcustody.allocator.pool.block_state import Blocks
 if TYPE_CHECKING:
     from kvcustody.allocator.external.residency import ExternalResidency
     from kvcustody.governance.tiers.tier_link import Moved, TransferChoice
-    from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
 
 NOT_THERE = -1
 
@@ -129,16 +128,6 @@ class ChainSpan(NamedTuple):
     first: int
     last: int
     whole: int
-
-
-class RunningLoad(NamedTuple):
-    """A load whose job the workers have."""
-
-    governed: GovernedRequest
-    residency: ExternalResidency
-    planned: PlannedLoad
-    blocks: list[int]
-    began_us: int
 
 
 class RunningStore(NamedTuple):

@@ -63,7 +63,7 @@ from kvcustody.governance.tiers.tier_link import (
 )
 from kvcustody.governance.tiers.tier_rules import Tables, TierRules
 from kvcustody.integrations.vllm.open_custody import NULL_BLOCK
-from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory, FoundCopies
+from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory, FoundCopies, TierCount
 from kvcustody.integrations.vllm.tiers.copy_plans import (
     NOT_THERE,
     ChainSpan,
@@ -72,7 +72,6 @@ from kvcustody.integrations.vllm.tiers.copy_plans import (
     LeavingRun,
     PlannedLoad,
     PlannedPart,
-    RunningLoad,
     RunningStore,
     UnsavedRun,
     choice_for_part,
@@ -116,16 +115,14 @@ _TO_ITS_END = 1 << 62
 _ENDS_TRIED = 16  # of a hit of several layer groups
 
 
-class TierCount(NamedTuple):
-    """What one tier did since the start, over all workers."""
+class RunningLoad(NamedTuple):
+    """A load whose job the workers have."""
 
-    tier: str
-    copies: int
-    bytes: int
-    steps: dict[str, int]
-    restored_blocks: int
-    failed_loads: int
-    left_alone: int
+    governed: GovernedRequest
+    residency: ExternalResidency
+    planned: PlannedLoad
+    blocks: list[int]
+    began_us: int
 
 
 class SchedulerTiers(CopyTiers):

@@ -1,4 +1,4 @@
-"""From command-line choices to a workload: which requests, who sends them, how long it takes."""
+"""From command-line options to a workload: its requests, their senders, and its duration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TENANTS_MAX = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to replay and as whom."""
+    """The trace or generator to replay, and its tenants."""
 
     trace: Path | None = None
     format: str | None = None
@@ -42,7 +42,7 @@ class Choice:
 
 
 def block_tokens_of(choice: Choice, asked: int | None) -> int:
-    """The pool's block size: a trace's own, a scenario's, or what was asked for otherwise (16 by default)."""
+    """Return the pool's block size: a trace's own, a scenario's, or the option's (default 16)."""
     name = _format(choice)
     reader = READERS.get(name)
     if name in SCENARIOS:
@@ -58,7 +58,12 @@ def block_tokens_of(choice: Choice, asked: int | None) -> int:
 
 
 def load_workload(choice: Choice, block_tokens: int, policy: str) -> Workload:
-    """The workload; raises `ConfigError` or `TraceError` for what can be known before it runs."""
+    """Return the workload.
+
+    Raises:
+        ConfigError: an option is wrong.
+        TraceError: the trace cannot be read.
+    """
     if not 1 <= choice.tenants <= _TENANTS_MAX:
         raise ConfigError(f"--tenants `{choice.tenants}`: from 1 to {_TENANTS_MAX:,} can share a workload")
     if _format(choice) == GENERATED:
@@ -163,7 +168,7 @@ def _recorded(choice: Choice, trace: Trace, policy: str) -> Workload:
 
 
 class _Size(NamedTuple):
-    """How much a trace is: requests, the arrival of the last, and the tokens of the longest answer."""
+    """A trace's size: its requests, the last arrival, and the longest answer's tokens."""
 
     requests: int = 0
     last_us: int = 0
@@ -171,7 +176,7 @@ class _Size(NamedTuple):
 
 
 def _measured(requests: Iterable[TraceRequest]) -> _Size:
-    """The size of what can be read: a line that cannot ends the replay there, and says so then."""
+    """Return the size of the readable part. An unreadable line ends the replay, which reports it then."""
     size = _Size()
     try:
         for request in requests:
@@ -183,7 +188,7 @@ def _measured(requests: Iterable[TraceRequest]) -> _Size:
 
 
 def _starts(choice: Choice) -> list[int]:
-    """Arrival times for sessions: the recorded ones where they are at hand, else one every 20 seconds."""
+    """Return arrival times for sessions: the recorded ones where they exist, else one every 20 seconds."""
     folder = find_traces()
     beside = choice.trace.parent if choice.trace is not None else None
     for place in (beside, folder):

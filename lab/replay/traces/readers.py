@@ -1,4 +1,4 @@
-"""Streaming readers of recorded traces, plain or gzip, one class a format.
+"""Streaming readers of recorded traces, plain or gzip, one class per format.
 
 1. A line that is not what its format says raises `TraceError` with file, line and field; nothing is skipped silently.
 2. A reader holds one line, and per session what the delta coding needs; never the whole file (Azure rows are sorted).
@@ -39,7 +39,11 @@ class Reader(Protocol):
     relative_sessions: bool
 
     def read(self, path: Path) -> Iterator[TraceRequest]:
-        """Requests in file order; raises `TraceError`."""
+        """Yield requests in file order.
+
+        Raises:
+            TraceError: a line does not follow the format.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ class Mooncake:
     _fix = "each line needs timestamp (ms), input_length, output_length and hash_ids"
 
     def read(self, path: Path) -> Iterator[TraceRequest]:
-        """Requests in file order; timestamps must not step back."""
+        """Yield requests in file order; timestamps must not step back."""
         guesser = SessionGuesser()
         last_us = 0
         for number, text in numbered_lines(path):
@@ -123,7 +127,7 @@ class Agentic:
     _fix = "see docs/operate/capacity.md#replays: a session line, then request lines with t, in, out, st, keep and new"
 
     def read(self, path: Path) -> Iterator[TraceRequest]:
-        """Requests in file order, `at_us` from their session's start."""
+        """Yield requests in file order, with `at_us` from their session's start."""
         header: LineFields | None = None
         session: Key = ""
         chains: dict[int, BlockIds] = {}
@@ -158,7 +162,7 @@ class Agentic:
 
     @staticmethod
     def _apply(row: LineFields, previous: BlockIds, count: int) -> BlockIds:
-        """The chain after one delta: the first `keep` blocks of `previous`, then every new range."""
+        """Return the chain after one delta: the first `keep` blocks of `previous`, then every new range."""
         keep = row.integer("keep")
         if keep > len(previous):
             raise row.error("keep", keep, f"expected at most {len(previous)}, the stream's previous length")
@@ -189,7 +193,7 @@ class KvCacheTester:
     _fix = "expected a session object with `requests`, each with t, in, out and hash_ids"
 
     def read(self, path: Path) -> Iterator[TraceRequest]:
-        """Requests of every file, files by name; `at_us` from their session's start."""
+        """Yield the requests of every file, in the order of file names, with `at_us` from their session's start."""
         files = sorted(path.glob("*.json")) if path.is_dir() else [path]
         if not files:
             raise trace_error(
@@ -237,8 +241,8 @@ class KvCacheTester:
 
 
 class AzureLlm:
-    """Azure LLM inference rows: a timestamp and two lengths. No content is published, so every request is its
-    own chain.
+    """Azure LLM inference rows: a timestamp and two lengths. They publish no content, so every request is its own
+    chain.
     """
 
     block_tokens = 16
@@ -247,7 +251,7 @@ class AzureLlm:
     _fix = "expected the columns TIMESTAMP,ContextTokens,GeneratedTokens"
 
     def read(self, path: Path) -> Iterator[TraceRequest]:
-        """Requests in time order, from the first one's time; synthetic block ids, none shared."""
+        """Yield requests in time order from the first one's time; their block ids are synthetic and never shared."""
         rows = sorted(self._rows(path))
         next_id = 0
         for number, (at_us, tokens, output) in enumerate(rows):
@@ -326,7 +330,7 @@ class SessionGuesser:
         self._lineage_of_block: dict[int, int] = {}
 
     def place(self, row: int, blocks: BlockIds) -> tuple[int, int, int]:
-        """Session, lineage and turn of the request in `row`; remembers its chain for later requests."""
+        """Return the session, lineage and turn of the request in `row`, and remember its chain for later requests."""
         chain: list[int] = blocks[_HEAD_BLOCKS:].tolist()
         session = lineage = row
         for block in reversed(chain):
@@ -354,7 +358,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def open_file(path: Path) -> io.BufferedIOBase:
-    """The decompressed bytes of a trace; raises `TraceError` when it cannot be opened."""
+    """Return the decompressed bytes of a trace; raises `TraceError` when it cannot be opened."""
     try:
         with path.open("rb") as raw:
             packed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
@@ -368,7 +372,7 @@ def open_file(path: Path) -> io.BufferedIOBase:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Non-blank lines, numbered; a damaged stream is an error at the line after the last whole one."""
+    """Yield non-blank lines with their numbers; a damaged stream is an error after the last whole line."""
     number = 0
     with open_file(path) as stream:
         try:
@@ -388,7 +392,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def decode_json(path: Path, number: int, text: bytes, fix: str) -> object:
-    """One JSON value."""
+    """Decode one JSON value."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
