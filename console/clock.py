@@ -72,7 +72,8 @@ def confirm(
 
 
 def deadline_us() -> int:
-    """UTC µs as deadlines know it on this machine: by what a worker and a service keep where the settings say.
+    """Return the time of deadlines on this machine in UTC µs, from what a worker and a service keep as the settings
+    say.
 
     By the wall clock where nobody keeps time here.
     """

@@ -1,4 +1,4 @@
-"""`kvcustody inbox`: what waits for somebody, of a ledger or of whoever asks a control plane."""
+"""`kvcustody inbox`: the open tasks in a ledger, or a caller's own at a control plane."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvcustody keys`: the root key file under which every secret is wrapped, and the hierarchy of those below it."""
+"""`kvcustody keys`: the root key file that wraps every secret, and the hierarchy of keys below it."""
 
 from __future__ import annotations
 
@@ -174,7 +174,9 @@ def _port(root: Path, service: Path | None) -> WrappingPort:
 
 
 def _end_old(keyring: Keyring, port: WrappingPort) -> int:
-    """Destroy what wrapped the keyring's epochs before; when the last of it goes (UTC µs), 0: it is gone."""
+    """Destroy what wrapped the keyring's epochs before; return when the last of it ends (UTC µs), or 0 if it has
+    ended.
+    """
     until_us = 0
     if port.ends_under:
         for owner in keyring.owners():
@@ -262,7 +264,7 @@ def tree(
 
 
 def _show(file: Path, as_json: bool, status: str) -> None:
-    """What may be known of a key: where it is, and the public half of its signing key."""
+    """Print the public facts about a key: its place, and its signing key's public half."""
     public = RootKeyWrapping(read_root_key(file)).verification_key().hex()
     if as_json:
         print_json({"path": str(file), "status": status, "bytes": KEY_BYTES, "verification_key": public})

@@ -1,4 +1,4 @@
-"""The `kvcustody` command: its name for each room, and what the room does in one sentence."""
+"""The `kvcustody` command: one name for each room, with a one-sentence summary."""
 
 from __future__ import annotations
 
@@ -190,21 +190,23 @@ _NEW_OBJECTS = 50_000  # that are not freed again; Python's own number is 700
 
 
 class Kvcustody(ExtendedGroup):
-    """Every command of this package; its help ends with where to start, by what runs here."""
+    """Every command of this package; its help ends with first steps that work on this installation."""
 
     table = COMMANDS
     elsewhere = dict.fromkeys(("conformance", "known-bugs"), "kvcustody[testkit]")
     needs = NEEDS
 
     def class_of_group(self, name: str) -> type[typer.core.TyperGroup] | None:
-        """Groups of doors and others have commands for the operations of their name."""
+        """Return the class of other packages' groups: doors and others have commands for the operations of their
+        name.
+        """
         from kvcustody.console.api.group import OperationGroup
         from kvcustody.console.api.operation_commands import commands_of
 
         return OperationGroup if commands_of(name) else None
 
     def main(self, *given: Any, **named: Any) -> Any:
-        """Run the program. What it imports is no garbage, so garbage is looked for after many more new objects."""
+        """Run the program. Garbage is collected less often, because imported objects are no garbage."""
         before = gc.get_threshold()
         gc.set_threshold(_NEW_OBJECTS, *before[1:])
         try:
@@ -213,7 +215,7 @@ class Kvcustody(ExtendedGroup):
             gc.set_threshold(*before)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The help, and what else there is where an extra is lacking."""
+        """Print the help, and what is missing where an extra is not installed."""
         absent = self.absent()
         first = next(text for name, text in _FIRST.items() if name not in absent)
         extras: dict[str, list[str]] = {}
@@ -249,7 +251,7 @@ def _kvcustody(
         typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """What is logged on the way of a command goes to stderr: stdout is its answer."""
+    """Send log lines to stderr: stdout is for a command's answer."""
     configure_logging(_log_to_stderr)
 
 

@@ -118,7 +118,7 @@ def close(
 
 
 def _named(connection: Connection, target: str) -> list[OpenProcess]:
-    """The open processes of a name, or the one of an id."""
+    """Return the open processes of a name, or the one with an id."""
     one = re.fullmatch(r"[0-9a-f]{32}", target)
     where = incarnations.c.uuid == target if one else workers.c.name == target
     found = open_processes(connection, where)
@@ -128,7 +128,7 @@ def _named(connection: Connection, target: str) -> list[OpenProcess]:
 
 
 def _of_run(run: WorkerRun | None) -> dict[str, Any]:
-    """What a control plane knows of a process; nothing of one that registered nowhere."""
+    """Return what a control plane knows about a process; nothing for one that registered nowhere."""
     run = run or WorkerRun("", "", 0, None, None, 0, False, 0, 0, {}, {}, {})
     epochs = ("epoch_version", "epoch_since_us", "epoch_behind_since_us")
     return {"state": run.state} | {name: getattr(run, name) for name in epochs}

@@ -1,4 +1,4 @@
-"""Commands of operations: one that is declared has its command, with its parameters as options.
+"""Commands made from the API's operations: each operation has a command, with its parameters as options.
 
 1. What a path or a query must have is an argument, another parameter or a part of the body an option, by the name in
    the document. An `order` of newest and oldest is the flag `--oldest-first`, newest without it; one that has other
@@ -42,7 +42,7 @@ Body = Annotated[Path | None, typer.Option("--body", help="File with the whole b
 
 
 def function_of(command: Command) -> Callable[..., None]:
-    """What typer runs: a function whose signature is the command's.
+    """Return the function that typer runs; its signature is the command's.
 
     The commands are those of the API's own description, read when the program starts, and typer takes a command's
     options from a signature alone: there is no source text that could state them, so the signature is made.
@@ -76,7 +76,7 @@ def function_of(command: Command) -> Callable[..., None]:
 
 
 def _signature(command: Command) -> Iterator[inspect.Parameter]:
-    """Arguments first, then options, then those that every command has."""
+    """Yield arguments first, then options, then the options that every command has."""
     for part in sorted(command.parts, key=lambda part: not part.is_argument):
         kind = _kind(part.schema)
         shown = _shown(part)
@@ -122,7 +122,7 @@ def _kind(schema: dict[str, Any]) -> Any:
 
 
 def _values(command: Command, given: dict[str, Any]) -> dict[str, Any]:
-    """What was typed, by the names of parameters."""
+    """Return the typed values by parameter name."""
     values = {part.name: _value(part, given.get(part.here)) for part in command.parts}
     if any(_orders(part) >= _BY_TIME for part in command.parts) and values["order"] is None:
         values["order"] = "oldest" if given.get("oldest_first") else "newest"
@@ -138,7 +138,7 @@ def _shown(part: Part) -> str:
 
 
 def _value(part: Part, value: Any) -> Any:
-    """A parameter from what was typed, a part of the body by rule 2; None: left out."""
+    """Return a parameter's typed value, or a part of the body by rule 2; None: left out."""
     if value is None or value == []:
         return None
     if part.place != "body":
@@ -155,7 +155,7 @@ def _value(part: Part, value: Any) -> Any:
 
 
 def _check(part: Part, value: Any) -> None:
-    """Raise `ConfigError` for a text that does not fit the schema of its parameter (rule 4)."""
+    """Raise `ConfigError` for a text that does not match its parameter's schema (rule 4)."""
     if not isinstance(value, str):
         return
     name = part.name.upper() if part.is_argument else f"--{_shown(part)}"
@@ -185,7 +185,7 @@ _KEEP = 0.2
 
 
 def finished(asker: Asker, answer: ApiReply, out: Path | None) -> ApiReply:
-    """A job at its end, its files in the folder `out` (rule 3 of `api_commands`)."""
+    """Wait until a job has ended, write its files into the folder `out`, and return it (rule 3 of `api_commands`)."""
     job = orjson.loads(answer.body)["job"]
     while (job_state := orjson.loads(call(asker, "getJob", {"job": job}).body))["ended_us"] is None:
         time.sleep(_KEEP)

@@ -1,4 +1,4 @@
-"""What whoever is asked by a command replies."""
+"""The reply to a command, from a control plane or from the ledger."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ApiReply(NamedTuple):
 
 
 def refusal(reply: ApiReply) -> ServiceError:
-    """A problem document as the error that a command prints, with what is wrong in which place."""
+    """Return a problem document as the error that a command prints, with each wrong field."""
     if not reply.media.startswith("application/problem+json"):
         return ServiceError(f"answered {reply.status}", problem="unknown", status=reply.status)
     problem = orjson.loads(reply.body)

@@ -1,4 +1,4 @@
-"""`kvcustody audit export` and `verify`: of an export, or of one leaf with its proof (`audit prove --out`)."""
+"""`kvcustody audit export` and `verify`, for an export or for one leaf with its proof (`audit prove --out`)."""
 
 from __future__ import annotations
 
@@ -247,14 +247,14 @@ _NOT_SHOWN = (
 
 
 def is_leaf_proof(path: Path) -> bool:
-    """True for the proof of a leaf; what else is checked is a folder."""
+    """Return True for a leaf's proof; any other input is a folder."""
     return path.suffix == ".proof" and path.is_file()
 
 
 def check_leaf_proof(
     path: Path, keys: Sequence[str], witnesses: Sequence[str], threshold: int, *, as_json: bool
 ) -> bool:
-    """Check NAME.leaf by NAME.proof and say what they show; whether they are sound."""
+    """Check NAME.leaf by NAME.proof and print what they show; return whether they are sound."""
     facts: dict[str, Any] = {"sound": False, "problems": []}
     try:
         leaf, proof = path.with_suffix(".leaf").read_bytes(), path.read_bytes()

@@ -1,4 +1,4 @@
-"""`kvcustody audit fsck`: the whole ledger computed again from its leaves."""
+"""`kvcustody audit fsck`: recomputes the whole ledger from its leaves."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def check(
 
 
 def _overdue_before_us() -> int:
-    """What is committed before then should be under a checkpoint by now (UTC µs)."""
+    """Return the time (UTC µs) before which every committed leaf should be under a checkpoint now."""
     return time.time_ns() // 1000 - round(OVERDUE_INTERVALS * load_settings().root_interval_seconds * 1e6)
 
 

@@ -1,4 +1,4 @@
-"""`kvcustody audit tail`, `query`, `prove` and `status`: what the ledger holds."""
+"""`kvcustody audit tail`, `query`, `prove` and `status`: the ledger's content."""
 
 from __future__ import annotations
 
@@ -216,13 +216,13 @@ def _show(rows: tuple[EventRow, ...], as_json: bool) -> None:
 
 
 def print_events(answer: dict[str, Any]) -> None:
-    """Leaves by what they say."""
+    """Print leaves, each as a sentence."""
     _print_leaves([one | {"event": one["leaf"]} for one in answer["items"]])
     print_more(answer)
 
 
 def _print_leaves(found: list[dict[str, Any]]) -> None:
-    """One line a leaf, cut at the terminal's width: `--json` has the leaf itself."""
+    """Print one line per leaf, cut at the terminal's width; `--json` has the whole leaf."""
     table = make_table(several(len(found), "leaf"), "time (UTC)", "log", "idx", "what happened", left=4)
     for column in table.columns:
         column.no_wrap, column.overflow = True, "ellipsis"

@@ -1,4 +1,4 @@
-"""`kvcustody audit purge`, `hold`, `redact`: how long content is kept, and for whom it means somebody."""
+"""`kvcustody audit purge`, `hold`, `redact`: how long content is kept, and who can still be identified."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _Reason = Annotated[str, typer.Option(help="Why, for the record.")]
 
 @dataclass(frozen=True, kw_only=True)
 class AccountOptions(ParameterGroup):
-    """Who answers for it."""
+    """Who is accountable for the act."""
 
     actor: Annotated[str, typer.Option(help="Who does it, for the record.")] = ""
     approver: Annotated[str, typer.Option(help="Who approved it; somebody else.")] = ""

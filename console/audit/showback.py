@@ -1,4 +1,4 @@
-"""`kvcustody showback`: what each tenant had of the cache in a period, and what reuse saved it, as a bill."""
+"""`kvcustody showback`: each tenant's use of the cache in a period, and its savings from reuse, as a bill."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def _shape(engine: Engine, name: str) -> LeafShape:
 
 
 def _follow(pump: DeliveryPump) -> None:
-    """Deliver until somebody ends it; a problem is said when it begins, and when it is another one."""
+    """Deliver until the user stops it; print a problem when it begins and when it changes."""
     before = pump.positions.losses
     lines_before: set[str] = set()
     pump.start()
@@ -287,7 +287,7 @@ def _pump(
 
 
 def _news(rows: Sequence[EventRow], operation: str) -> bool:
-    """Whether there is more than what earlier runs put on record about themselves."""
+    """Return whether there is anything besides what earlier runs recorded about themselves."""
     return any(row.kind != "access" or row.body["operation"] != operation for row in rows)
 
 

@@ -1,4 +1,4 @@
-"""Which key signs the ledger's checkpoints, and who else states when one existed.
+"""The key that signs the ledger's checkpoints, and timestamps from third parties.
 
 `kvcustody audit sign`, `keys`, `rotate-key` (the next key), `confirm-break` (what was signed is lost) and `timestamp`
 (an RFC 3161 authority).

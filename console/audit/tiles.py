@@ -1,4 +1,4 @@
-"""`kvcustody audit tiles`: a log as C2SP tiles, and the check of such a folder."""
+"""`kvcustody audit tiles`: a log as C2SP tiles, and the check of a folder of tiles."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def tiles(
 
 
 def is_tiles(folder: Path) -> bool:
-    """True for a folder of tiles; an export of leaves has a manifest instead."""
+    """Return True for a folder of tiles; an export of leaves has a manifest instead."""
     return (folder / "tile").is_dir() and not (folder / "manifest.json").exists()
 
 
 def check_tiles(folder: Path, keys: Sequence[str], witnesses: Sequence[str], threshold: int) -> ExportReport:
-    """Every byte of a folder of tiles, by the reader's keys."""
+    """Check every byte of a folder of tiles against the reader's keys."""
     return verify_export(folder, keys, witnesses=witnesses, witness_threshold=threshold)
 
 
 def show_tiles(report: ExportReport, *, as_json: bool) -> None:
-    """The verdict, and what it does not show."""
+    """Print the verdict and its limits."""
     problems = [problem.text for problem in report.problems]
     if as_json:
         facts: dict[str, Any] = {"sound": report.ok, "log": report.name, "size": report.size}

@@ -1,4 +1,4 @@
-"""Prints cases, and one with everything about it."""
+"""Prints the list of cases, and one case in full."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvcustody.times import readable
 
 
 def print_cases(answer: dict[str, Any]) -> None:
-    """Every case on record, and how it stands: `open`, `near`, `missed`, `answered` or `late`."""
+    """Print every case on record with its state: `open`, `near`, `missed`, `answered` or `late`."""
     cases = answer["items"]
     if not cases:
         say("no case is on record; `kvcustody case open` records a request of a person")
@@ -36,7 +36,7 @@ def print_cases(answer: dict[str, Any]) -> None:
 
 
 def print_case(case: dict[str, Any]) -> None:
-    """One case: its clock, its steps, erasures, legal holds and recipients, and what is still to be done.
+    """Print one case: its clock, its steps, erasures, legal holds and recipients, and its open tasks.
 
     Steps that count for nothing are shown with the reason, and so is what the ledger says against a decision.
     """
@@ -67,12 +67,12 @@ def print_case(case: dict[str, Any]) -> None:
 
 
 def unread_text(unread: str) -> str:
-    """What is said of a case whose leaf could not be read whole."""
+    """Return the text for a case whose leaf could not be read completely."""
     return f"not read: {unread}; the days shown are the earliest that may count"
 
 
 def _marked(state: str) -> Text:
-    """The word, standing out where the clock was not kept, or is about to run out."""
+    """Return the state, highlighted where the deadline was missed or is near."""
     if state in (CaseState.MISSED, CaseState.LATE):
         return Text(state, "bold red")
     return Text(state, "yellow" if state == CaseState.NEAR else "")

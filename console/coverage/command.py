@@ -1,4 +1,4 @@
-"""`kvcustody coverage`: what was due to end, what has evidence of it, and the same again from the leaves alone."""
+"""`kvcustody coverage`: the custody that was due to end, its evidence, and the same figures recomputed from leaves."""
 
 from __future__ import annotations
 
@@ -140,7 +140,9 @@ def recompute(
 
 
 def _tell_marked(export: Path) -> None:
-    """What the export itself says is replayed or generated; `kvcustody audit verify` holds it against the leaves."""
+    """Report history that the export marks as replayed or generated; `kvcustody audit verify` checks the mark by the
+    leaves.
+    """
     try:
         marked = parse_manifest((export / MANIFEST).read_bytes()).marked
     except OSError as problem:
@@ -150,7 +152,7 @@ def _tell_marked(export: Path) -> None:
 
 
 def coverage_json(found: CoverageSummary) -> dict[str, Any]:
-    """Rows, their total and the lags, as `--json` prints them."""
+    """Return rows, their total and the lags, as `--json` prints them."""
     lags = {name: getattr(found, name) for name in ("lag_us_p50", "lag_us_p99", "lag_us_max")}
     total = {**found.total._asdict(), "ended": found.total.ended, "coverage": round(found.total.coverage, 6)}
     return {"total": total, "rows": [row._asdict() for row in found.rows], **lags}
@@ -188,14 +190,14 @@ _LEVELS = ("full", "sampled", "retired", "launched")
 
 
 def print_coverage(found: CoverageSummary) -> None:
-    """Units by tenant and classification, bytes by level, lags."""
+    """Print units by tenant and classification, bytes by level, and lags."""
     _units_and_bytes(found)
     lags = (found.lag_us_p50, found.lag_us_p99, found.lag_us_max)
     stdout().print(f"from due to destroyed: p50 {_ms(lags[0])}, p99 {_ms(lags[1])}, longest {_ms(lags[2])}")
 
 
 def print_recount(again: RecountResult, compared: tuple[Difference, ...] | None) -> None:
-    """The same tables from the leaves, what nothing accounts for, and where the tables say something else."""
+    """Print the same tables from the leaves, unaccounted custody, and differences from the ledger's tables."""
     missing = again.missing
     _units_and_bytes(again.figures)
     _print_copies(again.copies)
@@ -239,7 +241,7 @@ _OF_COPIES = (
 
 
 def _print_copies(copies: CopyCoverage) -> None:
-    """Copies by tier, where any was due."""
+    """Print copies by tier, where any was due."""
     if not copies.rows:
         return
     heads = (name.replace("_", " ") for name in _OF_COPIES)

@@ -1,4 +1,4 @@
-"""`kvcustody db`: bring a ledger's schema up to date, set up its roles and months, move it to PostgreSQL."""
+"""`kvcustody db`: upgrades a ledger's schema, sets up its roles and partitions, moves it to PostgreSQL."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _open(url: str) -> Iterator[Engine]:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """A bar for each kind of work in turn."""
+    """Yield a bar for each kind of work in turn."""
     with progress_bar() as bar:
         task = bar.add_task("ledger", total=None)
 

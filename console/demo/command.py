@@ -51,7 +51,7 @@ _BUNDLED = "bundled"
 
 
 class RouterChoice(StrEnum):
-    """Which router stands before the workers."""
+    """The router in front of the workers."""
 
     AUTO = "auto"
     SMG = "smg"
@@ -61,14 +61,14 @@ class RouterChoice(StrEnum):
 
 
 class EngineChoice(StrEnum):
-    """What the governed workers are."""
+    """The kind of governed workers."""
 
     MODELLESS = "modelless"
     VLLM = "vllm"
 
 
 class EventsChoice(StrEnum):
-    """Where workers tell which blocks they hold."""
+    """How workers publish the blocks that they hold."""
 
     NONE = "none"
     NATS = "nats"
@@ -83,7 +83,7 @@ class _Running(NamedTuple):
 
 @app.callback()
 def _demo() -> None:
-    """A group, even with one command."""
+    """Keep `fleet` a command of its own in the group."""
 
 
 @app.command(epilog=EPILOG)
@@ -177,7 +177,11 @@ def _plan(
     *,
     with_envoy: bool,
 ) -> FleetPlan:
-    """What is installed of what was asked for; raises `ConfigError` that says what to install."""
+    """Return the installed parts of the requested fleet.
+
+    Raises:
+        ConfigError: a part is missing; the message names the package.
+    """
     check_modules("torch", "fastapi", "uvicorn", "grpc")
     from kvcustody.console.demo.fleet_processes import NO_ROUTER, FleetPlan
     from kvcustody.lab.fleet.router_programs import (
@@ -219,7 +223,11 @@ def _plan(
 
 
 def _engine_python(engine: EngineChoice, folders: list[Path]) -> Path | None:
-    """The Python that has vLLM, where it is asked for; raises `ConfigError` that says what to install."""
+    """Return the Python that has vLLM, where it is requested.
+
+    Raises:
+        ConfigError: it is missing; the message names the package.
+    """
     from kvcustody.lab.fleet.router_programs import find_python
 
     if engine is EngineChoice.MODELLESS:
@@ -243,7 +251,11 @@ def _start(
     seed: int,
     postgres: str,
 ) -> _Running:
-    """Open everything in order; `stack` closes it in reverse. Raises `KeyboardInterrupt` where it is told to end."""
+    """Open everything in order; `stack` closes it in reverse.
+
+    Raises:
+        KeyboardInterrupt: a stop was requested.
+    """
     progress = Progress()
     before = "Envoy and a door" if plan.envoy else "a door"
     progress(f"starting: {before} twice, router {plan.router}, {several(plan.workers, 'governed worker')}")
@@ -285,7 +297,7 @@ def _start(
 
 
 def _database(asked: str, stack: ExitStack) -> str:
-    """The URL of a server for the ledger, empty for SQLite; a bundled server ends with `stack`."""
+    """Return the URL of a ledger server, empty for SQLite; a bundled server ends with `stack`."""
     if asked != _BUNDLED:
         return asked
     try:
@@ -302,7 +314,7 @@ def _database(asked: str, stack: ExitStack) -> str:
 
 
 def _tell(running: _Running, as_json: bool) -> None:
-    """Where everything is, and how to get in."""
+    """Print the addresses and how to sign in."""
     fleet = running.fleet
     if as_json:
         print_json(

@@ -1,4 +1,4 @@
-"""Checks of the ledger: its schema, place, role, signatures, witnesses, and the keys that are in it."""
+"""Checks of the ledger: its schema, location, role, signatures, witnesses, and credentials."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ _MOUNTS = Path("/proc/self/mounts")
 
 @check("ledger", "the ledger is there, and has this program's schema")
 def ledger(subject: Examined) -> Iterator[Diagnosis]:
-    """A pooler that drops session options is refused when it is met."""
+    """Check that the ledger opens at this program's schema. A pooler that drops session options is refused when it is
+    met.
+    """
     if subject.engine is None:
         yield skipped("no ledger was named (`--ledger`, `--service` or `--worker`)")
     else:
@@ -50,7 +52,7 @@ def ledger(subject: Examined) -> Iterator[Diagnosis]:
 
 @check("disk", "there is room, on disks of this machine")
 def disk(subject: Examined) -> Iterator[Diagnosis]:
-    """Where the ledger, the spill, the service's folder and the NVMe tier are."""
+    """Check the disks of the ledger, the spill, the service's folder and the NVMe tier."""
     folders: dict[str, Path] = {}
     place = database_place(subject.ledger) if subject.ledger is not None else None
     if isinstance(place, SqliteFile) and place.path.exists():
@@ -89,7 +91,7 @@ def _folder(name: str, path: Path) -> Iterator[Diagnosis]:
 
 
 def filesystem_of(path: Path, mounts: str | None = None) -> str:
-    """The kind of file system that a path is on, as the kernel names it; empty where it does not say."""
+    """Return the kernel's name for the file system of a path; empty where it names none."""
     best, kind = "", ""
     resolved = str(path.resolve())
     if mounts is None:
@@ -105,7 +107,7 @@ def filesystem_of(path: Path, mounts: str | None = None) -> str:
 
 @ledger_check("database-role", "the ledger's connection has no more rights than it needs")
 def database_role(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
-    """A superuser passes every wall and every trigger, and its clock is compared with this machine's."""
+    """Check the database role and clock: a superuser bypasses every row rule and trigger."""
     if not dialect_of(engine).roles:
         yield skipped("the ledger is no PostgreSQL server's")
         return
@@ -130,7 +132,7 @@ def database_role(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
 
 @ledger_check("signatures", "checkpoints are signed, by the key that these settings name")
 def signatures(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
-    """What is sealed waits for a signature; whoever has the ledger's key signs."""
+    """Check that no sealed checkpoint waits long for a signature; the holder of the ledger's key signs."""
     now_us = subject.clock.utc_us()
     with engine.connect() as connection:
         waiting = unsealed(connection, now_us)
@@ -157,7 +159,7 @@ def signatures(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
 
 @ledger_check("witnesses", "others have signed the ledger's state today")
 def witnesses(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
-    """Without a witness a rewritten ledger is undetected."""
+    """Check the witnesses: without one, a rewritten ledger is undetected."""
     with engine.connect() as connection:
         last_us = connection.scalar(select(func.max(cosignatures.c.at_us)))
     if last_us is None:
@@ -174,7 +176,7 @@ def witnesses(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
 
 @ledger_check("credentials", "no key of a worker or person ends within 14 days")
 def credentials(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
-    """Only a principal's last key counts, of principals that are enabled. A bootstrap key is to end."""
+    """Check the keys of enabled principals, where only the last key counts; a bootstrap key should have ended."""
     now_us = subject.clock.utc_us()
     last = func.max(service_keys.c.expires_us)
     query = (

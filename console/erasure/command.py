@@ -67,7 +67,7 @@ _Id = Annotated[str, typer.Argument(help="The erasure's id, as `request` printed
 
 @dataclass(frozen=True, kw_only=True)
 class SelectorOptions(ParameterGroup):
-    """What is erased."""
+    """The data to erase."""
 
     tenant: Annotated[str | None, typer.Option(help="Whose data.")] = None
     subject: Annotated[str | None, typer.Option(help="Of this subject alone; needs the tenant.")] = None
@@ -215,7 +215,7 @@ def certificate(
 
 
 def _issued(ledger: str, erasure: str, key: SigningKey, path: Path, opens: SelectorOpening) -> Document:
-    """The certificate; where its leaves are not signed yet, as nobody has the ledger open, its key signs them first."""
+    """Return the certificate; unsigned leaves of it are signed first where no process has the ledger open."""
     clock = SystemClock()
     try:
         with reading(ledger) as engine, engine.connect() as connection:

@@ -1,4 +1,4 @@
-"""Prints erasures, and how one stands in every worker."""
+"""Prints the list of erasures, and one erasure's state in every worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GOOD = ("open", "complete")
 
 
 def print_erasures(answer: dict[str, Any]) -> None:
-    """Every erasure on record, and how it stands.
+    """Print every erasure on record with its state.
 
     Workers do not follow an order that no trusted key signed, where the settings name `policy_trust`.
     """
@@ -29,7 +29,9 @@ def print_erasures(answer: dict[str, Any]) -> None:
 
 
 def print_status(state: dict[str, Any]) -> None:
-    """Which workers have answered, what each did, what stays and why, and who has not answered."""
+    """Print which workers have answered with what, the data that remains and why, and which workers have not
+    answered.
+    """
     say(f"{_words(state)}: {state['erasure']} ({state['selector']})")
     table = make_table("", "worker", "answer", "reason", "residencies", "blocks", "remaining", left=3)
     for one in state["answers"]:
@@ -48,5 +50,5 @@ def _words(one: dict[str, Any]) -> str:
 
 
 def _standing(one: dict[str, Any]) -> Text:
-    """The state in words, standing out where a deadline was not kept or nobody follows the order."""
+    """Return the state, highlighted where a deadline was missed or no worker follows the order."""
     return Text(printable(_words(one)), "" if one["state"] in _GOOD else "bold red")

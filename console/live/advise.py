@@ -1,4 +1,4 @@
-"""`kvcustody advise`: seven questions about a cache, answered from what running workers last said or of a trace."""
+"""`kvcustody advise`: seven questions about a cache, answered from running workers' status or from a trace."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceOptions(ParameterGroup):
-    """The trace that is replayed, where no worker is asked."""
+    """The trace to replay instead of using workers' status."""
 
     trace_format: Annotated[
         str | None, typer.Option(help="What the trace is, as `replay` has it; `generated` reads no file.")
@@ -99,7 +99,7 @@ def advise(
 
 
 def _show(seen: list[SeenWorker], advice: list[questions.Advice], of: dict[str, str] | None, as_json: bool) -> None:
-    """`of`: what was replayed, and how."""
+    """Print the answers. `of`: what was replayed, and how."""
     if as_json:
         answers = [one._asdict() | {"evidence": [row._asdict() for row in one.evidence]} for one in advice]
         told = {"workers": [one.worker for one in seen], "answers": answers}
@@ -125,7 +125,7 @@ def _show(seen: list[SeenWorker], advice: list[questions.Advice], of: dict[str, 
 
 
 def _of_ledger(connection: Connection) -> dict[str, float]:
-    """What a ledger has of orphans, and of custody that was due in the last hours."""
+    """Return a ledger's figures about orphans and about custody due in the last hours."""
     counts: Counter[str] = Counter()
     for orphan, number in orphans_by_class(connection).items():
         counts[f'orphan_findings{{orphan="{orphan}"}}'] += number

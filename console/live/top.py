@@ -1,4 +1,4 @@
-"""`kvcustody top`: what every worker does now, and which tenants it does it for.
+"""`kvcustody top`: what every worker does now, and for which tenants.
 
 1. What is shown is what workers last said of themselves, ten seconds old at most: of a control plane (`--server`), or
    as the ledger has it. Nothing is asked of an engine.
@@ -83,7 +83,7 @@ def _document(seen: list[SeenWorker], tenants: int) -> dict[str, Any]:
 
 
 def _tenants(seen: list[SeenWorker]) -> list[dict[str, Any]]:
-    """What workers say of tenants, added up; whoever thrashes anywhere first, then the busiest."""
+    """Return tenants' figures, summed over workers: tenants that thrash first, then the busiest."""
     charged: Counter[str] = Counter()
     measures: dict[str, Counter[str]] = {"active_tokens": Counter(), "recomputed_blocks": Counter()}
     thrashing: set[str] = set()
@@ -154,7 +154,7 @@ def _shown(seen: list[SeenWorker], before: Mapping[str, Status], tenants: int) -
 
 
 def _tiers(seen: list[SeenWorker], before: Mapping[str, Status]) -> list[Table | str]:
-    """The tiers of workers that have one, and what the columns mean."""
+    """Return the tiers of the workers that have one, and the meaning of the columns."""
     table = make_table(
         "tiers",
         *("worker", "tier", "used", "of", "copies", "stored", "restored", "storing", "restoring"),

@@ -1,4 +1,4 @@
-"""`kvcustody policy enforcement` and `enforce`: for whom workers enforce their policy, and what they foresee of others.
+"""`kvcustody policy enforcement` and `enforce`: the tenants for which workers enforce, and forecasts for the others.
 
 On the ledger itself, or against a control plane with `--server`. docs/operate/adoption.md walks a whole adoption.
 """
@@ -25,7 +25,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def print_enforcement(enforcement: dict[str, Any]) -> None:
-    """For whom workers enforce their policy, and what enforcing would have denied and cost where they monitor.
+    """Print for which tenants workers enforce their policy, and what enforcement would have denied and cost the others.
 
     Refused tokens were reused and would not have been; what is prefilled again is what enforcing would have cost.
     """
@@ -116,7 +116,7 @@ def order_command(
 
 
 def _said(order: Mapping[str, Any]) -> str:
-    """For whom is enforced, in words."""
+    """Return in words for which tenants the policy is enforced."""
     if order["mode"] == ENFORCE:
         return "enforced for everybody"
     until = f" until {readable(order['until_us'])}"

@@ -1,4 +1,4 @@
-"""`kvcustody policy explain` and `test`: why one decision, and whether all the expected ones come out."""
+"""`kvcustody policy explain` and `test`: the reasons of one decision, and whether all expected decisions are made."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ PromptKinds = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class AccessOptions(ParameterGroup):
-    """The request that is explained."""
+    """The request to explain."""
 
     reader: Reader
     classification: Level = None
@@ -303,7 +303,7 @@ MinCells = Annotated[int, typer.Option("--min-cells", min=0, max=100, help="Perc
 
 
 class CasesFormat(StrEnum):
-    """How results are printed."""
+    """The format of the results."""
 
     TEXT = "text"
     JSON = "json"

@@ -1,4 +1,4 @@
-"""`kvcustody policy lint`: what is sound and yet probably not meant."""
+"""`kvcustody policy lint`: findings in a sound policy that are probably mistakes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ Strict = Annotated[bool, typer.Option("--fail", help="Exit 1 when there is a fin
 
 @dataclass(frozen=True, kw_only=True)
 class SeenOptions(ParameterGroup):
-    """What of the policy is in use, and by whom."""
+    """The tenants and ids that are in use."""
 
     tenants: Tenants = None
     used: Used = None
@@ -73,7 +73,7 @@ class SeenOptions(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareOptions(ParameterGroup):
-    """What the policy runs on."""
+    """The hardware that the policy runs on."""
 
     scrub_rate: Rate = None
     pool: Pool = None
@@ -141,7 +141,7 @@ def _show(problems_of: dict[str, tuple[Problem, ...]], problems: list[Problem], 
 def _from_ledger(
     ledger: str, known: frozenset[str] | None, seen: frozenset[str] | None
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """(tenants, ids in use) as the ledger has them; a file that was given says more than the ledger."""
+    """Return (tenants, ids in use) from the ledger; a given file overrides it."""
     with snapshot(ledger) as connection:
         return (
             tenants_seen(connection) if known is None else known,
@@ -173,7 +173,11 @@ def _read(path: Path) -> str:
 
 
 def day_us(at: str | None) -> int:
-    """The start of a UTC day, or now, in microseconds. Raises `ConfigError`."""
+    """Return the start of a UTC day, or now, in microseconds.
+
+    Raises:
+        ConfigError: it is no day.
+    """
     if at is None:
         return int(datetime.now(tz=UTC).timestamp() * 1_000_000)
     try:
@@ -184,7 +188,7 @@ def day_us(at: str | None) -> int:
 
 
 def _rate(measured: Path | None, pool: str | None) -> ScrubRate | None:
-    """The slowest of the measured points: a deadline is kept on bad days too."""
+    """Return the slowest measured point, because a deadline must be met on bad days too."""
     if measured is None and pool is None:
         return None
     if measured is None or pool is None:

@@ -1,4 +1,4 @@
-"""Orders that a person writes into a ledger: whose tenants it names, and signatures of orders from before.
+"""Orders that a person writes into a ledger: issuers of tenants, and signatures of earlier orders.
 
 `assign-issuer`: a worker behind a control plane has it assign issuers; one with a ledger of its own assigns them where
 the database lets it. On PostgreSQL the role `kvcustody_worker` writes no order, so a person assigns each issuer first.
@@ -137,7 +137,7 @@ def sign_orders_command(
 
 
 class OrderCount(NamedTuple):
-    """How many orders of a kind somebody gave."""
+    """The number of orders of a kind that one author gave."""
 
     kind: str
     author: str
@@ -154,7 +154,7 @@ def _authors(listed: Sequence[UnsignedOrder]) -> str:
 
 
 def _list_orders(listed: Sequence[UnsignedOrder]) -> None:
-    """Each order, and how many of each kind and author: shown before anything is signed."""
+    """Print each order, and the number by kind and author, before anything is signed."""
     table = make_table("", "order", "kind", "at", "author", left=4)
     for one in listed:
         table.add_row(f"{one.log}/{one.idx}", one.kind, iso(one.at_us), one.actor)
@@ -169,7 +169,11 @@ def _chosen(
     kinds: list[str] | None,
     authors: list[str] | None,
 ) -> list[UnsignedOrder]:
-    """Those that every given choice names. Raises `ConfigError` for a place, kind or author without such an order."""
+    """Return the orders that match every given choice.
+
+    Raises:
+        ConfigError: a place, kind or author has no such order.
+    """
     chosen = unsigned
     choices: tuple[tuple[list[str] | None, str, Callable[[UnsignedOrder], str]], ...] = (
         (places, "at this place", lambda one: f"{one.log}/{one.idx}"),
@@ -186,5 +190,5 @@ def _chosen(
 
 
 def order_signature(order: UnsignedOrder, at_us: int, actor: str, reason: str) -> Event:
-    """What is put on record of an order that `actor` signs."""
+    """Return the record of an order that `actor` signs."""
     return OrderSigned(at_us, order.tenant, order.kind, order.idx, order.digest, actor, reason)

@@ -1,4 +1,4 @@
-"""`kvcustody policy propose … history`: the steps of a release, each one call of the release desk.
+"""`kvcustody policy propose … history`: the steps of a release, each one call to the release desk.
 
 Each prints its review, proposal or history as data (`--json`) or in lines.
 """
@@ -284,7 +284,7 @@ def history(
 
 
 def _running_lines(effect: dict[str, Any]) -> Iterator[str]:
-    """What workers run, a line each; a release that nobody runs is none that is in effect."""
+    """Yield what workers run, one line each; a release that no worker runs has no effect yet."""
     if not effect["at_work"] and not effect["unsaid"]:
         yield "in effect: nothing yet, no worker is at work; the active revision is what the next one will run"
     for one in effect["items"] if effect["at_work"] else ():
@@ -315,7 +315,7 @@ def _waiting(what: str) -> Any:
 
 
 def review_data(reviewed: Review) -> dict[str, Any]:
-    """A review as JSON data."""
+    """Return a review as JSON data."""
     return {
         "revision": reviewed.proposal.revision,
         "digest": reviewed.proposal.manifest.digest,
@@ -328,7 +328,7 @@ def review_data(reviewed: Review) -> dict[str, Any]:
 
 
 def history_data(state: ReleaseState) -> dict[str, Any]:
-    """A release as JSON data."""
+    """Return a release as JSON data."""
     return {
         "audience": state.trust.audience,
         "active": state.active_revision,
@@ -363,7 +363,7 @@ def _detail(body: Any) -> str:
 
 
 def show_proposal(made: Proposal, as_json: bool) -> None:
-    """A proposal in a line, or as JSON."""
+    """Print a proposal in one line, or as JSON."""
     manifest = made.manifest
     if as_json:
         print_json({"manifest": manifest.form(), "id": manifest.id, "author": made.author})
@@ -372,7 +372,7 @@ def show_proposal(made: Proposal, as_json: bool) -> None:
 
 
 def show_review(found: Review) -> None:
-    """Whether isolation is proved, and whose consent is lacking."""
+    """Print whether isolation is proved, and whose consent is missing."""
     say("isolation: proved" if found.proof.holds else "isolation: NOT PROVED; see `kvcustody policy prove`")
     for opening in found.missing:
         say(f"lacks the consent of {opening.owner} to {opening.id}")

@@ -1,4 +1,4 @@
-"""`kvcustody policy key`, `trust`, `bundle` and `verify-bundle`: who signs a policy, and what they have signed."""
+"""`kvcustody policy key`, `trust`, `bundle` and `verify-bundle`: the signers of a policy, and signed policies."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _TRUST = (
 
 @dataclass(frozen=True, kw_only=True)
 class TrustedKeys(ParameterGroup):
-    """Whose signatures count."""
+    """The keys whose signatures count."""
 
     author: _Public
     approver: _Public

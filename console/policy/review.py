@@ -1,4 +1,4 @@
-"""`kvcustody policy diff`, `check-no-new-access` and `prove`: what a reviewer asks before a policy is released."""
+"""`kvcustody policy diff`, `check-no-new-access` and `prove`: a reviewer's questions before a release."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _diff(old: Path, new: Path, revoked: list[str] | None) -> PolicyDiff:
 
 
 def print_diff(difference: PolicyDiff) -> None:
-    """A difference as tables, and the digest of what widens."""
+    """Print a difference as tables, and the digest of what it widens."""
     out = stdout()
     say(f"verdict: {difference.verdict}")
     for title, entries in (("opens", difference.openings), ("closes", difference.closings)):
@@ -118,7 +118,7 @@ def _print_openings(title: str, entries: tuple[WidenedAccess, ...]) -> None:
 
 
 def _grouped(cells: tuple[CellChange, ...]) -> list[tuple[str, ...]]:
-    """Rows for people: cells that differ in classification and scope alone share one."""
+    """Return rows for people: cells that differ only in classification and scope share one."""
     rows: dict[tuple[object, ...], tuple[list[str], list[str], CellChange]] = {}
     for cell in cells:
         key = (cell.opens, cell.action, cell.reader, cell.owner, cell.via, cell.start_us, cell.end_us)

@@ -22,12 +22,12 @@ _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def problem_data(problem: Problem) -> dict[str, Any]:
-    """One problem as JSON data."""
+    """Return one problem as JSON data."""
     return {**problem._asdict(), "help": f"{CODES_PAGE}#{problem.code.lower()}"}
 
 
 def validation_data(validation: Validation) -> dict[str, Any]:
-    """One document's validation as JSON data."""
+    """Return one document's validation as JSON data."""
     return {
         "file": validation.file,
         "sound": validation.sound,
@@ -38,7 +38,7 @@ def validation_data(validation: Validation) -> dict[str, Any]:
 
 
 def sarif(problems: Sequence[Problem], level: str = "error") -> str:
-    """Problems as one SARIF run."""
+    """Return problems as one SARIF run."""
     codes = sorted({problem.code for problem in problems})
     driver = {
         "name": "kvcustody policy",
@@ -73,7 +73,7 @@ def _location(problem: Problem) -> dict[str, Any]:
 
 
 def junit(suite: str, cases: Iterable[tuple[str, Sequence[object]]]) -> str:
-    """One JUnit test case per (name, failures); a case without failures passes."""
+    """Return one JUnit test case per (name, failures); a case without failures passes."""
     cases = list(cases)
     failed = sum(1 for _, failures in cases if failures)
     name = quoteattr(f"kvcustody policy {suite}")

@@ -1,4 +1,4 @@
-"""`kvcustody policy simulate`: what a new policy would have done to recorded requests, or does to a trace."""
+"""`kvcustody policy simulate`: a new policy's effect on recorded requests or on a trace."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Replay only t
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedOptions(ParameterGroup):
-    """The requests of a ledger."""
+    """The recorded requests of a ledger."""
 
     ledger: GivenLedger = None
     revision: Revision = None
@@ -137,7 +137,7 @@ def _print(simulation: Simulation, block_tokens: int) -> None:
 
 
 def _lost_share(change: TenantChange) -> str:
-    """The share of hits that would be lost; from, to where a shorter retention may take more."""
+    """Return the share of hits that would be lost, as a range where a shorter retention may lose more."""
     if not change.hit_blocks:
         return "-"
     least = f"{change.lost_blocks / change.hit_blocks:.1%}"
@@ -147,7 +147,7 @@ def _lost_share(change: TenantChange) -> str:
 
 
 def _print_tiers(found: Simulation) -> None:
-    """Only what changes: copies of whose requests may be where, and for how long."""
+    """Print only the changes: whose copies may be in which tier, and for how long."""
     table = make_table("copies off the device", "tenant", "tier", "requests: was", "is", "at most: was", "is", left=2)
     for change in found.tenants:
         for tier, counted in change.tiers.items():
@@ -180,7 +180,7 @@ def _replay(policy: Path, choice: Choice) -> ReplayReport:
 
 
 def compare_replays(before: ReplayReport, after: ReplayReport) -> list[dict[str, Any]]:
-    """What each tenant asked and found under the two policies, largest change of hit tokens first."""
+    """Return each tenant's requests and hits under the two policies, the largest change in hit tokens first."""
     before_rows = {row.tenant: row for row in before.tenants}
     two = {row.tenant: row for row in after.tenants}
     rows: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""`kvcustody policy validate`: what is wrong with a policy, where, and what to do about it."""
+"""`kvcustody policy validate`: a policy's problems, their places, and their fixes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ File = Annotated[Path, typer.Argument(help="A policy file.", metavar="FILE")]
 
 
 class ProblemFormat(StrEnum):
-    """How problems are printed."""
+    """The format of printed problems."""
 
     TEXT = "text"
     JSON = "json"
@@ -100,7 +100,7 @@ def _print(found: list[Validation], sources: dict[str, str]) -> None:
 
 
 def shown_at(lines: Sequence[str], problem: Problem) -> list[str]:
-    """The line that a problem is in, and a caret under its column; nothing where there is no such line.
+    """Return a problem's line with a caret under its column; nothing where there is no such line.
 
     A long line is cut around the place. What is not printable stands as `?`: no line can move the cursor.
     """

@@ -1,4 +1,4 @@
-"""`kvcustody principal`: who may ask a control plane; on the ledger itself, or against a server with `--server`.
+"""`kvcustody principal`: the principals of a control plane, in the ledger itself or at a server with `--server`.
 
 1. Against a server a bootstrap key enrols and enables, a key custodian's disables; on the ledger's own machine
    whoever may write the ledger does all of it.

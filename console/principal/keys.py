@@ -1,4 +1,4 @@
-"""`kvcustody apikey`: the keys of principals; on the ledger itself, or against a server with `--server`.
+"""`kvcustody apikey`: principals' keys, in the ledger itself or at a server with `--server`.
 
 1. A new key is printed once, on stdout, and kept nowhere.
 2. Against a server everybody replaces and revokes their own keys, a bootstrap key issues them, a key custodian's

@@ -1,4 +1,4 @@
-"""What the commands on principals and on their keys share: options, the book of the ledger itself, a new key's print.
+"""Shared parts of the commands about principals and keys: options, the ledger's own book, and printing a new key.
 
 1. A new key is printed once, on stdout, and kept nowhere.
 """
@@ -28,12 +28,12 @@ Days = Annotated[int | None, typer.Option(min=1, max=366, help="Days until the k
 
 
 def bound_to(certificate: Path | None) -> str | None:
-    """How a key names the certificate in a file."""
+    """Return a key's name for the certificate in a file."""
     return None if certificate is None else thumbprint_in(certificate)
 
 
 def print_key(issued: dict[str, Any], as_json: bool) -> None:
-    """The key on stdout, what is known of it on stderr."""
+    """Print the key on stdout and its facts on stderr."""
     if as_json:
         print_json(issued)
         return

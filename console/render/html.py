@@ -1,4 +1,4 @@
-"""Documents as HTML: one file without scripts or requests, for screens (light and dark), print, and the PDF's maker.
+"""Documents as HTML: one file without scripts or requests, for screens (light and dark), print, and PDF.
 
 1. A template is named by its path in the package, and lies beside the facts that it shows.
 2. Everything that a template did not write itself is escaped.
@@ -38,7 +38,7 @@ class Rendered(NamedTuple):
 
 @cache
 def environment() -> Environment:
-    """The environment of every document's templates: filters, macros, charts."""
+    """Return the environment of all documents' templates: filters, macros, charts."""
     templates = Environment(
         loader=FunctionLoader(_source),
         autoescape=True,
@@ -67,7 +67,7 @@ def environment() -> Environment:
 
 
 def _source(name: str) -> str | None:
-    """The text of a template, from the folders of its package (rule 1)."""
+    """Return a template's text, from the folders of its package (rule 1)."""
     package, _, file = name.rpartition("/")
     folders = import_module(f"kvcustody.{package.replace('/', '.')}").__path__
     paths = [path for folder in folders if (path := Path(folder, file)).is_file()]
@@ -75,20 +75,20 @@ def _source(name: str) -> str | None:
 
 
 def render_template(name: str, values: Mapping[str, Any]) -> Rendered:
-    """A document by its template; `zone` among the values is the zone whose times stand beside UTC."""
+    """Return a document by its template; the value `zone` is a time zone whose times are shown beside UTC."""
     files: dict[str, bytes] = {}
     made = environment().get_template(name).render({"zone": "UTC", **values, FILES: files})
     return Rendered(made, files)
 
 
 def _marked(is_bad: bool) -> str:
-    """The class of a row that is to be looked at, where it is."""
+    """Return the CSS class of a row that needs attention, or none."""
     return Markup(' class="marked"') if is_bad else ""
 
 
 @pass_context
 def _when(context: Context, at_us: int, form: str = "second") -> Markup:
-    """A moment in UTC, with that of the document's zone beside it, neither divided between lines."""
+    """Return a moment in UTC, with the document's zone beside it; neither breaks between lines."""
     text: str = getattr(number_format, form)(at_us)
     local = number_format.local(at_us, context["zone"]) if at_us else ""
     made = Markup('<span class="time">{}</span>').format(text)
@@ -97,30 +97,30 @@ def _when(context: Context, at_us: int, form: str = "second") -> Markup:
 
 @pass_context
 def _period(context: Context, since_us: int, until_us: int) -> Markup:
-    """A period's bounds and its length."""
+    """Return a period's bounds and length."""
     return _when(context, since_us) + " to " + _when(context, until_us) + f", {_length(context, since_us, until_us)}"
 
 
 @pass_context
 def _length(context: Context, since_us: int, until_us: int) -> str:
-    """The length of a period, in the calendar of UTC or of the document's zone."""
+    """Return a period's length, in the calendar of UTC or of the document's zone."""
     return number_format.period_length(since_us, until_us, context["zone"])
 
 
 def _whole_words(text: str) -> Markup:
-    """A command in which no line ends within a word, unless the word is longer than a line."""
+    """Return a command that breaks between lines only at words, unless a word is longer than a line."""
     whole = Markup('<span class="time">{}</span>')
     parts = re.split(r"(\s+)", text)
     return Markup("").join(whole.format(part) if 1 < len(part.strip()) <= _LINE else part for part in parts)
 
 
 def _leaf_hash(leaf: str) -> str:
-    """The hash of a leaf (RFC 6962)."""
+    """Return a leaf's hash (RFC 6962)."""
     return hashlib.sha256(b"\0" + leaf.encode()).hexdigest()
 
 
 def _pick(rows: Any, *names: str) -> list[tuple[Any, ...]]:
-    """The fields of these names, of each row."""
+    """Return these fields of each row."""
     return [tuple(getattr(row, name) for name in names) for row in rows]
 
 
@@ -150,7 +150,7 @@ def table(
     none: str = "",
     caller: Callable[[Any], Markup],
 ) -> Markup:
-    """A table whose rows the template's call block writes, each as `<tr><td>..</td>..</tr>`.
+    """Return a table whose rows the template's call block writes, each as `<tr><td>..</td>..</tr>`.
 
     The first `left` columns are text, the others numbers. `none` stands in the first cell where there is no row.
     """
@@ -182,7 +182,8 @@ _DENSER = 0.85  # of the letters of a dense table
 
 
 def column_widths(headings: Sequence[str], lines: Sequence[str], left: int) -> tuple[float, list[float], bool]:
-    """The table's width in percent of the page, those of its columns in percent of the table, and whether it is dense.
+    """Return the table's width in percent of the page, those of its columns in percent of the table, and whether it is
+    dense.
 
     No word is divided where all columns have room for their longest; long texts get what is left. A dense table has
     smaller letters. One with little in it is narrow, so that a row is read across without a gap.
@@ -217,7 +218,7 @@ def column_widths(headings: Sequence[str], lines: Sequence[str], left: int) -> t
 
 
 def _classed(line: str, left: int) -> str:
-    """A row whose numbers and times are marked as such, and whose cells with a very long word may divide it."""
+    """Return a row whose numbers and times have classes, and whose cells may break very long words."""
     place = -1
 
     def cell(found: re.Match[str]) -> str:
@@ -233,7 +234,7 @@ def _classed(line: str, left: int) -> str:
 
 
 def _rest(context: Context, count: int, shown: int, file: str, headings: Sequence[str], lines: Sequence[str]) -> str:
-    """What says where the other rows are."""
+    """Return the note about where the other rows are."""
     if not file:
         return f'<p class="quiet">{count - shown:,} more are in the JSON.</p>'
     rows = [[_plain(cell) for cell in _CELL.findall(line)] for line in lines]

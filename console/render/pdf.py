@@ -1,4 +1,4 @@
-"""A PDF of a document's HTML, by WeasyPrint (the extra `reports`) in a process of its own.
+"""A PDF of a document's HTML, made by WeasyPrint (the extra `reports`) in its own process.
 
 1. The bytes are a function of the HTML, of the fonts in `fonts/` and of the versions of WeasyPrint, fontTools, Pango
    and HarfBuzz: fontconfig sees no font of the system, and the only date is the document's. The last line says them.
@@ -33,18 +33,18 @@ _WEASYPRINT = "a PDF needs `weasyprint`: install kvcustody with the extra `repor
 
 @cache
 def can_make_pdf() -> bool:
-    """Whether WeasyPrint and Pango are installed."""
+    """Return whether WeasyPrint and Pango are installed."""
     return find_spec("weasyprint") is not None and ctypes.util.find_library("pango-1.0") is not None
 
 
 def makers_of(pdf: bytes) -> str:
-    """The versions that made a PDF, as it says of itself; empty where it does not."""
+    """Return the versions that made a PDF, as it states them; empty where it does not."""
     last = pdf.rstrip().rpartition(b"\n")[2]
     return last[2:].decode(errors="replace") if last.startswith(b"% ") else ""
 
 
 def pdf_of(html: str) -> bytes:
-    """The PDF of an HTML document (tagged, for A4).
+    """Return the PDF of an HTML document (tagged, for A4).
 
     Raises `ConfigError` where WeasyPrint or Pango is missing, and as rules 2 and 3 say.
     """
@@ -67,7 +67,7 @@ def pdf_of(html: str) -> bytes:
 
 
 def _refusal(said: str) -> ConfigError:
-    """The error that the process told of, in its last line."""
+    """Return the error that the process reported in its last line."""
     last = said.strip().rpartition("\n")[2]
     try:
         refused = json.loads(last)

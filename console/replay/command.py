@@ -79,7 +79,7 @@ _POOL_BLOCKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions(ParameterGroup):
-    """Which requests are replayed, under which policy and as whom."""
+    """The requests to replay, their policy and their tenants."""
 
     trace: Annotated[
         Path | None, typer.Argument(help="A recorded trace, plain or gzip; none: a generated workload.")
@@ -100,7 +100,11 @@ class WorkloadOptions(ParameterGroup):
     limit: Annotated[int | None, typer.Option(min=1, help="Replay only the first requests.")] = None
 
     def choice(self) -> Choice:
-        """The workload that the options name; raises `ConfigError`."""
+        """Return the workload that the options name.
+
+        Raises:
+            ConfigError: an option is wrong.
+        """
         return Choice(
             self.trace,
             self.trace_format,
@@ -114,7 +118,7 @@ class WorkloadOptions(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayPool(ParameterGroup):
-    """The pool that they are replayed on."""
+    """The pool for the replay."""
 
     pool_blocks: Annotated[int | None, typer.Option(min=8, help="Blocks of the pool.")] = None
     block_tokens: Annotated[
@@ -125,7 +129,7 @@ class ReplayPool(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayRecord(ParameterGroup):
-    """Where a replay is put on record."""
+    """Where a replay is recorded."""
 
     ledger: Annotated[
         str,
@@ -222,7 +226,7 @@ def replay(
 def _compare(
     choice: Choice, policy: str, blocks: int, block_tokens: int | None, host_tier: str | None, as_json: bool
 ) -> None:
-    """Three replays of one workload whose ledgers are thrown away."""
+    """Replay one workload three times, with throw-away ledgers."""
     tier = read_bytes(host_tier) or HOST_TIER_BYTES
     rows = []
     for setup, under, size, as_one in (
@@ -241,7 +245,11 @@ def _compare(
 
 
 def read_bytes(text: str | None) -> int:
-    """A size as `256MiB`; 0 for none. Raises `ConfigError`."""
+    """Return a size such as `256MiB` in bytes; 0 for none.
+
+    Raises:
+        ConfigError: it is no size.
+    """
     if text is None:
         return 0
     try:
@@ -260,7 +268,7 @@ def replayed_aside(
     *,
     as_one: bool = False,
 ) -> Iterator[tuple[ReplayReport, Path]]:
-    """A replay whose ledger is thrown away afterwards, and that ledger; raises what ended the replay early.
+    """Yield a replay with a throw-away ledger, and that ledger; raises the error that ended the replay early.
 
     `as_one`: all its requests are one tenant's, of one classification.
     """
@@ -287,7 +295,11 @@ def replayed_aside(
 
 
 def _sqlite_file(ledger: str) -> Path:
-    """The file of a replay's ledger; raises `ConfigError` for a server, which keeps no spill folder beside itself."""
+    """Return the file of a replay's ledger.
+
+    Raises:
+        ConfigError: the ledger is on a server, which has no spill folder.
+    """
     place = database_place(ledger)
     if not isinstance(place, SqliteFile):
         raise ConfigError("--ledger: a replay writes an SQLite file; give its path, or `sqlite:///PATH`")
@@ -295,12 +307,12 @@ def _sqlite_file(ledger: str) -> Path:
 
 
 def pool_blocks_of(format: str | None) -> int:
-    """The pool of a replay of this format, where none was asked for."""
+    """Return the default pool for a replay of this format."""
     return _POOL_BLOCKS.get(format or GENERATED, 8192)
 
 
 def import_job() -> Callable[..., ReplayReport]:
-    """The part that needs torch, which is an extra of the package."""
+    """Return the module that needs torch, which is an extra of the package."""
     try:
         from kvcustody.lab.replay.run.job import run_job
     except ModuleNotFoundError as error:
@@ -311,7 +323,7 @@ def import_job() -> Callable[..., ReplayReport]:
 
 
 def _golden(as_json: bool, policy: str) -> None:
-    """Every reference figure of both recorded traces; exit code 1 where one differs."""
+    """Print every reference figure of both recorded traces; exit with 1 where one differs."""
     folder = golden.find_traces()
     if folder is None:
         raise ConfigError("no recorded traces here; set KVCUSTODY_TRACES to the folder of golden_metrics.json")
@@ -331,7 +343,7 @@ def _golden(as_json: bool, policy: str) -> None:
 
 @contextmanager
 def replay_progress() -> Iterator[Callable[[str, int | None], Callable[[], None]]]:
-    """One bar at a time on stderr."""
+    """Yield a function that shows one progress bar at a time on stderr."""
     with interruptible() as checkpoint, progress_bar() as bar:
 
         def start(name: str, steps: int | None) -> Callable[[], None]:
@@ -349,7 +361,11 @@ def replay_progress() -> Iterator[Callable[[str, int | None], Callable[[], None]
 
 
 def read_unit(name: str) -> Unit:
-    """What belongs to one tenant; raises `ConfigError`."""
+    """Return the unit that belongs to one tenant.
+
+    Raises:
+        ConfigError: it is unknown.
+    """
     units: dict[str, Unit] = {"session": "session", "lineage": "lineage", "project": "project"}
     if name not in units:
         raise ConfigError(f"--unit `{name}`: use session, lineage or project")
@@ -362,7 +378,7 @@ LATE_BY_LOAD = "a replay skips idle time alone: on a busy machine scrubs come af
 
 
 def print_report(report: ReplayReport, console: Console) -> None:
-    """Tables by tenant, then custody, coverage and conservation."""
+    """Print tables by tenant, then custody, coverage and conservation."""
     rows = [*report.tenants, report.totals]
     table = make_table(
         report.title,
@@ -452,7 +468,7 @@ def _print_tiers(uses: list[TierUse], console: Console) -> None:
 
 
 def print_comparison(rows: Iterable[TierRow], blocks: int, console: Console) -> None:
-    """The same workload in a small pool, with and without a tier, and without isolation."""
+    """Print the same workload in a small pool, with and without a tier, and without isolation."""
     columns = ("prompt tokens", "from the device", "from the host tier", "prefill avoided")
     table = make_table(f"The same workload, a pool of {blocks:,} blocks", "", *columns)
     for row in rows:
@@ -492,7 +508,7 @@ def _print_proofs(report: ReplayReport, console: Console) -> None:
 
 
 def print_golden(rows: Iterable[Row], console: Console) -> None:
-    """Reference figures beside the Governor's."""
+    """Print reference figures beside the Governor's."""
     table = make_table("Recorded traces", "trace", "figure", "expected", "measured", "agrees", left=2)
     for row in rows:
         expected = "" if row.expected is None else f"{row.expected:,.{row.digits}f}"

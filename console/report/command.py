@@ -71,7 +71,7 @@ app = typer.Typer(
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions(ParameterGroup):
-    """Which report of which ledger."""
+    """The report and its ledger."""
 
     framework: Annotated[
         str,
@@ -90,7 +90,7 @@ class ReportOptions(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions(ParameterGroup):
-    """How the sample is drawn, and how large it is."""
+    """The sample's size and draw."""
 
     seed: Annotated[
         str, typer.Option(help="Draws the sample: an auditor's own text, or the value of a public beacon.")
@@ -108,7 +108,7 @@ class SampleOptions(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceOptions(ParameterGroup):
-    """What the report says beside the figures of its period."""
+    """The report's content besides its period's figures."""
 
     extends: Annotated[
         int | None, typer.Option(help="An earlier report's checkpoint: a proof that this one extends it.")
@@ -132,7 +132,7 @@ class EvidenceOptions(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFiles(ParameterGroup):
-    """The files of a report."""
+    """The report's files."""
 
     format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(FORMATS)}.")] = ",".join(FORMATS)
     signing_key: Annotated[
@@ -271,7 +271,7 @@ def verify(
 
 @contextmanager
 def _source(export: Path | None, ledger: str | None) -> Iterator[Connection | Path | None]:
-    """What a document is made again from."""
+    """Yield the source from which a document is recomputed."""
     if export is not None or ledger is None:
         yield export
         return
@@ -317,14 +317,18 @@ app.add_typer(schedule_commands.app, name="schedules")
 
 
 def asked_framework(name: str) -> Framework:
-    """A framework of the library by its name, or of a file; raises `ConfigError` for neither."""
+    """Return a framework from the library by name, or from a file.
+
+    Raises:
+        ConfigError: it is neither.
+    """
     if name.endswith(".toml"):
         return read_framework(read_words(Path(name)))
     return load_framework(name)
 
 
 def prove_policy(path: Path) -> PolicyProof:
-    """The proof of a policy file, as a report states it."""
+    """Return a policy file's proof, as a report states it."""
     from kvcustody.policies.reading.load_policy import load_policy
     from kvcustody.policies.table.compile import compile_policy
     from kvcustody.policies.workbench.prove.prove import prove
@@ -377,7 +381,7 @@ def _answer(report: Report, out: Path, names: list[str], as_json: bool) -> None:
 
 
 class _telling:  # noqa: N801 - a context manager that reads as a verb
-    """Says on a terminal what is being done; silent elsewhere."""
+    """Prints progress on a terminal; silent elsewhere."""
 
     def __enter__(self) -> Callable[[str], None]:
         self._console = Console(stderr=True)
@@ -402,7 +406,11 @@ _NAMES = ("report.json", "ropa.json")
 
 
 def document_file(folder: Path) -> Path:
-    """The JSON of a report or a record in its folder; raises `ConfigError` where there is none."""
+    """Return the JSON of a report or record in its folder.
+
+    Raises:
+        ConfigError: there is none.
+    """
     found = next((folder / name for name in _NAMES if (folder / name).exists()), None)
     if found is None:
         raise ConfigError(f"`{folder}` has no {' and no '.join(_NAMES)}", path=folder)
@@ -410,7 +418,7 @@ def document_file(folder: Path) -> Path:
 
 
 class ComparedFiles(NamedTuple):
-    """The files of a folder that were compared, what is wrong with any, and what could not be compared."""
+    """The compared files of a folder, their differences, and the files that could not be compared."""
 
     compared: tuple[str, ...]
     problems: list[str]
@@ -418,7 +426,7 @@ class ComparedFiles(NamedTuple):
 
 
 def compare_files(folder: Path, document: Document) -> ComparedFiles:
-    """Make each file of the folder again and compare bytes. A PDF of other versions of its makers is not compared."""
+    """Make each file of the folder again and compare bytes. A PDF made by other versions is not compared."""
     shown = open_report(document) if document.kind == REPORT else document
     there = [form for form, name in forms_of(shown).files.items() if (folder / name).exists()]
     version = document.facts["version"]

@@ -1,4 +1,4 @@
-"""`kvcustody report schedules`, `report list` and `report retry`: what is made by a calendar, and what was made.
+"""`kvcustody report schedules`, `report list` and `report retry`: reports by calendar, and those made so far.
 
 On the ledger itself, as whoever may write it (on record as `local:<user>`), or asked of a control plane.
 """

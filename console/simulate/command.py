@@ -1,4 +1,4 @@
-"""`kvcustody simulate`: what a fleet would find in its caches, in fast time."""
+"""`kvcustody simulate`: a fleet's expected cache hits, modelled faster than real time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WORKERS = (8, 64)
 
 @app.callback()
 def _simulate() -> None:
-    """A group, even with one command."""
+    """Keep `fleet` a command of its own in the group."""
 
 
 @app.command(epilog=EPILOG)

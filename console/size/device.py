@@ -1,4 +1,4 @@
-"""`kvcustody size`: what fits on a device, from a model's own `config.json`."""
+"""`kvcustody size`: what fits on a device, from a model's `config.json`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceMemory(ParameterGroup):
-    """The memory of one device, and what else is in it."""
+    """The memory of one device, and its other uses."""
 
     gpu_memory: Annotated[str, typer.Option(help="Memory of one device: 80GiB, 80GB, 24576MiB.")]
     utilisation: Annotated[float, typer.Option(help="Share of it that may be used.")] = 0.9
@@ -49,7 +49,7 @@ class DeviceMemory(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions(ParameterGroup):
-    """How the cache is laid out, and for which contexts."""
+    """The cache's layout, and the contexts that it serves."""
 
     block_tokens: Annotated[int, typer.Option(help="Tokens a block.")] = 16
     kv_dtype: Annotated[
@@ -64,7 +64,7 @@ class CacheOptions(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class TenantOptions(ParameterGroup):
-    """What tenants get of it."""
+    """The tenants' shares of the cache."""
 
     policy: Annotated[
         str | None,
@@ -122,7 +122,7 @@ def size(
 
 
 def as_document(report: SizingReport) -> dict[str, Any]:
-    """The report as JSON values."""
+    """Return the report as JSON values."""
     document = asdict(report)
     document["layout"]["bytes_per_token"] = report.layout.bytes_per_token
     document["engine"] = _engine(report)._asdict()
@@ -220,21 +220,25 @@ _STYLE = (
 
 
 class TenantProfile(NamedTuple):
-    """What a tenant keeps at once: so many sessions of so many tokens."""
+    """The sessions that one tenant keeps at once, and their tokens."""
 
     sessions: int
     tokens: int
 
     @classmethod
     def read(cls, text: str) -> TenantProfile:
-        """`SESSIONSxTOKENS`, as 8x4096; raises `ConfigError`."""
+        """Parse `SESSIONSxTOKENS`, such as 8x4096.
+
+        Raises:
+            ConfigError: the text has another form.
+        """
         found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
         if found is None:
             raise ConfigError(f"tenant profile `{text}`: write SESSIONSxTOKENS, as 8x4096", profile=text)
         return cls(int(found[1]), int(found[2]))
 
     def bytes(self, report: SizingReport) -> int:
-        """Bytes of K/V of one such tenant, in whole blocks."""
+        """Return the K/V bytes of one such tenant, in whole blocks."""
         size = report.block_tokens
         session = sum(
             group.blocks_for(self.tokens, size) * group.bytes_per_block(size) for group in report.layout.groups
@@ -242,12 +246,12 @@ class TenantProfile(NamedTuple):
         return self.sessions * session
 
     def fit(self, report: SizingReport) -> int:
-        """How many such tenants the K/V memory holds at once."""
+        """Return how many such tenants the K/V memory holds at once."""
         return report.kv_bytes // self.bytes(report)
 
 
 def shares(report: SizingReport, policy: Policy) -> list[dict[str, Any]]:
-    """Blocks and tokens by tenant: what is guaranteed to it, and the most that it may have, as the pool rounds."""
+    """Return blocks and tokens by tenant: the guaranteed ones, and the maximum, rounded as the pool does."""
     listed = (*policy.tenants, *((policy.default,) if policy.default is not None else ()))
     return [_share(report, policy, tenant) for tenant in listed]
 
@@ -266,7 +270,7 @@ def _share(report: SizingReport, policy: Policy, tenant: TenantPolicy) -> dict[s
 
 
 def fitting(report: SizingReport, profile: TenantProfile) -> dict[str, Any]:
-    """How many tenants of `profile` fit, and how that changes with the length of their sessions."""
+    """Return how many tenants of `profile` fit, and how that changes with their sessions' length."""
     steps = [TenantProfile(profile.sessions, max(1, int(profile.tokens * step))) for step in _STEPS]
     return {
         "sessions": profile.sessions,
@@ -278,7 +282,11 @@ def fitting(report: SizingReport, profile: TenantProfile) -> dict[str, Any]:
 
 
 def plot(path: Path, model: str, found: dict[str, Any]) -> None:
-    """Write the tenants that fit, by tokens a session, as an SVG file. Raises `ConfigError` where it cannot."""
+    """Write the number of tenants that fit by tokens per session as an SVG file.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
     rows = found["by_tokens"]
     title = f"{model}: tenants of {several(found['sessions'], 'session')} that fit"
     counts, edges = [row["fit"] for row in rows], [f"{row['tokens']:,}: {row['fit']:,}" for row in rows]

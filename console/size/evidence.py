@@ -1,4 +1,4 @@
-"""`kvcustody size ledger`: leaves, bytes and gigabytes a day of the evidence of a workload."""
+"""`kvcustody size ledger`: leaves, bytes and gigabytes per day of a workload's evidence."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _of_replay(choice: Choice, policy: str, pool_blocks: int) -> EvidenceSize:
 
 
 def as_document(figures: EvidenceSize, requests_per_second: float) -> dict[str, Any]:
-    """The figures as JSON values; bytes are of leaves unless they say `disk`."""
+    """Return the figures as JSON values; bytes are of leaves unless their name says `disk`."""
     a_day = requests_per_second * _DAY_SECONDS / figures.requests
     return {
         "requests": figures.requests,

@@ -1,4 +1,4 @@
-"""`kvcustody subject`: what do we hold of one person, why, until when; erase; certificate."""
+"""`kvcustody subject`: what is held about one person, why, and until when; erasure; certificate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ app = typer.Typer(
 
 @app.callback()
 def _group() -> None:
-    """Keeps `show` a command of its own."""
+    """Keep `show` a command of its own in the group."""
 
 
 @app.command(

@@ -1,4 +1,4 @@
-"""Decisions about moving copies in words: what was found, what either way was to take, what was chosen, what it took.
+"""Decisions about moving copies in words: the copies found, the predicted times, the choice, the measured time.
 
     lines_of(request)          # one request, a sentence a line
 
@@ -37,19 +37,19 @@ _OUTCOME = {
 
 
 def predicted_text(one: dict[str, Any], name: str) -> str:
-    """A prediction of a decision: 0 is none yet, where the decision does not say that it compared both."""
+    """Return a decision's prediction; 0 means "none yet" where the decision does not say that it compared both."""
     if one[name]:
         return time_text(one[name])
     return "not known yet" if one["reason"] not in _COMPARED else "under 1 µs"
 
 
 def why(reason: str) -> str:
-    """A decision's reason as a sentence's end; one that is not known here as it stands."""
+    """Return a decision's reason as the end of a sentence; an unknown reason is returned unchanged."""
     return _WHY.get(reason, reason)
 
 
 def lines_of(request: dict[str, Any]) -> list[str]:
-    """What is on record of one request's look-up in tiers, `ExplainedRequest` as a dictionary."""
+    """Return the lines about one request's look-up in tiers, `ExplainedRequest` as a dictionary."""
     attached, handed = request["attached_blocks"], request["written_blocks"]
     lines = [
         f"request {request['residency']} of `{request['tenant']}`, classified `{request['classification']}`: "
@@ -71,7 +71,7 @@ def lines_of(request: dict[str, Any]) -> list[str]:
 
 
 def decision_lines(decision: dict[str, Any]) -> Iterator[str]:
-    """One decision, `RecordedTransfer` or `DecidedTransfer` as a dictionary."""
+    """Yield the lines of one decision, `RecordedTransfer` or `DecidedTransfer` as a dictionary."""
     tier, blocks = decision["tier"], several(decision["blocks"], "block")
     stored = decision["action"] == "store"
     verb = "offered to" if stored else "found in"
@@ -86,7 +86,7 @@ def decision_lines(decision: dict[str, Any]) -> Iterator[str]:
 
 
 def error_share(one: dict[str, Any]) -> float | None:
-    """What a prediction was wrong by, as a share of what was measured; None where there was none, or nothing moved."""
+    """Return a prediction's error as a share of the measured time; None without a prediction or a transfer."""
     if not one["transfer_us"] or not one["actual_us"] or one["outcome"] != "done":
         return None
     return abs(int(one["transfer_us"]) - int(one["actual_us"])) / int(one["actual_us"])

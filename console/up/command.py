@@ -47,7 +47,7 @@ _ENGINE_SECONDS = 660.0
 
 
 class ServingEngine(StrEnum):
-    """What serves the tenants of this `up`."""
+    """The engine that serves the tenants of this `up`."""
 
     SIMULATED = "simulated"
     VLLM = "vllm"
@@ -127,7 +127,11 @@ def _start(
     engine: ServingEngine,
     engine_python: str,
 ) -> _Up:
-    """Open everything in order; `stack` closes it in reverse. Raises `KeyboardInterrupt` where it is told to end."""
+    """Open everything in order; `stack` closes it in reverse.
+
+    Raises:
+        KeyboardInterrupt: a stop was requested.
+    """
     progress = Progress()
     progress("importing")
     from kvcustody.console.up.place import claimed, free_port, worker_settings
@@ -169,7 +173,7 @@ def _start(
 
 
 def _tell(running: _Up, as_json: bool) -> None:
-    """Where it is, and how to get in."""
+    """Print the addresses and how to sign in."""
     if as_json:
         print_json(running.plane.as_json())
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""A policy document as numbered lines, with what is said about each line under it; and how two documents differ."""
+"""A policy document as numbered lines, with the problems of each line, and the difference of two documents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Line(NamedTuple):
 
 
 def lines_of(document: str, problems: Iterable[Problem] = (), mark: str = "wrong", target: int = 0) -> list[Line]:
-    """The lines of a document; problems stand under theirs, those of no line under the first."""
+    """Return a document's lines; problems stand under their line, those without a line under the first."""
     texts = document.split("\n")
     problems_by_line: dict[int, list[str]] = {}
     for item in problems:
@@ -41,14 +41,14 @@ _AROUND = 2
 
 
 class DiffLine(NamedTuple):
-    """A line of a comparison; `mark` is "", "added", "removed" or "skipped" (lines that are the same)."""
+    """A line of a comparison; `mark` is "", "added", "removed" or "skipped" (equal lines)."""
 
     mark: str
     text: str
 
 
 def text_diff(old: str, new: str) -> list[DiffLine] | None:
-    """What was removed and added, with a few lines around; empty where they are the same, None where too long."""
+    """Return removed and added lines with some context; empty for equal documents, None for too long ones."""
     before, after = old.split("\n"), new.split("\n")
     if before == after:
         return []

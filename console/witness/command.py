@@ -1,5 +1,8 @@
-"""`kvcustody witness`: signs, for the logs that it trusts, that they only grew. Run it where the log's operator cannot
-reach it: on another machine, under another account, of another company if you can."""
+"""`kvcustody witness`: signs, for the logs that it trusts, that they only grew.
+
+Run it where the log's operator cannot reach it: on another machine, under another account, and if possible in another
+company.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class TextSpan(NamedTuple):
 async def find_messages(
     prompt: str, messages: Sequence[Message], kinds: Mapping[str, str], render: Render, *, has_tools: bool
 ) -> list[TextSpan]:
-    """The spans of messages whose role has a kind, and of the tools; in order, and no two share a character."""
+    """Return the spans of messages whose role has a kind, and of the tools; in order, and no two share a character."""
     spans = await _of_roles(prompt, messages, kinds, render)
     if has_tools and TOOLS in kinds:
         bare = await render(messages, False)
@@ -83,7 +83,9 @@ async def _of_roles(
 
 
 def _put_back(shown: str, names: list[str], contents: list[str]) -> tuple[str, list[tuple[int, int]]] | None:
-    """The prompt with contents in place of their names, and where each is; None where they are in another order."""
+    """Return the prompt with contents in place of their names, and where each is; None where they are in another
+    order.
+    """
     pieces: list[str] = []
     spans: list[tuple[int, int]] = []
     at = length = 0
@@ -140,7 +142,7 @@ def _with_tools(prompt: str, bare: str, spans: list[TextSpan], kind: str) -> lis
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+    """Return how many characters two texts begin with alike."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -152,7 +154,7 @@ def _common(one: str, other: str) -> int:
 
 
 def _texts(message: Message) -> list[str] | None:
-    """The texts of a message's content; None where it has another content, or none."""
+    """Return the texts of a message's content; None where it has another content, or none."""
     content = message.get("content")
     if isinstance(content, str):
         return [content]
@@ -182,7 +184,7 @@ def token_spans(spans: Iterable[TextSpan], offsets: Sequence[tuple[int, int]]) -
 
 
 def has_something_to_mark(messages: Iterable[object], kinds: Mapping[str, str], *, has_tools: bool) -> bool:
-    """Whether a request has a message of one of these roles, or tools where they have a kind."""
+    """Return whether a request has a message of one of these roles, or tools where they have a kind."""
     return (has_tools and TOOLS in kinds) or any(
         isinstance(each, Mapping) and each.get("role") in kinds for each in messages
     )

@@ -122,7 +122,7 @@ def _clip_cache_control(given: dict[str, Any], bounds: HintBounds, clipped_hints
 
 
 def _clip_actions(given: dict[str, Any], bounds: HintBounds, clipped_hints: list[ClippedHint]) -> dict[str, Any]:
-    """An envelope with those of its actions that are allowed; nothing where none is left."""
+    """Return an envelope with those of its actions that are allowed; nothing where none is left."""
     actions = given.get("actions", [])
     if given.keys() - {"protocol_version", "message_id", "actions"} or not _is_actions(actions):
         raise malformed("kv_hints", f"is not an envelope of at most {_ACTIONS_MAX} actions")
@@ -151,7 +151,7 @@ def _is_actions(given: object) -> bool:
 
 
 def _clip_payload(payload: dict[str, Any], bounds: HintBounds, clipped_hints: list[ClippedHint]) -> dict[str, Any]:
-    """A payload whose times are at most what is allowed."""
+    """Return a payload whose times are at most what is allowed."""
     clipped = dict(payload)
     for fields, scale in ((_SECONDS_FIELDS, 1), (_MS_FIELDS, 1000)):
         for field in fields:

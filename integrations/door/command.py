@@ -358,7 +358,7 @@ def envoy(
 
 
 def _routers(router: str, placement: Path | None) -> dict[str, str]:
-    """The address of each group's router; of the one without a name where there are no groups."""
+    """Return the address of each group's router; of the one without a name where there are no groups."""
     if bool(router) == (placement is not None):
         raise ConfigError("--router or --placement: give one of the two")
     if placement is None:

@@ -79,7 +79,7 @@ class DoorRecord:
 def open_door_record(
     settings: Settings, connection: ControlPlaneConnection, clock: Clock, stack: ExitStack
 ) -> DoorRecord:
-    """The record of the door of these settings; `stack` ends it.
+    """Return the record of the door of these settings; `stack` ends it.
 
     Raises `ConfigError` for a key that is refused or is not of a door of that name.
     """
@@ -91,7 +91,7 @@ def open_door_record(
 
 
 def _said(value: object) -> str:
-    """A value of a hint in a leaf (rule 4)."""
+    """Return a value of a hint in a leaf (rule 4)."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):

@@ -159,7 +159,7 @@ class EdgeGate:
         self._receipts = receipts
 
     def is_open(self, path: str) -> bool:
-        """Whether `path` needs no identity."""
+        """Return whether `path` needs no identity."""
         return self._authentication.is_open(path)
 
     def lacks(self) -> tuple[str, ...]:
@@ -171,11 +171,11 @@ class EdgeGate:
         return ("the scopes of a policy: until it knows them, it names each session apart",)
 
     def is_returned(self, header: str) -> bool:
-        """Whether a header of an answer goes back to the client."""
+        """Return whether a header of an answer goes back to the client."""
         return self._passed.is_returned(header)
 
     def passes(self, header: str) -> bool:
-        """Whether a client's header goes on to the router."""
+        """Return whether a client's header goes on to the router."""
         return self._passed.header(header)
 
     def authenticate(self, method: str, path: str, headers: RequestHeaders) -> AdmittedRequest:
@@ -242,7 +242,7 @@ class EdgeGate:
         requests: int,
         uses: int,
     ) -> OpenReceipt | None:
-        """The door's half of its route receipt, where the request has one."""
+        """Return the door's half of its route receipt, where the request has one."""
         of = admitted.principal
         if self._receipts is None or self._windowed is not None:
             return None  # a windowed token is of many requests, and names none
@@ -253,7 +253,7 @@ class EdgeGate:
         return self._receipts.open(sent)
 
     def _placed(self, admitted: AdmittedRequest) -> _Placed:
-        """Where a request goes, and under which name (rule 3)."""
+        """Return where a request goes, and under which name (rule 3)."""
         group, demand = self._group_of(admitted)
         named = self._names.of(admitted.principal)
         if named.is_past_lease:
@@ -261,7 +261,7 @@ class EdgeGate:
         return _Placed(named, group, demand)
 
     def _group_of(self, admitted: AdmittedRequest) -> tuple[str, Demand]:
-        """The group of workers that the request goes to; `RequestRefused` where it may go to none (rule 6).
+        """Return the group of workers that the request goes to; `RequestRefused` where it may go to none (rule 6).
 
         And what policies demand of it, or where none is known what a policy that says nothing does.
         """
@@ -306,7 +306,7 @@ class EdgeGate:
         return {"authorization": f"Bearer {token}", REQUEST_ID: request_id}
 
     def _salt(self, given: object) -> bytes:
-        """The digest of a client's own salt; nothing where there is none."""
+        """Return the digest of a client's own salt; nothing where there is none."""
         if given is None:
             return b""
         try:
@@ -320,7 +320,7 @@ def _made_id(admitted: AdmittedRequest) -> str:
 
 
 def _request_id(admitted: AdmittedRequest, kind: Body, body: dict[str, Any]) -> str:
-    """The request's one id, behind its owner's tag: of the header, else of the body, else a new one.
+    """Return the request's one id, behind its owner's tag: of the header, else of the body, else a new one.
 
     It leaves the body, or an engine would take it for the token's; of a stored response it is the response's name.
     """

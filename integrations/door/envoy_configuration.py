@@ -31,7 +31,7 @@ class ListenPlace(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ListenPlace:
-        """A place from HOST:PORT; raises `ValueError`."""
+        """Return a place from HOST:PORT; raises `ValueError`."""
         host, port = host_and_port(text)
         if not port:
             raise ValueError(f"`{text}` names no port")
@@ -59,7 +59,7 @@ def envoy_configuration(
     timeout_seconds: float = 0.2,
     tls: EnvoyTls | None = None,
 ) -> str:
-    """The configuration as YAML. `router`: of each placement group, where there are any.
+    """Return the configuration as YAML. `router`: of each placement group, where there are any.
 
     `body_bytes_max`: the door's own bound. Envoy buffers more, for a body grows by the namespace that the door writes.
 

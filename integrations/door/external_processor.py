@@ -90,7 +90,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
                 self._metrics.took(kind or "", time.perf_counter() - began)
 
     def _of_headers(self, raw: list[tuple[str, bytes]], *, is_whole: bool) -> tuple[AdmittedRequest | None, Any]:
-        """The answer to a request's headers. `is_whole`: no body follows."""
+        """Return the answer to a request's headers. `is_whole`: no body follows."""
         pseudo = {name: value.decode("latin-1") for name, value in raw if name.startswith(":")}
         headers = RequestHeaders((name.encode(), value) for name, value in raw if not name.startswith(":"))
         path = pseudo.get(":path", "").partition("?")[0]
@@ -143,7 +143,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
         return messages.ProcessingResponse(request_body=messages.BodyResponse(response=self._common(forwarded, names)))
 
     def _of_response(self, headers: list[tuple[str, bytes]], receipts: list[OpenReceipt]) -> Any:
-        """A response without what it says of workers."""
+        """Return a response without what it says of workers."""
         status = dict(headers).get(":status", b"")
         for receipt in receipts:
             receipt.answered(int(status) if status.isdigit() else 0, headers)
@@ -158,7 +158,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
         return messages.ProcessingResponse(request_headers=messages.HeadersResponse(response=common))
 
     def _common(self, forwarded: Forwarded, names: tuple[str, ...]) -> Any:
-        """The change to a request: headers that do not pass gone, the gate's in place, and the new body."""
+        """Return the change to a request: headers that do not pass gone, the gate's in place, and the new body."""
         given = dict(forwarded.headers)
         body = None
         if forwarded.body is not None:
@@ -169,7 +169,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
         return messages.CommonResponse(header_mutation=mutation, body_mutation=body)
 
     def _stays(self, name: str) -> bool:
-        """Whether a header goes on, or is of Envoy's own connections."""
+        """Return whether a header goes on, or is of Envoy's own connections."""
         return name.startswith(":") or name == _SCHEME or name in HOP_HEADERS or self._gate.passes(name)
 
     def _too_large(self) -> RequestRefused:
@@ -177,7 +177,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
 
 
 def _headers(fields: Any) -> list[tuple[str, bytes]]:
-    """Names and values as Envoy gives them: names in lower case, one entry a field."""
+    """Return names and values as Envoy gives them: names in lower case, one entry a field."""
     return [(each.key, each.raw_value or each.value.encode()) for each in fields.headers.headers]
 
 

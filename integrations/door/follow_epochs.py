@@ -56,7 +56,7 @@ def follow_epochs(
     lease_seconds: float,
     record: DoorRecord | None = None,
 ) -> Callable[[], KnownEpochs | None]:
-    """The epochs of now for a gate, shown by `metrics`, until `stack` is closed."""
+    """Return the epochs of now for a gate, shown by `metrics`, until `stack` is closed."""
     taken = EpochsOfDoor(clock, record)
     metrics.show_epochs(lambda: taken.version, lambda: taken.age_seconds)
     feed = EpochFeed(connection, clock, lease_seconds=lease_seconds, on_known=taken.take)

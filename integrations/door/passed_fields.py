@@ -213,12 +213,14 @@ class PassedFields:
                 )
 
     def header(self, name: str) -> bool:
-        """Whether a client's header goes on. `_` counts as `-`, as some servers read it, so none with `_` does."""
+        """Return whether a client's header goes on. `_` counts as `-`, as some servers read it, so none with `_`
+        does.
+        """
         name = name.lower()
         return name in PASSED_HEADERS or name in self._headers
 
     def is_returned(self, name: str) -> bool:
-        """Whether a header of an answer goes back to the client."""
+        """Return whether a header of an answer goes back to the client."""
         name = name.lower()
         return name in RETURNED_HEADERS or name in self._returned
 
@@ -238,7 +240,7 @@ class PassedFields:
 
 
 def unlisted(name: str) -> RequestRefused:
-    """The 400 about a field that clients may not set."""
+    """Return the 400 about a field that clients may not set."""
     if _PLAIN_NAME.fullmatch(name) is None:
         return malformed("body", "has a field that is not accepted from clients")
     return malformed(name, "is not accepted from clients")

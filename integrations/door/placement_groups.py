@@ -36,7 +36,9 @@ class PlacementGroups:
         self._state = keyed_state(secret, "placement-group", _WEIGHT_BYTES)
 
     def of(self, principal: Principal, demand: Demand = ANYWHERE) -> str | None:
-        """The group's name. `demand`: which groups policy lets serve it; None where the document has none of these."""
+        """Return the group's name. `demand`: which groups policy lets serve it; None where the document has none of
+        these.
+        """
         groups = demand.among(self._document.groups)
         if not groups:
             return None

@@ -118,7 +118,7 @@ class DoorReceipts:
         self._thread.start()
 
     def open(self, sent: SentRequest) -> OpenReceipt:
-        """The half of a request that goes to the router now."""
+        """Return the half of a request that goes to the router now."""
         receipt = OpenReceipt(self, sent)
         with self._lock:
             self._open[receipt] = None

@@ -78,7 +78,7 @@ class ScopedRelay:
             self._arrive(arrival)
 
     def stats(self) -> RelayStats:
-        """A snapshot of the counters."""
+        """Return a snapshot of the counters."""
         return RelayStats(self._passed, self._refused, self._clears)
 
     def close(self) -> None:

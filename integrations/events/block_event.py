@@ -89,7 +89,7 @@ class BlockEvent(NamedTuple):
 
 
 def scope_of(domain: Domain, revision: int, by_tenant: Callable[[str], bool] = lambda _tenant: False) -> EventScope:
-    """The scope of a governed domain's events. Raises `IsolationError` for a domain that nobody labelled.
+    """Return the scope of a governed domain's events. Raises `IsolationError` for a domain that nobody labelled.
 
     `by_tenant`: whether the policy has all requests of a tenant named as one.
     """
@@ -114,7 +114,7 @@ def places_of(spec: DomainSpec | None, *, by_tenant: bool = False) -> EventPlace
 
 
 def worker_scope(revision: int) -> EventScope:
-    """The scope of events about every block of the pool."""
+    """Return the scope of events about every block of the pool."""
     return EventScope(EVERY_TENANT, WORKER, "", 0, revision)
 
 
@@ -132,7 +132,7 @@ def stored(
     lora_name: str | None = None,
     requester: NamedRequester | None = None,
 ) -> BlockEvent:
-    """Blocks were published and may be reused from now on by who the scope says."""
+    """Return blocks were published and may be reused from now on by who the scope says."""
     return BlockEvent(
         *(STORED, scope, keys, residency, parent, block_tokens, tokens, salt, medium, group, lora_name),
         requester=requester,
@@ -148,12 +148,12 @@ def removed(
     medium: str = "GPU",
     group: int | None = None,
 ) -> BlockEvent:
-    """Blocks left the index: expired, evicted, erased or at their ceiling."""
+    """Return blocks left the index: expired, evicted, erased or at their ceiling."""
     return BlockEvent(REMOVED, scope, keys, residency, medium=medium, group=group, cause=cause)
 
 
 def cleared(revision: int, cause: str) -> BlockEvent:
-    """Every block of the pool left the index.
+    """Return every block of the pool left the index.
 
     Foreign consumers know no narrower clear, so the end of one domain is told as `removed`.
     """
@@ -187,5 +187,5 @@ def check_event(event: BlockEvent) -> None:
 
 
 def split_keys(keys: bytes) -> list[bytes]:
-    """The block keys one by one."""
+    """Return the block keys one by one."""
     return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]

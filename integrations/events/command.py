@@ -156,7 +156,7 @@ def read_salts(path: Path) -> dict[str, str]:
 
 
 def render(status: dict[str, Any]) -> Group:
-    """The status for a terminal."""
+    """Return the status for a terminal."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for at, column in enumerate(("tenant", "chains", "blocks", "overdue chains", "overdue blocks")):
         table.add_column(column, justify="right" if at else "left")
@@ -196,7 +196,7 @@ def _table(name: str) -> DecisionTable:
 
 @contextmanager
 def _stoppable() -> Iterator[Callable[[], int]]:
-    """The signal that asked to stop, 0 while none has; a second one acts at once."""
+    """Yield the signal that asked to stop, 0 while none has; a second one acts at once."""
     asked = 0
     if threading.current_thread() is not threading.main_thread():
         yield lambda: 0
@@ -218,7 +218,7 @@ def _stoppable() -> Iterator[Callable[[], int]]:
 
 @contextmanager
 def _shown(*, quiet: bool) -> Iterator[Callable[[Callable[[], dict[str, Any]]], None]]:
-    """A live view on stderr, once a second at most; nothing where that is no terminal."""
+    """Yield a live view on stderr, once a second at most; nothing where that is no terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield lambda status: None

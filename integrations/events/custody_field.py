@@ -36,7 +36,7 @@ class CustodyField(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 def custody_of(event: BlockEvent, incarnation: str, *, with_keys: bool = False) -> CustodyField:
-    """The wire form of an event's scope."""
+    """Return the wire form of an event's scope."""
     scope = event.scope
     return CustodyField(
         scope.tenant,

@@ -89,11 +89,11 @@ class DynamoWire:
         return self._encoder.encode(DynamoBatch(ts_seconds, [event for event in found if event is not None], rank))
 
     def replay_frames(self, topic: bytes, sequence: bytes, payload: bytes) -> tuple[bytes, ...]:
-        """One replayed batch, as vLLM sends it."""
+        """Return one replayed batch, as vLLM sends it."""
         return (topic, sequence, payload)
 
     def event_of(self, event: BlockEvent, incarnation: str) -> Event | None:
-        """The event in Dynamo's form; None where a router is not told of it (rules 2 and 3)."""
+        """Return the event in Dynamo's form; None where a router is not told of it (rules 2 and 3)."""
         if event.kind == CLEARED:
             return DynamoCleared(custody_of(event, incarnation))
         if not event.namespace or (event.kind == STORED and not event.tokens):
@@ -152,7 +152,8 @@ _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, MemoryError, Ov
 
 
 def screen(payload: bytes) -> Screened:
-    """The events of any engine's payload that Dynamo would keep in a namespace, and the ends of whatever it keeps.
+    """Return the events of any engine's payload that Dynamo would keep in a namespace, and the ends of whatever it
+    keeps.
 
     A store that is an array, that names no `cache_salt` or an empty one, or that cannot be read is refused.
     """
@@ -173,7 +174,7 @@ def _is_scoped(raw: msgspec.Raw) -> bool:
 
 
 def _ends_blocks(raw: msgspec.Raw) -> bool:
-    """Whether an array is a removal or a clear: those name no content."""
+    """Return whether an array is a removal or a clear: those name no content."""
     try:
         return _array.decode(raw).kind in _WITHOUT_SCOPE
     except _UNREADABLE:

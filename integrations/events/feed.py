@@ -39,7 +39,7 @@ class CountingPublisher(BlockEventPublisher, Protocol):
     """One that says what it has told."""
 
     def figures(self) -> dict[str, float]:
-        """Names and numbers, as workers report them. Any thread."""
+        """Return names and numbers, as workers report them. Any thread."""
 
 
 @runtime_checkable
@@ -83,7 +83,7 @@ class BlockEventFeed(ABC):
 
     @abstractmethod
     def take_last(self) -> list[BlockEvent]:
-        """The last batch, which says that everything that was stored is gone."""
+        """Return the last batch, which says that everything that was stored is gone."""
 
     def publish_pending(self) -> None:
         """Publish what has happened since the last call: once a step."""
@@ -124,7 +124,7 @@ class BlockEventFeed(ABC):
             self._close()
 
     def _scope(self, domain: Domain) -> EventScope:
-        """The scope of `domain` under the revision that is active now."""
+        """Return the scope of `domain` under the revision that is active now."""
         revision = self._revision()
         if revision != self._scopes_revision:
             self._scopes.clear()

@@ -181,7 +181,7 @@ def _one(raw: msgspec.Raw) -> Incoming | None:
 
 
 def _standard(raw: msgspec.Raw) -> Incoming | None:
-    """An event in Mooncake's form; None where it is none that can be read."""
+    """Return an event in Mooncake's form; None where it is none that can be read."""
     try:
         event = mooncake_wire.read_event(raw)
         medium = (event.medium or _GPU).upper()
@@ -205,7 +205,7 @@ def _is_array(raw: msgspec.Raw) -> bool:
 
 
 def _kind(raw: msgspec.Raw) -> str:
-    """The tag of an event that could not be read; empty where even that is malformed."""
+    """Return the tag of an event that could not be read; empty where even that is malformed."""
     try:
         if not _is_array(raw):
             tagged = _tag.decode(raw)
@@ -217,7 +217,7 @@ def _kind(raw: msgspec.Raw) -> str:
 
 
 def _plain(event: _Map | _Array) -> Incoming | None:
-    """The event without its form; None where a hash has no sensible size."""
+    """Return the event without its form; None where a hash has no sensible size."""
     if isinstance(event, _ClearedMap | _ClearedArray):
         return Cleared()
     if any(type(one) is bytes and not 0 < len(one) <= HASH_BYTES_MAX for one in event.block_hashes):
@@ -231,7 +231,9 @@ def _plain(event: _Map | _Array) -> Incoming | None:
 
 
 def _salts(event: _StoredMap | _StoredArray) -> tuple[str, ...]:
-    """The strings that may be the salt: SGLang names it, vLLM puts it after the LoRA name among a block's keys."""
+    """Return the strings that may be the salt: SGLang names it, vLLM puts it after the LoRA name among a block's
+    keys.
+    """
     if isinstance(event, _StoredMap):
         named, lora = event.cache_salt, event.lora_name
     else:

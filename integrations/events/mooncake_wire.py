@@ -105,7 +105,7 @@ class MooncakeWire:
         return self._encoder.encode(MooncakeBatch(ts_ms, messages, rank))
 
     def replay_frames(self, topic: bytes, sequence: bytes, payload: bytes) -> tuple[bytes, ...]:
-        """One replayed batch, as vLLM sends it."""
+        """Return one replayed batch, as vLLM sends it."""
         return (topic, sequence, payload)
 
     def _told(
@@ -145,7 +145,7 @@ class MooncakeWire:
     def _envelope(
         self, stream: tuple[str, str], ts_ms: int, rank: int
     ) -> tuple[int, int, None, int | None, str, None, str, str, str, int]:
-        """The first fields of the stream's next event."""
+        """Return the first fields of the stream's next event."""
         namespace, medium = stream
         number = self._next[stream]
         self._next[stream] = number + 1
@@ -193,18 +193,18 @@ _decoder: msgspec.msgpack.Decoder[MooncakeRead] = msgspec.msgpack.Decoder(Moonca
 
 
 def read_event(raw: msgspec.Raw) -> MooncakeRead:
-    """An event in the standard form, with or without the master's aliases. Raises `msgspec.MsgspecError`."""
+    """Return an event in the standard form, with or without the master's aliases. Raises `msgspec.MsgspecError`."""
     return _decoder.decode(raw)
 
 
 def places_of(event: ReadStored | ReadRemoved) -> list[bytes]:
-    """Names for the event's blocks that no other tenant's blocks have (rule 5)."""
+    """Return names for the event's blocks that no other tenant's blocks have (rule 5)."""
     if event.seq_hashes:
         return [place_of(event.tenant_id, one) for one in event.seq_hashes]
     return [] if event.object_key is None else [place_of(event.tenant_id, event.object_key)]
 
 
 def place_of(tenant_id: str, block: int | str) -> bytes:
-    """The name of one block of one tenant: a digest, whatever the stream chose to send."""
+    """Return the name of one block of one tenant: a digest, whatever the stream chose to send."""
     said = msgspec.msgpack.encode((tenant_id, block))
     return hashlib.blake2b(said, digest_size=_PLACE_BYTES, person=b"kvc-mooncake").digest()

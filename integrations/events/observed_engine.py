@@ -82,7 +82,7 @@ class ObservedResidency:
         return events
 
     def overdue(self, engine: str, now_us: int) -> ObservedOverdue:
-        """The leaf that says that the engine holds these blocks past their deadline."""
+        """Return the leaf that says that the engine holds these blocks past their deadline."""
         who = (engine, self.tenant, self.number, self.classification)
         return ObservedOverdue(now_us, *who, self.blocks, self.deadline_us)
 
@@ -98,7 +98,7 @@ class TenantShare(NamedTuple):
 
 
 def shares_of(residencies: Iterable[ObservedResidency], now_us: int) -> tuple[TenantShare, ...]:
-    """Blocks by tenant in name order, unattributed ones last."""
+    """Return blocks by tenant in name order, unattributed ones last."""
     sums: dict[str | None, list[int]] = {}
     for residency in residencies:
         late = residency.deadline_us < now_us
@@ -215,7 +215,7 @@ class ObservedEngine:
             self._gap("a batch that cannot be read in full", arrival.sequence, arrival.sequence, now_us)
 
     def _boot_us(self, utc_us: int, now_us: int) -> int:
-        """An engine's own time on our boot clock: never in the future, and now where it gave none."""
+        """Return an engine's own time on our boot clock: never in the future, and now where it gave none."""
         age_us = self._clock.utc_us() - utc_us if utc_us else 0
         return max(1, now_us - max(0, age_us))
 
@@ -250,7 +250,7 @@ class ObservedEngine:
         self._touched[residency.number] = residency
 
     def _residency_of(self, event: StoredBlocks) -> ObservedResidency | None:
-        """The chain that these blocks are known in, or continue; a copy in another tier is of the same chain."""
+        """Return the chain that these blocks are known in, or continue; a copy in another tier is of the same chain."""
         held = self._held
         for one in (event.hashes[0], event.parent):
             if one is None:
@@ -286,7 +286,7 @@ class ObservedEngine:
         return residency
 
     def _attribute(self, event: StoredBlocks | ClearedTenant) -> tuple[str | None, str]:
-        """The tenant of a new chain, and how it is known (rule 3)."""
+        """Return the tenant of a new chain, and how it is known (rule 3)."""
         for salt in event.salts:
             tenant = self._tenants.get(salt)
             if tenant is not None:
@@ -402,7 +402,7 @@ class ObservedEngine:
         return shares_of(self._live.values(), self._clock.now_us())
 
     def stats(self) -> ObservedStats:
-        """A snapshot of everything counted."""
+        """Return a snapshot of everything counted."""
         now_us = self._clock.now_us()
         shares = self.shares()
         return ObservedStats(

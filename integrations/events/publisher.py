@@ -59,10 +59,10 @@ class EventWire(Protocol):
         *,
         tokens_published: bool,
     ) -> bytes:
-        """The events of one step, encoded."""
+        """Return the events of one step, encoded."""
 
     def replay_frames(self, topic: bytes, sequence: bytes, payload: bytes) -> tuple[bytes, ...]:
-        """The frames of a batch that is sent again."""
+        """Return the frames of a batch that is sent again."""
 
 
 class PublisherLimits(NamedTuple):
@@ -201,7 +201,7 @@ class EventPublisher:
         return sequence
 
     def stats(self) -> PublisherStats:
-        """A snapshot of the counters."""
+        """Return a snapshot of the counters."""
         with self._lock:
             return PublisherStats(**self._counts, waiting=len(self._queue), next_sequence=self._sequence)
 
@@ -392,7 +392,7 @@ class BothPublishers:
 def open_publisher(
     settings: Settings, *, revision: int, incarnation: str = "", rank: int = 0
 ) -> OpenedPublisher | None:
-    """The publisher that the settings ask for; None where `kv_events_endpoint` and `nats` are empty."""
+    """Return the publisher that the settings ask for; None where `kv_events_endpoint` and `nats` are empty."""
     if not settings.publishes_kv_events:
         return None
     namespaces: CurrentNamespaces | None = None

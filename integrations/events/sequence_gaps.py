@@ -117,7 +117,7 @@ class Continuity:
             self._deliver(sequence, had[sequence], True, out)
 
     def _continues(self, got: ReplayedBatches) -> bool:
-        """Whether an answer from the number before the expected one is from the same life (rule 2).
+        """Return whether an answer from the number before the expected one is from the same life (rule 2).
 
         An empty one proves nothing, because a publisher may keep no batch: then all that it has is asked for. The
         first batch that was had before decides; where none was, it is another life if all its numbers are behind.
@@ -154,7 +154,7 @@ class Continuity:
             self._digests.popitem(last=False)
 
     def _is_had(self, sequence: int, payload: bytes) -> bool:
-        """Whether this is the batch that was had under its number."""
+        """Return whether this is the batch that was had under its number."""
         return self._digests.get(sequence) == _digest(payload)
 
 

@@ -67,12 +67,12 @@ _decoder = msgspec.msgpack.Decoder(SglangEventBatch)
 
 
 def encode(batch: SglangEventBatch) -> bytes:
-    """The payload of one batch."""
+    """Return the payload of one batch."""
     return _encoder.encode(batch)
 
 
 def decode(payload: bytes) -> SglangEventBatch:
-    """A batch in the present form, typed. Raises `msgspec.MsgspecError`."""
+    """Return a batch in the present form, typed. Raises `msgspec.MsgspecError`."""
     return _decoder.decode(payload)
 
 
@@ -85,7 +85,7 @@ def payload_of(
 
 
 def replay_frames(topic: bytes, sequence: bytes, payload: bytes) -> tuple[bytes, ...]:
-    """One replayed batch, after the client's identity and the empty delimiter."""
+    """Return one replayed batch, after the client's identity and the empty delimiter."""
     return (sequence, payload)
 
 
@@ -100,7 +100,7 @@ def medium_of(medium: str) -> str:
 
 
 def chain(tokens: Sequence[int], page_tokens: int, salt: str | None = None) -> list[int]:
-    """The hashes that SGLang itself publishes for the whole pages of a prompt, seeded by the cache salt.
+    """Return the hashes that SGLang itself publishes for the whole pages of a prompt, seeded by the cache salt.
 
     For checking a foreign stream; ours never uses it: SHA-256 of guessable tokens tells who has the same ones.
     """

@@ -102,7 +102,7 @@ class Subscriber:
         return out
 
     def stats(self) -> SubscriberStats:
-        """A snapshot of the counters."""
+        """Return a snapshot of the counters."""
         return SubscriberStats(
             self._connected,
             self._disconnects,
@@ -161,7 +161,7 @@ class Subscriber:
         self._check_at = time.monotonic() + self._reading.check_seconds
 
     def _ask(self, first: int) -> ReplayedBatches | None:
-        """Every batch that the publisher still has from a number on; None where it did not answer in time."""
+        """Return every batch that the publisher still has from a number on; None where it did not answer in time."""
         assert self._replay_endpoint is not None
         if self._dealer is None:
             self._dealer = self._socket(zmq.DEALER, self._reading.replay_messages)
@@ -207,5 +207,5 @@ class Subscriber:
 
 
 def _in_order(batches: list[tuple[int, bytes]], first: int) -> list[tuple[int, bytes]]:
-    """The batches by number, each once; a publisher answers in order, and whoever does not gains nothing."""
+    """Return the batches by number, each once; a publisher answers in order, and whoever does not gains nothing."""
     return sorted({number: (number, payload) for number, payload in batches if number >= first}.values())

@@ -100,12 +100,12 @@ _decoder = msgspec.msgpack.Decoder(GovernedBatch)
 
 
 def encode(batch: VllmEventBatch | GovernedBatch) -> bytes:
-    """The payload of one batch."""
+    """Return the payload of one batch."""
     return _encoder.encode(batch)
 
 
 def decode(payload: bytes) -> GovernedBatch:
-    """A batch in the present form, typed. Raises `msgspec.MsgspecError`."""
+    """Return a batch in the present form, typed. Raises `msgspec.MsgspecError`."""
     return _decoder.decode(payload)
 
 
@@ -118,7 +118,7 @@ def payload_of(
 
 
 def replay_frames(topic: bytes, sequence: bytes, payload: bytes) -> tuple[bytes, ...]:
-    """One replayed batch, after the client's identity and the empty delimiter."""
+    """Return one replayed batch, after the client's identity and the empty delimiter."""
     return (topic, sequence, payload)
 
 

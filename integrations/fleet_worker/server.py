@@ -62,7 +62,7 @@ _ANSWER_TOKENS_MAX = 1024
 
 
 def completion(content: str, served: ServedRequest) -> dict[str, Any]:
-    """A chat completion whose message is `content`."""
+    """Return a chat completion whose message is `content`."""
     return {
         "id": "c1",
         "object": "chat.completion",
@@ -79,7 +79,7 @@ def completion(content: str, served: ServedRequest) -> dict[str, Any]:
 
 
 def rendered(body: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a router that asks for a prompt's tokens: one a character."""
+    """Return the answer to a router that asks for a prompt's tokens: one a character."""
     tokens = [ord(character) for character in prompt_text(body)]
     made = {"request_id": "r1", "token_ids": tokens, "model": MODEL, "sampling_params": {}}
     return {**made, "features": None}

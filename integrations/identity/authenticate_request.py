@@ -95,7 +95,7 @@ class Authentication:
         self._namespaces = FollowedNamespaces(names, epochs)
 
     def is_open(self, path: str) -> bool:
-        """Whether `path` needs no identity."""
+        """Return whether `path` needs no identity."""
         return path in self._open
 
     def authenticate(self, method: str, path: str, headers: RequestHeaders) -> AdmittedRequest:
@@ -135,7 +135,9 @@ class Authentication:
 
 
 def _request_id(proven: Authenticated, headers: RequestHeaders, owner: str) -> str | None:
-    """The id of the request: the one in a door's token, whatever a router made of the header, else the client's."""
+    """Return the id of the request: the one in a door's token, whatever a router made of the header, else the
+    client's.
+    """
     if proven.token is not None:
         return proven.token.claims.request_id
     given = headers.one(REQUEST_ID)
@@ -143,7 +145,7 @@ def _request_id(proven: Authenticated, headers: RequestHeaders, owner: str) -> s
 
 
 def _principal(proven: Authenticated, route: str | None, headers: RequestHeaders) -> Principal:
-    """The principal; what is wrong with the credential's own claims is a 401, with the headers a 400."""
+    """Return the principal; what is wrong with the credential's own claims is a 401, with the headers a 400."""
     verified = {
         "subject": proven.subject,
         "session": proven.session,
@@ -178,7 +180,7 @@ def _authenticators(document: IdentityDocument, directory: Path, clock: Clock) -
 
 
 def _credential(headers: RequestHeaders) -> str:
-    """The one credential of the request, from `Authorization: Bearer` or `X-Api-Key`."""
+    """Return the one credential of the request, from `Authorization: Bearer` or `X-Api-Key`."""
     authorization, api_key = headers.one("authorization"), headers.one("x-api-key")
     if authorization is None:
         if api_key is None:

@@ -26,7 +26,7 @@ class Authenticator(Protocol):
     """Checks one kind of credential."""
 
     def accepts(self, credential: str) -> bool:
-        """Whether `credential` looks like this kind; says nothing about its being valid."""
+        """Return whether `credential` looks like this kind; says nothing about its being valid."""
 
     def authenticate(self, credential: str) -> Authenticated:
         """What `credential` proves; `IdentityError` with a `reason` for the log, and never for the caller."""

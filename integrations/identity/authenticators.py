@@ -39,7 +39,7 @@ class TokenAuthenticator:
         )
 
     def accepts(self, credential: str) -> bool:
-        """Whether the credential has the outer form of a signed token."""
+        """Return whether the credential has the outer form of a signed token."""
         return credential.startswith("ey") and credential.count(".") == 2
 
     def authenticate(self, credential: str) -> Authenticated:
@@ -56,7 +56,7 @@ class ApiKeyAuthenticator:
         self._asserted = asserted
 
     def accepts(self, credential: str) -> bool:
-        """Every credential is taken for a key: ask this authenticator last."""
+        """Return every credential is taken for a key: ask this authenticator last."""
         return True
 
     def authenticate(self, credential: str) -> Authenticated:
@@ -83,7 +83,7 @@ class DoorTokenAuthenticator:
         self.tokens = DoorTokens(WatchedFile(path, read_door_keys, clock).content, clock, group=group)
 
     def accepts(self, credential: str) -> bool:
-        """Whether the credential has the outer form of a door's token."""
+        """Return whether the credential has the outer form of a door's token."""
         return credential.startswith(PREFIX)
 
     def authenticate(self, credential: str) -> Authenticated:
@@ -96,7 +96,7 @@ class DoorTokenAuthenticator:
 
 
 def read_door_keys(path: Path) -> tuple[VerifierKey, ...]:
-    """The public keys of doors in a file, one a line; `#` begins a comment. Raises `ConfigError`."""
+    """Return the public keys of doors in a file, one a line; `#` begins a comment. Raises `ConfigError`."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:

@@ -257,7 +257,7 @@ def _rows(file: Path) -> list[dict[str, Any]]:
 
 
 def _read_key(descriptor: int) -> str:
-    """The first line behind a descriptor (rule 1)."""
+    """Return the first line behind a descriptor (rule 1)."""
     try:
         with os.fdopen(descriptor, "rb", closefd=descriptor > 2) as file:
             data = file.read(_KEY_BYTES_MAX + 1)

@@ -18,7 +18,8 @@ TOOL_TURNS_MAX: Final = 32
 
 
 def engine_requests(kind: Body, body: dict[str, Any], *, prefix_requests: bool = False) -> int:
-    """The number of engine requests of `body`, 1 to 65,535; `RequestRefused` if `n` is not a count or it is more.
+    """Return the number of engine requests of `body`, 1 to 65,535; `RequestRefused` if `n` is not a count or it is
+    more.
 
     prefix_requests: where a prompt is sampled more than once, one more goes ahead of its samples.
     """
@@ -117,7 +118,7 @@ def _conversations(value: object) -> int:
 
 
 def _beam_steps(body: dict[str, Any], limits: tuple[str, ...]) -> int:
-    """The factor that beam search adds: a request a step. Without a stated limit only the first is covered."""
+    """Return the factor that beam search adds: a request a step. Without a stated limit only the first is covered."""
     if body.get("use_beam_search") in (None, False):
         return 1
     stated = [body[name] for name in limits if type(body.get(name)) is int and body[name] > 0]

@@ -45,7 +45,7 @@ def open_request_gate(
     server: EngineServer = VLLM_SERVER,
     stack: ExitStack | None = None,
 ) -> RequestGate:
-    """The gate of an API server of this kind; `ConfigError` or `KeyringError` if a file is missing or wrong.
+    """Return the gate of an API server of this kind; `ConfigError` or `KeyringError` if a file is missing or wrong.
 
     Behind a control plane it follows erase epochs until `stack` is closed, or the process ends.
     """
@@ -83,7 +83,7 @@ def _follow_epochs(settings: Settings, clock: Clock, stack: ExitStack | None) ->
 
 
 def open_identity(settings: Settings) -> IdentityDocument:
-    """The identity document of the settings; `ConfigError` that names the setting where there is none."""
+    """Return the identity document of the settings; `ConfigError` that names the setting where there is none."""
     if not settings.identity_path.exists():
         raise ConfigError(
             f"identity document `{settings.identity_path}`: there is none; the setting `identity_path` names it "
@@ -118,14 +118,14 @@ def check_issuers(settings: Settings, listed: tuple[str, ...]) -> None:
 
 
 def open_verifier(settings: Settings, clock: Clock | None = None) -> ScopeTokens:
-    """The verifier of an engine process, over the same secret."""
+    """Return the verifier of an engine process, over the same secret."""
     with open_scope_key(settings.scope_token_key_path) as secret:
         clock = _process_clock(settings, clock)
         return ScopeTokens(secret, clock, remembered_max=settings.scope_tokens_remembered_max)
 
 
 def open_windowed(settings: Settings, clock: Clock, policy: Policy) -> WindowedTokens | None:
-    """The verifier of windowed tokens by the doors of the identity document; None where the setting is off.
+    """Return the verifier of windowed tokens by the doors of the identity document; None where the setting is off.
 
     Raises `ConfigError` where the document names no doors. The log says where blocks stay longer than a window.
     """
@@ -147,7 +147,7 @@ def open_windowed(settings: Settings, clock: Clock, policy: Policy) -> WindowedT
 
 
 def _process_clock(settings: Settings, clock: Clock | None) -> DeadlineClock:
-    """The clock of a process that ends when it is killed: what is kept of time by then is enough."""
+    """Return the clock of a process that ends when it is killed: what is kept of time by then is enough."""
     return settings.open_clock(clock, ExitStack())
 
 

@@ -64,7 +64,7 @@ class ClaimNames(YamlModel):
     route: ClaimName | None = None
 
     def named(self) -> Iterator[tuple[str, str]]:
-        """Each part that has a claim, with the claim's name."""
+        """Yield each part that has a claim, with the claim's name."""
         for field in type(self).model_fields:
             claim = getattr(self, field)
             if claim is not None:
@@ -142,5 +142,5 @@ class IdentityDocument(YamlModel):
 
 
 def load_identity(path: Path) -> IdentityDocument:
-    """The identity document in `path`; `ConfigError` with file, line and column of everything wrong with it."""
+    """Return the identity document in `path`; `ConfigError` with file, line and column of everything wrong with it."""
     return read_model(IdentityDocument, path)

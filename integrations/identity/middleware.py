@@ -88,12 +88,12 @@ class IdentityMiddleware:
             self._refused(reason, network_of(client[0]))
 
     async def _scoped_body(self, admitted: AdmittedRequest, headers: RequestHeaders, receive: Receive) -> bytes:
-        """The body for the engine, with a scope token in it."""
+        """Return the body for the engine, with a scope token in it."""
         return self._gate.scope(admitted, await read_body(headers, receive, self._body_bytes_max))
 
 
 def _naming(worker: str, send: Send) -> Send:
-    """A `send` whose answer says which worker it is of."""
+    """Return a `send` whose answer says which worker it is of."""
 
     async def named(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -106,7 +106,7 @@ def _naming(worker: str, send: Send) -> Send:
 
 
 async def read_body(headers: RequestHeaders, receive: Receive, body_bytes_max: int) -> bytes:
-    """A request's whole body; `RequestRefused` (413) past the bound, `RequestCutError` where the client left."""
+    """Return a request's whole body; `RequestRefused` (413) past the bound, `RequestCutError` where the client left."""
     too_large = RequestRefused(413, f"body: is larger than {body_bytes_max} bytes", param="body")
     stated = headers.one("content-length")
     if stated is not None and stated.isdigit() and len(stated) < 20 and int(stated) > body_bytes_max:

@@ -42,7 +42,7 @@ class RequestRefused(IdentityError):  # noqa: N818, a verdict, as in the tree's 
         self.reason = reason or message
 
     def body(self) -> bytes:
-        """The reply's JSON body."""
+        """Return the reply's JSON body."""
         error = {
             "message": self.message,
             "type": "invalid_request_error",
@@ -62,22 +62,22 @@ class RequestRefused(IdentityError):  # noqa: N818, a verdict, as in the tree's 
 
 
 def unauthenticated(reason: str) -> RequestRefused:
-    """The one 401 (rule 1)."""
+    """Return the one 401 (rule 1)."""
     return RequestRefused(401, "a valid API key or token is required", reason=reason)
 
 
 def malformed(param: str, problem: str) -> RequestRefused:
-    """A 400 about one field or header."""
+    """Return a 400 about one field or header."""
     return RequestRefused(400, f"{param}: {problem}", param=param)
 
 
 def not_found() -> RequestRefused:
-    """A 404 about a stored response: absent and somebody else's are one answer."""
+    """Return a 404 about a stored response: absent and somebody else's are one answer."""
     return RequestRefused(404, "response not found", param="response_id")
 
 
 def misplaced(*, is_known: bool = True) -> RequestRefused:
-    """A request that no worker here may serve, or of which no policy is known yet that says so."""
+    """Return a request that no worker here may serve, or of which no policy is known yet that says so."""
     if is_known:
         return RequestRefused(403, "policy lets no worker here serve this request", code="placement_unmet")
     return RequestRefused(

@@ -54,7 +54,7 @@ _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 def parse_body(data: bytes) -> dict[str, Any]:
-    """The JSON object in `data`; `RequestRefused` (400) for anything else, and for a repeated name anywhere."""
+    """Return the JSON object in `data`; `RequestRefused` (400) for anything else, and for a repeated name anywhere."""
     try:
         text = data.decode("utf-8")
         body = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_finite)
@@ -66,7 +66,7 @@ def parse_body(data: bytes) -> dict[str, Any]:
 
 
 def write_body(body: dict[str, Any]) -> bytes:
-    """The body as JSON in UTF-8."""
+    """Return the body as JSON in UTF-8."""
     try:
         return orjson.dumps(body)
     except TypeError:  # what Python's JSON can carry and orjson cannot: long integers, lone surrogates
@@ -181,7 +181,7 @@ def _remove_ours(given: dict[str, Any]) -> None:
 
 
 def _sampling(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """A body's sampling parameters: of all its prompts, or one for each."""
+    """Return a body's sampling parameters: of all its prompts, or one for each."""
     given = body.get("sampling_params")
     return [each for each in (given if isinstance(given, list) else [given]) if isinstance(each, dict)]
 
@@ -211,26 +211,28 @@ def bind_ids(body: dict[str, Any], kind: Body, owner: str, more: Iterable[str] =
 
 
 def _bound_ids(param: str, value: object, owner: str) -> str | list[str]:
-    """An id, or one for each prompt of a batch."""
+    """Return an id, or one for each prompt of a batch."""
     if isinstance(value, list):
         return [f"{owner}-{check_id(param, each)}" for each in value]
     return f"{owner}-{check_id(param, value)}"
 
 
 def bound_session(param: str, value: object, owner: str) -> str | None:
-    """A session id that the client chose, bound to its owner: the engine's events carry it, and routers go by it."""
+    """Return a session id that the client chose, bound to its owner: the engine's events carry it, and routers go by
+    it.
+    """
     return None if value is None or value == "" else f"{owner}-{check_id(param, value)}"
 
 
 def _extra_arguments(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Where a body has room for arguments of the engine's own."""
+    """Return where a body has room for arguments of the engine's own."""
     sampling = body.get("sampling_params")
     holders = (body.get("vllm_xargs"), sampling.get("extra_args") if isinstance(sampling, dict) else None)
     return [holder for holder in holders if isinstance(holder, dict)]
 
 
 def owns_response(owner: str, response_id: object) -> bool:
-    """Whether the id is one that `bind_ids` made for `owner`; says nothing about its existing."""
+    """Return whether the id is one that `bind_ids` made for `owner`; says nothing about its existing."""
     return isinstance(response_id, str) and response_id.startswith(f"resp_{owner}_")
 
 

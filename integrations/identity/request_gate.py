@@ -68,7 +68,7 @@ class RequestGate:
         self.message_kinds = document.message_kinds  # what a server that renders messages marks tokens with
 
     def is_open(self, path: str) -> bool:
-        """Whether `path` needs no identity."""
+        """Return whether `path` needs no identity."""
         return self._authentication.is_open(path)
 
     def authenticate(self, method: str, path: str, headers: RequestHeaders) -> AdmittedRequest:
@@ -76,7 +76,7 @@ class RequestGate:
         return self._authentication.authenticate(method, path, headers)
 
     def scope(self, admitted: AdmittedRequest, data: bytes) -> bytes:
-        """The admitted's request body with a scope token in it; `RequestRefused` if it is malformed."""
+        """Return the admitted's request body with a scope token in it; `RequestRefused` if it is malformed."""
         assert admitted.scoped is not None, "only requests for the engine are scoped"
         body = parse_body(data)
         client_salt = take_client_salt(body)

@@ -24,7 +24,7 @@ class RequestHeaders:
         self._raw = [(name.lower(), value) for name, value in raw]
 
     def one(self, name: str) -> str | None:
-        """The header's value, `None` if it is absent; empty text is a value."""
+        """Return the header's value, `None` if it is absent; empty text is a value."""
         wanted = name.encode("ascii")
         values = [value for found, value in self._raw if found == wanted]
         if not values:
@@ -43,7 +43,9 @@ class RequestHeaders:
         return trace_of(values[0].decode("latin-1")) if len(values) == 1 else ""
 
     def passed_on(self, bound: Mapping[str, str | None], body_bytes: int | None) -> Raw:
-        """The headers for the application: ours gone, the ids `bound` (None: none), the length that of a new body."""
+        """Return the headers for the application: ours gone, the ids `bound` (None: none), the length that of a new
+        body.
+        """
         replaced = {name.encode("ascii") for name in bound}
         if body_bytes is not None:
             replaced |= {b"content-length", b"transfer-encoding"}
@@ -55,5 +57,5 @@ class RequestHeaders:
 
 
 def _is_ours(name: bytes) -> bool:
-    """Whether a header is ours, or would be read as ours by a server that takes `_` for `-`."""
+    """Return whether a header is ours, or would be read as ours by a server that takes `_` for `-`."""
     return name.replace(b"_", b"-").startswith(_OWN)

@@ -84,7 +84,7 @@ STORED_RESPONSE: Final = re.compile(r"/v1/responses/([^/]+)(?:/cancel)?")
 
 
 def route_path(scope_path: str, root_path: str) -> str:
-    """The path that the server behind will route by: without the prefix under which it is mounted."""
+    """Return the path that the server behind will route by: without the prefix under which it is mounted."""
     if not root_path or not scope_path.startswith(root_path):
         return scope_path
     rest = scope_path[len(root_path) :]

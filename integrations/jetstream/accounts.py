@@ -81,7 +81,7 @@ class ServerPlan(NamedTuple):
 
 
 def server_configuration(keys: FleetKeys, plan: ServerPlan, *, issued: int) -> str:
-    """The text of a server's configuration file; `issued` is UTC seconds."""
+    """Return the text of a server's configuration file; `issued` is UTC seconds."""
     sys = keys.system.public
     stored = {"mem_storage": plan.memory_bytes, "streams": 1, "consumer": 1024}
     operator = keys.operator.claim(
@@ -118,7 +118,7 @@ def server_configuration(keys: FleetKeys, plan: ServerPlan, *, issued: int) -> s
 
 
 def credentials(account: NatsKey, name: str, permissions: dict[str, Any], *, now: int, seconds: int) -> str:
-    """The file of a user of an account as NATS clients read it: its JWT and its seed. `now` is UTC seconds."""
+    """Return the file of a user of an account as NATS clients read it: its JWT and its seed. `now` is UTC seconds."""
     if not 0 < seconds <= SECONDS_MAX:
         raise ConfigError(f"credentials live from 1 to {SECONDS_MAX} seconds", seconds=seconds)
     user = NatsKey.generate(USER)
@@ -211,12 +211,12 @@ class NatsKey(NamedTuple):
 
     @classmethod
     def generate(cls, kind: str) -> NatsKey:
-        """A fresh key."""
+        """Return a fresh key."""
         return cls(kind, secrets.token_bytes(_RAW_BYTES))
 
     @classmethod
     def from_seed(cls, text: str) -> NatsKey:
-        """The key of a seed's text; raises `ConfigError` for any other text."""
+        """Return the key of a seed's text; raises `ConfigError` for any other text."""
         try:
             data = base64.b32decode(text + "=" * (-len(text) % 8))
         except (binascii.Error, ValueError):
@@ -241,11 +241,11 @@ class NatsKey(NamedTuple):
         return _text(bytes((_PREFIX[self.kind],)) + public)
 
     def sign(self, data: bytes) -> bytes:
-        """The signature, 64 bytes."""
+        """Return the signature, 64 bytes."""
         return self._key().sign(data)
 
     def claim(self, subject: str, name: str, nats: dict[str, Any], *, issued: int, expires: int | None = None) -> str:
-        """A JWT by this key about the public key `subject`; times are UTC seconds."""
+        """Return a JWT by this key about the public key `subject`; times are UTC seconds."""
         claims: dict[str, Any] = {
             "iat": issued,
             "iss": self.public,

@@ -35,7 +35,9 @@ class NatsPlace(NamedTuple):
     authority: Path | None = None
 
     def check(self) -> Credentials:
-        """The credentials; raises `ConfigError` for an address that is none, or one in clear to another machine."""
+        """Return the credentials; raises `ConfigError` for an address that is none, or one in clear to another
+        machine.
+        """
         try:
             parts = urlsplit(self.url)
             name = parts.hostname
@@ -55,18 +57,18 @@ class _Shown:
         self._path, self.last = place.credentials, place.check()
 
     def sign(self, nonce: str) -> bytes:
-        """The server's nonce, signed; it is asked for before `token`."""
+        """Return the server's nonce, signed; it is asked for before `token`."""
         with suppress(ConfigError):
             self.last = read_credentials(self._path)
         return base64.b64encode(self.last.key.sign(nonce.encode()))
 
     def token(self) -> bytes:
-        """The JWT."""
+        """Return the JWT."""
         return self.last.token.encode()
 
 
 async def open_connection(place: NatsPlace) -> Client:
-    """A connection. Raises `ConfigError` where nats-py is not installed, `OSError` and errors of nats otherwise.
+    """Return a connection. Raises `ConfigError` where nats-py is not installed, `OSError` and errors of nats otherwise.
 
     With `tls://` the handshake comes before the server says anything: nobody in between can talk it away.
     """

@@ -158,7 +158,7 @@ class StreamKeeper:
         self._count(rounds=1)
 
     async def _ensure(self, stream: JetStreamContext, age_seconds: float) -> dict[str, Any]:
-        """The stream's state, once it is as it should be (rule 3)."""
+        """Return the stream's state, once it is as it should be (rule 3)."""
         from nats.js import api, errors
 
         wanted = api.StreamConfig(

@@ -93,11 +93,11 @@ class LiveBlocks:
                     self._drop(_Id(key, event.namespace, event.medium, event.group))
 
     def of(self, tenant: NamedRequester) -> list[BlockEvent]:
-        """The stored events of a whole tenant's names."""
+        """Return the stored events of a whole tenant's names."""
         return [*self._of.get(tenant, {}).values()]
 
     def has(self, tenant: NamedRequester) -> bool:
-        """Whether any block of a whole tenant's names is told of."""
+        """Return whether any block of a whole tenant's names is told of."""
         return tenant in self._of
 
     def _drop(self, one: _Id) -> None:
@@ -238,7 +238,7 @@ class ToldStream:
         return messages + self._sent(run, at)
 
     def _sent(self, run: Sequence[BlockEvent], at: float) -> list[Message]:
-        """A message of events under one name."""
+        """Return a message of events under one name."""
         if not run:
             return []
         place = run[0].place
@@ -269,7 +269,7 @@ class ToldStream:
         return max(self._known.of(*self._tenants[tenant]))
 
     def beats(self) -> list[Message]:
-        """The next number of each tenant (rule 2), once those that are idle were let go (rule 6)."""
+        """Return the next number of each tenant (rule 2), once those that are idle were let go (rule 6)."""
         for tenant in list(self._tenants):
             self._idle[tenant] += 1
             if self._idle[tenant] > IDLE_BEATS and not self.live.has(self._tenants[tenant]):
@@ -281,7 +281,8 @@ class ToldStream:
         ]
 
     def answer(self, subject: str, payload: bytes, now: float, at: float) -> list[Message]:
-        """The snapshot that a question asks for; nothing where there is none to give or it came too soon (rule 4).
+        """Return the snapshot that a question asks for; nothing where there is none to give or it came too soon (rule
+        4).
 
         `now` is monotonic seconds, `at` UTC seconds.
         """
@@ -382,7 +383,7 @@ class StreamPublisher:
         self.publish(())
 
     def stats(self) -> StreamStats:
-        """A snapshot of the counters."""
+        """Return a snapshot of the counters."""
         with self._lock:
             return StreamStats(
                 **self._told.counts,
@@ -517,7 +518,7 @@ class StreamPublisher:
 def open_stream(
     settings: Settings, namespaces: CurrentNamespaces, encode: Encode, *, revision: int, rank: int
 ) -> StreamPublisher:
-    """The publisher to `nats` of the settings. Raises `ConfigError` as `StreamPublisher`."""
+    """Return the publisher to `nats` of the settings. Raises `ConfigError` as `StreamPublisher`."""
     place = NatsPlace(settings.nats, settings.nats_credentials_path, settings.nats_ca_path)
     hashed = takes_fleet_hashes(settings.kv_events_format)
     told = ToldStream(settings.worker_name, namespaces, encode, rank=rank, fleet_hashes=hashed)

@@ -207,7 +207,7 @@ class _Stream:
     kept_bytes: int = 0  # with those of parts
 
     def is_earlier(self, life: PublisherLife) -> bool:
-        """Whether a life is before the one that is followed (rule 2)."""
+        """Return whether a life is before the one that is followed (rule 2)."""
         if self.life is None or life.incarnation != self.life.incarnation:
             return life.incarnation in self.followed
         return life.number < self.life.number
@@ -306,7 +306,7 @@ class WorkerStreams:
             self._close_gap(key, stream, number)
 
     def due(self) -> list[SnapshotQuestion]:
-        """The snapshots to ask for now; each is asked for again until it is had."""
+        """Return the snapshots to ask for now; each is asked for again until it is had."""
         now, questions = self._now(), list[SnapshotQuestion]()
         for (worker, tenant), stream in self._streams.items():
             if stream.is_whole and self._is_behind(stream):
@@ -411,7 +411,7 @@ class WorkerStreams:
 
 
 def _said(headers: Mapping[str, str] | None) -> tuple[PublisherLife, int] | None:
-    """The life and the number of a message; None where it has none."""
+    """Return the life and the number of a message; None where it has none."""
     if not headers:
         return None
     incarnation, _, of_process = headers.get(LIFE, "").partition(".")

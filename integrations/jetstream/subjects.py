@@ -65,7 +65,7 @@ class EventSubject(NamedTuple):
 
     @classmethod
     def of(cls, place: NamedRequester, known: KnownEpochs, worker: str) -> EventSubject:
-        """The subject of a name under these epochs."""
+        """Return the subject of a name under these epochs."""
         _, tenant, private = known.tags_of(*place)
         epoch = max(known.of(*place))
         if place.subject is not None and place.session is not None:
@@ -73,7 +73,7 @@ class EventSubject(NamedTuple):
         return cls(tenant.hex(), private.hex(), epoch, worker)
 
     def is_ended(self, known: KnownEpochs) -> bool:
-        """Whether an erasure that is known has ended the name."""
+        """Return whether an erasure that is known has ended the name."""
         epochs = known.epochs
         try:
             tags = (bytes.fromhex(self.tenant), bytes.fromhex(self.scope))
@@ -84,7 +84,7 @@ class EventSubject(NamedTuple):
 
 
 def tenant_tag(known: KnownEpochs, issuer: str, tenant: str) -> str:
-    """A tenant's place in subjects."""
+    """Return a tenant's place in subjects."""
     return known.tags.of(EpochScope(issuer, tenant)).hex()
 
 
@@ -94,7 +94,7 @@ def for_readers(subject: str) -> str:
 
 
 def name_in_subject(name: str) -> str:
-    """A worker's or reader's name as one place of a subject: itself, or a digest where it is no plain word."""
+    """Return a worker's or reader's name as one place of a subject: itself, or a digest where it is no plain word."""
     if _PLAIN.fullmatch(name) and name != EVERY:
         return name
     return "x" + hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
@@ -116,7 +116,7 @@ def snapshot_subject(reader: str, worker: str) -> str:
 
 
 def inbox(name: str) -> str:
-    """Where answers of the server come to one user."""
+    """Return where answers of the server come to one user."""
     return f"_INBOX.{name}"
 
 

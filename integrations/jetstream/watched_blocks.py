@@ -52,7 +52,7 @@ class WatchedBlocks:
         self._held.pop((worker, tenant), None)
 
     def rows(self, reader: StreamReader) -> list[WatchedRow]:
-        """Every worker and tenant of which something was had, in order."""
+        """Return every worker and tenant of which something was had, in order."""
         return [
             WatchedRow(*key, len(self._held.get(key, ())), payloads, is_usable=reader.streams.is_usable(*key))
             for key, payloads in sorted(self._payloads.items())

@@ -53,7 +53,7 @@ class AwsKms:
             self._ask(lambda: self._kms.create_alias(AliasName=_alias(name), TargetKeyId=key))
 
     def wrap(self, name: str, secret: KeyBuffer, context: bytes) -> bytes:
-        """The secret sealed under a key, with the context as the service's encryption context."""
+        """Return the secret sealed under a key, with the context as the service's encryption context."""
         return bytes(
             self._ask(
                 lambda: self._kms.encrypt(
@@ -63,7 +63,7 @@ class AwsKms:
         )
 
     def unwrap(self, name: str, wrapped: bytes, context: bytes) -> KeyBuffer:
-        """The secret behind a wrap of this key and context."""
+        """Return the secret behind a wrap of this key and context."""
         opened = self._ask(
             lambda: self._kms.decrypt(KeyId=_alias(name), CiphertextBlob=wrapped, EncryptionContext=_context(context))
         )["Plaintext"]

@@ -56,7 +56,7 @@ class AzureKeyVault:
         return bytes(self._ask(lambda: crypto.wrap_key(_ALGORITHM, sealed)).encrypted_key)
 
     def unwrap(self, name: str, wrapped: bytes, context: bytes) -> KeyBuffer:
-        """The secret behind a wrap of this key and context."""
+        """Return the secret behind a wrap of this key and context."""
         crypto = self._keys.get_cryptography_client(name)
         opened = bytes(self._ask(lambda: crypto.unwrap_key(_ALGORITHM, wrapped)).key)
         bound = opened[:_DIGEST_BYTES] == hashlib.sha256(context).digest()  # no secret

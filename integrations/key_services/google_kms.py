@@ -48,7 +48,7 @@ class GoogleKms:
             return
 
     def wrap(self, name: str, secret: KeyBuffer, context: bytes) -> bytes:
-        """The secret sealed under a key, with the context as associated data."""
+        """Return the secret sealed under a key, with the context as associated data."""
         request = {
             "name": self._path(name),
             "plaintext": bytes(secret.view()),
@@ -57,7 +57,7 @@ class GoogleKms:
         return bytes(self._ask(self._kms.encrypt, request).ciphertext)
 
     def unwrap(self, name: str, wrapped: bytes, context: bytes) -> KeyBuffer:
-        """The secret behind a wrap of this key and context."""
+        """Return the secret behind a wrap of this key and context."""
         request = {"name": self._path(name), "ciphertext": wrapped, "additional_authenticated_data": context}
         opened = self._ask(self._kms.decrypt, request).plaintext
         if len(opened) != KEY_BYTES:

@@ -53,12 +53,12 @@ class OpenBaoTransit:
         self._ask("POST", f"{self._mount}/keys/{name}", {"type": "aes256-gcm96"})
 
     def wrap(self, name: str, secret: KeyBuffer, context: bytes) -> bytes:
-        """The service's own text of the wrap, which names the key's version."""
+        """Return the service's own text of the wrap, which names the key's version."""
         body = {"plaintext": base64.b64encode(secret.view()).decode(), "associated_data": _text(context)}
         return self._data("encrypt", name, body, "ciphertext").encode("ascii")
 
     def unwrap(self, name: str, wrapped: bytes, context: bytes) -> KeyBuffer:
-        """The secret behind a wrap of this key and context."""
+        """Return the secret behind a wrap of this key and context."""
         body = {"ciphertext": wrapped.decode("ascii", "replace"), "associated_data": _text(context)}
         plain = self._data("decrypt", name, body, "plaintext")
         secret = KeyBuffer()
@@ -86,7 +86,7 @@ class OpenBaoTransit:
         self._ask("GET", "auth/token/lookup-self")
 
     def _has(self, name: str) -> bool:
-        """Whether the mount has a key of this name, by its own word."""
+        """Return whether the mount has a key of this name, by its own word."""
         status, answer = self._send("GET", f"{self._mount}/keys/{name}")
         if status == HTTPStatus.NOT_FOUND and answer == {"errors": []}:
             return False

@@ -69,7 +69,7 @@ class Pkcs11Token:
         return self._ask(wrap)
 
     def unwrap(self, name: str, wrapped: bytes, context: bytes) -> KeyBuffer:
-        """The secret behind a wrap of this key and context."""
+        """Return the secret behind a wrap of this key and context."""
 
         def unwrap(session: Any) -> KeyBuffer:
             parameters = pkcs11.GCMParams(wrapped[:_NONCE_BYTES], context)

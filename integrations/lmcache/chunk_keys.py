@@ -40,7 +40,7 @@ class ObjectKey(Protocol):
 
 
 def chunk_key(key: ObjectKey) -> bytes:
-    """A digest over every field but the salt, each with its length: the domain stands for that."""
+    """Return a digest over every field but the salt, each with its length: the domain stands for that."""
     chunk, model = key.chunk_hash, key.model_name.encode()
     parts = (
         _LENGTH.pack(len(chunk)), chunk, _LENGTH.pack(len(model)), model,
@@ -51,5 +51,5 @@ def chunk_key(key: ObjectKey) -> bytes:
 
 @lru_cache(64)
 def layout_of(model_name: str, size: int) -> bytes:
-    """A digest: objects of another model or size are not ours."""
+    """Return a digest: objects of another model or size are not ours."""
     return hashlib.blake2b(f"lmcache {model_name} {size}".encode(), digest_size=32).digest()

@@ -78,7 +78,7 @@ class NoBlocks(UnbackedMemory):
 
 
 def open_without_blocks(settings: Settings, chunk_bytes: int) -> Worker:
-    """A worker that has copies alone. Raises a `CustodyError` that names what cannot be opened."""
+    """Return a worker that has copies alone. Raises a `CustodyError` that names what cannot be opened."""
     plan = MemoryPlan(lambda blocks: NoBlocks(blocks, chunk_bytes), _BLOCKS, 1, chunk_bytes)
     return open_worker(settings, plan)
 
@@ -120,7 +120,7 @@ class Chunks:
         return self.worker.governor
 
     def store(self, key: ObjectKey, content: memoryview) -> bool:
-        """Whether a copy is there now, in a shared store whoever stored it."""
+        """Return whether a copy is there now, in a shared store whoever stored it."""
         label = self.directory.label_of(key.cache_salt)
         if label is None or len(content) != self.chunk_bytes:
             return False
@@ -141,12 +141,12 @@ class Chunks:
         )
 
     def has(self, key: ObjectKey, *, seeks: bool = True) -> bool:
-        """Whether a copy can be found now. `seeks`: whether a shared store is asked for what others stored."""
+        """Return whether a copy can be found now. `seeks`: whether a shared store is asked for what others stored."""
         label = self.directory.label_of(key.cache_salt)
         return label is not None and any(tier.lookup(label, chunk_key(key), 0, seeks=seeks) for tier in self.tiers)
 
     def has_each(self, keys: Sequence[ObjectKey]) -> list[bool]:
-        """Which of these can be found; those of one model part are in the order of the prompt (rule 6)."""
+        """Return which of these can be found; those of one model part are in the order of the prompt (rule 6)."""
         ended = set[tuple[str, str, int, int]]()
         present = []
         for key in keys:
@@ -157,11 +157,11 @@ class Chunks:
         return present
 
     def load(self, key: ObjectKey, into: memoryview) -> bool:
-        """Whether the copy was brought into memory of a chunk's size; zeros where it does not open."""
+        """Return whether the copy was brought into memory of a chunk's size; zeros where it does not open."""
         return self.load_each([(key, into)])[0]
 
     def load_each(self, wanted: Sequence[tuple[ObjectKey, memoryview]]) -> list[bool]:
-        """The same of several: from a store that has lanes for it the next ones come while one is opened."""
+        """Return the same of several: from a store that has lanes for it the next ones come while one is opened."""
         places = [self._place(key) if len(into) == self.chunk_bytes else None for key, into in wanted]
         came, expected = list[bool](), 0
         lanes = max((tier.in_flight for tier in self.tiers), default=1)
@@ -179,7 +179,7 @@ class Chunks:
         return came
 
     def _place(self, key: ObjectKey, behind: SealedTier | None = None) -> _Place | None:
-        """Where the chunk can be found: in the first tier, or the first behind another."""
+        """Return where the chunk can be found: in the first tier, or the first behind another."""
         label, last = self.directory.label_of(key.cache_salt), chunk_key(key)
         if label is None:
             return None
@@ -421,7 +421,7 @@ def _path(settings: Settings) -> Path:
 
 
 def _content(path: Path) -> bytes | None:
-    """The file's bytes; None: it is not there. Raises `ConfigError` for one that is not ours alone."""
+    """Return the file's bytes; None: it is not there. Raises `ConfigError` for one that is not ours alone."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):

@@ -117,7 +117,7 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def submit_lookup_and_lock_task(
         self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
     ) -> int:
-        """Which of these can be found."""
+        """Return which of these can be found."""
         sizes = {_layout_bytes(layout) for layout in group_layout_descs.values()}
         if len(sizes) == 1:
             self.custody.open(sizes.pop(), self._tokens)
@@ -187,7 +187,9 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 del self._known[name]
 
     def get_memory_tags(self) -> MemoryTags:
-        """Where the bytes are, for LMCache 0.5.7 and later: storage of this host, unless others share a part of it."""
+        """Return where the bytes are, for LMCache 0.5.7 and later: storage of this host, unless others share a part of
+        it.
+        """
         from lmcache.v1.distributed.api import MemoryResidency, MemorySegment, MemoryTags  # 0.5.6 has none
 
         is_shared = self.custody.is_shared

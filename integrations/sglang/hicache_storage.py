@@ -83,11 +83,11 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
     # -- pages ----------------------------------------------------------------------------------------------------
 
     def exists(self, key: str) -> bool:
-        """Whether this page would open, as far as is known."""
+        """Return whether this page would open, as far as is known."""
         return self._do(lambda copies: _has(copies, key), False)
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        """How many of these from the first on are here."""
+        """Return how many of these from the first on are here."""
 
         def count(copies: OwnedCopies) -> int:
             for at, key in enumerate(keys):
@@ -98,13 +98,13 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
         return self._do(count, 0)
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
-        """The page, in `target_location`; None: it is not here."""
+        """Return the page, in `target_location`; None: it is not here."""
         return self.batch_get([key], [target_location])[0]
 
     def batch_get(
         self, keys: list[str], target_locations: Sequence[Any] | None = None, target_sizes: Any = None
     ) -> list[Any]:
-        """Each page in its place; None for one that is not here."""
+        """Return each page in its place; None for one that is not here."""
         places = list(target_locations) if target_locations is not None else [None] * len(keys)
 
         def load(key: str, place: Any, copies: OwnedCopies) -> Any:
@@ -148,7 +148,7 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
     # -- the rest -------------------------------------------------------------------------------------------------
 
     def _do(self, call: Callable[[OwnedCopies], Answer], otherwise: Answer) -> Answer:
-        """One call at a time; what fails is a miss, and the engine goes on."""
+        """Return one call at a time; what fails is a miss, and the engine goes on."""
         with self._lock:
             copies = self._copies
             if copies is None:
@@ -163,7 +163,7 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
                 copies.note()
 
     def _memory(self, page: Any) -> Memory | None:
-        """A page's bytes as they lie; None for what is not one of ours."""
+        """Return a page's bytes as they lie; None for what is not one of ours."""
         if not isinstance(page, torch.Tensor) or page.device.type != "cpu" or not page.is_contiguous():
             return None
         memory: Memory = page.view(torch.uint8).numpy()
@@ -179,7 +179,7 @@ def _has(copies: OwnedCopies, key: str) -> bool:
 
 
 def _terms(given: dict[str, Any]) -> OwnedTerms:
-    """The terms in SGLang's extra configuration. Raises `ConfigError` that names what is missing or wrong."""
+    """Return the terms in SGLang's extra configuration. Raises `ConfigError` that names what is missing or wrong."""
     owner, seconds, size = given.get("owner"), given.get("seconds"), given.get("size_bytes")
     path, url = given.get("path"), given.get("url")
     if type(owner) is not str or not owner:

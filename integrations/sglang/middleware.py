@@ -191,7 +191,7 @@ def _mark(tokenizer: Any, request: Any, rendering: _Rendering, kinds: Mapping[st
 
 
 def _at_once(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """The result of work that waits for nothing."""
+    """Return the result of work that waits for nothing."""
     try:
         work.send(None)
     except StopIteration as done:

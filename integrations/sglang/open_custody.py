@@ -28,7 +28,9 @@ _log = get_logger(__name__)
 
 
 def build_cache(context: Any) -> GovernedRadixCache:
-    """The cache of a scheduler, for SGLang's registry. Raises a `CustodyError` that says what is not governed."""
+    """Return the cache of a scheduler, for SGLang's registry. Raises a `CustodyError` that says what is not
+    governed.
+    """
     check_version()
     check_options(context.server_args)
     check_kind(is_hybrid_swa=context.is_hybrid_swa, is_hybrid_ssm=context.is_hybrid_ssm, is_dsa=context.is_dsa)

@@ -14,7 +14,7 @@ _ALLOCATORS = ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator")
 
 
 def _governed_class(kind: type[Any]) -> type[Any]:
-    """A subclass of `kind` alone, so that an allocator that is there can become one."""
+    """Return a subclass of `kind` alone, so that an allocator that is there can become one."""
 
     class GovernedAllocator(kind):  # type: ignore[misc]
         free_pages: Any

@@ -104,7 +104,7 @@ class PageTree:
         return child
 
     def path(self, node: PageNode) -> Pages:
-        """The pages from the root to `node`."""
+        """Return the pages from the root to `node`."""
         runs: list[Pages] = []
         at: PageNode | None = node
         while at is not None:
@@ -119,7 +119,7 @@ class PageTree:
         return name, tokens[page * size : (page + 1) * size].tobytes()
 
     def _match(self, child: PageNode, tokens: array[int], first: int, last: int) -> int:
-        """How many leading pages of `child` the tokens of pages [first, last) are; the first one is."""
+        """Return how many leading pages of `child` the tokens of pages [first, last) are; the first one is."""
         size = self.page_tokens
         count = min(len(child.pages), last - first) * size
         own, start = child.tokens, first * size
@@ -135,7 +135,7 @@ class PageTree:
         return low // size
 
     def _split(self, node: PageNode, at: int) -> PageNode:
-        """The first `at` pages of `node` become its parent; holders of `node` hold both. Returns that parent."""
+        """Return the first `at` pages of `node` become its parent; holders of `node` hold both. Returns that parent."""
         parent, size = node.parent, self.page_tokens
         assert parent is not None and 0 < at < len(node.pages)
         self._numbers += 1
@@ -178,7 +178,7 @@ class PageTree:
         return np.concatenate(free) if free else NO_PAGES
 
     def use(self, node: PageNode) -> bool:
-        """The path to `node` is used now; False where something of it was taken out."""
+        """Return the path to `node` is used now; False where something of it was taken out."""
         self._uses += 1
         at = node
         while at.parent is not None:
@@ -200,7 +200,7 @@ class PageTree:
         return np.concatenate(free) if free else NO_PAGES
 
     def cuts(self, pages: Pages) -> list[tuple[PageNode, int]]:
-        """The nodes that have these, each with the place of the first of them in it."""
+        """Return the nodes that have these, each with the place of the first of them in it."""
         numbers = self._owner[pages]
         nodes = [self._nodes[number] for number in np.unique(numbers[numbers > 0]).tolist()]
         return [(node, int(np.isin(node.pages, pages).argmax())) for node in nodes]
@@ -248,6 +248,6 @@ class PageTree:
         return self._owner > 0
 
     def is_held(self, page: int) -> bool:
-        """Whether a request holds the node that has the page."""
+        """Return whether a request holds the node that has the page."""
         node = self._nodes.get(int(self._owner[page]))
         return node is not None and node.locks > 0

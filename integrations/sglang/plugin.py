@@ -87,7 +87,7 @@ def _step(scheduler: Any, *_given: Any, **_named: Any) -> None:
 
 
 def _sleep(original: Callable[..., Any], scheduler: Any) -> Any:
-    """A scheduler that sleeps while it is idle wakes for what is due, and for what an operator asks."""
+    """Return a scheduler that sleeps while it is idle wakes for what is due, and for what an operator asks."""
     cache, sleeper = governed_cache(scheduler), getattr(scheduler, "idle_sleeper", None)
     if cache is None or sleeper is None or not hasattr(sleeper, "poller"):
         return original(scheduler)
@@ -106,7 +106,7 @@ def _update_weights(original: Callable[..., Any], updater: Any, *given: Any, **n
 
 
 def _guard_door(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Every request to the HTTP server of a governed engine comes through the identity module."""
+    """Return every request to the HTTP server of a governed engine comes through the identity module."""
     from kvcustody.integrations.sglang.check_engine import check_server
     from kvcustody.integrations.sglang.middleware import check_identity, guard
 

@@ -87,7 +87,7 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
     # -- arrival ------------------------------------------------------------------------------------------------------
 
     def admit(self, req: Any) -> str | None:
-        """A request has come: who it is from. Returns why it is refused, or None."""
+        """Return a request has come: who it is from. Returns why it is refused, or None."""
         if getattr(req, "session", None) is not None or getattr(req, "session_id", None):
             return "kvcustody: sessions are not governed"
         if req.lora_id is not None:
@@ -130,7 +130,7 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         self.scheduler.output_streamer.stream_output([req], req.return_logprob)
 
     def may_start(self, req: Any) -> bool:
-        """Whether the scheduler may take it now; False: it alone waits."""
+        """Return whether the scheduler may take it now; False: it alone waits."""
         request = _of(req)
         return request is not None and self.custody.may_start(request)
 
@@ -171,7 +171,7 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         )
 
     def init_load_back(self, params: InitLoadBackParams) -> tuple[int, PageNode] | None:
-        """The scheduler has chosen the request: what tiers have for it comes into the tree (rule 4)."""
+        """Return the scheduler has chosen the request: what tiers have for it comes into the tree (rule 4)."""
         req, size = params.req, self.page_size
         request = _of(req)
         if request is None or request.has_begun:
@@ -260,7 +260,7 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
             self.free(self.tree.unlock(lock.node))
 
     def inc_lock_ref(self, node: PageNode) -> IncLockRefResult:
-        """A request holds the path to `node`."""
+        """Return a request holds the path to `node`."""
         self.tree.lock(node)
         return IncLockRefResult()
 
@@ -270,7 +270,7 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         return DecLockRefResult()
 
     def path_device_indices(self, node: PageNode) -> torch.Tensor:
-        """The slots from the root to `node`."""
+        """Return the slots from the root to `node`."""
         pages = self.tree.path(node)
         return self._slots(pages) if len(pages) else self._nothing
 
@@ -292,7 +292,7 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         return int(np.count_nonzero(self.tree.indexed())) * self.page_size
 
     def all_values_flatten(self) -> torch.Tensor:
-        """The slots in the tree."""
+        """Return the slots in the tree."""
         return self._slots(np.flatnonzero(self.tree.indexed()))
 
     def pretty_print(self) -> None:
@@ -386,7 +386,7 @@ def _of(req: Any) -> SlotRequest | None:
 
 
 def _is_keyed(req: Any) -> bool:
-    """Whether its token ids say everything that its KV depends on."""
+    """Return whether its token ids say everything that its KV depends on."""
     return all(
         getattr(req, name, None) is None
         for name in ("multimodal_inputs", "input_embeds", "positional_embed_overrides", "token_type_ids")
@@ -394,7 +394,9 @@ def _is_keyed(req: Any) -> bool:
 
 
 def governed_adder(own: type[Any]) -> type[Any]:
-    """A subclass of SGLang's prefill adder: who must wait waits alone, and who is taken has attached what it found."""
+    """Return a subclass of SGLang's prefill adder: who must wait waits alone, and who is taken has attached what it
+    found.
+    """
     adder = _ADDERS.get(own)
     if adder is None:
 

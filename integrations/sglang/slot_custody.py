@@ -57,10 +57,10 @@ class EngineRows(Protocol):
     """The engine's own books: its rows of slots, its free list, its queues."""
 
     def pages_of(self, request_id: str, first: int) -> Pages:
-        """The pages of a request's row from its `first` on, as far as they are allocated."""
+        """Return the pages of a request's row from its `first` on, as far as they are allocated."""
 
     def tokens_of(self, request_id: str) -> int:
-        """How many tokens it has by now."""
+        """Return how many tokens it has by now."""
 
     def free(self, pages: Pages) -> None:
         """These may be handed out again."""
@@ -167,7 +167,9 @@ class SlotCustody:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def is_used(self, request_id: str) -> bool:
-        """Whether a request has this id: another is dropped then, for any answer would reach the first one's client."""
+        """Return whether a request has this id: another is dropped then, for any answer would reach the first one's
+        client.
+        """
         used = request_id in self.requests
         if used:
             self.port.attempts.note("id-in-use")
@@ -187,7 +189,8 @@ class SlotCustody:
         narrowed_by: str = "",
         trace: str = "",
     ) -> SlotRequest | AdmissionRefused:
-        """A request has come. `keyed` False: it has content that its token ids do not tell, so nothing is reused.
+        """Return a request has come. `keyed` False: it has content that its token ids do not tell, so nothing is
+        reused.
 
         `trace`: the W3C trace id that it came with.
         """
@@ -212,7 +215,7 @@ class SlotCustody:
         return self.port.may_start(request.residency) is None
 
     def look_up(self, request: SlotRequest, tokens: array[int], last: int) -> tuple[PageNode, Pages]:
-        """The tree's node and the pages that it may read, of the prompt's first `last` pages."""
+        """Return the tree's node and the pages that it may read, of the prompt's first `last` pages."""
         walk = _Walk(self, request, tokens, last)
         path = self.port.look_up_tree(request.residency, walk)
         request.path, request.found = path, path.blocks
@@ -231,7 +234,7 @@ class SlotCustody:
         start: PageNode | None = None,
         first: int = 0,
     ) -> tuple[PageNode, int, list[Pages]]:
-        """How far the tree has the request's path, of its first `last` pages, and which pages behind `start`.
+        """Return how far the tree has the request's path, of its first `last` pages, and which pages behind `start`.
 
         `start` ends with the first `first` of them.
         """
@@ -256,11 +259,11 @@ class SlotCustody:
         self.port.attached(request.residency, request.found[:pages])
 
     def restorable(self, request: SlotRequest) -> int:
-        """How many pages tiers would bring behind what its last look-up found."""
+        """Return how many pages tiers would bring behind what its last look-up found."""
         return 0 if request.planned is None else request.planned.pages
 
     def may_restore(self, request: SlotRequest, tokens: array[int], pages: int) -> bool:
-        """Whether so many pages can come now: asked again behind whatever made room for them."""
+        """Return whether so many pages can come now: asked again behind whatever made room for them."""
         tiers = self._tiers
         hit = len(request.found)
         _, there, _ = self._along(request, tokens, hit + pages)
@@ -325,7 +328,9 @@ class SlotCustody:
             self.report(request)
 
     def publish(self, request: SlotRequest, tokens: array[int], last: int) -> CheckpointResult | None:
-        """The first `last` pages of its row are computed: into the tree with them (rule 3). None: nothing enters."""
+        """Return the first `last` pages of its row are computed: into the tree with them (rule 3). None: nothing
+        enters.
+        """
         port, residency = self.port, request.residency
         row = self.rows.pages_of(request.request_id, 0)
         if request.has_begun:

@@ -147,7 +147,7 @@ class SlotBlockEvents(BlockEventFeed):
 
     @contextmanager
     def because(self, cause: str) -> Iterator[None]:
-        """Why pages leave while the block runs."""
+        """Yield why pages leave while the block runs."""
         before, self._cause = self._cause, cause
         try:
             yield
@@ -178,7 +178,7 @@ class SlotBlockEvents(BlockEventFeed):
 
 
 def page_keys(node: PageNode, before: bytes) -> bytes:
-    """The keys of a node's pages, behind the page with key `before` (rule 3)."""
+    """Return the keys of a node's pages, behind the page with key `before` (rule 3)."""
     secret = hashlib.blake2b(node.name.encode(), digest_size=KEY_BYTES, person=_PERSON).digest()
     data = np.asarray(node.tokens).astype("<i4").tobytes()
     size = len(data) // len(node.pages)

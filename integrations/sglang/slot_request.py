@@ -89,7 +89,7 @@ class SlotRequest:
         self.forget_row()
 
     def name(self, namespace: str) -> str:
-        """A namespace as it is for the request: what its client says can only narrow it."""
+        """Return a namespace as it is for the request: what its client says can only narrow it."""
         return f"{namespace}/{self.narrowed_by}" if self.narrowed_by else namespace
 
     def forget_row(self) -> None:

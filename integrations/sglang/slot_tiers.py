@@ -73,7 +73,7 @@ class Returned(NamedTuple):
 
 
 def unit_pages(page_tokens: int) -> int:
-    """How many pages of so many tokens are a unit."""
+    """Return how many pages of so many tokens are a unit."""
     return -(-UNIT_TOKENS // page_tokens)
 
 
@@ -153,7 +153,7 @@ class SlotTiers:
             node.offered = Offered(begin, taker, self.transfers.tiers[taker].ended)
 
     def _place(self, label: DomainLabel, path: Sequence[PageNode]) -> ChainPlace | None:
-        """Where the chain of a path's last node lies; None: it does not leave (rule 3)."""
+        """Return where the chain of a path's last node lies; None: it does not leave (rule 3)."""
         name, pool = path[-1].name, self._port.pool
         before = [one for one in path if one.name != name]
         if label.grant_or_segment:
@@ -170,7 +170,7 @@ class SlotTiers:
         return ChainPlace(name, sum(len(one.pages) for one in before), ENDLESS, before[0].name)
 
     def _units(self, place: ChainPlace, last: int) -> int:
-        """How many units of a place a path's first `last` pages fill."""
+        """Return how many units of a place a path's first `last` pages fill."""
         first, until, _ = place[1:]
         return (last - first) // self._unit if last < until else -(-(until - first) // self._unit)
 
@@ -218,7 +218,7 @@ class SlotTiers:
     def _chain(
         self, request: SlotRequest, domain: Domain, place: ChainPlace, tokens: Sequence[int]
     ) -> UnitChain | None:
-        """The units of a place, where the request may read them now."""
+        """Return the units of a place, where the request may read them now."""
         label, residency = label_of(domain), request.residency
         if not self._port.may_restore(residency, domain):
             return None
@@ -249,7 +249,7 @@ class SlotTiers:
         return legs
 
     def _end(self, leg: PlannedLeg, blocks: Sequence[Found | Restored]) -> int:
-        """The page behind so much of a leg."""
+        """Return the page behind so much of a leg."""
         place = leg.chain.place
         units = leg.depth + sum(one.blocks for one in blocks)
         return min(place.first + units * self._unit, place.until)
@@ -285,7 +285,7 @@ class SlotTiers:
     # -- keys (rule 2) ------------------------------------------------------------------------------------------------
 
     def _keys(self, label: DomainLabel, place: ChainPlace, data: bytes, first: int, last: int) -> bytes | None:
-        """The keys of units [first, last) of a place, in a path of these tokens.
+        """Return the keys of units [first, last) of a place, in a path of these tokens.
 
         None where its name is no namespace of that domain, or its keys are gone.
         """
@@ -327,7 +327,7 @@ def _path(node: PageNode) -> list[PageNode]:
 
 
 def _stays(pool: ExternalPool, pages: Pages, domain: Domain) -> bool:
-    """Whether all of these are in the index of one domain, computed and not ended."""
+    """Return whether all of these are in the index of one domain, computed and not ended."""
     states = pool.state[pages]
     return bool(
         (pool.tag[pages] == domain.tag).all()

@@ -57,7 +57,7 @@ class DerivedSalts:
         self._secret = secrets.token_bytes(32)
 
     def derive(self, chunks: Chunks, principal: Principal, model: ModelIdentity, hints: Hints = NO_HINTS) -> str:
-        """The salt of a request that comes now. Raises `IdentityError` where policy admits no such tenant."""
+        """Return the salt of a request that comes now. Raises `IdentityError` where policy admits no such tenant."""
         governor = chunks.governor
         plan = governor.plan_of(principal, model, None, hints)
         if plan is None:

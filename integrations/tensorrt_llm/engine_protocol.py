@@ -31,7 +31,7 @@ class EngineRequest(Protocol):
         """Whether the engine made it for itself, as it does to warm up."""
 
     def get_tokens(self, beam: int, /) -> Sequence[int]:
-        """All token ids of a beam."""
+        """Return all token ids of a beam."""
 
 
 class ScheduledRequest(Protocol):
@@ -102,5 +102,5 @@ class StepOrders(NamedTuple):
 
 
 def has_other_content(request: object) -> bool:
-    """Whether something of a request's content is not in its tokens."""
+    """Return whether something of a request's content is not in its tokens."""
     return any(getattr(request, name, None) is not None for name in OTHER_CONTENT)

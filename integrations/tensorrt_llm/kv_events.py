@@ -79,7 +79,7 @@ class EventScopes:
                 self._blocks.popitem(last=False)
 
     def of(self, hash_: Hash) -> ScopedBlock | None:
-        """A block by the engine's hash."""
+        """Return a block by the engine's hash."""
         return self._blocks.get(hash_)
 
 
@@ -253,7 +253,7 @@ class TensorRtLlmWire:
         self._next = 0
 
     def events_of(self, events: Sequence[BlockEvent], incarnation: str = "") -> list[WrittenEvent]:
-        """The events, numbered. Raises `IsolationError` for one without a scope."""
+        """Return the events, numbered. Raises `IsolationError` for one without a scope."""
         written: list[WrittenEvent] = []
         for event in events:
             check_event(event)

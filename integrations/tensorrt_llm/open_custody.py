@@ -141,7 +141,9 @@ _CONNECTOR = (
 
 
 def check_options(llm_args: object) -> int:
-    """The tokens of a block. Raises `ConfigError` that names the first option with which nothing can be governed."""
+    """Return the tokens of a block. Raises `ConfigError` that names the first option with which nothing can be
+    governed.
+    """
     for option, allowed, why in REFUSED:
         value = _value(llm_args, option)
         if not any(value is one or (value == one and type(value) is type(one)) for one in allowed):

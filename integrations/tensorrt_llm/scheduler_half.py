@@ -72,7 +72,7 @@ class SchedulerHalf:
         self.counts: Counter[str] = Counter()
 
     def matched(self, request: EngineRequest, computed_tokens: int) -> int:
-        """How many tokens after `computed_tokens` our tiers bring. Raises `IsolationError` (rules 1, 2)."""
+        """Return how many tokens after `computed_tokens` our tiers bring. Raises `IsolationError` (rules 1, 2)."""
         self._forget(request.request_id)  # the engine asks again for one that it had paused
         if request.is_dummy_request:
             return 0
@@ -264,9 +264,9 @@ class BlockChain:
         return len(self.keys) // KEY_BYTES
 
     def run(self, first: int, last: int) -> bytes:
-        """The keys of blocks [first, last)."""
+        """Return the keys of blocks [first, last)."""
         return bytes(self.keys[KEY_BYTES * first : KEY_BYTES * last])
 
     def parent(self, first: int) -> bytes:
-        """The key before block `first`; zeros at the chain's start."""
+        """Return the key before block `first`; zeros at the chain's start."""
         return self.run(first - 1, first) if first else bytes(KEY_BYTES)

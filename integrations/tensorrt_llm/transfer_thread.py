@@ -76,7 +76,7 @@ class _OpenClaim:
 
 
 def short_lived(policy: Policy) -> list[str]:
-    """The classifications that are kept, and for less time than what is promised lives at least."""
+    """Return the classifications that are kept, and for less time than what is promised lives at least."""
     kept = zip(policy.classifications, policy.retention, policy.offload, strict=True)
     return [
         name
@@ -137,13 +137,13 @@ class TransferThread(CustodyThread):
     # -- asked by the engine's thread and the door ----------------------------------------------------------------
 
     def derive(self, principal: Principal, hints: Hints = NO_HINTS) -> str:
-        """The salt of a request (`derived_salt`). Raises a `CustodyError` where there is none."""
+        """Return the salt of a request (`derived_salt`). Raises a `CustodyError` where there is none."""
         model = self.model
         assert model is not None, "the model is known before the first request"
         return self.run(lambda chunks: self.salts.derive(chunks, principal, model, hints)).result(_ANSWER_SECONDS)
 
     def known_epochs(self) -> KnownEpochs | None:
-        """The erase epochs that the worker acts by, for events; None before any was heard."""
+        """Return the erase epochs that the worker acts by, for events; None before any was heard."""
         return self.run(lambda chunks: chunks.governor.epochs.known).result(_ANSWER_SECONDS)
 
     def standing(self, salt: object) -> Standing | None:
@@ -170,7 +170,7 @@ class TransferThread(CustodyThread):
 
     @contextmanager
     def hold(self, number: int) -> Iterator[list[bytearray]]:
-        """The content of a claim, while it is copied. Raises `IsolationError` where it is gone (rule 2)."""
+        """Yield the content of a claim, while it is copied. Raises `IsolationError` where it is gone (rule 2)."""
         with self._claims_lock:
             claim = self._claims.get(number)
             if claim is None:

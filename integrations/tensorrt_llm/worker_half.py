@@ -31,7 +31,7 @@ class WorkerHalf:
         self.counts: Counter[str] = Counter()
 
     def register(self, pool: torch.Tensor) -> int:
-        """The engine's pool, a block for each first index; bytes of a block. Raises a `CustodyError`."""
+        """Return the engine's pool, a block for each first index; bytes of a block. Raises a `CustodyError`."""
         if self._rows is not None:
             raise ConfigError("TensorRT-LLM registered a second pool: one is governed")
         if pool.dim() < 2 or not pool.is_contiguous():

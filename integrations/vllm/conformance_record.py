@@ -99,7 +99,7 @@ class Subject:
 
 
 def subject_of(tested: type) -> Subject:
-    """The identity of a class (rule 1). Raises `ConfigError` for one without a source file."""
+    """Return the identity of a class (rule 1). Raises `ConfigError` for one without a source file."""
     module = tested.__module__
     try:
         source = Path(inspect.getfile(tested)).read_bytes()
@@ -117,7 +117,7 @@ def subject_of(tested: type) -> Subject:
 
 
 def load_subject(name: str) -> type:
-    """The class behind `module:Class`. Raises `ConfigError` where there is none."""
+    """Return the class behind `module:Class`. Raises `ConfigError` where there is none."""
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)

@@ -130,7 +130,7 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._scheduler.keep_loading(connector_output)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Blocks are freed at once; the manager tells governance when they are."""
+        """Return blocks are freed at once; the manager tells governance when they are."""
         return False, None
 
     def request_finished_all_groups(
@@ -176,7 +176,7 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return base.KVConnectorTransferResults(finished_recving=finished, failed_recving=self._worker.failed_requests())
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks that a load could not fill, where they are of one layer group."""
+        """Return blocks that a load could not fill, where they are of one layer group."""
         return self._worker.failed_blocks()
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:

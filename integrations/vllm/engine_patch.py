@@ -62,7 +62,7 @@ class EngineHandle:
         side.bind_engine(self)
 
     def step(self) -> Any:
-        """One engine step, with the outputs of requests that governance ended."""
+        """Return one engine step, with the outputs of requests that governance ended."""
         outputs, executed = self._step()
         control = self.side.control
         if self._queue is None and not self._core.scheduler.has_unfinished_requests():
@@ -120,7 +120,9 @@ class EngineHandle:
 
 
 def _with_others(connector: Any, order: StepOrder, output: SchedulerOutput) -> KVConnectorMetadata:
-    """An order as the workers' connector takes it: beside an empty step's of the others, where there are several."""
+    """Return an order as the workers' connector takes it: beside an empty step's of the others, where there are
+    several.
+    """
     if not isinstance(connector, MultiConnector):
         return order
     parts = (
@@ -205,7 +207,7 @@ def kvcustody_scan(core: Any, recover: bool = False) -> list[str]:
 
 
 def kvcustody_check(core: Any) -> list[str]:
-    """Every invariant of the books, recomputed; empty when all hold."""
+    """Return every invariant of the books, recomputed; empty when all hold."""
     return _side(core).port.check()
 
 

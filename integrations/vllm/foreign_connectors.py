@@ -38,7 +38,7 @@ _log = get_logger(__name__)
 
 
 def has_foreign_connectors(config: VllmConfig) -> bool:
-    """Whether another connector runs beside ours."""
+    """Return whether another connector runs beside ours."""
     return bool(_foreign_connectors(config))
 
 
@@ -95,7 +95,7 @@ def _records(allowed: str) -> dict[str, tuple[str, str]]:
 
 
 def _connector_class(child: Mapping[str, Any]) -> type:
-    """The class that vLLM would load for this entry of `connectors`."""
+    """Return the class that vLLM would load for this entry of `connectors`."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     name, module = str(child.get("kv_connector")), child.get("kv_connector_module_path")
@@ -119,7 +119,7 @@ class CopiesBeside:
         self._look()
 
     def __call__(self) -> bool:
-        """True: they are sealed, or there is nobody to take them."""
+        """Return True: they are sealed, or there is nobody to take them."""
         if self._clock.now_us() - self._looked_us >= _LOOK_US:
             self._look()
         return not self.clear

@@ -35,7 +35,7 @@ _log = get_logger(__name__)
 
 
 def changes_weights(method: object) -> bool:
-    """Whether a call of vLLM's workers, by its name, may change the base model's weights."""
+    """Return whether a call of vLLM's workers, by its name, may change the base model's weights."""
     name = method if isinstance(method, str) else str(getattr(method, "__name__", ""))
     return _WEIGHTS in name.lower() and not name.lower().startswith(_READ_ONLY)
 
@@ -61,7 +61,7 @@ class Models:
         self._base = self._known(None, None)
 
     def of(self, adapter: Any) -> ModelIdentity:
-        """The identity of a request with this `LoRARequest`, or with none."""
+        """Return the identity of a request with this `LoRARequest`, or with none."""
         if adapter is None:
             return self._base
         key = (adapter.lora_name, adapter.lora_int_id, adapter.lora_path)

@@ -68,7 +68,7 @@ def plan_of(
     block_tokens: int,
     tiers: tuple[str, ...] = (),
 ) -> EnginePlan:
-    """The pool that vLLM brings; its null block is nobody's. Raises `ConfigError` where it is not the first."""
+    """Return the pool that vLLM brings; its null block is nobody's. Raises `ConfigError` where it is not the first."""
     null_block = manager.block_pool.null_block.block_id
     if null_block != NULL_BLOCK:
         raise ConfigError(f"vllm's null block is `{null_block}`, workers zero `{NULL_BLOCK}`", block=null_block)

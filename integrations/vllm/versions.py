@@ -84,7 +84,7 @@ _SIGNATURES: dict[str, tuple[str, ...]] = {
 
 
 def check_version(installed: str | None = None) -> VllmVersion:
-    """The running vLLM's version. Raises `ConfigError` outside the range and where a method differs."""
+    """Return the running vLLM's version. Raises `ConfigError` outside the range and where a method differs."""
     version = read_version(installed if installed is not None else _installed())
     if not VLLM_OLDEST <= (version.major, version.minor) < VLLM_BELOW:
         raise ConfigError(
@@ -106,7 +106,7 @@ def read_version(text: str) -> VllmVersion:
 
 
 def running_version() -> VllmVersion:
-    """The running vLLM's version, unchecked."""
+    """Return the running vLLM's version, unchecked."""
     return read_version(_installed())
 
 

@@ -154,7 +154,7 @@ class InstalledPart(NamedTuple):
 
 
 def installed_parts(python: str) -> list[InstalledPart]:
-    """Every registered part of what this interpreter has; raises `ConfigError` where it does not run."""
+    """Return every registered part of what this interpreter has; raises `ConfigError` where it does not run."""
     try:
         done = subprocess.run(  # noqa: S603 - the interpreter that was named
             [python, str(SCRIPT)], capture_output=True, text=True, timeout=_SCRIPT_SECONDS, check=True
@@ -182,7 +182,7 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
 
 def script_of(target: Target) -> Path:
-    """The script that asks all cases of a target."""
+    """Return the script that asks all cases of a target."""
     name = target.script or target.name.replace("-", "_")
     [found] = SCRIPTS.glob(f"*/{name}.py")
     return found
@@ -194,7 +194,7 @@ def run_target(
     cases: Sequence[str] = (),
     progress: Callable[[CaseFinding], None] = lambda _: None,
 ) -> ConformReport:
-    """Every case of a target, or these; what cannot run says why."""
+    """Return every case of a target, or these; what cannot run says why."""
     if "/" in python:
         python = str(Path(python).absolute())  # a script runs in its own folder
     version, why = _version(target, python)
@@ -207,7 +207,7 @@ def run_target(
 
 
 def _version(target: Target, python: str) -> tuple[str, str]:
-    """The installed version, or why there is none."""
+    """Return the installed version, or why there is none."""
     ask = (
         "import importlib.util, importlib.metadata as m, sys\n"
         "assert importlib.util.find_spec(sys.argv[1]) is not None, 'not installed'\n"
@@ -243,5 +243,5 @@ def _ask(python: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def this_python() -> str:
-    """The interpreter that runs this."""
+    """Return the interpreter that runs this."""
     return sys.executable

@@ -88,7 +88,7 @@ class ConformReport(NamedTuple):
         return json.dumps({"$schema": schema, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"
 
     def to_html(self) -> str:
-        """A page without scripts."""
+        """Return a page without scripts."""
         rows = "".join(
             f"<tr><td>{html.escape(CASE_OF[one.case].holds)}</td><td><strong>{one.verdict}</strong></td>"
             f"<td>{html.escape(one.evidence)}</td><td>"

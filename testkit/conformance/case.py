@@ -81,7 +81,7 @@ ISSUER = "idp"
 
 
 def person(tenant: str, subject: str = "ann") -> Principal:
-    """An authenticated subject of a tenant."""
+    """Return an authenticated subject of a tenant."""
     return identify(issuer=ISSUER, tenant=tenant, verified={"subject": subject})
 
 
@@ -102,13 +102,13 @@ class CaseHarness:
             engine.watch(self.first_writes.append)
 
     def has(self, feature: str) -> bool:
-        """Whether the engine has a feature."""
+        """Return whether the engine has a feature."""
         return feature not in self.capabilities.lacks
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
     def prompt(self, blocks: int, tail: int = 1) -> tuple[int, ...]:
-        """Tokens of so many whole blocks and a tail, which nothing else has."""
+        """Return tokens of so many whole blocks and a tail, which nothing else has."""
         ids = range(3, self.capabilities.vocabulary)
         return tuple(self.random.choices(ids, k=blocks * self.block_tokens + tail))
 
@@ -119,7 +119,7 @@ class CaseHarness:
     def ask(
         self, who: Principal | str | None, tokens: Sequence[int], max_tokens: int = 1, **more: Any
     ) -> RequestOutcome:
-        """One request from its arrival to its end."""
+        """Return one request from its arrival to its end."""
         request = self.submit(who, tokens, max_tokens, **more)
         self.finish(request)
         return self.engine.outcome(request)
@@ -186,14 +186,16 @@ class CaseHarness:
     # -- what must hold ------------------------------------------------------------------------------------------------
 
     def hit(self, who: Principal | None, tokens: Sequence[int], blocks: int, what: str, **more: Any) -> RequestOutcome:
-        """A whole request must finish and reuse exactly so many whole blocks."""
+        """Return a whole request must finish and reuse exactly so many whole blocks."""
         outcome = self.ask(who, tokens, **more)
         expect_equal(outcome.state, FINISHED, f"{what}: state ({outcome.reason})")
         expect_equal(outcome.cached_tokens, blocks * self.block_tokens, f"{what}: cached tokens")
         return outcome
 
     def warm(self, who: Principal, blocks: int = 4, tail: int = 1, **more: Any) -> tuple[int, ...]:
-        """A prompt that has been computed once and is reused in full by its own subject (the positive control)."""
+        """Return a prompt that has been computed once and is reused in full by its own subject (the positive
+        control).
+        """
         tokens = self.prompt(blocks, tail)
         first = self.ask(who, tokens, **more)
         expect_equal((first.state, first.cached_tokens), (FINISHED, 0), f"first request ({first.reason})")
@@ -217,7 +219,7 @@ class CaseHarness:
             expect_equal(outcome.output, cold, "output, against an engine without any cache")
 
     def nonzero_bytes(self, blocks: Iterable[int]) -> int:
-        """Bytes that are not zero in these blocks now."""
+        """Return bytes that are not zero in these blocks now."""
         return sum(len(data) - data.count(0) for data in self.engine.read(tuple(blocks)))
 
     def expect_clean_first_writes(self, at_least: int = 1) -> None:
@@ -258,7 +260,7 @@ class Bench:
         self._cold: dict[tuple[object, ...], tuple[int, ...]] = {}
 
     def open(self, policy: str | None = None, **setup: Any) -> CaseHarness:
-        """A fresh engine; `setup`: fields of `Setup`."""
+        """Return a fresh engine; `setup`: fields of `Setup`."""
         made = Setup(policy or standard_policy(), VirtualClock(), seed=self.seed, **setup)
         rig = CaseHarness(self.factory(made), made, self.random, self)
         unknown = set(rig.capabilities.lacks) - set(FEATURES)
@@ -268,7 +270,7 @@ class Bench:
         return rig
 
     def cold(self, setup: Setup, who: Principal, tokens: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
-        """The output of a fresh engine for one request (rule 3)."""
+        """Return the output of a fresh engine for one request (rule 3)."""
         key = (who, tokens, max_tokens)
         known = self._cold.get(key)
         if known is None:

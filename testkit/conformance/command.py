@@ -71,7 +71,7 @@ def conformance(
 
 
 def _factory(name: str) -> EngineFactory:
-    """The factory behind `module:factory`, or `plugin:NAME`. Raises `ConfigError` where it is not there."""
+    """Return the factory behind `module:factory`, or `plugin:NAME`. Raises `ConfigError` where it is not there."""
     if names_extension(name):
         return cast(EngineFactory, load_extension(ENGINES, name).factory)
     module, _, attribute = name.partition(":")

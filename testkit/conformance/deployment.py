@@ -32,11 +32,11 @@ class MemoryKeyStore:
         self._document = KeyDocument()
 
     def load(self) -> KeyDocument:
-        """The document as last saved."""
+        """Return the document as last saved."""
         return self._document.copy()
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """One process: nothing to lock."""
+        """Return one process: nothing to lock."""
         return nullcontext()
 
     def save(self, document: KeyDocument) -> None:
@@ -79,17 +79,17 @@ class KeepingPublisher:
 
 
 def keyring(clock: Clock) -> Keyring:
-    """A keyring with random secrets, gone with the process."""
+    """Return a keyring with random secrets, gone with the process."""
     return Keyring(MemoryKeyStore(), RootKeyWrapping(KeyBuffer.random(KEY_BYTES)), clock)
 
 
 def table(policy: str, revision: int = 1) -> DecisionTable:
-    """The decision table of a policy's YAML text."""
+    """Return the decision table of a policy's YAML text."""
     return compile_policy(load_policy(policy, name="conformance.yaml"), revision=revision)
 
 
 def toy_model(block_tokens: int) -> ModelIdentity:
-    """The identity of the toy model."""
+    """Return the identity of the toy model."""
     return tiny_model(
         weights_digest="sha256:toy",
         tokenizer_digest="sha256:toy",

@@ -150,13 +150,13 @@ class EngineUnderTest(Protocol):
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def mint(self, principal: Principal, valid_us: int) -> str:
-        """A valid raw token of `principal` for one request (`tokens`)."""
+        """Return a valid raw token of `principal` for one request (`tokens`)."""
 
     def submit(self, ask: RequestSpec) -> object:
         """Queue a request; it starts in a later `step`. Never raises for what a client can cause: `RequestOutcome`."""
 
     def step(self) -> bool:
-        """One engine step, deferred requests included; False where no request is waiting or running."""
+        """Return one engine step, deferred requests included; False where no request is waiting or running."""
 
     def outcome(self, request: object) -> RequestOutcome:
         """What is known of a request, whatever its state."""
@@ -171,7 +171,7 @@ class EngineUnderTest(Protocol):
         """The engine takes its blocks; it waits and resumes by itself. Not running: nothing (`preemption`)."""
 
     def fork(self, request: object) -> object:
-        """A second request that goes on from a running one (`forks`)."""
+        """Return a second request that goes on from a running one (`forks`)."""
 
     # -- time and administration -------------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class EngineUnderTest(Protocol):
         """Findings of the orphan scan against the live engine; empty when clean."""
 
     def check(self) -> list[str]:
-        """Every invariant of governance and of the engine's own books, recomputed; empty when all hold."""
+        """Return every invariant of governance and of the engine's own books, recomputed; empty when all hold."""
 
     def close(self) -> None:
         """End everything in order; the evidence is complete afterwards."""
@@ -204,19 +204,21 @@ class EngineUnderTest(Protocol):
         """Call `probe` before each first write from now on (rule 4; `bytes`)."""
 
     def read(self, blocks: Sequence[int]) -> list[bytes]:
-        """All bytes of each block, every shard, as they are now on the device (`bytes`)."""
+        """Return all bytes of each block, every shard, as they are now on the device (`bytes`)."""
 
     def free_blocks(self) -> tuple[int, ...]:
-        """The engine's own list of blocks that it could hand out without evicting anything; with duplicates, if any."""
+        """Return the engine's own list of blocks that it could hand out without evicting anything; with duplicates, if
+        any.
+        """
 
     def indexed(self) -> frozenset[bytes]:
-        """The keys in the engine's own prefix index now, as its block events name them (32 bytes)."""
+        """Return the keys in the engine's own prefix index now, as its block events name them (32 bytes)."""
 
     def events(self) -> list[BlockEvent]:
         """Block events since the last call, in order, as they leave the process by default settings (`events`)."""
 
     def ledger(self) -> list[Event]:
-        """Every ledger event so far, in order."""
+        """Return every ledger event so far, in order."""
 
     # -- faults and the tier -----------------------------------------------------------------------------------------
 

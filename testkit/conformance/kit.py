@@ -30,7 +30,7 @@ def run(
     *,
     seed: int = SEED,
 ) -> ConformanceReport:
-    """Every case over a fresh engine each; a case fails on what it sees and on whatever the engine raises."""
+    """Return every case over a fresh engine each; a case fails on what it sees and on whatever the engine raises."""
     capabilities = capabilities_of(engine_factory)
     verdicts = []
     for case in cases:
@@ -42,7 +42,7 @@ def run(
 
 
 def judge(factory: EngineFactory, case: Case, capabilities: Capabilities, seed: int = SEED) -> CaseVerdict:
-    """One case's verdict."""
+    """Return one case's verdict."""
     skipped = why_skipped(case, capabilities)
     if skipped:
         return CaseVerdict(case.name, SKIP, skipped, 0.0, seed)
@@ -59,7 +59,7 @@ def judge(factory: EngineFactory, case: Case, capabilities: Capabilities, seed: 
 
 
 def why_skipped(case: Case, capabilities: Capabilities) -> str:
-    """The engine's own reasons for lacking what the case needs; empty where it lacks nothing of it."""
+    """Return the engine's own reasons for lacking what the case needs; empty where it lacks nothing of it."""
     return "; ".join(f"no {need}: {capabilities.lacks[need]}" for need in case.needs if need in capabilities.lacks)
 
 

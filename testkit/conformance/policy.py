@@ -42,7 +42,8 @@ grants:
 
 
 def policy(*, scope: str = "subject", grant: bool = False, idle: str = "20s", tier: bool = False) -> str:
-    """The policy's YAML. `scope`: subject or tenant. `grant`: beta may read alpha's tenant-level blocks.
-    `tier`: blocks may go to the host tier."""
+    """Return the policy's YAML. `scope`: subject or tenant. `grant`: beta may read alpha's tenant-level blocks. `tier`:
+    blocks may go to the host tier.
+    """
     offload = "{tiers: [host], encrypt: none}" if tier else "never"
     return _TEXT.format(scope=scope, grants=_GRANT if grant else "", idle=idle, offload=offload)

@@ -32,11 +32,11 @@ class ConformanceReport:
         return bool(self.of(PASS)) and not self.of(FAIL)
 
     def of(self, verdict: str) -> list[CaseVerdict]:
-        """The cases with one verdict."""
+        """Return the cases with one verdict."""
         return [one for one in self.verdicts if one.verdict == verdict]
 
     def to_json(self) -> str:
-        """The report as JSON text."""
+        """Return the report as JSON text."""
         body = {
             "schema": "kvcustody/conformance@1",
             "engine": self.engine,
@@ -53,7 +53,7 @@ class ConformanceReport:
 
 
 def record(report: ConformanceReport, subject: Subject) -> bytes:
-    """The record of a run, as the bytes whose digest a setting names."""
+    """Return the record of a run, as the bytes whose digest a setting names."""
     verdicts = {one.case: one.verdict for one in report.verdicts}
     body = {
         "schema": SCHEMA,

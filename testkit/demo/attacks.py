@@ -85,7 +85,7 @@ def probe(engine: Engine, secret: tuple[str, ...], seed: int, salts: Salts = NO_
 
 
 def _odd_one(measures: Sequence[int], words: Sequence[str]) -> str | None:
-    """The one word that stands out above all others, if one does."""
+    """Return the one word that stands out above all others, if one does."""
     best = max(measures)
     return words[measures.index(best)] if measures.count(best) == 1 else None
 
@@ -112,7 +112,7 @@ def residual_read(engine: Engine, secret: tuple[str, ...], book: Codebook, salts
 
 
 def read_blocks(blocks: Sequence[Values], secret: tuple[str, ...], book: Codebook) -> AttackOutcome:
-    """The most that any of `blocks` says of the victim's last message."""
+    """Return the most that any of `blocks` says of the victim's last message."""
     said = note(secret)
     return max((_read(block, said, secret, book) for block in blocks), key=lambda one: len(one.text))
 
@@ -128,6 +128,6 @@ def _read(block: Values, said: tuple[str, ...], secret: tuple[str, ...], book: C
 
 
 def own_reuse(engine: Engine, secret: tuple[str, ...]) -> tuple[int, int]:
-    """Tokens found, and tokens that could be, when the victim repeats its own last turn."""
+    """Return tokens found, and tokens that could be, when the victim repeats its own last turn."""
     prompt = form(secret, engine.block_tokens)
     return engine.serve(VICTIM, [prompt])[0].cached_tokens, len(secret) * engine.block_tokens

@@ -43,7 +43,7 @@ class Codebook:
         return cls(vectors, _contents(engine, changed) != vectors[0])
 
     def read(self, block: Values) -> list[str | None]:
-        """The word at each place of a block; None where there is none, or something else."""
+        """Return the word at each place of a block; None where there is none, or something else."""
         return [self._word(block[values], self._vectors[:, values]) for values in self._places]
 
     def _word(self, found: Values, known: Values) -> str | None:

@@ -72,11 +72,11 @@ class Deployment:
         }
 
     def settings(self, block_tokens: int) -> Settings:
-        """The settings of an engine's process."""
+        """Return the settings of an engine's process."""
         return load_settings(**self.values(), block_tokens=block_tokens)
 
     def environment(self) -> dict[str, str]:
-        """The same as variables of a process."""
+        """Return the same as variables of a process."""
         return {f"KVCUSTODY_{name.upper()}": str(value) for name, value in self.values().items()}
 
 

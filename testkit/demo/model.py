@@ -16,7 +16,7 @@ CONTEXT_TOKENS = 512
 
 
 def make_model() -> Any:
-    """The model, on the CPU, in float32."""
+    """Return the model, on the CPU, in float32."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 

@@ -105,7 +105,7 @@ class TransformersDemoEngine:
         self.manager.batch_processor = None
 
     def host_blocks(self) -> list[Values]:
-        """The first layer of every block in the engine's host memory tier."""
+        """Return the first layer of every block in the engine's host memory tier."""
         views = self.processor.offloading_manager._cpu_views
         (view,) = views.values()
         return [self._layer(row) for row in view]
@@ -140,7 +140,7 @@ class TransformersDemoEngine:
         return rows[block]
 
     def _layer(self, row: torch.Tensor) -> Values:
-        """A block is its layers one after another, each keys before values."""
+        """Return a block is its layers one after another, each keys before values."""
         values: Values = row.view(self._allocator.cache_dtype).float().numpy().copy()
         return values[: len(values) // LAYERS]
 
@@ -157,7 +157,9 @@ class TransformersDemoEngine:
 
 
 def host_tier(secret: tuple[str, ...], book: Codebook) -> AttackOutcome:
-    """A crowded engine moves the victim's blocks to host memory and back; what is left there when all have finished."""
+    """Return a crowded engine moves the victim's blocks to host memory and back; what is left there when all have
+    finished.
+    """
     engine = TransformersDemoEngine(blocks=SMALL_POOL_BLOCKS, host_gib=_HOST_GIB)
     try:
         # The neighbour leaves one block, and keeps within its own while the victim's message outgrows that one.
@@ -174,7 +176,7 @@ def host_tier(secret: tuple[str, ...], book: Codebook) -> AttackOutcome:
 
 
 def host_tier_governed(deployment: Deployment) -> AttackOutcome:
-    """The same engine under governance: it does not start."""
+    """Return the same engine under governance: it does not start."""
     try:
         engine = TransformersDemoEngine(deployment, blocks=SMALL_POOL_BLOCKS, host_gib=_HOST_GIB)
     except ConfigError as error:

@@ -137,7 +137,7 @@ class VllmDemoEngine:
             os.killpg(self._process.pid, number)
 
     def _answer(self, seconds: float) -> Any:
-        """The next line of the process."""
+        """Return the next line of the process."""
         until = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self._answers, selectors.EVENT_READ)

@@ -73,7 +73,7 @@ class WatchedWorker:
         return fresh
 
     def _demo_layer(self, block: int) -> str:
-        """The first layer's values of a block, float32, as base64."""
+        """Return the first layer's values of a block, float32, as base64."""
         row = torch.cat([table[block].contiguous() for table in self._demo_first])
         values = row.view(self._demo_dtype).float().cpu().numpy()
         return base64.b64encode(values.tobytes()).decode()

@@ -32,17 +32,17 @@ _IDS = {word: number for number, word in enumerate(WORDS)}
 
 
 def token_ids(words: tuple[str, ...] | list[str]) -> list[int]:
-    """The tokens of words that are in the vocabulary."""
+    """Return the tokens of words that are in the vocabulary."""
     return [_IDS[word] for word in words]
 
 
 def draw_secret(random: Random) -> tuple[str, ...]:
-    """A recovery phrase: different words of `CANDIDATES`."""
+    """Return a recovery phrase: different words of `CANDIDATES`."""
     return tuple(random.sample(CANDIDATES, SECRET_WORDS))
 
 
 def form(words: tuple[str, ...], block_tokens: int) -> list[int]:
-    """A conversation up to the last of `words`: each is the last token of a block, the rest is public.
+    """Return a conversation up to the last of `words`: each is the last token of a block, the rest is public.
 
     Two tokens follow, because an engine always computes the last token of a prompt itself, and some look-ups stop at
     the last but one.
@@ -56,7 +56,7 @@ def form(words: tuple[str, ...], block_tokens: int) -> list[int]:
 
 
 def note(secret: tuple[str, ...]) -> tuple[str, ...]:
-    """A short message of the victim, less than a block: what an engine keeps in a tail block."""
+    """Return a short message of the victim, less than a block: what an engine keeps in a tail block."""
     return (*_NOTE, *secret)
 
 

@@ -60,7 +60,7 @@ class StoredBlock(NamedTuple):
     sealed_name: bytes = b""
 
     def has_ended(self, keys: SealKeys, data: bytes) -> bool:
-        """Whether our serde sealed it under a key that is destroyed."""
+        """Return whether our serde sealed it under a key that is destroyed."""
         if self.spec is None:
             return False
         try:
@@ -98,7 +98,7 @@ class LMCacheUnderTest(VllmEngineUnderTest):
         return None if made is None else ConnectorBeside(made.server.connector(), made.shared)
 
     def keyring(self) -> Keyring:
-        """The deployment's, where there is one."""
+        """Return the deployment's, where there is one."""
         return super().keyring() if self._deployment is None else self._deployment.keyring
 
     # -- what LMCache's connector does --------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class LMCacheUnderTest(VllmEngineUnderTest):
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """One turn of the engine's loop; more where only an answer of LMCache's is awaited (rule 1)."""
+        """Return one turn of the engine's loop; more where only an answer of LMCache's is awaited (rule 1)."""
         if self._deployment is None:
             return super().step()
         self._deployment.tell_time()
@@ -164,7 +164,7 @@ class LMCacheUnderTest(VllmEngineUnderTest):
             time.sleep(_LOOK_SECONDS)
 
     def outcome(self, request: object) -> RequestOutcome:
-        """A request that LMCache brings blocks for has them already."""
+        """Return a request that LMCache brings blocks for has them already."""
         found = super().outcome(request)
         if self._requests[str(request)].status is not RequestStatus.WAITING_FOR_REMOTE_KVS:
             return found
@@ -200,7 +200,7 @@ class LMCacheUnderTest(VllmEngineUnderTest):
             self._deployment.erase(selector)
 
     def check(self) -> list[str]:
-        """The engine's, and rule 3."""
+        """Return the engine's, and rule 3."""
         problems = super().check()
         if self._deployment is not None:
             content = b"".join(self.read(range(self.capabilities.blocks + 1)))
@@ -229,7 +229,9 @@ class LMCacheUnderTest(VllmEngineUnderTest):
         self._transfers.hold(held)
 
     def tier(self) -> list[TierObject]:
-        """The server's files, by the engine's keys of their blocks (rule 2), less those that have ended by theirs."""
+        """Return the server's files, by the engine's keys of their blocks (rule 2), less those that have ended by
+        theirs.
+        """
         assert self._deployment is not None
         found = []
         for name, data in self._deployment.files().items():
@@ -245,17 +247,17 @@ class LMCacheUnderTest(VllmEngineUnderTest):
 
 
 def engine(setup: Setup) -> LMCacheUnderTest:
-    """The factory for the kit: the server has our second tier."""
+    """Return the factory for the kit: the server has our second tier."""
     return LMCacheUnderTest(setup, serve, "our second tier")
 
 
 def engine_with_serde(setup: Setup) -> LMCacheUnderTest:
-    """The same, where the server keeps files of LMCache's with our serde."""
+    """Return the same, where the server keeps files of LMCache's with our serde."""
     return LMCacheUnderTest(setup, serve_files, "its files with our serde")
 
 
 def _tokens_of(key: Any) -> list[int]:
-    """The token ids of a key: packed, from LMCache 0.5.7 on."""
+    """Return the token ids of a key: packed, from LMCache 0.5.7 on."""
     if hasattr(key, "token_ids"):
         return list(key.token_ids)
     from lmcache.v1.multiprocess.token_codec import unpack_token_ids

@@ -41,7 +41,9 @@ Serve = Callable[[Path, Mapping[str, str]], LMCacheServer]
 
 
 def sealed(policy: str) -> str:
-    """The kit's policy, where copies may rest sealed alone. Raises `ConfigError` for one that lets none leave."""
+    """Return the kit's policy, where copies may rest sealed alone. Raises `ConfigError` for one that lets none
+    leave.
+    """
     if _CLEAR not in policy:
         raise ConfigError(f"the kit's policy for the tier does not say `{_CLEAR}`")
     return policy.replace(_CLEAR, _SEALED)
@@ -121,7 +123,7 @@ class ServerDeployment:
         return found
 
     def is_storing(self) -> bool:
-        """Whether the server has something in its first tier that it still hands to the second."""
+        """Return whether the server has something in its first tier that it still hands to the second."""
         stores = self.server.status()["storage_manager"]["store_controllers"].values()
         return any(one["pending_keys_count"] or one["in_flight_task_count"] for one in stores)
 

@@ -163,7 +163,7 @@ class ToldClock:
 
 
 def _free_port() -> int:
-    """One that nobody listens on."""
+    """Return one that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 

@@ -28,7 +28,7 @@ class HeldTransfer:
         self._begun = self._begin()
 
     def query(self) -> bool:
-        """Whether it is over."""
+        """Return whether it is over."""
         return self._begun is not None and bool(self._begun.query())
 
     def result(self, timeout: float | None = None) -> Any:

@@ -128,7 +128,7 @@ class TransformersEngineUnderTest:
         return name
 
     def step(self) -> bool:
-        """One turn of the engine's loop."""
+        """Return one turn of the engine's loop."""
         if self._processor.prepare_next_batch():
             self._writes.before_forward(self._processor.inputs_and_outputs.requests_in_batch)
             self._processor._generation_step(self._manager.model)
@@ -215,11 +215,11 @@ class TransformersEngineUnderTest:
         raise NotImplementedError
 
     def scan(self) -> list[str]:
-        """The Governor's orphan scan."""
+        """Return the Governor's orphan scan."""
         return [str(finding) for finding in self._governor.scan()]
 
     def check(self) -> list[str]:
-        """The Governor's invariants, and the engine's block tables against ours."""
+        """Return the Governor's invariants, and the engine's block tables against ours."""
         problems = self._governor.check()
         (allocator,) = self._processor.cache.cache_allocators.values()
         for name, engine_table in allocator.block_table.items():
@@ -245,13 +245,13 @@ class TransformersEngineUnderTest:
         self._writes.probe = probe
 
     def read(self, blocks: Sequence[int]) -> list[bytes]:
-        """Rows of the engine's cache tensor."""
+        """Return rows of the engine's cache tensor."""
         size = self._custody.blocks.bytes_per_block
         rows = self._processor.cache.cache_tensor.view(-1, size)[self._custody.blocks.parts[0].first :]
         return [rows[block].numpy().tobytes() for block in blocks]
 
     def free_blocks(self) -> tuple[int, ...]:
-        """The clean ring."""
+        """Return the clean ring."""
         blocks: list[int] = []
         for partition in self._governor.managers[0].pool.partitions:
             places = range(partition.clean_head, partition.clean_head + partition.clean_count)
@@ -259,7 +259,7 @@ class TransformersEngineUnderTest:
         return tuple(blocks)
 
     def indexed(self) -> frozenset[bytes]:
-        """Every key of the Governor's prefix trees: the engine's own index stays empty (`check`)."""
+        """Return every key of the Governor's prefix trees: the engine's own index stays empty (`check`)."""
         nodes = (node for manager in self._governor.managers for node in manager.tree.nodes())
         return frozenset(key for node in nodes for key in split_keys(node.keys))
 
@@ -291,7 +291,7 @@ class TransformersEngineUnderTest:
 
 
 def engine(setup: Setup) -> TransformersEngineUnderTest:
-    """The factory for the kit."""
+    """Return the factory for the kit."""
     return TransformersEngineUnderTest(setup)
 
 
@@ -338,7 +338,7 @@ VOCABULARY = 256
 
 
 def tiny_model() -> Any:
-    """A random Llama of two layers, the same every time."""
+    """Return a random Llama of two layers, the same every time."""
     torch.manual_seed(11)
     config: Any = LlamaConfig(
         vocab_size=VOCABULARY,

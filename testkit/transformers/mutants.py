@@ -78,7 +78,7 @@ def _published_at_admission(original: Any) -> Any:
 
 
 def _waits_in_line(original: Any) -> Any:
-    """The first request that cannot start stops everybody behind it."""
+    """Return the first request that cannot start stops everybody behind it."""
 
     def admit(self: GovernedScheduler, state: Any, started: set[str]) -> None:
         ahead = [name for name in self.waiting_requests_order if name not in started]
@@ -89,7 +89,7 @@ def _waits_in_line(original: Any) -> Any:
 
 
 def _preempts_anybody(original: Any) -> Any:
-    """A request that cannot start takes the blocks of another tenant's that runs."""
+    """Return a request that cannot start takes the blocks of another tenant's that runs."""
 
     def schedule(self: GovernedScheduler, *budgets: int) -> Any:
         records, claimed = self.custody.records, self.custody._claimed
@@ -121,7 +121,7 @@ def _renews(original: Any) -> Any:
 
 
 def _stored(**change: Any) -> Any:
-    """Every stored event is made with these fields, which are made from it."""
+    """Return every stored event is made with these fields, which are made from it."""
 
     def make(original: Any) -> Any:
         def stored(self: BatchingBlockEvents, scope: EventScope, told: Any) -> BlockEvent:

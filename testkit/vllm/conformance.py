@@ -89,11 +89,11 @@ class VllmEngineUnderTest:
         self.capabilities = Capabilities("vllm", BLOCK_TOKENS, setup.blocks, shards=setup.shards, lacks=_LACKS)
 
     def beside(self) -> ConnectorBeside | None:
-        """A connector beside ours."""
+        """Return a connector beside ours."""
         return None
 
     def keyring(self) -> Keyring:
-        """The engine's keys."""
+        """Return the engine's keys."""
         return keyring(self._clock)
 
     def _open(self, settings: object, plan: EnginePlan, control: EngineControl) -> OpenedCustody:
@@ -115,7 +115,7 @@ class VllmEngineUnderTest:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def mint(self, principal: Principal, valid_us: int) -> str:
-        """A valid raw token for one request."""
+        """Return a valid raw token for one request."""
         return self._tokens.issue(principal, ttl_seconds=-(-valid_us // 1_000_000))
 
     def submit(self, ask: RequestSpec) -> object:
@@ -149,7 +149,7 @@ class VllmEngineUnderTest:
         return name
 
     def step(self) -> bool:
-        """One turn of the engine's loop."""
+        """Return one turn of the engine's loop."""
         self._core.turn(self._take)
         return self._core.has_live_requests
 
@@ -221,7 +221,7 @@ class VllmEngineUnderTest:
         return list(cast(Any, self._core).kvcustody_scan())
 
     def check(self) -> list[str]:
-        """The port's invariants, and vLLM's references against its own block tables and free list."""
+        """Return the port's invariants, and vLLM's references against its own block tables and free list."""
         problems = list(cast(Any, self._core).kvcustody_check())
         problems += self._core.disagreements(self._side.state.withheld)
         handed_out, told = (
@@ -248,16 +248,16 @@ class VllmEngineUnderTest:
         self._core.workers.device.probe = probe
 
     def read(self, blocks: Sequence[int]) -> list[bytes]:
-        """All bytes of each block, every shard."""
+        """Return all bytes of each block, every shard."""
         return [self._core.workers.device.get(block) for block in blocks]
 
     def free_blocks(self) -> tuple[int, ...]:
-        """Blocks of vLLM's free queue that are not in its index."""
+        """Return blocks of vLLM's free queue that are not in its index."""
         blocks = self._manager.block_pool.blocks
         return tuple(number for number in self._core.free_queue() if blocks[number].block_hash is None)
 
     def indexed(self) -> frozenset[bytes]:
-        """The keys of vLLM's index."""
+        """Return the keys of vLLM's index."""
         cached = (block.block_hash for block in self._manager.block_pool.blocks)
         return frozenset(bytes(get_block_hash(key)) for key in cached if key is not None)
 
@@ -301,5 +301,5 @@ def _state(request: Request) -> str:
 
 
 def engine(setup: Setup) -> VllmEngineUnderTest:
-    """The factory for the kit."""
+    """Return the factory for the kit."""
     return VllmEngineUnderTest(setup)

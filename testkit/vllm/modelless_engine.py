@@ -199,7 +199,9 @@ def preempt(scheduler: Any, request: Request) -> None:
 
 
 def _in_company(counts: Callable[[], tuple[int, int]]) -> Callable[[], tuple[int, int]]:
-    """A request that is alone is prefilled at once (from 0.32 on). Here none is: others must not change its steps."""
+    """Return a request that is alone is prefilled at once (from 0.32 on). Here none is: others must not change its
+    steps.
+    """
 
     def counted() -> tuple[int, int]:
         running, waiting = counts()
@@ -213,7 +215,7 @@ def _allow(config: VllmConfig, allowed: str) -> None:
 
 
 def _configuration(shape: EngineShape, beside: ConnectorBeside | None) -> VllmConfig:
-    """A configuration of this engine's own: vLLM writes into its cache's part."""
+    """Return a configuration of this engine's own: vLLM writes into its cache's part."""
     config = copy.copy(_common(shape.asynchronous))
     config.cache_config = copy.copy(config.cache_config)
     config.parallel_config = copy.copy(config.parallel_config)

@@ -218,6 +218,6 @@ class BareExecutor(Executor):  # type: ignore[misc]
         return self._latest if non_block else self._latest.result()
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-        """The answer of the step that was submitted last."""
+        """Return the answer of the step that was submitted last."""
         assert self._latest is not None, "a step was submitted before"
         return self._latest if non_block else self._latest.result()

@@ -46,7 +46,7 @@ from kvcustody.testkit.vllm.modelless_workers import SubmittedStep, Workers
 
 
 def published_at_schedule(original: Any) -> Any:
-    """The block that a chunk only begins is indexed with those that it fills."""
+    """Return the block that a chunk only begins is indexed with those that it fills."""
 
     def cache_blocks(
         self: SingleTypeKVCacheManager, request: Request, num_tokens: int, *args: Any, **more: Any
@@ -58,7 +58,7 @@ def published_at_schedule(original: Any) -> Any:
 
 
 def frees_one_twice(original: Any) -> Any:
-    """One block is twice in a list of blocks to free."""
+    """Return one block is twice in a list of blocks to free."""
 
     def free_blocks(self: GovernedBlockPool, ordered_blocks: Iterable[Any]) -> None:
         blocks = list(ordered_blocks)
@@ -68,7 +68,7 @@ def frees_one_twice(original: Any) -> Any:
 
 
 def finishes_again(original: Any) -> Any:
-    """A second abort gives up the blocks that the request had at the first."""
+    """Return a second abort gives up the blocks that the request had at the first."""
 
     def finish_requests(self: Scheduler, request_ids: Any, finished_status: RequestStatus) -> Any:
         had = self.__dict__.setdefault("had", {})
@@ -85,7 +85,7 @@ def finishes_again(original: Any) -> Any:
 
 
 def releases_again(original: Any) -> Any:
-    """A preempted request is released a second time, when it waits again."""
+    """Return a preempted request is released a second time, when it waits again."""
 
     def release(self: SchedulerState, request: Request) -> None:
         original(self, request)
@@ -110,7 +110,7 @@ def takes_late_answers(original: Any) -> Any:
 
 
 def scrubs_at_once(original: Any) -> Any:
-    """A scrub waits for no step that is in flight; the answer comes when the step does."""
+    """Return a scrub waits for no step that is in flight; the answer comes when the step does."""
 
     def submit(self: Workers, step: SubmittedStep) -> None:
         order = step.scheduled.kv_connector_metadata.order
@@ -123,7 +123,7 @@ def scrubs_at_once(original: Any) -> Any:
 
 
 def answers_early(original: Any) -> Any:
-    """The answer of `scrubs_at_once` is told where the order stands in the stream."""
+    """Return the answer of `scrubs_at_once` is told where the order stands in the stream."""
 
     def scrub(self: WorkerSide, order: ScrubOrder) -> ScrubReply:
         answer: ScrubReply = self.__dict__.get("early", {}).pop(order.number, None) or original(self, order)
@@ -133,7 +133,7 @@ def answers_early(original: Any) -> Any:
 
 
 def remembers(original: Any) -> Any:
-    """The connector's first call of a step does nothing yet."""
+    """Return the connector's first call of a step does nothing yet."""
 
     def handle_preemptions(self: GovernedConnector, kv_connector_metadata: Any) -> None:
         self.__dict__["late"] = kv_connector_metadata
@@ -153,7 +153,7 @@ def scrubs_last(original: Any) -> Any:
 
 
 def first_shard_only(original: Any) -> Any:
-    """Every shard but the first says that it has scrubbed."""
+    """Return every shard but the first says that it has scrubbed."""
 
     def scrub(self: WorkerSide, order: ScrubOrder) -> ScrubReply:
         if self.shard == 0:
@@ -171,7 +171,7 @@ def first_shard_only(original: Any) -> Any:
 
 
 def no_slots(original: Any) -> Any:
-    """A request that must wait is told so by a failed allocation."""
+    """Return a request that must wait is told so by a failed allocation."""
 
     def allocate_slots(self: GovernedKVCacheManager, request: Request, *args: Any, **more: Any) -> Any:
         governed = governed_request(request)
@@ -182,7 +182,7 @@ def no_slots(original: Any) -> Any:
 
 
 def preempts_anybody(original: Any) -> Any:
-    """A request that must wait takes the blocks of another tenant's that runs."""
+    """Return a request that must wait takes the blocks of another tenant's that runs."""
 
     def schedule(self: Scheduler, *args: Any, **more: Any) -> Any:
         waiting = [governed_request(one) for one in self.requests.values() if one not in self.running]

@@ -1,4 +1,4 @@
-"""Controls by period as CSV and XLSX, and a folder of evidence for each control that has any, to upload to a request.
+"""Controls by period as CSV and XLSX, and a folder of evidence for each control, to upload to a request.
 
 1. Cells that a spreadsheet would run as a formula begin with an apostrophe, in both; in XLSX all cells are text.
 2. Reports of several periods of one framework are one table: a column of statuses for each.
@@ -27,18 +27,26 @@ _COLUMN_CHARACTERS = 28
 
 
 def controls_table(reports: Sequence[Report]) -> bytes:
-    """`table_rows` as CSV."""
+    """Return `table_rows` as CSV."""
     return as_csv(table_rows(reports))
 
 
 def controls_workbook(reports: Sequence[Report]) -> bytes:
-    """`table_rows` as XLSX; raises `ConfigError` without the extra `reports`."""
+    """Return `table_rows` as XLSX.
+
+    Raises:
+        ConfigError: the extra `reports` is not installed.
+    """
     signed_us = max(report[BOUNDARY].checkpoint.signed_us for report in reports)
     return as_workbook(table_rows(reports), signed_us)
 
 
 def table_rows(reports: Sequence[Report]) -> list[tuple[str, ...]]:
-    """Controls in rows, periods in columns, oldest first; raises `ConfigError` for reports of several frameworks."""
+    """Return controls in rows and periods in columns, oldest first.
+
+    Raises:
+        ConfigError: the reports have several frameworks.
+    """
     ordered = sorted(reports, key=lambda report: (report.asked.since_us, report.asked.until_us))
     if len({report.framework for report in ordered}) != 1:
         raise ConfigError("one table is of one framework in one edition: make the reports with the same one")
@@ -53,7 +61,7 @@ def table_rows(reports: Sequence[Report]) -> list[tuple[str, ...]]:
 
 
 def upload_folders(report: Report) -> dict[str, bytes]:
-    """Under each control's id a file of what supports it, by path."""
+    """Return the supporting files by path, below each control's id."""
     files = {}
     for each in report[CONTROLS]:
         if each.status != EVIDENCE_PRESENT:
@@ -79,12 +87,12 @@ def upload_folders(report: Report) -> dict[str, bytes]:
 
 
 def as_csv(rows: Sequence[Sequence[str]]) -> bytes:
-    """Rows as CSV (rule 1)."""
+    """Return rows as CSV (rule 1)."""
     return csv_text(rows).encode()
 
 
 def as_workbook(rows: Sequence[Sequence[str]], at_us: int) -> bytes:
-    """Rows as a sheet, the first as its head (rules 1 and 3)."""
+    """Return rows as a sheet with the first as its header (rules 1 and 3)."""
     try:
         from xlsxwriter import Workbook
     except ModuleNotFoundError as error:

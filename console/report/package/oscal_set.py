@@ -1,4 +1,4 @@
-"""The other OSCAL documents of a report: component definition, profile, security plan, assessment plan, milestones.
+"""A report's other OSCAL documents: component definition, profile, security plan, assessment plan, milestones.
 
 1. Each imports the one before by its file name, so that a folder is read as one: profile, plan of the system, plan of
    the assessment, its results, and what is open. Identifiers follow from the report's digest. Where no OSCAL catalog is
@@ -33,7 +33,7 @@ _Name = Callable[[str], str]
 
 
 def oscal_documents(report: Report) -> dict[str, bytes]:
-    """The documents by file name."""
+    """Return the documents by file name."""
     digest = report.digest()
 
     def name(what: str) -> str:

@@ -1,4 +1,4 @@
-"""Custody: what is held now against its deadline, and everything about one subject."""
+"""Custody: what is held now and until when, and everything about one subject."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BINS = 10
 
 
 def live(visit: PageRequest) -> Response:
-    """Live residencies, those nearest to their deadline first, and how old they are."""
+    """Return live residencies, those nearest to their deadline first, and their ages."""
     tenant_name = visit.text("tenant")
     tenant = visit.service.tenant_of(visit.caller, READ, tenant_name)
     visit.record("consoleCustody", tenant=tenant)
@@ -43,7 +43,7 @@ def live(visit: PageRequest) -> Response:
 
 
 def subject(visit: PageRequest) -> Response:
-    """What is held of one subject, why and until when; what was erased; erase."""
+    """Return what is held about one subject, why and until when, its erasures, and the form for another."""
     name = visit.text("subject", 128)
     tenant_name = visit.text("tenant")
     tenant = visit.service.tenant_of(visit.caller, READ, tenant_name)
@@ -66,7 +66,7 @@ def subject(visit: PageRequest) -> Response:
 
 
 def _ages(found: Sequence[Live], now_us: int) -> Figure:
-    """Residencies by the share of their time that has passed."""
+    """Return residencies by the elapsed share of their time."""
     bins = [[0, 0] for _ in range(_BINS + 1)]
     for item in found:
         share = item.used_share(now_us)

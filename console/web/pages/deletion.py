@@ -1,4 +1,4 @@
-"""Deletion: how much of what was due is covered by evidence, how late it was, and what two sources disagree about."""
+"""Deletion: how much due custody has evidence, how late it was, and where two sources disagree."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LEGEND = [("covered", 1), ("due and not covered", 4)]
 
 
 def show(visit: PageRequest) -> Response:
-    """Coverage of a period by tenant and classification, over time, with orphan findings and gaps."""
+    """Return a period's coverage by tenant and classification, over time, with orphan findings and gaps."""
     tenant_name = visit.text("tenant")
     tenant = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, tenant_name)
     visit.record("consoleDeletion", tenant=tenant)

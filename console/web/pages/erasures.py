@@ -1,4 +1,4 @@
-"""Erasures: ask for one, watch every worker's answer, take the certificate.
+"""Erasures: request one, follow every worker's answer, download the certificate.
 
 1. The request is the API's own function: the tenant of a tenant's administrator comes from the credential.
 2. A certificate is issued to those who may certify that tenant, by the same code as the API's.
@@ -34,7 +34,7 @@ FILES = {
 
 
 def listed(visit: PageRequest) -> Response:
-    """Every erasure that the caller may see, newest first."""
+    """Return every erasure that the caller may see, newest first."""
     tenant = visit.text("tenant")
     visit.record("consoleErasures", tenant)
     found = visit.ask(erasures_api.erasures, tenant, visit.text("cursor", 1024), _PAGE)
@@ -51,7 +51,7 @@ def listed(visit: PageRequest) -> Response:
 
 
 def request(visit: PageRequest) -> Response:
-    """Ask for an erasure (rule 1); its page shows how it goes."""
+    """Request an erasure (rule 1) and return its page."""
     visit.caller.must(Permission.ERASE)
     what = _wanted(visit)
     if visit.text("sure") != _narrowest(visit, what):
@@ -60,7 +60,7 @@ def request(visit: PageRequest) -> Response:
 
 
 def preview(visit: PageRequest) -> Response:
-    """What a selector would cover now, and the form that asks for it (rule 4)."""
+    """Return what a selector would cover now, and the form that requests it (rule 4)."""
     visit.caller.must(Permission.ERASE)
     what = _wanted(visit)
     visit.record("consoleErasurePreview", what.tenant)
@@ -79,7 +79,7 @@ def preview(visit: PageRequest) -> Response:
 
 
 def _wanted(visit: PageRequest) -> ErasureRequest:
-    """The request that a form holds; raises `invalid` for a selector that is none."""
+    """Return a form's request; raises `invalid` for an invalid selector."""
     parts: dict[str, Any] = {name: visit.text(name, 128) for name in _TEXTS}
     parts |= {"key_epoch": visit.number("key_epoch"), "labels": _labels(visit.text("labels", 1024))}
     try:
@@ -90,7 +90,7 @@ def _wanted(visit: PageRequest) -> ErasureRequest:
 
 
 def _labels(text: str | None) -> dict[str, str]:
-    """`region=eu, purpose=support` as labels."""
+    """Return `region=eu, purpose=support` as labels."""
     labels = {}
     for item in (text or "").split(","):
         name, is_label, value = (part.strip() for part in item.partition("="))
@@ -102,12 +102,12 @@ def _labels(text: str | None) -> dict[str, str]:
 
 
 def _narrowest(visit: PageRequest, what: ErasureRequest) -> str:
-    """What is typed again to confirm: the narrowest name of a person or tenant."""
+    """Return the narrowest name of a person or tenant, which is typed again to confirm."""
     return what.session or what.subject or what.tenant or visit.caller.tenant or "every tenant"
 
 
 def _once(visit: PageRequest, what: ErasureRequest) -> str:
-    """The erasure that this form asked for: sent twice, it is asked for once (rule 3)."""
+    """Return this form's erasure: sending the form twice requests one (rule 3)."""
     key = visit.text("once", 64)
     if key is None:
         raise ProblemError("idempotency-key-required", "this form is not one of the console's; open it again")
@@ -126,7 +126,7 @@ def _once(visit: PageRequest, what: ErasureRequest) -> str:
 
 
 def show(visit: PageRequest) -> Response:
-    """One erasure: which workers have answered, and what each ended."""
+    """Return one erasure: which workers have answered, and what each ended."""
     visit.record("consoleErasure")
     status = _status(visit)
     return visit.page(
@@ -140,7 +140,7 @@ def show(visit: PageRequest) -> Response:
 
 
 def download(visit: PageRequest) -> Response:
-    """The certificate, its page for people, or the opening of its commitment (rule 2)."""
+    """Return the certificate, its page for people, or the opening of its commitment (rule 2)."""
     name = visit.places["file"]
     status = _status(visit)
     needed = Permission.CERTIFY if name == OPENING else Permission.READ_CERTIFICATE
@@ -161,7 +161,7 @@ def _status(visit: PageRequest) -> dict[str, Any]:
 
 
 def _may(visit: PageRequest, action: Permission, tenant: str | None) -> bool:
-    """Whether the caller may do this with an erasure of this tenant."""
+    """Return whether the caller may do this with a tenant's erasure."""
     if not visit.may(action):
         return False
     try:

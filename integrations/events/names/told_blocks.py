@@ -102,7 +102,7 @@ class ToldBlocks:
         self._times: dict[_Id, int] = {}  # how many blocks have one hash; only of fleet hashes
 
     def __len__(self) -> int:
-        """Blocks that are told, once for each name. Any thread."""
+        """Return blocks that are told, once for each name. Any thread."""
         return self._first_blocks + len(self._further)
 
     def take_epochs(self, known: KnownEpochs | None) -> list[BlockEvent]:
@@ -113,7 +113,7 @@ class ToldBlocks:
         return [event for place in list(self._name_of) for event in self._renew(place)]
 
     def tell(self, events: Iterable[BlockEvent]) -> list[BlockEvent]:
-        """The events as routers are told them: with their namespaces, and under further names."""
+        """Return the events as routers are told them: with their namespaces, and under further names."""
         named_events: list[BlockEvent] = []
         for event in events:
             if event.kind == CLEARED:
@@ -175,7 +175,7 @@ class ToldBlocks:
         return [told for block in reversed(lacking) for told in self._tell_further(place, block)]
 
     def _tell_further(self, place: NamedRequester, event: BlockEvent) -> list[BlockEvent]:
-        """A wide event under the name of a place that is not its owner's, unless it was told so."""
+        """Return a wide event under the name of a place that is not its owner's, unless it was told so."""
         ids = _ids(event)
         if all((place, one) in self._further for one in ids):
             return []
@@ -189,7 +189,9 @@ class ToldBlocks:
         return [named, *self._let_go()]
 
     def _named(self, place: NamedRequester, event: BlockEvent, *, further: bool = False) -> BlockEvent:
-        """A stored event under the name of a place, with what an index calls its blocks and the one before them."""
+        """Return a stored event under the name of a place, with what an index calls its blocks and the one before
+        them.
+        """
         name = self._name(place)
         parent = self._told_key(place, _Id(event.parent, event.medium, event.group)) or event.parent
         keys, before, size = list[bytes](), parent, event.block_tokens
@@ -215,7 +217,7 @@ class ToldBlocks:
             self._times[hashed] = self._times.get(hashed, 0) + 1
 
     def _is_last(self, one: _Id, key: bytes) -> bool:
-        """Whether nothing else has this hash, now that a block under it ends."""
+        """Return whether nothing else has this hash, now that a block under it ends."""
         if not self._fleet_hashes:
             return True
         hashed = one._replace(key=key)
@@ -225,7 +227,7 @@ class ToldBlocks:
         return not left
 
     def _name(self, place: NamedRequester) -> str:
-        """The name that something of a place is told under, or its name of now."""
+        """Return the name that something of a place is told under, or its name of now."""
         name = self._name_of.get(place)
         if name is None:
             name = self._name_of[place] = self._names.of(*place, known=self._known)
@@ -295,7 +297,7 @@ class ToldBlocks:
 
 
 def takes_fleet_hashes(form: str) -> bool:
-    """Whether who reads a form takes equal blocks to have one hash at every worker."""
+    """Return whether who reads a form takes equal blocks to have one hash at every worker."""
     return form == "dynamo"
 
 

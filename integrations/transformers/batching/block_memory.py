@@ -82,7 +82,7 @@ class EngineBlocks:
         return MemoryPlan(self.make, self.blocks, 1, self.bytes_per_block, str(self._trash.device))
 
     def make(self, blocks: int) -> TensorMemory:
-        """The next `blocks` rows as the memory of one pool."""
+        """Return the next `blocks` rows as the memory of one pool."""
         if self._taken + blocks > self.blocks:
             raise ConfigError(f"pools of `{self._taken + blocks}` blocks do not fit in the engine's `{self.blocks}`")
         self.pool_first.append(self._taken)
@@ -132,12 +132,12 @@ class EngineBlocks:
         self._trash.zero_()
 
     def trash_nonzero_bytes(self) -> int:
-        """Bytes of the trash sectors that are not zero."""
+        """Return bytes of the trash sectors that are not zero."""
         return int(torch.count_nonzero(self._trash))
 
 
 def _whole_blocks(sectors: int, per_sector: list[int]) -> int:
-    """How many blocks have a row of each allocator, of which a sector holds so many."""
+    """Return how many blocks have a row of each allocator, of which a sector holds so many."""
     blocks = int(sectors / sum(1 / count for count in per_sector))
     while sum(-(-blocks // count) for count in per_sector) > sectors:
         blocks -= 1

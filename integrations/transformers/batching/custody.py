@@ -173,7 +173,7 @@ class BatchCustody:
         tokens: int,
         max_new_tokens: int | None,
     ) -> AdmissionRefused | Deferred:
-        """A deferral becomes a refusal where the request could not even run alone."""
+        """Return a deferral becomes a refusal where the request could not even run alone."""
         if isinstance(outcome, AdmissionRefused):
             return outcome
         needed = self._needed(tokens, max_new_tokens)
@@ -185,7 +185,7 @@ class BatchCustody:
         return outcome
 
     def is_crowded(self, request_id: str, margin: float) -> bool:
-        """Whether a request of a tenant beyond its guarantee should wait, so that those running can go on."""
+        """Return whether a request of a tenant beyond its guarantee should wait, so that those running can go on."""
         tenant = self.governor.tenant_name(self._claimed[request_id].principal)
         for manager in self.governor.managers:
             account = manager.accounts.get(tenant)
@@ -342,12 +342,12 @@ class BatchCustody:
             self.events.publish_pending()
 
     def free_blocks(self) -> int:
-        """Blocks that are not in use by a running request."""
+        """Return blocks that are not in use by a running request."""
         return self.blocks.blocks - sum(
             account.active_blocks for manager in self.governor.managers for account in manager.accounts.values()
         )
 
 
 def _writes(parameters: Iterable[torch.Tensor]) -> int:
-    """Where parameters lie and how often each was written in place, as one number."""
+    """Return where parameters lie and how often each was written in place, as one number."""
     return hash(tuple((one.data_ptr(), 0 if one.is_inference() else one._version) for one in parameters))

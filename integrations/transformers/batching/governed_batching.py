@@ -238,7 +238,7 @@ class GovernedBatching:
     def generate_batch(
         self, principals: Principal | Sequence[Principal], inputs: Sequence[Sequence[int]], **options: Any
     ) -> dict[str, Any]:
-        """The engine's `generate_batch`, each prompt on behalf of its principal. Starts and stops the loop.
+        """Return the engine's `generate_batch`, each prompt on behalf of its principal. Starts and stops the loop.
 
         Returns the engine's outputs by request id, in the order of `inputs`, forked children before their parent.
         Raises `HandleError` where the loop is running already: submit instead.
@@ -361,7 +361,7 @@ def check_ranks(ranks: int) -> None:
 
 
 def check_cache(cache: Any) -> list[Any]:
-    """The allocators of a cache that can be governed, else `ConfigError`."""
+    """Return the allocators of a cache that can be governed, else `ConfigError`."""
     if type(cache) is not PagedAttentionCache:
         raise ConfigError(f"a cache of type `{type(cache).__name__}` is not governed; use the engine's own")
     kinds = {name: type(one) for name, one in cache.cache_allocators.items()}

@@ -57,7 +57,7 @@ class ResultQueue(Queue[Any]):
         return result
 
     def find(self, request_id: str, timeout_seconds: float | None) -> Any:
-        """The first result of this id, while all others stay; None where none comes in time."""
+        """Return the first result of this id, while all others stay; None where none comes in time."""
         until = None if timeout_seconds is None else monotonic() + timeout_seconds
         with self.not_empty:
             while True:
@@ -106,7 +106,7 @@ class GovernedManager(ContinuousBatchingManager):  # type: ignore[misc, unused-i
     def add_request(
         self, input_ids: list[int], request_id: str | None = None, *rest: Any, **options: Any
     ) -> str | None:
-        """The engine's `add_request`; inside `GovernedBatching.acting` the request is that principal's.
+        """Return the engine's `add_request`; inside `GovernedBatching.acting` the request is that principal's.
 
         Raises `IdentityError` where the id is claimed or in use: nothing is queued then.
         """
@@ -148,7 +148,7 @@ class GovernedManager(ContinuousBatchingManager):  # type: ignore[misc, unused-i
             super().cancel_request(request_id)
 
     def get_result(self, request_id: str | None = None, timeout: float | None = None) -> Any:
-        """The engine's; None where whoever acts is not the id's owner."""
+        """Return the engine's; None where whoever acts is not the id's owner."""
         if request_id is None:
             return super().get_result(timeout=timeout)
         if self.claims.is_others(request_id, ACTING.get()):

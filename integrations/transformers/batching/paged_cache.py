@@ -45,7 +45,7 @@ class GovernedPagedCache(PagedAttentionCache):  # type: ignore[misc, unused-igno
     is_scheduling: bool
 
     def can_store_request_tokens(self, state: Any, request_len: int, dry_run: bool = False) -> bool:
-        """Whether the request has room for `request_len` more tokens; it was given room before."""
+        """Return whether the request has room for `request_len` more tokens; it was given room before."""
         record = self.custody.records.get(state.request_id)
         if record is not None:
             needed: int = state.position_offset + request_len
@@ -58,7 +58,7 @@ class GovernedPagedCache(PagedAttentionCache):  # type: ignore[misc, unused-igno
         return self._store_warmup(state, tokens)
 
     def _store_warmup(self, state: Any, tokens: int) -> bool:
-        """A made-up request that captures graphs; nobody's, so that it reuses nothing."""
+        """Return a made-up request that captures graphs; nobody's, so that it reuses nothing."""
         custody = self.custody
         with custody.turn:
             custody.take_claim(state.request_id)

@@ -51,7 +51,9 @@ class RequestClaim(NamedTuple):
         return bool(self.extras)
 
     def private(self) -> RequestClaim:
-        """The same claim, keyed by something that nobody knows: it reuses nothing, and serves its own forks alone."""
+        """Return the same claim, keyed by something that nobody knows: it reuses nothing, and serves its own forks
+        alone.
+        """
         nonce = PromptEmbeddings(secrets.token_bytes(32), (), "private")
         return self._replace(extras={0: frame(nonce)})
 
@@ -136,19 +138,21 @@ class RequestClaims:
                     del self._used[request_id]
 
     def is_others(self, request_id: str, claim: RequestClaim | None) -> bool:
-        """Whether an id in use is not of whoever acts under this claim; without a claim it is the server who acts."""
+        """Return whether an id in use is not of whoever acts under this claim; without a claim it is the server who
+        acts.
+        """
         with self._lock:
             used = self._used.get(request_id.partition(CHILD_MARK)[0])
             return claim is not None and used is not None and used.owner != claim.principal
 
     def take(self, request_id: str) -> RequestClaim:
-        """The claim of a request that enters now; a private one of nobody's where there is none (rule 3)."""
+        """Return the claim of a request that enters now; a private one of nobody's where there is none (rule 3)."""
         with self._lock:
             claim = self._waiting.pop(request_id, None)
         return self._anonymous.private() if claim is None else claim
 
     def is_nobodys(self, claim: RequestClaim) -> bool:
-        """Whether a claim stands for there being none."""
+        """Return whether a claim stands for there being none."""
         return claim.principal is self._anonymous.principal
 
 

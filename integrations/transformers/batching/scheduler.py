@@ -105,7 +105,7 @@ class GovernedScheduler:
     # -- a batch ------------------------------------------------------------------------------------------------------
 
     def schedule_batch(self, token_budget: int, cache_budget: int) -> tuple[list[Any], bool, int, int]:
-        """The next batch. An empty one means that everybody waits: the engine then neither offloads nor dies."""
+        """Return the next batch. An empty one means that everybody waits: the engine then neither offloads nor dies."""
         custody, cache = self.custody, self.cache
         with custody.turn:
             custody.retire(IN_FLIGHT_STEPS - 1)
@@ -128,7 +128,7 @@ class GovernedScheduler:
         return batch or [], fast, queries, reads
 
     def _infer_request_tokens(self, state: RequestState, request_ids_to_remove_from_waiting: set[str]) -> list[int]:
-        """The tokens that the request wants to process next; a pending one is admitted first, if it can be."""
+        """Return the tokens that the request wants to process next; a pending one is admitted first, if it can be."""
         if state.status == RequestStatus.PENDING:
             self._admit(state, request_ids_to_remove_from_waiting)
         tokens: list[int] = (
@@ -160,7 +160,7 @@ class GovernedScheduler:
             state.position_offset += outcome.hit_tokens
 
     def _try_to_meet_safety_margin(self) -> bool:
-        """The margin holds back admissions of tenants beyond their guarantee, and nobody else: see `_admit`."""
+        """Return the margin holds back admissions of tenants beyond their guarantee, and nobody else: see `_admit`."""
         return True
 
     # -- out of room --------------------------------------------------------------------------------------------------
@@ -215,7 +215,9 @@ def scheduler_for(
     deliver_failure: Callable[[RequestState, Exception], None],
     end_id: Callable[[str], None],
 ) -> type[GovernedScheduler]:
-    """A scheduler class for the engine's registry. Raises `ConfigError` for a kind that is not the engine's own."""
+    """Return a scheduler class for the engine's registry. Raises `ConfigError` for a kind that is not the
+    engine's own.
+    """
     base = BASES.get(kind)
     if base is None:
         raise ConfigError(f"scheduler `{kind}` is not governed; use one of {', '.join(BASES)}", kind=kind)

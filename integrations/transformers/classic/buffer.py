@@ -15,7 +15,7 @@ ALIGNMENT_BYTES = 64
 
 
 def region_bytes(batch: int, heads: int, tokens: int, width: int, dtype: torch.dtype) -> int:
-    """Bytes that a buffer of this shape takes of a slab."""
+    """Return bytes that a buffer of this shape takes of a slab."""
     exact = batch * heads * tokens * width * dtype.itemsize
     return -(-exact // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
@@ -59,7 +59,7 @@ class Buffer:
         self.shape(batch, heads, width, dtype or states.dtype)
 
     def check_room(self, first: int, states: torch.Tensor) -> int:
-        """Where `states` would end if they were written at token `first`.
+        """Return where `states` would end if they were written at token `first`.
 
         Raises `CapacityError` beyond the reservation, or for another batch, head count or width than the rows have.
         """
@@ -88,7 +88,7 @@ class Buffer:
         self.rows.narrow(2, first, last - first).copy_(states.detach() if states.requires_grad else states)
 
     def read(self, first: int, last: int) -> torch.Tensor:
-        """A view of the tokens [first, last)."""
+        """Return a view of the tokens [first, last)."""
         return self.rows.narrow(2, first, last - first)
 
     def erase(self, first: int, last: int) -> None:

@@ -305,7 +305,7 @@ class SlabMemory:
         device: str = "cpu",
         clock: Clock | None = None,
     ) -> MemoryPlan:
-        """The memory plan of a worker whose classic caches take at most `bytes_max` bytes together."""
+        """Return the memory plan of a worker whose classic caches take at most `bytes_max` bytes together."""
         blocks = bytes_max // bytes_per_block
         if blocks < 1:
             raise ConfigError(f"bytes_max `{bytes_max}` is less than one block of `{bytes_per_block}` bytes")
@@ -392,14 +392,14 @@ class SlabMemory:
             raise DeviceError("blocks of classic caches are not copied: open another cache instead of a fork")
 
     def scrubbed(self, shard: int) -> int:
-        """Blocks scrubbed since the start: bound ones as their devices counted them, and those without bytes."""
+        """Return blocks scrubbed since the start: bound ones as their devices counted them, and those without bytes."""
         assert shard == 0
         live = sum(slab.memory.scrubbed(0) for slab in self._slabs.values())
         return self._unbound_scrubbed + self._scrubbed_past + live
 
 
 def _merged(results: Sequence[ScrubResult]) -> ScrubResult:
-    """One result for a launch over several slabs: its level is the weakest among them."""
+    """Return one result for a launch over several slabs: its level is the weakest among them."""
     if len(results) == 1:
         return results[0]
     return ScrubResult(

@@ -179,7 +179,7 @@ def describe(layer: StaticLayer, key_states: torch.Tensor, value_states: torch.T
 
 
 def cropped(tokens_to_remove: int) -> int:
-    """How many tokens `crop` takes away; raises `ConfigError` for a positive argument."""
+    """Return how many tokens `crop` takes away; raises `ConfigError` for a positive argument."""
     if tokens_to_remove > 0:
         raise ConfigError(f"crop takes 0 or the negative number of tokens to remove, not `{tokens_to_remove}`")
     return -tokens_to_remove

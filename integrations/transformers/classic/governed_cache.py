@@ -181,7 +181,7 @@ def _dynamic(shape: CacheShape, device: torch.device, open_residency: Open) -> G
 def _layer(
     shape: CacheShape, layer: LayerShape, residency: CacheResidency, keys: torch.Tensor, values: torch.Tensor
 ) -> Any:
-    """A dynamic layer of its kind over two regions."""
+    """Return a dynamic layer of its kind over two regions."""
     if layer.kind == "none":
         return _holds_nothing()
     make: Any = GovernedDynamicLayer
@@ -267,7 +267,7 @@ def _offloaded(shape: CacheShape, device: torch.device, open_residency: Open) ->
 
 
 def _holds_nothing() -> Any:
-    """A layer without states of its own; transformers before 5.20 has no such class and no such layer type."""
+    """Return a layer without states of its own; transformers before 5.20 has no such class and no such layer type."""
     made: Any = DYNAMIC_LAYER_TYPE_MAPPING["dummy"]
     return made()
 
@@ -278,7 +278,7 @@ def _full_only(shape: CacheShape, kind: str) -> None:
 
 
 def _widest(shape: CacheShape) -> LayerShape:
-    """A shape that holds any full layer's states."""
+    """Return a shape that holds any full layer's states."""
     full = [layer for layer in shape.layers if layer.kind == "full"]
     return LayerShape(
         "full",
@@ -318,14 +318,16 @@ class CacheShape(NamedTuple):
     dtype: torch.dtype
 
     def capacity(self, layer: LayerShape, *, is_static: bool = False) -> int:
-        """Tokens that a layer's buffers have room for: two windows where there is one, so that moving it is rare."""
+        """Return tokens that a layer's buffers have room for: two windows where there is one, so that moving it is
+        rare.
+        """
         if layer.kind != "window":
             return self.max_tokens
         window = min(layer.window_tokens, self.max_tokens) if is_static else layer.window_tokens
         return min(self.max_tokens, 2 * window)
 
     def sides(self, layer: LayerShape, tokens: int, dtype: torch.dtype | None = None) -> list[int]:
-        """Bytes of K and of V of a layer for so many tokens."""
+        """Return bytes of K and of V of a layer for so many tokens."""
         kind = dtype or self.dtype
         return [
             region_bytes(self.batch, layer.heads, tokens, width, kind) for width in (layer.key_width, layer.value_width)
@@ -339,7 +341,7 @@ def shape_of(
     dtype: torch.dtype | None,
     kv_shape: tuple[int, int, int] | None,
 ) -> CacheShape:
-    """The shape of a cache for a model's config. Raises `ConfigError` where the config does not say enough."""
+    """Return the shape of a cache for a model's config. Raises `ConfigError` where the config does not say enough."""
     if max_tokens < 1 or batch_size < 1:
         raise ConfigError(f"max_tokens `{max_tokens}` and batch_size `{batch_size}` must be at least 1")
     text = config.get_text_config(decoder=True)

@@ -31,7 +31,7 @@ class OffloadStaging:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def of(self, layer: GovernedOffloadedLayer) -> tuple[Buffer, Buffer]:
-        """The area that holds all of `layer`, fetched now if it was not fetched ahead."""
+        """Return the area that holds all of `layer`, fetched now if it was not fetched ahead."""
         area = 1 - self._last
         if self._holds[area] is not layer:
             self._fetch(layer, area)

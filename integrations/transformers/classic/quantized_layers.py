@@ -39,7 +39,7 @@ class WorkArea:
             self._narrow[side].shape_like(states)
 
     def wide(self, side: int) -> Buffer:
-        """The float32 buffer of a side; both share one where the result is narrower."""
+        """Return the float32 buffer of a side; both share one where the result is narrower."""
         return self._wide[side % len(self._wide)]
 
     def narrowed(self, side: int, count: int) -> torch.Tensor:
@@ -119,7 +119,7 @@ class GovernedFp8Layer(GovernedLayer, DynamicLayer):  # type: ignore[no-untyped-
         return self._work.narrowed(side, self._tokens)
 
     def get_seq_length(self) -> int:
-        """Tokens in the cache."""
+        """Return tokens in the cache."""
         return self._tokens
 
     def crop(self, tokens_to_remove: int) -> None:

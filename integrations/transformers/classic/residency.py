@@ -71,13 +71,13 @@ class CacheResidency:
         return min(self.ceiling_us, self._used_us + self.idle_us)
 
     def overdue(self, now_us: int) -> str | None:
-        """The deadline that has passed, if one has."""
+        """Return the deadline that has passed, if one has."""
         if now_us >= self.ceiling_us:
             return "active-max" if self.owed.active_max_us <= (self.owed.absolute_us or NEVER_US) else "absolute"
         return "idle" if now_us >= self._used_us + self.idle_us else None
 
     def is_running(self) -> bool:
-        """Whether the Governor still knows it."""
+        """Return whether the Governor still knows it."""
         return self._custodian.governor.running.get(self.handle) is self._running
 
     def lend(self, layer: object, tensor: torch.Tensor) -> None:

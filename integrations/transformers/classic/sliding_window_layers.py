@@ -56,7 +56,7 @@ class _Window(GovernedLayer):
         return keys, values
 
     def _replace(self, key_states: torch.Tensor, value_states: torch.Tensor) -> States:
-        """A chunk that the buffers cannot hold beside the window: keep its end, lend the whole (rule 3)."""
+        """Return a chunk that the buffers cannot hold beside the window: keep its end, lend the whole (rule 3)."""
         past = min(self._tokens - self._start, self.window_tokens - 1)
         kept = self._buffers[0].capacity_tokens if self.record_past else self.window_tokens - 1
         full = []

@@ -36,7 +36,7 @@ def governed_block_hasher(*_args: Any, **_kwargs: Any) -> Callable[[Request], li
 def new_keys(
     governed: GovernedRequest, extend: Callable[[ExternalResidency, list[int]], list[bytes]], end: int
 ) -> list[bytes]:
-    """The keys, not made before, of the whole blocks that end at token `end` or earlier."""
+    """Return the keys, not made before, of the whole blocks that end at token `end` or earlier."""
     if end <= governed.keyed_tokens:
         return _NOTHING
     start, residency = governed.reported_tokens, governed.residency
@@ -50,7 +50,7 @@ def running_hasher(
     extend: Callable[[ExternalResidency, list[int]], list[bytes]],
     block_tokens: int,
 ) -> Callable[[Request], list[bytes]]:
-    """The hasher of an admitted request, called by vLLM for every accepted token (rule 3)."""
+    """Return the hasher of an admitted request, called by vLLM for every accepted token (rule 3)."""
     tokens = governed.request._all_token_ids
 
     def keys(_request: Request) -> list[bytes]:

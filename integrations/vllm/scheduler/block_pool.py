@@ -51,10 +51,10 @@ class PoolCustody(Protocol):
         """vLLM dropped the keys of `blocks` by itself."""
 
     def indexed_blocks(self) -> list[int]:
-        """Blocks that the port believes to be in vLLM's index."""
+        """Return blocks that the port believes to be in vLLM's index."""
 
     def caused(self, cause: str, /) -> AbstractContextManager[None]:
-        """Why keys leave vLLM's index now, for the events."""
+        """Return why keys leave vLLM's index now, for the events."""
 
 
 class GovernedBlockPool(BlockPool):  # type: ignore[misc]
@@ -247,7 +247,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         block.ref_cnt += 1
 
     def has_spare(self, needed: int) -> bool:
-        """The next `needed` hand-outs would evict nothing; counts `spare_blocks` anew."""
+        """Return the next `needed` hand-outs would evict nothing; counts `spare_blocks` anew."""
         queue = self.free_block_queue
         free_blocks = int(queue.num_free_blocks)
         return queue.count_spare(needed + LOOK_AHEAD_BLOCKS) >= min(needed, free_blocks)
@@ -337,7 +337,7 @@ class GovernedFreeQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
         self.spare_blocks, self._last_spare = (count, last) if count else (0, None)
 
     def walk(self, needed: int, look_ahead: int) -> list[KVCacheBlock]:
-        """Blocks with a key from the head on: all among the first `needed` blocks, up to `look_ahead` in all.
+        """Return blocks with a key from the head on: all among the first `needed` blocks, up to `look_ahead` in all.
 
         The caller takes their keys, so everything that was walked is spare afterwards.
         """

@@ -43,21 +43,23 @@ class GroupTable:
         self._null = null
 
     def blocks(self, request_id: str) -> Sequence[KVCacheBlock]:
-        """The engine's table of a request."""
+        """Return the engine's table of a request."""
         table: Sequence[KVCacheBlock] = self.tables.get(request_id, _EMPTY)
         return table
 
     def positions(self, places: list[int]) -> list[int] | None:
-        """The key by which the block at each place was found: the last that it covers. None where that is its place."""
+        """Return the key by which the block at each place was found: the last that it covers. None where that is its
+        place.
+        """
         return None if self._keys_per_block == 1 and not self.drops else self.depths(places)
 
     def depths(self, places: list[int]) -> list[int]:
-        """How deep in the prompt the block at each place ends, in keys."""
+        """Return how deep in the prompt the block at each place ends, in keys."""
         count = self._keys_per_block
         return [(place + 1) * count - 1 for place in places]
 
     def take_new(self, request_id: str, known: KnownTable) -> list[int]:
-        """Blocks that joined the table since `known`, which is brought up to date."""
+        """Return blocks that joined the table since `known`, which is brought up to date."""
         table = self.blocks(request_id)
         if not self._in_place:
             if len(table) == len(known):
@@ -70,7 +72,7 @@ class GroupTable:
         return [block for block in known if block not in before and block != self._null]
 
     def take_gone(self, request_id: str, known: KnownTable) -> list[int]:
-        """Blocks that left the table since `known`, which is brought up to date for them."""
+        """Return blocks that left the table since `known`, which is brought up to date for them."""
         table = self.blocks(request_id)
         null = self._null
         if self._in_place:
@@ -89,7 +91,7 @@ class GroupTable:
 
 
 def group_tables(manager: KVCacheManager) -> list[GroupTable]:
-    """One for each layer group. Raises `ConfigError` for a manager that is not known (rule 1)."""
+    """Return one for each layer group. Raises `ConfigError` for a manager that is not known (rule 1)."""
     null = manager.block_pool.null_block.block_id
     key_tokens = manager.block_pool.hash_block_size
     groups = []

@@ -38,7 +38,7 @@ class GovernedKVCacheManager(KVCacheManager):  # type: ignore[misc]
     custody: SchedulerState | None = None
 
     def get_computed_blocks(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        """The blocks that `request` may attach; none for one that must wait or may not read."""
+        """Return the blocks that `request` may attach; none for one that must wait or may not read."""
         custody = self.custody
         if custody is None:
             return super().get_computed_blocks(request, *args, **kwargs)
@@ -54,7 +54,7 @@ class GovernedKVCacheManager(KVCacheManager):  # type: ignore[misc]
             custody.reading = None
 
     def prefix_cache_lookup_enabled(self, request: Request) -> bool:
-        """Whether a look-up counts in vLLM's statistics: as the request asked (rule 5)."""
+        """Return whether a look-up counts in vLLM's statistics: as the request asked (rule 5)."""
         if self.custody is None:
             return bool(super().prefix_cache_lookup_enabled(request))
         governed = governed_request(request)

@@ -37,7 +37,7 @@ NO_EXTRAS = Extras(_NONE)
 
 
 def extras_of(request: Request, block_tokens: int) -> Extras:
-    """The extra content of `request`. Nearly every request has none, and costs three attribute reads."""
+    """Return the extra content of `request`. Nearly every request has none, and costs three attribute reads."""
     if getattr(request, "resumable", False):
         return Extras(_NONE, "streaming input: the prompt is rewritten while it runs")
     if not request.mm_features and request.prompt_embeds is None:
@@ -60,7 +60,7 @@ def _digest(identifier: str) -> bytes:
 
 
 def _embeddings(tensor: torch.Tensor, mask: list[bool] | None) -> PromptEmbeddings:
-    """All embeddings of the prompt as one digest: requests that share only some of them share nothing."""
+    """Return all embeddings of the prompt as one digest: requests that share only some of them share nothing."""
     import torch
 
     data = tensor.detach().cpu().contiguous().view(torch.uint8).numpy()

@@ -124,6 +124,6 @@ class GovernedRequest:
 
 
 def governed_request(request: Request) -> GovernedRequest | None:
-    """The adapter's side of a request; None for one that it never admitted."""
+    """Return the adapter's side of a request; None for one that it never admitted."""
     governed: GovernedRequest | None = request.__dict__.get(ATTRIBUTE)
     return governed

@@ -336,7 +336,7 @@ class SchedulerSide:
         return added
 
     def _continues(self, first: Request, request: Request) -> bool:
-        """Whether `request` is further input of a session of vLLM's that began with `first`."""
+        """Return whether `request` is further input of a session of vLLM's that began with `first`."""
         governed, verified = governed_request(first), self._verify(request)
         if getattr(first, "streaming_queue", None) is None or governed is None:
             return False
@@ -387,12 +387,14 @@ class SchedulerSide:
         return _kinds_in(given or (), is_marked=False) + _kinds_in(marks or (), is_marked=True)
 
     def _latency(self, request: Request) -> str:
-        """The class that the caller gives its request; what the door would not have passed says nothing."""
+        """Return the class that the caller gives its request; what the door would not have passed says nothing."""
         given = _take(request, LATENCY)
         return given if isinstance(given, str) and given in LATENCY_CLASSES else ""
 
     def _trace(self, request: Request) -> str:
-        """The trace that the middleware saw, or vLLM, which hands headers on where it sends spans; else empty."""
+        """Return the trace that the middleware saw, or vLLM, which hands headers on where it sends spans; else
+        empty.
+        """
         trace = _take(request, TRACE)
         if is_trace(trace):
             return str(trace)
@@ -459,7 +461,7 @@ class SchedulerSide:
         self._admit(governed, is_scheduling=True)
 
     def _asked_us(self, request: Request) -> int:
-        """When the client's request reached vLLM, in boot time: it may have waited for its turn since."""
+        """Return when the client's request reached vLLM, in boot time: it may have waited for its turn since."""
         now_us = self.port.clock.now_us()
         waited = time.time() - request.arrival_time
         return now_us - int(min(max(waited, 0.0), _LONGEST_WAIT_SECONDS) * MICROSECONDS)
@@ -472,7 +474,7 @@ class SchedulerSide:
         return False, tiers.handover.offer(request, governed)
 
     def must_wait(self, request: Request, computed_tokens: int) -> bool:
-        """Whether `request` alone must be skipped now (rule 2)."""
+        """Return whether `request` alone must be skipped now (rule 2)."""
         governed, tiers = governed_request(request), self.tiers
         if governed is None or governed.waits_for is not None:
             return True
@@ -484,7 +486,7 @@ class SchedulerSide:
         return tiers.must_look(request, governed, computed_tokens // self.state.block_tokens)
 
     def restorable_tokens(self, request: Request, computed_tokens: int) -> int:
-        """How many tokens behind a hit of `computed_tokens` a tier would bring."""
+        """Return how many tokens behind a hit of `computed_tokens` a tier would bring."""
         return self.state.restorable_tokens(request, computed_tokens)
 
     def after_allocation(self, request: Request, restored_tokens: int = 0) -> None:
@@ -494,7 +496,7 @@ class SchedulerSide:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def build_step_order(self, output: SchedulerOutput) -> StepOrder:
-        """The order of the step that vLLM has just scheduled (rule 3)."""
+        """Return the order of the step that vLLM has just scheduled (rule 3)."""
         port, deferred = self.port, self.state.deferred
         if getattr(output, "kv_cache_block_copies", None):
             raise IsolationError("vllm copies blocks although no partial block is ever cached; not governed")
@@ -527,7 +529,7 @@ class SchedulerSide:
         return made
 
     def _hands_out_clean_blocks_only(self, grown: Sequence[Sequence[Sequence[int]] | None]) -> bool:
-        """Every block that this step hands out is CLEAN already, so nothing has to be scrubbed for it."""
+        """Return every block that this step hands out is CLEAN already, so nothing has to be scrubbed for it."""
         deferred = self.state.deferred
         if not self.state.simple:
             return False
@@ -598,7 +600,7 @@ class SchedulerSide:
         return done
 
     def reset(self) -> bool:
-        """The engine's caches are dropped, as after new weights: nothing computed before may be reached."""
+        """Return the engine's caches are dropped, as after new weights: nothing computed before may be reached."""
         self._models.reloaded()
         return True
 

@@ -151,7 +151,7 @@ class SchedulerState:
     def attachable_tokens(
         self, governed: GovernedRequest, hit_blocks: Sequence[Sequence[KVCacheBlock]], hit_tokens: int
     ) -> int:
-        """How many leading tokens of a hit pass the attach check in every group."""
+        """Return how many leading tokens of a hit pass the attach check in every group."""
         fine, residency = hit_tokens, governed.residency
         assert residency is not None
         deferred = self.deferred
@@ -177,7 +177,9 @@ class SchedulerState:
     def compared_tokens(
         self, governed: GovernedRequest, hit_blocks: Sequence[Sequence[KVCacheBlock]], hit_tokens: int
     ) -> int | None:
-        """How many leading tokens of a hit are as they were published, in every group; None: it is being found out."""
+        """Return how many leading tokens of a hit are as they were published, in every group; None: it is being found
+        out.
+        """
         residency = governed.residency
         assert residency is not None
         if self.port.pool.sums is None:
@@ -234,7 +236,7 @@ class SchedulerState:
         return -1 if block is None else int(block.block_id)
 
     def restorable_tokens(self, request: Request, computed_tokens: int) -> int:
-        """How many tokens behind a hit of `computed_tokens` a tier would bring."""
+        """Return how many tokens behind a hit of `computed_tokens` a tier would bring."""
         tiers = self.deferred.tiers
         if tiers is None:
             return 0
@@ -302,7 +304,7 @@ class SchedulerState:
         self.port.first_token(residency, blocks * self.groups[0].block_tokens, at_us=now_us)
 
     def tokens_of(self, request_id: object) -> int:
-        """How many tokens a running request has."""
+        """Return how many tokens a running request has."""
         governed = self.requests.get(str(request_id))
         return 0 if governed is None else int(governed.request.num_tokens)
 
@@ -352,14 +354,14 @@ class SchedulerState:
         self.port.unpublished(blocks, cause)
 
     def indexed_blocks(self) -> list[int]:
-        """Blocks that the port believes to be in vLLM's index."""
+        """Return blocks that the port believes to be in vLLM's index."""
         self.deferred.flush_unchecked()
         blocks: list[int] = np.flatnonzero(self.port.pool.indexed).tolist()
         return blocks
 
     @contextmanager
     def caused(self, cause: str) -> Iterator[None]:
-        """Why keys leave vLLM's index now, for the events."""
+        """Yield why keys leave vLLM's index now, for the events."""
         events = self.events
         if events is None:
             yield
@@ -373,7 +375,7 @@ class SchedulerState:
     # -- the engine's own books ---------------------------------------------------------------------------------------
 
     def view(self, kept: Container[str] = ()) -> EngineView:
-        """One row a block, from vLLM's own objects.
+        """Return one row a block, from vLLM's own objects.
 
         A request that ended within a load has its blocks until that is over. `kept`: requests that vLLM keeps, ended
         or not; where a connector beside ours still saves an ended one's blocks, that one is among them.

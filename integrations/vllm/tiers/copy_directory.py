@@ -97,7 +97,7 @@ class _Erasure:
         self.waiting = shards
 
     def state(self) -> TierErased:
-        """All of them together; a shard that has not answered waits."""
+        """Return all of them together; a shard that has not answered waits."""
         told = [one for one in self.told if one is not None]
         return TierErased(
             sum(one.objects for one in told),
@@ -226,7 +226,7 @@ class CopyDirectory:
     # -- look-up --------------------------------------------------------------------------------------------------
 
     def may_have(self, spec: DomainSpec) -> bool:
-        """Whether anything of this domain may be found."""
+        """Return whether anything of this domain may be found."""
         return bool(self._domains.get(spec) or self._domains.get(None))
 
     def longest(self, name_at: Callable[[int], bytes], depth: int, whole: int, step: int, now_us: int) -> FoundCopies:
@@ -254,7 +254,7 @@ class CopyDirectory:
         return FoundCopies(tuple(names), tuple(ends), tuple(sizes))
 
     def has(self, name: bytes, now_us: int = 0, blocks: int = 0) -> bool:
-        """Whether this object can be found, with so many blocks before its end."""
+        """Return whether this object can be found, with so many blocks before its end."""
         copy = self._find(name)
         if copy is None or copy.blocks < blocks or name in self._hidden:
             return False
@@ -287,7 +287,7 @@ class CopyDirectory:
     # -- ends -----------------------------------------------------------------------------------------------------
 
     def next_due_us(self) -> int | None:
-        """When a copy is due next, in boot time."""
+        """Return when a copy is due next, in boot time."""
         due = self._due
         while due and (due[0][1] not in self._copies or self._copies[due[0][1]].due_us != due[0][0]):
             heapq.heappop(due)
@@ -337,7 +337,7 @@ class CopyDirectory:
         return self._entries(self._hidden)
 
     def copies(self) -> Sequence[HeldCopy]:
-        """Every copy whose end no worker has told yet."""
+        """Return every copy whose end no worker has told yet."""
         return [HeldCopy(name, *copy[:-1]) for name, copy in self._copies.items()]
 
     def _entries(self, without: Collection[bytes]) -> Mapping[bytes, TierEntry]:
@@ -380,7 +380,9 @@ def _spec(copy: KnownCopy) -> DomainSpec | None:
 
 
 def _may_be_of(copy: KnownCopy, selector: Selector) -> bool:
-    """Whether a copy may have what somebody inside the selector wrote; of an unknown domain, by its tenant alone."""
+    """Return whether a copy may have what somebody inside the selector wrote; of an unknown domain, by its tenant
+    alone.
+    """
     if copy.label is not None:
         return may_hold(selector, copy.label)
     return selector.tenant is None or selector.tenant == copy.tenant

@@ -106,7 +106,7 @@ class PlannedLoad(NamedTuple):
         return sum(part.until - part.depth for part in self.parts)
 
     def missing(self, loaded_blocks: int) -> bytes:
-        """The name of the first object that did not come, where `come` blocks did."""
+        """Return the name of the first object that did not come, where `come` blocks did."""
         for part in self.parts:
             for name, end in zip(part.names, part.ends, strict=True):
                 if min(end, part.until) - part.depth > loaded_blocks:

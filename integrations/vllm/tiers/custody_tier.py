@@ -103,7 +103,9 @@ class CustodyTier(SecondaryTierManager):  # type: ignore[misc]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"kvcustody-{tier_type}")
 
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
-        """Whether the thread has told of this chunk, and it is not due; of a shared store it may have to ask first."""
+        """Return whether the thread has told of this chunk, and it is not due; of a shared store it may have to ask
+        first.
+        """
         if self._copies.finds(key):
             return LookupResult.HIT
         now, asked_for = monotonic(), self._asked_for.setdefault(req_context.req_id, set())

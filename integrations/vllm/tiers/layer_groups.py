@@ -37,7 +37,7 @@ class CopiedGroup(NamedTuple):
     window_blocks: int | None = None
 
     def first_needed(self, depth: int, end: int) -> int:
-        """The first block that a hit of `end` blocks needs of this group, behind `depth` that are there."""
+        """Return the first block that a hit of `end` blocks needs of this group, behind `depth` that are there."""
         return depth if self.window_blocks is None else max(depth, end - self.window_blocks)
 
     def key(self, key: bytes) -> bytes:
@@ -48,7 +48,7 @@ class CopiedGroup(NamedTuple):
         return hashlib.blake2b(number + key, digest_size=32, person=b"kvc layer group").digest()
 
     def keys(self, keys: Sequence[bytes]) -> bytes:
-        """The same of blocks one after the other."""
+        """Return the same of blocks one after the other."""
         return b"".join(map(self.key, keys) if self.number else keys)
 
 
@@ -56,7 +56,7 @@ ONE_GROUP: tuple[CopiedGroup, ...] = (CopiedGroup(),)
 
 
 def tier_groups(manager: KVCacheManager, block_tokens: int) -> tuple[CopiedGroup, ...]:
-    """The groups of vLLM's manager. Raises `ConfigError` for those that cannot be copied (rule 3)."""
+    """Return the groups of vLLM's manager. Raises `ConfigError` for those that cannot be copied (rule 3)."""
     coordinator = manager.coordinator
     singles = coordinator.single_type_managers
     names = [type(single).__name__ for single in singles]
@@ -93,7 +93,7 @@ def _refused(names: list[str], why: str) -> ConfigError:
 
 
 def describe_groups(cache: KVCacheConfig | None) -> tuple[str, ...]:
-    """Which layers are in which group, for the layout; nothing where there is one."""
+    """Return which layers are in which group, for the layout; nothing where there is one."""
     groups = [] if cache is None else cache.kv_cache_groups
     if len(groups) < 2:
         return ()

@@ -114,7 +114,7 @@ class SchedulerHandover:
     # -- what is prefilled here ---------------------------------------------------------------------------------------
 
     def peer_of(self, given: object, wants_remote_decode: object) -> str:
-        """The worker that a request is prefilled for; empty: none that may fetch."""
+        """Return the worker that a request is prefilled for; empty: none that may fetch."""
         if given is None or not wants_remote_decode or not self._gives:
             return ""
         if not isinstance(given, str) or given not in self._peers().keys or given == self._worker:
@@ -165,7 +165,7 @@ class SchedulerHandover:
         return {TICKET: issue(ticket, self._key.verifier.key_id, self._key.sign)}
 
     def next_look_us(self) -> int | None:
-        """When an idle engine is to hear whether an offer was fetched (rule 4); None: there is none."""
+        """Return when an idle engine is to hear whether an offer was fetched (rule 4); None: there is none."""
         now_us = self._port.clock.now_us()
         self._awaited = {nonce: until_us for nonce, until_us in self._awaited.items() if until_us > now_us}
         return self._looked_us + _LOOK_US if self._awaited else None
@@ -197,7 +197,7 @@ class SchedulerHandover:
     # -- what was prefilled elsewhere ---------------------------------------------------------------------------------
 
     def must_wait(self, request: Request, governed: GovernedRequest, computed_tokens: int) -> bool:
-        """Whether the request's fetch is not over (rule 2); begins it."""
+        """Return whether the request's fetch is not over (rule 2); begins it."""
         fetching = governed.fetching
         if fetching is None:
             return False

@@ -254,7 +254,8 @@ class SchedulerTiers(CopyTiers):
             self._cut(governed, run, boundary, self._fresh)
 
     def _window_ends(self, governed: GovernedRequest, run: UnsavedRun, added: int) -> list[int]:
-        """Where a hit may end that no object does yet: every window's blocks are there, and those behind are not.
+        """Return where a hit may end that no object does yet: every window's blocks are there, and those behind are
+        not.
 
         Of the last ones that were added only at the end of a prompt, where others begin alike.
         """
@@ -340,7 +341,7 @@ class SchedulerTiers(CopyTiers):
         return LeavingPart(keys, group.key(parent), run.first + at, blocks, generations)
 
     def take_jobs(self) -> tuple[CopyJob, ...]:
-        """The jobs that leave with the step that is being built (rule 1)."""
+        """Return the jobs that leave with the step that is being built (rule 1)."""
         self._look()
         if self.handover is not None:
             self.handover.looked()
@@ -446,7 +447,7 @@ class SchedulerTiers(CopyTiers):
     # -- what comes back ------------------------------------------------------------------------------------------
 
     def restorable(self, request: Request, governed: GovernedRequest, depth: int) -> int:
-        """How many blocks a load would bring from `depth` of the chain on; planned until it is asked again."""
+        """Return how many blocks a load would bring from `depth` of the chain on; planned until it is asked again."""
         governed.planned = None
         spans, residency = self._readable(governed, depth), governed.residency
         if residency is None or not spans:
@@ -486,7 +487,9 @@ class SchedulerTiers(CopyTiers):
         return best.until - depth
 
     def must_look(self, request: Request, governed: GovernedRequest, depth: int) -> bool:
-        """Whether the request has to wait until the shared store has said what others stored of it; begins that."""
+        """Return whether the request has to wait until the shared store has said what others stored of it; begins
+        that.
+        """
         lookups = self._lookups
         if lookups is None:
             return False
@@ -554,7 +557,7 @@ class SchedulerTiers(CopyTiers):
         return self._spans(residency, depth, limit)
 
     def _best(self, spans: Sequence[ChainSpan], keys: Sequence[bytes]) -> PlannedLoad | None:
-        """The longest hit that a tier's copies make; of those alike, of the tier that is asked first."""
+        """Return the longest hit that a tier's copies make; of those alike, of the tier that is asked first."""
         best: PlannedLoad | None = None
         for tier in self.directories:
             try:
@@ -566,7 +569,7 @@ class SchedulerTiers(CopyTiers):
         return best
 
     def _agrees(self, tier: str, label: DomainLabel) -> bool:
-        """Whether a tier is in a place where blocks of this domain may be."""
+        """Return whether a tier is in a place where blocks of this domain may be."""
         return self._remote is None or tier != Tier.REMOTE or self._policy.agrees(label, self._remote.place)
 
     def _spans(self, residency: ExternalResidency, depth: int, limit: int) -> list[ChainSpan]:
@@ -579,7 +582,7 @@ class SchedulerTiers(CopyTiers):
         return spans[: may.index(False)] if False in may else spans
 
     def _find(self, tier: str, spans: Sequence[ChainSpan], keys: Sequence[bytes]) -> PlannedLoad | None:
-        """The longest hit that one tier's copies make of what these domains have."""
+        """Return the longest hit that one tier's copies make of what these domains have."""
         parts, size, depth = list[PlannedPart](), 0, spans[0].first
         directory, until = self.directories[tier], spans[0].first
         for span in spans:
@@ -601,7 +604,7 @@ class SchedulerTiers(CopyTiers):
         return PlannedLoad(tier, tuple(parts), depth, until, size) if until > depth else None
 
     def _find_in(self, tier: str, span: ChainSpan, keys: Sequence[bytes]) -> PlannedLoad | None:
-        """The same of one domain.
+        """Return the same of one domain.
 
         Of one group the last object may be longer than is wanted. Of several a hit ends where an object of each
         full-attention group does, and windows are looked for before a few of the last such ends.
@@ -664,7 +667,7 @@ class SchedulerTiers(CopyTiers):
         self._loads[number] = (RunningLoad(governed, residency, planned, blocks, self._port.clock.now_us()), [])
 
     def is_loading(self, governed: GovernedRequest) -> bool:
-        """Whether workers may still write into the request's blocks."""
+        """Return whether workers may still write into the request's blocks."""
         return any(loading.governed is governed for loading, _ in self._loads.values())
 
     # -- answers --------------------------------------------------------------------------------------------------
@@ -814,7 +817,7 @@ class SchedulerTiers(CopyTiers):
             )
 
     def _numbered(self, reply: CopyReply) -> list[CopyEvent]:
-        """A reply's events; numbers are each shard's own, so that of the shard goes into them."""
+        """Return a reply's events; numbers are each shard's own, so that of the shard goes into them."""
         return [
             event._replace(number=event.number * self._shards + reply.shard if event.number else 0)
             for event in reply.events
@@ -827,11 +830,11 @@ class SchedulerTiers(CopyTiers):
             self._port.record_copies(copy_leaves(tier, events, within))
 
     def counts(self) -> tuple[TierCounts, ...]:
-        """The workers' own counters by tier, all shards together, for conservation."""
+        """Return the workers' own counters by tier, all shards together, for conservation."""
         return tuple(TierCounts(tier, *self._sums(tier)[:-1]) for tier in self.directories)
 
     def _sums(self, tier: str) -> CopyCounts:
-        """The counters of all shards together."""
+        """Return the counters of all shards together."""
         counts = [one for (name, _), one in self._counts.items() if name == tier]
         sums = [sum(values) for values in zip(*counts, strict=True)] or [0] * len(CopyCounts._fields)
         return CopyCounts(*sums)
@@ -889,7 +892,7 @@ class SchedulerTiers(CopyTiers):
         return due_us is not None and due_us <= self._port.clock.now_us()
 
     def next_due_us(self) -> int | None:
-        """When a copy is due next, or is to be asked for again."""
+        """Return when a copy is due next, or is to be asked for again."""
         dues = [directory.next_due_us() for directory in self.directories.values()]
         due_us = min((due for due in dues if due is not None), default=None)
         due_us = None if due_us is None else max(due_us, self._expire_us)
@@ -912,7 +915,7 @@ class SchedulerTiers(CopyTiers):
         ]
 
     def closing_jobs(self) -> tuple[CopyJob, ...]:
-        """The last jobs of the workers."""
+        """Return the last jobs of the workers."""
         self._jobs = []
         for tier in self.directories:
             self._send(CloseTier(_LATER, tier))
@@ -981,7 +984,7 @@ class SchedulerTiers(CopyTiers):
 
 
 def _keys_of(request: Request) -> Sequence[bytes]:
-    """The keys of all of a request's whole blocks."""
+    """Return the keys of all of a request's whole blocks."""
     keys: Sequence[bytes] = request.block_hashes
     if type(keys) is LazyKeys:
         keys = request.block_hashes = keys.complete()

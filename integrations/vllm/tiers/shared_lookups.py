@@ -85,7 +85,7 @@ class SharedLookups:
         self._absent: OrderedDict[bytes, int] = OrderedDict()  # by name, until when it is not asked for again
 
     def must_wait(self, governed: GovernedRequest) -> bool:
-        """Whether the request's look-up is not over (rule 2)."""
+        """Return whether the request's look-up is not over (rule 2)."""
         lookup = governed.looking
         if lookup is None:
             return False

@@ -281,5 +281,5 @@ class CopyReply(NamedTuple):
 
 
 def received(label: DomainLabel) -> DomainLabel:
-    """A label that came from another process: hashes of its spec are made anew, for each process has its own."""
+    """Return a label that came from another process: hashes of its spec are made anew, for each process has its own."""
     return label if label.spec is None else replace(label, spec=replace(label.spec))

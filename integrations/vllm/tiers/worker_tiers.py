@@ -227,7 +227,7 @@ class WorkerTiers:
         return finished
 
     def failed_blocks(self) -> set[int]:
-        """Blocks that a load could not fill, since the last call."""
+        """Return blocks that a load could not fill, since the last call."""
         failed, self._failed = self._failed, set()
         return failed
 
@@ -347,7 +347,7 @@ class TierThread:
             self._look()
 
     def _pause_seconds(self) -> float:
-        """How long the thread may wait for the next job: not at all, where more is to be ended now."""
+        """Return how long the thread may wait for the next job: not at all, where more is to be ended now."""
         is_due = self.tier is not None and self.tier.is_due(self._clock.now_us())
         return 0.0 if is_due else _LOOK_SECONDS
 
@@ -553,7 +553,9 @@ class TierThread:
 
 
 def _despite_other_shards(erase: Callable[[], T]) -> T:
-    """The answer of `erase`, tried again where another shard destroyed a key between our look and our own end of it."""
+    """Return the answer of `erase`, tried again where another shard destroyed a key between our look and our own end of
+    it.
+    """
     try:
         return erase()
     except KeyringError:
@@ -570,7 +572,7 @@ class _StoreOf(NamedTuple):
 
 
 def _open_store(tier: str, plan: TierPlan, whose: _StoreOf, clock: Clock) -> TierStore:
-    """The place of one tier of one shard. Raises `ConfigError` that names the setting."""
+    """Return the place of one tier of one shard. Raises `ConfigError` that names the setting."""
     worker, shard, shards, block_bytes = whose
     if tier == "host":
         return open_host_arena(plan.host_bytes)

@@ -51,7 +51,7 @@ def _views(caches: CacheViews) -> Iterable[tuple[str, torch.Tensor]]:
 
 
 def _spans(layer: str, view: torch.Tensor, blocks: int) -> Iterable[_Span]:
-    """The dense runs of bytes of block 0 in one layer's view."""
+    """Return the dense runs of bytes of block 0 in one layer's view."""
     by_block = _by_block(layer, view, blocks)
     item = by_block.element_size()
     storage = by_block.untyped_storage().data_ptr()

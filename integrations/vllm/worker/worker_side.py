@@ -121,7 +121,7 @@ class WorkerSide:
         return self.tiers.finished_loads() if self.tiers is not None else set()
 
     def failed_blocks(self) -> set[int]:
-        """Blocks that a load could not fill, since the last call."""
+        """Return blocks that a load could not fill, since the last call."""
         return self.tiers.failed_blocks() if self.tiers is not None else set()
 
     def failed_requests(self) -> set[str]:

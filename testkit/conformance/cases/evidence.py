@@ -140,7 +140,7 @@ def complete(bench: Bench) -> None:
 
 
 def _handles(events: list[object], runs: str) -> Counter[tuple[int, int]]:
-    """How often each (block, generation) is listed."""
+    """Return how often each (block, generation) is listed."""
     counted: Counter[tuple[int, int]] = Counter()
     for event in events:
         _, blocks, generations = flatten(getattr(event, runs))

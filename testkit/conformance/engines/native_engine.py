@@ -80,7 +80,7 @@ class NativeEngine(ToyEngine):
         return True
 
     def grow(self, request: ToyRequest) -> bool:
-        """One more accepted token; the tail of a fork is copied where it was shared."""
+        """Return one more accepted token; the tail of a fork is copied where it was shared."""
         handle = self._handles[request]
         if self.governor.extend_many([handle], [request.tokens[-1]]):
             return False
@@ -101,7 +101,7 @@ class NativeEngine(ToyEngine):
             self.governor.release(handle, cause)
 
     def fork(self, request: object) -> object:
-        """A second request on the same blocks."""
+        """Return a second request on the same blocks."""
         parent = self.requests[request]
         while self.device.stream:
             self.device.retire()
@@ -129,7 +129,7 @@ class NativeEngine(ToyEngine):
         self.retire_due(submitted=bool(work))
 
     def fence(self) -> int:
-        """The coming step may touch the blocks of everything that runs."""
+        """Return the coming step may touch the blocks of everything that runs."""
         return self.governor.fence([self._handles[one] for one in self.running])
 
     def _tick(self) -> None:
@@ -166,11 +166,11 @@ class NativeEngine(ToyEngine):
         self.governor.take_epochs(known, NEVER_US)
 
     def scan(self) -> list[str]:
-        """The Governor's own orphan scan."""
+        """Return the Governor's own orphan scan."""
         return [str(finding) for finding in self.governor.scan()]
 
     def check(self) -> list[str]:
-        """Every invariant, recomputed."""
+        """Return every invariant, recomputed."""
         return self.governor.check()
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ class NativeEngine(ToyEngine):
     # -- evidence ------------------------------------------------------------------------------------------------------
 
     def free_blocks(self) -> tuple[int, ...]:
-        """The clean ring."""
+        """Return the clean ring."""
         blocks: list[int] = []
         for partition in self.governor.managers[0].pool.partitions:
             places = range(partition.clean_head, partition.clean_head + partition.clean_count)

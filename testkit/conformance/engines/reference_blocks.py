@@ -28,16 +28,16 @@ class ReferenceBlocks:
         self.allocated = 0
 
     def find(self, key: bytes) -> int:
-        """The block that is indexed under a key, or -1."""
+        """Return the block that is indexed under a key, or -1."""
         return self.index.get(key, -1)
 
     def room(self, keeping: Iterable[int] = ()) -> int:
-        """How many blocks could be taken, if these unreferenced ones are kept."""
+        """Return how many blocks could be taken, if these unreferenced ones are kept."""
         kept = set(keeping)
         return len(self.free) + sum(block not in kept and not self.pins[block] for block in self.unused)
 
     def oldest(self) -> int:
-        """The least recently used block that no device work keeps in its place."""
+        """Return the least recently used block that no device work keeps in its place."""
         return next(block for block in self.unused if not self.pins[block])
 
     def take(self, count: int) -> list[int]:
@@ -106,7 +106,7 @@ class ReferenceBlocks:
             self.free.append(block)
 
     def check(self) -> list[str]:
-        """Every block is in exactly one place (rule 1)."""
+        """Return every block is in exactly one place (rule 1)."""
         places = Counter([*self.free, *self.unused, *self.parked, *np.flatnonzero(self.refs).tolist()])
         idle_withheld = [block for block in self.withheld if not self.refs[block]]
         places.update(idle_withheld)

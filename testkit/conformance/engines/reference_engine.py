@@ -161,7 +161,7 @@ class ReferenceEngine(ToyEngine):
         return new
 
     def grow(self, request: ToyRequest) -> bool:
-        """A token was accepted: the key of a block that it completes, and a block for the next one."""
+        """Return a token was accepted: the key of a block that it completes, and a block for the next one."""
         mine = self.admitted[request]
         mine.keys += self.port.extend_keys(mine.residency, request.tokens[-1:])
         if len(request.tokens) <= len(request.table) * BLOCK_TOKENS:
@@ -222,12 +222,14 @@ class ReferenceEngine(ToyEngine):
         self.blocks.give_back(blocks)
 
     def fork(self, request: object) -> object:
-        """A second request of the same principal: it attaches what the first has published, and computes the rest."""
+        """Return a second request of the same principal: it attaches what the first has published, and computes the
+        rest.
+        """
         parent = self.requests[request]
         return self.queue(parent.ask, self.identity_of_fork(parent), parent.hints, like=parent)
 
     def identity_of_fork(self, parent: ToyRequest) -> Principal | None:
-        """A child is its parent's principal's."""
+        """Return a child is its parent's principal's."""
         return parent.principal
 
     # -- transfers -----------------------------------------------------------------------------------------------------
@@ -287,7 +289,7 @@ class ReferenceEngine(ToyEngine):
         self.blocks.unpin(blocks)
 
     def is_loading(self, request: ToyRequest) -> bool:
-        """Whether blocks of it are on their way from the tier."""
+        """Return whether blocks of it are on their way from the tier."""
         return self.admitted[request].loading > 0
 
     def hold_transfers(self, held: bool) -> None:
@@ -314,7 +316,7 @@ class ReferenceEngine(ToyEngine):
         self.retire_due(submitted=bool(step))
 
     def first(self, order: ScrubOrder | None) -> list[Work]:
-        """The scrubs that go before everything else of the step."""
+        """Return the scrubs that go before everything else of the step."""
         return [] if order is None else [ToyScrub(order.batches, partial(self._scrubbed, order.number))]
 
     def _scrubbed(self, number: int, results: list[list[ScrubResult]]) -> None:
@@ -352,11 +354,11 @@ class ReferenceEngine(ToyEngine):
         self.port.take_epochs(known, NEVER_US)
 
     def scan(self) -> list[str]:
-        """The port's orphan scan."""
+        """Return the port's orphan scan."""
         return [str(finding) for finding in self.port.scan()]
 
     def check(self) -> list[str]:
-        """The port's invariants, and the engine's own."""
+        """Return the port's invariants, and the engine's own."""
         return [*self.port.check(), *self.blocks.check()]
 
     def close(self) -> None:
@@ -374,11 +376,11 @@ class ReferenceEngine(ToyEngine):
     # -- evidence ------------------------------------------------------------------------------------------------------
 
     def free_blocks(self) -> tuple[int, ...]:
-        """The free list."""
+        """Return the free list."""
         return tuple(self.blocks.free)
 
     def indexed(self) -> frozenset[bytes]:
-        """The keys of the prefix index."""
+        """Return the keys of the prefix index."""
         return frozenset(self.blocks.index)
 
     def events(self) -> list[BlockEvent]:
@@ -419,7 +421,7 @@ class ReferenceControl:
         """The toy engine's timer looks often enough."""
 
     def view(self) -> EngineView:
-        """The engine's own books."""
+        """Return the engine's own books."""
         blocks = self._engine.blocks
         indexed = np.zeros(blocks.count, dtype=np.bool_)
         indexed[list(blocks.key_of)] = True

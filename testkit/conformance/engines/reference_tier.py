@@ -39,7 +39,7 @@ class ReferenceTier:
             self._transfers.popleft()()
 
     def has(self, name: bytes, now_us: int) -> bool:
-        """Whether a copy may be served now."""
+        """Return whether a copy may be served now."""
         copy = self.copies.get(name)
         return copy is not None and copy.domain.is_open and now_us < copy.until_us
 

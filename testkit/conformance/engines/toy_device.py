@@ -122,7 +122,7 @@ class ToyDevice:
     # -- whole blocks, as the copy stream moves them -------------------------------------------------------------------
 
     def get(self, block: int) -> bytes:
-        """All bytes of a block, shard after shard."""
+        """Return all bytes of a block, shard after shard."""
         return b"".join(np.ascontiguousarray(view[:, block]).tobytes() for view in self._views)
 
     def put(self, block: int, data: bytes) -> None:

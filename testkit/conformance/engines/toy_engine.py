@@ -119,7 +119,7 @@ class ToyEngine(ABC):
     # -- the door and the queue ----------------------------------------------------------------------------------------
 
     def mint(self, principal: Principal, valid_us: int) -> str:
-        """A valid raw token for one request."""
+        """Return a valid raw token for one request."""
         return self.door.issue(principal, ttl_seconds=-(-valid_us // 1_000_000))
 
     def submit(self, ask: RequestSpec) -> object:
@@ -221,7 +221,7 @@ class ToyEngine(ABC):
         return work
 
     def is_loading(self, request: ToyRequest) -> bool:
-        """Whether a transfer into its blocks is under way."""
+        """Return whether a transfer into its blocks is under way."""
         return False
 
     def _landed(self, request: ToyRequest, epoch: int, landed: int) -> None:
@@ -259,7 +259,7 @@ class ToyEngine(ABC):
         self.device.probe = probe
 
     def read(self, blocks: Sequence[int]) -> list[bytes]:
-        """All bytes of each block, every shard."""
+        """Return all bytes of each block, every shard."""
         return [self.device.get(block) for block in blocks]
 
     def stick(self, block: int) -> None:
@@ -267,7 +267,7 @@ class ToyEngine(ABC):
         self.device.memory.stuck.add((self.setup.shards - 1, block))
 
     def ledger(self) -> list[Event]:
-        """Every ledger event so far."""
+        """Return every ledger event so far."""
         return list(self.ledger_port.events)
 
     # -- an engine without a tier --------------------------------------------------------------------------------------

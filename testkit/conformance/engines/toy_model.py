@@ -28,7 +28,7 @@ def canary_of(name: str) -> int:
 
 
 def prefix_states(canary: int, tokens: Sequence[int], known: list[int] | None = None) -> list[int]:
-    """One 64-bit state for each position: of the canary and every token up to it. `known` is extended."""
+    """Return one 64-bit state for each position: of the canary and every token up to it. `known` is extended."""
     states = [] if known is None else known
     state = states[-1] if states else canary
     for token in tokens[len(states) :]:
@@ -47,7 +47,7 @@ def rows(states: Sequence[int], shard: int) -> NDArray[np.int32]:
 
 
 def say(read: NDArray[np.int64]) -> int:
-    """The next token, from all K/V read: [shards, 2, positions, LANES], int64."""
+    """Return the next token, from all K/V read: [shards, 2, positions, LANES], int64."""
     weights = np.arange(read.size, dtype=np.uint64).reshape(read.shape) * np.uint64(2) + np.uint64(1)
     total = (read.astype(np.uint64) * weights).sum(dtype=np.uint64)
     return int(_mix(np.array([total]))[0] % np.uint64(VOCABULARY))

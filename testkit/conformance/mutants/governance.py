@@ -46,7 +46,7 @@ def _everyone(original: Any) -> Any:
 
 
 def _no_owner(original: Any) -> Any:
-    """The key ring must have an epoch for the tenant that everybody's domain names."""
+    """Return the key ring must have an epoch for the tenant that everybody's domain names."""
 
     def make(self: PlanCache[Any], key: Any, now_utc_us: int) -> Any:
         self._keyring.ensure([tenant_owner(key[0].issuer, "alpha")])
@@ -75,7 +75,7 @@ def _never_expires(original: Any) -> Any:
 
 
 def _cached_plans(original: Any) -> Any:
-    """The plan that was made first answers for ever, whichever book is asked."""
+    """Return the plan that was made first answers for ever, whichever book is asked."""
     kept: dict[Any, Any] = {}
 
     def answer(self: PlanCache[Any], key: Any, now_utc_us: int) -> Any:
@@ -120,7 +120,7 @@ ANYWHERE = (
 
 
 def _attachable(*, domain: bool = True, deadline: bool = True, ceiling: bool = True) -> Any:
-    """The re-check at attach, without one of its comparisons."""
+    """Return the re-check at attach, without one of its comparisons."""
 
     def make(original: Any) -> Any:
         def attachable(self: ExternalPool, blocks: Any, expected: Any, now_us: int) -> int:

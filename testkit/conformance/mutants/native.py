@@ -27,7 +27,7 @@ from kvcustody.testkit.conformance.policy import ABSOLUTE_US
 
 
 def _attachable(*, domain: bool = True, deadline: bool = True, ceiling: bool = True) -> Any:
-    """The re-check at attach, without one of its comparisons."""
+    """Return the re-check at attach, without one of its comparisons."""
 
     def attachable(node: Node, wanted: Any, now_us: int) -> bool:
         return (

@@ -28,7 +28,7 @@ from kvcustody.testkit.conformance.mutants.toys import (
 
 
 def _by_tokens(self: ReferenceEngine, request: ToyRequest, at: int, key: bytes) -> bytes:
-    """A name that everybody can compute."""
+    """Return a name that everybody can compute."""
     tokens = np.array(request.tokens[: (at + 1) * BLOCK_TOKENS], dtype="<i4")
     return hashlib.sha256(tokens.tobytes()).digest()
 
@@ -39,7 +39,7 @@ _NOBODY = EventScope("*", "request", "", 0, 0)
 
 
 def _events(change: Any) -> Any:
-    """Every event leaves the engine changed."""
+    """Return every event leaves the engine changed."""
 
     def make(original: Any) -> Any:
         return lambda self: [change(event) for event in original(self)]
@@ -78,7 +78,7 @@ def _frees_twice(original: Any) -> Any:
 
 
 def _gives_back_again(original: Any) -> Any:
-    """Every end gives up the table that the request had, whether or not it was given up before."""
+    """Return every end gives up the table that the request had, whether or not it was given up before."""
 
     def give_back(self: ReferenceEngine, request: ToyRequest, cause: str) -> None:
         table = list(request.table) or self.__dict__.setdefault("tables", {}).get(request, [])

@@ -63,7 +63,7 @@ def kill(factory: EngineFactory, mutant: Mutant, *, seed: int = SEED) -> Death:
 
 
 def kill_all(factory: EngineFactory, mutants: Iterable[Mutant], *, seed: int = SEED) -> list[Death]:
-    """Every mutant's death, in order."""
+    """Return every mutant's death, in order."""
     return [kill(factory, mutant, seed=seed) for mutant in mutants]
 
 
@@ -105,12 +105,12 @@ def patch(owner: Any, name: str, make: Callable[[Any], Any]) -> Patch:
 
 
 def constant(owner: Any, name: str, value: Any) -> Patch:
-    """A method that does nothing but answer `value`."""
+    """Return a method that does nothing but answer `value`."""
     return patch(owner, name, lambda original: lambda *args, **more: value)
 
 
 def without(*names: str) -> Callable[[Any], Any]:
-    """A constructor that finds what it always does, and loses these collections again."""
+    """Return a constructor that finds what it always does, and loses these collections again."""
 
     def make(original: Any) -> Any:
         def init(self: Any, *args: Any, **more: Any) -> None:

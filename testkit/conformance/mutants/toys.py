@@ -17,7 +17,7 @@ from kvcustody.testkit.conformance.mutants.runner import Mutant, patch
 
 
 def partial_scrub(*, blocks: slice = slice(None), shards: int | None = None, share: float | None = None) -> Any:
-    """A scrub that zeroes part of what it is asked for, and answers for all of it."""
+    """Return a scrub that zeroes part of what it is asked for, and answers for all of it."""
 
     def make(original: Any) -> Any:
         def scrub(self: TensorMemory, shard: int, which: Any, verify_share: float) -> Any:
@@ -63,7 +63,7 @@ def _takes_late_answers(original: Any) -> Any:
 
 
 def stalls_the_queue(original: Any) -> Any:
-    """The first request that cannot start stops everybody behind it."""
+    """Return the first request that cannot start stops everybody behind it."""
 
     def start(self: ToyEngine, request: ToyRequest) -> bool:
         ahead = [one for one in self.waiting if one.number < request.number]
@@ -73,7 +73,7 @@ def stalls_the_queue(original: Any) -> Any:
 
 
 def preempts_anybody(original: Any) -> Any:
-    """A request that cannot start takes the blocks of another tenant's that runs."""
+    """Return a request that cannot start takes the blocks of another tenant's that runs."""
 
     def start(self: ToyEngine, request: ToyRequest) -> bool:
         if original(self, request):
@@ -88,7 +88,7 @@ def preempts_anybody(original: Any) -> Any:
 
 
 def publishes_at_start(original: Any) -> Any:
-    """Every whole block is indexed as soon as it is allocated."""
+    """Return every whole block is indexed as soon as it is allocated."""
 
     def start(self: ToyEngine, request: ToyRequest) -> bool:
         if not original(self, request):

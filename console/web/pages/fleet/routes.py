@@ -1,4 +1,4 @@
-"""Routes: a map of workers by what requests found there, and receipts of which something is wrong."""
+"""Routes: a map of workers by what requests found there, and receipts with problems."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHOWN_MAX = 64  # workers in the map
 
 
 def show(visit: PageRequest) -> Response:
-    """The measures of a period, the map of workers, tenants, and findings one by one."""
+    """Return a period's measures, the map of workers, tenants, and the findings one by one."""
     tenant_name = visit.text("tenant")
     name = visit.text("period") or "24h"
     until_us = visit.number("until") or visit.service.clock.utc_us()  # cursors are of one period
@@ -56,7 +56,7 @@ def show(visit: PageRequest) -> Response:
 
 
 def _map(workers: list[dict[str, Any]]) -> Figure:
-    """Each worker's prompt tokens: found there, and computed; with what else is known of it."""
+    """Return each worker's prompt tokens, found there and computed, with other known figures."""
     shown = sorted(workers, key=lambda one: -one["prompt_tokens"])[:_SHOWN_MAX]
     return rows(
         "Prompt tokens by worker",

@@ -40,7 +40,7 @@ def names(module: str, factory: str) -> list[str]:
 
 
 def files(package: str, folder: str, ending: str) -> list[str]:
-    """The modules of a package's folder whose names end so, without those that are no part of their own."""
+    """Return the modules of a package's folder whose names end so, without those that are no part of their own."""
     spec = importlib.util.find_spec(package)
     places = [] if spec is None else list(spec.submodule_search_locations or ())
     found = {entry for place in places for entry in (Path(place) / folder).iterdir()}
@@ -53,7 +53,7 @@ def files(package: str, folder: str, ending: str) -> list[str]:
 
 
 def main() -> dict[str, Any]:
-    """Names by registry; of one that cannot be loaded, why."""
+    """Return names by registry; of one that cannot be loaded, why."""
     registries: dict[str, Any] = {}
     for registry, package, module, factory in REGISTRIES:
         if importlib.util.find_spec(package) is None:

@@ -52,7 +52,9 @@ def main(case: str) -> dict[str, Any]:
 
 
 def storage(folder: Path, **given: Any) -> Any:
-    """The file storage of an engine with these arguments, by the configuration that SGLang's controller makes."""
+    """Return the file storage of an engine with these arguments, by the configuration that SGLang's controller
+    makes.
+    """
     from sglang.srt.managers.cache_controller import HiCacheController
     from sglang.srt.mem_cache.hicache_storage import HiCacheFile
     from sglang.srt.runtime_context import get_parallel
@@ -86,7 +88,7 @@ def _come(store: Any, key: str, page: Any) -> bool:
 
 
 def _two_tenants(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """A storage with a page of each, under the names that SGLang makes of one prompt and their salts."""
+    """Return a storage with a page of each, under the names that SGLang makes of one prompt and their salts."""
     from sglang.srt.mem_cache.utils import get_hash_str, storage_namespace_seed
 
     (folder / "model").mkdir()

@@ -41,7 +41,7 @@ os.environ |= {
 
 
 def heard(folder: str, salt: str) -> list[Any]:
-    """Every event of one salted request."""
+    """Return every event of one salted request."""
     import msgspec
     import zmq
     from vllm import LLM, SamplingParams

@@ -41,7 +41,7 @@ CPU = {
 
 
 def ask(folder: str, salt: str) -> int:
-    """How many of the prompt's tokens a fresh engine takes from the folder."""
+    """Return how many of the prompt's tokens a fresh engine takes from the folder."""
     from vllm import LLM, SamplingParams
 
     engine = LLM(

@@ -81,7 +81,7 @@ class FileTier:
         return all(job.success for job in self._tier.get_finished_jobs())
 
     def store(self, key: bytes, content: bytes) -> bool:
-        """Whether it was written."""
+        """Return whether it was written."""
         self.memory[0] = list(content)
         return self._moved(self._tier.submit_store, key, 0)
 
@@ -148,7 +148,7 @@ def residue(folder: Path) -> tuple[bool, str]:
 
 
 def files(folder: Path) -> list[Path]:
-    """Blocks on the disk."""
+    """Return blocks on the disk."""
     return sorted((folder / "tier").rglob("*.bin"))
 
 

@@ -41,7 +41,7 @@ os.environ |= {"VLLM_LOGGING_LEVEL": "CRITICAL", "VLLM_NO_USAGE_STATS": "1", "HF
 
 
 def scheduler(folder: str) -> Any:
-    """An engine's scheduler, as the core makes it."""
+    """Return an engine's scheduler, as the core makes it."""
     import torch
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.core.sched.scheduler import Scheduler

@@ -28,7 +28,7 @@ def _ask(port: int, headers: dict[str, str]) -> None:
 
 
 async def _namespaces(*asked: dict[str, str]) -> list[str]:
-    """The namespace in which the engine is asked, for each set of headers."""
+    """Return the namespace in which the engine is asked, for each set of headers."""
     from dynamo.llm import HttpAsyncEngine, HttpService
     from dynamo.runtime import DistributedRuntime
 

@@ -49,13 +49,13 @@ class Index:
             return json.loads(answer.read())
 
     def blocks(self, salt: str | None, tokens: list[int] = TOKENS) -> int:
-        """How many blocks of the prompt whoever has this salt is told of."""
+        """Return how many blocks of the prompt whoever has this salt is told of."""
         scope = {} if salt is None else {"cache_salt": salt}
         scores = self.call("/query", {"token_ids": tokens, "model_name": "m", **scope})["scores"]
         return int(scores.get("1", {}).get("0", 0)) // BLOCK
 
     def is_up(self) -> bool:
-        """Whether it listens to its worker."""
+        """Return whether it listens to its worker."""
         try:
             return bool(self.call("/workers")[0]["status"] == "active")
         except OSError:
@@ -64,7 +64,7 @@ class Index:
 
 @contextmanager
 def indexer(endpoint: str) -> Iterator[Index]:
-    """An indexer that listens to `endpoint`."""
+    """Yield an indexer that listens to `endpoint`."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -97,7 +97,7 @@ def wait(until: Callable[[], bool], otherwise: str) -> None:
 
 @contextmanager
 def stored(event: Any, salt: str | None) -> Iterator[Index]:
-    """An indexer to which an engine has sent the event, as soon as it tells `told` of it."""
+    """Yield an indexer to which an engine has sent the event, as soon as it tells `told` of it."""
     import msgspec
     import zmq
 

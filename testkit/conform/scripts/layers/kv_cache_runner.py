@@ -59,7 +59,7 @@ class KvcrPool:
         return bytes(self._engine[:BLOCK])
 
     def in_files(self, key: bytes) -> bool:
-        """Whether it has left the pool for a file, after a moment."""
+        """Return whether it has left the pool for a file, after a moment."""
         until = time.monotonic() + _SECONDS
         while self.where(key) != "G3":
             if time.monotonic() > until:
@@ -69,7 +69,7 @@ class KvcrPool:
         return True
 
     def where(self, key: bytes) -> str:
-        """The tier that it says; empty for none."""
+        """Return the tier that it says; empty for none."""
         [(_, tier)] = self._kvcr.query([key])
         return "" if tier is None else str(tier.value)
 

@@ -148,7 +148,7 @@ class RoutedWorkers:
         tokens: int = 1,
         headers: Mapping[str, str] | None = None,
     ) -> HttpAnswer:
-        """One chat completion of a tenant."""
+        """Return one chat completion of a tenant."""
         body: dict[str, Any] = {"model": "toy", "messages": [{"role": "user", "content": prompt}]}
         body |= {"max_tokens": tokens} | ({} if salt is None else {"cache_salt": salt})
         given = {**self.keys[tenant], **(headers or {})}
@@ -157,7 +157,7 @@ class RoutedWorkers:
 
 @contextlib.contextmanager
 def running(name: str, before: Before | None = None) -> Iterator[RoutedWorkers]:
-    """The router over two workers, behind what `before` starts. Raises `RuntimeError` where it does not start."""
+    """Yield the router over two workers, behind what `before` starts. Raises `RuntimeError` where it does not start."""
     beside = Path(sys.executable).with_name(name)
     program = str(beside) if beside.exists() else shutil.which(name)
     if program is None:
@@ -198,7 +198,7 @@ class RandomPrompts:
         self._random = random.Random(seed)  # noqa: S311 - prompts are no secrets
 
     def text(self) -> str:
-        """One prompt."""
+        """Return one prompt."""
         letters = string.ascii_lowercase + "   "
         return "".join(self._random.choice(letters) for _ in range(1500))
 
@@ -235,14 +235,14 @@ def together(
 
 
 def answered(answer: HttpAnswer) -> HttpAnswer:
-    """The same, if the router or a worker said something of the request: a refusal, too, is an answer."""
+    """Return the same, if the router or a worker said something of the request: a refusal, too, is an answer."""
     if not answer.status or answer.status == 401 or answer.status >= 500:
         raise RuntimeError(f"void: a request was answered with {answer.status or 'nothing'}")
     return answer
 
 
 def _placed(fleet: RoutedWorkers, first: str | None, second: str | None) -> tuple[bool, str]:
-    """Whether another tenant's prompt goes where it was asked before, beside the control."""
+    """Return whether another tenant's prompt goes where it was asked before, beside the control."""
     foreign = together(fleet, lambda p: fleet.ask("a", p, first), lambda p: fleet.ask("b", p, second), same=True)
     own = together(fleet, lambda p: fleet.ask("a", p, first), lambda p: fleet.ask("a", p, first), same=True)
     control = together(fleet, lambda p: fleet.ask("a", p, first), lambda p: fleet.ask("a", p, first), same=False)
@@ -258,7 +258,7 @@ def placement_oracle(fleet: RoutedWorkers) -> tuple[bool, str]:
 
 
 def forged_salt(fleet: RoutedWorkers) -> tuple[bool, str]:
-    """The second tenant names the first one's salt."""
+    """Return the second tenant names the first one's salt."""
     return _placed(fleet, "salt-a", "salt-a")
 
 
@@ -280,7 +280,7 @@ def chosen_worker(fleet: RoutedWorkers) -> tuple[bool, str]:
 
 
 def kept_phrase(fleet: RoutedWorkers) -> tuple[bool, str]:
-    """A phrase that nobody asks for again: in the router's memory, its log and its metrics."""
+    """Return a phrase that nobody asks for again: in the router's memory, its log and its metrics."""
     phrase = f"phrase-of-one-person-{time.time_ns():x}-"
     answered(fleet.ask("a", phrase * 30, "salt-a"))
     if not any(phrase in body for worker in fleet.workers for body in worker.bodies):
@@ -328,7 +328,7 @@ def open_administration(fleet: RoutedWorkers) -> tuple[bool, str]:
 
 
 def copies_in_memory(process: int, phrase: str) -> int:
-    """How often a phrase stands in the writable memory of a process of the same user."""
+    """Return how often a phrase stands in the writable memory of a process of the same user."""
     wanted, count = phrase.encode(), 0
     with Path(f"/proc/{process}/mem").open("rb", buffering=0) as memory:
         for line in Path(f"/proc/{process}/maps").read_text().splitlines():

@@ -51,7 +51,7 @@ class Door:
         await send({"type": "http.response.body", "body": b""})
 
     def ask(self, headers: dict[str, str], **body: Any) -> int:
-        """The status that the tenant's request is answered with."""
+        """Return the status that the tenant's request is answered with."""
         data, sent = json.dumps({"prompt": "p", **body}).encode(), []
         given = {"authorization": f"Bearer {self.key}", "content-type": "application/json", **headers}
         raw = [(name.encode(), value.encode()) for name, value in given.items()]

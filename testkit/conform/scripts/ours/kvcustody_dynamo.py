@@ -36,7 +36,7 @@ def namespaces() -> CurrentNamespaces:
 
 
 def _published(case: str) -> dict[str, Any]:
-    """Blocks of acme as our publisher tells them; then who is told, or what the dump says."""
+    """Return blocks of acme as our publisher tells them; then who is told, or what the dump says."""
     names = namespaces()
     own, beta = [names.of(ISSUER, tenant) for tenant in ("acme", "beta")]
     keys = b"".join(hashlib.sha256(bytes([at])).digest() for at in range(asked.BLOCKS))
@@ -67,7 +67,7 @@ def _published(case: str) -> dict[str, Any]:
 
 
 def _relayed() -> dict[str, Any]:
-    """An engine's positional event and then one that names its salt, through the relay."""
+    """Return an engine's positional event and then one that names its salt, through the relay."""
     import msgspec
     import zmq
 

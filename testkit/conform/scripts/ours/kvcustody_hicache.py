@@ -27,7 +27,7 @@ TERMS = {
 
 
 def opened(folder: Path, **given: Any) -> Any:
-    """The storage, as HiCache's controller opens it; `given`: terms, or fields of SGLang's configuration."""
+    """Return the storage, as HiCache's controller opens it; `given`: terms, or fields of SGLang's configuration."""
     import torch
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
     from sglang.srt.mem_cache.storage import StorageBackendFactory
@@ -51,7 +51,7 @@ def opened(folder: Path, **given: Any) -> Any:
 
 
 def drawn() -> Any:
-    """A page of any bytes."""
+    """Return a page of any bytes."""
     import torch
 
     return torch.frombuffer(bytearray(os.urandom(PAGE_BYTES)), dtype=torch.uint8)

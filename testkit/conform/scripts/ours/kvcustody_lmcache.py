@@ -97,7 +97,7 @@ class Site:
             stack.callback(one.close)
 
     def salt(self, tenant: str) -> str:
-        """A tenant's."""
+        """Return a tenant's."""
         owner = tenant_owner("api-keys", tenant)
         self._keyring.ensure([owner])
         epoch = self._keyring.current(owner)
@@ -129,7 +129,7 @@ class Adapter:
         return answer
 
     def store(self, key: Any, content: bytes) -> bool:
-        """Whether it was kept."""
+        """Return whether it was kept."""
         task = self.ours.submit_store_task([key], [memory(content)])
         return bool(self._answer(lambda: self.ours.pop_completed_store_tasks().get(task)).bytes_transferred())
 

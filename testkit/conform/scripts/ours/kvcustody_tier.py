@@ -39,7 +39,7 @@ LAYOUT = hashlib.sha256(b"a layout").digest()
 
 
 def model(**more: Any) -> bytes:
-    """A model's identity, or that of one that differs in this."""
+    """Return a model's identity, or that of one that differs in this."""
     names = ("weights_digest", "tokenizer_digest", "chat_template", "quantization", "kv_dtype", "kv_layout")
     given: dict[str, Any] = dict.fromkeys(names, "one")
     given |= {"weights_epoch": 0, "block_tokens": 16, "rope": {"factor": "1"}, "attention": {}}
@@ -72,7 +72,7 @@ class OurTier:
         stack.callback(self.tier.close)
 
     def label(self, tenant: str, *, salt: str | None = None, **of: Any) -> DomainLabel:
-        """A tenant's domain."""
+        """Return a tenant's domain."""
         owner = tenant_owner("idp", tenant)
         self.keyring.ensure([owner])
         epoch = self.keyring.current(owner)
@@ -84,7 +84,7 @@ class OurTier:
         return DomainLabel(tenant, "internal", 0, "tenant", None, None, spec)
 
     def store(self, label: DomainLabel, key: bytes, content: bytes) -> bool:
-        """Whether it is there now."""
+        """Return whether it is there now."""
         now_us = self.clock.now_us()
         run = PublishedRun(label, key, bytes(32), 0, now_us, now_us + HOUR_US, now_us + HOUR_US)
 
