@@ -1,4 +1,4 @@
-"""The identity of a model that nobody trained: what a test says of it, and defaults for the rest."""
+"""The identity of an untrained model: the fields that a test states, and defaults for the others."""
 
 from __future__ import annotations
 

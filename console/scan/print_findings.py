@@ -1,4 +1,4 @@
-"""Prints scans' findings."""
+"""Prints the findings of orphan scans as a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvcustody known-bugs`: public bugs of cache layers, looked for in what is installed, others' products and ours."""
+"""`kvcustody known-bugs`: looks for public bugs of cache layers in installed products, others' and ours."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _list(*, as_json: bool) -> None:
 
 
 def _parts(python: str, *, as_json: bool) -> None:
-    """Every registered part there, and what tried it."""
+    """Print every registered part in that environment, and what tried it."""
     parts = installed_parts(python)
     if as_json:
         print(json.dumps([one._asdict() for one in parts]))
@@ -145,7 +145,7 @@ TRIED: Final = {
 
 
 class InstalledPart(NamedTuple):
-    """One name of a registry. `tried`: by what; empty: by nobody. `problem`: why a registry could not be read."""
+    """One name in a registry. `tried`: what tried it, or empty. `problem`: why the registry could not be read."""
 
     registry: str
     name: str
@@ -154,7 +154,11 @@ class InstalledPart(NamedTuple):
 
 
 def installed_parts(python: str) -> list[InstalledPart]:
-    """Return every registered part of what this interpreter has; raises `ConfigError` where it does not run."""
+    """Return every registered part of the packages of this interpreter.
+
+    Raises:
+        ConfigError: the interpreter does not run.
+    """
     try:
         done = subprocess.run(  # noqa: S603 - the interpreter that was named
             [python, str(SCRIPT)], capture_output=True, text=True, timeout=_SCRIPT_SECONDS, check=True
@@ -166,7 +170,7 @@ def installed_parts(python: str) -> list[InstalledPart]:
 
 
 def parts_of(found: dict[str, list[str] | str]) -> list[InstalledPart]:
-    """What the script said, with what tried each."""
+    """Return the script's findings as parts, with what tried each."""
     parts = []
     for registry, names in sorted(found.items()):
         if isinstance(names, str):
@@ -182,7 +186,7 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
 
 def script_of(target: Target) -> Path:
-    """Return the script that asks all cases of a target."""
+    """Return the script for all cases of a target."""
     name = target.script or target.name.replace("-", "_")
     [found] = SCRIPTS.glob(f"*/{name}.py")
     return found
@@ -194,7 +198,7 @@ def run_target(
     cases: Sequence[str] = (),
     progress: Callable[[CaseFinding], None] = lambda _: None,
 ) -> ConformReport:
-    """Return every case of a target, or these; what cannot run says why."""
+    """Return the findings for every case of a target, or for these cases; a case that cannot run says why."""
     if "/" in python:
         python = str(Path(python).absolute())  # a script runs in its own folder
     version, why = _version(target, python)
@@ -207,7 +211,7 @@ def run_target(
 
 
 def _version(target: Target, python: str) -> tuple[str, str]:
-    """Return the installed version, or why there is none."""
+    """Return the installed version, or the reason why there is none."""
     ask = (
         "import importlib.util, importlib.metadata as m, sys\n"
         "assert importlib.util.find_spec(sys.argv[1]) is not None, 'not installed'\n"
@@ -236,12 +240,12 @@ def _run(target: Target, python: str, case: str) -> CaseFinding:
 
 
 def _ask(python: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run the interpreter that was named, in the folder of scripts."""
+    """Run the named interpreter in the folder of scripts."""
     return subprocess.run(  # noqa: S603
         [python, *words], capture_output=True, text=True, timeout=_SCRIPT_SECONDS, cwd=SCRIPTS.parent, check=False
     )
 
 
 def this_python() -> str:
-    """Return the interpreter that runs this."""
+    """Return the running interpreter."""
     return sys.executable

@@ -40,13 +40,13 @@ Nothing here says that it is not so: it could not be asked of what pip installs 
 
 
 def _short(source: str) -> str:
-    """`vllm-project/vllm#1`, or the end of what has no number."""
+    """Return `vllm-project/vllm#1`, or the end of an address without a number."""
     parts = source.removeprefix("https://github.com/").split("/")
     return f"{parts[0]}/{parts[1]}#{parts[-1]}" if parts[-1].isdigit() else parts[-1]
 
 
 def page(records: Path, kit: Path) -> str:
-    """Markdown of every record in a folder, and of every run of the kit in another.
+    """Return Markdown for every record in one folder, and every conformance run in another.
 
     Raises `OSError` or `ValueError` where one cannot be read.
     """
@@ -58,7 +58,7 @@ def page(records: Path, kit: Path) -> str:
     verdicts = {(name, case["case"]): case["verdict"] for name, body in reports.items() for case in body["cases"]}
 
     def asked(case: str, verdict: str, *, ours: bool) -> str:
-        """Who was asked and answered so."""
+        """Return the targets with this answer."""
         chosen = [one for one in shown if one.name.startswith("kvcustody") is ours]
         return "; ".join(one.says for one in chosen if verdicts.get((one.name, case)) == verdict)
 

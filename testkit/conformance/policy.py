@@ -1,4 +1,4 @@
-"""The policy under which cases run: small times, four tenants, one grant that can be given and revoked."""
+"""The policy for the cases: short times, four tenants, and one grant that can be given and revoked."""
 
 from __future__ import annotations
 

