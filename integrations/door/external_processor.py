@@ -34,7 +34,7 @@ _OVERWRITE: Final = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
 
 class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc]
-    """Answers Envoy's questions about requests; one stream is one request."""
+    """Answers Envoy's messages about requests; one stream is one request."""
 
     def __init__(self, gate: EdgeGate, *, body_bytes_max: int, under_way_bytes_max: int) -> None:
         self._gate = gate
@@ -46,7 +46,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
     async def Process(  # noqa: N802 - gRPC names it
         self, request_iterator: AsyncIterator[Any], context: Any
     ) -> AsyncIterator[Any]:
-        """Answer the messages of one request, in their order."""
+        """Answer the messages of one request in order."""
         receipts: list[OpenReceipt] = []  # of this one request
         try:
             async for answer in self._answers(request_iterator, receipts):
@@ -143,7 +143,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
         return messages.ProcessingResponse(request_body=messages.BodyResponse(response=self._common(forwarded, names)))
 
     def _of_response(self, headers: list[tuple[str, bytes]], receipts: list[OpenReceipt]) -> Any:
-        """Return a response without what it says of workers."""
+        """Return a response without its headers about workers."""
         status = dict(headers).get(":status", b"")
         for receipt in receipts:
             receipt.answered(int(status) if status.isdigit() else 0, headers)
@@ -158,7 +158,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
         return messages.ProcessingResponse(request_headers=messages.HeadersResponse(response=common))
 
     def _common(self, forwarded: Forwarded, names: tuple[str, ...]) -> Any:
-        """Return the change to a request: headers that do not pass gone, the gate's in place, and the new body."""
+        """Return the change to a request: other headers removed, the gate's added, and the new body."""
         given = dict(forwarded.headers)
         body = None
         if forwarded.body is not None:
@@ -169,7 +169,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
         return messages.CommonResponse(header_mutation=mutation, body_mutation=body)
 
     def _stays(self, name: str) -> bool:
-        """Return whether a header goes on, or is of Envoy's own connections."""
+        """Return whether a header is forwarded, or belongs to Envoy's own connections."""
         return name.startswith(":") or name == _SCHEME or name in HOP_HEADERS or self._gate.passes(name)
 
     def _too_large(self) -> RequestRefused:
@@ -177,7 +177,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
 
 
 def _headers(fields: Any) -> list[tuple[str, bytes]]:
-    """Return names and values as Envoy gives them: names in lower case, one entry a field."""
+    """Return names and values as Envoy gives them: names in lower case, one entry per field."""
     return [(each.key, each.raw_value or each.value.encode()) for each in fields.headers.headers]
 
 

@@ -1,4 +1,4 @@
-"""`kvcustody observe`: watch an engine that nobody governs, and say what it still holds past its deadline."""
+"""`kvcustody observe`: watches an ungoverned engine and reports what it holds past its deadline."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _INTERRUPTED = 130
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions(ParameterGroup):
-    """The stream that is heard."""
+    """The event stream to read."""
 
     endpoint: Annotated[str, typer.Option(help="Where the engine publishes.")] = "tcp://127.0.0.1:5557"
     replay: Annotated[
@@ -59,7 +59,7 @@ class StreamOptions(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class AttributionOptions(ParameterGroup):
-    """Whose blocks they are."""
+    """How blocks are attributed to tenants."""
 
     salts: Annotated[
         Path | None, typer.Option(help="Which tenant has which salts: a YAML file, `acme: [salt, …]`.")
@@ -133,7 +133,11 @@ def observe(
 
 
 def read_salts(path: Path) -> dict[str, str]:
-    """Salt to tenant, from a YAML mapping of tenants to lists of salts. Raises `ConfigError` without quoting a salt."""
+    """Read salts by tenant from a YAML mapping and return tenants by salt.
+
+    Raises:
+        ConfigError: the file is wrong; the message quotes no salt.
+    """
     try:
         if path.stat().st_size > _SALTS_BYTES_MAX:
             raise ConfigError(f"salts `{path}`: larger than 16 MiB", path=path)
@@ -196,7 +200,7 @@ def _table(name: str) -> DecisionTable:
 
 @contextmanager
 def _stoppable() -> Iterator[Callable[[], int]]:
-    """Yield the signal that asked to stop, 0 while none has; a second one acts at once."""
+    """Yield the signal that requested a stop, 0 while none has; a second one acts at once."""
     asked = 0
     if threading.current_thread() is not threading.main_thread():
         yield lambda: 0
@@ -218,7 +222,7 @@ def _stoppable() -> Iterator[Callable[[], int]]:
 
 @contextmanager
 def _shown(*, quiet: bool) -> Iterator[Callable[[Callable[[], dict[str, Any]]], None]]:
-    """Yield a live view on stderr, once a second at most; nothing where that is no terminal."""
+    """Yield a live view on stderr, at most once a second; nothing where stderr is no terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield lambda status: None

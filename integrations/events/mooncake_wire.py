@@ -44,7 +44,7 @@ class MooncakeEvent(msgspec.Struct, gc=False, tag_field="event_type"):
 
 
 class MooncakeStored(MooncakeEvent, gc=False, tag="stored"):
-    """Consecutive blocks were committed."""
+    """Consecutive blocks that were committed."""
 
     seq_hashes: list[int]
     base_block_idx: int | None
@@ -54,7 +54,7 @@ class MooncakeStored(MooncakeEvent, gc=False, tag="stored"):
 
 
 class MooncakeRemoved(MooncakeEvent, gc=False, tag="removed"):
-    """Blocks are gone."""
+    """Blocks that are gone."""
 
     seq_hashes: list[int]
     base_block_idx: int | None
@@ -62,7 +62,7 @@ class MooncakeRemoved(MooncakeEvent, gc=False, tag="removed"):
 
 
 class MooncakeCleared(MooncakeEvent, gc=False, tag="cleared"):
-    """All blocks of a stream are gone."""
+    """A stream whose blocks are all gone."""
 
     kvcustody: CustodyField | None
 
@@ -76,7 +76,7 @@ class MooncakeBatch(msgspec.Struct, array_like=True, gc=False):
 
 
 class MooncakeWire:
-    """Governed events in the standard form, of one cache owner. Used by one thread."""
+    """Governed events in the standard form, for one cache owner. Used by one thread."""
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
@@ -93,7 +93,7 @@ class MooncakeWire:
         *,
         tokens_published: bool,
     ) -> bytes:
-        """Those of the events that an indexer may be told, as one payload."""
+        """Return the events that an indexer may see, as one payload."""
         ts_ms = int(ts_seconds * _MILLISECONDS)
         messages: list[MooncakeStored | MooncakeRemoved | MooncakeCleared] = []
         for event in events:
@@ -145,7 +145,7 @@ class MooncakeWire:
     def _envelope(
         self, stream: tuple[str, str], ts_ms: int, rank: int
     ) -> tuple[int, int, None, int | None, str, None, str, str, str, int]:
-        """Return the first fields of the stream's next event."""
+        """Return the leading fields of the stream's next event."""
         namespace, medium = stream
         number = self._next[stream]
         self._next[stream] = number + 1
@@ -161,7 +161,7 @@ def _unsigned(key: bytes) -> int:
 
 
 class ReadStored(msgspec.Struct, gc=False, tag_field="event_type", tag="stored"):
-    """What an observer takes of a store."""
+    """The fields of a store that an observer reads."""
 
     tenant_id: str
     medium: str | None = None
@@ -172,7 +172,7 @@ class ReadStored(msgspec.Struct, gc=False, tag_field="event_type", tag="stored")
 
 
 class ReadRemoved(msgspec.Struct, gc=False, tag_field="event_type", tag="removed"):
-    """What an observer takes of a removal."""
+    """The fields of a removal that an observer reads."""
 
     tenant_id: str
     medium: str | None = None
@@ -181,7 +181,7 @@ class ReadRemoved(msgspec.Struct, gc=False, tag_field="event_type", tag="removed
 
 
 class ReadCleared(msgspec.Struct, gc=False, tag_field="event_type", tag="cleared"):
-    """What an observer takes of a clear."""
+    """The fields of a clear that an observer reads."""
 
     tenant_id: str
     medium: str | None = None
@@ -193,7 +193,11 @@ _decoder: msgspec.msgpack.Decoder[MooncakeRead] = msgspec.msgpack.Decoder(Moonca
 
 
 def read_event(raw: msgspec.Raw) -> MooncakeRead:
-    """Return an event in the standard form, with or without the master's aliases. Raises `msgspec.MsgspecError`."""
+    """Return an event in the standard form, with or without the master's aliases.
+
+    Raises:
+        msgspec.MsgspecError: it is malformed.
+    """
     return _decoder.decode(raw)
 
 
@@ -205,6 +209,6 @@ def places_of(event: ReadStored | ReadRemoved) -> list[bytes]:
 
 
 def place_of(tenant_id: str, block: int | str) -> bytes:
-    """Return the name of one block of one tenant: a digest, whatever the stream chose to send."""
+    """Return the name of one tenant's block: a digest, whatever the stream sent."""
     said = msgspec.msgpack.encode((tenant_id, block))
     return hashlib.blake2b(said, digest_size=_PLACE_BYTES, person=b"kvc-mooncake").digest()

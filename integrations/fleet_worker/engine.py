@@ -1,4 +1,4 @@
-"""A governed pool that serves requests as an engine does, without a model: admit, prefill, decode, release.
+"""A governed pool that serves requests like an engine, without a model: admit, prefill, decode, release.
 
 1. One thread owns the Governor. Others hand requests over and wait for their answers.
 2. What a model would compute takes its time by a stated cost: `PREFILL_US` a token that was not found, `DECODE_US` a
@@ -56,7 +56,7 @@ _CLOSE_SECONDS = 30.0
 
 
 class Asked(NamedTuple):
-    """One request, as the worker's own door let it in."""
+    """One request, as the worker's own door admitted it."""
 
     principal: Principal
     hints: Hints
@@ -66,7 +66,7 @@ class Asked(NamedTuple):
 
 
 class ServedRequest(NamedTuple):
-    """What became of it: a status of HTTP, and tokens of the prompt, found here, and of the answer."""
+    """The outcome of a request: an HTTP status, and the tokens of the prompt, those cached, and those of the answer."""
 
     status: int
     prompt_tokens: int
@@ -85,7 +85,7 @@ class _Running:
         self.produced = self.stalls = 0
 
     def served(self, status: int = 200, reason: str = "") -> ServedRequest:
-        """What it has by now."""
+        """Return the outcome up to now."""
         return ServedRequest(status, len(self.asked.tokens), self.found, self.produced, reason)
 
 
@@ -98,10 +98,10 @@ class _Waiting(NamedTuple):
 
 
 class ModellessEngine:
-    """A worker on a thread of its own; `error` is why it ended by itself, None where it runs or was told to end."""
+    """A worker on its own thread; `error` is why it ended unexpectedly, None while it runs or after a stop."""
 
     def __init__(self, settings: Settings, *, blocks: int, hangs_every: float = 0.0) -> None:
-        """`hangs_every`: seconds between two hangs of its device; 0: never."""
+        """Prepare the worker. `hangs_every`: seconds between two hangs of its device; 0: never."""
         self._settings, self._blocks = settings, blocks
         self._hangs = DeviceHangs(hangs_every, HANG_SECONDS)
         self._asked: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
@@ -120,28 +120,30 @@ class ModellessEngine:
 
     @property
     def block_tokens(self) -> int:
-        """Of its pool."""
+        """The block size of its pool, in tokens."""
         return self._settings.block_tokens
 
     def start(self, *, when_ended: Callable[[], object] = lambda: None) -> None:
-        """Open it and serve; `serving` is set once it does, or has failed. `when_ended` is called on any thread."""
+        """Open the worker and serve; `serving` is set once it serves, or has failed. `when_ended` is called on any
+        thread.
+        """
         self._served = self._thread.submit(self._run)
         self._served.add_done_callback(lambda _: when_ended())
 
     @property
     def is_running(self) -> bool:
-        """False before `start`, and once it has ended, whatever ended it."""
+        """Whether the worker runs: False before `start`, and after its end for any reason."""
         return self._served is not None and not self._served.done()
 
     def stop(self) -> None:
-        """End in order: what runs is released, scrubbed and on record."""
+        """End in order: running requests are released, scrubbed and recorded."""
         self._stop.set()
         if self._served is not None:
             wait([self._served], _CLOSE_SECONDS)
         self._thread.shutdown(wait=False)
 
     def ask(self, asked: Asked) -> Future[ServedRequest]:
-        """Hand a request over; any thread."""
+        """Hand over a request; any thread."""
         answer: Future[ServedRequest] = Future()
         answer.set_running_or_notify_cancel()  # who asked may go; nobody takes the answer from the engine
         if not self.is_running:
@@ -187,7 +189,7 @@ class ModellessEngine:
             self._hangs.end(self._governor)
 
     def _take(self) -> None:
-        """Offer what came, and what waits and is due."""
+        """Offer new requests, and waiting ones that are due."""
         now_us = self._clock.now_us()
         due = [one for one in self._waiting if one.due_us <= now_us]
         self._waiting = [one for one in self._waiting if one.due_us > now_us]
@@ -235,7 +237,7 @@ class ModellessEngine:
         self._running.append(_Running(admission.request_id, waiting.asked, waiting.answer, hit, begins_us))
 
     def _tell(self, prompt: NDArray[np.int32] | None = None) -> None:
-        """Publish what was stored and what ended, where somebody listens; `prompt`: what was just committed."""
+        """Publish what was stored and what ended, where a publisher is set; `prompt`: what was just committed."""
         if self._events is None:
             return
         if prompt is None:
@@ -244,7 +246,7 @@ class ModellessEngine:
             self._events.publish_prompt(prompt)
 
     def _decode(self) -> None:
-        """One more token for each running request, every `DECODE_US`; those that are complete leave."""
+        """Decode one more token for each running request, every `DECODE_US`; finished requests leave."""
         now_us = self._clock.now_us()
         while self._decoded_us + DECODE_US <= now_us:
             self._decoded_us += DECODE_US
@@ -268,7 +270,7 @@ class ModellessEngine:
         one.answer.set_result(served)
 
     def _drop(self) -> None:
-        """Answer requests that the Governor has ended itself: too long active, or erased."""
+        """Answer requests that the Governor ended itself: too long active, or erased."""
         left = self._governor.running
         if len(left) != len(self._running):
             for one in [one for one in self._running if one.id not in left]:
@@ -292,7 +294,9 @@ class ModellessEngine:
 
 
 class PromptBlockEvents(BatchingBlockEvents):
-    """Used on the engine's thread; `publish_prompt` right after a prompt was committed, before anything else is."""
+    """Block events with prompt tokens. Used on the engine's thread; call `publish_prompt` right after a prompt's
+    commit.
+    """
 
     def __init__(
         self, governor: Governor, publisher: BlockEventPublisher, close: Callable[[], None] | None = None
@@ -302,7 +306,7 @@ class PromptBlockEvents(BatchingBlockEvents):
         self._numbers: dict[bytes, int] = {}  # of blocks in their chains, by key
 
     def publish_prompt(self, tokens: NDArray[np.int32]) -> None:
-        """Publish what the commit of this prompt stored."""
+        """Publish what this prompt's commit stored."""
         self._prompt = tokens
         try:
             self.publish_pending()

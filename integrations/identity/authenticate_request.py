@@ -1,4 +1,4 @@
-"""Whose a request is, from its headers alone: whether it may pass, and as whom. Knows headers, not ASGI.
+"""A request's identity from its headers: whether it may pass, and as whom. Independent of ASGI.
 
 1. Nothing passes without identity but the paths that the identity document opens. Nothing reaches a path that is not
    listed, whoever asks, unless the credential is an operator's.
@@ -51,7 +51,7 @@ CLASSIFICATION: Final = f"{OWN_HEADERS}classification"
 
 
 class AdmittedRequest(NamedTuple):
-    """A request that may pass: as whom, with which ids in headers, how it is scoped for the engine, its trace.
+    """A request that may pass: its principal, ids in headers, scope for the engine, and trace.
 
     `ids`: headers with an id that the client chose, bound to its owner; None where it sent none. Among them is the
     namespace that a router behind the door looks in: the tenant's, whatever the client sent.
@@ -68,7 +68,7 @@ class AdmittedRequest(NamedTuple):
 
 
 class Authentication:
-    """Establishes identity under one identity document; `secret` keys what ids and namespaces are bound to."""
+    """Establishes identity under one identity document; `secret` keys the bindings of ids and namespaces."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Authentication:
         namespace_days: int = NAMESPACE_DAYS,
         epochs: EpochsSource | None = None,
     ) -> None:
-        """`epochs`: those of now, None past the lease; without it no epoch is ever raised."""
+        """Prepare the check. `epochs`: the current ones, None past the lease; without it no epoch is ever raised."""
         self._document = document
         self._server = server
         self._open = frozenset(document.open_paths)
@@ -99,7 +99,11 @@ class Authentication:
         return path in self._open
 
     def authenticate(self, method: str, path: str, headers: RequestHeaders) -> AdmittedRequest:
-        """Who a request is from; `RequestRefused` if the request may not pass."""
+        """Return who a request is from.
+
+        Raises:
+            RequestRefused: the request may not pass.
+        """
         proven = self._authenticate(headers)
         scoped = self._server.scoped.get(path) if method == "POST" else None
         stored = STORED_RESPONSE.fullmatch(path)
@@ -123,7 +127,7 @@ class Authentication:
         return AdmittedRequest(principal, owner, hint, ids, scoped, headers.trace, proven.token)
 
     def _authenticate(self, headers: RequestHeaders) -> Authenticated:
-        """What the one credential proves; every other case is the one 401."""
+        """Return what the single credential proves; every other case is the one 401."""
         try:
             credential = _credential(headers)
             for authenticator in self._authenticators:
@@ -135,9 +139,7 @@ class Authentication:
 
 
 def _request_id(proven: Authenticated, headers: RequestHeaders, owner: str) -> str | None:
-    """Return the id of the request: the one in a door's token, whatever a router made of the header, else the
-    client's.
-    """
+    """Return the request's id: the one in a door's token, whatever a router made of the header, else the client's."""
     if proven.token is not None:
         return proven.token.claims.request_id
     given = headers.one(REQUEST_ID)
@@ -145,7 +147,7 @@ def _request_id(proven: Authenticated, headers: RequestHeaders, owner: str) -> s
 
 
 def _principal(proven: Authenticated, route: str | None, headers: RequestHeaders) -> Principal:
-    """Return the principal; what is wrong with the credential's own claims is a 401, with the headers a 400."""
+    """Return the principal; a wrong claim in the credential is a 401, a wrong header a 400."""
     verified = {
         "subject": proven.subject,
         "session": proven.session,
@@ -180,7 +182,7 @@ def _authenticators(document: IdentityDocument, directory: Path, clock: Clock) -
 
 
 def _credential(headers: RequestHeaders) -> str:
-    """Return the one credential of the request, from `Authorization: Bearer` or `X-Api-Key`."""
+    """Return the request's single credential, from `Authorization: Bearer` or `X-Api-Key`."""
     authorization, api_key = headers.one("authorization"), headers.one("x-api-key")
     if authorization is None:
         if api_key is None:

@@ -80,7 +80,7 @@ def check(file: _Document = DOCUMENT, *, as_json: _Json = False) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyOptions(ParameterGroup):
-    """What the key says of its requests."""
+    """The key's claims about its requests."""
 
     subject: Annotated[str | None, typer.Option(help="Its user; without one, the tenant may assert one.")] = None
     classification: Annotated[str | None, typer.Option(help="Classification of its requests.")] = None
@@ -191,7 +191,11 @@ def list_keys(*, file: _KeyFile = KEY_FILE, as_json: _Json = False) -> None:
 
 
 def describe(file: Path) -> dict[str, Any]:
-    """What an identity document lets in; `ConfigError` with everything wrong with it or the files that it names."""
+    """Return what an identity document admits.
+
+    Raises:
+        ConfigError: lists every error in it and in the files that it names.
+    """
     from kvcustody.governance.credentials.api_key_file import read_keys
     from kvcustody.integrations.identity.identity_document import load_identity
 
@@ -285,7 +289,7 @@ def _writing(file: Path) -> Iterator[None]:
 
 
 def _check_names(entry: dict[str, object]) -> None:
-    """Problems by option: the key file would report them by line."""
+    """Report problems by option, because the key file would report them by line."""
     for field, value in entry.items():
         if not isinstance(value, str) or field == "until":
             continue

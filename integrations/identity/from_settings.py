@@ -1,4 +1,4 @@
-"""The middleware's parts, from the settings of this process."""
+"""Builds the middleware's parts from this process's settings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,11 @@ def open_request_gate(
     server: EngineServer = VLLM_SERVER,
     stack: ExitStack | None = None,
 ) -> RequestGate:
-    """Return the gate of an API server of this kind; `ConfigError` or `KeyringError` if a file is missing or wrong.
+    """Return the gate for an API server of this kind.
+
+    Raises:
+        ConfigError: a setting or file is wrong.
+        KeyringError: the keyring cannot be read.
 
     Behind a control plane it follows erase epochs until `stack` is closed, or the process ends.
     """
@@ -67,7 +71,7 @@ def open_request_gate(
 
 
 def _follow_epochs(settings: Settings, clock: Clock, stack: ExitStack | None) -> EpochsSource:
-    """What the worker's own process hears, heard here as well: a server and its engine may be two processes.
+    """Follow the epochs that the worker's own process follows, because a server and its engine may be two processes.
 
     It acknowledges nothing: what the worker acts by, the worker says.
     """
@@ -83,7 +87,11 @@ def _follow_epochs(settings: Settings, clock: Clock, stack: ExitStack | None) ->
 
 
 def open_identity(settings: Settings) -> IdentityDocument:
-    """Return the identity document of the settings; `ConfigError` that names the setting where there is none."""
+    """Return the settings' identity document.
+
+    Raises:
+        ConfigError: there is none; the message names the setting.
+    """
     if not settings.identity_path.exists():
         raise ConfigError(
             f"identity document `{settings.identity_path}`: there is none; the setting `identity_path` names it "
@@ -118,14 +126,14 @@ def check_issuers(settings: Settings, listed: tuple[str, ...]) -> None:
 
 
 def open_verifier(settings: Settings, clock: Clock | None = None) -> ScopeTokens:
-    """Return the verifier of an engine process, over the same secret."""
+    """Return the verifier for an engine process, over the same secret."""
     with open_scope_key(settings.scope_token_key_path) as secret:
         clock = _process_clock(settings, clock)
         return ScopeTokens(secret, clock, remembered_max=settings.scope_tokens_remembered_max)
 
 
 def open_windowed(settings: Settings, clock: Clock, policy: Policy) -> WindowedTokens | None:
-    """Return the verifier of windowed tokens by the doors of the identity document; None where the setting is off.
+    """Return the verifier of windowed tokens from the document's doors; None where the setting is off.
 
     Raises `ConfigError` where the document names no doors. The log says where blocks stay longer than a window.
     """
@@ -147,18 +155,18 @@ def open_windowed(settings: Settings, clock: Clock, policy: Policy) -> WindowedT
 
 
 def _process_clock(settings: Settings, clock: Clock | None) -> DeadlineClock:
-    """Return the clock of a process that ends when it is killed: what is kept of time by then is enough."""
+    """Return the clock for a process that is ended by a kill, which stores its time often enough for that."""
     return settings.open_clock(clock, ExitStack())
 
 
 def open_attempts(settings: Settings, clock: Clock) -> AttemptsReporter:
-    """What a door notes its refusals in; close it at the end."""
+    """Return the book in which a door notes its refusals; close it at the end."""
     recorder_ = _Recorder(settings, clock)
     return AttemptsReporter(Attempts(_PLACE, clock), recorder_, ended=recorder_.close)
 
 
 class _Recorder:
-    """Puts refused identities on record in the ledger that the engine writes to; belongs to one thread at a time.
+    """Records refused identities in the ledger that the engine writes to; used by one thread at a time.
 
     Nothing is opened before the first of them. Behind a control plane that one writes, told under the worker's own key;
     else the ledger's database is written to, under a name of the door's own.
@@ -201,7 +209,11 @@ class _Recorder:
             raise LedgerError("the ledger takes nothing")
 
     def _check_there(self) -> None:
-        """Raises `LedgerError` where there is no ledger yet: the engine makes it, and not its door."""
+        """Require that the ledger exists, because the engine creates it.
+
+        Raises:
+            LedgerError: there is none yet.
+        """
         engine = open_store(self._settings.database_url, read_only=True)
         try:
             check_store(engine)

@@ -1,4 +1,4 @@
-"""The keys of a fleet's NATS server and what it is configured with; credentials for whoever comes, for a while.
+"""The keys and the configuration of a fleet's NATS server, and temporary credentials for its clients.
 
     keys = FleetKeys.create(Path("nats"))                                # operator and the accounts
     text = server_configuration(keys, ServerPlan())                      # for nats-server
@@ -36,7 +36,7 @@ SECONDS_MAX: Final = 31 * 86_400
 
 
 class FleetKeys(NamedTuple):
-    """The operator's key, and those of the fleet's account, of its readers' and of the server's own."""
+    """The keys of the operator, the fleet's account, its readers' account and the server's own."""
 
     operator: NatsKey
     fleet: NatsKey
@@ -45,7 +45,11 @@ class FleetKeys(NamedTuple):
 
     @classmethod
     def create(cls, folder: Path) -> FleetKeys:
-        """Fresh keys in a private folder; raises `ConfigError` where there are some."""
+        """Create keys in a private folder.
+
+        Raises:
+            ConfigError: the folder has keys.
+        """
         private_folder(folder)
         keys = cls(NatsKey.generate(OPERATOR), *(NatsKey.generate(ACCOUNT) for _ in _FILES[1:]))
         for name, key in zip(_FILES, keys, strict=True):
@@ -57,7 +61,11 @@ class FleetKeys(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path) -> FleetKeys:
-        """Those of a folder; raises `ConfigError` where one is missing or malformed."""
+        """Read the keys in a folder.
+
+        Raises:
+            ConfigError: a key is missing or malformed.
+        """
         return cls(*(_read(folder / name) for name in _FILES))
 
 
@@ -70,7 +78,7 @@ def _read(path: Path) -> NatsKey:
 
 
 class ServerPlan(NamedTuple):
-    """Where the server listens and what it holds at most. TLS with `certificate` and `key`, in PEM files."""
+    """The server's addresses and limits. TLS with `certificate` and `key`, in PEM files."""
 
     listen: str = "127.0.0.1:4222"
     monitor: str = ""
@@ -118,7 +126,7 @@ def server_configuration(keys: FleetKeys, plan: ServerPlan, *, issued: int) -> s
 
 
 def credentials(account: NatsKey, name: str, permissions: dict[str, Any], *, now: int, seconds: int) -> str:
-    """Return the file of a user of an account as NATS clients read it: its JWT and its seed. `now` is UTC seconds."""
+    """Return an account user's file as NATS clients read it: its JWT and its seed. `now` is UTC seconds."""
     if not 0 < seconds <= SECONDS_MAX:
         raise ConfigError(f"credentials live from 1 to {SECONDS_MAX} seconds", seconds=seconds)
     user = NatsKey.generate(USER)
@@ -131,7 +139,7 @@ def credentials(account: NatsKey, name: str, permissions: dict[str, Any], *, now
 
 
 class Credentials(NamedTuple):
-    """What a client shows, as it is in its file."""
+    """A client's credentials, as in its file."""
 
     token: str
     key: NatsKey
@@ -139,7 +147,11 @@ class Credentials(NamedTuple):
 
 
 def read_credentials(path: Path) -> Credentials:
-    """Raises `ConfigError` for a file that is missing or none of credentials."""
+    """Read credentials.
+
+    Raises:
+        ConfigError: the file is missing or holds none.
+    """
     try:
         lines = [line.strip() for line in path.read_text(encoding="ascii").splitlines()]
         token, seed = (lines[lines.index(head) + 1] for head in _HEADS)
@@ -161,7 +173,7 @@ def _account(
     limits: dict[str, int] | None = None,
     **shares: Any,
 ) -> str:
-    """`limits` beyond those of an account without JetStream; `shares`: its exports and imports."""
+    """Return an account's claim. `limits` are beyond those without JetStream; `shares`: its exports and imports."""
     without = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1)
     without |= {"wildcards": True, "mem_storage": 0, "disk_storage": 0}
     nats = {"type": "account", "version": 2, "limits": {**without, **(limits or {})}, **shares}
@@ -169,7 +181,7 @@ def _account(
 
 
 def _shared(importing: NatsKey | None = None) -> list[dict[str, Any]]:
-    """What the fleet's account exports to readers, or as they import it from that account."""
+    """Return what the fleet's account exports to readers, or what they import from it."""
     shared = [
         {"name": f"s{number}", "subject": export, "type": "stream"} for number, export in enumerate(READ_SUBJECTS)
     ]
@@ -216,7 +228,11 @@ class NatsKey(NamedTuple):
 
     @classmethod
     def from_seed(cls, text: str) -> NatsKey:
-        """Return the key of a seed's text; raises `ConfigError` for any other text."""
+        """Return the key for a seed's text.
+
+        Raises:
+            ConfigError: the text is no seed.
+        """
         try:
             data = base64.b32decode(text + "=" * (-len(text) % 8))
         except (binascii.Error, ValueError):
@@ -230,13 +246,13 @@ class NatsKey(NamedTuple):
 
     @property
     def seed(self) -> str:
-        """Its text."""
+        """The seed's text."""
         prefix = _PREFIX[self.kind]
         return _text(bytes((_SEED | prefix >> 5, (prefix & 31) << 3)) + self.raw)
 
     @property
     def public(self) -> str:
-        """The text of its public key."""
+        """The public key's text."""
         public = self._key().public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         return _text(bytes((_PREFIX[self.kind],)) + public)
 
@@ -274,5 +290,5 @@ def _url(data: bytes) -> str:
 
 
 def _crc(data: bytes) -> bytes:
-    """CRC-16/XMODEM, little-endian."""
+    """Return CRC-16/XMODEM, little-endian."""
     return binascii.crc_hqx(data, 0).to_bytes(2, "little")

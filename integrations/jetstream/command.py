@@ -1,4 +1,4 @@
-"""`kvcustody events`: the fleet's NATS server, who may do what there, and the keeper of its stream."""
+"""`kvcustody events`: the fleet's NATS server, its credentials, and its stream's keeper."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CONFIGURATION = "nats-server.conf"
 
 
 class Holder(StrEnum):
-    """Who shows credentials."""
+    """The holder of credentials."""
 
     WORKER = "worker"
     DOOR = "door"
@@ -54,7 +54,7 @@ class Holder(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TlsOptions(ParameterGroup):
-    """What clients of the server see."""
+    """The server's TLS files for clients."""
 
     tls_certificate: Annotated[str, typer.Option(help="PEM; without it, no TLS.")] = ""
     tls_key: Annotated[str, typer.Option(help="PEM, of the certificate.")] = ""

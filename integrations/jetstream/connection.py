@@ -28,15 +28,17 @@ _log = get_logger(__name__)
 
 
 class NatsPlace(NamedTuple):
-    """Where the server is and what is shown there. `authority`: PEM of the CA of its certificate."""
+    """The server's address and the credentials for it. `authority`: PEM of its certificate's CA."""
 
     url: str
     credentials: Path
     authority: Path | None = None
 
     def check(self) -> Credentials:
-        """Return the credentials; raises `ConfigError` for an address that is none, or one in clear to another
-        machine.
+        """Return the credentials.
+
+        Raises:
+            ConfigError: the address is invalid, or unencrypted and on another machine.
         """
         try:
             parts = urlsplit(self.url)
@@ -51,13 +53,13 @@ class NatsPlace(NamedTuple):
 
 
 class _Shown:
-    """What is shown each time that a connection is made: the file as it is then, the last where it is unreadable."""
+    """The credentials for each new connection: the file's current ones, or the last ones where it is unreadable."""
 
     def __init__(self, place: NatsPlace) -> None:
         self._path, self.last = place.credentials, place.check()
 
     def sign(self, nonce: str) -> bytes:
-        """Return the server's nonce, signed; it is asked for before `token`."""
+        """Return the server's nonce, signed; the client calls this before `token`."""
         with suppress(ConfigError):
             self.last = read_credentials(self._path)
         return base64.b64encode(self.last.key.sign(nonce.encode()))
@@ -68,7 +70,11 @@ class _Shown:
 
 
 async def open_connection(place: NatsPlace) -> Client:
-    """Return a connection. Raises `ConfigError` where nats-py is not installed, `OSError` and errors of nats otherwise.
+    """Return a connection.
+
+    Raises:
+        ConfigError: nats-py is not installed.
+        OSError: the server cannot be reached; errors of nats otherwise.
 
     With `tls://` the handshake comes before the server says anything: nobody in between can talk it away.
     """

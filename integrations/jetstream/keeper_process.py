@@ -1,4 +1,7 @@
-"""The process of a keeper: epochs from the control plane, the stream, and health and metrics, until a signal ends it.
+"""The keeper of the stream of KV events, and its process.
+
+The keeper makes the stream, bounds it, purges what erasures ended, and hints that epochs were raised. The process gets
+epochs from the control plane, serves health and metrics, and ends with a signal.
 
 `/ready` says 200 while a round succeeded in the last `READY_SECONDS`.
 """
@@ -56,14 +59,14 @@ _log = get_logger(__name__)
 
 
 class StreamBounds(NamedTuple):
-    """What the stream holds at most."""
+    """The stream's limits."""
 
     memory_bytes: int = 128 << 20
     message_bytes: int = 1 << 20
     age_seconds_max: float = AGE_SECONDS_MAX
 
     def age_seconds(self, known: KnownEpochs | None) -> float:
-        """Rule 2; at least a second, which is less than any ceiling."""
+        """Return the stream's maximum age by rule 2: at least a second, which is less than any ceiling."""
         shortest_us = None if known is None else known.shortest_ceiling_us
         if shortest_us is None:
             return min(AGE_SECONDS_UNKNOWN, self.age_seconds_max)
@@ -71,7 +74,7 @@ class StreamBounds(NamedTuple):
 
 
 class KeeperStats(NamedTuple):
-    """Counters of a keeper."""
+    """The counters of a keeper."""
 
     version: int  # the newest epoch that it acts by
     rounds: int
@@ -89,7 +92,7 @@ class KeeperStats(NamedTuple):
 
 
 class StreamKeeper:
-    """Used on one event loop; `take` may be called on any thread."""
+    """The keeper of one stream. Used on one event loop; `take` may be called on any thread."""
 
     def __init__(self, place: NatsPlace, bounds: StreamBounds | None = None) -> None:
         """Raises `ConfigError` as `NatsPlace.check`."""
@@ -103,7 +106,7 @@ class StreamKeeper:
         self.stats = KeeperStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, False, 0.0)
 
     def take(self, known: KnownEpochs, _until_us: int = 0) -> None:
-        """Epochs as the control plane gave them."""
+        """Take the control plane's epochs."""
         is_new = known is not self._known
         self._known = known
         if is_new and self._loop is not None:
@@ -111,7 +114,7 @@ class StreamKeeper:
                 self._loop.call_soon_threadsafe(self._wake.set)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Keep the stream until it is cancelled."""
         self._loop = asyncio.get_running_loop()
         client: Client | None = None
         try:
@@ -137,7 +140,7 @@ class StreamKeeper:
                 await client.close()
 
     async def _round(self, client: Client) -> None:
-        """Bring the stream to what it should be, and hint."""
+        """Bring the stream to its intended state, and hint."""
         known, stream = self._known, client.jetstream()
         version = 0 if known is None else known.epochs.version
         if version > self._hinted:  # before the purge: it tells the living
@@ -187,7 +190,7 @@ class StreamKeeper:
         return state
 
     async def _purge(self, client: Client, known: KnownEpochs) -> None:
-        """End what erasures ended (rules 1 and 5); subjects are read in pages, of which one is kept."""
+        """Purge what erasures ended (rules 1 and 5); subjects are read page by page."""
         stream, purged, offset = client.jetstream(), 0, 0
         for _ in range(_PAGES_MAX):
             question = orjson.dumps({"subjects_filter": EVENTS, "offset": offset})
@@ -237,7 +240,11 @@ _SHOWN: Final = (
 
 
 def run_keeper(settings: Settings, about: str, memory_bytes: int, age_seconds_max: float) -> None:
-    """Keep the stream until SIGTERM or SIGINT. Raises `ConfigError` where it cannot begin."""
+    """Keep the stream until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigError: it cannot begin.
+    """
     try:
         place = ListenPlace.parse(about)
     except ValueError as problem:
@@ -271,7 +278,7 @@ def _figure(keeper: StreamKeeper, name: str) -> float:
 
 
 def about_application(keeper: StreamKeeper) -> Starlette:
-    """`/ready`, `/live` and `/metrics` of a keeper."""
+    """Return the application with a keeper's `/ready`, `/live` and `/metrics`."""
     registry = CollectorRegistry()
     for name, said in _SHOWN:
         gauge = Gauge(f"kvcustody_events_{name}", said, registry=registry)

@@ -1,4 +1,4 @@
-"""A worker's KV events to the fleet's NATS server, each under the subject of the name that it is told under.
+"""Publishes a worker's KV events to the fleet's NATS server, each under the subject of its name.
 
 1. `publish` takes a lock, appends, and returns. Everything else is on a thread of its own; nothing waits for NATS.
 2. Every tenant's messages have contiguous numbers in one life of the publisher. What could not be sent keeps its
@@ -69,7 +69,7 @@ class _Id(NamedTuple):
 
 
 class LiveBlocks:
-    """Used on one thread."""
+    """The published blocks that were not withdrawn, from which a snapshot is made. Used on one thread."""
 
     def __init__(self, blocks_max: int = BLOCKS_MAX) -> None:
         self._blocks_max = blocks_max
@@ -81,7 +81,7 @@ class LiveBlocks:
         return len(self._told)
 
     def take(self, events: Iterable[BlockEvent]) -> None:
-        """These were told, in this order."""
+        """Take published events, in order."""
         for event in events:
             if event.kind == CLEARED:
                 self._told.clear()
@@ -93,11 +93,11 @@ class LiveBlocks:
                     self._drop(_Id(key, event.namespace, event.medium, event.group))
 
     def of(self, tenant: NamedRequester) -> list[BlockEvent]:
-        """Return the stored events of a whole tenant's names."""
+        """Return the stored events under all names of a tenant."""
         return [*self._of.get(tenant, {}).values()]
 
     def has(self, tenant: NamedRequester) -> bool:
-        """Return whether any block of a whole tenant's names is told of."""
+        """Return whether any block is published under a tenant's names."""
         return tenant in self._of
 
     def _drop(self, one: _Id) -> None:
@@ -138,7 +138,7 @@ Encode = Callable[[Sequence[BlockEvent], float], bytes]
 
 
 class StreamLimits(NamedTuple):
-    """Sizes of a publisher."""
+    """The sizes of a publisher."""
 
     waiting_batches: int = 10_000
     waiting_blocks: int = 1_000_000
@@ -149,7 +149,7 @@ class StreamLimits(NamedTuple):
 
 
 class StreamStats(NamedTuple):
-    """Counters of a publisher. `unnamed`: events under no name; `early`: before epochs were known."""
+    """The counters of a publisher. `unnamed`: events under no name; `early`: before epochs were known."""
 
     messages: int
     events: int
@@ -165,7 +165,7 @@ class StreamStats(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One message: of one name's events in the stream, or another."""
+    """One message: events under one name in the stream, or another message."""
 
     subject: str
     payload: bytes
@@ -173,7 +173,7 @@ class Message(NamedTuple):
 
 
 class ToldStream:
-    """What is sent of events, without a connection. Used on one thread."""
+    """Makes messages from events, without a connection. Used on one thread."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class ToldStream:
         fleet_hashes: bool = False,
         limits: StreamLimits | None = None,
     ) -> None:
-        """`encode(events, at)`: a batch in the form that is told in; `at` is UTC seconds.
+        """Prepare the stream. `encode(events, at)` encodes a batch in the published form; `at` is UTC seconds.
 
         `fleet_hashes`: as `ToldBlocks` has it.
         """
@@ -200,7 +200,7 @@ class ToldStream:
         self.begin()
 
     def begin(self) -> None:
-        """A new life (rule 3)."""
+        """Begin a new life (rule 3)."""
         self.counts["lives"] += 1
         self.life = f"{self._incarnation}.{self.counts['lives']}"
         self._told = ToldBlocks(self._namespaces, fleet_hashes=self._fleet_hashes)
@@ -213,7 +213,7 @@ class ToldStream:
         self._early: set[NamedRequester] = set()  # of whom something was not sent (rule 5)
 
     def messages(self, events: Sequence[BlockEvent], known: KnownEpochs | None, at: float) -> list[Message]:
-        """What to send of one step; `at` is UTC seconds."""
+        """Return the messages for one step; `at` is UTC seconds."""
         if known is not None and known is not self._known:
             if self._known is not None and not known.has_key_of(self._known):
                 self._known = known
@@ -238,7 +238,7 @@ class ToldStream:
         return messages + self._sent(run, at)
 
     def _sent(self, run: Sequence[BlockEvent], at: float) -> list[Message]:
-        """Return a message of events under one name."""
+        """Return a message with events under one name."""
         if not run:
             return []
         place = run[0].place
@@ -269,7 +269,7 @@ class ToldStream:
         return max(self._known.of(*self._tenants[tenant]))
 
     def beats(self) -> list[Message]:
-        """Return the next number of each tenant (rule 2), once those that are idle were let go (rule 6)."""
+        """Return each tenant's next number (rule 2), after dropping idle tenants (rule 6)."""
         for tenant in list(self._tenants):
             self._idle[tenant] += 1
             if self._idle[tenant] > IDLE_BEATS and not self.live.has(self._tenants[tenant]):
@@ -281,8 +281,7 @@ class ToldStream:
         ]
 
     def answer(self, subject: str, payload: bytes, now: float, at: float) -> list[Message]:
-        """Return the snapshot that a question asks for; nothing where there is none to give or it came too soon (rule
-        4).
+        """Return the requested snapshot; nothing where there is none, or the request came too soon (rule 4).
 
         `now` is monotonic seconds, `at` UTC seconds.
         """
@@ -324,7 +323,7 @@ class _Waiting(NamedTuple):
 
 
 class StreamPublisher:
-    """Sends what a `ToldStream` makes, on a thread with a connection. Close it at the end."""
+    """Sends a `ToldStream`'s messages on its own thread and connection. Close it at the end."""
 
     def __init__(
         self, place: NatsPlace, told: ToldStream, *, revision: int = 0, limits: StreamLimits | None = None
@@ -350,7 +349,9 @@ class StreamPublisher:
     # -- the engine's side --------------------------------------------------------------------------------------------
 
     def publish(self, events: Sequence[BlockEvent]) -> int:
-        """Hand over the events of one step; how many. Never waits. Raises `IsolationError` as `check_event`."""
+        """Hand over the events of one step without waiting; return their number. Raises `IsolationError` as
+        `check_event` does.
+        """
         blocks = 0
         for event in events:
             check_event(event)
@@ -375,7 +376,7 @@ class StreamPublisher:
         return len(events)
 
     def take_epochs(self, known: KnownEpochs) -> None:
-        """Name requesters by these erase epochs from now on, and tell what they end. Any thread; never waits."""
+        """Name requesters by these erase epochs from now on, and publish what they end. Any thread; never waits."""
         with self._lock:
             if known is self._known:
                 return
@@ -395,7 +396,7 @@ class StreamPublisher:
             )
 
     def figures(self) -> dict[str, float]:
-        """What a worker reports of it."""
+        """Return the figures for a worker's report."""
         stats = self.stats()
         return {
             "events_told_blocks.nats": stats.live_blocks,
@@ -405,7 +406,7 @@ class StreamPublisher:
         }
 
     def close(self) -> None:
-        """Send what waits, within a second, and stop; a second time changes nothing."""
+        """Send what waits, within a second, and stop; a second call does nothing."""
         with self._lock:
             if self._closing:
                 return
@@ -459,7 +460,7 @@ class StreamPublisher:
                     await asyncio.wait_for(self._client.close(), self._limits.close_seconds)
 
     async def _connect(self) -> None:
-        """Until there is a connection; again where it ended for good, as with credentials that ended."""
+        """Connect, and reconnect where the connection ended for good, as with expired credentials."""
         problem = ""
         while True:
             if self._client is None or self._client.is_closed:
@@ -493,7 +494,7 @@ class StreamPublisher:
             return [*ends, *self._resync(waiting)]
 
     def _resync(self, waiting: _Waiting) -> list[Message]:
-        """Rule 3."""
+        """Begin a new life where messages were lost (rule 3)."""
         ends = self._told.messages((cleared(self._revision, "resync"),), waiting.known, waiting.at)
         self._told.begin()
         return ends
@@ -518,7 +519,7 @@ class StreamPublisher:
 def open_stream(
     settings: Settings, namespaces: CurrentNamespaces, encode: Encode, *, revision: int, rank: int
 ) -> StreamPublisher:
-    """Return the publisher to `nats` of the settings. Raises `ConfigError` as `StreamPublisher`."""
+    """Return the publisher for the setting `nats`. Raises `ConfigError` as `StreamPublisher` does."""
     place = NatsPlace(settings.nats, settings.nats_credentials_path, settings.nats_ca_path)
     hashed = takes_fleet_hashes(settings.kv_events_format)
     told = ToldStream(settings.worker_name, namespaces, encode, rank=rank, fleet_hashes=hashed)

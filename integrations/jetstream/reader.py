@@ -1,4 +1,4 @@
-"""Follows workers' KV events from the fleet's NATS server, for an index of a tenant's blocks or of every tenant's.
+"""Follows workers' KV events from the fleet's NATS server, for an index of one tenant's blocks or of all tenants'.
 
     reader = StreamReader(place, index, tenant=EVERY)
     await reader.run()                                    # until cancelled
@@ -46,16 +46,16 @@ _log = get_logger(__name__)
 
 
 class StreamReader:
-    """One reader; used on one event loop."""
+    """A reader; used on one event loop."""
 
     def __init__(self, place: NatsPlace, index: BlockIndex, *, tenant: str = EVERY) -> None:
-        """`tenant`: its tag, or every tenant's. Raises `ConfigError` as `NatsPlace.check`."""
+        """Prepare the reader. `tenant`: its tag, or every tenant's. Raises `ConfigError` as `NatsPlace.check` does."""
         self._place, self._tenant = place, tenant
         self.name = name_in_subject(place.check().name)
         self.streams = WorkerStreams(index)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Follow the stream until it is cancelled."""
         while True:
             client: Client | None = None
             try:
@@ -164,24 +164,24 @@ FOLLOWED_MAX: Final = 8  # processes of one worker's tenant that others have fol
 
 
 class BlockIndex(Protocol):
-    """What a reader keeps of workers' blocks; `payload` is a batch in the form that the worker tells in."""
+    """A reader's index of workers' blocks; `payload` is a batch in the worker's own form."""
 
     def apply(self, worker: str, tenant: str, payload: bytes) -> None:
-        """Events of one message, in order."""
+        """Apply one message's events, in order."""
 
     def forget(self, worker: str, tenant: str) -> None:
-        """Everything that a worker told of a tenant is void."""
+        """Forget everything that a worker published for a tenant."""
 
 
 class PublisherLife(NamedTuple):
-    """A life of a publisher: its process, and which of its lives."""
+    """One life of a publisher: its process, and the life's number."""
 
     incarnation: str
     number: int
 
 
 class SnapshotQuestion(NamedTuple):
-    """A snapshot to ask for."""
+    """A request for a snapshot."""
 
     worker: str
     tenant: str
@@ -190,7 +190,7 @@ class SnapshotQuestion(NamedTuple):
 
 @dataclass(slots=True)
 class _Stream:
-    """One worker's messages of one tenant."""
+    """One worker's messages for one tenant."""
 
     life: PublisherLife | None = None
     followed: deque[str] = field(default_factory=lambda: deque(maxlen=FOLLOWED_MAX))
@@ -207,14 +207,14 @@ class _Stream:
     kept_bytes: int = 0  # with those of parts
 
     def is_earlier(self, life: PublisherLife) -> bool:
-        """Return whether a life is before the one that is followed (rule 2)."""
+        """Return whether a life is earlier than the followed one (rule 2)."""
         if self.life is None or life.incarnation != self.life.incarnation:
             return life.incarnation in self.followed
         return life.number < self.life.number
 
 
 class WorkerStreams:
-    """Used on one thread."""
+    """The streams of all workers, with their gaps. Used on one thread."""
 
     def __init__(self, index: BlockIndex, now: Callable[[], float] = time.monotonic) -> None:
         self._index, self._now = index, now
@@ -223,7 +223,7 @@ class WorkerStreams:
         self.counts = dict.fromkeys(("messages", "repeated", "malformed", "gaps", "lives", "snapshots", "let_go"), 0)
 
     def is_usable(self, worker: str, tenant: str) -> bool:
-        """Rule 1 and 3."""
+        """Return whether the worker's locations may be used (rules 1 and 3)."""
         stream = self._streams.get((worker, tenant))
         return (
             stream is not None
@@ -233,7 +233,7 @@ class WorkerStreams:
         )
 
     def take_message(self, subject: str, headers: Mapping[str, str] | None, payload: bytes) -> None:
-        """A message of the stream."""
+        """Take a message from the stream."""
         where, said = EventSubject.parse(subject), _said(headers)
         if where is None or said is None:
             self.counts["malformed"] += 1
@@ -260,7 +260,7 @@ class WorkerStreams:
             self._ask_anew(stream)
 
     def beat(self, subject: str, headers: Mapping[str, str] | None) -> None:
-        """A worker says that it lives, and its next number."""
+        """Take a worker's sign of life, with its next number."""
         parts, said = subject.split("."), _said(headers)
         if len(parts) != 3 or said is None:
             self.counts["malformed"] += 1
@@ -280,7 +280,7 @@ class WorkerStreams:
             stream.promised = number
 
     def snapshot(self, subject: str, headers: Mapping[str, str] | None, payload: bytes) -> None:
-        """A part of a snapshot."""
+        """Take a part of a snapshot."""
         parts, life_and_sequence = subject.split("."), _said(headers)
         given = headers or {}
         tenant, part, of = given.get(TENANT, ""), _number(given.get(PART)), _number(given.get(PARTS))
@@ -306,7 +306,7 @@ class WorkerStreams:
             self._close_gap(key, stream, number)
 
     def due(self) -> list[SnapshotQuestion]:
-        """Return the snapshots to ask for now; each is asked for again until it is had."""
+        """Return the snapshots to request now; each is requested again until it arrives."""
         now, questions = self._now(), list[SnapshotQuestion]()
         for (worker, tenant), stream in self._streams.items():
             if stream.is_whole and self._is_behind(stream):
@@ -331,7 +331,7 @@ class WorkerStreams:
         return stream
 
     def _keep(self, stream: _Stream, among: dict[int, bytes], place: int, payload: bytes) -> None:
-        """Rule 4."""
+        """Keep a message that follows a gap (rule 4)."""
         more = len(payload) - len(among.get(place, b""))
         if stream.kept_bytes + more > KEPT_BYTES_MAX or self._kept_bytes + more > ALL_KEPT_BYTES_MAX:
             self.counts["let_go"] += 1
@@ -350,7 +350,7 @@ class WorkerStreams:
         among.clear()
 
     def _begin(self, key: tuple[str, str], stream: _Stream, life: PublisherLife, *, is_whole: bool) -> None:
-        """Another life: all that was told before is void."""
+        """Begin another life, which voids all earlier events."""
         if stream.life is not None:
             self.counts["lives"] += 1
             self._index.forget(*key)
@@ -373,7 +373,7 @@ class WorkerStreams:
             self._drop(stream, stream.kept)
 
     def _close_gap(self, key: tuple[str, str], stream: _Stream, number: int) -> None:
-        """A snapshot is whole: it stands for every number below `number`, and what was kept goes on from there."""
+        """Apply a complete snapshot, which replaces every number below `number`; kept messages follow it."""
         self._index.forget(*key)
         parts, kept = dict(stream.parts), dict(stream.kept)
         stream.question = ""
@@ -396,7 +396,7 @@ class WorkerStreams:
         stream.promised_at = self._now()
 
     def _apply(self, key: tuple[str, str], stream: _Stream, payload: bytes) -> bool:
-        """Take what one worker said; where it says nothing that can be read, its locations are not usable."""
+        """Apply a worker's events; unreadable ones make its locations unusable."""
         try:
             self._index.apply(*key, payload)
         except Exception:  # a worker's own words: another's are not lost for them
@@ -411,7 +411,7 @@ class WorkerStreams:
 
 
 def _said(headers: Mapping[str, str] | None) -> tuple[PublisherLife, int] | None:
-    """Return the life and the number of a message; None where it has none."""
+    """Return a message's life and number; None where it has none."""
     if not headers:
         return None
     incarnation, _, of_process = headers.get(LIFE, "").partition(".")

@@ -1,4 +1,4 @@
-"""The worker of one LMCache server: policy, keys, ledger and sealed tier, on a thread that alone uses them.
+"""The worker of one LMCache server: policy, keys, ledger and sealed tier, all used by one thread.
 
     custody = CustodyThread(settings)
     custody.open_kept(chunk_tokens)                   # at start: as the last one was; nothing where there was none
@@ -62,29 +62,33 @@ T = TypeVar("T")
 
 
 class NoBlocks(UnbackedMemory):
-    """The memory of a worker that has copies alone: nothing of it is handed out, so nothing of it is copied."""
+    """The memory of a worker that has only copies: it allocates and copies nothing."""
 
     def read(self, shard: int, blocks: Blocks, into: memoryview) -> None:
-        """Never called."""
+        """Raise: this is never called."""
         raise AssertionError("no block was handed out")
 
     def write(self, shard: int, blocks: Blocks, data: memoryview) -> None:
-        """Never called."""
+        """Raise: this is never called."""
         raise AssertionError("no block was handed out")
 
     def pin(self, address: int, size: int) -> Callable[[], None]:
-        """No device has to reach anything."""
+        """Return nothing to undo: no device needs access."""
         return lambda: None
 
 
 def open_without_blocks(settings: Settings, chunk_bytes: int) -> Worker:
-    """Return a worker that has copies alone. Raises a `CustodyError` that names what cannot be opened."""
+    """Return a worker that has only copies.
+
+    Raises:
+        CustodyError: a part cannot be opened; the message names it.
+    """
     plan = MemoryPlan(lambda blocks: NoBlocks(blocks, chunk_bytes), _BLOCKS, 1, chunk_bytes)
     return open_worker(settings, plan)
 
 
 class _Place(NamedTuple):
-    """A tier in which a chunk of a domain was found, by its key."""
+    """The tier in which a domain's chunk was found, by its key."""
 
     tier: SealedTier
     label: DomainLabel
@@ -93,7 +97,7 @@ class _Place(NamedTuple):
 
 
 class Chunks:
-    """The sealed tier of one worker, by LMCache's keys. Used on the custody thread alone."""
+    """The sealed tier of one worker, by LMCache's keys. Used only on the custody thread."""
 
     def __init__(
         self,
@@ -116,11 +120,11 @@ class Chunks:
 
     @property
     def governor(self) -> Governor:
-        """Of the worker."""
+        """The worker's Governor."""
         return self.worker.governor
 
     def store(self, key: ObjectKey, content: memoryview) -> bool:
-        """Return whether a copy is there now, in a shared store whoever stored it."""
+        """Return whether a copy exists now; in a shared store another worker may have stored it."""
         label = self.directory.label_of(key.cache_salt)
         if label is None or len(content) != self.chunk_bytes:
             return False
@@ -141,12 +145,12 @@ class Chunks:
         )
 
     def has(self, key: ObjectKey, *, seeks: bool = True) -> bool:
-        """Return whether a copy can be found now. `seeks`: whether a shared store is asked for what others stored."""
+        """Return whether a copy can be found now. `seeks`: whether a shared store is searched for others' copies."""
         label = self.directory.label_of(key.cache_salt)
         return label is not None and any(tier.lookup(label, chunk_key(key), 0, seeks=seeks) for tier in self.tiers)
 
     def has_each(self, keys: Sequence[ObjectKey]) -> list[bool]:
-        """Return which of these can be found; those of one model part are in the order of the prompt (rule 6)."""
+        """Return which of these can be found; those of one model part are in the prompt's order (rule 6)."""
         ended = set[tuple[str, str, int, int]]()
         present = []
         for key in keys:
@@ -157,11 +161,11 @@ class Chunks:
         return present
 
     def load(self, key: ObjectKey, into: memoryview) -> bool:
-        """Return whether the copy was brought into memory of a chunk's size; zeros where it does not open."""
+        """Return whether the copy was loaded into memory of a chunk's size; a copy that does not open leaves zeros."""
         return self.load_each([(key, into)])[0]
 
     def load_each(self, wanted: Sequence[tuple[ObjectKey, memoryview]]) -> list[bool]:
-        """Return the same of several: from a store that has lanes for it the next ones come while one is opened."""
+        """Load several; a store with lanes fetches the next ones while one is opened."""
         places = [self._place(key) if len(into) == self.chunk_bytes else None for key, into in wanted]
         came, expected = list[bool](), 0
         lanes = max((tier.in_flight for tier in self.tiers), default=1)
@@ -179,7 +183,7 @@ class Chunks:
         return came
 
     def _place(self, key: ObjectKey, behind: SealedTier | None = None) -> _Place | None:
-        """Return where the chunk can be found: in the first tier, or the first behind another."""
+        """Return where the chunk can be found: in the first tier, or in the first one behind another."""
         label, last = self.directory.label_of(key.cache_salt), chunk_key(key)
         if label is None:
             return None
@@ -199,7 +203,7 @@ class Chunks:
         return False
 
     def forget(self, key: ObjectKey) -> bool:
-        """End a copy; whether there was one. What another worker stored is looked up again by who asks for it next."""
+        """End a copy and return whether there was one. Another worker's copy is searched again on the next look-up."""
         label = self.directory.label_of(key.cache_salt)
         if label is None:
             return False
@@ -213,7 +217,7 @@ class Chunks:
 
 
 class CustodyThread:
-    """One for each LMCache server."""
+    """The custody thread of one LMCache server."""
 
     def __init__(self, settings: Settings) -> None:
         """Raises `ConfigError` that names a setting that is missing."""
@@ -245,7 +249,7 @@ class CustodyThread:
         return self._thread is not None
 
     def open_kept(self, chunk_tokens: int) -> None:
-        """Be as the last start was, if there was one: wait until it is closed on record and what is overdue has ended.
+        """Open as at the last start, if there was one; wait until its end is recorded and overdue copies have ended.
 
         Raises a `CustodyError` that says what does not fit or cannot be opened.
         """
@@ -267,7 +271,7 @@ class CustodyThread:
             raise CustodyError(self.failure)
 
     def open(self, chunk_bytes: int, chunk_tokens: int) -> None:
-        """Objects are of this size from now on; a second time changes nothing."""
+        """Open for objects of this size; a second call does nothing."""
         with self._lock:
             if self._thread is None and not self._is_closed:
                 self._shape = ChunkShape(chunk_bytes=chunk_bytes, chunk_tokens=chunk_tokens)
@@ -275,7 +279,7 @@ class CustodyThread:
                 self._thread.start()
 
     def run(self, call: Callable[[Chunks], T]) -> Future[T]:
-        """Have this done behind what was asked before; the future has a `CustodyError` where nothing is open."""
+        """Run a call after the earlier ones; the future has a `CustodyError` where nothing is open."""
         future: Future[T] = Future()
         with self._lock:
             if self._thread is None or self._is_closed:
@@ -285,7 +289,7 @@ class CustodyThread:
         return future
 
     def close(self) -> None:
-        """Stop the worker in order; twice changes nothing."""
+        """Stop the worker in order; a second call does nothing."""
         with self._lock:
             thread, is_first = self._thread, not self._is_closed
             self._is_closed = True
@@ -327,11 +331,11 @@ class CustodyThread:
             self.step_worker(chunks)
 
     def step_worker(self, chunks: Chunks) -> None:
-        """Deadlines, orders and evidence; after every call, and while nobody asks."""
+        """Run deadlines, orders and evidence, after every call and while idle."""
         chunks.governor.step()
 
     def _opened(self, stack: ExitStack) -> Chunks:
-        """Whatever happens from now on, `stack` closes what is open (rule 5)."""
+        """Return the opened worker; from then on `stack` closes whatever is open (rule 5)."""
         shape = self._shape
         assert shape is not None
         named = {"block_tokens": shape.chunk_tokens, "tier_object_blocks": 1, "tier_transfers": "always"}
@@ -368,14 +372,18 @@ _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 48)]
 class ChunkShape(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="schema", tag="kvcustody/chunk-shape@1"
 ):
-    """Bytes and tokens of every object."""
+    """The bytes and tokens of every object."""
 
     chunk_bytes: _Count
     chunk_tokens: _Count
 
 
 def kept_shape(settings: Settings) -> ChunkShape | None:
-    """What the last start left. Raises `ConfigError` where that is not to be believed, or does not fit the tiers."""
+    """Return the last start's shape.
+
+    Raises:
+        ConfigError: it is not trustworthy, or does not fit the tiers.
+    """
     path = _path(settings)
     content = _content(path)
     if content is None:
@@ -402,7 +410,11 @@ def kept_shape(settings: Settings) -> ChunkShape | None:
 
 
 def keep_shape(settings: Settings, shape: ChunkShape) -> None:
-    """Say it to the next start. Raises `ConfigError` where the folder does not take it."""
+    """Store the shape for the next start.
+
+    Raises:
+        ConfigError: the folder is not writable.
+    """
     path = _path(settings)
     content = msgspec.json.encode(shape)
     try:
@@ -421,7 +433,11 @@ def _path(settings: Settings) -> Path:
 
 
 def _content(path: Path) -> bytes | None:
-    """Return the file's bytes; None: it is not there. Raises `ConfigError` for one that is not ours alone."""
+    """Return the file's bytes; None where there is none.
+
+    Raises:
+        ConfigError: others can access the file.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""A module of LMCache's server: its first tier holds content only on its way, and zeros what it frees.
+"""A module for LMCache's server: its first tier holds content only in transit, and zeroes what it frees.
 
     lmcache server … --l2-store-policy skip_l1 --server-module '{"module_path":
         "kvcustody.integrations.lmcache.server_module"}'
@@ -52,13 +52,13 @@ _log = get_logger(__name__)
 
 
 class FirstTierModule(DiscoverableModule):  # type: ignore[misc]
-    """What this server's first tier has freed."""
+    """The blocks that this server's first tier has freed."""
 
     module_name = "kvcustody_first_tier"
 
     @classmethod
     def create(cls, build: Any) -> FirstTierModule:
-        """What LMCache calls from 0.5.7 on."""
+        """Return the module; LMCache calls this from 0.5.7 on."""
         return cls(build.engine_context, int(build.mp_config.port))
 
     def __init__(self, context: Any, port: int) -> None:
@@ -114,7 +114,7 @@ class FirstTierModule(DiscoverableModule):  # type: ignore[misc]
                 _log.error("first tier not looked at", error=repr(error))
 
     def _look(self) -> None:
-        """Delete what nobody used at the last look, and nobody uses now (rule 3)."""
+        """Delete what was unused at the last look and is unused now (rule 3)."""
         unused: dict[tuple[int, ObjectKey], object] = {}
         for at, manager in enumerate(self._first):
             with manager._lock:
@@ -141,19 +141,19 @@ class FirstTierModule(DiscoverableModule):  # type: ignore[misc]
         return zero_and_free
 
     def report_status(self) -> dict[str, Any]:
-        """What LMCache shows of its modules."""
+        """Return the status that LMCache shows for its modules."""
         counts = {"freed": self.freed, "zeroed_bytes": self.freed_bytes, "left": self.left}
         return {"kvcustody_first_tier": counts}
 
     def close(self) -> None:
-        """Look no more; engines are told no longer that this server seals."""
+        """Stop looking; engines learn that this server no longer seals."""
         self._ends.set()
         self._thread.join()
         self._notice.close()
 
 
 def build_server_modules(build: Any) -> FirstTierModule:
-    """What LMCache 0.5.6 calls."""
+    """Return the modules; LMCache 0.5.6 calls this."""
     return FirstTierModule(build.server_context, int(build.mp_config.port))
 
 

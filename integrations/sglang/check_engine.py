@@ -1,4 +1,4 @@
-"""What of SGLang is governed: one release, and what is refused at start, by name.
+"""The governed release of SGLang, and the options that are refused at start, by name.
 
 1. A release outside the range is refused: an engine that would run ungoverned under our flag is worse than one that
    does not start.
@@ -82,7 +82,7 @@ SIGNATURES = {
 
 
 def check_version() -> None:
-    """Raises `ConfigError` unless this SGLang is one that is known, and has what is hooked."""
+    """Raise `ConfigError` unless this SGLang is a known release with all hooked methods."""
     from sglang.version import __version__
 
     found = str(__version__)
@@ -96,7 +96,7 @@ def check_version() -> None:
 
 
 def check_signatures(expected: Mapping[str, tuple[str, ...]]) -> None:
-    """Raises `ConfigError` that names the first method which takes other parameters than these, after `self`."""
+    """Raise `ConfigError` with the first method whose parameters after `self` differ from these."""
     for place, names in expected.items():
         taken = tuple(inspect.signature(_resolve(place)).parameters)[1:]
         if taken[: len(names)] != names:
@@ -108,7 +108,7 @@ def check_signatures(expected: Mapping[str, tuple[str, ...]]) -> None:
 
 
 def check_options(server_args: Any) -> None:
-    """Raises `ConfigError` that names the first option with which SGLang is not governed (rule 2)."""
+    """Raise `ConfigError` with the first option that prevents governance (rule 2)."""
     for option, allowed, why in REFUSED:
         value = getattr(server_args, option, None)
         if isinstance(value, (list, tuple, dict)) and not value:
@@ -126,7 +126,7 @@ def check_options(server_args: Any) -> None:
 
 
 def check_server(server_args: Any) -> None:
-    """Raises `ConfigError` where the HTTP server would warm itself up: its own requests are nobody's at the door."""
+    """Raise `ConfigError` where the HTTP server would warm itself up, because its own requests have no identity."""
     if not server_args.skip_server_warmup:
         raise ConfigError(
             "sglang's `skip_server_warmup` is `False`: the server's requests to itself have no identity, so the door "
@@ -137,7 +137,7 @@ def check_server(server_args: Any) -> None:
 
 
 def check_kind(*, is_hybrid_swa: bool, is_hybrid_ssm: bool, is_dsa: bool) -> None:
-    """Raises `ConfigError` for a model whose state is not only one run of KV pages for each request."""
+    """Raise `ConfigError` for a model whose state is more than one run of KV pages per request."""
     for found, what in (
         (is_hybrid_swa, "sliding windows"),
         (is_hybrid_ssm, "recurrent (Mamba) layers"),
@@ -148,7 +148,7 @@ def check_kind(*, is_hybrid_swa: bool, is_hybrid_ssm: bool, is_dsa: bool) -> Non
 
 
 def check_hooks(wanted: Iterable[str], applied: Iterable[str]) -> None:
-    """Raises `ConfigError` that names the hooks that did not take (rule 3)."""
+    """Raise `ConfigError` with the hooks that are not installed (rule 3)."""
     missing = sorted(set(wanted) - set(applied))
     if missing:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The HTTP door: SGLang's server behind the identity module, with the paths that SGLang has.
+"""The HTTP door: SGLang's server behind the identity module, with SGLang's paths.
 
 1. What is not listed here, in the identity document, or open, is refused to tenants: administration, sessions, weights,
    profiling, and whatever a later version adds.
@@ -65,12 +65,12 @@ class SglangScopeMiddleware(IdentityMiddleware):
 
 
 def check_identity() -> None:
-    """Raises `ConfigError` where the door could not open: SGLang would serve errors for ever."""
+    """Raise `ConfigError` where the door could not open, because SGLang would then serve only errors."""
     open_identity(load_settings())
 
 
 def guard(server: ModuleType) -> None:
-    """Put the door before SGLang's application."""
+    """Put the door in front of SGLang's application."""
     server.app.add_middleware(SglangScopeMiddleware)
 
 
@@ -98,7 +98,7 @@ _Result = TypeVar("_Result")
 
 
 class _Rendering(NamedTuple):
-    """What SGLang gave its chat template, and the token ids that came of it."""
+    """The arguments of SGLang's chat template, and the resulting token ids."""
 
     messages: Sequence[Message]
     given: Mapping[str, Any]
@@ -109,7 +109,7 @@ _RENDERED: ContextVar[list[_Rendering] | None] = ContextVar("rendered", default=
 
 
 def mark_messages(kinds: Mapping[str, str]) -> None:
-    """Have every chat request of this process marked, by the kinds of its messages' roles.
+    """Mark every chat request of this process by the kinds of its messages' roles.
 
     Raises `ConfigError` for an SGLang that renders chats in another way.
     """
@@ -148,7 +148,7 @@ def mark_messages(kinds: Mapping[str, str]) -> None:
 
 
 def _mark(tokenizer: Any, request: Any, rendering: _Rendering, kinds: Mapping[str, str]) -> None:
-    """Put the marks where the engine will look; whatever goes wrong, the request goes on without them."""
+    """Put the marks where the engine reads them; on any error the request continues without them."""
     messages, given, token_ids = rendering
 
     async def render(some: Sequence[Message], with_tools: bool) -> str | None:
@@ -191,7 +191,7 @@ def _mark(tokenizer: Any, request: Any, rendering: _Rendering, kinds: Mapping[st
 
 
 def _at_once(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Return the result of work that waits for nothing."""
+    """Return the result of a coroutine that never waits."""
     try:
         work.send(None)
     except StopIteration as done:

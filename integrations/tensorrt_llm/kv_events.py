@@ -1,4 +1,4 @@
-"""TensorRT-LLM's KV events: read with the scope of each block, and our events written in its form.
+"""TensorRT-LLM's KV events: read with each block's scope; our events, written in its form.
 
     feed = EngineEventFeed(publisher, custody.scopes, llm.get_kv_cache_events, …)
     feed.publish_pending()                             # what the engine told, as governed events, scoped or not at all
@@ -49,14 +49,14 @@ NativeEvent = Mapping[str, object]
 
 
 class ScopedBlock(NamedTuple):
-    """One block of the engine's: our key of it, and whose it is."""
+    """One of the engine's blocks: our key of it, and its owner."""
 
     key: bytes
     scope: EventScope
 
 
 class EventScopes:
-    """What KV events call blocks, and whose those are. Called on the engine's thread."""
+    """The KV events' hashes of blocks, with the blocks' owners. Called on the engine's thread."""
 
     def __init__(self, block_tokens: int, revision: int = 0) -> None:
         self.block_tokens = block_tokens
@@ -65,7 +65,7 @@ class EventScopes:
         self._domains: dict[str, int] = {}
 
     def learn(self, standing: Standing, hashes: Sequence[Hash], keys: Sequence[bytes]) -> None:
-        """Blocks of a request, as the scheduler half is told of them."""
+        """Learn a request's blocks, as the scheduler half receives them."""
         label = standing.label
         if label is None or label.spec is None:
             return
@@ -132,7 +132,9 @@ class EngineEventFeed(BlockEventFeed):
         close: Callable[[], None] | None = None,
         epochs: Callable[[], KnownEpochs | None] = lambda: None,
     ) -> None:
-        """`source`: `llm.get_kv_cache_events`, or what stands for it. `epochs`: `TransferThread.known_epochs`."""
+        """Prepare the feed. `source`: `llm.get_kv_cache_events`, or a stand-in. `epochs`:
+        `TransferThread.known_epochs`.
+        """
         super().__init__(publisher, lambda: scopes.revision, may_export, close, epochs)
         self._by_hash = scopes
         self._source = source
@@ -140,7 +142,7 @@ class EngineEventFeed(BlockEventFeed):
         self.counts: Counter[str] = Counter()
 
     def take_pending(self) -> list[BlockEvent]:
-        """What the engine told since the last call, as far as it is scoped."""
+        """Return what the engine reported since the last call, as far as its scope is known."""
         events: list[BlockEvent] = []
         for raw in self._source():
             try:
@@ -152,7 +154,7 @@ class EngineEventFeed(BlockEventFeed):
         return events
 
     def take_last(self) -> list[BlockEvent]:
-        """Nothing of what was told is there any more."""
+        """Return the event that none of the reported blocks is there any more."""
         self._told_blocks.clear()
         return [cleared(self._by_hash.revision, "worker stopped")]
 
@@ -222,14 +224,14 @@ class WrittenBlock(msgspec.Struct, gc=False):
 
 
 class WrittenStored(msgspec.Struct, gc=False, tag_field="type", tag="stored"):
-    """Blocks of one chain entered the cache."""
+    """Blocks of one chain that entered the cache."""
 
     parent_hash: int | None
     blocks: list[WrittenBlock]
 
 
 class WrittenRemoved(msgspec.Struct, gc=False, tag_field="type", tag="removed"):
-    """Blocks left the cache."""
+    """Blocks that left the cache."""
 
     block_hashes: list[int]
 
@@ -253,7 +255,11 @@ class TensorRtLlmWire:
         self._next = 0
 
     def events_of(self, events: Sequence[BlockEvent], incarnation: str = "") -> list[WrittenEvent]:
-        """Return the events, numbered. Raises `IsolationError` for one without a scope."""
+        """Return the events, numbered.
+
+        Raises:
+            IsolationError: an event has no scope.
+        """
         written: list[WrittenEvent] = []
         for event in events:
             check_event(event)

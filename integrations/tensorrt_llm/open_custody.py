@@ -1,4 +1,4 @@
-"""One custody for each engine process: its thread, and both halves of the connector over it.
+"""One custody per engine process: its thread, both halves of the connector, and the check of the engine's options.
 
     custody = shared_custody(llm_args)         # the same for the scheduler, the worker and the door
 
@@ -25,10 +25,14 @@ _shared: list[EngineCustody] = []
 
 
 class EngineCustody:
-    """What the two halves and the door have in common."""
+    """The shared part of the two halves and the door."""
 
     def __init__(self, settings: Settings, llm_args: object) -> None:
-        """Raises `ConfigError` that names an option of the engine or a setting."""
+        """Open the custody.
+
+        Raises:
+            ConfigError: names an option of the engine or a setting.
+        """
         self.block_tokens = check_options(llm_args)
         self.thread = TransferThread(settings)
         self.thread.model = model_identity(llm_args, self.block_tokens)
@@ -37,12 +41,16 @@ class EngineCustody:
         self.worker = WorkerHalf(self.thread, self.block_tokens, self.scheduler.take_run)
 
     def close(self) -> None:
-        """Stop in order; twice changes nothing."""
+        """Stop in order; a second call does nothing."""
         self.thread.close()
 
 
 def shared_custody(llm_args: object | None = None) -> EngineCustody:
-    """This process's. Raises `ConfigError` where the door asks before an engine is in this process."""
+    """Return this process's custody.
+
+    Raises:
+        ConfigError: the door asks before an engine is in this process.
+    """
     with _lock:
         if not _shared:
             if llm_args is None:
@@ -57,14 +65,14 @@ def shared_custody(llm_args: object | None = None) -> EngineCustody:
 
 
 def close_shared() -> None:
-    """End this process's custody; another may be opened then."""
+    """End this process's custody, so that another may be opened."""
     with _lock:
         while _shared:
             _shared.pop().close()
 
 
 def model_identity(llm_args: object, block_tokens: int) -> ModelIdentity:
-    """What conditions the engine's K and V, as its arguments say."""
+    """Return the identity that conditions the engine's K and V, from its arguments."""
     cache = getattr(llm_args, "kv_cache_config", None)
     model, revision = (str(getattr(llm_args, name, None)) for name in ("model", "revision"))
     return ModelIdentity(
@@ -97,7 +105,7 @@ _OFF: tuple[object, ...] = (None, False, 0, "")
 
 
 class RefusedOption(NamedTuple):
-    """An option, by its dotted name, that must have one of these values; why, and what to set."""
+    """An option, by its dotted name, that must have one of these values, with the reason and the fix."""
 
     option: str
     allowed: tuple[object, ...]
@@ -141,8 +149,10 @@ _CONNECTOR = (
 
 
 def check_options(llm_args: object) -> int:
-    """Return the tokens of a block. Raises `ConfigError` that names the first option with which nothing can be
-    governed.
+    """Return the block size in tokens.
+
+    Raises:
+        ConfigError: names the first option that prevents governance.
     """
     for option, allowed, why in REFUSED:
         value = _value(llm_args, option)

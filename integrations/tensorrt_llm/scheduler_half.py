@@ -1,4 +1,4 @@
-"""The scheduler half of the connector: whose a request is, what our tiers have of it, and what is to be kept.
+"""The scheduler half of the connector: a request's owner, our tiers' content for it, and the blocks to keep.
 
 1. A request whose `cache_salt` is none of ours stops the engine: the engine would share its blocks with whoever sends
    the same. The door derives salts; who reaches the engine past it has to be kept out. Requests that the engine makes
@@ -38,7 +38,7 @@ _log = get_logger(__name__)
 
 
 class TransferState:
-    """What is known of one request. `ceiling_us` 0: nothing of it is kept."""
+    """The state of one request. `ceiling_us` 0: nothing of it is kept."""
 
     def __init__(self, salt: str, standing: Standing, chain: BlockChain, device_blocks: int) -> None:
         self.salt = salt
@@ -56,10 +56,10 @@ class TransferState:
 
 
 class SchedulerHalf:
-    """Called on the engine's thread."""
+    """The scheduler half. Called on the engine's thread."""
 
     def __init__(self, thread: TransferThread, block_tokens: int, learn: Learn | None = None) -> None:
-        """`learn` is told what KV events call blocks, and whose they are."""
+        """Prepare the half. `learn` is called with the KV events' hashes of blocks and their owners."""
         self._thread = thread
         self._block_tokens = block_tokens
         self._learn = learn
@@ -72,7 +72,11 @@ class SchedulerHalf:
         self.counts: Counter[str] = Counter()
 
     def matched(self, request: EngineRequest, computed_tokens: int) -> int:
-        """Return how many tokens after `computed_tokens` our tiers bring. Raises `IsolationError` (rules 1, 2)."""
+        """Return how many tokens behind `computed_tokens` our tiers load.
+
+        Raises:
+            IsolationError: the salt is not the request's (rules 1, 2).
+        """
         self._forget(request.request_id)  # the engine asks again for one that it had paused
         if request.is_dummy_request:
             return 0
@@ -107,13 +111,13 @@ class SchedulerHalf:
         return state.claimed_blocks * self._block_tokens
 
     def allocated(self, request_id: int, blocks: Sequence[int]) -> None:
-        """The device's blocks of a request, from the first."""
+        """Take the device's blocks of a request, from the first on."""
         state = self._states.get(request_id)
         if state is not None:
             state.blocks = [int(one) for one in blocks]
 
     def orders(self, step: ScheduledStep) -> StepOrders:
-        """What the worker half loads before this step, and keeps after it."""
+        """Return what the worker half loads before this step, and keeps after it."""
         loads: list[LoadOrder] = []
         saves: list[SaveOrder] = []
         for one in step.new_requests:
@@ -123,11 +127,11 @@ class SchedulerHalf:
         return StepOrders(tuple(loads), tuple(saves))
 
     def take_run(self, number: int) -> ComputedRun:
-        """What the blocks of a save order are called."""
+        """Return the names of a save order's blocks."""
         return self._runs.pop(number)
 
     def finished(self, request: EngineRequest) -> None:
-        """A request is over; twice changes nothing."""
+        """Take note that a request has ended; a second call does nothing."""
         self._forget(request.request_id)
         once = self._once.pop(request.request_id, None)
         if once is not None:
@@ -238,7 +242,7 @@ _TOKEN_BYTES = 4
 
 
 class BlockChain:
-    """The tokens of one sequence, as far as they are known."""
+    """The keys of a request's whole blocks: digests of all tokens up to each one's end, under a key of its domain."""
 
     def __init__(self, domain_salt: str, block_tokens: int) -> None:
         self._state = hashlib.blake2b(digest_size=KEY_BYTES, key=bytes.fromhex(domain_salt), person=b"kvcustody trtllm")
@@ -248,7 +252,11 @@ class BlockChain:
         self.tokens = 0
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Tokens that follow. Raises `ConfigError` for what are no token ids."""
+        """Append tokens.
+
+        Raises:
+            ConfigError: they are no token ids.
+        """
         data = self._rest + pack_tokens([int(token) for token in tokens])
         size = self._block_bytes
         whole = len(data) // size
@@ -260,7 +268,7 @@ class BlockChain:
 
     @property
     def blocks(self) -> int:
-        """Whole blocks."""
+        """The number of whole blocks."""
         return len(self.keys) // KEY_BYTES
 
     def run(self, first: int, last: int) -> bytes:

@@ -1,1 +1,1 @@
-"""vLLM under governance: a plugin and a connector, no fork. See docs/start/vllm.md; why so: docs/build/adr/."""
+"""vLLM under governance: a plugin and a connector, without a fork. See docs/start/vllm.md; reasons: docs/build/adr/."""

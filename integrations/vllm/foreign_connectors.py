@@ -1,4 +1,4 @@
-"""Connectors beside ours: which of them may run, and whether what they copy is sealed.
+"""Connectors beside ours: which of them may run, and whether their copies are sealed.
 
 1. A connector beside ours is refused unless the settings name a passed conformance run of its very code: an external
    tier keeps blocks out of custody, and some hash tokens without any scope.
@@ -51,7 +51,7 @@ def _foreign_connectors(config: VllmConfig) -> list[Mapping[str, Any]]:
 
 
 def refuse_foreign_connectors(config: VllmConfig, allowed: str) -> None:
-    """Raises `ConfigError` that names the first connector that is not allowed beside ours, and why (rule 2).
+    """Raise `ConfigError` with the first connector that may not run beside ours, and the reason (rule 2).
 
     allowed: `NAME=RECORD#DIGEST`, separated by commas: the record of a passed run of the conformance kit.
     config: the engine's, not the copy that a connector among several is given, which names that connector alone.
@@ -95,7 +95,7 @@ def _records(allowed: str) -> dict[str, tuple[str, str]]:
 
 
 def _connector_class(child: Mapping[str, Any]) -> type:
-    """Return the class that vLLM would load for this entry of `connectors`."""
+    """Return the class that vLLM would load for this entry in `connectors`."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     name, module = str(child.get("kv_connector")), child.get("kv_connector_module_path")
@@ -109,7 +109,7 @@ def _connector_class(child: Mapping[str, Any]) -> type:
 
 
 class CopiesBeside:
-    """Whether nothing that connectors beside ours copy rests in clear, as far as is shown now (rule 2)."""
+    """Whether all copies by connectors beside ours are sealed, as far as they show now (rule 2)."""
 
     def __init__(self, config: VllmConfig, salts_path: Path | None, shred: ShredKeys, clock: Clock) -> None:
         self._unsealed: Callable[[], str] = lambda: _unsealed(_foreign_connectors(config), salts_path, shred)
@@ -119,7 +119,7 @@ class CopiesBeside:
         self._look()
 
     def __call__(self) -> bool:
-        """Return True: they are sealed, or there is nobody to take them."""
+        """Return True where they are sealed, or there are none."""
         if self._clock.now_us() - self._looked_us >= _LOOK_US:
             self._look()
         return not self.clear

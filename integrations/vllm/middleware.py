@@ -1,4 +1,4 @@
-"""The class to name on vLLM's command line: `--middleware kvcustody.integrations.vllm.middleware.ScopeMiddleware`."""
+"""The class for vLLM's command line: `--middleware kvcustody.integrations.vllm.middleware.ScopeMiddleware`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _SIGNATURES = {  # of 0.32; earlier releases may render elsewhere, and are refus
 
 
 def mark_messages(kinds: Mapping[str, str]) -> None:
-    """Have every chat request of this process marked, by the kinds of its messages' roles.
+    """Mark every chat request of this process by the kinds of its messages' roles.
 
     Raises `ConfigError` for a vLLM that renders chats in another way.
     """
@@ -110,7 +110,7 @@ def mark_messages(kinds: Mapping[str, str]) -> None:
 async def _mark(
     renderer: Any, request: Any, messages: Any, chat_params: Any, prompts: Any, kinds: Mapping[str, str]
 ) -> None:
-    """Put the marks where the engine will look; whatever goes wrong, the request goes on without them (rule 3)."""
+    """Put the marks where the engine reads them; on any error the request continues without them (rule 3)."""
 
     async def render(some: Sequence[Message], with_tools: bool) -> str | None:
         params = chat_params
@@ -147,7 +147,7 @@ async def _mark(
 
 
 def counted(note: Callable[[str, str], None], registry: CollectorRegistry = REGISTRY) -> Callable[[str, str], None]:
-    """`note`, and a counter beside it; every reason is there from the start, at zero."""
+    """Return `note` with a counter; every reason exists from the start, at zero."""
     by_reason = {reason: _counter(registry).labels(reason) for reason in sorted(REASONS)}
 
     def refused(reason: str, source: str) -> None:

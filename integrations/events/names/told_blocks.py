@@ -1,4 +1,4 @@
-"""Which blocks routers were told of, under which names: the names that doors write into requests.
+"""The blocks that were published to routers, by the names that doors write into requests.
 
     told = ToldBlocks(names)
     told.tell(events)          # the events of one step, each with its namespace, in the order to send
@@ -46,7 +46,7 @@ _PERSON: Final = b"kvc-told-name"
 
 
 class _Of(NamedTuple):
-    """What blocks of one event have in common, as a removal of them says it."""
+    """The common facts of one event's blocks, which their removal repeats."""
 
     scope: EventScope
     residency: int
@@ -55,7 +55,7 @@ class _Of(NamedTuple):
 
 
 class _Id(NamedTuple):
-    """One block in one medium and layer group."""
+    """A block in one medium and layer group."""
 
     key: bytes
     medium: str
@@ -63,14 +63,14 @@ class _Id(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """One block under one name, and what an index calls it."""
+    """A block under one name, with the hash that an index uses for it."""
 
     of: _Of
     key: bytes
 
 
 class ToldBlocks:
-    """What one publisher told. Used on one thread."""
+    """The blocks that one publisher has published. Used on one thread."""
 
     def __init__(
         self,
@@ -80,7 +80,8 @@ class ToldBlocks:
         wide_blocks_max: int = WIDE_BLOCKS_MAX,
         further_max: int = FURTHER_MAX,
     ) -> None:
-        """`wide_blocks_max`: blocks of tenants and segments that can be told again; `further_max`: see rule 2.
+        """Prepare the book. `wide_blocks_max`: blocks of tenants and segments that can be published again;
+        `further_max`: see rule 2.
 
         `fleet_hashes`: see rule 3.
         """
@@ -102,18 +103,18 @@ class ToldBlocks:
         self._times: dict[_Id, int] = {}  # how many blocks have one hash; only of fleet hashes
 
     def __len__(self) -> int:
-        """Return blocks that are told, once for each name. Any thread."""
+        """Return the number of published blocks, counted once per name. Any thread."""
         return self._first_blocks + len(self._further)
 
     def take_epochs(self, known: KnownEpochs | None) -> list[BlockEvent]:
-        """Name by these epochs from now on; the removals of what was told under names that they end."""
+        """Name by these epochs from now on; return the removals of blocks under names that they end."""
         if known is self._known:
             return []
         self._known = known
         return [event for place in list(self._name_of) for event in self._renew(place)]
 
     def tell(self, events: Iterable[BlockEvent]) -> list[BlockEvent]:
-        """Return the events as routers are told them: with their namespaces, and under further names."""
+        """Return the events in the form for routers: with their namespaces, and under further names."""
         named_events: list[BlockEvent] = []
         for event in events:
             if event.kind == CLEARED:
@@ -162,7 +163,9 @@ class ToldBlocks:
             self._wide.popitem(last=False)
 
     def _whole_chain(self, place: NamedRequester, event: BlockEvent) -> list[BlockEvent]:
-        """What an index lacks of the chain before an event under this name; nothing where it is not known whole."""
+        """Return what an index lacks of the chain before an event under this name; nothing where the chain is not known
+        completely.
+        """
         lacking: list[BlockEvent] = []
         before = _Id(event.parent, event.medium, event.group)
         while before.key and self._told_key(place, before) is None:
@@ -175,7 +178,7 @@ class ToldBlocks:
         return [told for block in reversed(lacking) for told in self._tell_further(place, block)]
 
     def _tell_further(self, place: NamedRequester, event: BlockEvent) -> list[BlockEvent]:
-        """Return a wide event under the name of a place that is not its owner's, unless it was told so."""
+        """Return a wide event under another place's name, unless it was published so."""
         ids = _ids(event)
         if all((place, one) in self._further for one in ids):
             return []
@@ -189,7 +192,7 @@ class ToldBlocks:
         return [named, *self._let_go()]
 
     def _named(self, place: NamedRequester, event: BlockEvent, *, further: bool = False) -> BlockEvent:
-        """Return a stored event under the name of a place, with what an index calls its blocks and the one before
+        """Return a stored event under a place's name, with an index's hashes of its blocks and of the block before
         them.
         """
         name = self._name(place)
@@ -206,18 +209,18 @@ class ToldBlocks:
         return event._replace(keys=b"".join(keys), parent=parent, namespace=name, place=place)
 
     def _told_key(self, place: NamedRequester, one: _Id) -> bytes | None:
-        """What an index calls a block under the name of a place; None where it was not told."""
+        """Return an index's hash of a block under a place's name; None where it was not published."""
         told = self._further.get((place, one)) or self._first.get(place, {}).get(one)
         return None if told is None else told.key
 
     def _count(self, one: _Id, key: bytes) -> None:
-        """A block is told under a hash."""
+        """Count one more block under a hash."""
         if self._fleet_hashes:
             hashed = one._replace(key=key)
             self._times[hashed] = self._times.get(hashed, 0) + 1
 
     def _is_last(self, one: _Id, key: bytes) -> bool:
-        """Return whether nothing else has this hash, now that a block under it ends."""
+        """Return whether nothing else has this hash after a block under it ended."""
         if not self._fleet_hashes:
             return True
         hashed = one._replace(key=key)
@@ -227,7 +230,7 @@ class ToldBlocks:
         return not left
 
     def _name(self, place: NamedRequester) -> str:
-        """Return the name that something of a place is told under, or its name of now."""
+        """Return the name under which a place's blocks are published, or its current name."""
         name = self._name_of.get(place)
         if name is None:
             name = self._name_of[place] = self._names.of(*place, known=self._known)
@@ -273,13 +276,13 @@ class ToldBlocks:
         return [_removal(of, [key], name, cause, place)] if self._is_last(block_id, key) else []
 
     def _forget_unused(self, place: NamedRequester) -> None:
-        """Forget the name of a place of which nothing is told any more."""
+        """Forget the name of a place with no published blocks left."""
         if not self._first.get(place) and not self._further_of.get(place):
             for held in (self._first, self._further_of, self._name_of):
                 held.pop(place, None)
 
     def _renew(self, place: NamedRequester) -> list[BlockEvent]:
-        """Give a place its name of now; the removals of what was told under another (rule 4)."""
+        """Give a place its current name; return the removals of blocks under its former one (rule 4)."""
         name, before = self._names.of(*place, known=self._known), self._name_of.get(place)
         if before is None or before == name:
             self._name_of[place] = name
@@ -297,12 +300,12 @@ class ToldBlocks:
 
 
 def takes_fleet_hashes(form: str) -> bool:
-    """Return whether who reads a form takes equal blocks to have one hash at every worker."""
+    """Return whether readers of this form assume that equal blocks have one hash at every worker."""
     return form == "dynamo"
 
 
 def hash_under(key: bytes, name: str) -> bytes:
-    """What a block is called under a further name."""
+    """Return a block's hash under a further name."""
     return hashlib.blake2b(key + name.encode("ascii"), digest_size=len(key), person=_PERSON).digest()
 
 

@@ -134,7 +134,7 @@ class GovernedBatching:
         return manager
 
     def _install(self, cache: Any) -> BatchCustody:
-        """Called by the scheduler's constructor: the cache is new, and nothing has been allocated."""
+        """Take the new cache into custody before anything is allocated; the scheduler's constructor calls this."""
         if hasattr(self, "custody"):
             raise ConfigError("a second cache was made for a governed model; close the first one before")
         allocators = check_cache(cache)
@@ -177,7 +177,7 @@ class GovernedBatching:
 
     @property
     def worker(self) -> Worker | None:
-        """The worker that the settings opened, while it is open."""
+        """The open worker from the settings."""
         return self._worker
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class GovernedBatching:
         hints: Hints = NO_HINTS,
         trace: str = "",
     ) -> None:
-        """State whose the next request with this id is, before `manager.add_request` is called with it.
+        """State the owner of the next request with this id, before `manager.add_request` is called with it.
 
         `trace`: the W3C trace id that it came with. Raises `IdentityError` where that is none, and where the id is
         claimed or in use already or poses as a forked child.
@@ -202,7 +202,7 @@ class GovernedBatching:
     def acting(
         self, principal: Principal, *, route: str | None = None, hints: Hints = NO_HINTS, trace: str = ""
     ) -> Iterator[None]:
-        """Requests that this thread adds inside, by whatever call of the engine, are `principal`'s, of this trace."""
+        """Attribute requests that this thread adds within the block to `principal`, with this trace."""
         token = ACTING.set(RequestClaim(principal, route, hints, trace=check_trace(trace) if trace else ""))
         try:
             yield
@@ -220,7 +220,7 @@ class GovernedBatching:
         request_id: str | None = None,
         **options: Any,
     ) -> str:
-        """Queue a request on behalf of `principal`; returns its id. `options`: those of the engine's `add_request`.
+        """Queue a request for `principal` and return its id. `options`: those of the engine's `add_request`.
 
         Raises `IdentityError` for an id that is claimed or in use or a trace that is none, `HandleError` where the
         engine takes no requests.
@@ -232,13 +232,13 @@ class GovernedBatching:
         return added
 
     def cancel(self, request_id: str) -> None:
-        """The client cancelled or disconnected; the engine delivers nothing more for it."""
+        """Cancel a request whose client left; the engine delivers nothing more for it."""
         self.manager.cancel_request(request_id)
 
     def generate_batch(
         self, principals: Principal | Sequence[Principal], inputs: Sequence[Sequence[int]], **options: Any
     ) -> dict[str, Any]:
-        """Return the engine's `generate_batch`, each prompt on behalf of its principal. Starts and stops the loop.
+        """Run the engine's `generate_batch`, each prompt for its principal. Starts and stops the loop.
 
         Returns the engine's outputs by request id, in the order of `inputs`, forked children before their parent.
         Raises `HandleError` where the loop is running already: submit instead.
@@ -265,16 +265,18 @@ class GovernedBatching:
         self.manager.start()
 
     def stop(self, *, hard: bool = False, timeout_seconds: float | None = None) -> None:
-        """Stop the serving loop: after what is queued, or at once. The cache stays in custody."""
+        """Stop the serving loop, after queued requests or at once. The cache stays in custody."""
         if self.manager._generation_thread is not None:
             self.manager.stop(timeout=timeout_seconds, hard_stop=hard)
 
     def call(self, command: Callable[[Governor], T], timeout_seconds: float | None = 10.0) -> T:
-        """Run `command` where the Governor is used, at the next step, and return its answer. Thread-safe."""
+        """Run `command` in the Governor's turn at the next step, and return its answer. Thread-safe."""
         return self.custody.governor.call(command).result(timeout_seconds)
 
     def weights_changed(self) -> None:
-        """Weights were changed where no count of writes shows it (`.data`, a kernel): nothing of before is reused."""
+        """Make earlier results unreachable after a change of weights that no count of writes shows (`.data`, a
+        kernel).
+        """
         with self.custody.turn:
             self.custody.weights_changed()
 
@@ -283,7 +285,7 @@ class GovernedBatching:
         return self.call(lambda governor: governor.erase(selector))
 
     def tick(self) -> None:
-        """Expiry, scrub, commands and evidence now, unless the loop runs, which does so itself. Thread-safe."""
+        """Run expiry, scrub, commands and evidence now, unless the loop runs, which does so itself. Thread-safe."""
         if not self.manager.is_running() or self.manager.background_thread_status._paused:
             with self.custody.turn:
                 if not self._closed.is_set():
@@ -296,7 +298,7 @@ class GovernedBatching:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop, end all custody, zero everything, hand over the evidence; a second time changes nothing."""
+        """Stop, end all custody, zero everything, hand over the evidence; a second call does nothing."""
         if self._closed.is_set():
             return
         self.stop(hard=True)
@@ -361,7 +363,11 @@ def check_ranks(ranks: int) -> None:
 
 
 def check_cache(cache: Any) -> list[Any]:
-    """Return the allocators of a cache that can be governed, else `ConfigError`."""
+    """Return the allocators of a governable cache.
+
+    Raises:
+        ConfigError: the cache cannot be governed.
+    """
     if type(cache) is not PagedAttentionCache:
         raise ConfigError(f"a cache of type `{type(cache).__name__}` is not governed; use the engine's own")
     kinds = {name: type(one) for name, one in cache.cache_allocators.items()}

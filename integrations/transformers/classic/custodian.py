@@ -1,4 +1,4 @@
-"""The custodian of one Governor's classic caches: admits them, looks at their deadlines on a timer, and ends them.
+"""The custodian of one Governor's classic caches: it admits them, checks their deadlines on a timer, and ends them.
 
 1. A cache is one request to the Governor: quota, decision, runs, ends and receipts are those of any other request.
 2. Nothing is looked up or published: the request has one token and asks for the rest as room, so it has no keys.
@@ -78,7 +78,7 @@ class Custodian:
         hints: Hints = NO_HINTS,
         offloads: bool = False,
     ) -> CacheResidency:
-        """Admit one cache with a slab of at least so many bytes on each of `devices`.
+        """Admit one cache with a slab of at least that many bytes on each of `devices`.
 
         Raises `AdmissionError` where the policy, a quota, the pool or the ledger does not admit it now, and
         `DeviceError` where a device has no memory left. With `offloads`, the policy must allow plain host memory.
@@ -121,7 +121,7 @@ class Custodian:
         )
 
     def _check_offload(self, principal: Principal, model: ModelIdentity, route: str | None, hints: Hints) -> None:
-        """The policy permits to offload, and allows copies in host memory as they are here: not encrypted."""
+        """Require that the policy permits offloading, and unencrypted copies in host memory."""
         plan = self.governor.plan_of(principal, model, route, hints)
         if plan is None:
             return  # nor is it admitted
@@ -146,7 +146,7 @@ class Custodian:
         finalizer.atexit = False
 
     def end(self, residency: CacheResidency, cause: str) -> bool:
-        """Zero `residency` and end its custody; False where it had ended already (rule 3)."""
+        """Zero `residency` and end its custody; return False where it had ended already (rule 3)."""
         with self.lock:
             if not self.governor.release(residency.handle, cause):
                 return False
@@ -155,7 +155,7 @@ class Custodian:
             return True
 
     def step(self) -> int:
-        """Commands, deadlines, collected caches, scrub and evidence; returns how many caches ended."""
+        """Run commands, deadlines, collected caches, scrub and evidence; return how many caches ended."""
         with self.lock:
             before = len(self._live)
             self._collect()
@@ -171,7 +171,7 @@ class Custodian:
             return before - len(self._live)
 
     def _collect(self) -> None:
-        """Release what the garbage collector has dropped: it may run anywhere, so it only leaves a note."""
+        """Release caches that the garbage collector dropped; it may run anywhere, so it only leaves a note."""
         while self._dropped:
             self.governor.release(self._dropped.popleft(), "collected")
 
@@ -182,7 +182,7 @@ class Custodian:
             residency.bind(self._table.obligations(plan.tenant, plan.level))
 
     def _scrub_ended(self) -> None:
-        """Zero what has ended, now rather than when a launch is worth it, and hand over the evidence (rule 3)."""
+        """Zero ended caches now instead of waiting for a larger launch, and hand over the evidence (rule 3)."""
         ended = [residency for residency in self._live.values() if not residency.is_running()]
         for residency in ended:
             del self._live[residency.handle]
@@ -197,7 +197,7 @@ class Custodian:
         self.governor.step()
 
     def close(self) -> None:
-        """Stop the timer and end every cache; a second time changes nothing."""
+        """Stop the timer and end every cache; a second call does nothing."""
         self._stop.set()
         if self._timer is not None and self._timer is not threading.current_thread():
             self._timer.join()
@@ -216,7 +216,7 @@ class Custodian:
 
 
 def _tick(custodian: weakref.ref[Custodian], stop: threading.Event, seconds: float) -> None:
-    """The timer: it must outlive any one failure, since deadlines hang on it."""
+    """Run the timer, which must survive any failure because deadlines depend on it."""
     while not stop.wait(seconds):
         alive = custodian()
         if alive is None:
@@ -262,7 +262,7 @@ class SlabSize(NamedTuple):
 
 
 class _Slab:
-    """One bound slab: its memory, whose streams write it, and how many of its rows are not scrubbed yet."""
+    """A bound slab: its memory, the device that writes it, and the number of unscrubbed rows."""
 
     __slots__ = ("bound_rows", "memory", "used_by")
 
@@ -273,7 +273,7 @@ class _Slab:
 
 
 class SlabMemory:
-    """A `Memory` of `blocks` charges of `bytes_per_block`; bytes are behind a block only while it is bound.
+    """A `Memory` of `blocks` charges of `bytes_per_block`; a block has bytes only while it is bound.
 
     `stuck` is for fault injection in tests: blocks that refuse to become zero.
     """
@@ -305,14 +305,14 @@ class SlabMemory:
         device: str = "cpu",
         clock: Clock | None = None,
     ) -> MemoryPlan:
-        """Return the memory plan of a worker whose classic caches take at most `bytes_max` bytes together."""
+        """Return the memory plan for a worker whose classic caches take at most `bytes_max` bytes together."""
         blocks = bytes_max // bytes_per_block
         if blocks < 1:
             raise ConfigError(f"bytes_max `{bytes_max}` is less than one block of `{bytes_per_block}` bytes")
         return MemoryPlan(lambda count: cls(count, bytes_per_block, clock=clock), blocks, 1, bytes_per_block, device)
 
     def bind(self, blocks: NDArray[np.int64], sizes: Sequence[SlabSize]) -> list[torch.Tensor]:
-        """Put bytes behind `blocks`, all zero: one uint8 tensor [rows * bytes_per_block] for each size.
+        """Bind `blocks` to zeroed bytes: one uint8 tensor [rows * bytes_per_block] for each size.
 
         Raises `DeviceError` where a device has no room, and `IsolationError` for a bound block; then nothing is bound.
         """
@@ -351,11 +351,11 @@ class SlabMemory:
 
     @property
     def bound_bytes(self) -> int:
-        """Bytes that exist behind blocks now."""
+        """The bytes that are bound to blocks now."""
         return sum(slab.memory.blocks for slab in self._slabs.values()) * self.bytes_per_block
 
     def scrub(self, shard: int, blocks: NDArray[np.int64], verify_share: float) -> ScrubResult:
-        """Zero `blocks`, read back the asked share, and let go of the rows that are zero (rule 1, rule 3)."""
+        """Zero `blocks`, read back the requested share, and release the rows that are zero (rule 1, rule 3)."""
         assert shard == 0
         owners = self._slab_of[blocks]
         results = [
@@ -387,19 +387,23 @@ class SlabMemory:
         return result._replace(failed=blocks[bad])
 
     def copy(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Classic caches are never forked: raises `DeviceError` for any block."""
+        """Refuse to copy: classic caches are never forked.
+
+        Raises:
+            DeviceError: always, for any block.
+        """
         if len(source) or len(target):
             raise DeviceError("blocks of classic caches are not copied: open another cache instead of a fork")
 
     def scrubbed(self, shard: int) -> int:
-        """Return blocks scrubbed since the start: bound ones as their devices counted them, and those without bytes."""
+        """Return blocks scrubbed since the start: bound ones by their devices' count, and those without bytes."""
         assert shard == 0
         live = sum(slab.memory.scrubbed(0) for slab in self._slabs.values())
         return self._unbound_scrubbed + self._scrubbed_past + live
 
 
 def _merged(results: Sequence[ScrubResult]) -> ScrubResult:
-    """Return one result for a launch over several slabs: its level is the weakest among them."""
+    """Return one result for a launch over several slabs; its level is the weakest among them."""
     if len(results) == 1:
         return results[0]
     return ScrubResult(

@@ -59,7 +59,7 @@ Open = Callable[..., CacheResidency]  # called with (device, bytes) pairs, one f
 
 
 class CacheKind(StrEnum):
-    """Which of transformers' cache classes a governed cache stands for."""
+    """The class of transformers that a governed cache replaces."""
 
     DYNAMIC = "dynamic"
     STATIC = "static"
@@ -79,12 +79,12 @@ class GovernedCache(Cache):
         residency.on_end = lambda: None if (known := end()) is None else known()
 
     def end(self, cause: str = "finished") -> bool:
-        """Zero the cache and end its custody; False where it had ended already."""
+        """Zero the cache and end its custody; return False where it had ended already."""
         return self.residency.end(cause)
 
     @property
     def is_ended(self) -> bool:
-        """Whether it has been zeroed: every later update raises `HandleError`."""
+        """Whether it has been zeroed; every later update raises `HandleError`."""
         return self.residency.ended_by is not None or not self.residency.is_running()
 
     def _drop_layers(self) -> None:
@@ -181,7 +181,7 @@ def _dynamic(shape: CacheShape, device: torch.device, open_residency: Open) -> G
 def _layer(
     shape: CacheShape, layer: LayerShape, residency: CacheResidency, keys: torch.Tensor, values: torch.Tensor
 ) -> Any:
-    """Return a dynamic layer of its kind over two regions."""
+    """Return a dynamic layer of the right kind over two regions."""
     if layer.kind == "none":
         return _holds_nothing()
     make: Any = GovernedDynamicLayer
@@ -235,7 +235,7 @@ def _quantized(shape: CacheShape, device: torch.device, open_residency: Open) ->
 
 
 def _offloaded(shape: CacheShape, device: torch.device, open_residency: Open) -> GovernedCache:
-    """Full layers on the host with two staging areas on `device`; windowed layers stay on `device`."""
+    """Return full layers on the host with two staging areas on `device`; windowed layers stay on `device`."""
     full = [layer for layer in shape.layers if layer.kind == "full"]
     near = [layer for layer in shape.layers if layer.kind == "window"]
     if not full:
@@ -267,7 +267,7 @@ def _offloaded(shape: CacheShape, device: torch.device, open_residency: Open) ->
 
 
 def _holds_nothing() -> Any:
-    """Return a layer without states of its own; transformers before 5.20 has no such class and no such layer type."""
+    """Return a layer without states. Transformers before 5.20 has no such class and no such layer type."""
     made: Any = DYNAMIC_LAYER_TYPE_MAPPING["dummy"]
     return made()
 
@@ -300,7 +300,7 @@ _WINDOWED = ("sliding_attention", "chunked_attention")
 
 
 class LayerShape(NamedTuple):
-    """One layer: `kind` is `full`, `window` or `none` (it holds no states of its own). Widths are values a head."""
+    """One layer: `kind` is `full`, `window` or `none` (without states). Widths are values per head."""
 
     kind: str
     heads: int
@@ -310,7 +310,7 @@ class LayerShape(NamedTuple):
 
 
 class CacheShape(NamedTuple):
-    """All layers, and what they have in common."""
+    """All layers, and their common facts."""
 
     layers: tuple[LayerShape, ...]
     max_tokens: int
@@ -318,16 +318,14 @@ class CacheShape(NamedTuple):
     dtype: torch.dtype
 
     def capacity(self, layer: LayerShape, *, is_static: bool = False) -> int:
-        """Return tokens that a layer's buffers have room for: two windows where there is one, so that moving it is
-        rare.
-        """
+        """Return the tokens that a layer's buffers hold: two windows for a windowed layer, so that moves are rare."""
         if layer.kind != "window":
             return self.max_tokens
         window = min(layer.window_tokens, self.max_tokens) if is_static else layer.window_tokens
         return min(self.max_tokens, 2 * window)
 
     def sides(self, layer: LayerShape, tokens: int, dtype: torch.dtype | None = None) -> list[int]:
-        """Return bytes of K and of V of a layer for so many tokens."""
+        """Return the bytes of a layer's K and V for that many tokens."""
         kind = dtype or self.dtype
         return [
             region_bytes(self.batch, layer.heads, tokens, width, kind) for width in (layer.key_width, layer.value_width)
@@ -341,7 +339,11 @@ def shape_of(
     dtype: torch.dtype | None,
     kv_shape: tuple[int, int, int] | None,
 ) -> CacheShape:
-    """Return the shape of a cache for a model's config. Raises `ConfigError` where the config does not say enough."""
+    """Return the shape of a model's cache.
+
+    Raises:
+        ConfigError: the config does not say enough.
+    """
     if max_tokens < 1 or batch_size < 1:
         raise ConfigError(f"max_tokens `{max_tokens}` and batch_size `{batch_size}` must be at least 1")
     text = config.get_text_config(decoder=True)
@@ -363,7 +365,7 @@ def shape_of(
 
 
 def _kv_shapes(text: Any) -> list[tuple[int, int, int] | None]:
-    """Heads and widths of a key and a value by layer, as sizing reads them from the same config.
+    """Return heads and widths of keys and values by layer, as sizing reads them from the same config.
 
     A class without `num_key_value_heads` attends with all its heads; one that names a field otherwise
     (`attribute_map`) is asked by the usual name.

@@ -1,4 +1,4 @@
-"""vLLM's block pool under governance: the same pool; what it does is recorded, and three of its ways are closed.
+"""vLLM's block pool and free queue under governance: they report what they do, and three operations are closed.
 
 1. `governed_pool` swaps the class of vLLM's own pool object; nothing in it is copied or rebuilt. Without `custody`
    every method is the original's.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class PoolCustody(Protocol):
-    """What the pool reads of the adapter's state, and what it reports to (`SchedulerState`)."""
+    """The adapter's state as the pool reads it and reports to it (`SchedulerState`)."""
 
     caching: bool
     is_releasing: bool
@@ -45,31 +45,31 @@ class PoolCustody(Protocol):
     make_room: Callable[[int], None]
 
     def complete_keys(self, governed: GovernedRequest, tokens: int, /) -> None:
-        """Blocks that end at token `tokens` or earlier are about to enter the index: they need their keys."""
+        """Make the keys of blocks that end at token `tokens` or earlier, which are about to enter the index."""
 
     def forgotten(self, blocks: Sequence[int], cause: str, /) -> None:
-        """vLLM dropped the keys of `blocks` by itself."""
+        """Take note that vLLM dropped the keys of `blocks` itself."""
 
     def indexed_blocks(self) -> list[int]:
-        """Return blocks that the port believes to be in vLLM's index."""
+        """Return the blocks that the port believes to be in vLLM's index."""
 
     def caused(self, cause: str, /) -> AbstractContextManager[None]:
         """Return why keys leave vLLM's index now, for the events."""
 
 
 class GovernedBlockPool(BlockPool):  # type: ignore[misc]
-    """vLLM's `BlockPool`, reporting to `custody` what it does."""
+    """vLLM's `BlockPool`, which reports what it does to `custody`."""
 
     custody: PoolCustody | None = None
     free_block_queue: GovernedFreeQueue
 
     @property
     def spare_blocks(self) -> int:
-        """How many hand-outs evict nothing (free_queue, rule 2 of `free_queue`)."""
+        """The number of allocations that evict nothing (free_queue, rule 2 of `free_queue`)."""
         return self.free_block_queue.spare_blocks
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
-        """Hand out, our evictions first."""
+        """Allocate blocks, with our evictions first."""
         custody = self.custody
         if custody is None:
             return super().get_new_blocks(num_blocks)  # type: ignore[no-any-return]
@@ -86,7 +86,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         return blocks
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
-        """Give references back. Whose they were outside of a release, `DeferredCalls.flush` finds out."""
+        """Drop references. `DeferredCalls.flush` finds the owners of those outside a release."""
         custody = self.custody
         if custody is None or custody.is_releasing:
             super().free_blocks(ordered_blocks)
@@ -145,7 +145,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         group: int,
         mask: list[bool] | None = None,
     ) -> None:
-        """Entries [first, last) of a request's table enter the index, as far as they have keys (rule 2)."""
+        """Add entries [first, last) of a request's table to the index, as far as they have keys (rule 2)."""
         custody = self.custody
         assert custody is not None
         request = governed.request
@@ -172,7 +172,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
     def cache_partial_block(
         self, request: Request, block: KVCacheBlock, num_tokens: int, *args: Any, **kwargs: Any
     ) -> Any:
-        """Nothing is cached for part of a block; what the block held before is forgotten if it was replaced."""
+        """Cache nothing for part of a block, and forget a replaced block's content."""
         if self.custody is None:
             return super().cache_partial_block(request, block, num_tokens, *args, **kwargs)
         if kwargs.get("replace_existing_hashes"):
@@ -180,7 +180,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         return None
 
     def evict_blocks(self, block_ids: set[int]) -> None:
-        """On somebody else's request: reported, so that custody ends with the key."""
+        """Evict blocks on another component's request, and report it so that custody ends with the key."""
         custody = self.custody
         if custody is None:
             super().evict_blocks(block_ids)
@@ -191,7 +191,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         custody.forgotten(sorted(block_ids), "evicted by the engine")
 
     def reset_prefix_cache(self) -> bool:
-        """Withheld blocks are nobody's, so they do not stand in the way of a reset."""
+        """Reset the cache; withheld blocks have no owner, so they do not prevent it."""
         custody = self.custody
         if custody is None:
             return bool(super().reset_prefix_cache())
@@ -208,7 +208,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         return done
 
     def unpin_blocks(self, blocks: Iterable[KVCacheBlock], on_reuse: Callable[[KVCacheBlock], None]) -> None:
-        """Raises `IsolationError`: somebody would go on reading blocks that nobody references."""
+        """Raise `IsolationError`: a reader would continue with blocks that have no reference."""
         if self.custody is not None:
             raise IsolationError("a connector reads blocks after their release; it cannot run under kvcustody")
         super().unpin_blocks(blocks, on_reuse)
@@ -216,7 +216,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
     # -- for EngineControl --------------------------------------------------------------------------------------------
 
     def forget(self, block_ids: Sequence[int]) -> None:
-        """Drop keys, without reporting to custody, and put the unreferenced blocks where they are used first."""
+        """Drop keys without a report to custody, and put unreferenced blocks where they are used first."""
         first: list[KVCacheBlock] = []
         queue = self.free_block_queue
         for block_id in block_ids:
@@ -239,7 +239,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         return [block.block_id for block in blocks]
 
     def withhold(self, block_id: int) -> None:
-        """Never hand this block out again: a reference that nobody gives back."""
+        """Withhold this block from allocation by a reference that is never dropped."""
         block = self.blocks[block_id]
         self._maybe_evict_cached_block(block)
         if block.ref_cnt == 0:
@@ -247,14 +247,18 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         block.ref_cnt += 1
 
     def has_spare(self, needed: int) -> bool:
-        """Return the next `needed` hand-outs would evict nothing; counts `spare_blocks` anew."""
+        """Return whether the next `needed` allocations would evict nothing; counts `spare_blocks` again."""
         queue = self.free_block_queue
         free_blocks = int(queue.num_free_blocks)
         return queue.count_spare(needed + LOOK_AHEAD_BLOCKS) >= min(needed, free_blocks)
 
 
 def governed_pool(pool: BlockPool, custody: PoolCustody) -> GovernedBlockPool:
-    """`pool` itself, governed. Raises `ConfigError` unless it is vLLM's own class."""
+    """Return `pool` itself, governed.
+
+    Raises:
+        ConfigError: it is not vLLM's own class.
+    """
     if not isinstance(pool, GovernedBlockPool):
         check_type(pool, BlockPool, "the block pool")
         swap_class(pool, GovernedBlockPool)
@@ -275,7 +279,7 @@ LOOK_AHEAD_BLOCKS = 256  # that one walk along the free queue counts beyond what
 
 
 class GovernedFreeQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
-    """vLLM's `FreeKVCacheBlockQueue`. Whoever prepends blocks has made sure that they have no key."""
+    """vLLM's `FreeKVCacheBlockQueue`. Prepended blocks must have no key."""
 
     spare_blocks = 0
     _last_spare: KVCacheBlock | None = None
@@ -298,13 +302,13 @@ class GovernedFreeQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
             self.spare_blocks, self._last_spare = 0, None
 
     def remove(self, block: KVCacheBlock) -> None:
-        """See vLLM's; one of the spare ones leaves from among them only when a block is withheld."""
+        """See vLLM's; a spare block leaves from among the others only when it is withheld."""
         if block._block_hash is None:
             self.spare_blocks, self._last_spare = 0, None
         super().remove(block)
 
     def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Blocks without a key, behind the spare ones (rule 1)."""
+        """Insert blocks without a key behind the spare ones (rule 1)."""
         if not blocks:
             return
         before = self._last_spare
@@ -337,7 +341,7 @@ class GovernedFreeQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
         self.spare_blocks, self._last_spare = (count, last) if count else (0, None)
 
     def walk(self, needed: int, look_ahead: int) -> list[KVCacheBlock]:
-        """Return blocks with a key from the head on: all among the first `needed` blocks, up to `look_ahead` in all.
+        """Return blocks with a key from the head on: all among the first `needed` blocks, up to `look_ahead` in total.
 
         The caller takes their keys, so everything that was walked is spare afterwards.
         """
@@ -354,7 +358,11 @@ class GovernedFreeQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
 
 
 def governed_free_queue(queue: FreeKVCacheBlockQueue) -> GovernedFreeQueue:
-    """`queue` itself, governed. Raises `ConfigError` unless it is vLLM's own class."""
+    """Return `queue` itself, governed.
+
+    Raises:
+        ConfigError: it is not vLLM's own class.
+    """
     if not isinstance(queue, GovernedFreeQueue):
         check_type(queue, FreeKVCacheBlockQueue, "the free queue")
         swap_class(queue, GovernedFreeQueue)
