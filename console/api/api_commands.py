@@ -178,8 +178,8 @@ def _read(path: Path) -> bytes:
         raise ConfigError(f"`{path}`: {error.strerror}", path=path) from None
 
 
-# What is done with an answer of the API: a job is followed to its end, its files and contents are written, a page is
-# printed as a table, anything else as names and values.
+# Printing an answer of the API: a job is followed to its end, files and contents are written, a page becomes a table,
+# and any other answer becomes names and values.
 
 _KEEP = 0.2
 

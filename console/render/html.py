@@ -124,11 +124,12 @@ def _pick(rows: Any, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(getattr(row, name) for name in names) for row in rows]
 
 
-# Tables of documents: the first rows on the page, and all of them in a CSV file where there are many.
+# Tables of documents: the page shows the first rows, and a CSV file holds all rows of a long table.
 #
-# 1. A table with the name of a file shows `shown` rows; where it has more, the file beside the document has every
-# row. 2. The page names that file and its SHA-256, so the document's own digest covers it. 3. A cell says the same on
-# the page and in the file; a number has no separators there.
+# Rules of this section:
+# 1. A table with a file name shows `shown` rows; where it has more, the file beside the document has every row.
+# 2. The page names that file and its SHA-256, so the document's own digest covers it.
+# 3. A cell has the same content on the page and in the file; a number has no separators in the file.
 
 ROWS_SHOWN = 300
 FILES = "csv_files"  # what a template's values call the files of its tables

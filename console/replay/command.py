@@ -372,7 +372,7 @@ def read_unit(name: str) -> Unit:
     return units[name]
 
 
-# A replay's report on the terminal.
+# Printing a replay's report on the terminal.
 
 LATE_BY_LOAD = "a replay skips idle time alone: on a busy machine scrubs come after `scrub.within`"
 

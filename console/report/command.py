@@ -400,7 +400,8 @@ class _telling:  # noqa: N801 - a context manager that reads as a verb
             self._status.stop()
 
 
-# A document's files against its facts: each form, and each long table's CSV, is made again and compared as bytes.
+# Comparing a document's files with its facts: each format, and each long table's CSV, is made again and compared as
+# bytes.
 
 _NAMES = ("report.json", "ropa.json")
 

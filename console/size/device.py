@@ -210,7 +210,7 @@ def _print_tenants(report: SizingReport, tenants: list[dict[str, Any]] | None, f
         )
 
 
-# Who gets what of a sized pool: a policy's tenants by their quotas, and how many tenants of one profile fit.
+# Tenants' shares of a sized pool: a policy's tenants by their quotas, and how many tenants of one profile fit.
 
 _STEPS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4)  # of the profile's context, in the plot
 _STYLE = (
@@ -281,14 +281,14 @@ def fitting(report: SizingReport, profile: TenantProfile) -> dict[str, Any]:
     }
 
 
-def plot(path: Path, model: str, found: dict[str, Any]) -> None:
+def plot(path: Path, model: str, document: dict[str, Any]) -> None:
     """Write the number of tenants that fit by tokens per session as an SVG file.
 
     Raises:
         ConfigError: it cannot be written.
     """
-    rows = found["by_tokens"]
-    title = f"{model}: tenants of {several(found['sessions'], 'session')} that fit"
+    rows = document["by_tokens"]
+    title = f"{model}: tenants of {several(document['sessions'], 'session')} that fit"
     counts, edges = [row["fit"] for row in rows], [f"{row['tokens']:,}: {row['fit']:,}" for row in rows]
     drawn = str(histogram(title, counts, edges, "tokens a session: tenants"))
     start = drawn.index("<svg")

@@ -287,10 +287,12 @@ class ModellessEngine:
         self._due, self._waiting, self._running = [], [], []
 
 
-# Block events of the engine without a model, with token ids of prompts, for routers that compute hashes of their own.
+# Block events of the engine without a model, with prompts' token ids, for routers that compute their own hashes.
 #
-# 1. A block that a prompt filled is told with its tokens; one that an answer filled is told without, and so are those
-# behind it. 2. Whether token ids leave is what `kv_events_tokens` says.
+# Rules of this section:
+# 1. A block filled by a prompt is published with its tokens. A block filled by an answer, and every block behind it,
+#    is published without tokens.
+# 2. The setting `kv_events_tokens` decides whether token ids leave the process.
 
 
 class PromptBlockEvents(BatchingBlockEvents):

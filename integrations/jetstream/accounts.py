@@ -201,10 +201,11 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-# Keys and signed claims of NATS: nkeys in their text form, and JWTs that servers and clients read.
+# NATS's keys and signed claims: nkeys in their text form, and JWTs for servers and clients.
 #
-# 1. A key's text is base32 of a prefix that says its kind, 32 bytes, and a CRC-16; a seed's has `S` before it. 2. A
-# claim is signed by the key that issues it (`ed25519-nkey`). The server checks it; nothing here reads one.
+# Rules of this section:
+# 1. A key's text is base32 of a prefix for its kind, 32 bytes, and a CRC-16; a seed's text begins with `S`.
+# 2. The issuing key signs a claim (`ed25519-nkey`). The server checks claims; nothing here reads one.
 
 OPERATOR, ACCOUNT, USER = "O", "A", "U"
 _PREFIX: Final = {OPERATOR: 14 << 3, ACCOUNT: 0, USER: 20 << 3}

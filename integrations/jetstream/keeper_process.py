@@ -40,15 +40,16 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.js.client import JetStreamContext
 
-# Keeps the stream of KV events: makes it, bounds it, purges what erasures ended, and hints that epochs were raised.
+# The keeper of the stream of KV events.
 #
-# 1. What it purges follows from the epochs that the control plane gives out, never from a message: each subject says
-# the epoch that its name was made under, and goes once a newer one ends the name. So the next round makes up for a
-# purge that failed and for a server or keeper that was away, and what a worker with an older epoch sends later goes,
-# too. 2. Messages live no longer than the shortest ceiling of the policies in effect; a minute where that is not
-# known. 3. The stream is in memory, replaces its oldest messages past its bound, and is made anew where it is gone.
-# 4. Several keepers may run; each does the same. 5. A round purges `PURGES_MAX` subjects at most. Where more have
-# ended, the next one follows at once.
+# Rules of this section:
+# 1. The control plane's epochs decide what is purged, never a message. Each subject carries the epoch of its name and
+#    is purged once a newer epoch ends the name. So the next round catches up after a failed purge or an absence, and
+#    purges what a worker with an older epoch sends later.
+# 2. Messages live no longer than the shortest ceiling of the active policies, or one minute where that is unknown.
+# 3. The stream is in memory, replaces its oldest messages beyond its bound, and is created again where it is gone.
+# 4. Several keepers may run; all do the same.
+# 5. A round purges at most `PURGES_MAX` subjects. Where more have ended, the next round follows at once.
 
 AGE_SECONDS_UNKNOWN: Final = 60.0  # rule 2
 AGE_SECONDS_MAX: Final = 3600.0

@@ -52,11 +52,12 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
-# What a publisher has told of and not taken back: what a snapshot is made of.
+# The published blocks that were not withdrawn, from which a snapshot is made.
 #
-# 1. A snapshot never has a block that was taken back. It may lack the oldest, where more are told of than
-# `blocks_max`. 2. It has each chain's blocks after their parents, as they were told. 3. A tenant's snapshot costs as
-# much as the tenant's own blocks, however many others have.
+# Rules of this section:
+# 1. A snapshot never has a withdrawn block. It may lack the oldest ones, where more than `blocks_max` are published.
+# 2. It has each chain's blocks after their parents, in the order of publication.
+# 3. A tenant's snapshot costs as much as the tenant's own blocks, whatever others have.
 
 BLOCKS_MAX: Final = 1 << 18
 

@@ -131,26 +131,28 @@ class StreamReader:
         self.streams.snapshot(message.subject, message.headers, message.data)
 
 
-# Which workers' locations a reader may use: gaps in what workers told, and the snapshots that close them.
+# The workers whose locations a reader may use: gaps in their streams, and the snapshots that close the gaps.
 #
 #     streams = WorkerStreams(index)
-#     streams.take_message(subject, headers, payload)      # of the stream, in the order of its numbers
+#     streams.take_message(subject, headers, payload)      # from the stream, in the order of its numbers
 #     streams.beat(subject, headers)
 #     streams.snapshot(subject, headers, payload)
 #     for worker, tenant, question in streams.due(): …   # ask the worker
 #     streams.is_usable(worker, tenant)
 #
-# 1. A worker's locations of a tenant are usable while every number of its life was had, or a snapshot stands for it.
-# A hole ends that at once; they are usable again once a snapshot was had whole and all that came after it. 2. A
-# message that comes again, or of an earlier life, changes nothing. A later life forgets what the earlier one told.
-# Lives of one process of the worker are numbered. Another process is later than those that were heard before it, and
-# one that another has followed never comes back. No clock orders them. 3. A beat whose number is not reached within
-# `GRACE_SECONDS` is a hole. A worker without a beat for `SILENT_SECONDS` is not usable. 4. Memory is bounded: workers
-# with tenants, and messages and parts kept while a snapshot is waited for, in number and bytes, of one worker's
-# tenant and of all together. What does not fit is let go, and another snapshot asked for. 5. All of it is a hint:
-# whoever acts by a location asks an engine, which decides by what it holds.
+# Rules of this section:
+# 1. A worker's locations for a tenant are usable while every number of its life has arrived, or a snapshot replaces
+#    it. A gap ends that at once. They are usable again after a complete snapshot and all later messages.
+# 2. A repeated message, or one from an earlier life, changes nothing. A later life discards the earlier one. The
+#    lives of one process are numbered. A new process is later than all processes heard before it, and a replaced
+#    process never returns. No clock orders them.
+# 3. A beat whose number is not reached within `GRACE_SECONDS` is a gap. A worker without a beat for `SILENT_SECONDS`
+#    is not usable.
+# 4. Memory is bounded, per worker and tenant and in total: workers with tenants, and the number and bytes of messages
+#    and parts kept for a snapshot. What exceeds a bound is dropped, and another snapshot is requested.
+# 5. All locations are hints: their user asks an engine, which decides by its own blocks.
 #
-# No sockets here; `now` is monotonic seconds.
+# There are no sockets here; `now` is monotonic seconds.
 
 GRACE_SECONDS: Final = 2.0
 SILENT_SECONDS: Final = 10.0

@@ -353,15 +353,17 @@ class CustodyThread:
         return Chunks(worker, directory, shape.chunk_bytes, keys, shred, watch)
 
 
-# How large the objects of a worker's tier are, kept beside its files: a start that finds it waits for nobody.
+# The size of objects in a worker's tier, stored beside its files, so that the next start need not wait for an object.
 #
 #     keep_shape(settings, ChunkShape(chunk_bytes, chunk_tokens))      # before the first object is stored
 #     shape = kept_shape(settings)                                     # at the next start; None: nothing was begun
 #
-# 1. It stands in the folder of the `nvme` tier; without one, in the spill's, for a start that closes what the last
-# left, and finds what it has in a store that workers share. 2. It is its owner's alone, written whole or not at all,
-# and believed only where it says what a shape can be. 3. A folder that has objects and no shape is refused: their
-# ends would wait for somebody who stores.
+# Rules of this section:
+# 1. The file is in the folder of the `nvme` tier. Without one it is in the spill's folder, for a start that closes
+#    what the last one left and finds its objects in a shared store.
+# 2. Only its owner can access it. It is written completely or not at all, and believed only where its values are
+#    possible.
+# 3. A folder with objects but no shape is refused: their ends would wait for the next store.
 
 FILE = "chunk-shape"
 _BYTES_MAX = 4096

@@ -74,13 +74,12 @@ def guard(server: ModuleType) -> None:
     server.app.add_middleware(SglangScopeMiddleware)
 
 
-# Chat prompts marked where SGLang renders them, so that the roles of messages say kinds of content (`message_spans`).
+# Marks chat prompts where SGLang renders them, so that messages' roles name kinds of content (`message_spans`).
 #
 #     mark_messages({"system": "system_prompt", "tools": "tool_schema"})      # in the HTTP server's process, once
 #
-# What cannot be found exactly is not marked: prompts with media, a last message that is gone on with, models that
-# SGLang renders without a chat template, tokenizers that do not say where a token is, templates that change what they
-# are given.
+# What cannot be located exactly is not marked: prompts with media, a continued last message, models that SGLang
+# renders without a chat template, tokenizers without token offsets, and templates that change their input.
 
 _CHAT = "sglang.srt.entrypoints.openai.serving_chat:OpenAIServingChat"
 _SIGNATURES = {

@@ -91,13 +91,14 @@ def model_identity(llm_args: object, block_tokens: int) -> ModelIdentity:
     )
 
 
-# What of TensorRT-LLM can be governed, and what is refused at start, by name. Never run on TensorRT-LLM itself.
+# The parts of TensorRT-LLM that can be governed, and the options refused at start. Never run on TensorRT-LLM itself.
 #
-# 1. What keeps KV outside the device and outside our tiers, or hands it to another process, is refused by its option.
-# 2. What the connector's interface cannot say is refused: a worker that could not load has no way to tell the
-# scheduler, so there is one worker, and it is in the door's process. 3. The device's own blocks are the engine's.
-# What is asked of it there is that salts part tenants (`cache_salt`), and that only whole blocks are reused; both are
-# looked at with every request.
+# Rules of this section:
+# 1. An option that keeps KV outside the device and our tiers, or hands it to another process, is refused.
+# 2. What the connector's interface cannot express is refused: a worker that could not load cannot tell the scheduler,
+#    so there is one worker, and it is in the door's process.
+# 3. The engine owns the device's blocks. It must keep tenants apart by salts (`cache_salt`) and reuse only whole
+#    blocks; every request checks both.
 
 MODULE = "kvcustody.integrations.tensorrt_llm.connector"
 SCHEDULER_CLASS, WORKER_CLASS = "CustodyConnectorScheduler", "CustodyConnectorWorker"

@@ -233,9 +233,11 @@ class SchedulerHalf:
         state.saved = max(state.saved, last)
 
 
-# Keys of a request's whole blocks: digests of all tokens up to each one's end, under a key of its domain.
+# The keys of a request's whole blocks: digests of all tokens up to each block's end, under a key of its domain.
 #
-# chain = BlockChain(domain_salt, block_tokens) chain.extend(tokens) chain.keys # 32 bytes for each whole block
+#     chain = BlockChain(domain_salt, block_tokens)
+#     chain.extend(tokens)
+#     chain.keys  # 32 bytes for each whole block
 
 KEY_BYTES = 32
 _TOKEN_BYTES = 4

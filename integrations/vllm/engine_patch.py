@@ -132,13 +132,13 @@ def _with_others(connector: Any, order: StepOrder, output: SchedulerOutput) -> K
     return MultiKVConnectorMetadata(metadata=tuple(parts))
 
 
-def _ours(found: Any) -> StepReceipt:
+def _ours(answer: Any) -> StepReceipt:
     """Return our part of the workers' connector's answer.
 
     Raises:
         IsolationError: there is none.
     """
-    parts = found.metadata if isinstance(found, MultiKVConnectorWorkerMetadata) else (found,)
+    parts = answer.metadata if isinstance(answer, MultiKVConnectorWorkerMetadata) else (answer,)
     for part in parts:
         if isinstance(part, StepReceipt):
             return part

@@ -45,15 +45,15 @@ class ScopeMiddleware(IdentityMiddleware):
         super().__init__(app, gate, body_bytes_max=int(settings.request_bytes_max), refused=counted(attempts.note))
 
 
-# Chat prompts marked where vLLM renders them, so that the roles of messages say kinds of content (`message_spans`).
+# Marks chat prompts where vLLM renders them, so that messages' roles name kinds of content (`message_spans`).
 #
-# Chat completions, `/v1/responses` and `/v1/messages` are rendered in one place: an item of a response is a message
-# by then, its instructions a system message, what a function gave a message of `tool`.
+# vLLM renders chat completions, `/v1/responses` and `/v1/messages` in one place. There an item of a response is a
+# message already, its instructions are a system message, and a function's output is a `tool` message.
 #
 #     mark_messages({"system": "system_prompt", "tools": "tool_schema"})      # in the API server, once
 #
-# What cannot be found exactly is not marked: prompts with media, cut prompts, tokenizers that do not say where a
-# token is, templates that change what they are given.
+# What cannot be located exactly is not marked: prompts with media, cut prompts, tokenizers without token offsets, and
+# templates that change their input.
 
 _RENDERED: ContextVar[list[Any] | None] = ContextVar("rendered", default=None)  # chat parameters of this request
 
@@ -140,10 +140,10 @@ async def _mark(
         note_unmarked("no place of each token" if offsets is None else "not found exactly")
 
 
-# What a door refused, for vLLM's own `/metrics`: `kvcustody_door_refused_total`, by reason.
+# The door's refusals by reason for vLLM's own `/metrics`: `kvcustody_door_refused_total`.
 #
-# vLLM's API server serves what its process has registered with `prometheus_client`, and that of its other processes.
-# A reason is one of few, so it says what was asked, and nothing of who asked.
+# vLLM's API server serves what its processes have registered with `prometheus_client`. The few reasons describe the
+# request and never the client.
 
 
 def counted(note: Callable[[str, str], None], registry: CollectorRegistry = REGISTRY) -> Callable[[str, str], None]:

@@ -209,11 +209,11 @@ def _fill(
     return tuple(groups), sequences
 
 
-# The parameters of a model, estimated from its config, for when its weights' true size is not given.
+# A model's number of parameters, estimated from its config where the weights' true size is not given.
 #
-# An estimate: norms, biases, adapters and quantisation metadata are left out or approximated; `parts_left_out` names
-# towers and layers of multi-token prediction (MTP), which are not counted either. Give the size of the checkpoint
-# where it matters.
+# The estimate omits or approximates norms, biases, adapters and quantisation metadata. It also omits towers and
+# layers of multi-token prediction (MTP), which `parts_left_out` names. Give the checkpoint's size where precision
+# matters.
 
 _HINT = "add it, or give the size of the weights"
 # Feed-forward without a gate.

@@ -117,10 +117,10 @@ def _progress(finding: CaseFinding) -> None:
     print(f"{finding.verdict:8} {finding.case} ({finding.seconds:.1f} s)", file=sys.stderr, flush=True)
 
 
-# Connectors, tiers and stores that an installed engine has, and which of them somebody tried.
+# The connectors, tiers and stores of an installed engine, and which of them were tried.
 #
-# A part is tried where a target of `kvcustody known-bugs` or a kept run of the conformance kit has it; every other
-# one is named as untested.
+# A part counts as tried where a target of `kvcustody known-bugs` or a stored run of the conformance kit covers it;
+# every other one is listed as untested.
 
 SCRIPT: Final = Path(__file__).resolve().parent / "scripts" / "engines" / "registries.py"
 _SCRIPT_SECONDS: Final = 300.0
@@ -180,7 +180,7 @@ def parts_of(found: dict[str, list[str] | str]) -> list[InstalledPart]:
     return parts
 
 
-# Runs a target's scripts, each in a process of its own of the environment that has the product.
+# Runs a target's scripts, each in its own process of the environment that has the product.
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 

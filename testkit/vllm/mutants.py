@@ -38,9 +38,9 @@ from kvcustody.testkit.conformance.mutants.toys import TOY
 from kvcustody.testkit.vllm.modelless_engine import preempt
 from kvcustody.testkit.vllm.modelless_workers import SubmittedStep, Workers
 
-# What historic bugs make of the methods that move blocks: vLLM's own, the adapter's, and the workers' scrubs.
+# Historic bugs in the methods that move blocks: vLLM's own, the adapter's, and the workers' scrubs.
 #
-# Each takes the original and answers what stands in its place, for `conformance.mutants.patch`; `mutants` lists them.
+# Each function takes the original and returns its replacement, for `conformance.mutants.patch`; `mutants` lists them.
 
 # -- lifetime ----------------------------------------------------------------------------------------------------------
 

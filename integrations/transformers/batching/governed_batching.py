@@ -329,12 +329,14 @@ class GovernedBatching:
         self.close()
 
 
-# What can be taken into custody: call `check_internals` before anything is opened, the others with what was opened.
+# Checks of what can be governed: call `check_internals` before anything is opened, the others with the opened parts.
 #
-# 1. Outside the declared range of versions nothing starts: an engine that changed may hand out blocks behind our
-# back. 2. Inside the range every class and signature that is overridden or called is compared before the first block
-# moves. 3. One cache tensor on one device, layers of full attention and of sliding windows only, no copy of blocks
-# outside it. Every part of the engine that is not understood is refused, with what to change.
+# Rules of this section:
+# 1. Nothing starts outside the declared range of versions: a changed engine may allocate blocks without our
+#    knowledge.
+# 2. Inside the range every overridden or called class and signature is compared before the first block moves.
+# 3. Governed are one cache tensor on one device, layers with full attention or sliding windows, and no copies of
+#    blocks elsewhere. Every unknown part of the engine is refused, with the fix.
 
 
 def check_config(model: Any, config: Any, block_tokens: int) -> None:

@@ -239,15 +239,17 @@ def _slab_memory(memory: object) -> SlabMemory:
 
 # Slabs: memory that exists only while a classic cache is in custody, and that the pool sees as blocks.
 #
-# A classic cache needs contiguous tensors and the pool hands out scattered blocks. So a block is here a charge of
-# `bytes_per_block`, bound at admission to one row of a slab of the cache's own
-# (docs/build/adr/0006-classic-caches.md).
+# A classic cache needs contiguous tensors, and the pool allocates scattered blocks. So a block here is a charge of
+# `bytes_per_block`, bound at admission to one row of the cache's own slab (docs/build/adr/0006-classic-caches.md).
 #
-# 1. A block has bytes behind it from `bind` until a scrub has zeroed them, and read them back where that was asked.
-# 2. A slab serves one cache and is never handed to another: a stale view of an ended cache reads zeros. 3. A row that
-# does not become zero stays bound, and its slab with it: such memory never returns to torch's allocator. 4. Before a
-# slab is zeroed, every stream of the GPU that uses it has finished: no write comes after the zeros. While an engine
-# of this process records a graph, that waits: a wait for the whole device would break the recording.
+# Rules of this section:
+# 1. A block has bytes from `bind` until a scrub has zeroed them, and has read them back where requested.
+# 2. A slab serves one cache and is never reused for another: a stale view of an ended cache reads zeros.
+# 3. A row that does not become zero stays bound, and its slab with it: such memory never returns to torch's
+#    allocator.
+# 4. A slab is zeroed only after every GPU stream that uses it has finished, so no write follows the zeros. While an
+#    engine of this process records a graph, zeroing waits, because waiting for the whole device would break the
+#    recording.
 
 BLOCK_BYTES = 64 << 10
 _LEVELS = ("unread", "launched", "retired", "sampled", "full")  # weakest first

@@ -290,8 +290,9 @@ def _widest(shape: CacheShape) -> LayerShape:
 
 # What a classic cache will hold, read from the model's config before it is opened: layers, windows, bytes.
 #
-# 1. A layer type without a governed form is an error, never left out. 2. Sizes are an upper bound for the states that
-# come: a layer that would need more refuses them.
+# Rules of this section:
+# 1. A layer type without a governed form is an error and is never left out.
+# 2. Sizes are upper bounds for the states; a layer refuses states beyond its bound.
 
 _USUAL_NAMES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 # Cross-attention has a cache of its own; a layer with index keys is a kind without a governed form.

@@ -268,12 +268,14 @@ def governed_pool(pool: BlockPool, custody: PoolCustody) -> GovernedBlockPool:
     return pool
 
 
-# vLLM's free queue, in which blocks without a key stand at the head, the longest clean first.
+# vLLM's free queue, with blocks without a key at its head, the longest clean first.
 #
-# 1. The first `spare_blocks` blocks have no key, and the last of them is where further ones join. So memory that
-# holds nobody's data is used before anything cached is evicted, what ended last is used last among it, and its scrub
-# is done by then. 2. `spare_blocks` may be less than the blocks without a key at the head, never more; `count_spare`
-# counts anew.
+# Rules of this section:
+# 1. The first `spare_blocks` blocks have no key, and further ones join behind them. So memory without anyone's data
+#    is used before anything cached is evicted. Among it the block that ended last is used last, when its scrub is
+#    done.
+# 2. `spare_blocks` may be less than the number of blocks without a key at the head, never more; `count_spare` counts
+#    again.
 
 LOOK_AHEAD_BLOCKS = 256  # that one walk along the free queue counts beyond what is needed
 

@@ -664,7 +664,9 @@ def _kinds_in(given: object, *, is_marked: bool) -> tuple[KindRange, ...]:
 
 # A timer that makes an idle engine take a step when the next hold lapses.
 #
-# 1. It holds no lock while it calls, and arming is cheap and idempotent: an engine arms it whenever it goes idle.
+# Rules of this section:
+# 1. It holds no lock during its call, and setting it is cheap and idempotent: an engine sets it whenever it becomes
+#    idle.
 
 LATEST_SECONDS = 3600.0
 

@@ -423,15 +423,16 @@ class SchedulerState:
         return governed
 
 
-# Which custody ends before vLLM would evict: in the policy's order or, without one, in vLLM's.
+# The custody that ends before vLLM would evict, in the policy's order or, without one, in vLLM's.
 #
-# The pool calls `make_room` when it would have to evict, `SchedulerSide` calls `evict_ahead` while the workers
+# The pool calls `make_room` when it would have to evict; `SchedulerSide` calls `evict_ahead` while the workers
 # compute.
 #
-# 1. vLLM never evicts a cached block by itself: `make_room` has ended its custody before vLLM comes to it. So between
-# two flushes the port and vLLM's index differ only in blocks that are new. 2. Blocks end in batches, and ahead of
-# their use: they are zero when they are handed out, so that a step need not wait for their scrub. At most two batches
-# are ended before somebody asks for them.
+# Rules of this section:
+# 1. vLLM never evicts a cached block itself: `make_room` has ended its custody before. So between two flushes the
+#    port and vLLM's index differ only in new blocks.
+# 2. Blocks end in batches, ahead of their use, so they are zero when they are allocated and no step waits for their
+#    scrub. At most two batches end before they are needed.
 
 EVICT_BLOCKS_MAX, EVICT_SHARE = 256, 1 / 64  # of the pool, that one batch ends ahead of their use
 

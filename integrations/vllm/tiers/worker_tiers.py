@@ -605,7 +605,7 @@ def _open_store(tier: str, plan: TierPlan, whose: _StoreOf, clock: Clock) -> Tie
 #     bytes_of.read(blocks, into)               # `into` holds the blocks, each with all its layers
 #     bytes_of.write(blocks, data)
 #
-# On a device both wait: for what was put on it before, and until the copy is there.
+# On a device both calls wait, for earlier work on the device and for the copy.
 
 
 class BlockBytes:

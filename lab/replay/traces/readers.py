@@ -313,8 +313,8 @@ READERS: dict[str, Reader] = {
 # Infers conversations from chains of block ids, for traces that publish none.
 #
 # Block ids are prefix-chained, so a shared id at depth d means d + 1 shared blocks. A request continues the session
-# whose last request ended (in whole blocks) inside it; it belongs to the lineage that first wrote its deepest shared
-# block. The first block does not count: a head that everybody sends (a system prompt) is not a conversation.
+# whose last request ended (in whole blocks) inside it. It belongs to the lineage that first wrote its deepest shared
+# block. The first block does not count: a prefix in every request (a system prompt) is not a conversation.
 
 _HEAD_BLOCKS = 1
 
@@ -352,7 +352,7 @@ class SessionGuesser:
         return session, lineage, turn
 
 
-# Lines of a trace file, plain or gzip, with their numbers; every damage is a `TraceError`.
+# The lines of a trace file, plain or gzip, with their numbers; every damage is a `TraceError`.
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
