@@ -59,7 +59,7 @@ class _Marked(NamedTuple):
 
 _MARKED: ContextVar[_Marked] = ContextVar("marked")
 
-Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking once more: for scripts.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation: for scripts.")]
 
 
 def confirm(what: str, word: str, *, yes: bool) -> None:
@@ -71,8 +71,8 @@ def confirm(what: str, word: str, *, yes: bool) -> None:
     if yes:
         return
     if not _terminal():
-        raise ConfigError(f"{what} is ended, which cannot be taken back: give --yes where nobody can be asked")
-    asked = f"This ends {what}, and cannot be taken back. Type {word} to go on"
+        raise ConfigError(f"{what} would end, which cannot be undone: give --yes in scripts")
+    asked = f"This ends {what}, and cannot be undone. Type {word} to go on"
     typed: str = typer.prompt(asked, default="", show_default=False, err=True)
     if typed.strip() != word:
         raise ConfigError(f"{what} is not ended: `{word}` was not typed")
@@ -302,7 +302,7 @@ def following(lost: Callable[[], bool]) -> Iterator[None]:
     except KeyboardInterrupt:
         if not lost():
             raise
-        say("error: interrupted, after what is said above", file=sys.stderr)
+        say("error: interrupted; the output above is incomplete", file=sys.stderr)
         raise typer.Exit(EXIT_NO) from None
     finally:
         if main:

@@ -45,7 +45,7 @@ app = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
     help="Make and check the root key file: 32 random bytes, mode 0600, on a local disk.",
-    epilog="docs/operate/keys.md says which keys exist, where each one lives and how it ends.",
+    epilog="docs/operate/keys.md lists the keys, their places and how each one ends.",
 )
 
 KeyringFile = Annotated[
@@ -67,7 +67,7 @@ def init(file: _File = DEFAULT, *, as_json: Json = False) -> None:
     give workers the file with KVCUSTODY_ROOT_KEY_SOURCE=file and KVCUSTODY_ROOT_KEY_PATH.
     """
     if not file.parent.is_dir():
-        raise KeyringError(f"root key `{file}`: no such folder; create it, closed to others", path=file)
+        raise KeyringError(f"root key `{file}`: no such folder; create it, without access for others", path=file)
     create_root_key(file)
     _show(file, as_json, "created")
 
@@ -112,7 +112,7 @@ def rewrap(
         bool,
         typer.Option(
             "--end-old",
-            help="Then destroy the old root key, and a key service's old keys: no backup from before opens any more.",
+            help="Then destroy the old root key, and a key service's old keys; earlier backups become unreadable.",
         ),
     ] = False,
     *,
@@ -190,7 +190,7 @@ def _end_old(keyring: Keyring, port: WrappingPort) -> int:
     "    kvcustody keys backup --days 30 --to /backup/kvcustody-2026-12-01"
 )
 def backup(
-    days: Annotated[int, typer.Option("--days", min=1, max=3650, help="For how many days the backup is kept at most.")],
+    days: Annotated[int, typer.Option("--days", min=1, max=3650, help="Maximum age of the backup in days.")],
     to: Annotated[
         Path | None,
         typer.Option(
@@ -213,7 +213,7 @@ def backup(
     reads = {store: Path.read_bytes, shred or settings.shred_keys_path: whole_file}
     files = {path: read for path, read in reads.items() if path.exists()}
     if not files:
-        raise KeyringError("no file of keys is here to be backed up; name it", path=keyring)
+        raise KeyringError("there is no key file to back up; name one", path=keyring)
     now_us = SystemClock().utc_us()
     until_us = now_us + days * DAY_US
     try:
@@ -240,9 +240,7 @@ def backup(
 def tree(
     keyring: KeyringFile = None,
     shred: ShredKeysFile = None,
-    last: Annotated[
-        int, typer.Option("--last", min=0, help="How many of the keys that were destroyed, the newest first.")
-    ] = 10,
+    last: Annotated[int, typer.Option("--last", min=0, help="How many destroyed keys to show, the newest first.")] = 10,
     *,
     as_json: Json = False,
 ) -> None:
@@ -292,7 +290,7 @@ def _show_tree(hierarchy: KeyHierarchy, last: int) -> None:
     _show_destroyed(hierarchy, last)
     if hierarchy.overdue:
         say(
-            f"over, with the key still there: {several(len(hierarchy.overdue), 'bucket')}: "
+            f"expired, but with an existing key: {several(len(hierarchy.overdue), 'bucket')}: "
             "start a worker with these tiers"
         )
 

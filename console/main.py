@@ -30,7 +30,7 @@ COMMANDS = {
     ),
     "simulate": Lazy(
         "kvcustody.console.simulate.command:app",
-        "What a fleet would find in its caches, in fast time.",
+        "A fleet's expected cache hits, modelled faster than real time.",
     ),
     "size": Lazy(
         "kvcustody.console.size.command:app",
@@ -52,7 +52,7 @@ COMMANDS = {
     ),
     "db": Lazy(
         "kvcustody.console.db.command:app",
-        "The ledger's database: its schema, its roles, its months, and moving it from SQLite to PostgreSQL.",
+        "The ledger's database: schema, roles, partitions by month, and moving it from SQLite to PostgreSQL.",
     ),
     "policy": Lazy(
         "kvcustody.console.policy.command:app",
@@ -65,7 +65,7 @@ COMMANDS = {
     ),
     "principal": Lazy(
         "kvcustody.console.principal.command:principals",
-        "Enrol, list, disable and enable the people and machines that may ask a control plane.",
+        "Enrol, list, disable and enable the people and machines that may use a control plane.",
     ),
     "apikey": Lazy(
         "kvcustody.console.principal.keys:keys",
@@ -73,20 +73,20 @@ COMMANDS = {
     ),
     "audit": Lazy(
         "kvcustody.console.audit.command:app",
-        "Look into the ledger, prove what it says, export it and check it.",
+        "Look into the ledger, prove its entries, export it and check it.",
     ),
     "witness": Lazy(
         "kvcustody.console.witness.command:app",
-        "Run a witness (C2SP tlog-witness): somebody else who signs that a ledger only grew.",
+        "Run a witness (C2SP tlog-witness): a third party that signs that a ledger only grew.",
     ),
     "custody": Lazy(
         _OPERATIONS,
-        "What is held and was held: blocks, residencies, totals, refusals, and what crossed between tenants.",
+        "Present and past custody: blocks, residencies, totals, refusals, and reuse across tenants.",
         below="",
     ),
     "coverage": Lazy(
         "kvcustody.console.coverage.command:app",
-        "Deletion coverage: of all custody due to end, how much has evidence of its end, in time.",
+        "Deletion coverage: the share of due custody that ended in time, with evidence.",
     ),
     "report": Lazy(
         "kvcustody.console.report.command:app",
@@ -98,35 +98,35 @@ COMMANDS = {
     ),
     "erasure": Lazy(
         "kvcustody.console.erasure.command:app",
-        "End everything that is held of a tenant, subject, session, domain or model, and prove it.",
+        "Erase everything held of a tenant, subject, session, domain or model, and prove it.",
     ),
     "case": Lazy(
         "kvcustody.console.case.command:app",
-        "Requests of people about their data as cases: receipt, identity, the clock of one month, decision, letter.",
+        "Subject requests as cases: receipt, identity, the deadline of one month, decision, letter.",
     ),
     "inbox": Lazy(
         "kvcustody.console.inbox:inbox",
-        "What waits for somebody: approvals, consents, missed erasures, and what is about to end.",
+        "Open tasks: approvals, consents, missed erasures, and what is about to end.",
         "EPILOG",
     ),
-    "scan": Lazy("kvcustody.console.scan.command:app", "Orphans: custody that two sources disagree about."),
+    "scan": Lazy("kvcustody.console.scan.command:app", "Orphans: custody about which two sources disagree."),
     "worker": Lazy(
         "kvcustody.console.worker:app",
-        "Workers' processes in a ledger: which have not ended, and closing one that does not come back.",
+        "Workers' processes in a ledger: list those that have not ended, and close dead ones.",
     ),
     "job": Lazy(
         _OPERATIONS,
-        "Long work of a control plane, as checks, exports and reports are: list, follow, cancel, fetch its files.",
+        "A control plane's jobs, such as checks, exports and reports: list, follow, cancel, fetch their files.",
         below="",
     ),
     "tier": Lazy(
         _OPERATIONS,
-        "Tiers: what was stored off the device and came back, what was left alone, and why.",
+        "Tiers: what was stored off the device, what was restored, what was not moved, and why.",
         below="docs/operate/tiers.md#why-was-it-moved-or-not says how a decision is made and what each figure means.",
     ),
     "routes": Lazy(
         _OPERATIONS,
-        "Routes: where requests went that came through a door, what they found there, and receipts that lack a half.",
+        "Routes: the workers of requests from doors, their cache hits, and incomplete receipts.",
         below="docs/routers/receipts.md says what each figure means.",
     ),
     "showback": Lazy(
@@ -136,8 +136,8 @@ COMMANDS = {
     ),
     "prefixes": Lazy(
         _OPERATIONS,
-        "Which prefixes are worth keeping: what later requests reused of what one had written.",
-        below="docs/audit/showback.md#prefixes says what a row is; no content is read or shown.",
+        "The prefixes most worth keeping, by later reuse.",
+        below="docs/audit/showback.md#prefixes explains a row; no content is read or shown.",
     ),
     "top": Lazy(
         "kvcustody.console.live.top:top",
@@ -151,12 +151,12 @@ COMMANDS = {
     ),
     "service": Lazy(
         _OPERATIONS,
-        "What a control plane says of itself: health, readiness, metrics, versions, its API document.",
+        "A control plane's health, readiness, metrics, versions and API document.",
         below="",
     ),
     "protocol": Lazy(
         _OPERATIONS,
-        "What workers and their control plane say to each other, for whoever writes or checks a worker.",
+        "The protocol between workers and their control plane, for authors of workers.",
         below="",
     ),
     "doctor": Lazy(
@@ -166,7 +166,7 @@ COMMANDS = {
     ),
     "clock": Lazy(
         "kvcustody.console.clock:app",
-        "The time by which deadlines are compared: where it is, and confirming this machine's clock.",
+        "The clock for deadlines: show it, and confirm this machine's clock.",
     ),
     "version": Lazy(
         "kvcustody.console.version:version",

@@ -144,7 +144,7 @@ def one_ledger(ctx: typer.Context) -> None:
     """
     source = ctx.get_parameter_source("ledger")
     if source is not None and source.name == "COMMANDLINE":
-        raise ConfigError("--server and --ledger name two ledgers: give one of them (KVCUSTODY_SERVER counts as well)")
+        raise ConfigError("--server and --ledger name two ledgers: give one of them (KVCUSTODY_SERVER counts, too)")
 
 
 def state_of(connection: Connection, checkpoint: int | None) -> AsOf | None:

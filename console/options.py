@@ -37,13 +37,13 @@ Config = Annotated[
     typer.Option(
         "--config",
         envvar="KVCUSTODY_SERVICE_CONFIG",
-        help="Settings of the service: TOML or YAML; the environment is stronger.",
+        help="Settings of the service: TOML or YAML; environment variables override them.",
         metavar="FILE",
     ),
 ]
 SettledLedger = Annotated[
     str | None,
-    typer.Option("--ledger", help=f"The ledger: {_LEDGER}; stronger than the settings.", metavar="PATH|URL"),
+    typer.Option("--ledger", help=f"The ledger: {_LEDGER}; overrides the settings.", metavar="PATH|URL"),
 ]
 As = Annotated[
     str | None,
@@ -54,7 +54,7 @@ Server = Annotated[
     typer.Option(
         "--server",
         envvar="KVCUSTODY_SERVER",
-        help="Ask this control plane: https://HOST:PORT, http://127.0.0.1:PORT or unix:PATH.",
+        help="Use this control plane: https://HOST:PORT, http://127.0.0.1:PORT or unix:PATH.",
         metavar="URL",
     ),
 ]

@@ -30,8 +30,8 @@ _RECORDER = "console:closing"
 app = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
-    help="Workers' processes in a ledger: which have not ended, and closing one that does not come back.",
-    epilog="docs/operate/incidents.md says when a process is closed by itself, and what it means that one returns.",
+    help="Workers' processes in a ledger: list those that have not ended, and close dead ones.",
+    epilog="docs/operate/incidents.md says when a process is closed automatically, and what happens if one returns.",
 )
 
 
@@ -72,11 +72,9 @@ def list_open(*, oldest_first: OldestFirst = False, ledger: Ledger = DEFAULT, as
 def close(
     target: Annotated[str, typer.Argument(help="A worker's name, or one process.", metavar="NAME|INCARNATION")],
     *,
-    spill_lost: Annotated[
-        bool, typer.Option("--spill-lost", help="Nothing that it spilled will come any more.")
-    ] = False,
+    spill_lost: Annotated[bool, typer.Option("--spill-lost", help="The process's spill is lost.")] = False,
     actor: Annotated[str, typer.Option(help="Who does it, for the record.")],
-    approver: Annotated[str, typer.Option(help="Who approved it; somebody else.")],
+    approver: Annotated[str, typer.Option(help="Who approved it; another person.")],
     reason: Annotated[str, typer.Option(help="Why, for the record.")],
     ledger: Ledger = DEFAULT,
     as_json: Json = False,
@@ -88,7 +86,7 @@ def close(
     `worker_silence_days`.
     """
     if not spill_lost:
-        raise ConfigError("--spill-lost is needed: what a process spilled, and what it closes, cannot both be counted")
+        raise ConfigError("--spill-lost is needed: closed custody and later spilled records would be counted twice")
     if not approver or actor == approver:
         raise ConfigError("a process is declared dead by two people: --approver is not the --actor")
     clock = SystemClock()
@@ -113,7 +111,7 @@ def close(
         print_json({"processes": closed})
         return
     for each in closed:
-        said = "closed" if each["closed"] else "not closed, it hands in leaves"
+        said = "closed" if each["closed"] else "not closed: it still submits leaves"
         say(f"{said}: {each['incarnation']} of {each['worker']}")
 
 

@@ -37,7 +37,7 @@ _BY_TIME = {"newest", "oldest"}
 _TYPES: dict[str, type] = {"integer": int, "number": float, "boolean": bool, "string": str}
 All = Annotated[bool, typer.Option("--all", help="Follow the pages to the last one.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Follow the job to its end.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Where content goes: a file; the files of a job: a folder.")]
+Out = Annotated[Path | None, typer.Option("--out", help="The file for content, or the folder for the files of a job.")]
 Body = Annotated[Path | None, typer.Option("--body", help="File with the whole body.", metavar="FILE")]
 
 
@@ -191,7 +191,7 @@ def finished(asker: Asker, answer: ApiReply, out: Path | None) -> ApiReply:
         time.sleep(_KEEP)
     files = (job_state["result"] or {}).get("files", [])
     if out is None and files and not asker.lasting:
-        raise ConfigError("--out is needed: what this job makes is gone when the command has ended")
+        raise ConfigError("--out is needed: this job's files are deleted when the command ends")
     for item in files if out is not None else ():
         name = one_segment(item["name"])  # an answer never says where in the file system it goes
         _write(Path(str(out)) / name, call(asker, "getJobFile", {"job": job, "name": name}).body)

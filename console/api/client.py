@@ -129,7 +129,7 @@ def one_segment(text: str) -> str:
         ConfigError: the text would change the path.
     """
     if not text or "/" in text or "?" in text or "#" in text or text in (".", ".."):
-        raise ConfigError(f"`{text}` is no name of one thing")
+        raise ConfigError(f"`{text}` is not a single name")
     return text
 
 
@@ -151,7 +151,7 @@ def asking(
     stated = {name: value for name, value in settings.items() if value is not None}
     if source.plane.server is not None:
         if source.as_name is not None:
-            raise ConfigError("--as works on the ledger itself; against a server the key says who asks")
+            raise ConfigError("--as works only on the ledger itself; at a server the key identifies the caller")
         if stated:
             raise ConfigError(f"with --server, the control plane's settings say `{'`, `'.join(stated)}`")
         with control_plane(source) as connection:
@@ -243,5 +243,5 @@ def _local(service: Service, name: str | None) -> Caller:
         return Caller(local_name(), _LOCAL_ROLES, None, "local")
     found = service.principals.find(name)
     if found is None or found.disabled_us is not None:
-        raise ConfigError(f"--as `{name}`: nobody of that name is enrolled", name=name)
+        raise ConfigError(f"--as `{name}`: no principal has that name", name=name)
     return Caller(found.name, found.roles, found.tenant, "local")

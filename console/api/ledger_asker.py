@@ -250,6 +250,6 @@ class PlainCursors:
             position = None
         if not isinstance(position, list):
             raise ConfigError(
-                f"--cursor `{cursor}` is no cursor of this command; give what `more:` said", cursor=cursor
+                f"--cursor `{cursor}` is no cursor of this command; give the one printed after `more:`", cursor=cursor
             )
         return position

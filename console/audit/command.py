@@ -54,8 +54,8 @@ class AuditGroup(OperationGroup):
 app = typer.Typer(
     cls=AuditGroup,
     no_args_is_help=True,
-    help="Look into the ledger, prove what it says, export it and check it.",
-    epilog="docs/audit/walkthrough.md takes an auditor from an export and a key to a verdict.",
+    help="Look into the ledger, prove its entries, export it and check it.",
+    epilog="docs/audit/walkthrough.md leads an auditor from an export and a key to a verdict.",
 )
 
 

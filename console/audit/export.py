@@ -38,9 +38,9 @@ EXIT_NOT_SOUND = 1
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="The folder to make; it must not exist.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to create; it must not exist.")],
     ledger: Ledger = DEFAULT,
-    form: Annotated[LeafFormat, typer.Option("--format", help="How leaves are written.")] = LeafFormat.NDJSON,
+    form: Annotated[LeafFormat, typer.Option("--format", help="The format of the leaves.")] = LeafFormat.NDJSON,
     log: Annotated[
         list[str] | None, typer.Option(help="Only this log (`system`, `tenant/NAME`); may be given again.")
     ] = None,
@@ -109,7 +109,7 @@ def verify(
     ] = None,
     tsa_certificate: Annotated[
         Path | None,
-        typer.Option(help="A timestamp authority's certificate (PEM): it must have stamped this."),
+        typer.Option(help="The certificate (PEM) of a timestamp authority that must have stamped this."),
     ] = None,
     tsa_roots: Annotated[Path | None, typer.Option(help="The roots that it must lead to (PEM).")] = None,
     *,
@@ -196,7 +196,7 @@ def _print(verdict: ExportVerdict, seconds: float) -> None:
     for problem in verdict.problems:
         say(f"not sound: {problem}")
     if verdict.ok:
-        say(f"sound: {several(verdict.leaves, 'leaf')} are what the ledger's key signed ({seconds:.1f} s)")
+        say(f"sound: {several(verdict.leaves, 'leaf')} are as the ledger's key signed them ({seconds:.1f} s)")
     for line in verdict.signed.witnesses if verdict.signed else ():
         say(f"witness {line.key.name} signed at {readable(line.at_seconds * 1_000_000)} UTC")
     for stamp in verdict.stamps:
@@ -240,8 +240,8 @@ def _progress(bar: Any) -> Progress:
 
 
 _NOT_SHOWN = (
-    "what else the log holds, and that its head is the newest: this is one leaf",
-    "whether the process that wrote it was an engine at work: the leaf of its start (`origin`) says so",
+    "the log's other leaves, and whether its head is the newest: this is only one leaf",
+    "whether its process was a production engine: see `origin` in the leaf of the process's start",
     "what a key signed that yours handed over to: give the key of that time, or check an export",
 )
 

@@ -100,7 +100,10 @@ def check(
         for what in report.remarks:
             say(f"note: {what}")
         if report.ok and not note:
-            say("not shown: whether the end was cut off. Give --note with a checkpoint that was kept elsewhere.")
+            say(
+                "not shown: whether the newest leaves were removed. Give --note with a checkpoint that you "
+                "stored elsewhere."
+            )
     if not report.ok:
         raise typer.Exit(EXIT_NOT_SOUND)
 

@@ -18,7 +18,7 @@ from kvcustody.errors import ConfigError, LedgerError
 
 Unrecorded = Annotated[
     bool,
-    typer.Option("--unrecorded", help="The ledger cannot be written: hand over without a word in it."),
+    typer.Option("--unrecorded", help="Hand over without a record, because the ledger cannot be written."),
 ]
 ROLE = "ledger"  # no role of the service: who has the database
 
@@ -36,7 +36,7 @@ def record_taken(ledger: str, operation: str, *, unrecorded: bool) -> None:
             record_operator_act(engine, lambda at_us: AccessRecorded(at_us, _user(), (ROLE,), operation))
     except LedgerError as error:
         raise ConfigError(
-            f"{error.message}; so it cannot be put on record that leaves are taken out: `--unrecorded` goes without"
+            f"{error.message}; so the export cannot be recorded: `--unrecorded` skips the record"
         ) from None
 
 

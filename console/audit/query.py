@@ -56,7 +56,7 @@ def tail(
     tenant: _Tenant = None,
     kind: _Kind = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many.")] = 20,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing new leaves until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep showing new leaves until Ctrl-C.")] = False,
     *,
     as_json: Json = False,
 ) -> None:
@@ -93,7 +93,7 @@ def tail(
 @grouped
 def prove(
     log: Annotated[str, typer.Argument(help="The log: `system` or `tenant/NAME`.")],
-    idx: Annotated[int, typer.Argument(help="The leaf's place in it.", min=0)],
+    idx: Annotated[int, typer.Argument(help="The leaf's index in the log.", min=0)],
     as_of: Annotated[int | None, typer.Option(help="A signed checkpoint, by its root leaves.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write PREFIX.leaf and PREFIX.proof instead.")] = None,
     *,
@@ -144,7 +144,7 @@ def status(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
     age = f", the oldest for {waiting.age_us / 1e6:.0f} s" if waiting.leaves else ""
     say(f"under no checkpoint yet: {several(waiting.leaves, 'leaf')} of {several(waiting.logs, 'log')}{age}")
     if overdue:
-        say("warning: nobody seals this ledger; `kvcustody audit sign` does")
+        say("warning: no process signs this ledger; run `kvcustody audit sign`")
     for seen in witnessed.witnesses:
         say(f"witness {seen.name}: {seen.size} at {readable(seen.at_us)} UTC, {seen.age_us / 1e6:.0f} s ago")
     if witnessed.warning:
@@ -155,7 +155,7 @@ def times(
     ledger: Ledger = DEFAULT,
     *,
     tenant: _Tenant = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 1000,
+    limit: Annotated[int, typer.Option(min=1, help="The maximum number.")] = 1000,
     oldest_first: OldestFirst = False,
     as_json: Json = False,
 ) -> None:

@@ -44,7 +44,7 @@ _Shape = Annotated[
     typer.Option(
         "--shape",
         metavar="[ocsf|cloudevents|leaf|plugin:NAME]",
-        help="How leaves are written: a shape of ours, or an extension's.",
+        help="The format of leaves: a built-in one, or an extension's.",
         autocompletion=_shapes,
     ),
 ]
@@ -61,7 +61,9 @@ def ship(
     positions: Annotated[Path, typer.Argument(help="The file that remembers where you were.")],
     ledger: Ledger = DEFAULT,
     shape: _Shape = SiemFormat.OCSF.value,
-    batch: Annotated[int, typer.Option(min=1, max=10_000, help="Leaves between two notes of the position.")] = 1000,
+    batch: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Number of leaves after which the position is saved.")
+    ] = 1000,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     unrecorded: Unrecorded = False,
 ) -> None:
@@ -173,7 +175,7 @@ def _follow(pump: DeliveryPump) -> None:
         pump.close()
 
 
-sink = typer.Typer(no_args_is_help=True, help="Detach a sink, attach it again, see what was given up.")
+sink = typer.Typer(no_args_is_help=True, help="Detach a sink, attach it again, show what was given up.")
 
 
 @sink.command(epilog="Example: `kvcustody audit sink status ./webhook --json`")
@@ -259,7 +261,7 @@ def _change(
     as_json: bool,
 ) -> None:
     if not SinkFolder(folder).exists():
-        raise ConfigError(f"`{folder}` is no sink's folder; `kvcustody audit push` makes one")
+        raise ConfigError(f"`{folder}` is not a sink's folder; `kvcustody audit push` creates one")
     with writing(ledger) as engine:
         record_operator_act(engine, lambda at_us: SinkChanged(at_us, folder.name, action, actor, reason))
     act(SinkFolder(folder))

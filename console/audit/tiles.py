@@ -18,7 +18,7 @@ from kvcustody.plurals import several
 
 
 def tiles(
-    folder: Annotated[Path, typer.Argument(help="The folder to make; it must not exist.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to create; it must not exist.")],
     log: Annotated[str | None, typer.Option(help="This log (`system`, `tenant/NAME`); default: the root log.")] = None,
     ledger: Ledger = DEFAULT,
     as_of: Annotated[int | None, typer.Option(help="A signed checkpoint, by its root leaves.")] = None,
@@ -58,4 +58,4 @@ def show_tiles(report: ExportReport, *, as_json: bool) -> None:
         say(f"not sound: {text}")
     if report.ok:
         say(f"sound: {several(report.leaves, 'leaf')} of {report.name} are what the ledger's key signed")
-    say("not shown: other logs, and whether this one is longer now; give a witness's key for its word on that")
+    say("not shown: other logs, and whether this one has grown; give a witness's key to check that")

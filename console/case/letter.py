@@ -92,7 +92,7 @@ def _rendered(case: dict[str, Any], details: LetterDetails) -> str:
     if needed is None:
         raise ConfigError(f"a letter is one of: {', '.join(LETTER_KINDS)}")
     if needed not in last:
-        raise ConfigError(f"the case has no step `{needed}` yet that this letter could tell of")
+        raise ConfigError(f"the case has no step `{needed}` yet for this letter to report")
     source = details.template or (Path(__file__).parent / "letter.txt").read_text(encoding="utf-8")
     environment = SandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     try:

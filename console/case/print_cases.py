@@ -15,7 +15,7 @@ def print_cases(answer: dict[str, Any]) -> None:
     """Print every case on record with its state: `open`, `near`, `missed`, `answered` or `late`."""
     cases = answer["items"]
     if not cases:
-        say("no case is on record; `kvcustody case open` records a request of a person")
+        say("no case is on record; `kvcustody case open` records a subject request")
         return
     table = make_table("", "case", "asks for", "tenant", "received", "due", "state", "decided", left=7)
     for one in cases:

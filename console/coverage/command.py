@@ -44,7 +44,7 @@ RECOMPUTE = """Examples:
 app = typer.Typer(
     cls=CustodyGroup,
     no_args_is_help=True,
-    help="Deletion coverage: of all custody due to end, how much has evidence of its end, in time. "
+    help="Deletion coverage: the share of due custody that ended in time, with evidence. "
     "docs/audit/coverage.md has the definition.",
 )
 
@@ -94,7 +94,7 @@ def recompute(
     *,
     ledger: Ledger = DEFAULT,
     export: Annotated[
-        Path | None, typer.Option(help="An export's folder instead of a ledger: nothing else is read.")
+        Path | None, typer.Option(help="An export's folder instead of a ledger; nothing else is read.")
     ] = None,
     since: Since = None,
     until: Until = None,

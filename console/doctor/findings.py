@@ -173,10 +173,10 @@ def run_check(checked: Check, subject: Examined) -> list[Diagnosis]:
     try:
         return list(checked.run(subject)) or [Diagnosis(State.OK, checked.fine)]
     except CustodyError as error:
-        return [problem(error.message, "put this right, then run `kvcustody doctor` again")]
+        return [problem(error.message, "fix this, then run `kvcustody doctor` again")]
     except SQLAlchemyError as error:
         assert subject.engine is not None
-        return [problem(ledger_error(subject.engine, error).message, "see whether the database answers")]
+        return [problem(ledger_error(subject.engine, error).message, "check whether the database answers")]
     except OSError as error:
         where = error.filename or "a file"
         return [problem(f"`{where}`: {error.strerror}", f"let user {os.geteuid()} read it")]

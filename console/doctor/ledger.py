@@ -39,7 +39,7 @@ _CLOCKS_APART_US = 5 * SECOND_US
 _MOUNTS = Path("/proc/self/mounts")
 
 
-@check("ledger", "the ledger is there, and has this program's schema")
+@check("ledger", "the ledger exists, with this program's schema")
 def ledger(subject: Examined) -> Iterator[Diagnosis]:
     """Check that the ledger opens at this program's schema. A pooler that drops session options is refused when it is
     met.
@@ -50,7 +50,7 @@ def ledger(subject: Examined) -> Iterator[Diagnosis]:
         check_store(subject.engine)
 
 
-@check("disk", "there is room, on disks of this machine")
+@check("disk", "there is free space on local disks")
 def disk(subject: Examined) -> Iterator[Diagnosis]:
     """Check the disks of the ledger, the spill, the service's folder and the NVMe tier."""
     folders: dict[str, Path] = {}
@@ -85,7 +85,7 @@ def _folder(name: str, path: Path) -> Iterator[Diagnosis]:
         yield problem(f"{name} (`{path}`) is in memory (`{kind}`) and ends with the machine", "move it to a disk")
     elif kind and kind not in _LOCAL:
         yield warning(
-            f"{name} (`{path}`) is on `{kind}`, which is no known local file system: locks and fsync may not hold",
+            f"{name} (`{path}`) is on `{kind}`, which is not a known local file system: locks and fsync may not work",
             "move it to a local disk, or use PostgreSQL for the ledger",
         )
 
@@ -109,7 +109,7 @@ def filesystem_of(path: Path, mounts: str | None = None) -> str:
 def database_role(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
     """Check the database role and clock: a superuser bypasses every row rule and trigger."""
     if not dialect_of(engine).roles:
-        yield skipped("the ledger is no PostgreSQL server's")
+        yield skipped("the ledger is not on a PostgreSQL server")
         return
     with engine.connect() as connection:
         name, is_superuser = connection.execute(
@@ -164,13 +164,13 @@ def witnesses(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
         last_us = connection.scalar(select(func.max(cosignatures.c.at_us)))
     if last_us is None:
         yield warning(
-            "no witness has signed this ledger: who has its key can show another one",
+            "no witness has signed this ledger: the holder of its key could present another one",
             "set `witnesses_path`, or keep a checkpoint elsewhere (docs/audit/ledger.md)",
         )
     elif subject.clock.utc_us() - last_us > _UNWITNESSED_US:
         days = (subject.clock.utc_us() - last_us) // DAY_US
         yield problem(
-            f"no witness has signed this ledger for {several(days, 'day')}", "see whether the witness answers"
+            f"no witness has signed this ledger for {several(days, 'day')}", "check whether the witness answers"
         )
 
 

@@ -47,7 +47,7 @@ def files(subject: Examined) -> Iterator[Diagnosis]:
         yield problem(f"{hard} files may be open at most, and {needed} are needed", f"raise it by {where}")
 
 
-@check("core-dumps", "no crash writes memory to a disk")
+@check("core-dumps", "crashes do not write memory to disk")
 def core_dumps(subject: Examined) -> Iterator[Diagnosis]:
     """Check that core dumps are off: they contain tenants' blocks and keys."""
     switches = switched_on(subject.environment)
@@ -60,11 +60,11 @@ def core_dumps(subject: Examined) -> Iterator[Diagnosis]:
     if soft:
         yield warning(
             "a crash writes this process's memory to a file",
-            "set `LimitCORE=0`, or `ulimit -c 0`; the strict profile sets it by itself",
+            "set `LimitCORE=0`, or `ulimit -c 0`; the strict profile sets it itself",
         )
 
 
-@worker_check("locked-memory", "keys and plaintext of tiers are kept out of swap")
+@worker_check("locked-memory", "keys and tiers' plaintext stay out of swap")
 def locked_memory(_subject: Examined, worker: Settings) -> Iterator[Diagnosis]:
     """Check the limit of locked memory: keys and staging buffers are locked."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -94,7 +94,7 @@ def clock_status() -> int:
 def variables(subject: Examined) -> Iterator[Diagnosis]:
     """Check for misspelt variables, which have no effect."""
     for name in unknown_variables(subject.environment):
-        yield warning(f"variable `{name}` is no setting, and does nothing", "correct its name, or unset it")
+        yield warning(f"variable `{name}` is not a setting, and has no effect", "correct its name, or unset it")
 
 
 @check("packages", "every package that the settings need is installed")
@@ -174,7 +174,7 @@ def scrub_tuning(_subject: Examined, worker: Settings) -> Iterator[Diagnosis]:
     """Check for stored scrub tuning: without it the device is measured again at each start."""
     path = worker.scrub_tuning_path
     if not path.exists():
-        yield skipped("there is none: it is made on a machine with a GPU")
+        yield skipped("there is none: it is created on a machine with a GPU")
         return
     if find_spec("torch") is None:
         yield skipped("torch is not installed")

@@ -32,14 +32,14 @@ _SOCKET_PATH_BYTES = 107  # of sockaddr_un, without the last zero
 _KEY_BYTES = 24  # Standard Webhooks
 
 
-@service_check("state-folder", "the service's folder is its user's alone")
+@service_check("state-folder", "only the service's user can access its folder")
 def state_folder(_subject: Examined, service: ServiceSettings) -> Iterator[Diagnosis]:
     """Check the state folder, which holds the service's secret and its spill."""
     if service.state_path.exists():
         yield from open_to_others(service.state_path, "chmod 700 it")
 
 
-@settings_check("signing-keys", "the keys that sign are there, and closed to others")
+@settings_check("signing-keys", "the signing keys exist, and others cannot access them")
 def signing_keys(subject: Examined, _settings: object) -> Iterator[Diagnosis]:
     """Check the signing keys: a missing key is created only where the ledger has none yet."""
     reports = [] if subject.service is None else [subject.service.report_key_file]
@@ -90,7 +90,9 @@ def _certificate(path: Path, key: Path | None, now_us: int) -> Iterator[Diagnosi
         return
     yield from open_to_others(key, "chmod 600 it, and replace the key")
     if b"ENCRYPTED" in key.read_bytes():  # OpenSSL would ask for it at the terminal, and wait
-        yield problem(f"`{key}` is protected by a password, for which no start asks", "write it there without one")
+        yield problem(
+            f"`{key}` is protected by a password, which the service cannot enter", "write it there without one"
+        )
         return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(path, key)
@@ -119,11 +121,11 @@ def listening(_subject: Examined, service: ServiceSettings) -> Iterator[Diagnosi
             except OSError as error:
                 yield warning(
                     f"`{where}` cannot be bound ({error.strerror})",
-                    "nothing is wrong where the service runs; else choose another address, or end who has it",
+                    "ignore this where the service runs; else choose another address, or stop the process that has it",
                 )
 
 
-@service_check("destination-keys", "keys of webhooks and stores are there, and closed to others")
+@service_check("destination-keys", "keys of webhooks and stores exist, and others cannot access them")
 def destination_keys(_subject: Examined, service: ServiceSettings) -> Iterator[Diagnosis]:
     """Check the destinations' keys: each is a file of mode 0600; a webhook's has 24 bytes or more."""
     for name, path in _key_files(service):

@@ -59,8 +59,8 @@ from kvcustody.governance.service.operations.parameter_groups import ParameterGr
 app = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
-    help="End everything that is held of a tenant, subject, session, domain or model, and prove it.",
-    epilog="docs/audit/deletion.md says what it covers, what may lawfully stay, and what its certificate shows.",
+    help="Erase everything held of a tenant, subject, session, domain or model, and prove it.",
+    epilog="docs/audit/deletion.md describes its scope, what may lawfully remain, and the certificate.",
 )
 _Id = Annotated[str, typer.Argument(help="The erasure's id, as `request` printed it.", metavar="ERASURE")]
 
@@ -70,13 +70,13 @@ class SelectorOptions(ParameterGroup):
     """The data to erase."""
 
     tenant: Annotated[str | None, typer.Option(help="Whose data.")] = None
-    subject: Annotated[str | None, typer.Option(help="Of this subject alone; needs the tenant.")] = None
-    session: Annotated[str | None, typer.Option(help="Of this session alone; needs the tenant.")] = None
+    subject: Annotated[str | None, typer.Option(help="Only this subject; needs the tenant.")] = None
+    session: Annotated[str | None, typer.Option(help="Only this session; needs the tenant.")] = None
     model: Annotated[str | None, typer.Option(help="A model's digest, in hex.")] = None
     classification: Annotated[str | None, typer.Option(help="Domains of this classification.")] = None
     segment: Annotated[str | None, typer.Option(help="The domain of this declared segment.")] = None
     key_epoch: Annotated[int | None, typer.Option(help="Domains of this key epoch.")] = None
-    label: Annotated[list[str] | None, typer.Option(help="Domains with this label, as `region=eu`.")] = None
+    label: Annotated[list[str] | None, typer.Option(help="Domains with this label, such as `region=eu`.")] = None
 
 
 @app.command(
@@ -145,7 +145,7 @@ def _labels(given: list[str]) -> tuple[tuple[str, str], ...]:
 def show_status(
     erasure: _Id,
     *,
-    wait_seconds: Annotated[int, typer.Option(min=0, help="Wait so long for it to be complete.")] = 0,
+    wait_seconds: Annotated[int, typer.Option(min=0, help="Wait up to this time for completion.")] = 0,
     source: ServiceSource,
     as_json: Json = False,
 ) -> None:
@@ -171,10 +171,10 @@ def certificate(
     erasure: _Id,
     *,
     signing_key: Annotated[Path, typer.Option(help="The ledger's signing key file.")],
-    out: Annotated[Path, typer.Option(help="Where the certificate goes; an existing file is replaced.")],
-    html: Annotated[Path | None, typer.Option(help="Where its page for people goes.")] = None,
+    out: Annotated[Path, typer.Option(help="The file for the certificate; an existing one is replaced.")],
+    html: Annotated[Path | None, typer.Option(help="The file for its HTML page.")] = None,
     opening: Annotated[
-        Path | None, typer.Option(help="Where the opening goes, for the requester: it names the selector.")
+        Path | None, typer.Option(help="The file for the requester's opening, which names the selector.")
     ] = None,
     ledger: Ledger = DEFAULT,
     subject_keys: SubjectStore = None,

@@ -18,7 +18,7 @@ def print_erasures(answer: dict[str, Any]) -> None:
     Workers do not follow an order that no trusted key signed, where the settings name `policy_trust`.
     """
     if not answer["items"]:
-        say("no erasure was asked for; `kvcustody erasure request --tenant TENANT --subject NAME` asks for one")
+        say("no erasure was requested; `kvcustody erasure request --tenant TENANT --subject NAME` requests one")
         return
     table = make_table("", "erasure", "kind", "tenant", "asked by", "deadline (UTC)", "state", left=6)
     for one in answer["items"]:

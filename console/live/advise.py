@@ -75,7 +75,7 @@ def advise(
     if trace is not None or load.trace_format is not None:
         given = [source.ctx.get_parameter_source(name) for name in ("server", "ledger")]
         if any(said is not None and said.name == "COMMANDLINE" for said in given):
-            raise ConfigError("a trace is replayed here: leave out --server and --ledger")
+            raise ConfigError("a trace is replayed locally: omit --server and --ledger")
         choice = Choice(trace, load.trace_format, load.tenants, unit=read_unit(load.unit), limit=load.limit)
         with replayed_aside(choice, load.policy, load.pool_blocks) as (report, _):
             seen = [as_worker(report)]
@@ -84,7 +84,7 @@ def advise(
             advice = questions.advise(seen, custody_of(report), trace=findings)
     else:
         if model is not None or prefill_rate is not None:
-            raise ConfigError("`--model` and `--prefill-rate` are of a trace: workers say their own")
+            raise ConfigError("`--model` and `--prefill-rate` apply to a trace: workers report their own")
         with worker_statuses(source) as look:
             seen = look()
         custody = None

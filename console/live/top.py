@@ -41,8 +41,8 @@ EPILOG = "Example: `kvcustody top --server https://kv.example:8443 --api-key-fil
 def top(
     *,
     source: ServiceSource,
-    interval: Annotated[float, typer.Option(min=0.5, max=600, help="Seconds between two looks.")] = 5.0,
-    once: Annotated[bool, typer.Option("--once", help="One look, and end.")] = False,
+    interval: Annotated[float, typer.Option(min=0.5, max=600, help="Seconds between refreshes.")] = 5.0,
+    once: Annotated[bool, typer.Option("--once", help="Print once, and exit.")] = False,
     tenants: Annotated[int, typer.Option(min=0, max=1000, help="How many tenants to show, the busiest.")] = 10,
     as_json: Json = False,
 ) -> None:
@@ -108,9 +108,9 @@ def _tenants(seen: list[SeenWorker]) -> list[dict[str, Any]]:
 
 def _shown(seen: list[SeenWorker], before: Mapping[str, Status], tenants: int) -> Group:
     if not seen:
-        return Group("no worker has said anything of itself yet; docs/operate/service.md shows how one is enrolled")
+        return Group("no worker has reported its status yet; docs/operate/service.md shows how to enrol one")
     workers = make_table(
-        "workers, " + ("since the last look" if before else "since each began"),
+        "workers, " + ("since the last refresh" if before else "since each began"),
         *(
             "worker",
             "heard",

@@ -31,7 +31,7 @@ def print_enforcement(enforcement: dict[str, Any]) -> None:
     """
     order_ = enforcement["order"]
     if order_ is None:
-        say("ordered: nothing; every worker enforces its policy for everybody")
+        say("no order: every worker enforces its policy for every tenant")
     else:
         say(f"ordered by {order_['actor']}: {_said(order_)}, because: {order_['reason']}")
     out = stdout()
@@ -87,7 +87,7 @@ def order_command(
         str, typer.Option("--share", help="Of a canary: a share of the sessions of all others, as 5%.")
     ] = "",
     until: Annotated[
-        str | None, typer.Option("--until", help="When everybody is enforced for again (ISO 8601, UTC).")
+        str | None, typer.Option("--until", help="When the policy is enforced for everyone again (ISO 8601, UTC).")
     ] = None,
     *,
     source: ActSource,

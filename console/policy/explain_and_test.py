@@ -46,7 +46,7 @@ _EXPLAIN = (
     "--kind 1024:2048=pasted_log\n\n"
     "    kvcustody policy explain policy.yaml --reader acme --route /v1/chat/completions --placement placement.yaml"
 )
-Reader = Annotated[str, typer.Option("--reader", help="The tenant that asks.")]
+Reader = Annotated[str, typer.Option("--reader", help="The reading tenant.")]
 Owner = Annotated[str | None, typer.Option("--owner", help="Whose blocks; the reader's own if left out.")]
 Level = Annotated[
     str | None, typer.Option("--classification", "-c", help="Of the blocks; with --route, of the credential.")
@@ -145,7 +145,7 @@ def explain_command(
         _explain_route(table, access, placed, placed.route, as_json=as_json)
         return
     if access.classification is None:
-        raise ConfigError("`--classification`: say of which blocks")
+        raise ConfigError("`--classification`: name the blocks' classification")
     if prompt.evict:
         level = _level(table, access.classification)
         spans = [_span(text, "--kind") for text in prompt.kind or ()]
@@ -354,4 +354,4 @@ def _print_report(report: CasesReport) -> None:
     if coverage.not_named:
         say(f"not reached: {', '.join(coverage.not_named)}")
     if not report.results:
-        say(f"{report.file}: there are no cases; an empty file shows nothing")
+        say(f"{report.file}: there are no cases; an empty file proves nothing")

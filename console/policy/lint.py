@@ -42,10 +42,10 @@ _EPILOG = (
     "    kvcustody policy lint policy.yaml --ledger kvcustody.db\n\n"
     "    kvcustody policy lint policy.yaml --scrub-rate benchmarks/results/scrub-cpu.json --pool 64GiB"
 )
-Soon = Annotated[int, typer.Option("--soon-days", min=0, help="Tell of grants that end within this many days.")]
+Soon = Annotated[int, typer.Option("--soon-days", min=0, help="Report grants that end within this many days.")]
 At = Annotated[str | None, typer.Option("--at", help="The day to lint for, as 2027-03-31; today if left out.")]
-Tenants = Annotated[Path | None, typer.Option("--tenants", help="A file with the tenants that exist, one a line.")]
-Used = Annotated[Path | None, typer.Option("--used", help="A file with the grants and segments in use, one a line.")]
+Tenants = Annotated[Path | None, typer.Option("--tenants", help="A file with the existing tenants, one per line.")]
+Used = Annotated[Path | None, typer.Option("--used", help="A file with the grants and segments in use, one per line.")]
 Rate = Annotated[
     Path | None,
     typer.Option("--scrub-rate", help="What `benchmarks/device/scrub.py --json` measured on the device."),
@@ -53,11 +53,11 @@ Rate = Annotated[
 Pool = Annotated[str | None, typer.Option("--pool", help="The bytes of the device's pool, such as 64GiB.")]
 Engine = Annotated[
     PoolOwner | None,
-    typer.Option("--engine", help="Tell also what does nothing beside this engine."),
+    typer.Option("--engine", help="Also report what has no effect with this engine."),
 ]
 TiersOption = Annotated[
     str | None,
-    typer.Option("--tiers", help="The tiers that workers have, as host,nvme: tell which others do nothing."),
+    typer.Option("--tiers", help="The tiers that workers have, as host,nvme: report others, which have no effect."),
 ]
 Strict = Annotated[bool, typer.Option("--fail", help="Exit 1 when there is a finding.")]
 

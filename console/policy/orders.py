@@ -52,7 +52,7 @@ def assign_command(
     *,
     bare: Annotated[
         bool,
-        typer.Option("--bare", help="The ledger's first issuer: ids that stand alone are its own, for good."),
+        typer.Option("--bare", help="The ledger's first issuer, which owns bare ids permanently."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -68,7 +68,7 @@ def assign_command(
         if not known.knows(issuer):
             if bare and known.home:
                 raise ConfigError(
-                    f"`{issuer}`: the bare ids of this ledger are `{known.home}`'s for good; leave `--bare` out"
+                    f"`{issuer}`: the bare ids of this ledger are `{known.home}`'s permanently; omit `--bare`"
                 )
             if not bare and not known.home:
                 raise ConfigError(

@@ -286,13 +286,13 @@ def history(
 def _running_lines(effect: dict[str, Any]) -> Iterator[str]:
     """Yield what workers run, one line each; a release that no worker runs has no effect yet."""
     if not effect["at_work"] and not effect["unsaid"]:
-        yield "in effect: nothing yet, no worker is at work; the active revision is what the next one will run"
+        yield "in effect: nothing yet, because no worker runs; the next worker will run the active revision"
     for one in effect["items"] if effect["at_work"] else ():
         what = f"revision {one['revision']}" if one["source"] == "release" else "not of this release"
         stage = f", for {one['stage']}" if one["stage"] else ""
         yield f"in effect on {', '.join(one['workers'])}: {one['name']} ({what}{stage}), {one['digest']}"
     for worker in effect["unsaid"]:
-        yield f"in effect on {worker}: no leaf says what it runs"
+        yield f"in effect on {worker}: its policy is not on record"
     for one in effect["monitoring"]:
         yield f"not enforced for everybody on {one['worker']} ({one['mode']}): `kvcustody policy enforcement` says more"
 

@@ -52,8 +52,8 @@ Store = Annotated[
     ),
 ]
 Revision = Annotated[int, typer.Argument(help="A revision's number.", metavar="REVISION", min=1)]
-Reason = Annotated[str, typer.Option("--reason", help="Why; it goes on record.")]
-Note = Annotated[str, typer.Option("--note", help="What changes and why; it goes on record.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why; it is recorded.")]
+Note = Annotated[str, typer.Option("--note", help="What changes and why; it is recorded.")]
 
 TRUST, STORE = Path("trust.toml"), "release"
 _NOWHERE = ControlPlane()

@@ -129,8 +129,9 @@ def _print(simulation: Simulation, block_tokens: int) -> None:
     shortened = sum(change.shortened_blocks for change in simulation.tenants)
     if shortened:
         say(
-            f"{several(shortened * block_tokens, 'token')} hit under a retention that gets shorter. The ledger does "
-            "not say how long a block was idle before a hit, so all may be lost. --trace or --generated measures it."
+            f"{several(shortened * block_tokens, 'token')} hit under a retention that gets shorter. The "
+            "ledger does not record idle times before hits, so all may be lost. --trace or --generated "
+            "measures it."
         )
     if simulation.unknown_levels:
         say(f"{several(simulation.unknown_levels, 'request')} with a classification that the new policy does not know")

@@ -29,8 +29,8 @@ from kvcustody.governance.service.operations.parameter_groups import grouped
 principals = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
-    help="Enrol, list, disable and enable the people and machines that may ask a control plane.",
-    epilog="Roles and what each may do: docs/operate/service.md. Nobody is both author and approver.",
+    help="Enrol, list, disable and enable the people and machines that may use a control plane.",
+    epilog="Roles and their rights: docs/operate/service.md. No one is both author and approver.",
 )
 
 
@@ -55,7 +55,7 @@ def add(
     kind = "machine" if machine else "person"
     bound = bound_to(certificate)
     if bound is not None and not PROCESSES.intersection(role):
-        raise ConfigError("--certificate: a key is bound to a certificate for a worker or a door alone")
+        raise ConfigError("--certificate: only workers' and doors' keys are bound to certificates")
     principal = done(
         "enrolPrincipal",
         source,

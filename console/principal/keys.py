@@ -34,7 +34,7 @@ keys = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
     help="Issue, replace, list and revoke API keys: of principals, and of an engine's tenants.",
-    epilog="Keys end by themselves; `kvcustody apikey issue --replace` gives a new one and lets the old ones end.",
+    epilog="Keys expire; `kvcustody apikey issue --replace` issues a new one and lets the old ones end.",
 )
 
 
@@ -114,7 +114,7 @@ def revoke(
     ] = None,
     of: Annotated[
         str | None,
-        typer.Option(help="Whose key it is; without it, whoever has the PREFIX.", metavar="NAME"),
+        typer.Option(help="The key's principal; default: the one with this PREFIX.", metavar="NAME"),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every key of the principal, and its sessions.")] = False,
     allow_last: AllowLast = False,

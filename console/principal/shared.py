@@ -15,7 +15,7 @@ from kvcustody.governance.credentials.certificate_thumbprint import thumbprint_i
 from kvcustody.times import TO_THE_MINUTE, readable
 
 Name = Annotated[str, typer.Argument(help="The principal.", metavar="NAME")]
-AllowLast = Annotated[bool, typer.Option("--allow-last", help="Even where nobody who manages keys would be left.")]
+AllowLast = Annotated[bool, typer.Option("--allow-last", help="Permit it even if no one could manage keys afterwards.")]
 Bound = Annotated[
     Path | None,
     typer.Option(

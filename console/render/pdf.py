@@ -60,7 +60,7 @@ def pdf_of(html: str) -> bytes:
             timeout=_DEADLINE_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"the PDF was not made within {_DEADLINE_SECONDS:g} s: it is given up") from None
+        raise ConfigError(f"the PDF was not finished within {_DEADLINE_SECONDS:g} s: it is given up") from None
     if process.returncode == 0:
         return process.stdout
     raise _refusal(process.stderr.decode(errors="replace"))
@@ -72,12 +72,12 @@ def _refusal(said: str) -> ConfigError:
     try:
         refused = json.loads(last)
     except ValueError:
-        return ConfigError(f"the PDF could not be made: {last or 'its process ended without a word'}")
+        return ConfigError(f"the PDF could not be made: {last or 'its process ended without a message'}")
     if "library" in refused:
         return ConfigError(f"{_PANGO} ({refused['library']})", missing="pango")
     if "urls" in refused:
         first = refused["urls"][0][:200]
-        return ConfigError(f"a PDF fetches nothing, and the document names `{first}`", urls=refused["urls"])
+        return ConfigError(f"PDFs may not load resources, but the document names `{first}`", urls=refused["urls"])
     return ConfigError(
         f"a PDF cannot print `{refused['word']}`: no font here has U+{refused['code']:04X}; the HTML form has it",
         word=refused["word"],

@@ -92,7 +92,7 @@ class WorkloadOptions(ParameterGroup):
         str, typer.Option(help="A library policy (regulated-saas, single-org, public-api) or a YAML file.")
     ] = "regulated-saas"
     tenants: Annotated[int, typer.Option(help="How many tenants share the requests.")] = 8
-    seed: Annotated[int, typer.Option(help="Draws the workload, or the labels of a trace.")] = 1
+    seed: Annotated[int, typer.Option(help="Seed of the workload, or of the labels of a trace.")] = 1
     unit: Annotated[str, typer.Option(help="What belongs to one tenant: session, lineage or project.")] = "session"
     skew: Annotated[
         Path | None, typer.Option(help="Client weights (a ServeGen summary); without it Zipf, exponent 1.1.")
@@ -153,13 +153,13 @@ def replay(
     to: ReplayRecord,
     host_tier: Annotated[
         str | None,
-        typer.Option(help="A host tier of so many bytes for what is evicted, as 256MiB; without it: none."),
+        typer.Option(help="Size of a host tier for evicted blocks, such as 256MiB; default: none."),
     ] = None,
     compare_tiers: Annotated[
         bool,
         typer.Option(
             "--compare-tiers",
-            help="Instead: half of the pool, without a tier, with one, and with one and nobody isolated.",
+            help="Compare half of the pool without a tier, with one, and with one but no isolation.",
         ),
     ] = False,
     show_golden: Annotated[
@@ -374,7 +374,7 @@ def read_unit(name: str) -> Unit:
 
 # Printing a replay's report on the terminal.
 
-LATE_BY_LOAD = "a replay skips idle time alone: on a busy machine scrubs come after `scrub.within`"
+LATE_BY_LOAD = "a replay skips only idle time: on a busy machine scrubs are later than `scrub.within`"
 
 
 def print_report(report: ReplayReport, console: Console) -> None:

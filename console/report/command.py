@@ -93,7 +93,7 @@ class SampleOptions(ParameterGroup):
     """The sample's size and draw."""
 
     seed: Annotated[
-        str, typer.Option(help="Draws the sample: an auditor's own text, or the value of a public beacon.")
+        str, typer.Option(help="Seed of the sample: an auditor's own text, or the value of a public beacon.")
     ] = "kvcustody"
     sample: Annotated[int, typer.Option(min=0, max=10_000, help="How many custodies are drawn.")] = 25
     risk: Annotated[
@@ -123,10 +123,10 @@ class EvidenceOptions(ParameterGroup):
     )
     threshold: Annotated[
         float,
-        typer.Option(min=0, max=100, help="Percent of units in time that its reader asks for (first page)."),
+        typer.Option(min=0, max=100, help="The reader's target for units in time, in percent (first page)."),
     ] = 99.9
-    prepared_by: Annotated[str, typer.Option(help="Who answers for the report: a name and a role.")] = ""
-    organisation: Annotated[str, typer.Option(help="The organisation that the report is of.")] = ""
+    prepared_by: Annotated[str, typer.Option(help="Who is responsible for the report: a name and a role.")] = ""
+    organisation: Annotated[str, typer.Option(help="The report's organisation.")] = ""
     zone: Annotated[str, typer.Option(help="Time zone (IANA name) whose times the pages show beside UTC.")] = "UTC"
 
 
@@ -139,7 +139,7 @@ class ReportFiles(ParameterGroup):
         Path | None,
         typer.Option(help="The file of the key that signs reports (`report enrol-key`); without it, unsigned."),
     ] = None
-    out: Annotated[Path, typer.Option(help="The folder to write to; it is made where it is not there.")] = Path(
+    out: Annotated[Path, typer.Option(help="The folder to write to; it is created if needed.")] = Path(
         "kvcustody-report"
     )
 
@@ -292,7 +292,7 @@ def _tell(checked: DocumentCheck, compared: tuple[str, ...], as_json: bool) -> N
     signed = f"signed by {checked.signed_by}" if checked.signed_by else "not signed"
     again = f", every figure made again from {checked.source}" if checked.source else ""
     formats = f", {', '.join(compared)} the same byte for byte" if compared else ""
-    verdict = "sound, but for what was not checked" if checked.ok else "not sound"
+    verdict = "sound, except for what was not checked" if checked.ok else "not sound"
     say(
         f"{verdict}: {signed}{again}{formats}, {several(checked.leaves, 'proved leaf')}, "
         f"checkpoint {checked.checkpoint}, SHA-256 {checked.digest}"

@@ -26,7 +26,7 @@ def print_schedules(answer: dict[str, Any]) -> None:
     """Print the schedules of reports, and when each is due next."""
     items = answer["items"]
     if not items:
-        say("there is no schedule; `kvcustody report schedules add` makes one")
+        say("there is no schedule; `kvcustody report schedules add` creates one")
         return
     columns = ("schedule", "framework", "of", "every", "to", "state", "next (UTC)", "made by")
     table = make_table("schedules", *columns, left=len(columns))
@@ -45,7 +45,7 @@ def print_reports(answer: dict[str, Any]) -> None:
     """Print a control plane's reports: opinion, digest, signature, and delivery of each."""
     items = answer["items"]
     if not items:
-        say("no report was made; `kvcustody report schedules add` has them made by a calendar")
+        say("no report was made; `kvcustody report schedules add` schedules reports")
         return
     columns = ("period (UTC)", "framework", "of", "verdict", "why", "handed over", "digest", "report")
     table = make_table(f"{several(len(items), 'report')}", *columns, left=len(columns))

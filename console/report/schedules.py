@@ -27,8 +27,8 @@ RETRY_EPILOG = "Example:\n\n    kvcustody report retry 5446d35c1765446d35c176544
 app = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
-    help="Reports that are made by a calendar and handed over: make, pause, resume and delete schedules.",
-    epilog="docs/audit/reports.md says when a report is due and what becomes of what is not taken.",
+    help="Scheduled reports and their delivery: create, pause, resume and delete schedules.",
+    epilog="docs/audit/reports.md says when a report is due, and what happens to undelivered ones.",
 )
 
 
@@ -126,7 +126,7 @@ def retry(
     if as_json:
         print_json(found)
         return
-    say(f"report {report} is tried again at the service's next look")
+    say(f"report {report} is tried again at the service's next check")
 
 
 def _change(source: ActSource, schedule: str, act: str, reason: str, as_json: bool) -> None:

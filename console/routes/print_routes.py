@@ -48,7 +48,7 @@ def print_routes(answer: dict[str, Any]) -> None:
             by.add_row(row[what], *figures)
         stdout().print(by, markup=False)
     wrong = {name: number for name, number in answer["findings"].items() if number}
-    say("; ".join(f"{number:,} {name}" for name, number in wrong.items()) or "nothing is wrong with a receipt")
+    say("; ".join(f"{number:,} {name}" for name, number in wrong.items()) or "no receipt has a problem")
 
 
 def print_receipts(answer: dict[str, Any]) -> None:
@@ -98,7 +98,7 @@ def decimal(value: float | None) -> str:
 def stale(answer: dict[str, Any]) -> str:
     """Return stale-location misses out of the requests that had a promised hit."""
     if not answer["promises"]:
-        return f"{UNKNOWN} (no router says what it promises)"
+        return f"{UNKNOWN} (no router reports its promises)"
     return f"{answer['stale_misses']:,} of {answer['promises']:,}"
 
 

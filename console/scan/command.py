@@ -30,7 +30,7 @@ _LOOK_SECONDS = 0.5
 app = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
-    help="Orphans: custody that two sources disagree about.",
+    help="Orphans: custody about which two sources disagree.",
     epilog="A worker scans its own memory while it serves; docs/audit/deletion.md#orphans has the fifteen classes.",
 )
 
@@ -51,7 +51,7 @@ def ledger(*, ledger: Ledger = DEFAULT, as_json: Json = False) -> None:
 def close_dead(
     worker: Annotated[str, typer.Argument(help="The worker's name.", metavar="WORKER")],
     *,
-    spill: Annotated[Path, typer.Option(help="The worker's spill folder; its lock says whether it runs.")],
+    spill: Annotated[Path, typer.Option(help="The worker's spill folder; its lock shows whether the worker runs.")],
     ledger: Ledger = DEFAULT,
     subject_keys: SubjectStore = None,
     subject_names: NamesOfSubjects = SubjectNames.SEALED,

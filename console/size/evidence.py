@@ -36,7 +36,7 @@ def evidence(
     *,
     ledger: GivenLedger = None,
     requests_per_second: Annotated[
-        float, typer.Option(min=0.001, help="The rate that a day is worked out for.")
+        float, typer.Option(min=0.001, help="The request rate for the figures per day.")
     ] = 50.0,
     trace_format: Annotated[str | None, typer.Option(help="What the trace is, as `replay` has it.")] = None,
     policy: Annotated[str, typer.Option(help="A library policy or a YAML file.")] = "regulated-saas",

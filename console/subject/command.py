@@ -38,7 +38,7 @@ def _group() -> None:
 @grouped
 def show(
     *,
-    tenant: Annotated[str, typer.Option(help="Whose data it is.")],
+    tenant: Annotated[str, typer.Option(help="The subject's tenant.")],
     subject: Annotated[str, typer.Option(help="The subject, as the tenant's identity names it.")],
     at: Annotated[str | None, typer.Option(help="As of this UTC time instead of now (ISO 8601).")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the page for people here.")] = None,

@@ -31,7 +31,7 @@ def print_tiers(answer: dict[str, Any]) -> None:
         tiers.add_row(item["tier"], stored, size(item["stored_bytes"]), ended, living)
     stdout().print(tiers, markup=False)
     if not any(item["transfers"] for item in items):
-        say(f"nothing was decided about moving copies from {title}; give an earlier --since")
+        say(f"there are no decisions about moving copies from {title}; give an earlier --since")
         return
     columns = ("moved", "blocks", "bytes", "took", "partial", "failed", "wrong by", "saved", "left alone")
     table = make_table(title, "tier", "action", "decisions", *columns, left=2)

@@ -28,8 +28,8 @@ _WHY = {
 _COMPARED = ("faster", "slower", "uncertain", "pays", "does not pay", "tried")
 _OUTCOME = {
     "restore": {
-        "done": "all of it came",
-        "partial": "a part came, and what is missing was looked for again, or computed",
+        "done": "all blocks were restored",
+        "partial": "a part was restored; the missing blocks were looked up again, or computed",
         "failed": "nothing came",
     },
     "store": {"done": "it is there", "failed": "the tier had no room for it or no buffer, or failed"},
@@ -60,7 +60,7 @@ def lines_of(request: dict[str, Any]) -> list[str]:
     if classes:
         lines.append(f"its latency class: {', '.join(sorted(classes))}")
     if not decisions:
-        lines.append("no tier had anything of what followed: it was computed")
+        lines.append("no tier had the following blocks: they were computed")
     for one in decisions:
         lines += decision_lines(one)
     moved = [one for one in decisions if one["choice"] == "transfer"]
@@ -97,7 +97,8 @@ def _judged(decision: dict[str, Any]) -> str:
     parts = [_OUTCOME[decision["action"]].get(decision["outcome"], decision["outcome"])]
     if decision["part_blocks"]:
         parts[0] = (
-            f"{several(decision['part_blocks'], 'block')} came; what is missing was looked for again, or computed"
+            f"{several(decision['part_blocks'], 'block')} were restored; the missing ones were looked up "
+            "again, or computed"
         )
     share = error_share(decision)
     if share is not None:

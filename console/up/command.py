@@ -62,22 +62,20 @@ class _Up(NamedTuple):
 def up(
     folder: Annotated[
         Path | None,
-        typer.Option(help="Keep ledger and keys here, and go on with them next time; else they end with it."),
+        typer.Option(help="Keep ledger and keys here for the next start; default: they are deleted on exit."),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on 127.0.0.1; 0: one that is free.")] = 0,
-    tenants: Annotated[int, typer.Option(min=1, max=64, help="How many tenants the workload has.")] = 8,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on 127.0.0.1; 0: any free port.")] = 0,
+    tenants: Annotated[int, typer.Option(min=1, max=64, help="The workload's number of tenants.")] = 8,
     seed: Annotated[int, typer.Option(help="Draws the workload.")] = 1,
     engine: Annotated[
         ServingEngine,
-        typer.Option(help="What serves: kvcustody's own pool, or a real vLLM with random weights."),
+        typer.Option(help="The engine: kvcustody's own pool, or a real vLLM with random weights."),
     ] = ServingEngine.SIMULATED,
     engine_python: Annotated[
         str,
-        typer.Option(help="With --engine vllm: the Python that has vLLM beside kvcustody[vllm]; else this one."),
+        typer.Option(help="With --engine vllm: the Python with vLLM and kvcustody[vllm]; default: this one."),
     ] = "",
-    seconds: Annotated[
-        float | None, typer.Option(min=0.0, help="End by itself after so long, for scripts and tests.")
-    ] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.0, help="End after this time, for scripts and tests.")] = None,
     as_json: Json = False,
 ) -> None:
     """Start a whole kvcustody on this machine: a signed ledger, the console, and a worker that serves tenants now.
@@ -154,7 +152,7 @@ def _start(
             progress("starting vLLM with a model of random weights; it takes a minute")
         else:
             worker = SimulatedWorker(of_worker, spec, stalls=office.stalls)
-            progress("opening the worker: its blocks are zeroed, its policy goes on record")
+            progress("opening the worker: its blocks are zeroed, its policy is recorded")
         opened.callback(worker.stop)
         worker.start()
         wait_for(

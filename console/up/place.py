@@ -83,7 +83,7 @@ def claimed(folder: Path) -> Iterator[bool]:
     try:
         fresh = not folder.exists() or not any(folder.iterdir())
         if not fresh and not (folder / MARK).exists():
-            raise ConfigError(f"folder `{folder}`: holds something that `kvcustody up` did not make; name another")
+            raise ConfigError(f"folder `{folder}`: has files that `kvcustody up` did not create; name another")
         had = folder.exists()
         private_folder(folder)
         folder.chmod(0o700)

@@ -53,7 +53,7 @@ class PageRequest:
         """Return a short query or form parameter; None where it is absent or empty (rule 1)."""
         value = self.form.get(name, self.query.get(name, "")).strip()
         if len(value) > characters_max or not value.isprintable():
-            raise _invalid(name, "is too long, or holds characters that are not printed")
+            raise _invalid(name, "is too long, or has unprintable characters")
         return value or None
 
     def document(self, name: str) -> str:

@@ -35,8 +35,8 @@ from kvcustody.policies.reading.load_policy import load_policy
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="A door before a router: identity, namespaces that routers can use, and tokens that no worker can make.",
-    epilog="docs/routers/door.md says what routers do with a request, and how to set the door up.",
+    help="A door in front of a router: identity, namespaces for routers, and tokens that no worker can make.",
+    epilog="docs/routers/door.md describes how routers use a request, and how to set up the door.",
 )
 _KEY = Path("kvcustody-door.key")
 _Key = Annotated[Path, typer.Option("--key", help="The file of the door's own private key.", metavar="FILE")]
@@ -224,7 +224,7 @@ def proxy(
             raise ConfigError(f"router `{url}` is no URL; write it as http://127.0.0.1:30000")
         if url.startswith("http://") and load_settings().windowed_token_seconds and not is_loopback(_host(url)):
             raise ConfigError(
-                f"router `{url}`: windowed tokens go to no other machine in clear; write it as https://, or set"
+                f"router `{url}`: windowed tokens may not cross a network unencrypted; write it as https://, or set"
                 " `windowed_token_seconds` to 0"
             )
     first = next(iter(routers.values()))

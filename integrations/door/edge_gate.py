@@ -165,10 +165,10 @@ class EdgeGate:
     def lacks(self) -> tuple[str, ...]:
         """Return what the door lacks at this moment; it serves all the same (rule 3)."""
         if self._names.is_past_lease:
-            return ("erase epochs within the lease: until the control plane answers, no request finds anything",)
+            return ("current erase epochs: until the control plane answers, no request finds cached blocks",)
         if self._names.has_scopes:
             return ()
-        return ("the scopes of a policy: until it knows them, it names each session apart",)
+        return ("the policy's scopes: until it knows them, each session has its own name",)
 
     def is_returned(self, header: str) -> bool:
         """Return whether an answer's header is returned to the client."""
@@ -204,7 +204,7 @@ class EdgeGate:
         Raises:
             RequestRefused: its body is malformed.
         """
-        assert admitted.scoped is not None, "only requests for the engine are scoped"
+        assert admitted.scoped is not None, "only requests to the engine have a scope"
         kind, body = admitted.scoped.body, parse_body(data)
         salt = self._salt(take_client_salt(body))
         hints, clipped = clip_hints(body, self._hints)

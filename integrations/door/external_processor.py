@@ -69,7 +69,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
                     admitted, answer = self._of_headers(headers, is_whole=fields.end_of_stream)
                     yield answer
                 elif names is None:
-                    raise RequestRefused(400, "a request begins with its headers")
+                    raise RequestRefused(400, "a request must begin with its headers")
                 elif kind == "request_body":
                     yield self._of_body(admitted, names, message.request_body.body, receipts)
                 elif kind == "response_headers":
@@ -82,7 +82,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
                 yield _refusal(refused)
                 return
             except Exception as error:
-                _LOG.error("request refused by an error of the door", error=type(error).__name__)
+                _LOG.error("request refused because of an internal error", error=type(error).__name__)
                 self._metrics.refused(500)
                 yield _refusal(RequestRefused(500, "the door failed"))
                 return

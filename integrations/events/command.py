@@ -51,10 +51,10 @@ class StreamOptions(ParameterGroup):
 
     endpoint: Annotated[str, typer.Option(help="Where the engine publishes.")] = "tcp://127.0.0.1:5557"
     replay: Annotated[
-        str | None, typer.Option(help="Where the engine replays missed batches; without it a gap stays one.")
+        str | None, typer.Option(help="Where the engine replays missed batches; without it, gaps are not filled.")
     ] = None
     topic: Annotated[str, typer.Option(help="The engine's topic.")] = ""
-    name: Annotated[str, typer.Option(help="Name of the observed engine, in the ledger too.")] = "observed-0"
+    name: Annotated[str, typer.Option(help="Name of the observed engine, also in the ledger.")] = "observed-0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class AttributionOptions(ParameterGroup):
         Path | None, typer.Option(help="Which tenant has which salts: a YAML file, `acme: [salt, …]`.")
     ] = None
     trust_scope: Annotated[
-        bool, typer.Option(help="Take tenants from the stream: for a stream that kvcustody publishes.")
+        bool, typer.Option(help="Read tenants from the stream; only for streams that kvcustody publishes.")
     ] = False
     unattributed: Annotated[
         str | None, typer.Option(help="Classification of blocks without a tenant; default: the highest.")
@@ -85,7 +85,7 @@ def observe(
             metavar="PATH|URL",
         ),
     ] = None,
-    spill: Annotated[Path, typer.Option(help="Folder for what cannot reach the ledger for a while.")] = Path(
+    spill: Annotated[Path, typer.Option(help="Folder for records while the ledger is unavailable.")] = Path(
         "kvcustody-observe.spill"
     ),
     blocks_max: Annotated[int, typer.Option(min=1, help="Most blocks to keep track of.")] = 1_000_000,

@@ -203,7 +203,7 @@ class Subscriber:
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
-            raise ConfigError(f"`{endpoint}` cannot be connected to: {error.strerror}", endpoint=endpoint) from None
+            raise ConfigError(f"`{endpoint}` cannot be reached: {error.strerror}", endpoint=endpoint) from None
 
 
 def _in_order(batches: list[tuple[int, bytes]], first: int) -> list[tuple[int, bytes]]:

@@ -175,10 +175,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument(
-        "--host", default=LOOPBACK, help="where it listens, in clear: loopback, or a network of routers alone"
+        "--host", default=LOOPBACK, help="address to listen at, unencrypted: loopback, or a network with only routers"
     )
     parser.add_argument("--blocks", type=int, default=2048, help="of the pool (default: %(default)s)")
-    parser.add_argument("--ungoverned", metavar="NAME", default="", help="serve under this name, without custody")
+    parser.add_argument("--ungoverned", metavar="NAME", default="", help="serve without custody, under this name")
     parser.add_argument("--hangs-every", type=float, default=0.0, help="seconds between hangs of its device; 0: never")
     given = parser.parse_args()
     if given.ungoverned:

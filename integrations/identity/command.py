@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Check who may ask an engine: the identity document, and every file that it names.",
+    help="Check the identity document of an engine, and every file that it names.",
     epilog="docs/operate/identity.md says how a request gets its tenant, and what the door answers.",
 )
 engine_keys = typer.Typer(
     no_args_is_help=True,
-    help="Issue, list and revoke the API keys of an engine's tenants, which a file keeps.",
+    help="Issue, list and revoke the API keys of an engine's tenants, in a file.",
     epilog="docs/operate/identity.md says how a request gets its tenant, and what the door answers.",
 )
 
@@ -85,11 +85,11 @@ class KeyOptions(ParameterGroup):
     subject: Annotated[str | None, typer.Option(help="Its user; without one, the tenant may assert one.")] = None
     classification: Annotated[str | None, typer.Option(help="Classification of its requests.")] = None
     route: Annotated[str | None, typer.Option(help="Route of its requests, as /v1/hr; else the path.")] = None
-    issuer: Annotated[str | None, typer.Option(help="Keeps equal tenant names apart; else `api-keys`.")] = None
+    issuer: Annotated[
+        str | None, typer.Option(help="Issuer, which distinguishes equal tenant names; default `api-keys`.")
+    ] = None
     operator: Annotated[bool, typer.Option("--operator", help="May also use administration paths.")] = False
-    until: Annotated[str | None, typer.Option(help="A UTC date, from which on the key is refused.", metavar="DATE")] = (
-        None
-    )
+    until: Annotated[str | None, typer.Option(help="A UTC date from which the key is refused.", metavar="DATE")] = None
 
 
 @engine_keys.command(
@@ -102,8 +102,8 @@ class KeyOptions(ParameterGroup):
 @grouped
 def issue(
     *,
-    name: Annotated[str, typer.Argument(help="What the key is called here and in the log.")],
-    tenant: Annotated[str, typer.Option(help="Whom the key speaks for.")],
+    name: Annotated[str, typer.Argument(help="The key's name, here and in the log.")],
+    tenant: Annotated[str, typer.Option(help="The tenant of its requests.")],
     file: _KeyFile = KEY_FILE,
     speaks: KeyOptions,
     key_fd: Annotated[
@@ -304,12 +304,12 @@ def _check_names(entry: dict[str, object]) -> None:
 
 def _check_folder(file: Path) -> None:
     if not file.parent.is_dir():
-        raise ConfigError(f"{file}: no such folder; create it, closed to others", path=file)
+        raise ConfigError(f"{file}: no such folder; create it, without access for others", path=file)
 
 
 def _check_file(file: Path) -> None:
     if not file.exists():
-        raise ConfigError(f"{file}: is not there; name the file with --file, or make it with `issue`", path=file)
+        raise ConfigError(f"{file}: does not exist; name the file with --file, or create it with `issue`", path=file)
 
 
 def _print_json(document: dict[str, Any]) -> None:

@@ -94,8 +94,8 @@ def open_identity(settings: Settings) -> IdentityDocument:
     """
     if not settings.identity_path.exists():
         raise ConfigError(
-            f"identity document `{settings.identity_path}`: there is none; the setting `identity_path` names it "
-            "(docs/operate/identity.md)",
+            f"identity document `{settings.identity_path}`: does not exist; the setting `identity_path` names "
+            "it (docs/operate/identity.md)",
             path=settings.identity_path,
         )
     return load_identity(settings.identity_path)
@@ -142,13 +142,13 @@ def open_windowed(settings: Settings, clock: Clock, policy: Policy) -> WindowedT
     idle_seconds = max(one.idle_us for one in policy.retention) // SECOND_US
     if settings.windowed_token_seconds < idle_seconds:
         _LOG.warning(
-            "windows end before idle blocks do: routers lose the way to them",
+            "windows are shorter than idle times: routers cannot find blocks after their window",
             windowed_token_seconds=settings.windowed_token_seconds,
             idle_seconds=idle_seconds,
         )
     doors = open_identity(settings).doors
     if doors is None:
-        raise ConfigError("windowed_token_seconds: the identity document names no `doors` whose tokens count")
+        raise ConfigError("windowed_token_seconds: the identity document lists no `doors`")
     keys = WatchedFile(settings.identity_path.parent / doors.keys, read_door_keys, clock).content
     window = settings.windowed_token_seconds
     return WindowedTokens(keys, clock, window_seconds=window, group=doors.group)
@@ -206,7 +206,7 @@ class _Recorder:
         now_us, worker = self._clock.now_us(), self._settings.worker_name
         self._writer.submit(events_of(_PLACE, taken, now_us, of_worker=worker))
         if not self._writer.flush():
-            raise LedgerError("the ledger takes nothing")
+            raise LedgerError("the ledger does not accept records")
 
     def _check_there(self) -> None:
         """Require that the ledger exists, because the engine creates it.

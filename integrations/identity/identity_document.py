@@ -92,7 +92,7 @@ class IssuerEntry(YamlModel):
     @model_validator(mode="after")
     def _nameable(self) -> IssuerEntry:
         if self.called == OWN:
-            raise ValueError(f"`{OWN}` is the issuer of what is nobody's; give it another `name`")
+            raise ValueError(f"`{OWN}` is reserved for requests without an owner; choose another `name`")
         try:
             check_identifier("issuer", self.called)
         except IdentityError as error:
@@ -131,13 +131,15 @@ class IdentityDocument(YamlModel):
     @model_validator(mode="after")
     def _usable(self) -> IdentityDocument:
         if self.api_keys is None and not self.issuers and self.doors is None:
-            raise ValueError("the document names neither `api_keys`, `issuers` nor `doors`: nobody could get in")
+            raise ValueError(
+                "the document names neither `api_keys`, `issuers` nor `doors`, so every request would be refused"
+            )
         if SCOPED.keys() & {*self.open_paths, *self.served_paths}:
             raise ValueError("`open_paths` and `served_paths` may not name a path to the engine")
         for field in ("issuer", "called"):
             values = [getattr(entry, field) for entry in self.issuers]
             if len(set(values)) != len(values):
-                raise ValueError("`issuers`: two are alike")
+                raise ValueError("`issuers`: two entries are equal")
         return self
 
 

@@ -79,7 +79,5 @@ def not_found() -> RequestRefused:
 def misplaced(*, is_known: bool = True) -> RequestRefused:
     """Return the refusal for a request that no worker here may serve, or whose policy is not known yet."""
     if is_known:
-        return RequestRefused(403, "policy lets no worker here serve this request", code="placement_unmet")
-    return RequestRefused(
-        503, "it is not known yet which workers may serve requests; try again", code="placement_unknown"
-    )
+        return RequestRefused(403, "the policy permits no worker here to serve this request", code="placement_unmet")
+    return RequestRefused(503, "the policy for this request is not loaded yet; try again", code="placement_unknown")

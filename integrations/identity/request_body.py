@@ -85,7 +85,7 @@ def take_client_salt(body: dict[str, Any]) -> object:
     if nested is None:
         return given
     if given not in (None, nested):
-        raise malformed("nvext", "names another `cache_salt` than the body")
+        raise malformed("nvext", "names a different `cache_salt` than the body")
     return nested
 
 

@@ -48,7 +48,7 @@ class NatsPlace(NamedTuple):
         if parts.scheme not in ("nats", "tls") or not name:
             raise ConfigError(f"`{self.url}` is no NATS server; write `nats://HOST:PORT` or `tls://HOST:PORT`")
         if parts.scheme == "nats" and not is_loopback(name):
-            raise ConfigError(f"`{self.url}` would be spoken to in clear over a network; write `tls://`")
+            raise ConfigError(f"`{self.url}` would be used unencrypted over a network; write `tls://`")
         return read_credentials(self.credentials)
 
 

@@ -128,7 +128,7 @@ class StreamKeeper:
                     self._count(failures=1, is_connected=False)
                     problem = f"{type(error).__name__}: {error}"[:200]
                     if problem != self.problem:
-                        _log.warning("the stream is not kept", problem=problem)
+                        _log.warning("the stream could not be maintained", problem=problem)
                     self.problem = problem
                     await asyncio.sleep(_PAUSE_SECONDS)
                     continue
@@ -226,17 +226,17 @@ _HELD: Final = ("subjects", "storage", "discard", "max_bytes", "max_msg_size", "
 
 READY_SECONDS: Final = 3 * ROUND_SECONDS
 _SHOWN: Final = (
-    ("version", "Newest erase epoch that the keeper acts by."),
+    ("version", "Newest erase epoch that the keeper applies."),
     ("rounds", "Rounds that succeeded."),
     ("failures", "Rounds that failed."),
-    ("purged_subjects", "Subjects purged, because an erasure ended their names."),
-    ("purged_messages", "Messages that were in them."),
+    ("purged_subjects", "Subjects purged because an erasure ended their names."),
+    ("purged_messages", "Messages in purged subjects."),
     ("hints", "Hints of epochs sent."),
-    ("made", "How often the stream was made."),
+    ("made", "Number of times that the stream was created."),
     ("subjects", "Subjects in the stream."),
     ("messages", "Messages in the stream."),
     ("bytes", "Bytes in the stream."),
-    ("age_seconds", "How long the stream holds a message at most."),
+    ("age_seconds", "Maximum age of a message in the stream."),
 )
 
 

@@ -475,7 +475,7 @@ class StreamPublisher:
                 except Exception as error:  # NATS is away: events are lost, and their numbers tell
                     if problem != type(error).__name__:
                         problem = type(error).__name__
-                        _log.warning("KV events: no NATS", problem=problem)
+                        _log.warning("KV events: NATS cannot be reached", problem=problem)
             await asyncio.sleep(_PAUSE_SECONDS)
 
     def _take(self) -> _Waiting | None:
@@ -491,7 +491,7 @@ class StreamPublisher:
         try:
             return [*ends, *self._told.messages(waiting.events, waiting.known, waiting.at)]
         except Exception as error:  # what was told of is in doubt
-            _log.warning("KV events: not sent", cause=f"{type(error).__name__}: {error}"[:200])
+            _log.warning("KV events could not be sent", cause=f"{type(error).__name__}: {error}"[:200])
             return [*ends, *self._resync(waiting)]
 
     def _resync(self, waiting: _Waiting) -> list[Message]:

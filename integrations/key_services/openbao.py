@@ -78,7 +78,7 @@ class OpenBaoTransit:
         self._ask("POST", f"{self._mount}/keys/{name}/config", {"deletion_allowed": True})
         self._ask("DELETE", f"{self._mount}/keys/{name}")
         if self._has(name):
-            raise KeyServiceUnavailable(f"key service {self.place}: key `{name}` is there after its deletion")
+            raise KeyServiceUnavailable(f"key service {self.place}: key `{name}` still exists after its deletion")
         return KeyEnd()
 
     def probe(self) -> None:

@@ -102,7 +102,7 @@ class Pkcs11Token:
             for key in _keys(session, name):
                 key.destroy()
             if _keys(session, name):
-                raise KeyServiceUnavailable(f"{self.place}: key `{name}` is there after its destruction")
+                raise KeyServiceUnavailable(f"{self.place}: key `{name}` still exists after its destruction")
             return KeyEnd()
 
         return self._ask(end)
@@ -123,7 +123,7 @@ class Pkcs11Token:
     def _ask(self, ask: Callable[[Any], Answer]) -> Answer:
         """Run a call on the session's thread (rule 2)."""
         if self._late is not None and not self._late.done():
-            raise KeyServiceUnavailable(f"{self.place}: an earlier call has not come back")
+            raise KeyServiceUnavailable(f"{self.place}: an earlier call has not returned")
         asked = self._thread.submit(self._in_session, ask)
         try:
             return asked.result(self._seconds)

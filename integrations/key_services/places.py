@@ -32,7 +32,7 @@ class OpenBaoPlace(YamlModel):
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("is no address; write `https://HOST:PORT`")
         if parts.scheme == "http" and not is_loopback(parts.hostname):
-            raise ValueError("would be spoken to in clear over a network; write `https://`")
+            raise ValueError("would be used unencrypted over a network; write `https://`")
         return value.rstrip("/")
 
 

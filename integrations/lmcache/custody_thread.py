@@ -222,7 +222,7 @@ class CustodyThread:
     def __init__(self, settings: Settings) -> None:
         """Raises `ConfigError` that names a setting that is missing."""
         if settings.scope_salts_path is None:
-            raise ConfigError("setting `scope_salts_path`: name the file in which governed engines tell their salts")
+            raise ConfigError("setting `scope_salts_path`: name the file to which governed engines write their salts")
         if not tier_names(settings):
             raise ConfigError(
                 "setting `nvme_tier_path`: LMCache's second tier needs a tier: a folder, `host_tier_bytes` or "
@@ -261,8 +261,8 @@ class CustodyThread:
             return
         if shape.chunk_tokens != chunk_tokens:
             raise ConfigError(
-                f"what the last start left has {shape.chunk_tokens} tokens a chunk, not {chunk_tokens}: start it so, "
-                "or under another worker name with folders of its own"
+                f"the last start used {shape.chunk_tokens} tokens a chunk, not {chunk_tokens}: use the same "
+                "value, or another worker name with separate folders"
             )
         self.open(shape.chunk_bytes, chunk_tokens)
         self._begun.wait()
@@ -283,7 +283,7 @@ class CustodyThread:
         future: Future[T] = Future()
         with self._lock:
             if self._thread is None or self._is_closed:
-                future.set_exception(CustodyError("it is closed" if self._is_closed else "no object was seen yet"))
+                future.set_exception(CustodyError("it is closed" if self._is_closed else "no object was stored yet"))
             else:
                 self._jobs.put((call, future))  # type: ignore[arg-type]  # of one type each
         return future
@@ -392,8 +392,8 @@ def kept_shape(settings: Settings) -> ChunkShape | None:
         folder = settings.nvme_tier_path
         if folder is not None and _has_objects(folder):
             raise ConfigError(
-                f"nvme tier `{folder}`: has objects and no `{FILE}`, which says how large they are; give an empty "
-                "folder, or the one that this worker had",
+                f"nvme tier `{folder}`: has objects but no `{FILE}`, which states their size; give an empty "
+                "folder, or this worker's former one",
                 path=folder,
             )
         return None
@@ -427,7 +427,7 @@ def keep_shape(settings: Settings, shape: ChunkShape) -> None:
         raise ConfigError(f"`{path}`: cannot be written ({error.strerror})", path=path) from None
 
 
-_REMEDY = "give an empty folder, or put the file back that was there"
+_REMEDY = "give an empty folder, or restore the file"
 
 
 def _path(settings: Settings) -> Path:
@@ -449,7 +449,7 @@ def _content(path: Path) -> bytes | None:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077 or status.st_uid != os.geteuid():
-            raise ConfigError(f"`{path}`: must be a file of its owner alone (0600)", path=path)
+            raise ConfigError(f"`{path}`: must be accessible only to its owner (0600)", path=path)
         return os.read(descriptor, _BYTES_MAX)
     finally:
         os.close(descriptor)

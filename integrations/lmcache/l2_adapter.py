@@ -52,7 +52,7 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         """
         tokens = params.get("chunk_tokens")
         if type(tokens) is not int or tokens < 1:
-            raise ConfigError(f"adapter_params: `chunk_tokens` is `{tokens}`; say the server's --chunk-size")
+            raise ConfigError(f"adapter_params: `chunk_tokens` is `{tokens}`; give the server's --chunk-size")
         super().__init__()
         self._tokens = tokens
         self.custody = CustodyThread(load_settings())
@@ -107,7 +107,7 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             why = "another size"
             if not self._refused[why]:
                 _log.error(
-                    "objects of another size are not kept: give another model a worker and folders of its own",
+                    "objects of another size are not stored: give another model a separate worker and folders",
                     bytes=size,
                     kept_bytes=chunks.chunk_bytes,
                 )

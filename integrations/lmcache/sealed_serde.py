@@ -67,7 +67,7 @@ class SerdeCustody:
     def __init__(self, settings: Settings, tier: str) -> None:
         """Raises a `CustodyError` that names what cannot be opened."""
         if settings.scope_salts_path is None:
-            raise ConfigError("setting `scope_salts_path`: name the file in which governed engines tell their salts")
+            raise ConfigError("setting `scope_salts_path`: name the file to which governed engines write their salts")
         self.tier = tier
         self._settings = settings
         self._path: Path = settings.scope_salts_path
@@ -197,9 +197,9 @@ class SealingThread:
 
         def key_of(facts: ObjectFacts) -> ExtendedNonceKey:
             if facts.domain != keys.domain(spec) or facts.last != last or facts.layout != layout:
-                raise SealError("sealed object: is not of whom it was asked for")
+                raise SealError("sealed object: belongs to another owner")
             if facts.due_us <= self._clock.now_us():
-                raise SealError("sealed object: its time is over")
+                raise SealError("sealed object: has expired")
             return keys.of(spec, facts.subject, facts.bucket)
 
         open_enclosed(keys.catalogue(), name, sealed, into, key_of)
@@ -227,9 +227,9 @@ class SealingThread:
         self._watch.look()
         label = self._directory.label_of(key.cache_salt)
         if label is None or label.spec is None:
-            raise SealError("no governed engine told of this salt: nothing is kept or found under it")
+            raise SealError("no governed engine has written this salt: nothing is stored or found under it")
         if is_withheld(label, self._custody.worker.governor.restricted):
-            raise SealError(f"{RESTRICTED}: what is kept of this subject stays, and is not used")
+            raise SealError(f"{RESTRICTED}: this subject's data is retained and may not be used")
         return label, label.spec
 
     def close(self) -> None:

@@ -73,18 +73,22 @@ class FirstTierModule(DiscoverableModule):  # type: ignore[misc]
         foreign = [type(adapter).__name__ for adapter in adapters if not _seals(adapter)]
         if not adapters or foreign:
             raise ConfigError(
-                f"--l2-adapter: {foreign[0] if foreign else 'none'} keeps what no deadline or erasure reaches; "
-                "let each be CustodyL2Adapter, or have the serde `kvcustody`"
+                f"--l2-adapter: {foreign[0] if foreign else 'none'} stores data that no deadline or erasure "
+                "reaches; use CustodyL2Adapter, or the serde `kvcustody`"
             )
         try:
             for controller in manager._store_controllers.values():
                 [policy] = [one for one in vars(controller).values() if isinstance(one, StorePolicy)]
                 probe: list[ObjectKey] = [object()]
                 if policy.select_l1_deletions(probe) != probe:
-                    raise ConfigError("--l2-store-policy: must be `skip_l1`; LMCache's first tier is in clear")
+                    raise ConfigError(
+                        "--l2-store-policy: must be `skip_l1`, because LMCache's first tier is not encrypted"
+                    )
             prefetch = manager._prefetch_controller
             if any(prefetch._policy.plan_l1_retention([object()], None, None)):
-                raise ConfigError("--l2-prefetch-policy: must be `default`; LMCache's first tier is in clear")
+                raise ConfigError(
+                    "--l2-prefetch-policy: must be `default`, because LMCache's first tier is not encrypted"
+                )
             if not callable(prefetch._lock_l1_keys):
                 raise AttributeError("_lock_l1_keys")
             prefetch._lock_l1_keys = lambda request: None
@@ -100,7 +104,7 @@ class FirstTierModule(DiscoverableModule):  # type: ignore[misc]
                 memory = one._memory_manager
                 memory.free = self._zeroing(memory.free)
         except (AttributeError, ValueError) as error:
-            raise IsolationError(f"this LMCache is not as it was when it was governed: {error}") from error
+            raise IsolationError(f"this LMCache differs from the releases that are governed: {error}") from error
         self._notice = _notice(load_settings(), port)
         self._thread = GuardingThread(self._end_what_is_left, name="kvcustody-first-tier")
         self._thread.start()
@@ -111,7 +115,7 @@ class FirstTierModule(DiscoverableModule):  # type: ignore[misc]
             try:
                 self._look()
             except Exception as error:  # whatever it was: it is looked again
-                _log.error("first tier not looked at", error=repr(error))
+                _log.error("the first tier could not be checked", error=repr(error))
 
     def _look(self) -> None:
         """Delete what was unused at the last look and is unused now (rule 3)."""
@@ -132,7 +136,7 @@ class FirstTierModule(DiscoverableModule):  # type: ignore[misc]
                 content = np.frombuffer(one.byte_array, dtype=np.uint8)
                 content[:] = 0
                 if content.any():
-                    raise IsolationError("memory of the first tier does not become zero; it stays taken")
+                    raise IsolationError("memory of the first tier could not be zeroed; it stays allocated")
             with self._lock:
                 self.freed += len(objects)
                 self.freed_bytes += sum(int(one.get_size()) for one in objects)

@@ -37,7 +37,7 @@ REFUSED = (
     Refused("speculative_algorithm", _OFF, "drafts are written into pages that are never published"),
     Refused("enable_lora", _OFF, "an adapter's identity does not reach the scheduler's keys"),
     Refused("lora_paths", _OFF, "an adapter's identity does not reach the scheduler's keys"),
-    Refused("enable_hierarchical_cache", _OFF, "HiCache copies pages to host memory, out of custody"),
+    Refused("enable_hierarchical_cache", _OFF, "HiCache copies pages to host memory, outside custody"),
     Refused("hicache_storage_backend", _OFF, "HiCache copies pages to a store, out of custody"),
     Refused("enable_lmcache", _OFF, "LMCache copies pages out of custody"),
     Refused("enable_flexkv", _OFF, "FlexKV copies pages out of custody"),
@@ -46,13 +46,13 @@ REFUSED = (
     Refused("enable_streaming_session", _OFF, "a session keeps pages between requests without a deadline"),
     Refused("enable_session_radix_cache", _OFF, "a session keeps pages between requests without a deadline"),
     Refused("enable_unified_memory", _OFF, "several kinds of state share one pool"),
-    Refused("enable_memory_saver", _OFF, "it gives the pool's memory away, and nobody has zeroed it"),
+    Refused("enable_memory_saver", _OFF, "it releases the pool's memory without zeroing it"),
     Refused("dllm_algorithm", _OFF, "its tokens change after their KV was written"),
     Refused("enable_mixed_chunk", _OFF, "a mixed step has not been proved"),
     Refused("enable_pdmux", _OFF, "two streams write to the pool at once"),
     Refused("elastic_ep_backend", _OFF, "ranks come and go"),
     *(
-        Refused(option, _OFF, "requests over gRPC pass by the door and have no identity")
+        Refused(option, _OFF, "requests over gRPC bypass the door and have no identity")
         for option in ("grpc_mode", "smg_grpc_mode", "grpc_port")
     ),
     Refused(
@@ -60,8 +60,8 @@ REFUSED = (
         _OFF,
         "SGLang's KV events carry token ids in clear (`KVCUSTODY_KV_EVENTS_ENDPOINT` gives events with a scope)",
     ),
-    Refused("tokenizer_worker_num", (1, None), "its workers would serve requests without the door"),
-    Refused("disable_radix_cache", _OFF, "without a cache nothing is to be governed"),
+    Refused("tokenizer_worker_num", (1, None), "its workers would serve requests that bypass the door"),
+    Refused("disable_radix_cache", _OFF, "without a cache there is nothing to govern"),
 )
 
 # Overridden, called or hooked: dotted place -> leading parameters after `self`.
@@ -120,8 +120,8 @@ def check_options(server_args: Any) -> None:
 
     if envs.SGLANG_RUST_SERVER.get():
         raise ConfigError(
-            "sglang's Rust server has no middleware, so its requests pass by the door and have no identity; unset "
-            "SGLANG_RUST_SERVER"
+            "sglang's Rust server has no middleware, so its requests bypass the door and have no identity; "
+            "unset SGLANG_RUST_SERVER"
         )
 
 

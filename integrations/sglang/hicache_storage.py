@@ -53,7 +53,7 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
             raise ConfigError(f"hicache storage: {several}: pages of one rank alone are kept")
         self._terms = _terms(given)
         if not storage_config.model_name:
-            raise ConfigError("hicache storage: sglang names no model, so its pages are nobody's")
+            raise ConfigError("hicache storage: sglang names no model, so its pages cannot be attributed")
         self._model = weights_fingerprint(str(storage_config.model_name), str(given.get("revision", "")))
         self._lock = threading.Lock()
         self._copies: OwnedCopies | None = None
@@ -141,7 +141,7 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
         ended = self._do(lambda copies: copies.end_all(), -1)
         _log.info("pages ended", storage="hicache", pages=ended)
         if ended < 0:
-            raise RuntimeError("the pages in storage could not be ended")
+            raise RuntimeError("the pages in storage could not be destroyed")
 
     def close(self) -> None:
         """Close the store; the next engine finds and ends what is in files."""
@@ -195,11 +195,11 @@ def _terms(given: dict[str, Any]) -> OwnedTerms:
     owner, seconds, size = given.get("owner"), given.get("seconds"), given.get("size_bytes")
     path, url = given.get("path"), given.get("url")
     if type(owner) is not str or not owner:
-        raise ConfigError(f"hicache storage: `owner` is `{owner}`; say whose the pages are")
+        raise ConfigError(f"hicache storage: `owner` is `{owner}`; name the pages' owner")
     if not isinstance(seconds, int | float) or seconds <= 0:
-        raise ConfigError(f"hicache storage: `seconds` is `{seconds}`; pages need a deadline")
+        raise ConfigError(f"hicache storage: `seconds` is `{seconds}`; pages need a lifetime")
     if type(size) is not int or size <= 0:
-        raise ConfigError(f"hicache storage: `size_bytes` is `{size}`; say how much room pages have")
+        raise ConfigError(f"hicache storage: `size_bytes` is `{size}`; set the storage's capacity")
     if path is not None and (type(path) is not str or not path):
         raise ConfigError(f"hicache storage: `path` is `{path}`; name a folder, or leave it out")
     if url is not None and (type(url) is not str or not url):

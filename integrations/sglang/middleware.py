@@ -176,7 +176,7 @@ def _mark(tokenizer: Any, request: Any, rendering: _Rendering, kinds: Mapping[st
     try:
         marks = _at_once(find())
     except NotImplementedError:
-        note_unmarked("no place of each token")
+        note_unmarked("no position of each token")
         return
     except Exception as error:
         note_unmarked(type(error).__name__)

@@ -33,13 +33,13 @@ class PageMemory:
         name = type(pool).__name__
         if name not in _POOLS or not type(pool).__module__.startswith("sglang."):
             raise ConfigError(
-                f"the KV pool is a `{name}`, of which it is not known where a slot's bytes lie; governed are "
+                f"the KV pool is a `{name}`, whose layout is unknown; known are "
                 f"{' and '.join(f'`{one}`' for one in _POOLS)}",
                 pool=name,
             )
         tensors = list(pool.kv_buffer) if name == "MLATokenToKVPool" else [*pool.k_buffer, *pool.v_buffer]
         if any(getattr(pool, more, None) is not None for more in ("dq_k_buffer", "dq_v_buffer", "index_k_buffer")):
-            raise ConfigError("the KV pool keeps a second form of its slots, which no scrub would reach")
+            raise ConfigError("the KV pool stores a second form of its slots, which scrubs would not reach")
         table = SegmentTable.from_tensors(tensors, layout=Layout.TOKENS, block_tokens=page_tokens)
         if table.blocks < pages:
             raise ConfigError(f"the KV pool has `{table.blocks}` pages, its allocator `{pages}`")

@@ -169,7 +169,7 @@ class SlotBlockEvents(BlockEventFeed):
         """See `BlockEventFeed`."""
         if self._tree.entered:
             raise IsolationError(
-                f"`{len(self._tree.entered)}` nodes entered the tree, whose is not known",
+                f"`{len(self._tree.entered)}` nodes without a known owner entered the tree",
                 nodes=len(self._tree.entered),
             )
         events, self._events = self._events, []

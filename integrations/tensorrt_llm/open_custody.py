@@ -119,26 +119,27 @@ REFUSED = (
     RefusedOption("context_parallel_size", (1, None), "a prompt's blocks lie on several ranks"),
     RefusedOption("enable_attention_dp", _OFF, "each rank would have a scheduler and a worker of its own"),
     RefusedOption("max_beam_width", (1, None), "beams share blocks that a connector is not told of"),
-    RefusedOption("disable_overlap_scheduler", (True,), "steps overlap, and were not proved to fit"),
+    RefusedOption("disable_overlap_scheduler", (True,), "steps overlap, which has not been verified"),
     RefusedOption("speculative_config", _OFF, "rejected drafts would be kept as if they were the prompt's"),
     RefusedOption("enable_lora", _OFF, "an adapter's identity does not reach the connector's keys"),
     RefusedOption("lora_config", _OFF, "an adapter's identity does not reach the connector's keys"),
     RefusedOption("cache_transceiver_config", _OFF, "KV leaves for another engine, or comes from one"),
-    RefusedOption("kv_cache_config.host_cache_size", _OFF, "the engine's host pool keeps KV in clear, without end"),
+    RefusedOption("kv_cache_config.host_cache_size", _OFF, "the engine's host pool stores KV unencrypted and without "
+        "a deadline"),
     RefusedOption("kv_cache_config.disk_cache_size", _OFF, "the engine's disk tier keeps KV in clear, without end"),
     RefusedOption("kv_cache_config.disk_cache_path", _OFF, "the engine's disk tier keeps KV in clear, without end"),
-    RefusedOption("kv_cache_config.secondary_offload_min_priority", (None,), "it is of the engine's host pool"),
+    RefusedOption("kv_cache_config.secondary_offload_min_priority", (None,), "it configures the engine's host pool"),
     RefusedOption("kv_cache_config.enable_partial_reuse", (False,), "part of a block would be reused"),
-    RefusedOption("kv_cache_config.enable_block_reuse", (True, None), "without it the engine asks no connector"),
+    RefusedOption("kv_cache_config.enable_block_reuse", (True, None), "without it the engine calls no connector"),
     RefusedOption(
         "kv_cache_config.use_kv_cache_manager_v2", (False, None),
-        "it may take less than was promised, and does not say so",
+        "it may use less than was promised without reporting it",
     ),
-    RefusedOption("kv_cache_config.use_uvm", _OFF, "blocks would move to host memory by themselves"),
+    RefusedOption("kv_cache_config.use_uvm", _OFF, "blocks would move to host memory outside custody"),
     RefusedOption("kv_cache_config.max_attention_window", _OFF, "blocks that a window has passed have no page"),
     RefusedOption("kv_cache_config.sink_token_length", _OFF, "blocks that a window has passed have no page"),
     RefusedOption(
-        "kv_cache_config.kv_events_config", _OFF, "it streams prompts to whoever connects, and says no salt"
+        "kv_cache_config.kv_events_config", _OFF, "it streams prompts to every client, without salts"
     ),
 )  # fmt: skip
 _CONNECTOR = (

@@ -88,9 +88,9 @@ class SchedulerHalf:
         if standing.once:
             self._once[request.request_id] = salt
         if computed_tokens and not standing.holds:
-            self.counts["hits on the device under a salt that holds no more"] += 1
+            self.counts["hits on the device under an expired salt"] += 1
         if has_other_content(request) or standing.label is None or not standing.holds:
-            self.counts["neither kept nor found"] += 1
+            self.counts["blocks of this request are neither stored nor found"] += 1
             return 0
         tokens = request.get_tokens(0)
         chain = BlockChain(standing.domain, self._block_tokens)
@@ -162,7 +162,7 @@ class SchedulerHalf:
             )
         if computed_tokens and salt not in self._had:
             if self._forgot:  # somebody with many subjects must not stop the engine for the others
-                self.counts["hits under a salt that is not known any more"] += 1
+                self.counts["hits under a salt that is no longer known"] += 1
                 return
             raise IsolationError(
                 f"request `{request_id}`: the engine reused `{computed_tokens}` tokens under a salt that nobody had: "

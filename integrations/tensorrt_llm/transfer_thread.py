@@ -106,7 +106,7 @@ class TransferThread(CustodyThread):
         short = short_lived(chunks.governor.table.policy)
         if short:
             _log.warning(
-                "what ends within the promise of a load comes back from no tier",
+                "blocks that expire before a promised load would end are not loaded from tiers",
                 classifications=short,
                 promise_seconds=_CLAIM_SECONDS,
             )
@@ -169,7 +169,7 @@ class TransferThread(CustodyThread):
         try:
             return self.run(lambda chunks: self._keep(chunks, run, memoryview(content))).result(_ANSWER_SECONDS)
         except Exception as error:  # whatever it was: it is computed again
-            _log.error("blocks are not kept", error=repr(error))
+            _log.error("blocks could not be stored", error=repr(error))
             return 0
         finally:
             content[:] = bytes(len(content))

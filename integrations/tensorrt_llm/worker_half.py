@@ -37,7 +37,7 @@ class WorkerHalf:
             CustodyError: the pool cannot be used.
         """
         if self._rows is not None:
-            raise ConfigError("TensorRT-LLM registered a second pool: one is governed")
+            raise ConfigError("TensorRT-LLM registered a second pool; only one can be governed")
         if pool.dim() < 2 or not pool.is_contiguous():
             raise ConfigError(
                 f"TensorRT-LLM's pool of shape `{tuple(pool.shape)}` does not have its blocks one after the other: "

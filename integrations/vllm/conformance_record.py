@@ -149,8 +149,8 @@ def check_record(path: str, digest: str, tested: type) -> None:
         raise ConfigError(f"conformance record `{path}`: {error.strerror}", path=path) from error
     if not hmac.compare_digest(digest_of(data), digest.lower()):
         raise ConfigError(
-            f"conformance record `{path}` has digest `{digest_of(data)}`, the setting names `{digest}`: it is "
-            "another run; review it and name its digest",
+            f"conformance record `{path}` has digest `{digest_of(data)}`, the setting names `{digest}`: the "
+            "record is from another run; review it and set its digest",
             path=path,
         )
     try:
@@ -187,7 +187,8 @@ def _check_cases(path: str, verdicts: dict[str, Any]) -> None:
     ):
         if names:
             raise ConfigError(
-                f"conformance record `{path}`: {len(names)} cases {what}, `{names[0]}` first; it vouches for nothing",
+                f"conformance record `{path}`: {len(names)} cases {what}, `{names[0]}` first; the record "
+                "cannot be used",
                 path=path,
                 cases=names,
             )

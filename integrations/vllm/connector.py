@@ -255,8 +255,8 @@ def _shard(config: VllmConfig) -> int:
     rank = int(parallel.rank)
     if not 0 <= rank < parallel.world_size:
         raise ConfigError(
-            f"a worker of rank `{rank}` in an engine of `{parallel.world_size}`: its scrubs cannot be told from "
-            "another's; start vllm with `--distributed-executor-backend mp` or `ray`",
+            f"a worker of rank `{rank}` in an engine of `{parallel.world_size}`: its scrubs cannot be "
+            "distinguished from another's; start vllm with `--distributed-executor-backend mp` or `ray`",
             rank=rank,
         )
     return rank

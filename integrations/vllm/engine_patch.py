@@ -107,7 +107,7 @@ class EngineHandle:
             done = self._core.model_executor.execute_model(output)
             receipt = _ours(done.kv_connector_output.kv_connector_worker_meta)
         except Exception as error:
-            _log.error("last scrub not done", error=type(error).__name__, blocks=order.blocks)
+            _log.error("the last scrub could not be done", error=type(error).__name__, blocks=order.blocks)
             return
         for answer in receipt.answers:
             self.side.port.scrubbed(answer.order, answer.shard, answer.results, answer.device_blocks)

@@ -29,7 +29,8 @@ NAME = "KVCustody"
 _MULTI = "MultiConnector"
 _LMCACHE, _LMCACHE_PORT = "LMCacheMPConnector", 5555  # and the port that it takes where none is named
 _VETOED = {  # whatever a record says
-    "LMCacheConnectorV1": "keeps blocks without their salt, so one tenant gets another's; use LMCache's server and its "
+    "LMCacheConnectorV1": "stores blocks without their salt, so one tenant can get another's; use LMCache's "
+    "server and its "
     "`LMCacheMPConnector` (docs/start/lmcache.md)",
 }
 _HERE = ("localhost", "127.0.0.1", "::1")
@@ -72,8 +73,9 @@ def refuse_foreign_connectors(config: VllmConfig, allowed: str) -> None:
             raise ConfigError(f"connector `{name}` {_VETOED[name]}", connector=name)
         if name not in records:
             raise ConfigError(
-                f"connector `{name}` keeps KV blocks outside this engine, where no deadline, scrub or scope reaches "
-                "them; remove it, or list the record of its passed conformance run in `vllm_connectors_allowed`",
+                f"connector `{name}` stores KV blocks outside this engine, beyond deadlines, scrubs and "
+                "scopes; remove it, or list the record of its passed conformance run in "
+                "`vllm_connectors_allowed`",
                 connector=name,
             )
         check_record(*records[name], _connector_class(child))
@@ -128,7 +130,7 @@ class CopiesBeside:
         before, self.clear = self.clear, self._unsealed()
         self._looked_us = self._clock.now_us()
         if self.clear and self.clear != before:
-            _log.error("copies would rest in clear", where=self.clear)
+            _log.error("copies would be stored unencrypted", where=self.clear)
 
 
 def _unsealed(foreign: list[Mapping[str, Any]], salts_path: Path | None, shred: ShredKeys) -> str:

@@ -137,7 +137,7 @@ async def _mark(
     if marks:
         request.kv_transfer_params = {**(request.kv_transfer_params or {}), OUR_MARKS_FIELD: marks}
     else:
-        note_unmarked("no place of each token" if offsets is None else "not found exactly")
+        note_unmarked("no position of each token" if offsets is None else "not found exactly")
 
 
 # The door's refusals by reason for vLLM's own `/metrics`: `kvcustody_door_refused_total`.

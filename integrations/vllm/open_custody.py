@@ -109,20 +109,21 @@ def refuse_ungoverned(config: VllmConfig, settings: Settings) -> None:
         )
     if getattr(config.model_config, "enable_sleep_mode", False):
         raise ConfigError(
-            "sleep mode gives the cache's memory away and takes other memory back, which nobody has zeroed; start "
+            "sleep mode releases the cache's memory and later maps other memory that has not been zeroed; start "
             "vllm without `--enable-sleep-mode`"
         )
     if getattr(config.model_config, "enable_cumem_allocator", False):
         raise ConfigError(
-            "with the cumem allocator vllm can give the cache's memory away while it runs (`release_kv_cache_memory`), "
-            "which nobody has zeroed then; start vllm without `--enable-cumem-allocator`"
+            "with the cumem allocator vllm can release the cache's memory while it runs "
+            "(`release_kv_cache_memory`), without zeroing it; start vllm without `--enable-cumem-allocator`"
         )
     if (
         getattr(envs, "VLLM_USE_RUST_FRONTEND", False) and not settings.windowed_token_seconds
     ):  # older releases have none
         raise ConfigError(
-            "vllm's Rust front end loads no `--middleware`, so its requests pass by the door and have no identity; "
-            "unset VLLM_USE_RUST_FRONTEND, or set `windowed_token_seconds` here and at the door before it"
+            "vllm's Rust front end loads no `--middleware`, so its requests bypass the door and have no "
+            "identity; unset VLLM_USE_RUST_FRONTEND, or set `windowed_token_seconds` here and at the door "
+            "before it"
         )
     parallel = config.parallel_config
     if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:

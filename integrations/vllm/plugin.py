@@ -111,7 +111,7 @@ def _refuse_release(engine: Any) -> None:
         IsolationError: the cache's memory would be unmapped as it is.
     """
     if getattr(engine, "kvcustody", None) is not None:
-        raise IsolationError("a governed engine does not give its cache's memory away: nobody has zeroed it")
+        raise IsolationError("a governed engine does not release its cache's memory, because it has not been zeroed")
 
 
 def _close(engine: Any) -> None:

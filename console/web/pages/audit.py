@@ -181,7 +181,7 @@ def moment_us(visit: PageRequest, name: str) -> int | None:
     try:
         found = times.moment_us(text)
     except ValueError:
-        raise ProblemError("invalid", f"`{name}` is no moment; write 2026-01-31T12:00") from None
+        raise ProblemError("invalid", f"`{name}` is not a time; write 2026-01-31T12:00") from None
     if not 0 <= found < LARGE:
         raise ProblemError("invalid", f"`{name}` is out of range")
     return found

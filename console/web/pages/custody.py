@@ -48,7 +48,7 @@ def subject(visit: PageRequest) -> Response:
     tenant_name = visit.text("tenant")
     tenant = visit.service.tenant_of(visit.caller, READ, tenant_name)
     if tenant is None or name is None:
-        raise ProblemError("invalid", "a subject is asked for by tenant and name")
+        raise ProblemError("invalid", "give the tenant and the name of the subject")
     visit.record("consoleSubject", tenant=tenant)
     pseudonyms = visit.service.names_of(tenant, name)
     now_us, periods = visit.service.clock.utc_us(), visit.service.work_periods()

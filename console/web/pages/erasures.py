@@ -55,7 +55,7 @@ def request(visit: PageRequest) -> Response:
     visit.caller.must(Permission.ERASE)
     what = _wanted(visit)
     if visit.text("sure") != _narrowest(visit, what):
-        raise ProblemError("invalid", "type the name of what is erased again: an erasure cannot be taken back")
+        raise ProblemError("invalid", "type the name again to confirm: an erasure cannot be undone")
     return redirect(f"/erasures/{_once(visit, what)}")
 
 

@@ -75,7 +75,7 @@ def held_by_tenant(visit: PageRequest) -> Figure:
     title = "Blocks in custody, by tenant"
     known = [(row.held_blocks, row.tenant) for row in totals if row.held_blocks is not None]
     if len(known) < len(totals):
-        return without_values(title, "not known while a process runs that lost leaves (see its gaps)")
+        return without_values(title, "unknown while a process with lost leaves runs (see its gaps)")
     held = sorted(known, reverse=True)
     first, rest = held[:_TENANTS_MAX], held[_TENANTS_MAX:]
     if rest:

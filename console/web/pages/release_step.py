@@ -121,7 +121,7 @@ def _approved(visit: PageRequest, state: ReleaseState, proposal: Proposal) -> di
     proposal.approval = None  # of this copy alone: an approval is against what is active now
     review = gates.review(state, proposal, visit.service.policy_work.assess)
     if (visit.text("cells") or "") != review.cells:
-        raise ProblemError("changed", "what this revision widens is not what the page showed; look again")
+        raise ProblemError("changed", "the widening of this revision differs from the page; reload it")
     return {
         "revision": proposal.revision,
         "base": state.active_revision,

@@ -121,7 +121,7 @@ class EngineBlocks:
             for layer in allocator.layer_indices:
                 allocator.update(ones, ones, layer, unread, index)
         except (RuntimeError, IndexError) as error:
-            raise ConfigError(f"the engine's cache does not take keys and values as expected: {error}") from error
+            raise ConfigError(f"the engine's cache does not store keys and values as expected: {error}") from error
         written = rows[-1].view(allocator.cache_dtype)
         count = 2 * len(allocator.layer_indices) * ones.numel()  # keys and values; a window may end within a page
         reached = int((written == 1).sum()) == int(written.count_nonzero()) == count and torch.equal(

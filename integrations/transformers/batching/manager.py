@@ -93,9 +93,7 @@ class GovernedManager(ContinuousBatchingManager):  # type: ignore[misc, unused-i
         if capture is not None:
             runner._capture_graph = _announced(capture)
         elif any(self.continuous_batching_config.cuda_graph_booleans):
-            raise ConfigError(
-                "this transformers records CUDA graphs in a place that is not known; set `use_cuda_graph=False`"
-            )
+            raise ConfigError("this transformers records CUDA graphs in an unknown place; set `use_cuda_graph=False`")
 
     def bind_ids(self, claims: RequestClaims) -> None:
         """Bind ids to their owners. Call it before the first request (rule 1, rule 2)."""

@@ -130,7 +130,7 @@ class GovernedPagedCache(PagedAttentionCache):  # type: ignore[misc, unused-igno
 
     def count_storable_requests(self, list_blocks_needed: list[dict[str, int]]) -> int:
         """Return 0: the governed scheduler preempts."""
-        raise IsolationError("the engine tried to offload requests by itself; check its version")
+        raise IsolationError("the engine tried to offload requests on its own; check its version")
 
     def compute_free_capacity(self, relative: bool = True) -> int | float:
         """Return what no running request uses, as a share or in bytes."""

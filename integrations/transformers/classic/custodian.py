@@ -48,7 +48,7 @@ class Custodian:
 
     def __init__(self, governor: Governor, *, tick_seconds: float | None = 0.05) -> None:
         if not governor.managers:
-            raise ConfigError("the policy gives no tenant a pool of its own yet: name one with a guarantee")
+            raise ConfigError("the policy gives no tenant its own pool yet: name one with a guarantee")
         for manager in governor.managers:
             _slab_memory(manager.pool.memory)
         self.governor = governor

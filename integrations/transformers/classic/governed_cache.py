@@ -144,7 +144,7 @@ def governed_cache(
     shape = shape_of(config, max_tokens, batch_size, dtype, kv_shape)
     place = torch.device(device)
     if place.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device `{device}`: a scrub can wait for the streams of CPUs and CUDA devices alone")
+        raise ConfigError(f"device `{device}`: scrubs support only CPUs and CUDA devices")
     if place.type == "cuda" and place.index is None:
         place = torch.device("cuda", torch.cuda.current_device())
     build = {

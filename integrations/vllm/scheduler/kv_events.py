@@ -186,7 +186,7 @@ class SchedulerBlockEvents(BlockEventFeed):
         """See `BlockEventFeed`."""
         self._append_removals()
         if self.index.inserted:
-            raise IsolationError(f"`{len(self.index.inserted)}` keys entered vllm's index, whose is not known")
+            raise IsolationError(f"`{len(self.index.inserted)}` keys without a known owner entered vllm's index")
         events, self._events = self._events, []
         return events
 

@@ -267,7 +267,7 @@ class SchedulerSide:
             sealed = self.port.tiers.are_copies_sealed = CopiesBeside(config, path, shred, self._opened.clock)
             if sealed.clear and self.port.table.policy.profile.isolating:
                 raise ConfigError(
-                    f"{sealed.clear} keeps KV blocks in clear, or does not show that it seals them, which profile "
+                    f"{sealed.clear} stores KV blocks unencrypted, or does not show that it seals them, which profile "
                     f"`{self.port.table.policy.profile.value}` does not allow (docs/start/lmcache.md)"
                 )
             if path is not None:

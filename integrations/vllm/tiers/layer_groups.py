@@ -66,8 +66,8 @@ def tier_groups(manager: KVCacheManager, block_tokens: int) -> tuple[CopiedGroup
     names = [type(single).__name__ for single in singles]
     if set(names) - {_FULL, _WINDOW} or _FULL not in names:
         why = (
-            "only full attention, alone or beside sliding windows, is copied: what other layers keep lies at no fixed "
-            "place of a prompt"
+            "only full attention, alone or beside sliding windows, is copied: other layers' states have no "
+            "fixed position in a prompt"
         )
         raise _refused(names, why)
     if len(singles) > 1:
@@ -87,7 +87,7 @@ def _refuse_several(manager: KVCacheManager, names: list[str], block_tokens: int
     if sizes != [block_tokens] or coordinator.scheduler_block_size != block_tokens:
         raise _refused(names, f"their blocks are of `{sizes}` tokens, and copies of one size are kept")
     if any(single.use_eagle or getattr(single, "extra_retained_tokens", 0) for single in singles):
-        raise _refused(names, "with a drafter that reads the cache a hit needs blocks behind its end")
+        raise _refused(names, "with a drafter that reads the cache, a hit needs blocks beyond its end")
     if not hasattr(base, "KVConnectorTransferResults"):
         raise _refused(names, "this vllm cannot compute again what a load of several groups did not bring")
 

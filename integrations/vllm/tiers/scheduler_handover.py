@@ -100,7 +100,7 @@ class SchedulerHandover:
         own = self._peers().keys.get(self._worker)
         if own is None or own != self._key.verifier:
             raise ConfigError(
-                f"setting `handover_peers_path`: has another key of `{self._worker}`, or none; add "
+                f"setting `handover_peers_path`: has a different key for `{self._worker}`, or none; add "
                 f"`{self._key.verifier}`",
                 path=settings.handover_peers_path,
             )

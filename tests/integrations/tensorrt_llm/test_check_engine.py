@@ -66,7 +66,7 @@ def test_the_connector_s_classes_check_before_anything_is_open(tmp_path: Path, m
         "standins.integrations.trtllm_world.llm_args",
         lambda: llm_args(kv_cache_config__host_cache_size=1 << 30),
     )
-    with pytest.raises(ConfigError, match="host pool keeps KV in clear"):
+    with pytest.raises(ConfigError, match="host pool stores KV unencrypted"):
         TrtllmWorld(tmp_path, monkeypatch)
 
 
