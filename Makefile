@@ -11,9 +11,8 @@ FAST := tests/allocator/pool tests/allocator/prefix tests/policies/table tests/g
 NOT_FAST := $(addprefix --ignore=,tests/allocator/prefix/test_eviction_bound.py tests/allocator/prefix/test_window.py \
 	tests/policies/table/test_tiers_reference.py) # seconds each, of one kind of fault
 
-# The tests of a file share its set-up; two more processes than cores work while others wait. Files go in their order: by
-# number of tests, those with few and long ones would come last.
-IN_PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
+# The tests of a file share its set-up, and all processes one collection; two more than cores work while others wait.
+IN_PARALLEL := --forks 4
 
 # The suites' processes share two cores: a second thread of PyTorch waits for the first.
 test test-fast test-system test-loaded durations: export OMP_NUM_THREADS := 1
@@ -76,10 +75,12 @@ check: $(READY) ## format, lint, types
 
 docs: $(READY) $(COMMANDS) ## build the site of docs/ in site/; fails on a broken link or anchor, a page without navigation, a stale table
 	@$(BIN)/python docs/tables.py --check
+	@$(BIN)/python docs/diagrams.py --check
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict # --quiet would drop the warnings that --strict counts
 
-tables: $(READY) $(COMMANDS) ## write the tables of docs/ that are made from the code
+tables: $(READY) $(COMMANDS) ## write the tables and diagrams of docs/ that are made from code
 	@$(BIN)/python docs/tables.py
+	@$(BIN)/python docs/diagrams.py
 
 editor: ## bundle the console's policy editor anew, of the versions in packaging/editor/package-lock.json (Node.js)
 	cd packaging/editor && npm ci --ignore-scripts --no-audit --no-fund && node build.mjs ../../console/web/static/codemirror.js

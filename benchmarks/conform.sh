@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Asks every target of `kvcustody known-bugs` again, each in the environment of its product (made on first use), runs the
 # conformance kit over our engines, keeps the records in benchmarks/results/conform/ and conformance-kit/, and makes
-# docs/start/other-systems.md of them.
+# docs/reference/measurements/other-systems.md of them.
 #   benchmarks/conform.sh [TARGET... | --kit]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -51,4 +51,4 @@ for target in "${TARGETS[@]}"; do
   .venv/bin/kvcustody known-bugs --target "$target" --python "$environment/bin/python" --out "$record" || status=$?
   [ "$status" -le 1 ] || exit "$status" # 1: found, which is a result
 done
-.venv/bin/python -m kvcustody.testkit.conform.comparison "$RECORDS" "$KIT" docs/start/other-systems.md
+.venv/bin/python -m kvcustody.testkit.conform.comparison "$RECORDS" "$KIT" docs/reference/measurements/other-systems.md

@@ -25,7 +25,7 @@ _DAY_SECONDS = 86_400
 app = typer.Typer(
     no_args_is_help=True,
     help="The time by which deadlines are compared: where it is, and confirming this machine's clock.",
-    epilog="No step of a clock revives what has ended; docs/operate/incidents.md says what to do about one.",
+    epilog="No step of a clock revives what has ended; docs/how-to/operate/handle-an-incident.md says what to do.",
 )
 File = Annotated[
     Path | None,

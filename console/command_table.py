@@ -1,4 +1,4 @@
-"""Every command with what it takes and how it ends: the table of docs/operate/commands.md, made from the commands.
+"""Every command with what it takes and how it ends: the table of docs/reference/commands.md, made from the commands.
 
 Every command ends with 0 when it was done, 2 when it could not be (`error: …` on stderr) and 130 when it was
 interrupted. A command that answers a question ends with 1 when the answer is no.

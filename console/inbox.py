@@ -14,7 +14,7 @@ from kvcustody.times import readable
 EPILOG = (
     "Examples:\n\n    kvcustody inbox\n\n    kvcustody inbox --ledger sqlite:///kvcustody.db --json\n\n"
     "    kvcustody inbox --server https://kvcustody.example:8443 --api-key-file me.key\n\n"
-    "docs/operate/inbox.md says what comes here, and how it is delivered by webhook and mail."
+    "docs/how-to/operate/inbox.md says what comes here, and how it is delivered by webhook and mail."
 )
 _MARKS = {"overdue": "bold red", "soon": "yellow"}
 

@@ -45,7 +45,7 @@ app = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
     help="Make and check the root key file: 32 random bytes, mode 0600, on a local disk.",
-    epilog="docs/operate/keys.md says which keys exist, where each one lives and how it ends.",
+    epilog="docs/concepts/keys.md says which keys exist, where each one lives and how it ends.",
 )
 
 KeyringFile = Annotated[

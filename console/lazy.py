@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -196,7 +197,9 @@ class ExtendedGroup(TableGroup):
         return {entry.name: entry for entry in installed() if "." not in entry.name}
 
 
+@cache
 def _loaded(name: str, lazy: Lazy) -> Any:
+    """Made once in a process: in tests, many command lines run in one."""
     module, _, attribute = lazy.target.partition(":")
     found = getattr(import_module(module), attribute)
     if lazy.below is not None:

@@ -122,12 +122,12 @@ COMMANDS = {
     "tier": Lazy(
         _OPERATIONS,
         "Tiers: what was stored off the device and came back, what was left alone, and why.",
-        below="docs/operate/tiers.md#why-was-it-moved-or-not says how a decision is made and what each figure means.",
+        below="docs/how-to/storage/set-up-tiers.md#why-was-it-moved-or-not explains decisions and figures.",
     ),
     "routes": Lazy(
         _OPERATIONS,
         "Routes: where requests went that came through a door, what they found there, and receipts that lack a half.",
-        below="docs/routers/receipts.md says what each figure means.",
+        below="docs/concepts/route-receipts.md says what each figure means.",
     ),
     "showback": Lazy(
         "kvcustody.console.audit.showback:bill",
@@ -137,7 +137,7 @@ COMMANDS = {
     "prefixes": Lazy(
         _OPERATIONS,
         "Which prefixes are worth keeping: what later requests reused of what one had written.",
-        below="docs/audit/showback.md#prefixes says what a row is; no content is read or shown.",
+        below="docs/how-to/audit/bill-tenants.md#prefixes says what a row is; no content is read or shown.",
     ),
     "top": Lazy(
         "kvcustody.console.live.top:top",

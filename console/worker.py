@@ -31,7 +31,7 @@ app = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
     help="Workers' processes in a ledger: which have not ended, and closing one that does not come back.",
-    epilog="docs/operate/incidents.md says when a process is closed by itself, and what it means that one returns.",
+    epilog="docs/how-to/operate/handle-an-incident.md says when a process is closed by itself.",
 )
 
 

@@ -33,12 +33,12 @@ class AdmissionRefused(NamedTuple):
 
     @classmethod
     def too_large(cls, request_id: Hashable, needed: int, most: int) -> AdmissionRefused:
-        """Of a request that could not run even alone: it needs so many blocks, and its tenant may have so many."""
+        """Refuse a request that could not run even alone: it needs more blocks than its tenant may have."""
         return cls(request_id, f"{_TOO_LARGE} `{needed}` blocks, the tenant may have `{most}`; ask for fewer tokens")
 
     @property
     def is_too_large(self) -> bool:
-        """Whether room is what it could never have."""
+        """Whether the request needs more blocks than its tenant can ever have."""
         return self.reason.startswith(_TOO_LARGE)
 
 

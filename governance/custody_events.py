@@ -1,4 +1,4 @@
-"""From what an allocator did, ours or an engine's, to events for the ledger.
+"""Converts an allocator's acts, ours or an engine's, to events for the ledger.
 
 `governor.sequence_events` and `external.residency_events` say which blocks; what is the same for both is here.
 
@@ -43,7 +43,7 @@ NO_TIME_US = 0
 
 
 class FoundHere(NamedTuple):
-    """What a request met at its worker, for its route receipt."""
+    """The cache state that a request met at its worker, for its route receipt."""
 
     prompt_tokens: int
     found_tokens: int
@@ -54,7 +54,7 @@ class FoundHere(NamedTuple):
 
 
 def route_found(receipt: RouteReceipt, facts: AdmissionFacts, found: FoundHere, at_us: int, trace: str) -> list[Event]:
-    """The worker's half of a route receipt: where the door asks, and always where it found another tenant's blocks."""
+    """The worker's half of a route receipt: written where the door asks, and always for another tenant's blocks."""
     if not (receipt.is_asked or found.crosses):
         return []
     asked = receipt.is_asked
@@ -72,7 +72,7 @@ def residency_opened(
     revision: int,
     earlier_blocks: int = 0,
 ) -> ResidencyOpened:
-    """The residency as it began: who, under which decision, which blocks it attached and which it was handed."""
+    """The residency at its start: requester, decision, attached blocks and allocated blocks."""
     domain = residency.domain
     tenant, subject, session, asserted, classification, model = facts
     return ResidencyOpened(  # once for every request: by position, because names cost a microsecond
@@ -96,13 +96,13 @@ def residency_opened(
 
 
 def blocks_assigned(at_us: int, residency: Residency, domain: Domain, runs: FlatRuns) -> BlocksAssigned:
-    """Blocks that the residency was handed in the domain of another tenant, who is charged for them."""
+    """Blocks allocated to the residency in another tenant's domain; that tenant is charged."""
     label = label_of(domain)
     return BlocksAssigned(at_us, residency.id, residency.account.name, label.tenant, label.classification, runs)
 
 
 def blocks_passed(gone: ReleasedBlocks, pool: int) -> Iterator[Event]:
-    """A running request stopped using blocks: a tail that it copied, a window that it passed."""
+    """Blocks that a running request stopped using: a copied tail, or a passed window."""
     residency = gone.residency
     head = (gone.at_us, residency.id, residency.account.name, "passed")
     own = gone.generations >= gone.recorded_until
@@ -113,7 +113,7 @@ def blocks_passed(gone: ReleasedBlocks, pool: int) -> Iterator[Event]:
 
 
 def residency_released(residency: Residency, written: Runs, cause: str, now_us: int) -> ResidencyReleased:
-    """The residency as it left: what it wrote, and until when it holds."""
+    """The residency at its end: the blocks that it wrote, and the end of its hold."""
     hold_us = residency.deadline_us if residency.is_held else NO_TIME_US
     return ResidencyReleased(now_us, residency.id, residency.account.name, cause, written, hold_us, "", residency.trace)
 
@@ -138,14 +138,14 @@ def custody_ended(custody: EndedRun, pool: int, now_us: int) -> CustodyEnded:
 
 
 def integrity_mismatch(found: MismatchedBlocks, pool: int) -> IntegrityMismatch:
-    """Blocks that were about to be attached had changed since they were published."""
+    """Blocks that changed between publishing and attaching."""
     label = label_of(found.domain)
     runs = FlatRuns(found.blocks, found.generations, pool)
     return IntegrityMismatch(found.at_us, label.tenant, label.classification, runs, found.requests)
 
 
 def scrub_receipts(scrubbed: Scrubbed, launch: int, pool: int, bytes_per_block: int, now_us: int) -> Iterator[Event]:
-    """One receipt per owner of the launch, and one more for what failed to verify."""
+    """One receipt for each owner of the launch, and one for blocks that failed verification."""
     result = scrubbed.result
     failed = result.failed
     by_owner: dict[str | None, list[EndedRun]] = {}
@@ -189,7 +189,7 @@ def worker_stopped(
     scrubbed: tuple[int, ...],
     tiers: Sequence[TierCounts] = (),
 ) -> WorkerStopped:
-    """A process ended in order: its own counters, and those of its tiers."""
+    """The orderly end of a process, with its own counters and those of its tiers."""
     return WorkerStopped(
         at_us,
         worker,

@@ -1,4 +1,4 @@
-"""What the Governor asks of a ledger, and a ledger that only counts."""
+"""What the Governor needs from a ledger, and a ledger that only counts."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class Ledger(Protocol):
 
     @property
     def recording(self) -> bool:
-        """False while the ledger has what is submitted only later, from a spill: some policies do not wait for that."""
+        """False while events reach the ledger only later, from a spill; some policies do not permit that."""
 
     @property
     def shares(self) -> TenantShares:
-        """Whose events wait, and who has too many waiting to be admitted."""
+        """The waiting events by tenant, and tenants with too many waiting to be admitted."""
 
     def issuers(self) -> Issuers:
-        """Whose tenants the ledger names, as it is now; raises `LedgerUnavailable` where it cannot be asked."""
+        """Return the issuers that the ledger knows now; raises `LedgerUnavailable` where it does not answer."""
 
     def submit(self, events: Sequence[Event], /) -> int:
         """Queue events of class B and C; never waits."""
 
     def submit_durable(self, event: Event, /) -> int:
-        """Record a class A event; returns once committed, else raises `LedgerUnavailable`."""
+        """Record a class A event; returns when it is committed, otherwise raises `LedgerUnavailable`."""
 
 
 class CountingLedger:
@@ -46,24 +46,24 @@ class CountingLedger:
 
     @property
     def admitting(self) -> bool:
-        """Counting never fails."""
+        """True: counting never fails."""
         return True
 
     @property
     def recording(self) -> bool:
-        """Nor is it late."""
+        """True: counting is never late."""
         return True
 
     def issuers(self) -> Issuers:
-        """It keeps nothing."""
+        """Return no issuer."""
         return Issuers()
 
     def submit(self, events: Sequence[Event], /) -> int:
-        """Count them."""
+        """Count events."""
         self.counts.update(type(event).__name__ for event in events)
         self._sequence += len(events)
         return self._sequence
 
     def submit_durable(self, event: Event, /) -> int:
-        """Count it."""
+        """Count an event."""
         return self.submit([event])

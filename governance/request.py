@@ -1,4 +1,4 @@
-"""What a caller hands over with a request: token ids, counts, extra content and hints. Nothing here can widen anything.
+"""The caller's part of a request: token ids, counts, extra content and hints. Nothing here can widen access.
 
 1. Token ids are integers of 31 bits: a list, or another sequence, of ints, or an integer array of one dimension.
    Nothing is rounded, wrapped or parsed into one: two prompts that differ never have the same bytes.
@@ -33,7 +33,7 @@ _BYTES_PER_TOKEN = 4
 
 
 class Hints(NamedTuple):
-    """What a caller may ask for; each can only narrow. `salt` separates further, `classification` can only raise.
+    """A caller's hints; each can only narrow. `salt` separates further, `classification` can only raise.
 
     `kinds`: spans of the prompt that hold content of a kind of the policy's `eviction.kinds`; each can only lower the
     priority at which its blocks are kept, among the tenant's own. A kind that the policy does not know says nothing.
@@ -57,7 +57,7 @@ LATENCY_CLASSES = ("", "interactive", "batch")
 
 
 def check_latency(latency: str) -> str:
-    """Raises `ConfigError` for a class that there is not."""
+    """Raise `ConfigError` for an unknown latency class."""
     if latency not in LATENCY_CLASSES:
         raise ConfigError("hint `latency`: is not a class; give `interactive`, `batch` or nothing")
     return latency
@@ -94,7 +94,7 @@ def _are_positive(data: bytes, count: int) -> bool:
 
 
 def read_prompt(tokens: Tokens, block_tokens: int, extras: Mapping[int, bytes] | None, *, keep_last: bool) -> Prompt:
-    """The prompt as int32-LE bytes, made once. With `keep_last` the last token is always computed, never attached.
+    """Return the prompt as int32-LE bytes. With `keep_last` the last token is always computed, never attached.
 
     Raises `ConfigError` for ids that are not integers of 31 bits (a negative word frames extra content), and for extra
     content that is not framed bytes at a block of the prompt.
@@ -108,7 +108,7 @@ def read_prompt(tokens: Tokens, block_tokens: int, extras: Mapping[int, bytes] |
 
 
 def read_kinds(kinds: Sequence[KindRange]) -> tuple[KindRange, ...]:
-    """Kinds of content; `ConfigError` for more than 64 of a caller or a door, and for a span that is none."""
+    """Return the kinds of content; `ConfigError` for more than 64 of a caller or a door, and for a bad span."""
     marks = sum(each.is_marked for each in kinds)
     if max(marks, len(kinds) - marks) > KINDS_MAX:
         raise ConfigError(f"hints: `{len(kinds)}` kinds of content, and at most {KINDS_MAX} are read")
@@ -123,7 +123,7 @@ def read_kinds(kinds: Sequence[KindRange]) -> tuple[KindRange, ...]:
 
 
 def pack_tokens(tokens: Tokens) -> bytes:
-    """Token ids as int32-LE bytes; `ConfigError` where one of them is not an integer of 31 bits."""
+    """Pack token ids as int32-LE bytes; `ConfigError` where one is not an integer of 31 bits."""
     if isinstance(tokens, np.ndarray):
         if tokens.dtype is not _INT32 or tokens.ndim != 1:
             tokens = _narrowed(tokens)
@@ -144,7 +144,7 @@ def pack_tokens(tokens: Tokens) -> bytes:
 
 
 def read_token_array(tokens: Tokens, count: int | None = None) -> NDArray[np.int32]:
-    """Token ids as an int32 array, with `count` exactly so many; `ConfigError` as `pack_tokens`."""
+    """Return token ids as an int32 array of exactly `count`; `ConfigError` as `pack_tokens`."""
     if isinstance(tokens, np.ndarray) and tokens.dtype is _INT32 and tokens.ndim == 1:
         ids = tokens
         if not _are_positive(ids.tobytes(), len(ids)):
@@ -157,7 +157,7 @@ def read_token_array(tokens: Tokens, count: int | None = None) -> NDArray[np.int
 
 
 def read_count(what: str, value: int, at_least: int = 0) -> int:
-    """A count that a caller gave, as an int; `ConfigError` where it is none, or less than `at_least`."""
+    """Return a caller's count as an int; `ConfigError` for another value, or one below `at_least`."""
     if type(value) is int and value >= at_least:
         return value
     try:
@@ -172,7 +172,7 @@ def read_count(what: str, value: int, at_least: int = 0) -> int:
 
 
 def read_counts(what: str, values: Sequence[int]) -> Sequence[int]:
-    """Counts that a caller gave, each as `read_count` reads it."""
+    """Return a caller's counts, each as `read_count` does."""
     for value in values:
         if type(value) is not int or value < 0:
             return [read_count(what, each) for each in values]

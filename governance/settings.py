@@ -1,4 +1,4 @@
-"""Every setting of a worker, with its default and meaning; a test compares docs/operate/settings.md with this file.
+"""Every setting of a worker, with its default and meaning; a test compares docs/reference/settings.md with this file.
 
 A setting comes from, strongest first: an explicit argument, the environment (`KVCUSTODY_` and the name in
 capitals), the file named by `KVCUSTODY_CONFIG` (TOML or YAML), the default.
@@ -69,7 +69,7 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class LayeredSettings(BaseSettings):
-    """Settings from arguments and environment; whoever loads them reads the file."""
+    """Settings from arguments and environment; their loader reads the file."""
 
     @classmethod
     def settings_customise_sources(
@@ -80,7 +80,7 @@ class LayeredSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments and environment; no `.env` is picked up by chance."""
+        """Use arguments and environment only, never a `.env` file."""
         return init_settings, env_settings
 
 
@@ -100,8 +100,8 @@ class Settings(LayeredSettings):
     )
     policy_trust: str = Field(
         "",
-        description="The trust configuration (docs/policy/workflow.md): with it nothing unsigned is started with, and "
-        "`policy_path` names a signed bundle. Empty: `policy_path` is a plain document.",
+        description="The trust configuration (docs/how-to/policy/release-a-policy.md): with it nothing unsigned is "
+        "started with, and `policy_path` names a signed bundle. Empty: `policy_path` is a plain document.",
     )
     policy_release: str = Field(
         "",
@@ -111,12 +111,13 @@ class Settings(LayeredSettings):
     order_key_path: Path | None = Field(
         None,
         description="The key that signs this process's orders, or `plugin:NAME`: `policy_trust` names it with the role "
-        "`orders` (docs/operate/service.md). Empty: under `policy_trust` this process writes no order (KVC615).",
+        "`orders` (docs/how-to/operate/sign-orders.md). Empty: under `policy_trust` this process writes no order "
+        "(KVC615).",
     )
     monitoring: Literal["refused", "allowed"] = Field(
         "refused",
         description="Whether this worker follows orders to enforce the policy for some only, and to monitor the others "
-        "(docs/operate/adoption.md); refused in the strict profile.",
+        "(docs/how-to/operate/adopt.md); refused in the strict profile.",
     )
     policy_lease_seconds: int = Field(
         60,
@@ -158,7 +159,8 @@ class Settings(LayeredSettings):
     control_plane: str = Field(
         "",
         description="The control plane that keeps the ledger and hands out erasures: `https://HOST:PORT`, "
-        "`http://127.0.0.1:PORT` or `unix:PATH`. Empty: the ledger is `database_url` (docs/operate/service.md).",
+        "`http://127.0.0.1:PORT` or `unix:PATH`. Empty: the ledger is `database_url` "
+        "(docs/how-to/operate/connect-workers.md).",
     )
     control_plane_key_path: Path | None = Field(
         None,
@@ -231,7 +233,7 @@ class Settings(LayeredSettings):
         pattern=r"^(file|environment|generated|key-service|plugin:.+)$",
         description="Where the root key comes from: an existing `file`, the variable `KVCUSTODY_ROOT_KEY` "
         "(`environment`, refused in strict), a file made at first start (`generated`), a `key-service` whose keys wrap "
-        "every epoch (docs/operate/key-services.md), or an extension that holds it: `plugin:NAME` "
+        "every epoch (docs/how-to/storage/key-services.md), or an extension that holds it: `plugin:NAME` "
         "(docs/build/extending.md).",
     )
     root_key_path: Path = Field(
@@ -245,7 +247,8 @@ class Settings(LayeredSettings):
     keyring_path: Path = Field(Path("kvcustody-keys.json"), description="The store of wrapped epoch secrets.")
     identity_path: Path = Field(
         Path("kvcustody-identity.yaml"),
-        description="The identity document: API keys, issuers, claims and served paths (docs/operate/identity.md).",
+        description="The identity document: API keys, issuers, claims and served paths "
+        "(docs/how-to/operate/set-up-identity.md).",
     )
     signing_key_path: Path = Field(
         Path("kvcustody-signing.key"),
@@ -296,12 +299,12 @@ class Settings(LayeredSettings):
         "default",
         pattern=f"^{NAME_PATTERN}$",
         description="The placement group that this worker is in; it refuses what its policy's `placement` lets other "
-        "groups alone serve (docs/routers/door.md). `doors` of its identity document say the same.",
+        "groups alone serve (docs/how-to/fleet/run-a-door.md). `doors` of its identity document say the same.",
     )
     handover_address: str = Field(
         "",
         description="`HOST:PORT` at which this worker gives what it prefilled to the workers of `handover_peers_path`; "
-        "each further shard takes the next port. Empty: it gives nothing (docs/tiers/hand-over.md).",
+        "each further shard takes the next port. Empty: it gives nothing (docs/how-to/storage/hand-over.md).",
     )
     handover_peers_path: Path | None = Field(
         None,
@@ -326,7 +329,7 @@ class Settings(LayeredSettings):
         ge=0,
         le=86_400,
         description="Whether requests may come by a front end that passes by the door, and how long their salt stays "
-        "the same (docs/routers/door.md), 60 or more; equal at doors and workers, 0: they may not.",
+        "the same (docs/how-to/fleet/run-a-door.md), 60 or more; equal at doors and workers, 0: they may not.",
     )
     namespace_days: int = Field(
         30,
@@ -362,7 +365,7 @@ class Settings(LayeredSettings):
     host_tier_bytes: ByteSize = Field(
         ByteSize(0),
         description="Host memory that sealed copies of evicted blocks may take, as `8GiB`; 0: no such tier "
-        "(docs/operate/tiers.md).",
+        "(docs/concepts/tiers.md).",
     )
     nvme_tier_path: Path | None = Field(
         None,
@@ -376,7 +379,7 @@ class Settings(LayeredSettings):
         "",
         description="Store beyond the machine for sealed copies: `s3://BUCKET/PREFIX`, "
         "`valkeys://HOST:PORT/DATABASE/PREFIX` or `mooncake://MASTER:PORT/PREFIX`; empty: no such tier "
-        "(docs/tiers/remote.md). Workers that name the same share it.",
+        "(docs/how-to/storage/remote-store.md). Workers that name the same share it.",
     )
     remote_tier_bytes: ByteSize = Field(
         ByteSize(0), description="Bytes of this worker's own that may be in the remote store, as `2TiB`."
@@ -405,7 +408,7 @@ class Settings(LayeredSettings):
     remote_tier_heir_of: str = Field(
         "",
         description="Names of workers that died and do not come back, separated by commas: this one takes over what "
-        "they left in the remote store, as the policy's `on_worker_death` says (docs/tiers/remote.md).",
+        "they left in the remote store, as the policy's `on_worker_death` says (docs/how-to/storage/remote-store.md).",
     )
     remote_tier_timeout_ms: int = Field(
         1_000,
@@ -438,7 +441,7 @@ class Settings(LayeredSettings):
     scope_salts_path: Path | None = Field(
         None,
         description="The file in which governed engines tell a cache layer on the same machine whose each salt is "
-        "(docs/start/lmcache.md); mode 0600. Empty: it cannot tell.",
+        "(docs/reference/engines/lmcache.md); mode 0600. Empty: it cannot tell.",
     )
     tier_transfers: Literal["measured", "always"] = Field(
         "measured",
@@ -463,7 +466,8 @@ class Settings(LayeredSettings):
     )
     scan_online: bool = Field(
         True,
-        description="Whether every engine step scans a slice of the pool for orphans (docs/audit/deletion.md#orphans).",
+        description="Whether every engine step scans a slice of the pool for orphans "
+        "(docs/how-to/audit/find-orphans.md).",
     )
     erasure_poll_ms: int = Field(
         250,
@@ -602,7 +606,7 @@ class Settings(LayeredSettings):
 
     @property
     def publishes_kv_events(self) -> bool:
-        """Whether anybody is told of blocks."""
+        """Whether block events are published."""
         return bool(self.kv_events_endpoint or self.nats)
 
     @property
@@ -612,31 +616,33 @@ class Settings(LayeredSettings):
 
     @property
     def signing_key_file(self) -> Path:
-        """Where the key that signs checkpoints is."""
+        """The file of the key that signs checkpoints."""
         return self.keyring_path.parent / self.signing_key_path
 
     @property
     def handover_key_file(self) -> Path:
-        """Where this worker's own key for hand-overs is."""
+        """The file of this worker's own key for hand-overs."""
         return self.keyring_path.parent / self.handover_key_path
 
     @property
     def clock_file(self) -> Path:
-        """Where the floor of time is."""
+        """The file of the time floor."""
         return self.keyring_path.parent / self.clock_path
 
     def open_subject_keys(self) -> SubjectKeys | None:
-        """The store of subject keys; None where names are kept in clear. Raises `ConfigError` where it is not said."""
+        """Open the store of subject keys; None where names are in clear. Raises `ConfigError` where no setting
+        decides.
+        """
         clear = self.subject_names == "clear"
         return open_subject_keys(self.database_url, self.subject_keys_url, clear=clear)
 
     def open_clock(self, wall: Clock | None, stack: ExitStack) -> DeadlineClock:
-        """The clock by which this process compares deadlines, kept until `stack` ends."""
+        """Open the clock that deadlines are compared with, until `stack` ends."""
         jump, away = self.clock_jump_seconds_max, self.clock_away_days_max * _DAY_SECONDS
         return open_deadline_clock(wall, self.clock_file, stack, jump_seconds=jump, away_seconds=away)
 
     def shown(self) -> dict[str, str]:
-        """Every setting as text for people and logs, the database password masked."""
+        """Return every setting as text for people and logs, with the database password masked."""
         shown = {name: str(getattr(self, name)) for name in type(self).model_fields}
         for name, url in (("database_url", self.database_url), ("subject_keys_url", self.subject_keys_url)):
             shown[name] = str(url and database_place(url).masked())
@@ -644,7 +650,7 @@ class Settings(LayeredSettings):
 
 
 def load_settings(path: Path | None = None, **explicit: Any) -> Settings:
-    """The settings of this process, `path` standing in for `KVCUSTODY_CONFIG`; `ConfigError` if wrong."""
+    """Load this process's settings; `path` replaces `KVCUSTODY_CONFIG`. Raises `ConfigError`."""
     named = os.environ.get(CONFIG_VARIABLE)
     if path is None and named:
         path = Path(named)
@@ -664,7 +670,7 @@ def is_ledger_of(settings: Settings, path: Path) -> bool:
 
 
 def unknown_variables(environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Variables that begin with our prefix and name nothing that is read: an orchestrator's own."""
+    """Return variables with our prefix that no setting reads; an orchestrator may set them."""
     environment = os.environ if environment is None else environment
     known = _variables(Settings.model_fields, PREFIX) | _READ_ELSEWHERE
     ours = (name for name in environment if name.upper().startswith(PREFIX))
@@ -674,7 +680,7 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> tuple[str
 
 
 def refuse_misspelt(variables: Iterable[str], environment: Mapping[str, str] | None = None) -> None:
-    """Raise `ConfigError` where a variable that names nothing is close to one of `variables`."""
+    """Raise `ConfigError` where an unknown variable is close to one of `variables`."""
     known = {name.removeprefix(PREFIX): name for name in variables}
     others = _variables(Settings.model_fields, PREFIX) | _READ_ELSEWHERE | set(known.values())
     for name in sorted(os.environ if environment is None else environment):
@@ -691,7 +697,7 @@ def _variables(fields: Iterable[str], prefix: str) -> set[str]:
 
 
 def settings_table() -> str:
-    """The table of docs/operate/settings.md."""
+    """Return the table of worker settings."""
     rows = ["| setting | variable | default | meaning |", "|---|---|---|---|"]
     for name, field in Settings.model_fields.items():
         default = field.default.human_readable() if isinstance(field.default, ByteSize) else field.default
@@ -700,21 +706,23 @@ def settings_table() -> str:
 
 
 class SettingsFile(NamedTuple):
-    """The values of a settings file, less those that the environment overrides; `read` has the places of YAML."""
+    """The values of a settings file without those that the environment overrides; `read` has their places in
+    the YAML.
+    """
 
     values: dict[str, Any]
     path: Path | None = None
     read: YamlValues | None = None
 
     def place(self, at: tuple[str | int, ...]) -> str | None:
-        """Where the file has a value; None where it does not."""
+        """Return the place of a value in the file; None where it has none."""
         if not at or at[0] not in self.values:
             return None
         return str(self.path) if self.read is None else self.read.place(at)
 
 
 def read_settings_file(path: Path | None, prefix: str) -> SettingsFile:
-    """The settings of a file; none where there is no file. Raises `ConfigError`."""
+    """Read the settings of a file; none without a file. Raises `ConfigError`."""
     if path is None:
         return SettingsFile({})
     values, read = _read(path)
@@ -754,7 +762,7 @@ def settings_error(
     file: SettingsFile,
     explicit: Mapping[str, Any],
 ) -> ConfigError:
-    """The error over pydantic's problems: what a file has wrong is named with its place there."""
+    """Return the error for pydantic's problems, each with its place in the file."""
     lines = []
     for problem in problems:
         place = None if problem["loc"][:1] and problem["loc"][0] in explicit else file.place(problem["loc"])
@@ -765,7 +773,7 @@ def settings_error(
 
 
 def settings_problem(problem: Any, names: Iterable[str]) -> str:
-    """One of pydantic's problems, without the input: it may be a password. An unknown name has what it is close to."""
+    """Return one problem's text without the input, which may be a password; for an unknown name, with a close one."""
     place = ".".join(str(part) for part in problem["loc"])
     message = str(problem["msg"]).removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import structlog
 
+pytest_plugins = ["standins.forks"]
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """The same examples every time, and none judged by the clock: a failure is the change's. A soak draws anew."""
@@ -131,10 +133,11 @@ def store(tmp_path: Path, migrated: Path) -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the run's PostgreSQL server."""
+    from standins.forks import FORK
     from standins.postgres import shared_server
 
     folder = tmp_path_factory.getbasetemp()
-    with shared_server(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) as address:
+    with shared_server(folder.parent if FORK in os.environ else folder) as address:
         yield address
 
 

@@ -38,7 +38,7 @@ def load(loops: int) -> Iterator[None]:
 
 def run(seed: int, arguments: list[str]) -> int:
     """One order; the exit status of pytest."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile"]
+    command = [sys.executable, "-m", "pytest", "-q", "--forks", "2"]
     command += ["-m", "not soak and not system", *arguments]
     began = time.monotonic()
     with load(LOOPS):

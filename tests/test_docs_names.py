@@ -37,7 +37,7 @@ VARIABLES = (
     {settings.PREFIX + name.upper() for name in settings.Settings.model_fields}
     | {settings.SERVICE_PREFIX + name.upper() for name in ServiceSettings.model_fields}
     | settings._READ_ELSEWHERE
-    | {"KVCUSTODY_SERVICE", "KVCUSTODY_SERVICE_HOST", "KVCUSTODY_PORT_8080_TCP"}  # docs/operate/settings.md
+    | {"KVCUSTODY_SERVICE", "KVCUSTODY_SERVICE_HOST", "KVCUSTODY_PORT_8080_TCP"}  # docs/reference/settings.md
 )
 COMMANDS: dict[str, Any] = dict(every_command())
 GROUPS = {" ".join(name.split()[:count]) for name in COMMANDS for count in range(1, len(name.split()))}
@@ -176,8 +176,11 @@ def test_links_lead_somewhere_in_the_repository(page: Path) -> None:
 
 
 def test_a_broken_link_is_found() -> None:
-    text = "# One\n[a](start/up.md) [b](start/gone.md) [c](#kvcustody) [d](#two) [e](start/up.md#gone) `[f](g.md)`\n"
-    assert broken_links(text, ROOT / "docs" / "index.md") == ["start/gone.md", "#two", "start/up.md#gone"]
+    text = (
+        "# One\n[a](how-to/upgrade.md) [b](how-to/gone.md) [c](#kvcustody) [d](#two) "
+        "[e](how-to/upgrade.md#gone) `[f](g.md)`\n"
+    )
+    assert broken_links(text, ROOT / "docs" / "index.md") == ["how-to/gone.md", "#two", "how-to/upgrade.md#gone"]
 
 
 def kept(name: str) -> Any:
@@ -189,7 +192,9 @@ def interval(ratio: dict[str, float]) -> str:
 
 
 def page(name: str) -> str:
-    return (ROOT / "docs" / "start" / f"{name}.md").read_text(encoding="utf-8")
+    """A page of measurements, as one line: where a line is broken says nothing."""
+    text = (ROOT / "docs" / "reference" / "measurements" / f"{name}.md").read_text(encoding="utf-8")
+    return " ".join(text.split())
 
 
 def test_the_page_of_sglang_says_what_was_measured() -> None:
@@ -197,12 +202,12 @@ def test_the_page_of_sglang_says_what_was_measured() -> None:
     for row, name in rows.items():
         result = kept(f"sglang-cpu-{name}")
         measures = (result[each] for each in ("scheduler_cpu", "scheduler_cpu_without_scrubs", "tokens_per_second"))
-        assert f"| {row} | {' | '.join(map(interval, measures))} |" in page("sglang")
-    assert f"({kept('sglang-cpu-page1')['scheduler_cpu']['value']:.3f})" in page("sglang")
+        assert f"| {row} | {' | '.join(map(interval, measures))} |" in page("engines")
+    assert f"({kept('sglang-cpu-page1')['scheduler_cpu']['value']:.3f})" in page("engines")
 
 
 def test_the_page_of_vllm_says_what_was_measured() -> None:
-    result, text = kept("vllm-cpu"), page("vllm")
+    result, text = kept("vllm-cpu"), page("engines")
     for work in ("churny", "decode"):
         for each in ("ratio", "with_waiting"):
             ratio = result[work][each]
@@ -219,11 +224,11 @@ def test_the_page_of_lmcache_says_what_was_measured() -> None:
         [f"{tuned[size][way]:.1f}" for size in ("262144", "1048576", "4194304")] for way in ("seal_ratio", "open_ratio")
     )
     told = f"sealing {sealing[0]}, {sealing[1]} and {sealing[2]} times as fast at 256 KiB, 1 and 4 MiB"
-    assert f"{told}, opening {opening[0]}, {opening[1]} and {opening[2]}." in page("lmcache")
+    assert f"{told}, opening {opening[0]}, {opening[1]} and {opening[2]}." in page("engines")
 
 
 def test_the_page_of_transformers_says_what_was_measured() -> None:
-    text = page("transformers")
+    text = page("engines")
     for work in kept("transformers-cpu")["workloads"].values():
         ratio = work["tokens_per_second"]["ratio"]
         told = rf"{ratio['value']:.2f}\s+\((?:95 %: )?{ratio['low']:.2f}–{ratio['high']:.2f}\)"

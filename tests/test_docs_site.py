@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from kvcustody.allocator.pool.block_state import TRANSITIONS
 from kvcustody.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,15 +19,15 @@ DOCS = ROOT / "docs"
 COMMITTED_LINES_MAX = 6_000
 
 
-def _tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_tables", DOCS / "tables.py")
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-tables = _tables()
+tables, diagrams = _script("tables"), _script("diagrams")
 
 
 @pytest.mark.system("a committed table is stale; `make docs` finds it, too")
@@ -41,7 +42,7 @@ def test_every_table_is_fresh_and_stands_on_one_page() -> None:
 
 def test_a_stale_table_is_named_and_written_anew(tmp_path: Path) -> None:
     page = tmp_path / "codes.md"
-    page.write_text(fresh := (DOCS / "policy" / "codes.md").read_text(encoding="utf-8"), encoding="utf-8")
+    page.write_text(fresh := (DOCS / "reference" / "policy-codes.md").read_text(encoding="utf-8"), encoding="utf-8")
     command = [sys.executable, str(DOCS / "tables.py"), str(tmp_path)]
     page.write_text(stale := fresh.replace("KVP101 |", "KVP101 (old) |"), encoding="utf-8")
     check = subprocess.run([*command, "--check"], capture_output=True, text=True, check=False)
@@ -70,6 +71,20 @@ def test_a_long_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         tables.fill("<!-- table: metrics -->\n<!-- end of table -->\n")
 
 
+def test_every_diagram_is_fresh_and_stands_on_a_page(tmp_path: Path) -> None:
+    assert diagrams.write(check=True) == [], "run `make tables`"
+    assert [path.stem for path in diagrams.write(tmp_path)] == list(diagrams.DIAGRAMS)
+    pages = "".join(path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md"))
+    assert [name for name in diagrams.DIAGRAMS if f"images/diagrams/{name}.svg)" not in pages] == []
+    (tmp_path / "fleet.svg").write_text("old", encoding="utf-8")
+    assert diagrams.write(tmp_path, check=True) == [tmp_path / "fleet.svg"], "control"
+
+
+def test_the_diagram_of_a_block_has_every_move() -> None:
+    drawn = {(arrow.start, arrow.end) for arrow in diagrams.DIAGRAMS["block-lifecycle"].arrows}
+    assert drawn == {(start.name, end.name) for start, end in TRANSITIONS}
+
+
 def make_docs(folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the Makefile's `docs` in a copy of what it reads."""
     return subprocess.run(
@@ -90,10 +105,10 @@ def test_make_docs_fails_on_a_broken_link_a_broken_anchor_and_a_page_without_nav
     assert clean.returncode == 0 and (tmp_path / "site" / "index.html").exists(), clean.stderr
 
     with (tmp_path / "docs" / "index.md").open("a", encoding="utf-8") as page:
-        page.write("\n[link](start/nowhere.md) [anchor](start/install.md#nowhere)\n")
-    (tmp_path / "docs" / "start" / "unlisted.md").write_text("# Unlisted\n", encoding="utf-8")
+        page.write("\n[link](tutorials/nowhere.md) [anchor](tutorials/first-fleet.md#nowhere)\n")
+    (tmp_path / "docs" / "tutorials" / "unlisted.md").write_text("# Unlisted\n", encoding="utf-8")
     planted = make_docs(tmp_path)
     assert planted.returncode != 0
-    for named in ("'start/nowhere.md'", "anchor '#nowhere'", "start/unlisted.md"):
+    for named in ("'tutorials/nowhere.md'", "anchor '#nowhere'", "tutorials/unlisted.md"):
         assert named in planted.stderr, planted.stderr
     assert "Aborted with 3 warnings in strict mode" in planted.stdout, "each of them fails by itself"

@@ -1,4 +1,4 @@
-"""docs/start/sglang.md says of tiers what the kept files say."""
+"""docs/reference/engines/sglang.md says of tiers what the kept files say."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def benchmark() -> ModuleType:
 
 def test_the_page_says_what_is_kept(tmp_path: Path) -> None:
     cost, page = benchmark(), tmp_path / "page.md"
-    text = (ROOT / "docs" / "start" / "sglang.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "measurements" / "engines.md").read_text(encoding="utf-8")
     page.write_text(text, encoding="utf-8")
     cost.write_page(page, ROOT / "benchmarks" / "results")
     assert page.read_text(encoding="utf-8") == text

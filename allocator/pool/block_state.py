@@ -1,4 +1,4 @@
-"""The states of a block and the only moves between them (docs/audit/deletion.md).
+"""The states of a block and the only moves between them (docs/concepts/block-lifecycle.md).
 
     CLEAN -> ACTIVE -> CACHED -> FENCED -> DIRTY -> CLEAN        handed out, released, ended, device idle, zeroed
                       CACHED -> ACTIVE                           attached again

@@ -1,7 +1,7 @@
 """Running keyed digests over a prompt: the block keys of one chain, and the longest match of a chain in the index.
 
 The allocator never sees a key being made: it is given a primed hash state (BLAKE2b-256 keyed with the domain key,
-RFC 7693; docs/operate/keys.md) and only updates, copies and reads it.
+RFC 7693; docs/concepts/keys.md) and only updates, copies and reads it.
 
     match = search(index, domain, state.copy(), prompt, 0, blocks, block_bytes)   # the longest run of known keys
     keys = keys_of(state, prompt, 0, blocks, block_bytes)                         # the keys to publish under

@@ -4,7 +4,7 @@
    into the partition `first`, so that a ledger has as many months as it keeps, however old it is.
 2. SQLite: free pages at the end of the file, some at a time, each step a short transaction of its own; then the log is
    copied and emptied, which shortens the file. A file from before revision 0023 is not made for this: its free pages
-   are used again, and `VACUUM` without workers gives them back once (docs/audit/ledger.md).
+   are used again, and `VACUUM` without workers gives them back once (docs/concepts/ledger/redaction-and-retention.md).
 """
 
 from __future__ import annotations

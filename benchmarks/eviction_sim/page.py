@@ -1,4 +1,4 @@
-"""The measured part of docs/policy/eviction.md: tables between two marks, and a plot of each workload.
+"""The measured part of docs/reference/measurements/eviction.md: tables between two marks, and a plot of each workload.
 
 Plots are SVG files beside the page's images, readable on light and dark. Every point drawn is in the tables.
 """
@@ -28,9 +28,9 @@ def write_page(page: Path, found: Mapping[str, Any]) -> None:
     parts = [_summary(found["summary"])]
     for name, result in found["results"].items():
         file = "eviction-" + "".join(c if c.isalnum() else "-" for c in name).replace("--", "-") + ".svg"
-        (page.parent.parent / "images" / file).write_text(_plot(name, result))
+        (page.parents[2] / "images" / file).write_text(_plot(name, result))
         parts.append(
-            f"### {name[0].upper()}{name[1:]}\n\n{_facts(result)}\n\n![{name}](../images/{file})\n\n{_rows(result)}"
+            f"### {name[0].upper()}{name[1:]}\n\n{_facts(result)}\n\n![{name}](../../images/{file})\n\n{_rows(result)}"
         )
     text = page.read_text()
     before, after = text.split(BEGIN)[0], text.split(END)[1]

@@ -167,7 +167,7 @@ def offline_optimum(stream: Stream) -> LeafHeap:
     """Belady: the run whose next use is farthest, the deepest of equals. For equal costs no policy finds more.
 
     A run is used whenever one below it is, so its next use is never later than theirs: the leaf always goes first, and
-    the rule that binds the cache costs the optimum nothing (docs/policy/eviction.md).
+    the rule that binds the cache costs the optimum nothing (docs/concepts/policy/eviction.md).
     """
     return _Foresight(stream, lambda uses, run: (-uses.next[run],))
 

@@ -3,7 +3,7 @@
     python benchmarks/fleet/fleet_plots.py            # writes docs/images/fleet-*.svg from the kept results
 
 Results are `benchmarks/results/fleet-ROUTER.json`, which `isolation_cost.py --router ROUTER` keeps. A plot is readable
-on light and on dark ground; each value is in the table of `docs/routers/simulate.md`, too.
+on light and on dark ground; each value is in the table of `docs/reference/measurements/fleet.md`, too.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ app = typer.Typer(
     cls=AuditGroup,
     no_args_is_help=True,
     help="Look into the ledger, prove what it says, export it and check it.",
-    epilog="docs/audit/walkthrough.md takes an auditor from an export and a key to a verdict.",
+    epilog="docs/tutorials/check-an-export.md takes an auditor from an export and a key to a verdict.",
 )
 
 

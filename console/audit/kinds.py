@@ -65,7 +65,7 @@ def facts(kind: type[Event]) -> dict[str, Any]:
 
 
 def kinds_table() -> str:
-    """The table of docs/audit/ledger.md: every kind of leaf."""
+    """The table of docs/reference/formats/leaves.md: every kind of leaf."""
     rows = ["| kind | class | recorded by | what it says |", "|---|---|---|---|"]
     for kind in sorted(KINDS, key=lambda each: KINDS[each].name):
         told = facts(kind)

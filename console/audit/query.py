@@ -103,7 +103,7 @@ def prove(
     """Prove that a leaf is in the ledger: the leaf, its path, the sub-log's head and the signed checkpoint.
 
     `kvcustody audit verify PREFIX.proof --key …` checks what --out wrote, and so does the lone `verify_kvcustody.py`;
-    docs/audit/ledger.md#proofs-of-the-ledger has the format.
+    docs/reference/formats/proofs.md has the format.
     """
     found = done("proveEvent", source, log=log, idx=idx, as_of=as_of)
     leaf, proof = found["canonical"], found["proof"]

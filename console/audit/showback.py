@@ -33,7 +33,7 @@ def bill(
     """Block-seconds held, prefill seconds saved, taken from others and given to them, by tenant.
 
     Seconds are by the cost that each worker measured of its own prefills; they stay empty for tenants of a worker that
-    has told none. docs/audit/showback.md defines every column.
+    has told none. docs/how-to/audit/bill-tenants.md defines every column.
     """
     since_us, until_us = period_us(since, until)
     found = done("getShowback", source, since=since_us, until=until_us, tenant=tenant)

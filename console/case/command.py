@@ -24,7 +24,7 @@ app = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
     help="Requests of people about their data as cases: receipt, identity, the clock of one month, decision, letter.",
-    epilog="docs/audit/cases.md says how the clock runs, what each step may follow, and what a case shows.",
+    epilog="docs/concepts/cases.md says how the clock runs, what each step may follow, and what a case shows.",
 )
 _Case = Annotated[str, typer.Argument(help="The case's id, as `open` printed it.", metavar="CASE")]
 

@@ -45,7 +45,7 @@ app = typer.Typer(
     cls=CustodyGroup,
     no_args_is_help=True,
     help="Deletion coverage: of all custody due to end, how much has evidence of its end, in time. "
-    "docs/audit/coverage.md has the definition.",
+    "docs/concepts/deletion-coverage.md has the definition.",
 )
 
 

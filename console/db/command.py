@@ -27,7 +27,7 @@ _URL = "an SQLite file or a PostgreSQL server, as a URL"
 app = typer.Typer(
     no_args_is_help=True,
     help="The ledger's database: its schema, its roles, its months, and moving it from SQLite to PostgreSQL.",
-    epilog="docs/audit/ledger.md says what the tables hold, and who may do what in them.",
+    epilog="docs/concepts/ledger/overview.md says what the tables hold, and who may do what in them.",
 )
 
 

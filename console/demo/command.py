@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     help="Whole fleets on this machine, and attacks on a real local engine (of kvcustody[testkit]).",
-    epilog="docs/routers/demo.md shows the fleet; docs/start/attack-demo.md says what each attack proves.",
+    epilog="docs/tutorials/first-fleet.md shows the fleet; docs/tutorials/attack-demo.md says what each attack proves.",
 )
 EPILOG = """
 Examples:
@@ -45,7 +45,7 @@ Examples:
     kvcustody demo fleet --router dynamo --programs .venv-dynamo/bin --events nats
 
 What to look at first: *Routes* (where requests went, and what they found there), *Health* (doors, workers, their erase
-epochs, refused identities), *Erasures*, *Decisions*. docs/routers/demo.md says what runs.
+epochs, refused identities), *Erasures*, *Decisions*. docs/tutorials/first-fleet.md says what runs.
 """
 _BUNDLED = "bundled"
 

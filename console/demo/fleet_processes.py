@@ -7,8 +7,8 @@
    Each door has a key of its own.
 3. Without a router each worker is a placement group by itself: the doors spread tenants over them.
 4. With NATS, workers tell their blocks there as well, the keeper keeps the stream, and doors hear hints of epochs.
-5. A door's key is replaced as docs/routers/door.md says: workers trust the new one first, the door takes it, and
-   the old one ends.
+5. A door's key is replaced as docs/how-to/fleet/run-a-door.md says: workers trust the new one first, the
+   door takes it, and the old one ends.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def database_role(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
     if is_superuser:
         yield warning(
             f"role `{name}` is a superuser: it may change evidence, and sees the rows of every tenant",
-            "run `kvcustody db roles`, and let each process take its role (docs/audit/ledger.md)",
+            "run `kvcustody db roles`, and let each process take its role (docs/concepts/ledger/overview.md)",
         )
     assert database_us is not None
     apart_us = abs(database_us - subject.clock.utc_us())
@@ -163,7 +163,7 @@ def witnesses(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
     if last_us is None:
         yield warning(
             "no witness has signed this ledger: who has its key can show another one",
-            "set `witnesses_path`, or keep a checkpoint elsewhere (docs/audit/ledger.md)",
+            "set `witnesses_path`, or keep a checkpoint elsewhere (docs/concepts/ledger/trees.md)",
         )
     elif subject.clock.utc_us() - last_us > _UNWITNESSED_US:
         days = (subject.clock.utc_us() - last_us) // DAY_US

@@ -60,7 +60,7 @@ app = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
     help="End everything that is held of a tenant, subject, session, domain or model, and prove it.",
-    epilog="docs/audit/deletion.md says what it covers, what may lawfully stay, and what its certificate shows.",
+    epilog="docs/concepts/erasure.md says what it covers, what may lawfully stay, and what its certificate shows.",
 )
 _Id = Annotated[str, typer.Argument(help="The erasure's id, as `request` printed it.", metavar="ERASURE")]
 

@@ -68,8 +68,8 @@ def advise(
     """Seven questions about the cache of running workers or for a trace, answered with the evidence.
 
     Bytes of a token, budgets, prefixes, what is in the key, offload, locations, cleanup. Of a trace it is replayed, and
-    its ledger is thrown away. What nobody said is unknown, with the reason. docs/operate/advise.md says how each answer
-    is made.
+    its ledger is thrown away. What nobody said is unknown, with the reason. docs/how-to/operate/ask-about-a-cache.md
+    says how each answer is made.
     """
     of: dict[str, str] | None = None
     if trace is not None or load.trace_format is not None:

@@ -108,7 +108,7 @@ def _tenants(seen: list[SeenWorker]) -> list[dict[str, Any]]:
 
 def _shown(seen: list[SeenWorker], before: Mapping[str, Status], tenants: int) -> Group:
     if not seen:
-        return Group("no worker has said anything of itself yet; docs/operate/service.md shows how one is enrolled")
+        return Group("no worker has said anything of itself yet; docs/how-to/operate/connect-workers.md enrols one")
     workers = make_table(
         "workers, " + ("since the last look" if before else "since each began"),
         *(

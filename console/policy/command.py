@@ -14,7 +14,10 @@ from kvcustody.console.policy import explain_and_test as ask
 from kvcustody.console.policy import init_fmt_schema as write
 from kvcustody.console.policy import validate as author
 
-EPILOG = "Start with `kvcustody policy init`; docs/policy/language.md is the language, docs/policy/codes.md every code."
+EPILOG = (
+    "Start with `kvcustody policy init`; docs/reference/policy-language.md is the language, "
+    "docs/reference/policy-codes.md lists every code."
+)
 
 app = typer.Typer(
     cls=OperationGroup,

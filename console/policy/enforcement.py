@@ -1,6 +1,6 @@
 """`kvcustody policy enforcement` and `enforce`: for whom workers enforce their policy, and what they foresee of others.
 
-On the ledger itself, or against a control plane with `--server`. docs/operate/adoption.md walks a whole adoption.
+On the ledger itself, or against a control plane with `--server`. docs/how-to/operate/adopt.md walks a whole adoption.
 """
 
 from __future__ import annotations

@@ -294,7 +294,7 @@ _TEST = (
     "Examples:\n\n    kvcustody policy test policy.yaml policy.tests.yaml\n\n"
     "    kvcustody policy test policy.yaml cases.yaml --min-named 100 --format junit"
 )
-CasesFile = Annotated[Path, typer.Argument(help="A cases file (docs/policy/language.md).", metavar="CASES")]
+CasesFile = Annotated[Path, typer.Argument(help="A cases file (docs/reference/policy-language.md).", metavar="CASES")]
 MinNamed = Annotated[int, typer.Option("--min-named", min=0, max=100, help="Percent of rules and grants to cover.")]
 MinCells = Annotated[int, typer.Option("--min-cells", min=0, max=100, help="Percent of table cells to cover.")]
 

@@ -1,6 +1,6 @@
 """Problems and findings for machines: JSON, SARIF 2.1.0 for code review, JUnit XML for CI.
 
-1. Every code links to its row in docs/policy/codes.md.
+1. Every code links to its row in docs/reference/policy-codes.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvcustody.policies.document.problem_codes import CODES
 from kvcustody.policies.document.problems import Problem
 from kvcustody.policies.workbench.validate import Validation
 
-CODES_PAGE = "docs/policy/codes.md"
+CODES_PAGE = "docs/reference/policy-codes.md"
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 

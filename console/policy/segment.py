@@ -38,7 +38,7 @@ _FILE_BYTES_MAX = 64 << 20
 app = typer.Typer(
     no_args_is_help=True,
     help="Declare prompt prefixes that several tenants, or all subjects of one, may share.",
-    epilog="docs/policy/language.md#segments says what a segment opens.",
+    epilog="docs/reference/policy-language.md#segments says what a segment opens.",
 )
 _EPILOG = (
     "Examples:\n\n    kvcustody policy segment add policy.yaml --id support-agent --owner acme --to acme-labs"
@@ -55,7 +55,9 @@ Level = Annotated[str, typer.Option("--classification", "-c", help="The segment'
 Until = Annotated[str | None, typer.Option(help="Its end, as 2027-03-31; needed where it reaches beyond its owner.")]
 Issuer = Annotated[
     str,
-    typer.Option(help="Who vouches for the owner's name, as the identity document says (docs/operate/identity.md)."),
+    typer.Option(
+        help="Who vouches for the owner's name, as the identity document says (docs/how-to/operate/set-up-identity.md)."
+    ),
 ]
 Text = Annotated[Path | None, typer.Option("--text", help="The text as prompts begin with it, template applied.")]
 Tokenizer = Annotated[Path | None, typer.Option(help="The model's `tokenizer.json`; goes with --text.")]
@@ -69,7 +71,7 @@ Ids = Annotated[
 ]
 Model = Annotated[
     str,
-    typer.Option(help="The model identity: 64 hex digits, or a JSON file with its fields (docs/operate/keys.md)."),
+    typer.Option(help="The model identity: 64 hex digits, or a JSON file with its fields (docs/concepts/keys.md)."),
 ]
 BlockTokens = Annotated[
     int | None,

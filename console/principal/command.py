@@ -30,7 +30,7 @@ principals = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
     help="Enrol, list, disable and enable the people and machines that may ask a control plane.",
-    epilog="Roles and what each may do: docs/operate/service.md. Nobody is both author and approver.",
+    epilog="Roles and what each may do: docs/reference/roles.md. Nobody is both author and approver.",
 )
 
 

@@ -146,11 +146,11 @@ def replay(
 ) -> None:
     """Replay a multi-tenant workload through the Governor and show what policy, isolation and deletion did.
 
-    Without a trace, a multi-turn workload is generated from the seed (docs/operate/capacity.md), or one that a pool is
-    too small or too coarse for: `--trace-format thrash`, `oom` or `fragmentation`. Every request is
+    Without a trace, a multi-turn workload is generated from the seed (docs/reference/formats/workload.md), or one
+    that a pool is too small or too coarse for: `--trace-format thrash`, `oom` or `fragmentation`. Every request is
     admitted under the policy, looks up its prefix, writes a pattern into real KV tensors, decodes and is
-    released; blocks expire, are evicted and zeroed, and the evidence goes to the ledger. docs/operate/capacity.md
-    explains every figure.
+    released; blocks expire, are evicted and zeroed, and the evidence goes to the ledger.
+    docs/how-to/operate/replay-a-trace.md explains every figure.
     """
     if show_golden:
         _golden(as_json, load.policy)

@@ -63,8 +63,8 @@ EXIT_NO = 1
 app = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
-    help="Evidence reports for auditors: the same ledger and arguments give the same bytes. docs/audit/reports.md says "
-    "what is in one and how an auditor checks it.",
+    help="Evidence reports for auditors: the same ledger and arguments give the same bytes. "
+    "docs/concepts/reports.md says what is in one and how an auditor checks it.",
 )
 
 

@@ -28,7 +28,7 @@ app = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
     help="Reports that are made by a calendar and handed over: make, pause, resume and delete schedules.",
-    epilog="docs/audit/reports.md says when a report is due and what becomes of what is not taken.",
+    epilog="docs/concepts/reports.md says when a report is due and what becomes of what is not taken.",
 )
 
 

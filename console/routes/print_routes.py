@@ -10,7 +10,7 @@ from kvcustody.times import readable
 
 NO_RECEIPT = (
     "no route receipt is on record from {since} to {until}: doors write them of the requests that the policy says "
-    "(docs/routers/receipts.md)"
+    "(docs/concepts/route-receipts.md)"
 )
 UNKNOWN = "–"
 

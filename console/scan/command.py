@@ -31,7 +31,7 @@ app = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
     help="Orphans: custody that two sources disagree about.",
-    epilog="A worker scans its own memory while it serves; docs/audit/deletion.md#orphans has the fifteen classes.",
+    epilog="A worker scans its own memory while it serves; docs/how-to/audit/find-orphans.md has the fifteen classes.",
 )
 
 

@@ -24,7 +24,7 @@ INIT_EPILOG = (
 SERVE_EPILOG = (
     "Examples:\n\n    kvcustody serve\n\n    kvcustody serve --listen 127.0.0.1:8443\n\n"
     "    kvcustody serve --config /etc/kvcustody/service.yaml\n\n"
-    "docs/operate/service.md has every setting, and what to do about backups, upgrades and lost keys."
+    "docs/how-to/operate/start-the-service.md has every setting, and what to do about backups, upgrades and lost keys."
 )
 
 

@@ -18,7 +18,7 @@ from kvcustody.lab.replay.workload.generator import WorkloadSpec, generate
 app = typer.Typer(
     no_args_is_help=True,
     help="What a fleet would find in its caches, in fast time.",
-    epilog="docs/routers/simulate.md says what is modelled.",
+    epilog="docs/how-to/fleet/simulate.md says what is modelled.",
 )
 EPILOG = """
 Examples:
@@ -75,7 +75,7 @@ def fleet(
 
     It varies tenants (nobody kept apart, 1, 8, 128), doors (1, 2, 4), erasures a day (0, 100, 1,000) and workers. Names
     and erase epochs are the product's own; caches and times are models, and so is the router without `--router`
-    (docs/routers/simulate.md).
+    (docs/how-to/fleet/simulate.md).
     """
     if router not in ROUTER_NAMES:
         raise ConfigError(f"--router `{router}` is none of: {', '.join(ROUTER_NAMES)}")

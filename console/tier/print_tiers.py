@@ -13,7 +13,7 @@ from kvcustody.times import readable
 
 NO_TIER = (
     "nothing is on record of any tier: a worker has one where `KVCUSTODY_HOST_TIER_BYTES` or "
-    "`KVCUSTODY_NVME_TIER_PATH` is set and the policy's `offload` names it (docs/operate/tiers.md)"
+    "`KVCUSTODY_NVME_TIER_PATH` is set and the policy's `offload` names it (docs/concepts/tiers.md)"
 )
 
 

@@ -41,7 +41,8 @@ proof). In another terminal, in the same folder:
 
     kvcustody audit fsck --ledger sqlite:///FOLDER/ledger.db
 
-Nothing here needs a GPU, the network, or a model that is downloaded. docs/start/up.md says what runs, and what is left.
+Nothing here needs a GPU, the network, or a model that is downloaded.
+docs/tutorials/first-ten-minutes.md says what runs, and what is left.
 """
 _ENGINE_SECONDS = 660.0
 
@@ -176,5 +177,5 @@ def _tell(made: _Up, as_json: bool) -> None:
         return
     made.plane.tell()
     say(f"ledger    {made.plane.ledger}")
-    say(f"keys      {made.plane.folder / 'keys'}   (you, author, owner: who signs what is in docs/start/up.md)")
+    say(f"keys      {made.plane.folder / 'keys'}   (you, author, owner: see docs/tutorials/first-ten-minutes.md)")
     say("Ctrl-C ends it.", flush=True)

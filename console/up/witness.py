@@ -1,5 +1,5 @@
 """A witness beside `kvcustody up`, so that a witnessed ledger can be seen. On this machine it proves nothing: its name
-says so, and docs/audit/ledger.md says where a witness has to be."""
+says so, and docs/concepts/ledger/trees.md says where a witness has to be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of people a second time: docs/audit/cases.md case by case, in plain Python.
+"""Requests of people a second time: docs/concepts/cases.md case by case, in plain Python.
 
 Steps count in the order of their leaves; one that may not follow what was before it is void, and changes nothing.
 """

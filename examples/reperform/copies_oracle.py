@@ -1,4 +1,4 @@
-"""Copies off the device a second time: docs/audit/coverage.md copy by copy, in plain Python.
+"""Copies off the device a second time: docs/concepts/deletion-coverage.md copy by copy, in plain Python.
 
 Leaves go in, the chapter of tiers comes out: coverage by tier, tenant and class, the digest, identities, decisions.
 Of copies of one number the first leaf counts: the process's own, then by sequence.

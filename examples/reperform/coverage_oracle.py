@@ -1,4 +1,4 @@
-"""Deletion coverage a second time, as an oracle: docs/audit/coverage.md custody by custody, in plain Python.
+"""Deletion coverage a second time: docs/concepts/deletion-coverage.md custody by custody, in plain Python.
 
 Nothing is shared with the product: not its tables, its arithmetic or its reading of runs. Leaves go in as bytes,
 figures come out. It is slow, and meant to be read beside the definition.

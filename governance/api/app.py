@@ -1,4 +1,4 @@
-"""The application: every operation behind the gate, and room for a console's pages.
+"""The ASGI application: every operation behind the gate, and a mount for a console's pages.
 
 1. `create_app(service)` is all that a server needs; `pages` are what a console adds, and `workers_only` cuts it down
    to what workers may ask.

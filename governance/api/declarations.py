@@ -1,4 +1,4 @@
-"""What operations declare, without a framework: each with the function that answers it, and what it answers.
+"""Declarations of operations, without a web framework: the function that answers each, and its answer model.
 
 1. The groups of operations are imported when they are asked for. How a path begins says which may have it.
 2. A server calls what is declared here (`http.gate`), and so does a call in this process (`local_calls`).
@@ -48,7 +48,7 @@ _GROUPS = {  # in the order of the API document: the function that declares a gr
 
 
 class OperationFunctions(dict[str, OperationFunction]):
-    """The functions of operations by their names, each made ready when it is first asked for."""
+    """The functions of operations by name; each is prepared at its first use."""
 
     def __init__(self, by_name: Mapping[str, DeclaredOperation]) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class OperationFunctions(dict[str, OperationFunction]):
 
 
 class Declarations:
-    """The operations of some groups."""
+    """The declared operations of one or more groups."""
 
     def __init__(self) -> None:
         self.operations = Operations()
@@ -97,7 +97,7 @@ def every_operation() -> Declarations:
 
 
 def operations_at(path: str) -> Declarations:
-    """The operations of those groups that may have this path (rule 1)."""
+    """The operations of the given groups that may have this path (rule 1)."""
     asked = re.split("[/:]", path.removeprefix("/v1").removeprefix("/"))
     return _declared(group for group, begins in _GROUPS.items() if any(map(partial(_begins, asked), begins)))
 

@@ -1,4 +1,4 @@
-"""What is given to an operation's function without anybody stating it.
+"""Arguments that the server gives to an operation's function; no caller states them.
 
 An operation that only reads the ledger takes a desk: a service that is open, or the ledger itself. Others take the
 service.
@@ -19,13 +19,13 @@ else:
 
 
 class Given(NamedTuple):
-    """A parameter that no caller states: whoever calls the operation gives it."""
+    """A parameter that the server fills in, such as the caller or the service."""
 
     what: str  # `desk`, `service`, `caller` or `wire`
 
 
 class Wire(NamedTuple):
-    """What a call says, as it came. A call without HTTP has neither TLS nor a certificate."""
+    """The headers, address and TLS state of a call. A call without HTTP has neither TLS nor a certificate."""
 
     path: Mapping[str, str]  # what stands in its path for the names in the operation's
     query: Mapping[str, str]

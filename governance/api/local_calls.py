@@ -1,4 +1,4 @@
-"""Calls of operations in this process, on a service that is open here: through the gate, and without HTTP.
+"""Calls of operations on a service that is open in this process: through the gate, without HTTP.
 
 1. A call is refused, recorded and answered as a request of the same caller is, to the byte of its body.
 2. A call waits for its answer. Nothing else runs in it meanwhile.
@@ -33,17 +33,17 @@ T = TypeVar("T")
 
 
 class InlineWaiter:
-    """Waits where it is called (rule 2)."""
+    """Waits in the calling thread (rule 2)."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     async def work(self, act: Callable[[], T]) -> T:
-        """Do it."""
+        """Run a function."""
         return act()
 
     async def surely(self, act: Callable[[], None]) -> None:
-        """Do it."""
+        """Run a function."""
         act()
 
     async def record(self, event: Event) -> None:
@@ -60,7 +60,7 @@ class LocalCalls:
         self._loop = asyncio.new_event_loop()
 
     def call(self, caller: Caller, asked: OperationRequest) -> Answer:
-        """What the operation answers, a refusal too (rule 1)."""
+        """Return an operation's answer; a refusal is an answer too (rule 1)."""
         try:
             declared = operations_at(asked.path)
             operation = declared.operations.find(asked.method, asked.path)

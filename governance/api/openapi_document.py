@@ -1,4 +1,4 @@
-"""The API document, OpenAPI 3.1: FastAPI writes it of the operations as they are declared.
+"""The OpenAPI 3.1 document: FastAPI generates it from the declared operations.
 
 What operations have in common stands in it once, as a component.
 
@@ -71,7 +71,7 @@ _METHODS = frozenset({"get", "put", "post", "delete", "patch"})
 
 
 def routed(every: Iterable[DeclaredOperation]) -> FastAPI:
-    """An application that has a route for each operation, to be documented."""
+    """Return an application with a route for each operation, for documentation only."""
     app = FastAPI(
         title="kvcustody",
         version=__version__,
@@ -88,11 +88,11 @@ def routed(every: Iterable[DeclaredOperation]) -> FastAPI:
     return app
 
 
-def _add_route(app: FastAPI, one: DeclaredOperation) -> None:
-    operation = one.operation
+def _add_route(app: FastAPI, declared: DeclaredOperation) -> None:
+    operation = declared.operation
     names = {
         *(_ALWAYS if operation.action is not None else ("internal", "unavailable", "malformed")),
-        *one.problems,
+        *declared.problems,
     }
     if operation.keyed:
         names |= {"idempotency-key-required", "in-flight", "key-reused", "conflict", "too-large"}
@@ -100,25 +100,25 @@ def _add_route(app: FastAPI, one: DeclaredOperation) -> None:
         names |= {"too-large", "csrf"}
     extra: dict[str, Any] = {"x-kvcustody-action": operation.action and operation.action.value}
     extra |= {"x-kvcustody-recorded": operation.recorded, "x-kvcustody-exports": operation.exports}
-    extra |= one.more
+    extra |= declared.more
     if operation.action is not None:
         extra["security"] = [{"bearer": []}, {"session": []}]
     if operation.keyed:
         extra["parameters"] = [*extra.get("parameters", ()), _IDEMPOTENCY_KEY]
     responses: dict[int | str, dict[str, Any]] = {}
-    if one.answers is None:
-        content = {one.media: {"schema": {"type": "string"}}} if one.status != 204 else {}
-        text = "Done." if one.status == 204 else "The content."
-        responses[one.status] = {"description": text, "content": content}
+    if declared.answers is None:
+        content = {declared.media: {"schema": {"type": "string"}}} if declared.status != 204 else {}
+        text = "Done." if declared.status == 204 else "The content."
+        responses[declared.status] = {"description": text, "content": content}
     app.add_api_route(
         operation.path,
-        _as_fastapi_says(one.function),
+        _as_fastapi_says(declared.function),
         methods=[operation.method],
         operation_id=operation.name,
         summary=operation.title,
-        status_code=one.status,
-        response_model=one.answers,
-        response_class=Response if one.answers is None else JSONResponse,
+        status_code=declared.status,
+        response_model=declared.answers,
+        response_class=Response if declared.answers is None else JSONResponse,
         responses=responses | _problem_responses(names),
         tags=[operation.tag],
         openapi_extra=extra,
@@ -172,10 +172,10 @@ def whole_document() -> dict[str, Any]:
 
 def _problem_responses(names: set[str]) -> dict[int | str, dict[str, Any]]:
     """The answers of these types of problems, by status."""
-    found: dict[int | str, dict[str, Any]] = {}
+    responses_by_status: dict[int | str, dict[str, Any]] = {}
     for name in sorted(names):
         kind = TYPES[name]
-        entry = found.setdefault(kind.status, {"description": "", "content": {MEDIA_TYPE: {}}})
+        entry = responses_by_status.setdefault(kind.status, {"description": "", "content": {MEDIA_TYPE: {}}})
         entry["description"] = " / ".join(filter(None, (entry["description"], kind.title)))
         content = entry["content"][MEDIA_TYPE]
         content["schema"] = {"$ref": "#/components/schemas/ProblemDocument"}
@@ -183,13 +183,13 @@ def _problem_responses(names: set[str]) -> dict[int | str, dict[str, Any]]:
         content.setdefault("examples", {})[name] = {"value": example}
         if kind.status in (429, 503):
             entry["headers"] = _RETRY_AFTER
-    return found
+    return responses_by_status
 
 
 def whole(app: FastAPI) -> dict[str, Any]:
-    """The document with every parameter and answer where it is used."""
-    made = deepcopy(app.openapi())  # FastAPI keeps its own
-    components = made.setdefault("components", {})
+    """Return the document with every parameter and answer written out where it is used."""
+    document = deepcopy(app.openapi())  # FastAPI keeps its own
+    components = document.setdefault("components", {})
     components["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer", "description": "An API key, or a token."},
         "session": {"type": "apiKey", "in": "cookie", "name": "kvcustody"},
@@ -199,13 +199,13 @@ def whole(app: FastAPI) -> dict[str, Any]:
     schemas |= problem.pop("$defs", {}) | {"ProblemDocument": problem}
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
-    describe_parameters(made)
-    date_schemas(made)
-    return made
+    describe_parameters(document)
+    date_schemas(document)
+    return document
 
 
 def share(document: dict[str, Any]) -> None:
-    """Put what operations have in common into components (rule 1)."""
+    """Move what operations have in common into components (rule 1)."""
     parameters, responses = _Components(document, "parameters"), _Components(document, "responses")
     used = Counter(_text(one) for each in _operations(document) for one in each.get("parameters", ()))
     for operation in _operations(document):

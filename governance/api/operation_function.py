@@ -1,4 +1,4 @@
-"""The function of an operation, called with what a call says.
+"""Calls an operation's function with the arguments of a request.
 
 1. The arguments of a function are read by one validator a place, for requests and local calls alike: what is taken,
    what is refused and what is said of a refusal is the same, and it is what FastAPI takes, refuses and says.
@@ -46,7 +46,7 @@ class DeclaredOperation(NamedTuple):
 
 
 class Work(Protocol):
-    """How a call waits for what may block (`operations.run.Waiter`)."""
+    """How a call waits for blocking work (`operations.run.Waiter`)."""
 
     def __call__(self, act: Callable[[], T], /) -> Awaitable[T]:
         """What `act` gives."""
@@ -71,13 +71,13 @@ class OperationFunction:
         self.queries = frozenset(one.alias for one in asked if one.place == "query")
 
     def check_query(self, query: Mapping[str, str]) -> None:
-        """Raise `invalid` for a parameter that is not declared: a filter that is misspelt filters nothing."""
+        """Raise `invalid` for an undeclared parameter: a misspelt filter would filter nothing."""
         if not query.keys() <= self.queries:
             errors = [{"at": "query", "what": "a parameter that this operation does not have"}]
             raise ProblemError("invalid", errors=errors)
 
     async def call(self, service: Service, caller: Caller | None, wire: Wire, work: Work) -> Answer | FileContent:
-        """What the function answers.
+        """Call the function, and return its answer.
 
         Args:
             service: The service that is asked.
@@ -96,22 +96,22 @@ class OperationFunction:
         return self.answer(found)
 
     def read(self, desk: Desk, caller: Caller, wire: Wire) -> Answer:
-        """What a function answers that takes a desk alone. Raises as `call`."""
+        """Call a function that takes only a desk. Raises as `call`."""
         found = self.answer(self._function(**self.arguments({"desk": desk, "caller": caller}, wire)))
         assert isinstance(found, Answer), "a file is a job's"
         return found
 
-    def answer(self, found: Any) -> Answer | FileContent:
-        """What the function gave, as an answer; a file stays one, to be sent in parts."""
-        if isinstance(found, FileContent):
-            return found
-        if isinstance(found, Content):
-            return found.answer()
+    def answer(self, outcome: Any) -> Answer | FileContent:
+        """Convert the function's result to an answer; a file stays a file, to be sent in parts."""
+        if isinstance(outcome, FileContent):
+            return outcome
+        if isinstance(outcome, Content):
+            return outcome.answer()
         assert self._bytes is not None
-        return Content(self._bytes(found), status=self._status).answer()
+        return Content(self._bytes(outcome), status=self._status).answer()
 
     def arguments(self, given: Mapping[str, Any], wire: Wire) -> dict[str, Any]:
-        """Every argument by its name; `given`: what stands for a part of the call. Raises as `call`."""
+        """Return every argument by name; `given` replaces parts of the call. Raises as `call`."""
         values = {name: given[what] for name, what in self._given}
         if None in values.values():  # the gate was not passed: nothing is answered
             raise ProblemError("unauthenticated")
@@ -136,7 +136,7 @@ class OperationFunction:
 
 
 class Parameter(NamedTuple):
-    """One parameter of a function: whence its value comes, and its type with all that is said of it."""
+    """One parameter of a function: the source of its value, and its annotated type."""
 
     name: str
     place: str  # `query`, `path`, `header`, `body`, or `given` for what stands for a part of the call
@@ -146,30 +146,30 @@ class Parameter(NamedTuple):
 
     @property
     def alias(self) -> str:
-        """What requests call it."""
+        """The parameter's name in requests."""
         stated = (getattr(item, "alias", None) for item in getattr(self.annotation, "__metadata__", ()))
         return next(filter(None, stated), self.name)
 
 
 def parameters_of(endpoint: Endpoint, path: str) -> list[Parameter]:
     """The parameters of the function that answers `path`."""
-    found = []
+    parameters = []
     for name, parameter in inspect.signature(endpoint, eval_str=True).parameters.items():
         default = ... if parameter.default is parameter.empty else parameter.default
         annotation = parameter.annotation
-        said = next(
+        declared = next(
             (item for item in getattr(annotation, "__metadata__", ()) if isinstance(item, Given | RequestPart)),
             None,
         )
-        if said is not None:
-            place = "given" if isinstance(said, Given) else said.name
+        if declared is not None:
+            place = "given" if isinstance(declared, Given) else declared.name
         elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
             place = "body"
         else:
             place = "path" if f"{{{name}}}" in path else "query"
-        given = said.what if isinstance(said, Given) else None
-        found.append(Parameter(name, place, annotation, default, given))
-    return found
+        given = declared.what if isinstance(declared, Given) else None
+        parameters.append(Parameter(name, place, annotation, default, given))
+    return parameters
 
 
 def _model_of(place: str, asked: list[Parameter]) -> type[BaseModel]:
@@ -203,7 +203,7 @@ def _content(wire: Wire) -> Any:
 
 
 def invalid_arguments(errors: Sequence[Any]) -> ProblemError:
-    """The problem of texts that a call's models refuse: where and what, never the value."""
+    """Return the problem for values that a model refuses: place and reason, never the value."""
     found = [
         {"at": ".".join(str(part) for part in item["loc"])[:200], "what": str(item["msg"])[:200]}
         for item in errors[:_ERRORS_SHOWN]

@@ -1,4 +1,4 @@
-"""What an operation is asked, as a request says it, without a connection."""
+"""The parts of a request that an operation reads, without a connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations as a page asks for them: by their functions, for a caller whom the gate permits.
+"""Calls of operations from a page: by their functions, for a caller whom the gate permits.
 
 1. The gate decides who may, as of a request of the same operation.
 2. What hands leaves over later is asked of the policy here, as `exports`. A page shows, and hands nothing over.

@@ -1,1 +1,1 @@
-"""Cases of people's requests: what opens one, what each step is held against, and how one is shown."""
+"""Cases of people's requests: opening one, checking its steps, showing it."""

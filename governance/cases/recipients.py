@@ -1,4 +1,4 @@
-"""To whom data of a tenant was open: readers by grant, group or segment, each up to the classification as granted.
+"""The recipients of a tenant's data: readers by grant, group or segment, each up to the granted classification.
 
 1. They follow from the policies that processes enforced in a period (`policies_in_period`), whose documents count where
    their digest is the stated one; of a policy whose document nobody has, nothing is known, and it is named.
@@ -27,14 +27,14 @@ EVERY_TENANT = "every admitted tenant"
 
 
 class KnownPolicy(NamedTuple):
-    """A policy of a period with its document; None where nobody has it."""
+    """A policy of a period with its document; None where no document is known."""
 
     period: PeriodPolicy
     policy: Policy | None
 
 
 class GrantedRecipient(NamedTuple):
-    """A tenant that may have reused what another owns. Times are UTC microseconds; `until_us` 0: it does not end.
+    """A tenant that could reuse another owner's blocks. Times are UTC microseconds; `until_us` 0: it does not end.
 
     `first_use_us` 0: no leaf says that it read anything.
     """
@@ -51,15 +51,15 @@ class GrantedRecipient(NamedTuple):
 
 
 def known_policies(periods: Iterable[PeriodPolicy], state: ReleaseState | None = None) -> tuple[KnownPolicy, ...]:
-    """Each with its document: as a worker recorded it, or as a revision of the release (rule 1)."""
-    made = []
+    """Return each policy with its document, from a worker's record or a revision of the release (rule 1)."""
+    policies = []
     for one in periods:
         policy = policy_of_document(one.document, one.digest) if one.document else None
         proposal = None if state is None else state.proposals.get(one.revision)
         if policy is None and proposal is not None and proposal.manifest.digest == one.digest:
             policy = proposal.policy
-        made.append(KnownPolicy(one, policy))
-    return tuple(made)
+        policies.append(KnownPolicy(one, policy))
+    return tuple(policies)
 
 
 def recipients_in(
@@ -71,7 +71,7 @@ def recipients_in(
     owner: str | None = None,
     as_of: AsOf | None = None,
 ) -> tuple[GrantedRecipient, ...]:
-    """Everybody to whom data was open in the period; of one owner, or of all."""
+    """Return every recipient of the period, for one owner or for all."""
     used = _first_uses(connection, as_of)
     found = set()
     for known in policies:

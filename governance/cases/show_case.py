@@ -1,4 +1,4 @@
-"""A case as everybody is shown it: how it stands, what the ledger has on it, and what is still to be done.
+"""A case as people see it: its state, what the ledger has about it, and open tasks.
 
 1. Everything in it is of leaves and of the directory's pseudonyms; no name of a person is in it.
 2. Holds are those in effect now on the person, on their tenant and on everything; they bind the ledger's retention and
@@ -30,7 +30,7 @@ from kvcustody.governance.release.replay_records import ReleaseState
 
 
 class CaseErasure(NamedTuple):
-    """An erasure that a case names, and how it stands."""
+    """An erasure that a case names, and its state."""
 
     erasure: str
     selector: str
@@ -43,7 +43,7 @@ class CaseErasure(NamedTuple):
 
 
 class CaseRecipient(NamedTuple):
-    """A recipient, and what was told: the outcome of the step about it, empty where there is none."""
+    """A recipient, and the outcome of the step that informed it; empty where no step did."""
 
     reader: str
     by: str
@@ -54,7 +54,7 @@ class CaseRecipient(NamedTuple):
 
 
 class CaseSummary(NamedTuple):
-    """A case in a list. Days are ISO dates in its zone; `due_us` is the first moment that is too late."""
+    """A case in a list. Days are ISO dates in its time zone; `due_us` is the first moment that is too late."""
 
     case_id: str
     tenant: str
@@ -96,7 +96,7 @@ class CaseView(NamedTuple):
     not_followed_by: tuple[str, ...] = ()
 
     def data(self) -> dict[str, Any]:
-        """As JSON data, the summary's fields beside the others."""
+        """Return the case as JSON data, with the summary's fields beside the others."""
         made: dict[str, Any] = self._asdict()
         summary = made.pop("summary")._asdict()
         for name, value in made.items():
@@ -106,7 +106,7 @@ class CaseView(NamedTuple):
 
 
 def summary_of(case: SubjectCase, now_us: int) -> CaseSummary:
-    """The case in a list."""
+    """Return the case as a row of a list."""
     opened, due = case.opened, case.due
     return CaseSummary(
         opened.case_id,
@@ -137,7 +137,7 @@ def view_case(
     issuers: Iterable[str] = (),
     periods: Mapping[str, WorkPeriod] | None = None,
 ) -> CaseView:
-    """The case as it stands; `connection` sees the directory and the system log (`check_step`)."""
+    """Return the case in full; `connection` sees the directory and the system log (`check_step`)."""
     opened = case.opened
     names = pseudonyms_of(connection, case, keys)
     recipients, unknown = _recipients(connection, case, names, now_us, release)
@@ -185,15 +185,15 @@ def _erasures(
 ) -> Iterator[CaseErasure]:
     for erasure in case.erasures:
         try:
-            found = status(connection, erasure, now_us, periods)
+            progress = status(connection, erasure, now_us, periods)
         except LedgerError:
             yield CaseErasure(erasure, "", 0, 0, "", "not in the ledger", ())
             continue
-        asked = found.request
-        waiting = (*found.waiting, *found.unreachable)
+        asked = progress.request
+        waiting = (*progress.waiting, *progress.unreachable)
         yield CaseErasure(
             *(erasure, asked.selector, asked.at_us, asked.deadline_us),
-            *(found.state.value, found.outcome, waiting, found.standing.why),
+            *(progress.state.value, progress.outcome, waiting, progress.standing.why),
         )
 
 

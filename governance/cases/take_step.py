@@ -1,4 +1,4 @@
-"""Opens a case and takes its steps: what each is held against before it is put on record.
+"""Opens a case and takes its steps, after checking each against the ledger.
 
     service.record(opened_event(now_us, wanted, actor, calendar))
     check_step(connection, case, step, ...); service.record(step_event(now_us, case, step, trace))
@@ -39,7 +39,7 @@ _ANSWERED = frozenset({"complete", "late"})
 
 
 class WantedCase(NamedTuple):
-    """A request as it came in; `received_us` in UTC microseconds."""
+    """A request as it arrived; `received_us` in UTC microseconds."""
 
     tenant: str
     subject: str
@@ -51,7 +51,7 @@ class WantedCase(NamedTuple):
 def opened_event(
     at_us: int, wanted: WantedCase, actor: str, calendar: WorkingCalendar, now_us: int, trace: str = ""
 ) -> CaseOpened:
-    """The event that opens a case at boot-time `at_us`; raises `ConfigError` for what is no request.
+    """Return the event that opens a case at boot time `at_us`; raises `ConfigError` for a request that is not valid.
 
     `now_us` is that moment in UTC: nothing was received after it.
     """
@@ -83,7 +83,7 @@ def opened_event(
 
 
 def step_event(at_us: int, case: SubjectCase, step: CaseStep, trace: str = "") -> CaseStepped:
-    """The event of a step that was checked, at boot-time `at_us`."""
+    """Return the event of a checked step, at boot time `at_us`."""
     return CaseStepped(
         at_us,
         case_id=case.opened.case_id,
@@ -100,7 +100,7 @@ def step_event(at_us: int, case: SubjectCase, step: CaseStep, trace: str = "") -
 
 
 def check_actor(connection: Connection, actor: str, now_us: int) -> None:
-    """Raise `ConfigError` for who is no principal of the ledger at this moment (rule 3)."""
+    """Raise `ConfigError` for an actor that is not a principal of the ledger now (rule 3)."""
     if not principal_periods(connection).acted(actor, now_us):
         raise ConfigError(
             f"`{actor}` is no principal of this ledger: `kvcustody principal add` lets somebody in",
@@ -116,7 +116,7 @@ def check_step(
     keys: SubjectKeys | None = None,
     periods: Mapping[str, WorkPeriod] | None = None,
 ) -> None:
-    """Raise `ConfigError` where the step may not be taken; `step.at_us` is the UTC moment of it.
+    """Raise `ConfigError` where the step may not be taken; `step.at_us` is its UTC time.
 
     `connection` sees the directory of subjects and the system log: nothing here is told to who asks but a refusal.
     """
@@ -133,7 +133,7 @@ def contradictions(
     keys: SubjectKeys | None = None,
     periods: Mapping[str, WorkPeriod] | None = None,
 ) -> tuple[str, ...]:
-    """What the ledger now says against what was decided: the same checks again, of the steps that count."""
+    """Return where the ledger now contradicts a decision: the same checks again, for the steps that count."""
     found: list[str] = []
     for step in case.of_kind(StepKind.DECIDE):
         found += _decided(connection, case, step._replace(at_us=now_us), keys, periods)
@@ -141,7 +141,7 @@ def contradictions(
 
 
 def pseudonyms_of(connection: Connection, case: SubjectCase, keys: SubjectKeys | None) -> list[str]:
-    """Every pseudonym of the person; the case's own alone where the link to them is gone, or not known here."""
+    """Return every pseudonym of the person; only the case's own where the link is destroyed or not known here."""
     opened = case.opened
     if opened.subject is None:
         return []
@@ -236,7 +236,7 @@ def _residencies(connection: Connection, case: SubjectCase, names: list[str]) ->
 
 
 def first_residency_us(connection: Connection, case: SubjectCase, names: list[str]) -> int | None:
-    """When the first residency of the person was opened; None where the ledger has none."""
+    """Return when the person's first residency was opened; None where the ledger has none."""
     where = of_subjects(connection, case.opened.tenant, names)
     first: int | None = connection.scalar(
         select(func.min(residencies.c.opened_us)).where(*where, has_leaf(residencies))

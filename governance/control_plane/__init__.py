@@ -1,1 +1,1 @@
-"""The other side of the control plane: what workers and command lines use to reach it."""
+"""Clients of the control plane: what workers and command lines use to reach it."""

@@ -1,4 +1,4 @@
-"""The engine-side agent: tells the control plane how this worker is and asks what is to be scanned, on its own thread.
+"""The worker's agent: reports its status to the control plane and takes its scan orders, on its own thread.
 
 1. Counters are taken on the thread that owns the state: when it opens, at the first step after each report, and when
    a Governor has nothing to do any more, for nobody may step it then. They are reported with their age, counted from
@@ -54,14 +54,14 @@ class AgentFacade(Protocol):
     counted: Counted | None
 
     def count(self) -> None:
-        """Take the counters anew, on the owning thread."""
+        """Read the counters now, on the owning thread."""
 
     def scan_and_recover(self) -> Scanned:
-        """A full scan with repair, on the owning thread."""
+        """Scan in full and repair, on the owning thread."""
 
 
 class Agent:
-    """Attends to one worker; `stop` ends its thread."""
+    """The agent of one worker; `stop` ends its thread."""
 
     def __init__(
         self,
@@ -85,11 +85,11 @@ class Agent:
         self._thread = GuardingThread(self._run, name="kvcustody-agent")
 
     def start(self) -> None:
-        """Report from now on."""
+        """Start reporting."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Report no more; a second time changes nothing. A request that is on its way is left to end by itself."""
+        """Stop reporting; a second call changes nothing. A request in flight ends by itself."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.end(_END_SECONDS)
@@ -182,7 +182,7 @@ class Agent:
 
     def _status(self, counted: Counted | None) -> dict[str, float]:
         ledger = self._ledger.status()
-        found: dict[str, float] = {
+        figures: dict[str, float] = {
             "ledger.backlog": float(ledger.backlog),
             "ledger.spilled_bytes": float(ledger.spilled_bytes),
             "ledger.replaying": float(ledger.replaying),
@@ -191,12 +191,12 @@ class Agent:
             "ledger.kept_unverified": float(bool(self._ledger.unverified)),
         }
         if ledger.spill_seconds is not None:
-            found["ledger.spill_seconds"] = ledger.spill_seconds
+            figures["ledger.spill_seconds"] = ledger.spill_seconds
         if counted is not None:
-            found["status_age_seconds"] = time.monotonic() - counted.at
+            figures["status_age_seconds"] = time.monotonic() - counted.at
             said = worker_status(counted.stats, self._facade.block_tokens, self._bytes_per_block)
-            found |= {name: float(value) for name, value in said.items()}
-        return dict(list(found.items())[:STATUS_MAX])
+            figures |= {name: float(value) for name, value in said.items()}
+        return dict(list(figures.items())[:STATUS_MAX])
 
 
 def _most(values: Mapping[str, int]) -> dict[str, int]:
@@ -214,7 +214,7 @@ def start_agent(
     *,
     bytes_per_block: int,
 ) -> Agent | None:
-    """Start an agent that `stack` ends; None where no control plane is there to be told."""
+    """Start an agent that `stack` ends; None where the settings name no control plane."""
     if connection is None:
         return None
     assert isinstance(ledger, RemoteLedger)

@@ -1,4 +1,4 @@
-"""A connection to a control plane: one base, one key, answers or one-line errors.
+"""A connection to a control plane: one base address, one key, answers or one-line errors.
 
 1. The key comes from a file of mode 0600, and is sent to the one server that was named; redirects are not followed.
 2. Without TLS only this machine is talked to.
@@ -63,13 +63,15 @@ class ControlPlaneConnection:
         self._on_history = on_history
 
     def get(self, path: str, **query: Any) -> Any:
-        """The JSON of an answer; None is left out of the query. With `wait` the answer may take that many seconds."""
+        """Return the JSON of an answer; parameters that are None are left out. With `wait`, the answer may take that
+        many seconds.
+        """
         given = {name: value for name, value in query.items() if value is not None}
         with open_question() if given.get("wait") else nullcontext():
             return _json(self.request("GET", path, params=given))
 
     def items(self, path: str, **query: Any) -> list[Any]:
-        """Every item of a list, page by page to its end."""
+        """Iterate over every item of a list, page by page."""
         page = self.get(path, limit=_ITEMS_A_PAGE, **query)
         found = list(page["items"])
         while page["next"] is not None:
@@ -80,7 +82,7 @@ class ControlPlaneConnection:
     def post(
         self, path: str, body: Any = None, *, key: str | None = None, headers: dict[str, str] | None = None
     ) -> Any:
-        """A mutating POST under an idempotency key, repeated once where the connection broke."""
+        """Send a POST under an idempotency key; repeat it once where the connection broke."""
         sent = {"Idempotency-Key": key or uuid.uuid4().hex, **(headers or {})}
         try:
             return _json(self.request("POST", path, json=body, headers=sent))
@@ -90,20 +92,20 @@ class ControlPlaneConnection:
             return _json(self.request("POST", path, json=body, headers=sent))
 
     def put(self, path: str, body: Any, *, within_seconds: float | None = None) -> Any:
-        """An idempotent PUT of JSON; `within_seconds`: as `request` has it."""
+        """Send an idempotent PUT of JSON; `within_seconds` as in `request`."""
         return _json(self.request("PUT", path, json=body, within_seconds=within_seconds))
 
     def put_bytes(self, path: str, body: bytes, media: str, *, encoding: str = "") -> Any:
-        """An idempotent PUT of bytes, which are in this `Content-Encoding` already."""
+        """Send an idempotent PUT of bytes that are encoded as `Content-Encoding` says."""
         headers = {"Content-Type": media} | ({"Content-Encoding": encoding} if encoding else {})
         return _json(self.request("PUT", path, content=body, headers=headers))
 
     def delete(self, path: str) -> None:
-        """An idempotent DELETE."""
+        """Send an idempotent DELETE."""
         self.request("DELETE", path)
 
     def request(self, method: str, path: str, *, within_seconds: float | None = None, **how: Any) -> httpx.Response:
-        """Any request; raises `ServiceError` for whatever is not a success (rule 4).
+        """Send any request; raises `ServiceError` for an answer that is not a success (rule 4).
 
         `within_seconds`: in place of the connection's own bounds, where an engine's thread waits.
         """
@@ -176,13 +178,13 @@ def _of_tls(error: BaseException) -> str | None:
 
 
 def is_away(error: ServiceError) -> bool:
-    """Whether the control plane could not answer, as opposed to refusing: to be tried again."""
+    """Whether the control plane could not answer, as opposed to refusing; the call may be repeated."""
     status = int(error.operands.get("status") or 0)
     return error.operands.get("problem") == "unreachable" or status >= 500 or status == 429
 
 
 def read_key_file(path: Path) -> str:
-    """The key in a file that only its owner reads; raises `ConfigError`."""
+    """Read the key in a file that only its owner may read; raises `ConfigError`."""
     try:
         mode = path.stat().st_mode
         with path.open("rb") as file:
@@ -232,13 +234,13 @@ def _json(answer: httpx.Response) -> Any:
 
 def _refusal(answer: httpx.Response) -> ServiceError:
     try:
-        found = orjson.loads(answer.content)
-        name = str(found["type"]).rpartition(":")[2]
-        says = found.get("detail") or found["title"]
-        for item in found.get("errors", ())[:3]:
+        problem = orjson.loads(answer.content)
+        name = str(problem["type"]).rpartition(":")[2]
+        says = problem.get("detail") or problem["title"]
+        for item in problem.get("errors", ())[:3]:
             says += f"; `{item['at']}` {item['what']}"
     except (ValueError, KeyError, TypeError):
-        found, name, says = {}, "unknown", f"answered {answer.status_code}"
+        problem, name, says = {}, "unknown", f"answered {answer.status_code}"
     retry = answer.headers.get("retry-after", "")
     wait_seconds = float(retry) if retry.isdecimal() else 0.0
     return ServiceError(
@@ -246,6 +248,6 @@ def _refusal(answer: httpx.Response) -> ServiceError:
         problem=name,
         status=answer.status_code,
         wait_seconds=wait_seconds,
-        leaf=found.get("leaf") if isinstance(found, dict) else None,
+        leaf=problem.get("leaf") if isinstance(problem, dict) else None,
         request_id=answer.headers.get("x-request-id", ""),
     )

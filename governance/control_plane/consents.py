@@ -1,4 +1,4 @@
-"""An owner's part in a release over the API: consents that wait, and grants that it takes back, each a signed step.
+"""A data owner's part in a release over the API: consents and withdrawals of grants, each a signed step.
 
 1. What is signed is what was shown, and made of what the owner may see alone: the digest that a consent names is
    computed here, from the words of the answer.
@@ -20,7 +20,7 @@ from kvcustody.policies.bundle.trust import Signer
 
 
 class OwnerConsents:
-    """An owner's part in a release behind a control plane. `audience`: that of the trust configuration."""
+    """A data owner's part in a release behind a control plane. `audience`: that of the trust configuration."""
 
     def __init__(self, connection: ControlPlaneConnection, audience: str, clock: Clock) -> None:
         self._connection = connection
@@ -28,22 +28,24 @@ class OwnerConsents:
         self._clock = clock
 
     def waiting(self) -> list[dict[str, Any]]:
-        """What waits for the own tenant's consent; raises `ReleaseError` where an answer does not fit itself."""
-        found: list[dict[str, Any]] = []
+        """Return the openings that wait for the own tenant's consent; raises `ReleaseError` for an answer that
+        contradicts itself.
+        """
+        rows: list[dict[str, Any]] = []
         cursor = None
         while True:
             page = self._get("/v1/policies/consents", cursor=cursor, limit=1000)
-            found += page["items"]
+            rows += page["items"]
             cursor = page["next"]
             if cursor is None:
                 break
-        for item in found:
+        for item in rows:
             if item["opening"] != gates.opening_id(item["manifest"], item["what"]):
                 raise ReleaseError(f"the control plane names another opening than it shows of `{item['what']['id']}`")
-        return found
+        return rows
 
     def consent(self, revision: int, source: str, signer: Signer) -> list[dict[str, Any]]:
-        """Consent to what a revision opens through the grant or segment `source`; returns what that is, in words."""
+        """Consent to what a revision opens through the grant or segment `source`; returns its description."""
         openings = [item for item in self.waiting() if (item["revision"], item["what"]["id"]) == (revision, source)]
         if not openings:
             raise ReleaseError(f"nothing that revision `{revision}` opens through `{source}` waits for a consent")
@@ -53,7 +55,7 @@ class OwnerConsents:
         return [item["what"] for item in openings]
 
     def withdraw(self, ids: Iterable[str], signer: Signer, *, reason: str) -> frozenset[str]:
-        """Take grants and segments of the own tenant back for good; returns what of it is revoked by now."""
+        """Withdraw grants and segments of the own tenant permanently; returns those that are revoked by now."""
         body = {"ids": sorted(set(ids)), "reason": reason}
         return frozenset(self._send(ReleaseAction.REVOKED, "withdraw", body, signer)["revoked"])
 

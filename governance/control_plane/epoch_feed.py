@@ -1,4 +1,4 @@
-"""Erase epochs as the control plane gives them out: what a door or a worker knows, and until when it may act by it.
+"""Erase epochs from the control plane: what a door or a worker knows, and until when it may act by it.
 
 1. One question is open at all times, and is answered at once where an erasure raised something. It names the version
    that is known: so it is the acknowledgement, too.
@@ -41,7 +41,7 @@ _log = get_logger(__name__)
 
 
 def ask_at_once() -> None:
-    """Somebody says that epochs were raised: every feed of this process asks (rule 6). Any thread; never waits."""
+    """Have every feed of this process ask now, because epochs were raised (rule 6). Any thread; never waits."""
     for feed in list(_asking):
         feed.hint()
 
@@ -64,7 +64,7 @@ def _scopes(answer: Mapping[str, Any], last: _Heard | None) -> NameScopes:
 
 
 class EpochFeed:
-    """Asks for erase epochs on a thread of its own; `stop` ends it. Any thread may call `known`."""
+    """Asks for erase epochs on its own thread; `stop` ends it. Any thread may call `known`."""
 
     def __init__(
         self,
@@ -97,14 +97,14 @@ class EpochFeed:
         self._hint_thread = GuardingThread(self._follow_hints, name="kvcustody-epoch-hints", pause=self._stop.wait)
 
     def start(self) -> None:
-        """Ask once and then from now on: where the control plane answers, something is known when this returns."""
+        """Ask once, then start the thread. If the control plane answers, epochs are known when this returns."""
         self._try(wait_seconds=0)
         self._thread.start()
         self._hint_thread.start()
         _asking.add(self)
 
     def stop(self) -> None:
-        """Ask no more; a second time changes nothing. An open question is left to end with the connection."""
+        """Stop asking; a second call changes nothing. An open request ends with the connection."""
         _asking.discard(self)
         self._stop.set()
         self._hinted.set()
@@ -113,20 +113,20 @@ class EpochFeed:
                 thread.end(_END_SECONDS)
 
     def hint(self) -> None:
-        """Somebody says that there is news (rule 6). Any thread; never waits."""
+        """Ask soon, because there is news (rule 6). Any thread; never waits."""
         self._hinted.set()
 
     def known(self) -> KnownEpochs | None:
-        """What to act by now; None before the first answer, and past the lease (rule 2)."""
+        """Return the epochs to act by now; None before the first answer, and past the lease (rule 2)."""
         heard = self._heard
         return None if heard is None or self._clock.now_us() >= heard.until_us else heard.known
 
     def last_known(self) -> KnownEpochs | None:
-        """What was heard last, whether or not the lease is over; None before the first answer."""
+        """Return the last epochs heard, even past the lease; None before the first answer."""
         return None if self._heard is None else self._heard.known
 
     def ask(self, *, wait_seconds: int = 0) -> None:
-        """Ask once, to the last page, and take the answer; raises `ServiceError` where there is none to take."""
+        """Ask once, to the last page, and take the answer; raises `ServiceError` without one."""
         last = self._heard
         heard = self._fetched(last, wait_seconds)
         if heard is None and last is not None:

@@ -1,4 +1,4 @@
-"""A worker's way to the erasures that others ask for, over the API.
+"""A worker's inbox of erasures and orders, over the API.
 
 1. What a worker owes is asked for until it has answered: an answer is a leaf in its ledger, so an order that was lost
    or interrupted comes again, and one that was carried out does not.
@@ -85,14 +85,14 @@ class RemoteInbox(ErasureInbox):
         self._completed_unheard = False  # rule 7: still to be asked for
 
     def stop(self) -> None:
-        """Take up nothing more; an open question is left to end with the connection."""
+        """Take no more orders; an open request ends with the connection."""
         self._stop.set()
         if self._thread is not None:
             self._thread.end(_END_SECONDS)
             self._thread = None
 
     def recover_pending(self, facade: ErasureTarget) -> int:
-        """On the owning thread: carry out what is owed (rule 3)."""
+        """Carry out the orders that are owed, on the owning thread (rule 3)."""
         sent_us = self._clock.now_us()
         try:
             new = super().recover_pending(facade)
@@ -107,18 +107,20 @@ class RemoteInbox(ErasureInbox):
         return unasked
 
     def completed(self) -> list[CompletedErasure]:
-        """As for any inbox; none where the control plane is away, and `look` asks again (rule 7)."""
+        """Return completed erasures, as any inbox; none where the control plane is away, and `look` asks again (rule
+        7).
+        """
         try:
-            found = self._connection.get("/v1/worker/erasures", completed="true")["items"]
+            rows = self._connection.get("/v1/worker/erasures", completed="true")["items"]
         except ServiceError as error:
             self._completed_unheard = True
             _unasked(error)
             return []
         self._completed_unheard = False
-        return completed_erasures(map(_named, found))
+        return completed_erasures(map(_named, rows))
 
     def look(self, facade: ErasureTarget) -> int:
-        """On any thread: hand what is owed to the owning thread's next step (rule 3)."""
+        """Pass owed orders to the owning thread's next step, from any thread (rule 3)."""
         sent_us = self._clock.now_us()
         try:
             new = super().look(facade)
@@ -161,7 +163,7 @@ class RemoteInbox(ErasureInbox):
         known = ",".join(sorted(self._taken)[-64:])
         ask = self._connection.get
         heard = self._enforcement_answer
-        found = ask(
+        orders = ask(
             "/v1/worker/erasures",
             wait=wait,
             known=known or None,
@@ -169,15 +171,15 @@ class RemoteInbox(ErasureInbox):
             enforcement=heard.order if heard is not None else -1,
             restrictions=self._restriction_answer.digest(),
         )
-        self._keep(restricted_from(found["restrictions"]))
-        ordered = found["enforcement"]
+        self._keep(restricted_from(orders["restrictions"]))
+        ordered = orders["enforcement"]
         if ordered is not None:
             order = fact_of(EnforcementOrder, {**ordered, "tenants": tuple(ordered["tenants"])})
             self._enforcement_answer = followed(order)
-        keys = found["keys"]
+        keys = orders["keys"]
         self._newest_key_order = max((item["order"] for item in keys), default=0)
         self._key_answer = newest(OrderedKeys(item["tenant"], item["action"], item["at_us"]) for item in keys)
-        owed = [] if self._stop.is_set() else [_named(item) for item in found["items"]]
+        owed = [] if self._stop.is_set() else [_named(item) for item in orders["items"]]
         return HeardOrders(owed, self._key_answer, self._enforcement_answer, self._restriction_answer)
 
 

@@ -40,7 +40,7 @@ _log = get_logger(__name__)
 
 
 class KeptRun(NamedTuple):
-    """Consecutive sequences of one process, and how many leaves they have."""
+    """Consecutive sequences of one process, and the number of their leaves."""
 
     incarnation: str
     first: int
@@ -49,7 +49,7 @@ class KeptRun(NamedTuple):
 
 
 class KeptSegment(NamedTuple):
-    """One file, and what is in it."""
+    """One file and its runs."""
 
     name: str
     runs: tuple[KeptRun, ...]
@@ -72,7 +72,7 @@ class KeptBatches:
         self.failed = ""  # why the last batch was not kept
 
     def keep(self, names: Sequence[Row], leaves: Sequence[bytes]) -> None:
-        """Write a batch that was acknowledged (rules 2 and 3)."""
+        """Write an acknowledged batch (rules 2 and 3)."""
         records = [b"P" + orjson.dumps(row) for row in names]
         records += [b"L" + leaf for leaf in leaves]
         with self._lock:
@@ -90,7 +90,7 @@ class KeptBatches:
                 return
 
     def closed(self) -> list[KeptSegment]:
-        """The oldest files, after the one being written was closed, where no more than a few wait."""
+        """Return the oldest files; closes the one being written where few others wait."""
         with self._lock:
             file = self._any_file()
             with suppress(LedgerError):  # said by the next `keep`
@@ -107,19 +107,21 @@ class KeptBatches:
             return [segment for segment in found if segment.runs]
 
     def drop(self, segment: KeptSegment) -> None:
-        """Delete a file that is covered."""
+        """Delete a file whose leaves are covered."""
         with self._lock:
             self._runs.pop(segment.name, None)
             self._any_file().forget(self._directory / segment.name)
             (self._directory / segment.name).unlink(missing_ok=True)
 
     def make_room(self) -> bool:
-        """Let go of the oldest file: its disk is full, and new evidence has no other place. False: there is none."""
+        """Delete the oldest file because the disk is full and new evidence needs the room. False where there
+        is none.
+        """
         with self._lock:
             return self._drop_oldest("the disk is full")
 
     def pin_signed(self, size: int) -> int:
-        """Keep how many root leaves are signed now; how many were when this was called last (rule 5)."""
+        """Store the number of signed root leaves; return the number stored before (rule 5)."""
         before, self._signed_size = self._signed_size, size
         if size != before:
             with suppress(OSError):
@@ -127,7 +129,7 @@ class KeptBatches:
         return before
 
     def rewind(self) -> None:
-        """Everything is spill again."""
+        """Turn every kept file back into spill."""
         with self._lock:
             file = self._any_file()
             for segment in file.segments():
@@ -136,17 +138,17 @@ class KeptBatches:
             self._runs.clear()
 
     def size_bytes(self) -> int:
-        """What is kept."""
+        """The bytes of all kept files."""
         with self._lock:
             return self._any_file().bytes()
 
     def bytes_per_second(self) -> float:
-        """At what rate batches came in the last minute."""
+        """The rate of batches over the last minute."""
         with self._lock:
             return self._any_file().bytes_per_second()
 
     def close(self) -> None:
-        """Let go of the files; they stay."""
+        """Close the files; they stay on disk."""
         with self._lock:
             if self._file is not None:
                 self._file.close()

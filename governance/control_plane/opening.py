@@ -1,4 +1,4 @@
-"""What a worker opens where its settings name a control plane: the connection, the policy, the ledger, the erasures.
+"""Opens a worker's parts behind a control plane: the connection, the policy, the ledger, the erasures.
 
 1. A key that is refused, a name that is not the key's, a certificate or an address that cannot be used: no start.
 2. Where the control plane is away, a worker starts only with a policy that was signed and that it has kept, under its
@@ -31,7 +31,7 @@ _WAIT_SECONDS_MAX = 10
 
 
 def connect(settings: Settings, stack: ExitStack) -> ControlPlaneConnection:
-    """A connection to the control plane of the settings; raises `ConfigError` for what cannot be used."""
+    """Connect to the control plane of the settings; raises `ConfigError` for settings that cannot be used."""
     assert settings.control_plane_key_path is not None  # the settings see to it
     connection = ControlPlaneConnection(
         settings.control_plane,
@@ -45,7 +45,7 @@ def connect(settings: Settings, stack: ExitStack) -> ControlPlaneConnection:
 
 
 def remote_startup_policy(settings: Settings, connection: ControlPlaneConnection, clock: Clock) -> StartupPolicy:
-    """The policy to start with; from the control plane's release where the settings say so (rule 2)."""
+    """Return the policy to start with; from the control plane's release where the settings say so (rule 2)."""
     if settings.policy_release == CONTROL_PLANE:
         mark = settings.policy_mark_path
         wait = min(_WAIT_SECONDS_MAX, settings.policy_lease_seconds // 6)
@@ -60,7 +60,7 @@ def remote_startup_policy(settings: Settings, connection: ControlPlaneConnection
 def open_remote_ledger(
     settings: Settings, connection: ControlPlaneConnection, clock: Clock, *, may_be_away: bool | None = None
 ) -> RemoteLedger:
-    """The ledger behind the control plane; raises `ConfigError` with the reason (rule 1).
+    """Open the ledger behind the control plane; raises `ConfigError` with the reason (rule 1).
 
     `may_be_away`: whether it opens while the control plane is away; None: where the policy is signed, as for a worker.
     """
@@ -88,7 +88,7 @@ def open_remote_ledger(
 def open_inbox(
     settings: Settings, connection: ControlPlaneConnection, offset_us: int, clock: Clock, lease_seconds: float
 ) -> RemoteInbox:
-    """The worker's inbox; restrictions that it heard are kept beside what it has yet to tell."""
+    """Open the worker's inbox; restrictions that it heard are kept in a file beside the spill."""
     kept = _spill(settings) / "restrictions.json"
     return RemoteInbox(connection, offset_us, kept, clock=clock, lease_seconds=lease_seconds)
 
@@ -109,7 +109,7 @@ def _spill(settings: Settings) -> Path:
 
 
 def read_verifier_keys(path: Path) -> tuple[VerifierKey, ...]:
-    """The public keys in a file, a line for each; raises `ConfigError`."""
+    """Read the public keys in a file, one a line; raises `ConfigError`."""
     try:
         lines = read_words(path).split()
         keys = tuple(map(parse_vkey, lines))

@@ -1,4 +1,4 @@
-"""Erasures that a worker's own engine began, until the control plane has put their requests on record.
+"""Erasures that a worker's own engine began, kept until the control plane has them on record.
 
 1. A request is kept in a file before a leaf about it is spilled, and handed in before a leaf about it is.
 2. The control plane writes the leaf, and names this worker as its actor. A request that it refuses is dropped and
@@ -33,7 +33,7 @@ class OwnErasure(NamedTuple):
 
 
 class OwnErasures:
-    """The requests that are not on record yet; thread-safe."""
+    """The requests that are not yet on record; thread-safe."""
 
     def __init__(self, path: Path) -> None:
         """Those in the file are taken up again; raises `ConfigError` where it cannot be read."""
@@ -54,14 +54,14 @@ class OwnErasures:
         self._kept = frozenset(self._waiting)
 
     def add(self, requested: ErasureRequested, offset_us: int) -> None:
-        """Take a request in; on the thread that owns the engine's state, so nothing is written yet."""
+        """Queue a request. Runs on the engine's owning thread, so it writes no file."""
         selector = selector_of(requested.tenant, requested.subject, requested.session, requested.detail)
         made = OwnErasure(requested.erasure, selector.text(), requested.deadline_us + offset_us)
         with self._lock:
             self._waiting[made.erasure] = made
 
     def keep(self) -> None:
-        """Have what waits in the file (rule 1)."""
+        """Write the queued requests to the file (rule 1)."""
         with self._lock:
             waiting = list(self._waiting.values())
             if frozenset(self._waiting) == self._kept:
@@ -70,7 +70,7 @@ class OwnErasures:
             self._kept = frozenset(self._waiting)
 
     def hand_in(self, connection: ControlPlaneConnection) -> None:
-        """Ask the control plane to put on record what waits; raises `ServiceError` where it cannot now."""
+        """Ask the control plane to record the queued requests; raises `ServiceError` where it cannot now."""
         if not self._waiting:
             return
         with self._handing_in:

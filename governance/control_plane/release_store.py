@@ -1,4 +1,4 @@
-"""A release of policies behind the control plane, as the store that desks and workers read.
+"""A policy release behind the control plane, as a store for desks and workers.
 
 1. What is read is verified by its reader: the control plane could withhold steps, never invent or reorder one.
 2. Steps are asked for from the last one known on. Where the control plane has fewer, all are read anew, so that the
@@ -28,7 +28,7 @@ _OPERATIONS = {
 
 
 class WorkerReleaseStore:
-    """The release as a worker reads it; it takes no step."""
+    """The release as a worker reads it, without taking steps."""
 
     def __init__(
         self, connection: ControlPlaneConnection, *, kept_path: Path | None = None, wait_seconds: int = 0
@@ -42,7 +42,7 @@ class WorkerReleaseStore:
         self.heard = False  # the control plane has answered this process
 
     def read(self, after: int = 0) -> list[bytes]:
-        """Every record beyond number `after`; raises `ReleaseError` where the control plane cannot be asked."""
+        """Return every record beyond number `after`; raises `ReleaseError` where the control plane does not answer."""
         try:
             self._take_in()
         except ServiceError as error:
@@ -53,21 +53,21 @@ class WorkerReleaseStore:
         return self._records[after:]
 
     def append(self, number: int, data: bytes) -> None:
-        """A worker takes no step of a release."""
+        """Refuse: a worker takes no step of a release."""
         raise ReleaseError("a worker takes no step of a release")
 
     def _take_in(self) -> None:
         while True:
             wait = self._wait_seconds if self.heard else 0
-            found = self._connection.get("/v1/worker/policy/records", after=len(self._records), wait=wait or None)
+            page = self._connection.get("/v1/worker/policy/records", after=len(self._records), wait=wait or None)
             self.heard = True
-            if found["total"] < len(self._records):
+            if page["total"] < len(self._records):
                 self._records.clear()
                 continue
-            self._records += [item.encode() for item in found["items"]]
-            if len(self._records) == found["total"]:
+            self._records += [item.encode() for item in page["items"]]
+            if len(self._records) == page["total"]:
                 return
-            if not found["items"]:
+            if not page["items"]:
                 raise ReleaseError("the control plane withholds steps of the release")
 
     def _take_kept(self) -> bool:
@@ -93,29 +93,29 @@ class WorkerReleaseStore:
 
 
 class WorkflowReleaseStore:
-    """The release as a person's desk reads it and adds to it, over the API; signing stays with the desk."""
+    """The release as a person's desk reads and extends it over the API; the desk signs."""
 
     def __init__(self, connection: ControlPlaneConnection) -> None:
         self._connection = connection
         self._seen = ""
 
     def read(self, after: int = 0) -> list[bytes]:
-        """Every record beyond number `after`, and the release's `ETag` for the step that builds on them."""
+        """Return every record beyond number `after`; keeps the release's `ETag` for the step that builds on them."""
         try:
             self._seen = self._connection.request("GET", "/v1/policies/release").headers["etag"]
-            found: list[bytes] = []
+            records: list[bytes] = []
             cursor = None
             while True:
                 page = self._connection.get("/v1/policies/records", cursor=cursor, limit=1000)
-                found += [item.encode() for item in page["items"]]
+                records += [item.encode() for item in page["items"]]
                 cursor = page["next"]
                 if cursor is None:
-                    return found[after:]
+                    return records[after:]
         except ServiceError as error:
             raise ReleaseError(error.message) from None
 
     def append(self, number: int, data: bytes) -> None:
-        """Send a signed step to the operation that it belongs to; the service checks it again."""
+        """Send a signed step to its operation; the service checks it again."""
         record = read_record(data)
         verb = _OPERATIONS[record.action]
         headers: dict[str, str] = {}

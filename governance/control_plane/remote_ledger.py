@@ -81,12 +81,12 @@ class ControlPlaneSink:
         self._unlinkings = self._forgotten = 0  # subjects unlinked: heard of, and dealt with (rule 3)
 
     def register(self, life: Life) -> None:
-        """Put this process on record; its dead predecessors' custody is closed by the control plane."""
+        """Put this process on record; the control plane closes its dead predecessors' custody."""
         self._put_on_record(life.incarnation, life.offset_us, utc_us=self._clock.utc_us())
         self._life = life
 
     def prepare(self, events: Sequence[Event], *, reachable: bool, spilled: bool) -> None:
-        """Forget whom nobody is behind any more (rule 3), and have rows for those whom erasures are about.
+        """Forget pseudonyms that belong to nobody (rule 3), and add rows for the subjects of erasures.
 
         Names that are only in the spill are not known there yet: nothing is asked before they are.
         """
@@ -97,13 +97,13 @@ class ControlPlaneSink:
         self.directory.list_erased(events)
 
     def commit(self, names: Sequence[Row], batch: LeafBatch, *, again: bool = False) -> int:
-        """One request."""
+        """Send a batch in one request."""
         added = self._put(batch.incarnations[0], batch.sequences[0], names, batch.data)
         self.kept.keep(names, batch.data)
         return added
 
     def replay(self, names: Sequence[Row], data: Sequence[bytes]) -> int:
-        """One request, behind the registration of the process that wrote the leaves."""
+        """Send a batch in one request, after registering the process that wrote the leaves."""
         try:
             first = orjson.loads(data[0])
             incarnation, sequence = str(first["incarnation"]), int(first["sequence"])
@@ -115,15 +115,15 @@ class ControlPlaneSink:
         return self._put(incarnation, sequence, names, data)
 
     def lost(self, cause: str) -> None:
-        """An operator may want to know."""
+        """Log the lost connection for the operator."""
         _log.warning("control plane takes no batches", reason=cause)
 
     def lost_leaves(self) -> str:
-        """Rule 5."""
+        """Return the leaves that the control plane lost (rule 5)."""
         return self._lost
 
     def rewind(self) -> None:
-        """Everything that was kept is spill again; nobody is on record before its predecessors' leaves are."""
+        """Turn everything kept back into spill; no process registers before its predecessors' leaves are in."""
         self.kept.rewind()
         self._registered.clear()
         self._life, self._lost = None, ""
@@ -140,19 +140,19 @@ class ControlPlaneSink:
         self.own_erasures.hand_in(self._connection)
         segments = self.kept.closed()
         runs = [run for segment in segments for run in segment.runs]
-        found: list[dict[str, Any]] = []
+        covered_runs: list[dict[str, Any]] = []
         for start in range(0, max(1, len(runs)), KEPT_RUNS_MAX):
             answer = self._ask_kept(life, runs[start : start + KEPT_RUNS_MAX])
             if answer is None:
                 self._lost = "the ledger does not know this process any more"
                 return
-            found += answer["runs"]
+            covered_runs += answer["runs"]
             self._lost = self._lost or self._went_back(answer)
-        if any(one["leaves"] < run.leaves for one, run in zip(found, runs, strict=True)):
+        if any(one["leaves"] < run.leaves for one, run in zip(covered_runs, runs, strict=True)):
             self._lost = self._lost or "the ledger lost leaves that it had acknowledged"
         if self._lost or self.unverified:
             return
-        told = iter(found)
+        told = iter(covered_runs)
         for segment in segments:
             covered = [bool(next(told)["covered"]) for _ in segment.runs]
             if all(covered):

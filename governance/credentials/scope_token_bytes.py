@@ -77,8 +77,8 @@ def read_identity(flags: int, record: bytes) -> tuple[Principal, Hints]:
         return found
 
     issuer, tenant = text(), text()
-    found = {name: text() if flags & bit else None for name, bit in _FLAGS.items()}
-    subject, session = found["subject"], found["session"]
+    texts = {name: text() if flags & bit else None for name, bit in _FLAGS.items()}
+    subject, session = texts["subject"], texts["session"]
     principal = Principal(
         issuer=issuer,
         tenant=TenantId(tenant),
@@ -86,12 +86,12 @@ def read_identity(flags: int, record: bytes) -> tuple[Principal, Hints]:
         session=None if session is None else SessionId(session),
         subject_asserted=bool(flags & _SUBJECT_ASSERTED),
         session_asserted=bool(flags & _SESSION_ASSERTED),
-        classification=found["classification"],
-        route=found["route"],
+        classification=texts["classification"],
+        route=texts["route"],
     )
     salt = encoded(record[at:]) if flags & SALTED else None
     assert len(record) - at == (SALT_DIGEST_BYTES if flags & SALTED else 0)
-    return principal, Hints(found["hint"], salt)
+    return principal, Hints(texts["hint"], salt)
 
 
 def write_epochs(epochs: Epochs) -> bytes:

@@ -24,7 +24,7 @@ from kvcustody.governance.keys.root_key_wrapping import read_root_key
 
 
 def open_scope_key(path: Path) -> KeyBuffer:
-    """The secret in `path`, made first if nothing is there; the caller wipes it. Raises `KeyringError`."""
+    """Open the secret in `path`, and create it first if it is missing; the caller wipes it. Raises `KeyringError`."""
     try:
         if not os.path.lexists(path):
             _create(path)

@@ -17,13 +17,13 @@ from kvcustody.governance.credentials.scope_token_secret import open_scope_key
 
 
 class ServiceSecret:
-    """Derived keys by purpose."""
+    """Keys derived by purpose."""
 
     def __init__(self, root: bytes) -> None:
         self._root = root
 
     def key(self, purpose: str) -> bytes:
-        """32 bytes for one purpose."""
+        """Return 32 bytes for one purpose."""
         info = b"kvcustody/service/" + purpose.encode()
         return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(self._root)
 
@@ -32,13 +32,13 @@ class ServiceSecret:
 
 
 def open_secret(path: Path) -> ServiceSecret:
-    """The secret in `path`, made first if nothing is there; raises `KeyringError`."""
+    """Open the secret in `path`, and create it first if it is missing; raises `KeyringError`."""
     with open_scope_key(path) as buffer:
         return ServiceSecret(bytes(buffer.view()))
 
 
 def keyed_digest(key: bytes, *parts: bytes) -> str:
-    """A 64-digit digest of parts, each framed by its length."""
+    """Return a digest of 64 hexadecimal digits over parts, each framed by its length."""
     made = hashlib.blake2b(digest_size=32, key=key)
     for part in parts:
         made.update(len(part).to_bytes(8, "little"))

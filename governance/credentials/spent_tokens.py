@@ -1,4 +1,4 @@
-"""What was spent of single- and few-use tokens, remembered until each expires, in bounded memory.
+"""Uses of single- and few-use tokens, remembered until each expires, in bounded memory.
 
 - A tag is counted down from the uses of its first sight and never forgotten before it expires.
 - Memory is bounded, for all and for each owner. When it is full nothing live is dropped to make room: the new
@@ -13,7 +13,7 @@ from typing import Literal
 
 
 class SpentTokens:
-    """Uses left by tag; owners are bounded apart. Not thread-safe: its owner holds a lock."""
+    """Remaining uses by tag; each owner has its own bound. Not thread-safe: its owner holds a lock."""
 
     def __init__(self, most: int, most_per_owner: int) -> None:
         self._most = most
@@ -29,7 +29,7 @@ class SpentTokens:
     def spend(
         self, tag: bytes, uses: int, owner: Hashable, expires_ms: int, now_ms: int, *, count: int = 1
     ) -> int | Literal["replayed", "memory-full"]:
-        """Uses left after `count` more, or why they are not there: then none is taken.
+        """Take `count` uses and return those left, or return why they are not available and take none.
 
         `now_ms` never steps back; `expires_ms` is after it.
         """

@@ -36,7 +36,7 @@ class VerificationKey(NamedTuple):
 
 
 class IssuerKeys(NamedTuple):
-    """The keys of a set that verify tokens, and a line for each that was left out (rules 1 and 3)."""
+    """The keys of a set that verify tokens, and a line for each key that was left out (rules 1 and 3)."""
 
     keys: tuple[VerificationKey, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class _LeftOutError(Exception):
 
 
 def read_verification_keys(path: Path) -> IssuerKeys:
-    """The public keys in a file; `ConfigError` where it cannot be read or holds none."""
+    """Read the public keys in a file; raises `ConfigError` where it is unreadable or holds none."""
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
@@ -59,7 +59,7 @@ def read_verification_keys(path: Path) -> IssuerKeys:
 
 
 def parse_verification_keys(content: bytes, place: str) -> IssuerKeys:
-    """The public keys in a JWKS (RFC 7517) or a PEM; `place` is what errors name."""
+    """Parse the public keys in a JWKS (RFC 7517) or a PEM; errors name `place`."""
     content = content.removeprefix(codecs.BOM_UTF8)
     try:
         if content.lstrip().startswith(b"{"):

@@ -21,7 +21,7 @@ _LOG = get_logger("kvcustody.identity")
 
 
 class WatchedFile(Generic[Content]):
-    """What `read` makes of a file, read again when the file changes. Raises what `read` raises on the first read."""
+    """The parsed content of a file, parsed again when the file changes. The first read raises what `read` raises."""
 
     def __init__(self, path: Path, read: Callable[[Path], Content], clock: Clock) -> None:
         self._path = path
@@ -33,7 +33,7 @@ class WatchedFile(Generic[Content]):
         self._looked_us = clock.now_us()
 
     def content(self) -> Content:
-        """What the file says now; `IdentityError` while it cannot be read."""
+        """The file's present content; raises `IdentityError` while it cannot be read."""
         if self._clock.now_us() - self._looked_us >= MICROSECONDS:
             with self._lock:
                 self._look()

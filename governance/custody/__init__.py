@@ -1,1 +1,1 @@
-"""The custody core: what ends, limits and compares what is held, over whichever pool holds it."""
+"""The custody core: it ends, limits and compares custody over any pool."""

@@ -1,4 +1,4 @@
-"""What custody asks of a pool: `Books` limits and ends what is held, and their `Census` reads it.
+"""What custody needs from a pool: `Books` limit and end custody, and their `Census` reads it.
 
 Block managers of our own (`governor.pool_books`) and an engine's pool (`external.engine_books`) fulfil it. What only
 one of the two has, as a tree, a fork or the engine's own books, stays behind these methods.
@@ -23,32 +23,32 @@ Covers = Callable[[Domain], bool]
 
 
 class CopyTiers:
-    """The tiers off the device that hold copies of a pool's blocks: none, where a subclass does not say more."""
+    """Tiers off the device that hold copies of a pool's blocks. The base class has none."""
 
     def counts(self) -> tuple[TierCounts, ...]:
-        """Their own counters, for conservation."""
+        """Return the tiers' own counters, for conservation."""
         return ()
 
     def figures(self) -> dict[str, float]:
-        """What they did and hold, by the keys of `metrics.MEASURES`."""
+        """Return the tiers' activity and contents, by the keys of `metrics.MEASURES`."""
         return {}
 
     def leaves(self) -> list[Event]:
-        """What became of copies since the last call, where it is not told otherwise."""
+        """Return the events of copies since the last call that no other call reports."""
         return []
 
     def narrow(self) -> None:
-        """Policy or keys have changed: end the copies that no tier may keep any more, now or with the next step."""
+        """End copies that the changed policy or keys no longer permit, now or with the next step."""
 
     def forget_tenant(self, tenant: str) -> None:
-        """An unlisted tenant has left: end its copies."""
+        """End the copies of an unlisted tenant that has left."""
 
     def close(self) -> None:
-        """End what does not outlive the process, and let the stores go."""
+        """End copies that must not outlive the process, and close the stores."""
 
 
 class PoolFigures(NamedTuple):
-    """Counters of the pools of one process. Blocks are by tenant; `charged` has who has no identity too."""
+    """Counters of the pools of one process, by tenant; `charged` also covers anonymous requests."""
 
     pools: tuple[PoolStats, ...]
     running: int
@@ -63,29 +63,31 @@ class Books(Protocol):
 
     @property
     def copies(self) -> CopyTiers:
-        """Its tiers."""
+        """The tiers of the pool."""
 
     @property
     def pools(self) -> Sequence[LimitedPool]:
-        """The pools whose domains a revision binds."""
+        """The pools whose domains a revision limits."""
 
     def limit(self, table: DecisionTable) -> None:
-        """Apply a revision's quotas, and what it asks of memory."""
+        """Apply a revision's quotas and memory limits."""
 
     def close(self, covers: Covers, now_us: int) -> None:
-        """End what nobody uses of these domains; requests that run in them go on and leave nothing."""
+        """End unused custody of these domains; running requests in them go on and leave nothing."""
 
     def erase(self, selector: Selector, before_us: int, now_us: int, *, finish: bool) -> ErasureEffect:
-        """End what the selector covers and began before; running requests end now, or are marked with `finish`."""
+        """End the custody that the selector covers and that began before; running requests end now, or are marked with
+        `finish`.
+        """
 
     def census(self) -> Census:
-        """A reading of the books, for scan, check and conservation: it may cost as much as the pool has blocks."""
+        """Read the books for scan, check and conservation; the cost may grow with the pool's blocks."""
 
     def take_events(self, now_us: int) -> list[Event]:
-        """What happened in pools and tiers since the last call, releases before the ends that they explain."""
+        """Return the events of pools and tiers since the last call, releases before the ends that they explain."""
 
     def figures(self, now_us: int) -> PoolFigures:
-        """The counters, for metrics."""
+        """Return the counters, for metrics."""
 
     def teardown(self, now_us: int) -> None:
         """End every request and all custody."""

@@ -1,4 +1,4 @@
-"""One process's custody: the acts that change what holds, and those that end, compare and account for what is held.
+"""The custody of one process: acts that change the limits of custody, and acts that end, compare and account for it.
 
 `Governor` adds requests over pools that are ours, `EnginePort` those of an engine that allocates by itself. What either
 pool does of an act is behind `Books`.
@@ -73,13 +73,13 @@ _log = get_logger(__name__)
 
 
 class PolicyForecast(Protocol):
-    """What enforcing would have made of monitored requests."""
+    """A forecast of what enforcing the policy would do to monitored requests."""
 
     def forget(self, covers: Covers, now_us: int) -> None:
-        """What ends in these domains would have ended there too."""
+        """Forget what ends in these domains."""
 
     def close(self) -> None:
-        """Record who still waits as far as it is known."""
+        """Record the outcome, as far as it is known, of requests that still wait."""
 
 
 class Custody(Authority[PoolT_co]):
@@ -121,7 +121,7 @@ class Custody(Authority[PoolT_co]):
     # -- activate -----------------------------------------------------------------------------------------------------
 
     def activate(self, table: DecisionTable, *, actor: str, expires_utc_us: int | None = None) -> None:
-        """Make `table` the active revision: what it narrows at once, what it widens once it is recorded.
+        """Make `table` the active revision. It narrows at once, and widens when the revision is on record.
 
         Revisions only rise; one that is staged may be staged further, or made whole. From `expires_utc_us` on, nothing
         is reused. Raises `LedgerUnavailable` where it cannot be recorded; the narrowing then stays.
@@ -192,7 +192,7 @@ class Custody(Authority[PoolT_co]):
     # -- revoke and restrict ------------------------------------------------------------------------------------------
 
     def revoke(self, ids: Iterable[str], *, actor: str) -> None:
-        """Take grants, segments or sharing groups back for good: nothing attaches through them from now on.
+        """Withdraw grants, segments or sharing groups permanently: no request reuses through them from now on.
 
         A narrowing act: it holds at once and is recorded after, whatever state the ledger is in.
         """
@@ -209,7 +209,7 @@ class Custody(Authority[PoolT_co]):
         _log.warning("revoked", ids=sorted(fresh), revision=self.table.revision)
 
     def restrict(self, ordered: RestrictedSubjects) -> None:
-        """Use nothing of these subjects from now on, and of all others as before; nothing where that is so already.
+        """Stop using exactly these subjects' blocks from now on; no change where that is so already.
 
         It holds at once, for what waits too, and is recorded after. What runs goes on, and what it leaves is withheld.
         """
@@ -233,7 +233,7 @@ class Custody(Authority[PoolT_co]):
     # -- enforce ------------------------------------------------------------------------------------------------------
 
     def order_enforcement(self, ordered: Enforcement) -> None:
-        """Follow an order, or enforce where it is not followed here; nothing happens where that is so already.
+        """Follow an order, or enforce where orders are not followed here; no change where that is so already.
 
         What is enforced from now on is at once, and on record after; raises `LedgerUnavailable` where monitoring
         somebody anew cannot be recorded: nobody is monitored anew then.
@@ -304,14 +304,16 @@ class Custody(Authority[PoolT_co]):
     # -- keys ---------------------------------------------------------------------------------------------------------
 
     def reload_keys(self) -> None:
-        """After a rotation or destruction in the keyring: forget every primed state; old blocks end with the sweeps."""
+        """Forget every primed key state after a rotation or destruction; the sweeps end old blocks."""
         self._book.drop()
         self._forget_lookups()
         self._bind(self.table, self._clock.now_us())
         self._books.copies.narrow()
 
     def follow_keys(self, orders: Iterable[OrderedKeys]) -> int:
-        """Rotate and destroy keys as ordered; on record at latest before the owner's next request. How many epochs."""
+        """Rotate and destroy keys as ordered, on record before the owner's next request. Returns the number of
+        epochs.
+        """
         changes, orders = self._keyring.changes, tuple(orders)
         done = apply_key_orders(self._keyring, orders, self._names.named)
         if done or self._keyring.changes != changes:
@@ -337,7 +339,7 @@ class Custody(Authority[PoolT_co]):
     # -- erase --------------------------------------------------------------------------------------------------------
 
     def erase(self, selector: Selector, **order: Any) -> ErasureResult:
-        """End all custody of a selector now, by the policy's way with running requests; `step` completes it.
+        """End all custody of a selector now, with running requests treated as the policy says; `step` completes it.
 
         `order`: what `ErasureRunner.begin` takes besides. Raises `ConfigError` for a malformed selector and what a
         case restricts.
@@ -361,11 +363,11 @@ class Custody(Authority[PoolT_co]):
     # -- scan and check -----------------------------------------------------------------------------------------------
 
     def scan(self) -> list[Finding]:
-        """Every disagreement of pools, requests, holds, queues and tiers, and of an engine's own books."""
+        """Find every disagreement of pools, requests, holds, queues, tiers and an engine's own books."""
         return self._orphans.scan()
 
     def scan_and_recover(self, ledger: LedgerJoin | None = None, *, mode: str = "full") -> Scanned:
-        """Scan, repair every finding, and put both on record. With `ledger`, that one is joined too.
+        """Scan, repair every finding, and record both. With `ledger`, the scan covers the ledger too.
 
         An engine is told what it must forget, abort or withhold; its own books stay its own.
         """
@@ -376,18 +378,18 @@ class Custody(Authority[PoolT_co]):
         return scanned
 
     def check(self) -> list[str]:
-        """Recompute every invariant from scratch; an empty list when all hold."""
+        """Recompute every invariant from scratch; returns an empty list when all hold."""
         return self._books.census().problems()
 
     def counts(self) -> PoolCounts:
-        """The pools' own counters for conservation, after everything that happened has been handed to the ledger."""
+        """Return the pools' own counters for conservation, after every event has gone to the ledger."""
         self._drain(self._clock.now_us())
         return self._books.census().counts()._replace(tiers=self._books.copies.counts())
 
     # -- account for --------------------------------------------------------------------------------------------------
 
     def count(self) -> None:
-        """Take the counters now, for `counted`; on the owning thread. From then on they are kept."""
+        """Read the counters now for `counted`, on the owning thread, and keep them from then on."""
         self.counted = Counted(self.stats(), time.monotonic())
 
     def stats(self) -> Stats:

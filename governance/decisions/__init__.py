@@ -1,1 +1,1 @@
-"""Who may read and write what: plans, the decision behind each reuse, and what a new policy revision changes."""
+"""Decisions: plans, the decision behind each reuse, and the changes of a new policy revision."""

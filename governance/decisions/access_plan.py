@@ -1,4 +1,4 @@
-"""From identity and policy to what one request may read and write: its plan.
+"""A request's plan: what it may read and write, from identity and policy.
 
 A plan is made once per (principal, model, route, hint, salt) and policy revision, and kept in a bounded cache; what
 may change with time is decided again at every request.
@@ -8,7 +8,7 @@ may change with time is decided again at every request.
 - A tenant that invents principals, salts or epochs evicts its own plans, nobody else's.
 - Under a revision, a grant or segment serves a reader only after its first use is durable in the ledger (class A).
 - The own domain of a request through a door is that of the erase epochs in its token (`edge.worker_epochs`).
-- A plan that has left the book holds no primed state, whoever still refers to it (docs/operate/keys.md).
+- A plan that has left the book holds no primed state, whoever still refers to it (docs/concepts/keys.md).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ LEVELS = {ScopeKind.SESSION: Scope.SESSION, ScopeKind.SUBJECT: Scope.SUBJECT, Sc
 
 
 class DomainPool(Protocol):
-    """What makes the domains of plans, and what they are interned by: a `BlockManager` or a `ExternalPool`."""
+    """The maker of plans' domains, which are interned by it: a `BlockManager` or an `ExternalPool`."""
 
     def domain(self, owner: Account, **facts: Unpack[DomainFacts]) -> Domain:
         """A new domain charged to `owner`."""
@@ -71,7 +71,7 @@ PoolT_co = TypeVar("PoolT_co", bound=DomainPool, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class DomainLabel(OwnerData):
-    """What the governor hangs on an allocator domain: names for the ledger, never keys."""
+    """The governance's label of an allocator domain: names for the ledger, never keys."""
 
     tenant: str
     classification: str
@@ -85,7 +85,7 @@ class DomainLabel(OwnerData):
 
 
 def owed_by(table: DecisionTable, tenant: str, level: int) -> Obligations:
-    """A tenant's obligations for a domain; where publishing or retaining is not permitted, blocks are never CACHED.
+    """A tenant's obligations for a domain; without permission to publish or retain, blocks are never CACHED.
 
     The same for every reader, so that a domain's limits do not depend on who came first.
     """
@@ -97,7 +97,7 @@ def owed_by(table: DecisionTable, tenant: str, level: int) -> Obligations:
 
 
 class AdmissionFacts(NamedTuple):
-    """Whom a plan's residencies are on record for: the same in every leaf that opens one."""
+    """The requester of a plan's residencies, equal in every leaf that opens one."""
 
     tenant: str
     subject: str | None
@@ -108,18 +108,18 @@ class AdmissionFacts(NamedTuple):
 
 
 def label_of(domain: Domain) -> DomainLabel:
-    """The label that the governance gave a domain."""
+    """Return the governance's label of a domain."""
     assert isinstance(domain.label, DomainLabel)
     return domain.label
 
 
 def is_withheld(label: DomainLabel, restricted: RestrictedSubjects) -> bool:
-    """Whether a restriction withholds what is in a domain."""
+    """Whether a restriction withholds a domain's blocks."""
     return restricted.withholds(label.tenant, label.spec, is_monitored=label.is_monitored)
 
 
 class OpenedDomain(NamedTuple):
-    """A grant or segment that the policy lists for the reader; decided again at each use."""
+    """A grant or segment that the policy lists for the reader; each use is decided again."""
 
     id: str
     owner: str
@@ -128,12 +128,12 @@ class OpenedDomain(NamedTuple):
 
 
 def is_revoked(source: str, revoked: Collection[str]) -> bool:
-    """Whether a grant or segment is among revoked ids, by its own name or by its sharing group's."""
+    """Whether a grant or segment is revoked, by its own id or its sharing group's."""
     return source in revoked or source.partition("~")[0] in revoked
 
 
 class Plan(OwnerData, Generic[PoolT_co]):
-    """One reader's standing under one revision."""
+    """One reader's permissions under one revision."""
 
     __slots__ = (
         "account",
@@ -202,11 +202,11 @@ class Plan(OwnerData, Generic[PoolT_co]):
 
     @property
     def has_keys(self) -> bool:
-        """Something may be looked up under it."""
+        """Whether the plan has keys to look anything up."""
         return self.own.state is not None or self.matcher is not None
 
     def forget_keys(self) -> None:
-        """Drop every primed state. What a residency keeps of a plan names its holder and keys nothing."""
+        """Drop every primed key state. What a residency keeps of a plan names its holder but derives no key."""
         self.own = Chain(self.own.domain, None)
         self.own_plan = ReadPlan(self.own)
         self.grants = ()
@@ -219,7 +219,7 @@ AnyPlan = Plan[DomainPool]
 
 
 def plan_of(residency: Residency) -> AnyPlan:
-    """The plan under which a residency of an identified requester began."""
+    """Return the plan of an identified requester's residency."""
     assert isinstance(residency.facts, Plan)
     return residency.facts
 
@@ -236,12 +236,12 @@ A plain tuple: one is made for every request, and a named one costs several time
 
 
 def plan_key(principal: Principal, model: ModelIdentity, route: str | None, hints: Hints) -> PlanKey:
-    """What decides the plan of a request."""
+    """Return the facts that decide a request's plan."""
     return (principal, model.digest, route or principal.route, hints.classification, hints.salt, hints.epochs)
 
 
 class PlanCache(Generic[PoolT_co]):
-    """Plans under one policy revision. Domains outlive it: they are interned by what they are, weakly."""
+    """Plans under one policy revision. Domains outlive it: they are interned weakly by their spec."""
 
     def __init__(
         self,
@@ -273,7 +273,7 @@ class PlanCache(Generic[PoolT_co]):
     def priorities(
         self, plan: AnyPlan, segment: Chain | None, kinds: tuple[KindRange, ...]
     ) -> tuple[BlockPriority, ...]:
-        """Those of one request's blocks, which begins with `segment` and came with these kinds of content."""
+        """Return the eviction priorities of one request's blocks, by its `segment` and its kinds of content."""
         eviction = self.table.policy.eviction
         if not eviction.kinds or not (kinds or plan.contents):
             return plan.priorities
@@ -281,14 +281,16 @@ class PlanCache(Generic[PoolT_co]):
         return block_priorities(eviction, self._block_tokens, rule, kinds)
 
     def known(self, key: PlanKey, now_utc_us: int) -> Plan[PoolT_co] | None:
-        """The reader's plan where it was made before and holds still: nothing is waited for."""
+        """Return the reader's cached plan if it is still valid; never waits."""
         if self._key_changes != self._keyring.changes:
             self.drop()  # a rotation or destruction: every plan holds primed states
         plan = self._by_key.get(key)
         return plan if plan is not None and now_utc_us < plan.valid_until_utc_us else None
 
     def plan(self, key: PlanKey, now_utc_us: int) -> Plan[PoolT_co] | None:
-        """The reader's plan, or None where the policy admits no such tenant. Waits for the ledger where it is new."""
+        """Return the reader's plan, or None where the policy admits no such tenant. Waits for the ledger where it is
+        new.
+        """
         plan = self.known(key, now_utc_us)
         if plan is not None:
             return plan
@@ -298,7 +300,7 @@ class PlanCache(Generic[PoolT_co]):
         return plan
 
     def drop(self) -> None:
-        """Forget every plan and its primed states, as a key rotation or destruction demands."""
+        """Forget every plan and its primed key states, as a key rotation or destruction demands."""
         for plan in self._by_key.values():
             plan.forget_keys()
         self._plans.clear()
@@ -312,14 +314,14 @@ class PlanCache(Generic[PoolT_co]):
             del self._by_key[key]
 
     def forget_closed(self) -> None:
-        """Forget plans that open a closed domain, as after an erasure: the next request gets a fresh one."""
+        """Forget plans with a closed domain, as after an erasure: the next request gets a new one."""
         for key, plan in list(self._by_key.items()):
             chains = (plan.own, *(opened.chain for opened in (*plan.grants, *plan.segments.values())))
             if not all(chain.domain.is_open for chain in chains):
                 self._forget(key, plan)
 
     def forget_raised(self, raised: frozenset[bytes] | None) -> None:
-        """Forget the plans that stand on a scope with one of these tags; None: on any."""
+        """Forget the plans with a scope of one of these tags; None: of any."""
         for key, plan in list(self._by_key.items()):
             if key[5] is not None and (raised is None or not plan.epoch_tags.isdisjoint(raised)):
                 self._forget(key, plan)

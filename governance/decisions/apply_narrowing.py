@@ -1,7 +1,8 @@
-"""A new revision binds what is cached already.
+"""Applies a new revision's limits to blocks that are cached already.
 
 - From activation on, every live domain has the limits of the active revision, whoever asks for it next, or nobody.
-- A domain that no request can reach any more is closed: it serves no attach, and what it holds lapses.
+- A domain that no request can reach any more is closed: it serves no attach, and what it holds lapses. `is_reachable`
+  asks what the domain is, not who asked for it. A domain that might be reached keeps its blocks until their deadline.
 - What became of holds goes on record by itself: the ledger's due times come from leaves alone.
 """
 
@@ -14,19 +15,21 @@ from kvcustody.allocator.pool.accounting import Account, Domain, DomainLimits
 from kvcustody.allocator.pool.residency import Residency
 from kvcustody.audit.kinds import HoldsNarrowed
 from kvcustody.errors import PolicyError
-from kvcustody.governance.decisions.access_plan import owed_by
-from kvcustody.governance.decisions.reachable_domains import is_reachable
-from kvcustody.governance.identity.domain_spec import DomainSpec, KeyOwner
+from kvcustody.governance.decisions.access_plan import LEVELS, is_revoked, owed_by
+from kvcustody.governance.decisions.staged_table import StagedTable
+from kvcustody.governance.identity.domain_spec import DomainSpec, KeyOwner, ScopeKind
+from kvcustody.policies.document.model import EVERY_TENANT, Action, Scope, Via
 from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import AccessRequest
 
 _LATEST_US = (1 << 53) - 1  # the latest instant that a leaf writes as a number
 
 
 class LimitedPool(Protocol):
-    """A pool whose domains can be given new limits. Domains are interned by its identity."""
+    """A pool whose domains can get new limits. Domains are interned by its identity."""
 
     def set_limits(self, changed: Mapping[Domain, DomainLimits], now_us: int) -> Mapping[Account, Iterable[Residency]]:
-        """Give these domains their limits; nothing moves later. Returns the holds of whom it narrows."""
+        """Set the limits of these domains; no deadline moves later. Returns the holds that were narrowed."""
 
 
 def apply_limits(
@@ -39,7 +42,7 @@ def apply_limits(
     revoked: Collection[str] = (),
     epoch_of: Callable[[KeyOwner], int | None] | None = None,
 ) -> list[HoldsNarrowed]:
-    """Give every domain, interned by spec and pool, its limits under `table`; returns what holds became of it.
+    """Set the limits of every domain under `table`; returns the changed holds.
 
     With `only_narrow` the stricter of old and new applies, field by field, and nothing is closed: for a revision that
     is not on record yet. `epoch_of` gives the key epoch in which an owner's blocks are found now.
@@ -64,7 +67,7 @@ def apply_limits(
 
 
 def remaining_holds(account: Account, holds: Iterable[Residency], revision: int, now_us: int) -> HoldsNarrowed:
-    """Every hold that a tenant has now, for the ledger: what is not among them is over."""
+    """Return every hold that a tenant has now, for the ledger; every other one has ended."""
     held = sorted((hold.id, min(hold.deadline_us, _LATEST_US)) for hold in holds)
     return HoldsNarrowed(
         now_us, account.name, revision, tuple(id_ for id_, _ in held), tuple(until for _, until in held)
@@ -90,3 +93,59 @@ def _limits(spec: DomainSpec, table: DecisionTable) -> DomainLimits | None:
         return None
     owed = owed_by(table, spec.tenant_name, level)
     return DomainLimits(owed.idle_us, owed.absolute_us, owed.scrub_within_us, owed.verify_share, owed.integrity_share)
+
+
+def is_reachable(spec: DomainSpec, table: DecisionTable, revoked: Collection[str] = ()) -> bool:
+    """Whether any reader may be led to `spec` by its own plan, a grant or a segment."""
+    if isinstance(table, StagedTable):
+        return any(is_reachable(spec, either, revoked) for either in (table.base, table.candidate))
+    if spec.tenant_name is None or table.tenant(spec.tenant_name) is None:
+        return False
+    try:
+        level = table.level(spec.classification)
+    except PolicyError:
+        return False
+    if spec.scope is ScopeKind.SEGMENT:
+        return _is_declared(spec, level, table, revoked)
+    if not _may_be_labelled(spec, table):
+        return False
+    scope = LEVELS[spec.scope]
+    if scope is Scope.TENANT and _is_granted(spec.tenant_name, level, table, revoked):
+        return True
+    return _reaches_itself(spec.tenant_name, level, scope, table)
+
+
+def _reaches_itself(tenant: str, level: int, scope: Scope, table: DecisionTable) -> bool:
+    lowest = table.classify(tenant, None, table.policy.classifications[0], None)
+    own = table.decide(AccessRequest(Action.REUSE, tenant, tenant, level, scope, Via.OWN), 0)
+    return level >= lowest and own.permitted
+
+
+def _is_granted(owner: str, level: int, table: DecisionTable, revoked: Collection[str]) -> bool:
+    policy = table.policy
+    return any(
+        grant.owner == owner
+        and level <= grant.at_most
+        and not is_revoked(grant.id, revoked)
+        and not is_revoked(grant.id, table.revoked)
+        for grant in (*policy.grants, *policy.group_grants())
+    )
+
+
+def _is_declared(spec: DomainSpec, level: int, table: DecisionTable, revoked: Collection[str]) -> bool:
+    return any(
+        (rule.id, rule.owner, rule.level) == (spec.segment, spec.tenant_name, level)
+        and not is_revoked(rule.id, revoked)
+        and rule.id not in table.revoked
+        for rule in table.policy.segments
+    )
+
+
+def _may_be_labelled(spec: DomainSpec, table: DecisionTable) -> bool:
+    """Labels add up: a request has at least those without a route, and at most those of every rule for its tenant."""
+    assert spec.tenant_name is not None
+    least = set(table.labels(spec.tenant_name, None))
+    most = least.union(
+        *(rule.labels for rule in table.policy.classify if rule.tenant in (spec.tenant_name, EVERY_TENANT))
+    )
+    return least <= set(spec.labels) <= most

@@ -1,4 +1,4 @@
-"""Who may do what in one process: plans, decisions, keys, leases and commands under the active policy revision.
+"""Decisions in one process: plans, keys, leases and commands under the active policy revision.
 
 `custody.Custody` changes what holds, over whichever pool.
 
@@ -86,7 +86,7 @@ TOO_LARGE = "too-large"  # the reason of a refusal, in figures
 
 
 class Authority(Generic[PoolT_co]):
-    """Who may do what, under the active revision. Not thread-safe, except `call`."""
+    """Decides who may do what under the active revision. Not thread-safe, except `call`."""
 
     def __init__(
         self,
@@ -142,16 +142,16 @@ class Authority(Generic[PoolT_co]):
 
     @property
     def tables(self) -> tuple[DecisionTable, DecisionTable | None]:
-        """The active revision, and one that is not on record yet: what narrows applies from both."""
+        """The active revision, and a pending one that is not yet on record: narrowing applies from both."""
         return self.table, self._reuse.coming
 
     @property
     def keyring(self) -> Keyring:
-        """Whose epochs keys come from: for what names copies by the same."""
+        """The keyring of all epochs, shared with whatever names copies."""
         return self._keyring
 
     def lease_seconds(self) -> dict[str, float]:
-        """How long what crosses scopes, and anything, may be reused without further word; below 0: it is over."""
+        """Seconds for which reuse across scopes, and any reuse, may go on without renewal; negative: it is over."""
         now_us = self._clock.now_us()
         ends = {"policy": self._lease_until_us, "custody": self.custody.until_us}
         return {name: (until_us - now_us) / MICROSECONDS for name, until_us in ends.items() if until_us < NEVER_US}
@@ -205,7 +205,7 @@ class Authority(Generic[PoolT_co]):
         return plan
 
     def knows_epochs(self, plan: Plan[PoolT_co]) -> bool:
-        """Whether door and worker still know of the same erasures, for a request that came through a door."""
+        """Whether door and worker know the same erasures, for a request that came through a door."""
         epochs = plan.key[5]
         return epochs is not None and self.epochs.agree(plan.principal, epochs)
 
@@ -225,7 +225,7 @@ class Authority(Generic[PoolT_co]):
         return counters is None or counters.requests <= 1
 
     def tenant_name(self, principal: Principal) -> TenantId:
-        """What a principal's tenant is called in policy, accounts and ledger."""
+        """Return the name of a principal's tenant in policy, accounts and ledger."""
         with suppress(LedgerUnavailable):
             self._names.met(principal)  # the first of a ledger decides whose its bare ids are
         return self._names.called(principal.issuer, principal.tenant)
@@ -237,7 +237,7 @@ class Authority(Generic[PoolT_co]):
         return counters
 
     def too_large(self, request_id: Hashable, tenant: str, needed: int, most: int) -> AdmissionRefused:
-        """The refusal, counted, of a request that could not run here even alone: what would be an OOM elsewhere."""
+        """Refuse and count a request that could not run here even alone; an engine would run out of memory."""
         counters = self._counters(tenant)
         counters.count(counters.refused, TOO_LARGE)
         return AdmissionRefused.too_large(request_id, needed, most)
@@ -322,17 +322,17 @@ class Authority(Generic[PoolT_co]):
     def plan_of(
         self, principal: Principal, model: ModelIdentity, route: str | None, hints: Hints
     ) -> Plan[PoolT_co] | None:
-        """A principal's plan as a request of it would have it now; None where it would not be admitted."""
+        """Return the plan that a principal's request would get now; None where it would not be admitted."""
         key = plan_key(principal, model, route, hints)
         plan = self._plan(key, None, self._moment())
         return plan if isinstance(plan, Plan) else None
 
     def reads_own(self, plan: AnyPlan) -> bool:
-        """Whether a request under this plan may reuse its own scope now, where nothing else is searched for it."""
+        """Whether a request under this plan may reuse its own scope now, where no other is searched."""
         return self._reuse.reads_own(plan, self._counters(plan.tenant), self._moment())[0]
 
     def may_export(self, tenant: str, classification: str) -> bool:
-        """Whether events about a tenant's blocks may be published, by the active revision; on record before the first.
+        """Whether events about a tenant's blocks may be published; the decision is on record before the first one.
 
         On the owning thread. False too where a permit cannot be recorded: it is asked for again a while later.
         """
@@ -347,7 +347,7 @@ class Authority(Generic[PoolT_co]):
             return False
 
     def authorize(self, action: Action, plan: AnyPlan | OwnData, trace: str = "") -> Decision:
-        """Decide an act beside a request's own reuse, and have it on record (`decisions.authorize`, rule 2).
+        """Decide an act other than a request's own reuse, and record it (`decisions.authorize`, rule 2).
 
         Raises `LedgerUnavailable` where a permit cannot be recorded: the act must not happen then.
         """
@@ -381,7 +381,7 @@ class Authority(Generic[PoolT_co]):
     # -- standing -----------------------------------------------------------------------------------------------------
 
     def set_store(self, *, is_there: bool) -> None:
-        """Whether copies can go to a remote store: where there is none, a later revision that needs one is reported."""
+        """Note whether a remote store is available; a later revision that needs one is reported without it."""
         self._has_store = is_there
         self._look_for_store(self.table)
 
@@ -430,19 +430,19 @@ class Authority(Generic[PoolT_co]):
         return self._reuse.take_counts(now_us) + self._watched.take_counts(now_us)
 
     def renew_lease(self, until_us: int) -> None:
-        """The control plane was heard: grants and segments may be used until `until_us`, in boot time."""
+        """Allow grants and segments until `until_us` in boot time: the control plane was heard."""
         self._lease_until_us = until_us
         self._reuse.lease_until_us = self._watched.lease_until_us = until_us
 
     def renew_custody(self, source: str, until_us: int) -> None:
-        """A source of erasures was heard: what is held may be reused until `until_us`, in boot time.
+        """Allow reuse of held blocks until `until_us` in boot time: a source of erasures was heard.
 
         Told after the erasures that it named: they take effect first.
         """
         self.custody.renew(source, until_us)
 
     def take_epochs(self, known: KnownEpochs, until_us: int) -> None:
-        """Act by these erase epochs, heard of until `until_us` in boot time; an older snapshot changes nothing.
+        """Act by these erase epochs until `until_us` in boot time; an older snapshot changes nothing.
 
         What runs goes on, and leaves what nobody finds whose scope was raised. What waits is decided anew.
         """
@@ -459,13 +459,13 @@ class Authority(Generic[PoolT_co]):
         return self._clock.now_us() + max(0, utc_us - self._clock.utc_us())
 
     def shadow(self, candidate: DecisionTable | None) -> ShadowPolicy | None:
-        """Ask `candidate` beside the active revision from now on (None: no longer); it is obeyed in nothing."""
+        """Evaluate `candidate` beside the active revision from now on (None: stop); its decisions are only recorded."""
         self._shadow = None if candidate is None else ShadowPolicy(candidate)
         self._decide_by(self.table)
         return self._shadow
 
     def end_keys_in_service(self) -> None:
-        """On any thread but the owning one: have the key service destroy the keys of destroyed epochs, on record."""
+        """Have the key service destroy the keys of destroyed epochs, on record; never on the owning thread."""
         for facts in (self._keyring.take_left_owed(), self._keyring.end_in_service()):
             by_owner: dict[KeyOwner, list[KeyFact]] = {}
             for fact in facts:

@@ -20,7 +20,7 @@ from kvcustody.policies.table.model import AccessRequest, Decision
 
 
 class OwnData(NamedTuple):
-    """What a tenant has at a classification, which an act of its own is about."""
+    """A tenant's own data at a classification, the object of an act of its own."""
 
     tenant: str
     level: int
@@ -28,14 +28,14 @@ class OwnData(NamedTuple):
 
 
 def authorize(table: DecisionTable, action: Action, tenant: str, level: int) -> Decision:
-    """Whether a tenant may do this with what is its own at a classification: the same at every instant."""
+    """Whether a tenant may do this with its own data at a classification; the answer depends on no instant."""
     return table.decide(AccessRequest(action, tenant, tenant, level, Scope.SESSION, Via.OWN), 0)
 
 
 def decision_event(
     at_us: int, action: Action, tenant: str, classification: str, decision: Decision, trace: str = ""
 ) -> DecisionRecorded:
-    """A tenant's own act, as it goes on record."""
+    """Return the event of a tenant's own act."""
     return DecisionRecorded(
         at_us,
         action=action.name.lower(),
@@ -51,7 +51,7 @@ def decision_event(
 
 
 def role_event(at_us: int, action: Action, tenant: str, roles: Iterable[str]) -> DecisionRecorded:
-    """An act of a tenant's that its people's roles decided, under no policy (revision 0): as it goes on record."""
+    """Return the event of a tenant's act that its people's roles decided, without a policy (revision 0)."""
     reasons = tuple(f"role:{role}" for role in sorted(roles))
     return DecisionRecorded(
         at_us,

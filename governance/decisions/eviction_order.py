@@ -1,4 +1,4 @@
-"""The policy document's `eviction` as what the pools order by: a policy of the allocator, and priorities of blocks."""
+"""Converts a policy document's `eviction` to the allocator's eviction policy and block priorities."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvcustody.policies.document.token_priorities import KindRange, token_priori
 
 
 def eviction_orders(eviction: Eviction) -> Callable[[], EvictionPolicy]:
-    """Makes, for each account of one pool, what orders its victims.
+    """Return a function that makes the eviction order of each account of one pool.
 
     What is learned is each account's own, unless the policy says that it is the pool's.
     """
@@ -50,7 +50,9 @@ def block_priorities(
     segment: SegmentRule | None = None,
     kinds: tuple[KindRange, ...] = (),
 ) -> tuple[BlockPriority, ...]:
-    """The priorities of a prompt's blocks; a block that two share is the earlier one's. Empty: all the default."""
+    """Return the priorities of a prompt's blocks; where two parts share a block, the earlier decides. Empty: all
+    default.
+    """
     spans = token_priorities(eviction, segment, kinds)
     if all(each.priority == DEFAULT_PRIORITY and each.for_us is None for each in spans):
         return ()

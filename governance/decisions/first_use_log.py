@@ -1,4 +1,4 @@
-"""First uses: under a revision, a grant or segment serves a reader only once the ledger says so (class A).
+"""First uses: under a revision, a grant or segment serves a reader only after the ledger has it (class A).
 
 - Until the first use is durable the granted domain is not searched: a miss, not a wait.
 - While the clock is in doubt, nothing is used for the first time: what was in use goes on.
@@ -18,7 +18,7 @@ _Key = tuple[str, str, int]
 
 
 class FirstUseLog:
-    """Which (reader, source, revision) is durable, and which recordings are under way."""
+    """The (reader, source, revision) triples that are durable, and those being recorded."""
 
     def __init__(self, ledger: Ledger, clock: DeadlineClock) -> None:
         self._ledger = ledger
@@ -34,7 +34,7 @@ class FirstUseLog:
         decision: Decision,
         trace: str = "",
     ) -> bool:
-        """Whether a permitted reuse may happen now; starts its recording where it is the first, under its trace."""
+        """Whether a permitted reuse may happen now; starts recording a first use, under its trace."""
         assert request.source is not None, "a reuse across tenants names its grant or segment"
         key = (request.reader, request.source, decision.revision)
         if key in self._durable:
@@ -69,16 +69,16 @@ class FirstUseLog:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether no use can be a first one, for it is not known when it is."""
+        """Whether the time is in doubt, so that no use can count as a first one."""
         return self._clock.in_doubt
 
     @property
     def recording(self) -> bool:
-        """False while the ledger has what happens only later."""
+        """Whether the ledger records now; False while it records only later."""
         return self._ledger.recording
 
     def forget(self) -> None:
-        """A new revision: every use is a first use again."""
+        """Start anew for a new revision: every use is a first use again."""
         self._durable.clear()
         self._pending.clear()
 

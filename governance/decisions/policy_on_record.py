@@ -1,4 +1,4 @@
-"""What a worker puts on record about the policy that it enforces, beside the activation itself.
+"""What a worker records about its policy, besides the activation.
 
 1. The document is recorded in pieces beside the activation, so that whoever reads the ledger can tell what is in effect
    where it was never released there. The activation's digest says whether it is the right one.
@@ -19,13 +19,15 @@ _IDS_AT_ONCE = 32
 
 
 def documents_on_record(table: DecisionTable, at_us: int) -> list[Event]:
-    """The pieces of the document behind a table, and of both where one is staged; none where it has none."""
+    """Return the pieces of the document behind a table, and of both documents where one is staged; none without a
+    document.
+    """
     tables = (table.base, table) if isinstance(table, StagedTable) else (table,)
     return [event for one in tables for event in _pieces(one, at_us)]
 
 
 def revoked_on_record(ids: frozenset[str], revision: int, at_us: int, actor: str) -> list[Event]:
-    """What a policy begins without, on record; none where it begins with everything that it says."""
+    """Return the ids that are revoked when a policy begins; none where all of it holds."""
     listed = sorted(ids)
     parts = (listed[place : place + _IDS_AT_ONCE] for place in range(0, len(listed), _IDS_AT_ONCE))
     return [GrantsRevoked(at_us, tuple(part), revision, actor) for part in parts]

@@ -1,4 +1,4 @@
-"""Requests as the ledger recorded them, for deciding them again under another policy.
+"""Requests from the ledger, to be decided again under another policy.
 
 1. Rows are streamed in their order; nothing is read but what a decision needs, and no subject is named.
 2. A residency whose record has several parts is one request, counted once.
@@ -57,7 +57,7 @@ def recorded_denials(connection: Connection) -> Iterator[RecordedDenials]:
 
 
 def sources_in_use(connection: Connection) -> frozenset[str]:
-    """The ids of grants and segments through which blocks were reused: a permit alone reuses nothing."""
+    """The ids of grants and segments through which blocks were reused; a permit without reuse does not count."""
     counted = hit_counters.c
     query = (
         select(counted.rule).where(counted.effect == "permit", counted.blocks > 0, has_leaf(hit_counters)).distinct()

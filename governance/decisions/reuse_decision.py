@@ -44,7 +44,7 @@ UNCERTAIN, CLOSED = "clock-in-doubt", "no-longer-opened"
 
 
 class Moment(NamedTuple):
-    """When a request is decided, on both clocks, and the trace that it belongs to (empty: none)."""
+    """The time of a decision, on both clocks, and the request's trace (empty: none)."""
 
     now_us: int
     utc_us: int
@@ -100,7 +100,7 @@ class ReuseDecider:
     def read_plan(
         self, plan: AnyPlan, prompt: Prompt, counters: TenantCounters, moment: Moment
     ) -> tuple[ReadPlan, tuple[str, ...]]:
-        """What may be searched now, and the rules that permit the own scope."""
+        """Return what may be searched now, and the rules that permit the own scope."""
         permitted, reasons = self.reads_own(plan, counters, moment)
         if not permitted:
             return ReadPlan(Chain(plan.own.domain, None)), reasons
@@ -109,7 +109,7 @@ class ReuseDecider:
         return plan.own_plan, reasons
 
     def reads_own(self, plan: AnyPlan, counters: TenantCounters, moment: Moment) -> tuple[bool, tuple[str, ...]]:
-        """Whether the own scope may be searched now, and the rules that say so."""
+        """Whether the own scope may be searched now, and the rules that decide it."""
         over = self._is_over(plan, plan.tenant, counters, moment)
         if over:
             return False, (over,)
@@ -140,7 +140,7 @@ class ReuseDecider:
 
     @property
     def nothing_from_us(self) -> int:
-        """The boot time from which nothing at all is reused."""
+        """The boot time from which nothing is reused."""
         return min(self.expires_us, self.custody.until_us)
 
     def _widened(self, plan: AnyPlan, prompt: Prompt, counters: TenantCounters, moment: Moment) -> ReadPlan:
@@ -181,7 +181,7 @@ class ReuseDecider:
         return False
 
     def may_go_on(self, plan: AnyPlan, domain: Domain, counters: TenantCounters, moment: Moment) -> bool:
-        """Whether the plan's reader may attach anew what it attached of another's domain before, as a fork does."""
+        """Whether the plan's reader may attach again, as a fork does, what it attached of another's domain before."""
         if self._is_over(plan, label_of(domain).tenant, counters, moment):
             return False
         if self._restricted and self._restricted.covers(plan.tenant, plan.principal.subject):
@@ -210,13 +210,13 @@ class ReuseDecider:
         self._count(plan.tenant, owner, "deny", rule)
 
     def crossed(self, plan: AnyPlan, domain: Domain, blocks: int, tokens: int) -> None:
-        """The plan's reader attached so many blocks of this domain: another tenant's log says so, too."""
+        """Count blocks that the plan's reader attached from this domain; another owner's log gets the count too."""
         for entry in (*plan.grants, *plan.segments.values()):
             if entry.chain.domain is domain and entry.owner != plan.tenant:
                 self._count(plan.tenant, entry.owner, "permit", entry.id, blocks=blocks, tokens=tokens)
 
     def denied(self, action: Action, tenant: str, rule: str) -> None:
-        """Another act of a tenant's own was denied: counted like a denied reuse."""
+        """Count a denied act of a tenant's own, like a denied reuse."""
         effect = "would-deny" if self._monitored else "deny"
         self._count(tenant, tenant, effect, rule, action.name.lower())
 
@@ -236,7 +236,9 @@ class ReuseDecider:
         self._counted[key] = _Tally(before.requests + 1, before.blocks + blocks, before.tokens + tokens)
 
     def take_counts(self, now_us: int) -> list[Event]:
-        """Denials and crossings since the last call, counted (class C): to tell each costs time that shows."""
+        """Return denials and crossings since the last call as counts (class C); an event for each would cost
+        too much.
+        """
         if not self._counted:
             return []
         revision = self._table.revision
@@ -249,6 +251,6 @@ class ReuseDecider:
 
 
 def via_reasons(plan: AnyPlan, domain: Domain) -> tuple[str, ...]:
-    """The grant or segment through which the plan reaches `domain`."""
+    """Return the grant or segment through which the plan reaches `domain`."""
     opened = (*plan.grants, *plan.segments.values())
     return tuple(entry.id for entry in opened if entry.chain.domain is domain)

@@ -1,4 +1,4 @@
-"""Declared segments: prompt prefixes that an operator opened wider than private, recognised on the server.
+"""Declared segments: prompt prefixes that an operator opened to more than their scope, recognised on the server.
 
 - A segment is matched by a keyed digest over the token ids at the prompt's start. No caller names, hints or
   supplies one.
@@ -38,7 +38,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class DeclaredSegment(NamedTuple):
-    """What `kvcustody policy segment add` writes into a policy: `digest` as 64 hex digits, and `tokens`."""
+    """What `kvcustody policy segment add` writes into a policy: `digest` of 64 hex digits, and `tokens`."""
 
     digest: str
     tokens: int
@@ -47,7 +47,7 @@ class DeclaredSegment(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A segment rule open to a reader: its policy id, its owner, and what the policy stores of it."""
+    """A segment rule that is open to a reader: its policy id, its owner, and its stored digest."""
 
     id: str
     owner: KeyOwner
@@ -167,7 +167,7 @@ def declare(
 
 
 def covered_blocks(tokens: int, block_tokens: int) -> int:
-    """How many whole blocks a declared text of `tokens` covers."""
+    """Return the number of whole blocks that a declared text of `tokens` covers."""
     return max(0, tokens - MARGIN_TOKENS) // block_tokens
 
 

@@ -1,5 +1,4 @@
-"""A candidate policy beside the active one, in a running governor: it is asked what the active one is asked, and obeyed
-in nothing.
+"""A candidate policy in a running governor: it decides every request beside the active one, for the record only.
 
 1. The candidate's answer changes no admission, no look-up and no obligation; only the disagreements are kept.
 2. What is kept is bounded: counts by reader, owner, classification, way and source, at most `KINDS_MAX` of them; each
@@ -36,7 +35,7 @@ class Disagreement(NamedTuple):
 
 
 class ShadowReport(NamedTuple):
-    """What a shadow has seen: decisions asked of both, and where they differ, most requests first."""
+    """What a shadow has decided: decisions asked of both, and their differences, most requests first."""
 
     candidate_digest: str
     candidate_revision: int
@@ -46,7 +45,7 @@ class ShadowReport(NamedTuple):
 
 
 class ShadowPolicy:
-    """Asks the candidate what the active revision has just been asked. Belongs to the governor's thread."""
+    """Asks the candidate what the active revision was just asked. Belongs to the governor's thread."""
 
     def __init__(self, candidate: DecisionTable) -> None:
         self._candidate = candidate
@@ -62,7 +61,7 @@ class ShadowPolicy:
         classification: str,
         utc_us: int,
     ) -> None:
-        """Ask the candidate about one reuse of a named classification; never raises for what it answers."""
+        """Ask the candidate about one reuse of a named classification; never raises, whatever it answers."""
         self._decisions += 1
         level = self._levels.get(classification, -1)  # unknown to the candidate: a malformed request, denied
         answer = self._candidate.decide(request._replace(level=level), utc_us)

@@ -1,4 +1,4 @@
-"""A revision that is in effect for some tenants, beside the one in effect for the others.
+"""A revision that is in effect for some tenants, beside the one for all others.
 
 1. A tenant's own requests are decided by the revision that it is in; what it owes is that revision's.
 2. Whatever crosses between tenants needs both revisions: no stage opens what either of them keeps closed.
@@ -35,7 +35,7 @@ from kvcustody.policies.table.placement import Demand
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """For whom a revision is in effect: the named tenants, and a share of all others, from 0 to 1."""
+    """The scope of a staged revision: the named tenants, and a share of all others, from 0 to 1."""
 
     tenants: frozenset[str] = frozenset()
     share: Fraction = Fraction(0)
@@ -55,7 +55,7 @@ class Stage:
 
 
 class StagedTable(DecisionTable):
-    """`candidate` for the tenants of a stage and `base` for the others. Immutable, as both of them are."""
+    """`candidate` for the tenants of a stage, and `base` for the others. Immutable, like both of them."""
 
     __slots__ = ("_covers", "base", "candidate", "members")
 
@@ -85,7 +85,7 @@ class StagedTable(DecisionTable):
         return str(self.members)
 
     def of(self, tenant: str) -> DecisionTable:
-        """The revision that a tenant is in."""
+        """The revision that applies to a tenant."""
         covered = self._covers.get(tenant)
         if covered is None:
             covered = self.members.covers(tenant, self.digest)
@@ -110,51 +110,53 @@ class StagedTable(DecisionTable):
         return np.where(own, np.where(staged, candidate, base), base & candidate)
 
     def batch(self) -> BatchTable:
-        """There is no dense form of two revisions at once."""
+        """Refuse: two revisions have no dense form."""
         raise ConfigError("a staged revision has no dense table; ask `decide_many`")
 
     def demand(self, tenant: str, route: str | None, claim: str | None, hint: str | None) -> Demand:
-        """What both revisions allow: doors, too, hold both."""
+        """Return what both revisions permit, because doors hold both too."""
         base = self.base.demand(tenant, route, claim, hint)
         return base.together(self.candidate.demand(tenant, route, claim, hint))
 
     def may_serve(self, group: str, tenant: str, route: str | None, claim: str | None, hint: str | None) -> bool:
-        """What both revisions allow."""
+        """Return what both revisions permit."""
         asked = group, tenant, route, claim, hint
         return self.base.may_serve(*asked) and self.candidate.may_serve(*asked)
 
     def after_death(self, tenant: str, level: int) -> OnWorkerDeath:
-        """As the tenant's revision says."""
+        """Return the answer of the tenant's revision."""
         return self.of(tenant).after_death(tenant, level)
 
     def classify(self, tenant: str, route: str | None, claim: str | None, hint: str | None) -> int:
-        """As the tenant's revision says."""
+        """Return the answer of the tenant's revision."""
         return self.of(tenant).classify(tenant, route, claim, hint)
 
     def labels(self, tenant: str, route: str | None) -> Labels:
-        """As the tenant's revision says."""
+        """Return the answer of the tenant's revision."""
         return self.of(tenant).labels(tenant, route)
 
     def obligations(self, tenant: str, classification: int) -> Obligations:
-        """As the tenant's revision says."""
+        """Return the answer of the tenant's revision."""
         return self.of(tenant).obligations(tenant, classification)
 
     def tier_duty(self, tenant: str, classification: int, tier: str) -> TierDuty:
-        """As the tenant's revision says."""
+        """Return the answer of the tenant's revision."""
         return self.of(tenant).tier_duty(tenant, classification, tier)
 
     def tenant(self, tenant: str) -> TenantPolicy | None:
-        """The tenant's entry in its revision; None where that does not admit it, or the revision of the others."""
+        """The tenant's entry in its revision; None where its revision or the other one does not admit it."""
         entry = self._of_any(tenant).tenant(tenant)
         return entry if entry is not None and self.base.tenant(tenant) is not None else None
 
     def grants_for(self, reader: str, classification: int, now_utc_us: int) -> tuple[Grant, ...]:
-        """The grants that both revisions hold open."""
+        """Return the grants that both revisions hold open."""
         pair = (table.grants_for(reader, classification, now_utc_us) for table in (self.base, self.candidate))
         return _in_both(*pair)
 
     def segments_for(self, reader: str, now_utc_us: int) -> tuple[SegmentRule, ...]:
-        """The reader's own segments in its revision, and others' that both revisions hold open, ordered by id."""
+        """Return the reader's own segments in its revision, and others' that both revisions hold open, ordered
+        by id.
+        """
         mine = [rule for rule in self.of(reader).segments_for(reader, now_utc_us) if rule.owner == reader]
         base, candidate = (
             {rule.id: rule for rule in table.segments_for(reader, now_utc_us) if rule.owner != reader}
@@ -168,7 +170,7 @@ class StagedTable(DecisionTable):
         return tuple(sorted([*mine, *shared], key=lambda rule: rule.id))
 
     def next_change_us(self, now_utc_us: int) -> int | None:
-        """The earliest edge of either revision."""
+        """The next time at which either revision changes."""
         edges = [table.next_change_us(now_utc_us) for table in (self.base, self.candidate)]
         return min((edge for edge in edges if edge is not None), default=None)
 
@@ -177,7 +179,7 @@ class StagedTable(DecisionTable):
 
 
 def quotas_of(table: DecisionTable) -> DecisionTable:
-    """The revision whose quotas hold: while one is staged, those of the other, whose guarantees add up."""
+    """Return the revision whose quotas apply: while one is staged, the base revision, whose guarantees add up."""
     return table.base if isinstance(table, StagedTable) else table
 
 

@@ -1,4 +1,4 @@
-"""What principals' tenants are called, and whose tenants are admitted at all: the one place where issuers count.
+"""Names of principals' tenants, and which tenants are admitted: the one place where issuers count.
 
 1. Under a policy that lists `issuers`, the first of them owns the bare ids and only theirs are admitted; under one that
    lists none, only those of the one issuer that the ledger, or else this worker's keys, have ever had.
@@ -29,7 +29,7 @@ _STRANGERS_MAX = 100  # issuers that a refusal is logged for, once each
 
 
 class TenantNames:
-    """The names under which one worker's tenants go. Belongs to the owning thread."""
+    """The names of one worker's tenants. Belongs to the owning thread."""
 
     def __init__(self, ledger: Ledger, keyring: Keyring, clock: Clock, listed: tuple[str, ...]) -> None:
         """`listed`: the issuers of the policy. Raises `ConfigError` where the ledger's bare ids are another's."""
@@ -47,7 +47,7 @@ class TenantNames:
         self.list(listed)
 
     def list(self, listed: tuple[str, ...]) -> None:
-        """From now on these issuers' tenants are admitted; raises `ConfigError` as `check`."""
+        """Admit these issuers' tenants from now on; raises `ConfigError` as `check` does."""
         self.check(listed)
         self._listed = listed
         self._met &= {OWN, *listed} if listed else {OWN, self._on_record.home}
@@ -69,7 +69,7 @@ class TenantNames:
             )
 
     def met(self, principal: Principal) -> TenantId | None:
-        """The name of a principal's tenant, its issuer on record; None where that issuer's tenants are not admitted.
+        """Return the name of a principal's tenant, with its issuer on record; None where its issuer is not admitted.
 
         Raises `LedgerUnavailable` where the issuer is new and cannot be recorded now.
         """
@@ -79,16 +79,16 @@ class TenantNames:
         return self.called(issuer, principal.tenant)
 
     def called(self, issuer: str, tenant: str) -> TenantId:
-        """What a tenant is, or would be, called."""
+        """Return the name that a tenant has, or would have."""
         return Issuers(self._home()).name(issuer, tenant)
 
     def owner(self, name: str) -> KeyOwner:
-        """Whose keys are behind a name; nobody's while no issuer is known."""
+        """Return the owner of the keys behind a name; nobody while no issuer is known."""
         issuer, tenant = Issuers(self._home()).parts(name)
         return KeyOwner("tenant", issuer, tenant)
 
     def named(self, owner: KeyOwner) -> str:
-        """The name of the tenant that owns a key."""
+        """Return the name of the tenant that owns a key."""
         return self.called(owner.issuer, owner.name)
 
     def _home(self) -> str:

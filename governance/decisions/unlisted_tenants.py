@@ -1,4 +1,4 @@
-"""Which tenants that the policy does not name are here, where it says how many may be (`tenants_max`).
+"""Tenants that the policy does not name, up to its limit (`tenants_max`).
 
 1. One that holds nothing leaves as soon as another comes; it is welcome again, like any newcomer.
 2. A newcomer costs a bounded look at those that are here, whoever comes how often.
@@ -17,7 +17,7 @@ LOOKS_MAX = 64  # at those that are here, for one newcomer
 
 
 class UnlistedTenants:
-    """The unlisted tenants of one process, those first that were longest not looked at."""
+    """The unlisted tenants of one process, the least recently considered first."""
 
     def __init__(self) -> None:
         self._here: OrderedDict[str, None] = OrderedDict()
@@ -51,7 +51,7 @@ class UnlistedTenants:
 
 
 class AccountLimits(TypedDict):
-    """What a tenant's account may have, in blocks, and how many residencies may hold."""
+    """The limits of a tenant's account in blocks and in holding residencies."""
 
     guaranteed: int
     cap: int
@@ -60,7 +60,7 @@ class AccountLimits(TypedDict):
 
 
 def account_limits(tenant: TenantPolicy, pool_blocks: int, residencies_max: int, *, isolating: bool) -> AccountLimits:
-    """What the policy gives a tenant of a pool; where it is `isolating`, exactly its guarantee."""
+    """Return a tenant's limits in a pool under the policy; exactly its guarantee where the policy is `isolating`."""
     guaranteed = int(tenant.guaranteed * pool_blocks)
     return AccountLimits(
         guaranteed=guaranteed,

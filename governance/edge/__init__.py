@@ -1,1 +1,1 @@
-"""What doors before routers, routers and workers share: door tokens, and the names that routers know requesters by."""
+"""Shared by doors, routers and workers: door tokens, and the names under which routers know requesters."""

@@ -1,4 +1,4 @@
-"""The names that routers know requesters by at this moment: under the epochs that are known, and the day.
+"""Routers' names of requesters at this moment: under the known epochs, and the day.
 
     names = CurrentNamespaces(RouterNamespaces(secret), clock, days=settings.namespace_days)
     names.of("corp", "acme", "ann", known=known)
@@ -30,7 +30,7 @@ _REQUEST: Final = "request"
 
 
 class CurrentNamespaces:
-    """Namespaces as they are now; `days` is how long one lives at most (0: no name ends with time)."""
+    """Namespaces of this moment; `days` is the longest life of a name (0: unlimited)."""
 
     def __init__(self, namespaces: RouterNamespaces, clock: Clock, *, days: int = NAMESPACE_DAYS) -> None:
         self._namespaces = namespaces
@@ -46,7 +46,7 @@ class CurrentNamespaces:
         *,
         known: KnownEpochs | None = None,
     ) -> str:
-        """The name of a tenant, or of a subject or session in it; without `known` no epoch was ever raised.
+        """Return the name of a tenant, or of a subject or session in it; without `known`, no epoch was ever raised.
 
         Of a subject's session it is, ended by the epochs of both.
         """
@@ -60,12 +60,12 @@ class CurrentNamespaces:
         return self._namespaces.of(issuer, tenant, subject, session, age)
 
     def block_hash(self, namespace: str, before: bytes, tokens: Sequence[int], lora_name: str | None = None) -> bytes:
-        """As `RouterNamespaces.block_hash`."""
+        """Return what `RouterNamespaces.block_hash` returns."""
         return self._namespaces.block_hash(namespace, before, tokens, lora_name)
 
 
 class Named(NamedTuple):
-    """Where routers look for a request, the epochs that its principal stands on, and whether the lease is over.
+    """The router's name of a request, the epochs that apply to its principal, and whether the lease is over.
 
     `scope`: whose name it is: `tenant`, `subject`, `session`, or `request` where it is nobody else's.
     """
@@ -77,7 +77,7 @@ class Named(NamedTuple):
 
 
 class FollowedNamespaces:
-    """What a door calls requesters, by the epochs and the scopes that it knows at this moment."""
+    """A door's names of requesters, by the epochs and scopes that it knows now."""
 
     def __init__(
         self, names: CurrentNamespaces, epochs: EpochsSource | None, scopes: ScopesSource | None = None
@@ -93,21 +93,21 @@ class FollowedNamespaces:
 
     @property
     def is_past_lease(self) -> bool:
-        """Whether no name is found at this moment."""
+        """Whether no name may be given at this moment."""
         return self._source is not None and self._source() is None
 
     @property
     def last_known(self) -> KnownEpochs | None:
-        """What was known when something was last asked, whether or not the lease is over; None before."""
+        """The epochs at the last question, even past the lease; None before the first."""
         return self._last
 
     @property
     def has_scopes(self) -> bool:
-        """Whether any policy says by which scope requests are named."""
+        """Whether any policy sets the scope of names."""
         return self._scopes_by(None if self._source is None else self._source()).is_known
 
     def demand(self, principal: Principal, hint: str | None) -> Demand | None:
-        """Which placement groups may serve a request, as last known; None: nobody said yet."""
+        """Return the placement groups that may serve a request, as last known; None while none is known."""
         if self._source is None and self._scopes is None:
             return ANYWHERE
         self._heard()
@@ -118,7 +118,7 @@ class FollowedNamespaces:
         return self._named((issuer, tenant), lambda known: NamedRequester(issuer, tenant))
 
     def of(self, principal: Principal) -> Named:
-        """The name of a request: of the scope in which its private rest lies, or one that nobody else has."""
+        """Return the name of a request: of its private scope, or one that no other request has."""
         session = principal.session if principal.subject is None else None
         whose = (principal.issuer, principal.tenant, principal.subject, session)
         return self._named(whose, lambda known: named_requester(principal, self._scope_of(principal, known)))

@@ -1,4 +1,4 @@
-"""Until when a worker may reuse what it holds without having confirmed the newest erasures.
+"""The custody lease: until when a worker may reuse blocks without hearing of the newest erasures.
 
     lease = CustodyLease()
     lease.require(ERASURES)              # nothing is reused before its first answer
@@ -35,25 +35,25 @@ class CustodyLease:
         self.until_us = NEVER_US  # boot time; the earliest of all sources
 
     def require(self, source: str) -> None:
-        """From now on nothing is reused until this source is heard; nothing changes where it was."""
+        """Forbid reuse until this source is heard; no change where it was required already."""
         self._until_us.setdefault(source, 0)
         self.until_us = min(self._until_us.values())
 
     def renew(self, source: str, until_us: int) -> None:
-        """It was heard; an answer that came late shortens nothing."""
+        """Extend the lease because the source was heard; a late answer shortens nothing."""
         self._until_us[source] = max(until_us, self._until_us.get(source, 0))
         self.until_us = min(self._until_us.values())
 
     def is_over(self, now_us: int) -> bool:
-        """Whether nothing may be reused at this boot time."""
+        """Whether no block may be reused at this boot time."""
         return now_us >= self.until_us
 
 
 def lease_seconds(setting: int, erased_within_us: int) -> int:
-    """The setting, or where it is 0 what the policy gives an erasure, and at least `LEASE_SECONDS_MIN`."""
+    """Return the setting, or where it is 0 the policy's erasure deadline, and at least `LEASE_SECONDS_MIN`."""
     return setting or max(LEASE_SECONDS_MIN, erased_within_us // MICROSECONDS)
 
 
 def spread(seconds: float) -> float:
-    """A length around this, of this process alone (rule 4)."""
+    """Return a duration around this one that differs between processes (rule 4)."""
     return seconds * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - spacing, no secret

@@ -1,4 +1,4 @@
-"""Door tokens: how a door before a router tells an engine's own door whose a request is.
+"""Door tokens: how a door before a router tells an engine's door who sent a request.
 
 1. A door signs with its own Ed25519 key. Workers have public keys alone, so none can make a token: not its own
    tenant's, nor another's.
@@ -72,7 +72,7 @@ Reason: TypeAlias = Literal[
 
 
 class DoorClaims(NamedTuple):
-    """What a door says of one request. `namespace` is what routers know the requester by.
+    """A door's statements about one request. `namespace` is the routers' name of the requester.
 
     `epochs`: of fleet, tenant and the scope of the namespace, as the door knew them (`erase_epochs`). `is_receipted`:
     the door writes its half of the request's route receipt.
@@ -89,7 +89,7 @@ class DoorClaims(NamedTuple):
 
 
 class PresentedToken(NamedTuple):
-    """An authentic token within its life; nothing of it is spent yet. Times are UTC microseconds."""
+    """An authentic token within its life, with no use spent yet. Times are UTC microseconds."""
 
     claims: DoorClaims
     door: str
@@ -100,13 +100,13 @@ class PresentedToken(NamedTuple):
 
 
 class RejectedToken(NamedTuple):
-    """No identity: the request goes no further."""
+    """A token that carries no identity: the request goes no further."""
 
     reason: Reason
 
 
 class DoorSigner:
-    """Signs under the key that one door has now: the file behind it may be replaced while the door runs."""
+    """Signs under a door's present key; its file may be replaced while the door runs."""
 
     def __init__(self, key: Callable[[], SigningKey]) -> None:
         """Raises `ConfigError` for a key that is not Ed25519."""
@@ -115,7 +115,7 @@ class DoorSigner:
         self._key = _private(self._known)
 
     def current(self) -> tuple[bytes, Callable[[bytes], bytes]]:
-        """The key's id, and what signs by it."""
+        """The key's id, and its signing function."""
         key = self._current()
         if key is not self._known:
             self._known, self._key = key, _private(key)
@@ -123,7 +123,7 @@ class DoorSigner:
 
 
 class DoorTokenIssuer:
-    """Signs tokens under the key that one door has now."""
+    """Signs door tokens under a door's present key."""
 
     def __init__(self, key: Callable[[], SigningKey], clock: Clock) -> None:
         """Raises `ConfigError` for a key that is not Ed25519."""
@@ -131,7 +131,7 @@ class DoorTokenIssuer:
         self._clock = clock
 
     def issue(self, claims: DoorClaims, *, ttl_seconds: int = 30, salt: bytes = b"", nonce: bytes = b"") -> str:
-        """A token for these claims; `salt`: the keyed digest of the client's own salt, or nothing.
+        """Return a token for these claims; `salt`: the keyed digest of the client's own salt, or empty.
 
         `nonce`: `NONCE_BYTES` that no other token has; made here where none are given.
 
@@ -178,7 +178,7 @@ def _private(key: SigningKey) -> Ed25519PrivateKey:
 
 
 class DoorTokens:
-    """Verifies tokens by the keys that doors have now, and counts their uses. `present` and `spend` are thread-safe."""
+    """Verifies tokens by doors' present keys, and counts their uses. `present` and `spend` are thread-safe."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class DoorTokens:
         self._lock = threading.Lock()
 
     def present(self, token: str) -> PresentedToken | RejectedToken:
-        """Who a token speaks for, if it is authentic and in time; nothing is spent."""
+        """Return whom a token speaks for, if it is authentic and in time; spends no use."""
         data = decoded(token.removeprefix(PREFIX)) if token.startswith(PREFIX) else None
         if data is None or len(data) < _HEAD.size + _SIGNATURE_BYTES or data[:1] not in (_PLAIN, _RECEIPTED):
             return RejectedToken("malformed")
@@ -236,7 +236,7 @@ class DoorTokens:
         return PresentedToken(claims, door, record, 1000 * issued_ms, 1000 * expires_ms, receipt)
 
     def spend(self, token: PresentedToken, uses: int) -> RejectedToken | None:
-        """Take `uses` of a presented token; None, or why they are not there."""
+        """Spend `uses` of a presented token; returns None, or why they are not available."""
         claims, now_ms = token.claims, self._now_ms()
         expires_ms = token.expires_utc_us // 1000
         if now_ms >= expires_ms:

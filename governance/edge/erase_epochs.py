@@ -1,4 +1,4 @@
-"""Erase epochs: numbers that erasures raise, so that no router finds what was there before.
+"""Erase epochs: numbers that erasures raise, so that routers no longer find earlier blocks.
 
 1. Fleet, tenant, subject and session each have an epoch; an erasure raises the one of the scope that it narrows. A
    tenant has one more, of the name that all its subjects share: erasures of single subjects raise it in batches.
@@ -31,7 +31,7 @@ _TAG = np.dtype([("high", ">u8"), ("low", ">u8")])
 
 
 class Epochs(NamedTuple):
-    """What a request stands on: epochs of fleet and tenant, and of its private scope, else of the shared name."""
+    """The epochs that apply to a request: of fleet and tenant, and of its private scope or the shared name."""
 
     fleet: int = 0
     tenant: int = 0
@@ -42,7 +42,7 @@ NO_EPOCHS: Final = Epochs()
 
 
 class EpochScope(NamedTuple):
-    """Whose epoch: the fleet's where nothing is named; of a tenant's shared name where `is_shared`."""
+    """The scope of an epoch: the fleet where nothing is named; a tenant's shared name where `is_shared`."""
 
     issuer: str = ""
     tenant: str = ""
@@ -76,7 +76,7 @@ class RaisedEpoch(NamedTuple):
 
 
 class EraseEpochs:
-    """The raises that are kept; never changed. 36 bytes for each; a look-up is two binary searches."""
+    """The kept raises, immutable. 36 bytes each; a look-up is two binary searches."""
 
     def __init__(self, raised: Sequence[RaisedEpoch] = (), *, version: int = 0, floor: int = 0) -> None:
         """`raised` in the order of their numbers, all above `floor` and none above `version`.
@@ -106,7 +106,7 @@ class EraseEpochs:
 
     @cached_property
     def digest(self) -> str:
-        """Of version, floor and every raise that is kept (rule 5)."""
+        """The digest of version, floor and every kept raise (rule 5)."""
         hasher = hashlib.blake2b(digest_size=32, person=b"epoch-snapshot")
         hasher.update(self.version.to_bytes(8, "big") + self.floor.to_bytes(8, "big"))
         hasher.update(self._numbers.astype(">i8").tobytes())
@@ -126,17 +126,17 @@ class EraseEpochs:
         return 0
 
     def after(self, version: int, limit: int) -> tuple[RaisedEpoch, ...]:
-        """At most `limit` raises with a number above `version`, the lowest first."""
+        """Return at most `limit` raises with a number above `version`, the lowest first."""
         first = int(self._numbers.searchsorted(version, "right"))
         numbers, tags = self._numbers[first : first + limit], self._tags[first : first + limit]
         return tuple(RaisedEpoch(int(number), tag.tobytes()) for number, tag in zip(numbers, tags, strict=True))
 
     def raised_after(self, version: int) -> frozenset[bytes]:
-        """The tags of scopes that were raised after `version`, of those that are kept."""
+        """Return the tags of kept scopes that were raised after `version`."""
         return frozenset(tag.tobytes() for tag in self._tags[self._numbers > version])
 
     def contains(self, other: EraseEpochs) -> bool:
-        """Whether every raise of `other` is here, or has ended here."""
+        """Whether every raise of `other` is kept or has ended here."""
         kept = other._numbers > self.floor
         numbers, tags = other._numbers[kept], other._tags[kept]
         if other.version > self.version:
@@ -147,7 +147,9 @@ class EraseEpochs:
         return bool((self._numbers[places] == numbers).all() and (self._tags[places] == tags).all())
 
     def extended(self, raised: Sequence[RaisedEpoch], *, version: int, floor: int) -> Self:
-        """These and what came after them, without what is at or below `floor`; raises `ServiceError` as `__init__`."""
+        """Return these raises and later ones, without those at or below `floor`; raises `ServiceError` as `__init__`
+        does.
+        """
         if version < self.version or floor < self.floor:
             raise ServiceError(
                 f"erase epochs: version {version} and floor {floor} are older than {self.version} and {self.floor}",
@@ -170,7 +172,7 @@ class EraseEpochs:
 
 
 class KnownEpochs(NamedTuple):
-    """A snapshot and the tags that its key gives: the epochs of whoever asks.
+    """A snapshot with the tags of its key: it answers the epochs of any requester.
 
     `namespace_days`: after how many days names end, as long as the control plane keeps a raise; None: it did not say.
     `scopes`: whose names requests go by.
@@ -184,7 +186,7 @@ class KnownEpochs(NamedTuple):
     shortest_ceiling_us: int | None = None
 
     def follows(self, before: KnownEpochs) -> bool:
-        """Whether no name that `before` ended comes back.
+        """Whether no name that `before` ended would be valid again.
 
         Either each of its raises is here, or the fleet was raised above all that it knew: that ends every name.
         """
@@ -193,17 +195,17 @@ class KnownEpochs(NamedTuple):
         return self.has_key_of(before) and self.epochs.contains(before.epochs)
 
     def has_key_of(self, other: KnownEpochs) -> bool:
-        """Whether both have their tags under one key."""
+        """Whether both tag scopes with the same key."""
         return self.tags is other.tags or self.tags.of(EpochScope()) == other.tags.of(EpochScope())
 
     def of(self, issuer: str, tenant: str, subject: str | None = None, session: str | None = None) -> Epochs:
-        """The epochs of a request of this subject, else this session, else of nobody in the tenant."""
+        """Return the epochs of a request of this subject, or this session, or of nobody within the tenant."""
         return Epochs(*map(self.epochs.epoch, self.tags_of(issuer, tenant, subject, session)))
 
     def tags_of(
         self, issuer: str, tenant: str, subject: str | None = None, session: str | None = None
     ) -> tuple[bytes, ...]:
-        """The tags of the scopes that `of` has the epochs of, in the same order."""
+        """Return the tags of the scopes whose epochs `of` returns, in the same order."""
         if subject is not None:
             private = EpochScope(issuer, tenant, subject)
         elif session is not None:

@@ -1,4 +1,4 @@
-"""What policies in effect say to doors: how they name requests, which workers serve them, which have a receipt.
+"""What the policies in effect tell doors: the scope of names, the workers that may serve, and receipt shares.
 
     scopes = NameScopes.of_policies([policy])
     scopes.of("corp", "acme")            # ScopeKind.SUBJECT
@@ -32,7 +32,7 @@ NARROWEST: Final = ScopeKind.SESSION
 
 
 class NameScopes:
-    """The scopes of one moment; never changed. Equal ones have equal digests."""
+    """The scopes at one moment, immutable. Equal ones have equal digests."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class NameScopes:
 
     @classmethod
     def of_policies(cls, policies: Iterable[Policy]) -> NameScopes:
-        """What these policies say together; nothing, where they do not call tenants alike."""
+        """Return the combined answer of these policies; empty where they name tenants differently."""
         every = tuple(policies)
         issuers = {policy.issuers for policy in every}
         tables = [PlacementTable.of(policy) for policy in every]
@@ -72,7 +72,7 @@ class NameScopes:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> NameScopes:
-        """What `data` gave; raises `ServiceError` for what is none of it."""
+        """Parse what `data` wrote; raises `ServiceError` for anything else."""
         try:
             default = None if data["default"] is None else Scope[data["default"].upper()]
             tenants = {str(name): Scope[scope.upper()] for name, scope in data["tenants"].items()}
@@ -83,7 +83,7 @@ class NameScopes:
             raise ServiceError("the scopes of routers' names are malformed") from None
 
     def data(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return JSON data."""
         return {
             "default": None if self._default is None else self._default.name.lower(),
             "tenants": {name: scope.name.lower() for name, scope in self._tenants.items()},
@@ -93,21 +93,23 @@ class NameScopes:
 
     @cached_property
     def digest(self) -> str:
-        """Of all that it says."""
+        """The digest of its content."""
         form = orjson.dumps(self.data(), option=orjson.OPT_SORT_KEYS)
         return hashlib.blake2b(form, digest_size=16, person=b"name-scopes").hexdigest()
 
     @property
     def is_known(self) -> bool:
-        """Whether any policy says something."""
+        """Whether any policy sets anything."""
         return self._default is not None or bool(self._tenants)
 
     def without_names(self) -> NameScopes:
-        """Where requests may go alone: no scope is known."""
+        """Return the placement alone, without name scopes."""
         return NameScopes(placement=self._placement)
 
     def demand(self, principal: Principal, hint: str | None) -> Demand | None:
-        """Which placement groups may serve a request with this classification hint; None: no policy is known."""
+        """Return the placement groups that may serve a request with this classification hint; None: no policy
+        is known.
+        """
         if self._placement is None:
             return None
         demands = (

@@ -1,4 +1,4 @@
-"""Whose name routers know a request by: that of the scope in which its private rest lies.
+"""The requester that a router's name stands for: the scope of its private blocks.
 
     named_requester(principal, ScopeKind.SUBJECT)    # the subject, else the session, else nobody
 
@@ -23,19 +23,21 @@ class NamedRequester(NamedTuple):
 
     @property
     def scope(self) -> ScopeKind:
-        """The narrowest of what it names."""
+        """The narrowest scope that it names."""
         if self.session is not None:
             return ScopeKind.SESSION
         return ScopeKind.TENANT if self.subject is None else ScopeKind.SUBJECT
 
     @property
     def whole_tenant(self) -> NamedRequester:
-        """The tenant of this place."""
+        """The whole tenant of this requester."""
         return NamedRequester(self.issuer, self.tenant)
 
 
 def named_requester(principal: Principal, scope: ScopeKind) -> NamedRequester | None:
-    """Whose name a request goes by under a scope; None where it has no more than itself in common with any other."""
+    """Return the requester whose name a request has under a scope; None where it shares blocks with no other
+    request.
+    """
     scope_or_none = own_scope(principal, scope)
     if scope_or_none is None:
         return None

@@ -1,4 +1,4 @@
-"""The document of a deployment's placement groups: sets of workers, each behind a router of its own."""
+"""The document of a deployment's placement groups: sets of workers, each behind its own router."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvcustody.policies.document.yaml_document import YamlModel, read_model
 
 
 class PlacementGroup(YamlModel):
-    """One group: its router's address, and its workers by name, for people.
+    """One group: its router's address, and the names of its workers, for people.
 
     `taints`: those that Dynamo's router has to find at a worker of the group, where one router stands before several
     groups. They go on in `nvext.routing_constraints`.
@@ -41,5 +41,5 @@ class PlacementDocument(YamlModel):
 
 
 def read_placement(path: Path) -> PlacementDocument:
-    """The document in a file; raises `ConfigError` with one line for each problem."""
+    """Read the document in a file; raises `ConfigError` with one line a problem."""
     return read_model(PlacementDocument, path)

@@ -1,4 +1,4 @@
-"""What names a route receipt, and how it travels from the door to the engine: in the tokens that each signs.
+"""The name of a route receipt, and its way from the door to the engine within signed tokens.
 
     receipt = RouteReceipt.of(request_id, nonce, is_asked=True)
     receipt.name.startswith(request_digest(request_id))
@@ -22,32 +22,32 @@ RECEIPT_BYTES: Final = 1 + _DIGEST_BYTES + NONCE_BYTES
 
 
 class RouteReceipt(NamedTuple):
-    """Of one request: its name, 32 hexadecimal digits, and whether the door writes its half."""
+    """The receipt of one request: its name of 32 hexadecimal digits, and whether the door writes its half."""
 
     name: str
     is_asked: bool
 
     @classmethod
     def of(cls, request_id: str, nonce: bytes, *, is_asked: bool) -> Self:
-        """The receipt of a request whose token has this nonce."""
+        """Return the receipt of a request whose token has this nonce."""
         assert len(nonce) == NONCE_BYTES
         return cls(request_digest(request_id) + nonce.hex(), is_asked)
 
     def to_bytes(self) -> bytes:
-        """As a scope token holds it."""
+        """Return the form that a scope token holds."""
         return bytes((self.is_asked,)) + bytes.fromhex(self.name)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """The receipt of `to_bytes`; only for authentic bytes."""
+        """Parse the form of `to_bytes`; only for authenticated bytes."""
         return cls(data[1:].hex(), bool(data[0]))
 
 
 def request_digest(request_id: str) -> str:
-    """What names of receipts of this request id begin with."""
+    """Return the prefix that the names of this request id's receipts have."""
     return hashlib.blake2b(request_id.encode(), digest_size=_DIGEST_BYTES, person=b"route-receipt").hexdigest()
 
 
 def is_drawn(nonce: bytes, share: Fraction) -> bool:
-    """Whether a request with this nonce is among a share of all."""
+    """Whether a request with this nonce falls into a share of all requests."""
     return int.from_bytes(nonce[: _SHARE_BITS // 8], "big") < share * (1 << _SHARE_BITS)

@@ -1,4 +1,5 @@
-"""What routers and their indexers know a requester and its blocks by: only the deployment's own processes can make it.
+"""Names under which routers and indexers know a requester and its blocks: only the deployment's processes can make
+them.
 
 1. The door puts it where a router takes its namespace from, and the engine into the events that the router's index is
    made of. It is equal in every process with the scope token secret; nobody else can make one, or tell whose it is.
@@ -26,7 +27,7 @@ _HASH_BYTES: Final = 32
 
 
 class NamespaceAge(NamedTuple):
-    """What ends a name: the epochs of its scope, and the moment where names are replaced every `days` (0: never)."""
+    """What ends a name: the epochs of its scope, and its period of `days` (0: none)."""
 
     epochs: tuple[int, ...] = ()
     at_utc_us: int = 0
@@ -51,7 +52,7 @@ class RouterNamespaces:
         session: str | None = None,
         age: NamespaceAge = _AGELESS,
     ) -> str:
-        """The namespace of a tenant, or of a subject or session in it: 32 lower-case hexadecimal digits.
+        """Return the namespace of a tenant, or of a subject or session in it: 32 lower-case hexadecimal digits.
 
         Equal ids of two issuers have two, and a subject has another than a session of its name.
         """
@@ -68,7 +69,7 @@ class RouterNamespaces:
         return state.hexdigest()
 
     def block_hash(self, namespace: str, before: bytes, tokens: Sequence[int], lora_name: str | None = None) -> bytes:
-        """What every worker calls a block in a namespace, behind the block that is called `before` (rule 4)."""
+        """Return every worker's hash of a block in a namespace, after the block with hash `before` (rule 4)."""
         content = struct.pack(f"<{len(tokens)}q", *tokens)
         state = self._blocks.copy()
         state.update(tlv.encode("kvcustody/told-block", 1, {1: namespace, 2: before, 3: lora_name, 4: content}))

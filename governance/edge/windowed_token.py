@@ -1,4 +1,4 @@
-"""Windowed tokens: for front ends that pass by an engine's Python door, the salt and the token are one.
+"""Windowed tokens: salt and token in one, for front ends that pass by an engine's Python door.
 
     issuer = WindowedTokenIssuer(key, clock, window_seconds=3600)
     cache_salt = issuer.issue(claims, salt=b"")          # the same text for this scope until the window ends
@@ -56,7 +56,7 @@ _SIGNED: Final = b"kvcustody/windowed-token/1\x00"
 
 
 class WindowedClaims(NamedTuple):
-    """What a windowed token says; `hint` can only raise the classification."""
+    """The statements of a windowed token; `hint` can only raise the classification."""
 
     principal: Principal
     hint: str | None
@@ -66,14 +66,14 @@ class WindowedClaims(NamedTuple):
 
 
 def check_window(seconds: int) -> int:
-    """The length of a window unchanged; raises `ConfigError` for one out of bounds."""
+    """Return the length of a window; raises `ConfigError` for one out of bounds."""
     if not SECONDS_MIN <= seconds <= SECONDS_MAX:
         raise ConfigError(f"a window of `{seconds}` s must be {SECONDS_MIN} to {SECONDS_MAX} s", seconds=seconds)
     return seconds
 
 
 class WindowedTokenIssuer:
-    """Signs under the key that one door has now."""
+    """Signs windowed tokens under a door's present key."""
 
     def __init__(self, key: Callable[[], SigningKey], clock: Clock, *, window_seconds: int) -> None:
         """Raises `ConfigError` for a key that is not Ed25519, and for a window out of bounds."""
@@ -82,7 +82,9 @@ class WindowedTokenIssuer:
         self._seconds = check_window(window_seconds)
 
     def issue(self, claims: WindowedClaims, *, salt: bytes = b"") -> str:
-        """The text for these claims in the running window; `salt`: the keyed digest of the client's own, or nothing."""
+        """Return the text for these claims in the present window; `salt`: the keyed digest of the client's own, or
+        empty.
+        """
         check_identifier("namespace", claims.namespace)
         if claims.hint is not None:
             check_identifier("classification", claims.hint)
@@ -97,7 +99,7 @@ class WindowedTokenIssuer:
 
 
 class WindowedTokens:
-    """Verifies by the keys that doors have now. Any thread may call `verify`."""
+    """Verifies by doors' present keys. Any thread may call `verify`."""
 
     def __init__(
         self,
@@ -115,7 +117,7 @@ class WindowedTokens:
         self._lock = threading.Lock()
 
     def verify(self, cache_salt: str) -> VerifiedToken | Rejected:
-        """Who a request is from."""
+        """Return who sent a request."""
         data = decoded(cache_salt.removeprefix(PREFIX)) if cache_salt.startswith(PREFIX) else None
         if data is None or len(data) < _HEAD.size + _SIGNATURE_BYTES or data[:1] != _VERSION:
             return Rejected("malformed")

@@ -1,4 +1,4 @@
-"""What a worker knows of erase epochs, and what follows for a request that came through a door.
+"""A worker's erase epochs, and what they mean for a request that came through a door.
 
     epochs = WorkerEpochs()
     epochs.take(known)                        # the newest snapshot that was heard; says what was raised
@@ -26,14 +26,16 @@ _SALT_BYTES = 16
 
 
 class WorkerEpochs:
-    """The newest snapshot that a worker has heard. Used on the thread that owns the blocks."""
+    """The newest snapshot that a worker has. Used on the thread that owns the blocks."""
 
     def __init__(self) -> None:
         self.known: KnownEpochs | None = None
         self.are_awaited = False  # a control plane gives them out: before its first answer nothing agrees
 
     def take(self, known: KnownEpochs) -> frozenset[bytes] | None:
-        """Act by this snapshot, unless a newer one came before; the tags raised since. None: any may have been."""
+        """Act by this snapshot, unless a newer one came before; returns the tags raised since. None: any may
+        be raised.
+        """
         before = self.known
         if before is None or not known.has_key_of(before):  # under another key the whole fleet was raised
             self.known = known
@@ -46,28 +48,30 @@ class WorkerEpochs:
         return known.epochs.raised_after(before.epochs.version)
 
     def tags(self, principal: Principal) -> frozenset[bytes]:
-        """The tags of the scopes that a request of this principal stands on; none before anything was heard."""
+        """Return the tags of the scopes that apply to a request of this principal; none without a snapshot."""
         if self.known is None:
             return frozenset()
         return frozenset(self.known.tags_of(*_scope(principal)))
 
     def tags_of_tenant(self, issuer: str, tenant: str) -> frozenset[bytes]:
-        """The tags of fleet and tenant: a tenant-wide domain stands on them."""
+        """Return the tags of fleet and tenant, which apply to a tenant-wide domain."""
         return frozenset() if self.known is None else frozenset(self.known.tags_of(issuer, tenant)[:2])
 
     def of(self, issuer: str, tenant: str, subject: str | None = None, session: str | None = None) -> Epochs:
-        """As `KnownEpochs.of`; none before anything was heard."""
+        """Return the epochs as `KnownEpochs.of` does; none without a snapshot."""
         return NO_EPOCHS if self.known is None else self.known.of(issuer, tenant, subject, session)
 
     def agree(self, principal: Principal, epochs: Epochs) -> bool:
-        """Whether a token with these epochs says what is known here."""
+        """Whether a token's epochs equal those known here."""
         if self.known is None and self.are_awaited:
             return False
         return self.of(*_scope(principal)) == epochs
 
 
 def epoch_salt(salt: str | None, epochs: Epochs, *, is_tenant_wide: bool) -> str | None:
-    """The salt of a request's own domain, given the caller's; the same on every worker, and `salt` at no epoch."""
+    """Return the salt of a request's own domain from the caller's; the same on every worker, and `salt` at
+    epoch none.
+    """
     if is_tenant_wide:
         epochs = epochs._replace(private=0)
     if epochs == NO_EPOCHS:

@@ -1,1 +1,1 @@
-"""An erasure in one process: what it selects, its run until everything is zero, and the requests a ledger holds."""
+"""Erasures in one process: selection, the run until every block is zero, and requests in a ledger."""

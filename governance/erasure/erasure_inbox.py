@@ -1,5 +1,5 @@
-"""A worker's way to what others ask of it: it looks into the ledger for erasures, for orders on keys, for the order
-that says for whom it enforces and for restrictions of processing, and has its facade carry them out.
+"""A worker's inbox: reads erasures, key orders, enforcement orders and restrictions from the ledger, and has its facade
+carry them out.
 
 - Before the first request of a process, everything that its worker still owes an answer for is taken up again: what
   was requested while it was away, and what a crash interrupted.
@@ -57,22 +57,22 @@ class ErasureTarget(Protocol):
     erasures: ErasureRunner
 
     def erase(self, selector: Selector, **order: Any) -> ErasureResult:
-        """Take effect now."""
+        """Erase now."""
 
     def follow_keys(self, orders: Iterable[OrderedKeys]) -> int:
         """Rotate and destroy keys as ordered."""
 
     def end_keys_in_service(self) -> None:
-        """Have the key service destroy the keys of destroyed epochs; on any thread but the owning one."""
+        """Have the key service destroy the keys of destroyed epochs; never on the owning thread."""
 
     def order_enforcement(self, ordered: Enforcement) -> None:
-        """Enforce for whom is ordered, and monitor the others."""
+        """Enforce for the ordered tenants, and monitor the others."""
 
     def restrict(self, ordered: RestrictedSubjects) -> None:
-        """Use nothing of these subjects."""
+        """Stop using these subjects' blocks."""
 
     def renew_custody(self, source: str, until_us: int) -> None:
-        """A source of erasures was heard, in boot time."""
+        """Note that a source of erasures was heard, in boot time."""
 
     def call(self, command: Any) -> Future[Any]:
         """Run a command on the owning thread."""
@@ -83,7 +83,7 @@ Named = tuple[Requested, SelectorNames | None]
 
 
 class HeardOrders(NamedTuple):
-    """What a look found: erasures that are owed, and orders."""
+    """The result of a look: owed erasures, and orders."""
 
     owed: list[Named]
     keys: tuple[OrderedKeys, ...]  # the last on each tenant's
@@ -92,7 +92,7 @@ class HeardOrders(NamedTuple):
 
 
 class ErasureInbox:
-    """Looks for erasures that `worker` owes an answer for. `offset_us`: UTC less boot time of this process."""
+    """Looks for erasures that `worker` owes an answer for. `offset_us`: UTC minus boot time of this process."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class ErasureInbox:
         self._thread: GuardingThread | None = None
 
     def recover_pending(self, facade: ErasureTarget) -> int:
-        """On the owning thread: carry out what is owed; returns how many were new."""
+        """Carry out what is owed, on the owning thread; returns the number of new erasures."""
         heard = self._heard()
         orders = self._orders(heard)
         for selector, order in orders:
@@ -140,7 +140,7 @@ class ErasureInbox:
         return len(orders)
 
     def completed(self) -> list[CompletedErasure]:
-        """On any thread: what this worker has answered as complete, so that every older key of it is destroyed.
+        """Return the erasures that this worker completed, whose older keys are all destroyed. Any thread.
 
         An erasure whose subject nobody can name any more is left out: nobody can say whose key it was.
         """
@@ -150,7 +150,7 @@ class ErasureInbox:
             return completed_erasures((one, names(connection, one, self._keys)) for one in erasures)
 
     def look(self, facade: ErasureTarget) -> int:
-        """On any thread: hand what is owed to the owning thread's next step; returns how many were new."""
+        """Pass owed erasures to the owning thread's next step; returns the number of new ones. Any thread."""
         self._odd = []
         heard = self._heard()
         orders = self._orders(heard)
@@ -222,12 +222,12 @@ class ErasureInbox:
             self._keys_followed = facade.call(_KeyCommand(orders))
 
     def start(self, facade: ErasureTarget, every_seconds: float) -> None:
-        """Look again and again on a thread of its own, until `stop`."""
+        """Look repeatedly on a thread of its own, until `stop`."""
         self._thread = GuardingThread(self._run, args=(facade, every_seconds), name="kvcustody-erasures")
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; a second time changes nothing."""
+        """End the thread; a second call changes nothing."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -242,7 +242,7 @@ class ErasureInbox:
 
     def _orders(self, heard: HeardOrders) -> list[tuple[Selector, dict[str, Any]]]:
         """Those that are new."""
-        made = []
+        orders = []
         for requested, known in heard.owed:
             if requested.erasure in self._taken:
                 continue
@@ -255,8 +255,8 @@ class ErasureInbox:
                 _log.error("an erasure cannot be read", erasure=requested.erasure, exc_info=True)
                 continue
             self._taken.add(requested.erasure)
-            made.append((selector, self._order(requested)))
-        return made
+            orders.append((selector, self._order(requested)))
+        return orders
 
     def _order(self, requested: Requested) -> dict[str, Any]:
         return {
@@ -269,7 +269,7 @@ class ErasureInbox:
 
 
 def completed_erasures(found: Iterable[Named]) -> list[CompletedErasure]:
-    """Those of which somebody can still say who is meant."""
+    """Return the erasures whose selector is still known."""
     return [
         CompletedErasure(one.erasure, selector_of(one.tenant, known.subject, known.session, one.detail), one.at_us)
         for one, known in found

@@ -1,4 +1,4 @@
-"""Erasures of one process from their effect to their end: what is awaited, until when, and what goes on record.
+"""Erasures of one process from effect to completion: pending blocks, deadlines, and records.
 
 - An erasure takes effect in `begin`, before it returns: nothing that it covers is attached any more.
 - It is complete when every block that it ended is zero with receipts, every request that may finish has, every tier
@@ -51,7 +51,7 @@ _HELD, _USED = "held by other residencies", "in use by other requests"
 
 
 class PoolUnits(NamedTuple):
-    """Custody in one pool: blocks with their generations, each once."""
+    """Custody units of one pool: blocks with their generations, each once."""
 
     pool: int
     blocks: Blocks
@@ -59,7 +59,7 @@ class PoolUnits(NamedTuple):
 
 
 class UnitStates(NamedTuple):
-    """Where units stand: `waiting` for fence, scrub or receipt; `quarantined`; `held` or `used` by others."""
+    """The states of units: `waiting` for fence, scrub or receipt; `quarantined`; `held` or `used` by others."""
 
     waiting: int
     quarantined: int
@@ -76,7 +76,7 @@ class Reread(NamedTuple):
 
 
 class ErasureEffect(Protocol):
-    """What an erasure did at once in a process's pools, and what becomes of it.
+    """The immediate effect of an erasure on a process's pools, and its progress.
 
     Counts: requests ended, residencies lapsed, blocks ended.
     """
@@ -87,23 +87,23 @@ class ErasureEffect(Protocol):
 
     @property
     def finishing(self) -> Sequence[object]:
-        """Requests that may finish."""
+        """The requests that may finish."""
 
     @property
     def units(self) -> Sequence[PoolUnits]:
-        """All that the erasure covers."""
+        """The units that the erasure covers."""
 
     def running(self) -> int:
-        """How many of the requests that may finish have not."""
+        """The number of requests that may finish and still run."""
 
     def end(self) -> None:
-        """End those as erased."""
+        """End those requests as erased."""
 
     def states(self) -> UnitStates:
-        """Where the units are now."""
+        """The present states of the units."""
 
     def reread(self) -> Reread | None:
-        """Read back what is still CLEAN at its generation; None where no memory can be read from here."""
+        """Read back units still CLEAN at their generation; None where memory cannot be read from here."""
 
 
 class BlockStates(Protocol):
@@ -114,7 +114,9 @@ class BlockStates(Protocol):
 
 
 class ErasureResult(NamedTuple):
-    """What one process did. Blocks are counted over all layer groups; `remaining` is what others hold or use now."""
+    """The result in one process. Blocks are counted over all layer groups; `remaining` are those that others hold or
+    use.
+    """
 
     aborted_requests: int
     lapsed_residencies: int
@@ -127,7 +129,7 @@ class ErasureResult(NamedTuple):
 
 
 class ErasureOrder(NamedTuple):
-    """An erasure as it reaches a process. `on_record`: its request is in the ledger already."""
+    """An erasure as it reaches a process. `on_record`: the ledger has its request."""
 
     selector: Selector
     erasure: str
@@ -180,7 +182,7 @@ class ErasureRunner:
         self._known: OrderedDict[str, ErasureResult] = OrderedDict()
 
     def destroy_returned(self, completed: Callable[[], Iterable[CompletedErasure]], *, at_start: bool = True) -> int:
-        """Destroy keys again that were destroyed and put back with a copy of their file; how many there were.
+        """Destroy again the keys that came back with a copy of their file; returns their number.
 
         By the file's own receipts that was done when it was opened; by the erasures that `completed` gives it is done
         here. What came back is a finding. `at_start`: count those of the receipts too.
@@ -194,7 +196,7 @@ class ErasureRunner:
         return returned
 
     def record_returned(self, keys: int) -> None:
-        """Put on record that so many destroyed keys were in their file again; nothing where there were none."""
+        """Record the number of destroyed keys that were in their file again; nothing for none."""
         if keys:
             cause = f"{keys} destroyed keys were in their file again ({ReturnedKeysError.code})"
             _log.error(cause, code=ReturnedKeysError.code, keys=keys)
@@ -211,7 +213,7 @@ class ErasureRunner:
         before_us: int | None = None,
         on_record: bool = False,
     ) -> ErasureResult:
-        """Take effect now. Times are boot time.
+        """Erase now. Times are boot time.
 
         Raises `ConfigError` for a malformed selector, `UnsignedOrderError` for a request that nobody else would follow.
 
@@ -238,7 +240,7 @@ class ErasureRunner:
         return self._remember(run, run.effect.states(), is_complete=False)
 
     def poll(self, *, now: bool = False) -> None:
-        """Once a step while erasures are pending: end what is over its deadline, record what is done.
+        """Advance pending erasures, once a step: end what is past its deadline, record what is complete.
 
         Looks every 2 ms, every second where all are on record as partial, or `now`.
         """
@@ -251,12 +253,12 @@ class ErasureRunner:
         self._next_poll_us = now_us + (_LATE_POLL_US if late else _POLL_US)
 
     def next_due_us(self) -> int | None:
-        """When a poll looks again: an idle engine takes a step then. None where no erasure is pending."""
+        """When the next poll is due, so that an idle engine takes a step then. None without a pending erasure."""
         return self._next_poll_us if self.pending else None
 
     @property
     def looks_at_blocks(self) -> bool:
-        """Whether a poll may end requests or blocks: one that waits for a backup to go does neither."""
+        """Whether a poll may end requests or blocks; one that waits for a backup to be destroyed does neither."""
         return any(not run.may_wait for run in self.pending.values())
 
     def _poll(self, run: _Run, now_us: int) -> None:
@@ -353,7 +355,7 @@ def _requested(order: ErasureOrder, now_us: int) -> ErasureRequested:
 
 
 def request_event(selector: Selector, erasure: str, actor: str, deadline_us: int, now_us: int) -> ErasureRequested:
-    """The request of an erasure, for the ledger: people in it become pseudonyms there."""
+    """Return the event of an erasure request; people in it become pseudonyms in the ledger."""
     parts = Selector(**{**selector._asdict(), "tenant": None, "subject": None, "session": None})
     return ErasureRequested(
         now_us,
@@ -410,7 +412,7 @@ def _blocks(units: Sequence[PoolUnits]) -> int:
 
 
 def unique_units(pool: int, blocks: Sequence[Blocks], generation_of: Blocks) -> PoolUnits:
-    """Units of one pool from lists of blocks at their present generations, each block once, by generation."""
+    """Return units of one pool from lists of blocks at their present generations, each once, ordered by generation."""
     every = np.unique(np.concatenate(blocks)) if blocks else np.empty(0, dtype=np.int64)
     generations = generation_of[every]
     order = np.argsort(generations)
@@ -422,7 +424,7 @@ def unit_states(
     pool_of: Callable[[int], BlockStates],
     waiting: Callable[[PoolUnits, NDArray[np.bool_], NDArray[np.uint8]], int],
 ) -> UnitStates:
-    """Where these units are now.
+    """Return the present states of these units.
 
     `waiting` counts those of a part that wait; it is told whether each has its generation still, and its state.
     """

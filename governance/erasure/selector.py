@@ -1,4 +1,4 @@
-"""What an erasure covers: a tenant, narrowed by subject or session, a domain by its parts, or a model.
+"""The selector of an erasure: a tenant, narrowed by subject or session, by parts of a domain, or by a model.
 
 - A selector names at least one part, and a subject or session only with its tenant.
 - A holder is inside when its principal and its own domain match every named part; a domain when its label does.
@@ -16,7 +16,7 @@ from kvcustody.signed_document import encode_ascii
 
 
 class Selector(NamedTuple):
-    """What to erase. `model` is a ModelIdentity's digest; the parts after it name domains by what they are."""
+    """What to erase. `model` is a ModelIdentity's digest; the parts after it select domains."""
 
     tenant: str | None = None
     subject: str | None = None
@@ -29,7 +29,7 @@ class Selector(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """`session`, `subject` or `tenant` where nothing else narrows it, else `domain` or `model`."""
+        """`session`, `subject` or `tenant` where nothing else narrows it, otherwise `domain` or `model`."""
         if self.classification or self.segment or self.key_epoch is not None or self.labels:
             return "domain"
         if self.model is not None:
@@ -38,12 +38,12 @@ class Selector(NamedTuple):
 
     @property
     def ends_keys(self) -> bool:
-        """Whether an erasure of it destroys shred keys: a subject's, or those of all of a tenant's."""
+        """Whether the erasure destroys shred keys: a subject's, or all of a tenant's."""
         return self.subject is not None or self == Selector(tenant=self.tenant)
 
     @property
     def narrowing(self) -> dict[str, Any]:
-        """The parts that are no person: what the ledger may say of them in clear."""
+        """The parts that name no person, which the ledger may hold in clear."""
         parts: dict[str, Any] = {
             "classification": self.classification,
             "key_epoch": self.key_epoch,
@@ -54,14 +54,14 @@ class Selector(NamedTuple):
         return {name: value for name, value in parts.items() if value is not None}
 
     def text(self) -> str:
-        """Every part, canonically: what a certificate commits to and its requester opens."""
+        """Every part in canonical form: a certificate commits to it, and its requester opens it."""
         people = {"session": self.session, "subject": self.subject, "tenant": self.tenant}
         parts = {**{name: value for name, value in people.items() if value is not None}, **self.narrowing}
         return encode_ascii(parts).decode()
 
 
 def selector_from(text: str) -> Selector:
-    """The selector that `Selector.text` wrote; raises `ConfigError` for anything else."""
+    """Parse what `Selector.text` wrote; raises `ConfigError` for anything else."""
     try:
         parts = json.loads(text)
         model, labels = parts.pop("model", None), parts.pop("labels", {})
@@ -73,7 +73,7 @@ def selector_from(text: str) -> Selector:
 
 
 def selector_of(tenant: str | None, subject: str | None, session: str | None, detail: str) -> Selector:
-    """The selector of a request on record: its people by name, and the other parts as its `detail` says them."""
+    """Return the selector of a recorded request, with people by name and the other parts from its `detail`."""
     parts = selector_from(detail) if detail not in ("", "{}") else Selector()
     return parts._replace(tenant=tenant, subject=subject, session=session)
 
@@ -87,7 +87,7 @@ def check_selector(selector: Selector) -> None:
 
 
 def matches_plan(selector: Selector, plan: AnyPlan) -> bool:
-    """Whether a request of this standing is inside the selector."""
+    """Whether a request with this plan is inside the selector."""
     label = plan.own.domain.label
     assert isinstance(label, DomainLabel)
     principal = plan.principal
@@ -110,7 +110,7 @@ def matches_label(selector: Selector, label: DomainLabel) -> bool:
 
 
 def may_hold(selector: Selector, label: DomainLabel) -> bool:
-    """Whether a domain may have blocks that somebody inside the selector wrote: theirs, or a wider one."""
+    """Whether a domain may hold blocks of a writer inside the selector: its own domain, or a wider one."""
     wider = selector._replace(subject=None, session=None)
     return (
         (label.subject is None or selector.subject in (None, label.subject))

@@ -1,4 +1,4 @@
-"""What erasure and scans ask of a tier off the device: its objects, its index of them, and their end.
+"""What erasures and scans need of a tier off the device: its objects, its index, and deletion.
 
 - `erase` takes effect at once for look-ups: from its return on, nothing of the selector is found in the tier.
 - It may be asked again, with the same erasure, until it says that it is done; it changes nothing it did before.
@@ -15,7 +15,7 @@ from kvcustody.governance.erasure.selector import Selector
 
 
 class TierErased(NamedTuple):
-    """What a tier has done for one erasure so far: objects and bytes destroyed, and what still waits.
+    """A tier's progress with one erasure: objects and bytes destroyed, and those still waiting.
 
     `remaining` objects stay for other lawful holders. `unsure` ones ended for another reason, or nobody knows whose
     they are, and the store may still have them: they are awaited as well, and are no part of what the erasure covered.
@@ -29,19 +29,19 @@ class TierErased(NamedTuple):
 
     @property
     def done(self) -> bool:
-        """Nothing of the selector waits any more."""
+        """Whether nothing of the selector waits any more."""
         return self.waiting == self.unsure == 0
 
 
 class TierEntry(NamedTuple):
-    """One object or index entry: whose it is and since when, in boot-time microseconds of this process."""
+    """One object or index entry: its owner and its age, in boot-time microseconds of this process."""
 
     tenant: str
     since_us: int
 
 
 class HeldCopy(NamedTuple):
-    """A copy that can be found in a tier, by the number that its events give it. Times are boot times."""
+    """A findable copy in a tier, by its number in events. Times are boot times."""
 
     name: bytes
     number: int
@@ -55,21 +55,21 @@ class HeldCopy(NamedTuple):
 
 @runtime_checkable
 class CopyCustody(Protocol):
-    """A tier whose copies have custody of their own in the ledger. Called on the owning thread."""
+    """A tier whose copies have their own custody in the ledger. Called on the owning thread."""
 
     def copies(self) -> Sequence[HeldCopy]:
-        """Every copy that can be found; what happened to any of them was taken as events before."""
+        """Return every findable copy; call it after taking the events."""
 
     def known_us(self, now_us: int) -> int:
-        """Up to when the ends of these copies are known here, in boot time; `now_us` where they are ended here."""
+        """Until when the ends of these copies are known here, in boot time; `now_us` where they end here."""
 
 
 @runtime_checkable
 class ComparedElsewhere(Protocol):
-    """A tier whose stores are in other processes: each has an index of its own, and compares them by itself."""
+    """A tier whose stores are in other processes; each compares its own index with its store."""
 
     def order_comparison(self) -> None:
-        """Have each compare its store with its index, and end what differs; what they find goes on record later."""
+        """Have each process compare its store with its index and end differences; findings are recorded later."""
 
 
 class CompletedErasure(NamedTuple):

@@ -2,7 +2,7 @@
 
 `EnginePort.look_up` makes a request's keys with `look_up`; `KeyChain.extend` makes those of blocks that decoding fills.
 
-- Keys come from the plan's primed states (docs/operate/keys.md, "The hierarchy"); the running state goes on at decode,
+- Keys come from the plan's primed states (docs/concepts/keys.md, "The hierarchy"); the running state goes on at decode,
   so nothing hashes twice.
 - A prefix found through a grant keeps the owner's keys only as far as it can be attached; from there on the request's
   own chain goes on, seeded with the last key, so nothing is ever published into the owner's domain.
@@ -146,17 +146,17 @@ class KeyChain(OwnerData):
         tail += packed
         if len(tail) < size:
             return []
-        made: list[bytes] = []
+        digests: list[bytes] = []
         state = self.state
         at = 0
         while len(tail) - at >= size:
             if state is not None:
                 state.update(bytes(tail[at : at + size]))
-                made.append(state.digest())
+                digests.append(state.digest())
             at += size
         del tail[:at]
-        self.keys += made
-        return made
+        self.keys += digests
+        return digests
 
 
 def look_up(

@@ -551,12 +551,12 @@ class EngineScan:
     # -- what waits ---------------------------------------------------------------------------------------------------
 
     def _contained(self) -> list[RepairableFinding]:
-        pool, made = self._books.pool, []
+        pool, findings = self._books.pool, []
         failed = np.flatnonzero((pool.state == QUARANTINED) & self._usable)
         if len(failed):
             done = "withheld until teardown", "contained"
             cause = "blocks did not verify after a scrub"
-            made.append(self._found(FAILED_VERIFICATION, "", cause, failed, lambda: done))
+            findings.append(self._found(FAILED_VERIFICATION, "", cause, failed, lambda: done))
         stuck = pool.fences.stuck_before(pool.fence_bound_us, self._now_us) if len(pool.fences) else 0
         if stuck:
             waits = "scrubs wait until it retires", "contained"
@@ -564,8 +564,8 @@ class EngineScan:
             waiting = [custody for custody in pool.queue.custodies() if 0 < custody.fence < stuck]
             blocks = np.concatenate([custody.blocks for custody in waiting]) if waiting else NONE
             since_us = min((custody.ended_us for custody in waiting), default=0)
-            made.append(self._found("stuck fence", tenant, cause, blocks, lambda: waits, since_us=since_us))
-        return made
+            findings.append(self._found("stuck fence", tenant, cause, blocks, lambda: waits, since_us=since_us))
+        return findings
 
     def _difference(self) -> list[RepairableFinding]:
         """Hand-outs that one side counted and the other did not, beyond those that are known."""
@@ -594,14 +594,14 @@ class EngineScan:
         blocks = np.flatnonzero(mask)
         if not len(blocks):
             return []
-        pool, made = self._books.pool, []
+        pool, findings = self._books.pool, []
         owners = {tag: self._owner(tag) for tag in np.unique(pool.tag[blocks]).tolist()}
         for owner in dict.fromkeys(owners.values()):
             tags = [tag for tag, name in owners.items() if name == owner]
             mine = blocks[np.isin(pool.tag[blocks], tags)]
             since_us = int(pool.born_us[mine].min())
-            made.append(self._found(orphan, owner, cause, mine, repair(mine), since_us=since_us))
-        return made
+            findings.append(self._found(orphan, owner, cause, mine, repair(mine), since_us=since_us))
+        return findings
 
     def _owner(self, tag: int) -> str:
         domain = self._books.pool.domains.get(tag)

@@ -547,19 +547,19 @@ class EnginePort(Custody[ExternalPool]):
         chain = residency.keys
         if isinstance(chain, KeyChain) and chain.epoch != self._epoch:
             return 0  # decided under what no longer holds: looked up again, or computed
-        which = np.array(blocks, dtype=np.int64)
+        indices = np.array(blocks, dtype=np.int64)
         expected, now_us = residency.expected, self._clock.now_us()
         if self.custody.is_over(now_us):
             return 0
         if residency.monitored is not None:
-            tags = self.pool.tag[which]
+            tags = self.pool.tag[indices]
             domains = {tag: self.pool.domains.get(tag) for tag in set(tags.tolist())}
             fine_tags = [
                 tag
                 for tag, domain in domains.items()
                 if domain is not None and domain.is_open and not domain.is_withheld and label_of(domain).is_monitored
             ]
-            return self.pool.attachable(which, np.where(np.isin(tags, fine_tags), tags, -1), now_us)
+            return self.pool.attachable(indices, np.where(np.isin(tags, fine_tags), tags, -1), now_us)
         if now_us >= self._reuse.expires_us:
             return 0
         if isinstance(expected, np.ndarray):
@@ -567,11 +567,11 @@ class EnginePort(Custody[ExternalPool]):
             if now_us >= self._reuse.lease_until_us or now_us + self._clock.offset_us >= edge_us:
                 expected = residency.domain.tag  # what a grant or segment opened then may be over by now
             else:
-                expected = expected[np.array(positions)] if positions is not None else expected[: len(which)]
-                if len(expected) < len(which):  # behind the prompt, where everything is its own
-                    own = np.full(len(which) - len(expected), residency.domain.tag, dtype=np.int32)
+                expected = expected[np.array(positions)] if positions is not None else expected[: len(indices)]
+                if len(expected) < len(indices):  # behind the prompt, where everything is its own
+                    own = np.full(len(indices) - len(expected), residency.domain.tag, dtype=np.int32)
                     expected = np.concatenate((expected, own))
-        fine = self.pool.attachable(which, expected, now_us)
+        fine = self.pool.attachable(indices, expected, now_us)
         residency.stale_blocks = len(blocks) - fine
         return fine
 
@@ -581,15 +581,15 @@ class EnginePort(Custody[ExternalPool]):
         None: some are being compared. The request waits, and looks up again when `compared` was told of an order that
         leaves with the next step. What has come into its reach meanwhile is not read this time.
         """
-        which = np.array(blocks, dtype=np.int64)
+        indices = np.array(blocks, dtype=np.int64)
         asked, now_us = residency.comparison, self._clock.now_us()
         if asked is None or (asked.is_answered and asked.until_us <= now_us):
-            asked = residency.comparison = self.pool.compare(which, residency.domain, now_us)
+            asked = residency.comparison = self.pool.compare(indices, residency.domain, now_us)
             if asked is None:
-                return np.ones(len(which), dtype=np.bool_)
+                return np.ones(len(indices), dtype=np.bool_)
         if not asked.is_answered:
             return None
-        return asked.may_read(which)
+        return asked.may_read(indices)
 
     def first_token(self, residency: ExternalResidency, attached_tokens: int, *, at_us: int | None = None) -> None:
         """The request's first token is there; its prompt had `attached_tokens` leading ones in the cache.
@@ -637,15 +637,15 @@ class EnginePort(Custody[ExternalPool]):
         """The engine gave these blocks to the request; what they held is scrubbed before the coming step."""
         if not len(blocks):
             return
-        which: Blocks = np.array(blocks, dtype=np.int64)
+        indices: Blocks = np.array(blocks, dtype=np.int64)
         now_us = self._clock.now_us() if at_us is None else at_us
         boundary = residency.segment_blocks
         if boundary:
-            self._hand_out_by_domain(residency, which, boundary, now_us)
+            self._hand_out_by_domain(residency, indices, boundary, now_us)
         else:
-            self.pool.hand_out(residency, which, residency.domain, now_us)
+            self.pool.hand_out(residency, indices, residency.domain, now_us)
         if isinstance(residency.monitored, MonitoredRequest):
-            self._forecast.given(residency.monitored, len(which))
+            self._forecast.given(residency.monitored, len(indices))
         self._begin(residency, now_us)
 
     def restored(self, residency: ExternalResidency, blocks: Sequence[int], born_us: int, ceiling_us: int) -> None:
@@ -1123,7 +1123,7 @@ class EnginePort(Custody[ExternalPool]):
         attached, states = residency.attached, self.pool.counts()
         others = set(self.pool.tag[attached].tolist()) - {residency.domain.tag}
         hits = min(len(attached) * self.block_tokens, residency.prompt_tokens)
-        found = FoundHere(
+        found_here = FoundHere(
             residency.prompt_tokens,
             hits,
             residency.queue,
@@ -1131,7 +1131,7 @@ class EnginePort(Custody[ExternalPool]):
             any(self.pool.domains[tag].owner is not residency.account for tag in others),
             self.knows_epochs(plan),
         )
-        return route_found(receipt, plan.facts, found, residency.began_us, residency.trace)
+        return route_found(receipt, plan.facts, found_here, residency.began_us, residency.trace)
 
     def _count_monitored(self, residency: ExternalResidency, monitored: MonitoredRequest) -> None:
         """It is put on record as soon as it is known what it would have found."""

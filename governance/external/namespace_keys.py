@@ -101,18 +101,18 @@ def _several(
     spans: list[NamespaceSpan] = []
     tags: list[int] = []
     start: object = None
-    found = NO_BLOCKS
+    path_blocks = NO_BLOCKS
     first = 0
     own_name, own_tag = namespace_of(read.own), read.own.domain.tag
     segment = read.segment
     if segment is not None and segment.state is not None and read.segment_blocks:
         first = min(read.segment_blocks, prompt.whole)
         name = namespace_of(segment)
-        start, found = tree.walk(None, name, 0, min(first, prompt.limit))
+        start, path_blocks = tree.walk(None, name, 0, min(first, prompt.limit))
         spans.append(NamespaceSpan(name, 0, first))
         tags += [segment.domain.tag] * first
         residency.segment_blocks, residency.segment_domain = first, segment.domain
-    if len(found) == first:  # what continues a segment is reached through all of it
+    if len(path_blocks) == first:  # what continues a segment is reached through all of it
         mine = tree.walk(start, own_name, first, prompt.limit).blocks
         best, through = _attachable(mine, own_tag, pool, now_us), None
         for grant in read.grants:
@@ -132,12 +132,12 @@ def _several(
             residency.granted_blocks = first
             node = tree.walk(start, name, first - best, first).node
             mine = np.concatenate((mine, tree.walk(node, own_name, first, prompt.limit).blocks))
-        found = np.concatenate((found, mine))
+        path_blocks = np.concatenate((path_blocks, mine))
     spans.append(NamespaceSpan(own_name, first, ENDLESS))
     tags += [own_tag] * (prompt.whole - first)
     expected: NDArray[np.int32] = np.array(tags, dtype=np.int32)
     residency.expected = expected
-    return TreePath(tuple(spans), found, True)
+    return TreePath(tuple(spans), path_blocks, True)
 
 
 def _attachable(blocks: Blocks, tag: int, pool: ExternalPool, now_us: int) -> int:

@@ -58,16 +58,16 @@ def opened(residency: ExternalResidency, pool: ExternalPool, revision: int) -> R
 def assigned(residency: ExternalResidency, pool: ExternalPool, among: NDArray[np.int64] | None = None) -> list[Event]:
     """What it was handed for a segment of another tenant, as leaves list it: once, or only what is `among` these."""
     pending, residency.assigned = residency.assigned, []
-    made: list[Event] = []
+    events: list[Event] = []
     for blocks, first, domain in pending:
         generations = np.arange(first, first + len(blocks))
         chosen = np.ones(len(blocks), np.bool_) if among is None else np.isin(generations, among)
         if chosen.any():
             runs = FlatRuns(blocks[chosen], generations[chosen], pool.number)
-            made.append(blocks_assigned(residency.began_us, residency, domain, runs))
+            events.append(blocks_assigned(residency.began_us, residency, domain, runs))
         rest = np.flatnonzero(~chosen)
         residency.assigned += [(blocks[at : at + 1], first + int(at), domain) for at in rest]
-    return made
+    return events
 
 
 def _anonymous(domain: Domain) -> AdmissionFacts:
@@ -100,7 +100,7 @@ def unreported(residency: ExternalResidency) -> int:
 
 
 def ends(pool: ExternalPool, now_us: int) -> list[Event]:
-    """What running requests let go of, then the ends of custody, since the last call."""
+    """Return blocks that running requests released, then the ends of custody, since the last call."""
     events: list[Event] = []
     if pool.released:
         passed, pool.released = pool.released, []
@@ -113,7 +113,7 @@ def ends(pool: ExternalPool, now_us: int) -> list[Event]:
 
 
 def receipts(launches: Sequence[Scrubbed], first: int, pool: ExternalPool, now_us: int) -> list[Event]:
-    """One receipt per launch and owner; launches are numbered from `first` + 1."""
+    """Return one receipt per launch and owner; launches are numbered from `first` + 1."""
     events: list[Event] = []
     for number, scrubbed in enumerate(launches, first + 1):
         events += scrub_receipts(scrubbed, number, pool.number, pool.bytes_per_block, now_us)

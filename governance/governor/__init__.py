@@ -1,1 +1,1 @@
-"""Custody over our own pools: the Governor that an engine calls, and the parts it owns."""
+"""Custody over our own pools: the Governor that an engine calls, and its parts."""

@@ -1,4 +1,4 @@
-"""What one of our pools has in some domains ends: who is enforced for from now on, or what a forecast forgets."""
+"""Ends custody in some domains of our own pools, for tenants that are enforced from now on, or for a forecast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvcustody.allocator.prefix.node import Node
 
 
 def nodes_inside(manager: BlockManager, covers: Callable[[Domain], bool]) -> dict[int, Node]:
-    """Nodes of these domains, and what continues them, by `id`."""
+    """Return the nodes of these domains, and those that continue them, by `id`."""
     inside: dict[int, Node] = {}
     for node in manager.tree.nodes():
         if covers(node.domain) or (node.parent is not None and id(node.parent) in inside):
@@ -19,7 +19,7 @@ def nodes_inside(manager: BlockManager, covers: Callable[[Domain], bool]) -> dic
 
 
 def topmost(inside: dict[int, Node]) -> list[Node]:
-    """Unreferenced nodes to end: the topmost of each chain, for what is below ends with them."""
+    """Return the topmost unreferenced nodes of each chain; those below end with them."""
     return [
         node
         for node in inside.values()
@@ -30,7 +30,7 @@ def topmost(inside: dict[int, Node]) -> list[Node]:
 
 
 def end_domains(manager: BlockManager, covers: Callable[[Domain], bool], now_us: int) -> None:
-    """Close them, lapse what is held in them and end what nobody uses; what runs leaves nothing."""
+    """Close the domains, lapse their holds and end unused blocks; running requests leave nothing."""
     tree, inside = manager.tree, nodes_inside(manager, covers)
     for node in inside.values():
         node.domain.is_open = node.domain.is_open and not covers(node.domain)

@@ -1,4 +1,4 @@
-"""What our own pools would hold under the policy: block managers like theirs, without memory, for monitored requests.
+"""A forecast of our own pools under the policy: block managers without memory, for monitored requests.
 
     forecast.judge(request, plan, read, prompt, now_us)            # what it would find: `request.forecast_blocks`
     forecast.begin(request.run, record, now_us)                    # it has begun; `record` says so once that is known
@@ -39,7 +39,7 @@ from kvcustody.policies.table.decision_table import DecisionTable
 
 
 class PoolRun(ForecastRun):
-    """One monitored request in the pool that enforcing would have made."""
+    """One monitored request in the forecast pool."""
 
     __slots__ = (
         "can_preempt",
@@ -66,14 +66,14 @@ class PoolRun(ForecastRun):
         policy_read: ReadPlan,
         read: ReadPlan,
         prompt: Prompt,
-        found: PrefixMatch | None,
+        match: PrefixMatch | None,
     ) -> None:
         self.request = request
         self.plan = plan
         self.policy_read = policy_read
         self.read = read  # the same in twins
         self.prompt = prompt
-        self.found = found  # until it begins
+        self.found = match  # until it begins
         self.priorities: tuple[BlockPriority, ...] = ()
         self.lookahead_tokens = 0
         self.can_preempt = False
@@ -86,7 +86,7 @@ class PoolRun(ForecastRun):
 
 
 class ForecastPools(WaitingForecast[PoolRun]):
-    """The pool that enforcing would have made. Belongs to the thread that owns the Governor's.
+    """The pool as it would be if the policy were enforced. Belongs to the Governor's owning thread.
 
     It has no pool before the first monitored request (`is_open`), and does nothing.
     """
@@ -102,7 +102,7 @@ class ForecastPools(WaitingForecast[PoolRun]):
         self._fences: dict[int, int] = {}
 
     def open(self, table: DecisionTable) -> None:
-        """Make the pool where there is none; the quotas of `table` bind."""
+        """Make the pool if there is none, with the quotas of `table`."""
         if not self.is_open:
             self._table, self.is_open = table, True
             self._pools.boot(table)
@@ -110,11 +110,11 @@ class ForecastPools(WaitingForecast[PoolRun]):
             self._discard()
 
     def check(self) -> list[str]:
-        """What is wrong with its books: as `Governor.check`."""
+        """Return the problems of its books, as `Governor.check` does."""
         return check(self._manager)
 
     def limit(self, table: DecisionTable) -> None:
-        """Other quotas bind."""
+        """Apply new quotas."""
         if self.is_open:
             self._table = table
             self._pools.limit(table)
@@ -129,7 +129,7 @@ class ForecastPools(WaitingForecast[PoolRun]):
         prompt: Prompt,
         now_us: int,
     ) -> None:
-        """Find what the policy would have let it read, of what would be cached if it were enforced."""
+        """Find what the request could read from the forecast cache under the policy."""
         self._manager.sweep(now_us)
         self.start_waiting(now_us)
         try:
@@ -141,13 +141,15 @@ class ForecastPools(WaitingForecast[PoolRun]):
         request.run = PoolRun(request, plan, read, twins, prompt, found)
 
     def begin(self, run: PoolRun, record: Callable[[], None], now_us: int) -> None:
-        """It was admitted now, and what was found holds still. `record` is called once, when it is known."""
+        """Begin a request that was admitted now; its match is still valid. `record` is called once, when the outcome is
+        known.
+        """
         run.record = record
         if not self._start(run, now_us):
             self._wait(run)
 
     def computed(self, monitored: OwnerData, tokens: int, now_us: int) -> None:
-        """So many leading tokens are computed."""
+        """Note the number of computed leading tokens."""
         run = _run_of(monitored)
         if run is not None and not run.is_over:
             run.computed = tokens
@@ -156,7 +158,7 @@ class ForecastPools(WaitingForecast[PoolRun]):
                 self._discard()
 
     def extend(self, requests: Sequence[OwnerData | None], tokens: NDArray[np.int32] | None, now_us: int) -> None:
-        """Each that is monitored was given one more token. Who would get no room for it is preempted."""
+        """Give each monitored request one more token; one that would get no room is preempted."""
         at, slots = [], []
         for place, request in enumerate(requests):
             run = _run_of(request)
@@ -178,7 +180,7 @@ class ForecastPools(WaitingForecast[PoolRun]):
                     self._end(run, "preempted", now_us)
 
     def fill(self, monitored: OwnerData, tokens: NDArray[np.int32] | None) -> None:
-        """Its last block is full."""
+        """Note that its last block is full."""
         run = _run_of(monitored)
         if run is not None and not run.is_over:
             if run.sequence is not None:
@@ -189,7 +191,7 @@ class ForecastPools(WaitingForecast[PoolRun]):
                 run.tokens += tokens.tolist()
 
     def fork(self, request: MonitoredRequest, now_us: int) -> MonitoredRequest:
-        """A second request runs on its blocks from now on; one whose parent waits waits for it."""
+        """Start a second request on its blocks; it waits while its parent waits."""
         child, run = request.forked(), _run_of(request)
         if run is None or run.is_over:
             return child
@@ -202,7 +204,7 @@ class ForecastPools(WaitingForecast[PoolRun]):
         return child
 
     def end(self, monitored: OwnerData, cause: str, now_us: int) -> None:
-        """It ended; a second time changes nothing."""
+        """End a request; a second call changes nothing."""
         run = _run_of(monitored)
         if run is not None:
             if run.sequence is not None:
@@ -213,7 +215,7 @@ class ForecastPools(WaitingForecast[PoolRun]):
                 self._drop(run)
 
     def forget(self, covers: Callable[[Domain], bool], now_us: int) -> None:
-        """What an erasure would have ended, or whoever is enforced for now had, is not found again."""
+        """Forget the blocks that an erasure ends, or those of tenants that are enforced now."""
         if not self.is_open:
             return
         for twin in self._twins.values():
@@ -225,7 +227,7 @@ class ForecastPools(WaitingForecast[PoolRun]):
         self._discard()
 
     def forget_tenant(self, tenant: str, now_us: int) -> None:
-        """An unlisted tenant has left."""
+        """Forget an unlisted tenant that has left."""
         if self._pools.seat(tenant) is not None:
             self.forget(lambda domain: domain.owner.name == tenant, now_us)
             self._pools.leave(tenant)
@@ -233,7 +235,7 @@ class ForecastPools(WaitingForecast[PoolRun]):
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def step(self, now_us: int) -> None:
-        """As `Governor.step`: expiry and reserve; whoever would have run too long ends."""
+        """Advance time as `Governor.step` does: expiry, reserve, and the end of requests that run too long."""
         if not self.is_open:
             return
         for sequence in self._manager.step(now_us):
@@ -243,7 +245,7 @@ class ForecastPools(WaitingForecast[PoolRun]):
         self._discard()
 
     def fence(self, number: int, requests: Iterable[OwnerData | None], now_us: int) -> None:
-        """A device step is in flight over the blocks of these."""
+        """Note that a device step is in flight over these requests' blocks."""
         runs = map(_run_of, requests)
         running = [run.sequence for run in runs if run is not None and run.sequence is not None]
         if running:
@@ -253,7 +255,7 @@ class ForecastPools(WaitingForecast[PoolRun]):
                 sequence.fence = opened.by_pool[0]
 
     def retire(self, number: int) -> None:
-        """It has retired."""
+        """Note that the step has retired."""
         fence = self._fences.pop(number, None)
         if fence is not None:
             self._pools.retire_fence(fence)

@@ -224,10 +224,10 @@ class Governor(Custody[BlockManager]):
                 if monitored is None
                 else (ReadPlan(monitored.chain), (MONITORED, *monitored.reasons))
             )
-            found, now_us = self._match(plan, read, prompt, now_us, is_monitored=is_monitored)
+            match, now_us = self._match(plan, read, prompt, now_us, is_monitored=is_monitored)
             begun = manager.allocate(
                 handle,
-                found,
+                match,
                 prompt,
                 manager.residency(plan.account, read.own.domain, plan.subject_key, plan, now_us, trace),
                 now_us,
@@ -238,7 +238,7 @@ class Governor(Custody[BlockManager]):
             if isinstance(begun, str):
                 since_us = now_us if asked_us is None else asked_us
                 most = plan.account.cap_blocks if can_preempt else plan.account.request_blocks
-                return self._without_room(plan, handle, begun, found, prompt.tokens + lookahead_tokens, most, since_us)
+                return self._without_room(plan, handle, begun, match, prompt.tokens + lookahead_tokens, most, since_us)
             earlier = RESUMED if is_resumed else self._asked.earlier_run(handle)
             begun.earlier_blocks, begun.monitored = min(begun.hit_blocks, earlier.blocks), monitored
             begun.priorities = () if is_monitored else self._book.priorities(plan, read.segment, kinds)
@@ -261,7 +261,7 @@ class Governor(Custody[BlockManager]):
         if self.offload is not None and self._restore(manager, begun, prompt, latency, takes_partial=takes_partial):
             answer = _admission(begun, self.block_tokens)
         self._measure(
-            begun, plan, found, prompt, counters, now_us, says_kinds=bool(kinds), is_new=earlier is NO_EARLIER
+            begun, plan, match, prompt, counters, now_us, says_kinds=bool(kinds), is_new=earlier is NO_EARLIER
         )
         return self._arrived(plan, begun, receipt, answer, prompt.tokens, now_us)
 
@@ -278,7 +278,7 @@ class Governor(Custody[BlockManager]):
         if receipt is None or plan.facts.tenant == ANONYMOUS:
             return answer
         counts = plan.manager.pool.counts
-        found = FoundHere(
+        found_here = FoundHere(
             prompt_tokens,
             answer.hit_tokens - answer.earlier_tokens,
             len(self._live) - 1,
@@ -286,7 +286,7 @@ class Governor(Custody[BlockManager]):
             any(domain.owner is not begun.account for domain in begun.foreign_blocks()),
             self.knows_epochs(plan),
         )
-        self._outbox += route_found(receipt, plan.facts, found, now_us, begun.residency.trace)
+        self._outbox += route_found(receipt, plan.facts, found_here, now_us, begun.residency.trace)
         return answer
 
     # -- monitored ----------------------------------------------------------------------------------------------------
@@ -401,19 +401,19 @@ class Governor(Custody[BlockManager]):
         began_ns, manager = perf_counter_ns(), plan.manager
         if is_monitored and self.custody.is_over(now_us):
             prompt = prompt._replace(limit=0)
-        found = manager.match_prefix(read, prompt, now_us)
+        match = manager.match_prefix(read, prompt, now_us)
         if manager.pool.sums is not None:
             now_us = self._clock.now_us()
-            if not self._holds_still(plan, found, now_us, is_monitored=is_monitored):
-                found = manager.match_prefix(read, prompt._replace(limit=0), now_us)
+            if not self._holds_still(plan, match, now_us, is_monitored=is_monitored):
+                match = manager.match_prefix(read, prompt._replace(limit=0), now_us)
         self.measures.look_up_ns += perf_counter_ns() - began_ns
-        return found, now_us
+        return match, now_us
 
     def _measure(
         self,
         begun: RunningSequence,
         plan: Plan[BlockManager],
-        found: PrefixMatch,
+        match: PrefixMatch,
         prompt: Prompt,
         counters: TenantCounters,
         now_us: int,
@@ -432,8 +432,8 @@ class Governor(Custody[BlockManager]):
             for domain, blocks in begun.foreign_blocks(first=begun.earlier_blocks).items():
                 counters.granted_hit_blocks += blocks
                 self._reuse.crossed(plan, domain, blocks, blocks * self.block_tokens)
-        counters.stale_blocks += found.stale_blocks
-        counters.verified_blocks += found.checked_blocks
+        counters.stale_blocks += match.stale_blocks
+        counters.verified_blocks += match.checked_blocks
         leaf, evicted = begun.leaf, plan.manager.tree.evicted_keys
         age_us = now_us - leaf.born_us if leaf is not None else 0
         self.measures.began(hits, age_us, now_us - begun.asked_us)
@@ -448,17 +448,17 @@ class Governor(Custody[BlockManager]):
         plan: Plan[BlockManager],
         handle: tuple[str, Hashable],
         reason: str,
-        found: PrefixMatch,
+        match: PrefixMatch,
         tokens: int,
         most: int,
         since_us: int,
     ) -> AdmissionRefused | Deferred:
         """It waits for room, where it could ever have it."""
         needed = -(-tokens // self.block_tokens)
-        if found.via is not plan.own.domain:
-            needed -= found.hit_blocks  # they are charged to whose they are, and so is what it writes for others
+        if match.via is not plan.own.domain:
+            needed -= match.hit_blocks  # they are charged to whose they are, and so is what it writes for others
         account = plan.account
-        needed -= sum(span.last - span.first for span in found.spans if span.domain.owner is not account)
+        needed -= sum(span.last - span.first for span in match.spans if span.domain.owner is not account)
         if needed > most:
             return self.too_large(handle[1], plan.tenant, needed, most)
         return self._deferred(self._counters(plan.tenant), handle, reason, since_us)
@@ -502,7 +502,9 @@ class Governor(Custody[BlockManager]):
     # -- running ------------------------------------------------------------------------------------------------------
 
     def commit(self, request_ids: Sequence[Hashable], computed_tokens: Sequence[int]) -> None:
-        """The first n tokens of each request have their K/V: whole blocks among them may be reused from now on."""
+        """Note that the first n tokens of each request have their K/V: whole blocks among them may be reused from now
+        on.
+        """
         now_us = self._clock.now_us()
         counts = read_counts("computed tokens", computed_tokens)
         for request_id, computed in zip(request_ids, counts, strict=True):
@@ -530,7 +532,9 @@ class Governor(Custody[BlockManager]):
         return np.array([live[request_id].slot for request_id in request_ids], dtype=np.int64)
 
     def extend_many(self, request_ids: Sequence[Hashable], tokens: Tokens | None) -> tuple[Hashable, ...]:
-        """Room for one more accepted token in each request; returns the ids that got none (preempt or retry them)."""
+        """Make room for one more accepted token in each request; returns the ids that got none (preempt or
+        retry them).
+        """
         by_pool: dict[int, list[int]] = {}
         for at, request_id in enumerate(request_ids):
             by_pool.setdefault(self._get(request_id).pool, []).append(at)
@@ -542,7 +546,7 @@ class Governor(Custody[BlockManager]):
         return tuple(stalled)
 
     def extend_slots(self, slots: NDArray[np.int64], tokens: NDArray[np.int32] | None, pool: int = 0) -> list[Hashable]:
-        """`extend_many` by decode slot of one pool: the form for engines that keep their batch as arrays."""
+        """Extend by decode slot of one pool: the form of `extend_many` for engines that keep their batch as arrays."""
         if tokens is not None:
             tokens = read_token_array(tokens, len(slots))
         manager, now_us = self._pools.managers[pool], self._clock.now_us()
@@ -558,7 +562,7 @@ class Governor(Custody[BlockManager]):
         return stalled
 
     def fill(self, request_id: Hashable, tokens: Tokens | None) -> None:
-        """The request's last block is full, and all of it is computed: the form for engines that tell whole blocks.
+        """Note that the request's last block is full and computed: the form for engines that report whole blocks.
 
         `tokens`: ids of those accepted since admission or the last call of `fill` or `extend_slots`, or None where the
         engine withholds them. The next token needs `extend_slots`. Raises as `BlockManager.fill`.
@@ -571,7 +575,7 @@ class Governor(Custody[BlockManager]):
             self._forecast.fill(sequence.monitored, ids)
 
     def may_fork(self, request_id: Hashable) -> bool:
-        """Whether a new request may read all that this one reads: none of it was revoked, expired or erased."""
+        """Whether a new request may read all blocks of this one: none was revoked, expired or erased."""
         sequence = self._get(request_id)
         residency = sequence.residency
         if not residency.may_hold:  # erased, and let finish
@@ -605,7 +609,7 @@ class Governor(Custody[BlockManager]):
         )
 
     def fork(self, request_id: Hashable, child_id: Hashable) -> AdmissionOutcome:
-        """A second request on the same blocks (parallel sampling, beams); the first divergent write copies.
+        """Start a second request on the same blocks (parallel sampling, beams); the first divergent write copies.
 
         Refused where the parent reads what may not be read anew, deferred where the ledger takes no opening of this
         tenant's now: it runs on, and the child is admitted by itself.
@@ -642,7 +646,7 @@ class Governor(Custody[BlockManager]):
         return _admission(child, self.block_tokens)._replace(hit_tokens=there, earlier_tokens=there)
 
     def blocks(self, request_id: Hashable) -> NDArray[np.int64]:
-        """The block table of a running request as it stands: a copy, which cannot be written to."""
+        """Return the present block table of a running request, as a read-only copy."""
         return _block_table(self._get(request_id))
 
     # -- release ------------------------------------------------------------------------------------------------------
@@ -668,7 +672,7 @@ class Governor(Custody[BlockManager]):
         return True
 
     def finish(self, sequence: RunningSequence, cause: str, handle: Hashable = None) -> None:
-        """End a sequence in every book, and record it: `release`, and what a scan does with one that was lost."""
+        """End a sequence in every book, and record it: for `release`, and for a scan that found a lost one."""
         if handle is not None:
             self._live.pop(handle, None)
         now_us = self._clock.now_us()
@@ -687,11 +691,11 @@ class Governor(Custody[BlockManager]):
         self._outbox += [sequence_joined(join, manager.number) for join in joins]
 
     def abort(self, request_id: Hashable) -> bool:
-        """A client cancelled or disconnected: release now."""
+        """Release a request whose client cancelled or disconnected."""
         return self.release(request_id, "aborted")
 
     def preempt(self, request_id: Hashable, *, swap: bool = False) -> bool:
-        """Give a request's blocks up: what is computed stays CACHED under its own hold, to be computed again or found.
+        """Give up a request's blocks: computed ones stay CACHED under their hold, and its next admission may find them.
 
         `swap`: with tiers, all of it goes to one now, its last block that is not full too, to be brought back by an
         admission of all its tokens that `takes_partial`.
@@ -708,7 +712,7 @@ class Governor(Custody[BlockManager]):
         return True
 
     def fence(self, request_ids: Sequence[Hashable]) -> int:
-        """A device step that reads or writes these requests' blocks is in flight; returns its id for `retire`."""
+        """Note a device step in flight over these requests' blocks; returns its id for `retire`."""
         pools = {self._get(request_id).pool for request_id in request_ids}
         opened = self._pools.open_fence(pools, self._clock.now_us())
         for request_id in request_ids:
@@ -720,14 +724,14 @@ class Governor(Custody[BlockManager]):
         return opened.number
 
     def retire(self, fence: int) -> None:
-        """The device step of `fence` has retired; a second time changes nothing."""
+        """Note that the device step of `fence` has retired; a second call changes nothing."""
         self._pools.retire_fence(fence)
         self._forecast.retire(fence)
 
     # -- time, commands, evidence -------------------------------------------------------------------------------------
 
     def step(self) -> tuple[Hashable, ...]:
-        """Once per engine step, and on a timer while idle: commands, expiry, scrub, evidence.
+        """Advance custody once per engine step, and on a timer while idle: commands, expiry, scrub, evidence.
 
         Returns the requests that were ACTIVE longer than their policy allows and have been released.
         """
@@ -782,14 +786,14 @@ class Governor(Custody[BlockManager]):
         self._forecast.forget_tenant(tenant, self._clock.now_us())
 
     def index_changes(self) -> list[IndexChange]:
-        """What was published and what ended in the index of any pool since the last call, in order.
+        """Return what was published and what ended in the index of any pool since the last call, in order.
 
         Recorded from the first call on, which returns nothing; whoever calls once must go on calling.
         """
         return self._pools.index_changes()
 
     def scan_online(self) -> None:
-        """From now on every step scans a slice of one pool; findings go on record, for a full scan to repair."""
+        """Scan a slice of one pool in every step from now on; findings are recorded for a full scan to repair."""
         self._orphans.scan_online(self._books.slices())
 
     def _count_when_idle(self) -> None:
@@ -798,7 +802,9 @@ class Governor(Custody[BlockManager]):
             self.count()
 
     def counts(self) -> PoolCounts:
-        """As `Custody.counts`; scrubs in flight are waited for: the device's count is compared with the record."""
+        """Return counts as `Custody.counts` does, after waiting for scrubs in flight, to compare the device's count
+        with the record.
+        """
         for manager in self._pools.managers:
             manager.pool.synchronize()
         if not self._live:

@@ -1,4 +1,4 @@
-"""From a Governor's pools to its tiers and back: what is evicted goes in sealed, what a prompt lacks comes back.
+"""Moves blocks between a Governor's pools and its tiers: evicted blocks go in sealed, missing ones come back.
 
     offload = Offloading(transfers, clock, block_tokens)
     offload.watch(manager)                         # what it evicts is offered to the tiers from now on
@@ -44,17 +44,17 @@ class CopyableMemory(Memory, Protocol):
     """Memory whose blocks can be read and written from the host."""
 
     def read(self, shard: int, blocks: Blocks, into: memoryview) -> None:
-        """Copy a shard's part of `blocks`, one after the other, into host memory; waits."""
+        """Copy a shard's part of `blocks`, in order, into host memory; waits."""
 
     def write(self, shard: int, blocks: Blocks, data: memoryview) -> None:
-        """Copy what `read` made into a shard's part of `blocks`."""
+        """Copy bytes from `read` into a shard's part of `blocks`."""
 
     def pin(self, address: int, size: int) -> Callable[[], None]:
-        """Let the memory's devices reach `size` bytes of the host's; what is returned undoes it."""
+        """Give the memory's devices access to `size` bytes of host memory; the returned function undoes it."""
 
 
 class Offloading:
-    """One Governor's pools beside its tiers (`transfers`). Called on the owning thread."""
+    """The tiers (`transfers`) of one Governor's pools. Called on the owning thread."""
 
     def __init__(self, transfers: RunTransfers, clock: Clock, block_tokens: int) -> None:
         self.transfers = transfers
@@ -64,11 +64,11 @@ class Offloading:
 
     @property
     def tiers(self) -> list[SealedTier]:
-        """In the order in which they are asked."""
+        """The tiers in the order of look-up."""
         return self.transfers.tiers
 
     def watch(self, manager: BlockManager) -> None:
-        """What this manager evicts is offered from now on. Raises `ConfigError` where its blocks cannot be copied."""
+        """Offer this manager's evicted blocks from now on. Raises `ConfigError` where its blocks cannot be copied."""
         memory = cast(CopyableMemory, manager.pool.memory)
         if manager.options.windows:
             raise ConfigError("tiers: a pool with sliding-window groups is not copied; set no `tiers` for it")
@@ -113,12 +113,12 @@ class Offloading:
     # -- back -----------------------------------------------------------------------------------------------------
 
     def restore(self, manager: BlockManager, sequence: RunningSequence, limit: int, latency: str = "") -> int:
-        """Bring back what follows the sequence's hit, up to `limit` blocks of its prompt; how many came.
+        """Restore the blocks after the sequence's hit, up to `limit` blocks of its prompt; returns their number.
 
         `latency` is the request's class. The sequence has its blocks already; what came is published. Raises
         `DeviceError` where the device failed.
         """
-        come = 0
+        restored = 0
         while sequence.spans:
             span = sequence.spans[0]
             first = span.first
@@ -126,11 +126,11 @@ class Offloading:
             if until <= first or not span.domain.may_be_copied:
                 break
             came = self._restore_span(manager, sequence, span, until - first, latency)
-            come += came
+            restored += came
             if not came or first + came < span.last:
                 break
-        sequence.restored_blocks = come
-        return come
+        sequence.restored_blocks = restored
+        return restored
 
     def _restore_span(
         self,
@@ -148,23 +148,23 @@ class Offloading:
             return 0
         most = start + wanted
         keys = before + span.keys[: KEY_BYTES * (wanted + self._object_blocks)]  # the last may have more of the prompt
-        come, tried = 0, set[TierWay]()
-        while come < wanted:
-            way, found = self.transfers.best(label, keys, start + come, most, tried)
+        restored, tried = 0, set[TierWay]()
+        while restored < wanted:
+            way, found = self.transfers.best(label, keys, start + restored, most, tried)
             if way is None:
                 break
-            came = self._load(way, manager, sequence, label, keys, start + come, found, latency)
+            came = self._load(way, manager, sequence, label, keys, start + restored, found, latency)
             tried = {way} if came else tried | {way}  # it has told all that goes on from there
             now_us = self._clock.now_us()  # the load took time
             for one in came:
                 manager.publish_restored(sequence, span.first + one.blocks, one.born_us, one.ceiling_us, now_us)
                 leaf = sequence.leaf
-                if way is self.transfers.ways[0] and leaf is not None and leaf.start >= start + come:
+                if way is self.transfers.ways[0] and leaf is not None and leaf.start >= start + restored:
                     leaf.offered = Offered(leaf.start, 0, way.tier.ended)
-                come += one.blocks
-            if span.start != start + come:
+                restored += one.blocks
+            if span.start != start + restored:
                 break  # a key is taken by a node that cannot be attached: what comes is this request's alone
-        return come
+        return restored
 
     def _load(
         self,
@@ -174,11 +174,11 @@ class Offloading:
         label: DomainLabel,
         keys: bytes,
         depth: int,
-        found: list[Found],
+        copies: list[Found],
         latency: str,
     ) -> list[Restored]:
         reader = CopyReader(label, sequence.residency.id, latency)
-        choice = self.transfers.choose_restore(way, reader, depth, found)
+        choice = self.transfers.choose_restore(way, reader, depth, copies)
         if not choice.moves:
             return []
         memory = cast(CopyableMemory, manager.pool.memory)
@@ -188,12 +188,12 @@ class Offloading:
         def write(at: int, count: int, skip: int, data: memoryview) -> None:
             _write(memory, sequence.table[at + shift : at + shift + count], skip, data)
 
-        return self.transfers.restore(way, reader, keys, depth, found, choice, write)
+        return self.transfers.restore(way, reader, keys, depth, copies, choice, write)
 
     # -- swap -----------------------------------------------------------------------------------------------------
 
     def keep_tail(self, manager: BlockManager, sequence: RunningSequence) -> bool:
-        """Keep the block that the sequence has begun and not filled: it is never published, and no prompt finds it."""
+        """Store the block that the sequence has begun but not filled: it is never published, and no prompt finds it."""
         size, slot = self._block_tokens, sequence.slot
         whole, tokens = divmod(int(manager.decode.computed[slot]), size)
         if not (tokens and len(sequence.spans) == 1 and sequence.published == whole):
@@ -221,14 +221,16 @@ class Offloading:
         return self.transfers.store(run, memory.bytes_per_block * memory.shards, read) >= 0
 
     def keep_path(self, manager: BlockManager, leaf: Node | None) -> None:
-        """Keep what was published of a path that nobody refers to now; it stays in the pool while there is room."""
+        """Store the published blocks of a path without references; they also stay in the pool while there is room."""
         while leaf is not None:
             if leaf.refs == 0:
                 self._demote(manager, leaf, 0)
             leaf = leaf.parent
 
     def restore_tail(self, manager: BlockManager, sequence: RunningSequence, prompt: Prompt, latency: str = "") -> int:
-        """Bring back the block that a preempted request had begun, for all but its last token; how many tokens."""
+        """Restore the unfilled block of a preempted request, for all but its last token; returns the number of
+        tokens.
+        """
         size = self._block_tokens
         whole, tokens = divmod(prompt.tokens - 1, size)
         if not (tokens and len(sequence.spans) == 1 and sequence.published == whole):

@@ -1,4 +1,4 @@
-"""The books of our own pools: block managers, and the sequences that run in them.
+"""The books of our own pools: block managers and their running sequences.
 
 An erasure ends all custody of a selector, now, in every state:
 
@@ -84,7 +84,7 @@ class PoolBooks:
         return self._pools.managers
 
     def limit(self, table: DecisionTable) -> None:
-        """As `Books`, and of the forecast; what compares blocks with checksums is made ready before a request waits."""
+        """Limit as `Books` does, the forecast too; prepares block checksums before a request waits for them."""
         quotas = quotas_of(table)
         self._pools.limit(quotas)
         if table.policy.profile is Profile.SHARED:
@@ -107,7 +107,7 @@ class PoolBooks:
         return PoolsCensus(self)
 
     def slices(self) -> list[Slices]:
-        """An online scan of each pool."""
+        """Return an online scan of each pool."""
         running = self.running
 
         def is_live(sequence: RunningSequence) -> bool:
@@ -140,7 +140,7 @@ class PoolBooks:
         return events
 
     def take_overdue(self, now_us: int) -> list[CustodyOverdue]:
-        """Which pools have custody past its deadline, or have none any more, since the last call (`GRACE_US`)."""
+        """Return the pools whose custody went past its deadline, or no longer is, since the last call (`GRACE_US`)."""
         changed = []
         for manager in self.pools:
             number, was_late = manager.number, manager.number in self._late
@@ -171,7 +171,7 @@ class PoolBooks:
         )
 
     def teardown(self, now_us: int) -> None:
-        """As `Books`; every block is scrubbed, and tiers that do not outlive the process end."""
+        """End as `Books` does; every block is scrubbed, and tiers that do not outlive the process end."""
         for handle in list(self.running):
             self.release(handle, "shutdown")
         for manager in self.pools:
@@ -260,7 +260,7 @@ class PoolsCensus:
 
 
 class PoolErasure:
-    """`ErasureEffect` in our own pools: what it covers is ended when it is made."""
+    """An `ErasureEffect` in our own pools; making it ends what it covers."""
 
     def __init__(self, books: PoolBooks, selector: Selector, before_us: int, now_us: int, *, finish: bool) -> None:
         self._books = books

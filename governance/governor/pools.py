@@ -1,4 +1,4 @@
-"""The pools of one engine process, cut to what the policy's profile demands.
+"""The pools of one engine process, sized as the policy's profile demands.
 
 - shared: one pool, one partition, quotas and borrowing as the policy says.
 - strict: one pool, one partition per tenant of exactly its guarantee: its own clean reserve, scrub queue and
@@ -66,7 +66,7 @@ class Pools:
         self.is_unlimited: Callable[[str], bool] = lambda _: False  # whom no quota binds now
 
     def like(self, memory: Callable[[int], Memory]) -> Pools:
-        """As many blocks under the same options, over other memory; to be booted."""
+        """Return pools with as many blocks and the same options over other memory; they must be booted."""
         return Pools(
             memory,
             self.blocks,
@@ -124,7 +124,7 @@ class Pools:
         return manager
 
     def index_changes(self) -> list[IndexChange]:
-        """See `Governor.index_changes`; pools that are made later tell theirs too."""
+        """Return changes as `Governor.index_changes` does; pools that are made later report theirs too."""
         taken, self._changes = self._changes or [], []
         for manager in self.managers:
             manager.tree.changes = self._changes
@@ -133,7 +133,7 @@ class Pools:
     def account(
         self, name: str, table: DecisionTable, leaves: Callable[[str], bool] = lambda name: False
     ) -> tuple[Account, BlockManager]:
-        """The account of an admitted tenant and the pool it is in. Raises `CapacityError` where no room is left.
+        """Return an admitted tenant's account and its pool. Raises `CapacityError` where no room is left.
 
         `leaves` is asked of unlisted tenants that are here to make room for another: see `UnlistedTenants`.
         """
@@ -165,19 +165,19 @@ class Pools:
         return self._profile is Profile.SHARED
 
     def seat(self, name: str) -> tuple[Account, BlockManager] | None:
-        """The account and pool of a tenant that is here."""
+        """Return the account and pool of a present tenant."""
         manager = self._by_tenant.get(name)
         return None if manager is None else (manager.accounts[name], manager)
 
     def room_of(self) -> dict[str, int]:
-        """The most blocks that each tenant that is here may have."""
+        """Return the most blocks that each present tenant may have."""
         return {
             name: min(manager.accounts[name].cap_blocks, manager.accounts[name].partition.size)
             for name, manager in self._by_tenant.items()
         }
 
     def leave(self, name: str) -> bool:
-        """An unlisted tenant that runs nothing gives back what it has; False where it holds something.
+        """Release the blocks of an unlisted tenant that runs nothing; False where it still holds some.
 
         In `shared` it may be charged for what is on its way to CLEAN: it has no guarantee from here on. Elsewhere all
         that is its own is CLEAN, or quarantined for good: nobody is ever handed that, whoever has the rest.
@@ -250,7 +250,7 @@ class Pools:
         return OpenedFence(self._next_fence, by_pool)
 
     def retire_fence(self, number: int) -> None:
-        """Retire it in every pool; idempotent."""
+        """Retire a fence in every pool; a second call changes nothing."""
         if not 0 < number <= self._next_fence:
             raise HandleError(f"fence `{number}` was never opened; the last one is `{self._next_fence}`", fence=number)
         for pool, fence in self._fences.pop(number, {}).items():

@@ -1,4 +1,4 @@
-"""Which blocks a sequence of our own pools attached, joined and wrote, as events for the ledger."""
+"""Events of sequences in our own pools: the blocks that they attached, joined and wrote."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def opening_events(
     revision: int,
     now_us: int,
 ) -> tuple[Event, ...]:
-    """The sequence as it began, and what of its blocks belongs to another tenant."""
+    """Return the events of a sequence's start, with its blocks that belong to another tenant."""
     opened = sequence_opened(plan, sequence, manager, reasons, revision, now_us)
     return (opened, *sequence_assigned(sequence, manager, now_us))
 
@@ -36,7 +36,7 @@ def sequence_opened(
     revision: int,
     now_us: int,
 ) -> ResidencyOpened:
-    """The sequence as it began: which blocks it attached and which it was handed."""
+    """Return the event of a sequence's start: attached and allocated blocks."""
     residency, pool = sequence.residency, manager.number
     attached = _attached(sequence)
     domains: tuple[int, ...] = (residency.domain.tag,)
@@ -61,7 +61,7 @@ def sequence_opened(
 
 
 def sequence_assigned(sequence: RunningSequence, manager: BlockManager, now_us: int) -> list[Event]:
-    """What its admission was handed for a segment of another tenant; to be taken before it publishes."""
+    """Return the blocks allocated for another tenant's segment; call it before the sequence publishes."""
     account, generation = sequence.account, manager.pool.generation
     if all(span.domain.owner is account for span in sequence.spans):
         return []
@@ -80,7 +80,7 @@ def sequence_assigned(sequence: RunningSequence, manager: BlockManager, now_us: 
 
 
 def path_domains(sequence: RunningSequence) -> list[Domain]:
-    """The domain of each block that it found, in token order; to be taken before it publishes its own."""
+    """Return the domain of each matched block, in token order; call it before the sequence publishes."""
     found: list[Domain] = []
     node = sequence.leaf
     while node is not None:
@@ -117,7 +117,7 @@ def _handed_out(sequence: RunningSequence, pool: int) -> Runs:
 
 
 def written(sequence: RunningSequence, manager: BlockManager) -> Runs:
-    """Every block the sequence was handed after its admission: growth, copies, windows.
+    """Return every block that the sequence was given after its admission: growth, copies, windows.
 
     To be taken before its release, while the generations stand.
     """
@@ -128,7 +128,7 @@ def written(sequence: RunningSequence, manager: BlockManager) -> Runs:
 
 
 def unlisted(sequence: RunningSequence, manager: BlockManager) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Blocks and generations the sequence was handed since its admission: generations only rise."""
+    """Return blocks and generations given to the sequence since its admission; generations only rise."""
     blocks = sequence.table[sequence.hit_blocks : sequence.block_count]
     generations = manager.pool.generation[blocks]
     if sequence.extra_written:
@@ -141,7 +141,7 @@ def unlisted(sequence: RunningSequence, manager: BlockManager) -> tuple[NDArray[
 
 
 def sequence_joined(join: AttachedBlocks, pool: int) -> BlocksAttached:
-    """A running request came to refer to what another had published before it could."""
+    """Return the event of a running request that now refers to blocks that another published first."""
     residency = join.residency
     runs = FlatRuns(join.blocks, join.generations, pool)
     return BlocksAttached(join.at_us, residency.id, residency.account.name, runs, residency.trace)

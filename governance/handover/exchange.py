@@ -1,4 +1,4 @@
-"""The exchange of a hand-over: one request with a ticket, one answer with sealed objects, over a connection of its own.
+"""The exchange of a hand-over: one request with a ticket, one answer with sealed objects, over its own connection.
 
     fetch   := length, msgpack {ticket, worker, life, at_ms, signature}
     answer  := length, msgpack {reason, life, copies: [[name, size, sum], …], signature}, then the objects
@@ -80,14 +80,14 @@ class _Answer(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Fetched(NamedTuple):
-    """What a fetch brought; `reason`: why nothing did."""
+    """The result of a fetch; `reason` says why it has no objects."""
 
     objects: tuple[SealedObject, ...] = ()
     reason: str = ""
 
 
 class AnsweredFetch(NamedTuple):
-    """How one fetch was answered, for the record. `peer_life`: of the worker that asked, where it is authentic."""
+    """The answer to one fetch, for the record. `peer_life`: the authenticated worker that asked."""
 
     nonce: bytes
     peer: str
@@ -98,10 +98,10 @@ class AnsweredFetch(NamedTuple):
 
 
 class Offers(Protocol):
-    """What the prefill worker has on offer."""
+    """A prefill worker's offers."""
 
     def take(self, ticket: Ticket, deadline: float) -> Sequence[SealedObject] | str:
-        """The objects of an offer, which is used up (rule 2), or why there are none; by `deadline` (monotonic)."""
+        """Return the objects of an offer and use it up (rule 2), or why there are none; by `deadline` (monotonic)."""
 
 
 class _RefusedFetches:
@@ -123,7 +123,7 @@ class _RefusedFetches:
 
 
 class HandoverServer:
-    """Answers fetches at one address, on threads of its own. Raises `OSError` where it cannot listen."""
+    """Answers fetches at one address, on its own threads. Raises `OSError` where it cannot listen."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class HandoverServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering."""
         self._is_over.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # whoever waits for the next connection waits no more
@@ -212,7 +212,7 @@ class HandoverServer:
         self._on_given(given)
 
     def answer(self, asked: bytes, deadline: float) -> tuple[bytes, Sequence[SealedObject], AnsweredFetch]:
-        """The head of the answer, what follows it, and what is on record of it. Raises `ValueError` for no request."""
+        """Return the answer's head, its body and its record. Raises `ValueError` for a malformed request."""
         try:
             fetch = msgspec.msgpack.decode(asked, type=_Fetch)
         except msgspec.MsgspecError:
@@ -261,7 +261,7 @@ def fetch_objects(
     seconds: float = 2.0,
     tls: ssl.SSLContext | None = None,
 ) -> Fetched:
-    """Ask the ticket's worker for its objects; a failure of whatever kind is a reason, and nothing came.
+    """Fetch a ticket's objects from its worker; any failure becomes a reason, without objects.
 
     `text`: the ticket as it came. `worker`, `life`: who asks.
     """

@@ -1,4 +1,4 @@
-"""What a prefill worker has on offer: one run of blocks for each ticket, for one fetch, until the ticket's deadline.
+"""A prefill worker's offers: one run of blocks a ticket, for one fetch, until the ticket's deadline.
 
 1. An offer is used up by the first fetch, and ends with its deadline: then nothing is given for it any more. The blocks
    and copies themselves live on under their own terms.
@@ -23,7 +23,9 @@ _PAUSE_SECONDS = 0.005
 
 
 class OfferedPart(NamedTuple):
-    """Blocks of one domain, from `first` of the chain on. keys: of the chain up to the part's end, 32 bytes a block."""
+    """Blocks of one domain, from block `first` of the chain. keys: of the chain up to the part's end, 32 bytes
+    a block.
+    """
 
     label: DomainLabel
     first: int
@@ -31,7 +33,7 @@ class OfferedPart(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What one ticket gives."""
+    """The blocks that one ticket opens."""
 
     nonce: bytes
     parts: tuple[OfferedPart, ...]
@@ -53,7 +55,7 @@ class OfferTable:
         self._lock = threading.Lock()
 
     def put(self, offer: Offer) -> None:
-        """Offer this from now on."""
+        """Add an offer."""
         with self._lock:
             self._forget_ended()
             if len(self._offers) >= OFFERS_MAX:
@@ -62,7 +64,7 @@ class OfferTable:
             self._offers[offer.nonce] = offer
 
     def take(self, ticket: Ticket, deadline: float) -> Sequence[SealedObject] | str:
-        """The objects of the ticket's offer (rule 1), or the reason why there are none."""
+        """Return the objects of the ticket's offer (rule 1), or why there are none."""
         with self._lock:
             self._forget_ended()
             if ticket.nonce in self._used:

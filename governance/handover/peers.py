@@ -1,4 +1,4 @@
-"""The workers that hand over to each other: a document of names, addresses and public keys, and each one's own key.
+"""The workers that hand over to each other: a document of names, addresses and public keys, and a worker's own key.
 
     schema: kvcustody/handover-peers@1
     workers:
@@ -36,7 +36,7 @@ Address = Annotated[str, AfterValidator(_address)]
 
 
 class PeerEntry(YamlModel):
-    """One worker: where it gives, and its public key as `kvcustody door key NAME --key FILE` prints it."""
+    """One worker: its address, and its public key as `kvcustody door key NAME --key FILE` prints it."""
 
     address: Address
     key: str
@@ -57,7 +57,7 @@ class Peers(NamedTuple):
 
 
 def read_peers(path: Path) -> Peers:
-    """The document in a file. Raises `ConfigError` that names the worker whose key or address cannot be used."""
+    """Read the document. Raises `ConfigError` that names the worker whose key or address cannot be used."""
     document = read_model(PeersDocument, path)
     keys: dict[str, VerifierKey] = {}
     addresses: dict[str, tuple[str, int]] = {}
@@ -75,7 +75,7 @@ def read_peers(path: Path) -> Peers:
 
 
 def watch_peers(path: Path, clock: Clock) -> Callable[[], Peers]:
-    """Who is trusted now (rule 2). Raises `ConfigError` where the document cannot be used at the start."""
+    """Return the workers that are trusted now (rule 2). Raises `ConfigError` for an unusable document at the start."""
     watched = WatchedFile(path, read_peers, clock)
 
     def trusted() -> Peers:
@@ -99,7 +99,7 @@ class PeerKey:
 
     @classmethod
     def open(cls, path: Path, worker: str) -> PeerKey:
-        """The key in a file, made at first use under the worker's name. Raises a `CustodyError`."""
+        """Open the key in a file, and create it at first use under the worker's name. Raises a `CustodyError`."""
         if not path.exists():
             try:
                 return cls(create_signing_key(path, worker, KeyKind.ED25519))

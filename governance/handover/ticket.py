@@ -1,4 +1,4 @@
-"""Hand-over tickets: how the engine that prefilled a request says which one worker may fetch its sealed blocks, once.
+"""Hand-over tickets: the prefill engine names the one worker that may fetch a request's sealed blocks, once.
 
 1. The prefill worker signs with its own Ed25519 key. Others have its public key alone, so none can make its tickets.
 2. A ticket is for one decode worker by name, of one life of the prefill worker, and ends at its deadline.
@@ -65,18 +65,18 @@ class Ticket(NamedTuple):
 
 
 class RefusedTicket(NamedTuple):
-    """Nothing is fetched, or given."""
+    """A ticket for which nothing is fetched or given."""
 
     reason: Reason
 
 
 def chain_digest(keys: bytes) -> bytes:
-    """What a ticket calls a run of blocks: a digest over their keys, 32 bytes each."""
+    """Return a ticket's name for a run of blocks: a digest over their keys, 32 bytes each."""
     return hashlib.blake2b(keys, digest_size=DIGEST_BYTES).digest()
 
 
 def issue(ticket: Ticket, key_id: bytes, sign: Callable[[bytes], bytes]) -> str:
-    """The ticket's text; `nonce` is made here where it is empty."""
+    """Return the ticket's text; an empty `nonce` is replaced by a new one."""
     record = _HEAD.pack(
         _VERSION,
         key_id,
@@ -93,7 +93,7 @@ def issue(ticket: Ticket, key_id: bytes, sign: Callable[[bytes], bytes]) -> str:
 
 
 def read_ticket(text: str, keys: Mapping[str, VerifierKey], clock: Clock) -> Ticket | RefusedTicket:
-    """What a ticket says, if one of these workers signed it and it is in time. Whom it is for is the caller's to see.
+    """Parse a ticket that one of these workers signed and that is in time. The caller checks whom it is for.
 
     keys: of the workers that are trusted, by name.
     """

@@ -1,4 +1,4 @@
-"""TLS of hand-overs: both sides show a certificate of the fleet's own authority, so that no other reads the wire.
+"""TLS for hand-overs: both sides present a certificate of the fleet's own authority, so that no other party can read.
 
     tls = handover_tls(settings)              # None: names, sizes and tickets go in clear
     connection = tls.client.wrap_socket(connection)
@@ -17,14 +17,14 @@ from kvcustody.governance.settings import Settings
 
 
 class HandoverTls(NamedTuple):
-    """How this worker answers, and how it asks."""
+    """The TLS contexts with which this worker answers and asks."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
 
 
 def handover_tls(settings: Settings) -> HandoverTls | None:
-    """What the settings name; None: no TLS. Raises `ConfigError` for files that cannot be used."""
+    """Return the TLS of the settings; None without. Raises `ConfigError` for files that cannot be used."""
     certificate, key = settings.handover_certificate_path, settings.handover_certificate_key_path
     if certificate is None:
         return None

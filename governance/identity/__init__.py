@@ -1,1 +1,1 @@
-"""Who asks, of which model, for whose blocks: principals, model identities, domains, and their canonical bytes."""
+"""Identities: principals, model identities, domains, and their canonical bytes."""

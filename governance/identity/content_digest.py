@@ -1,4 +1,4 @@
-"""Digests of what an engine loaded, for a `ModelIdentity`: they say in their prefix how they were made."""
+"""Digests of what an engine loaded, for a `ModelIdentity`; a prefix names the method."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EPOCHS = 1 << 52  # a leaf's integers are below 2^53
 
 
 def weights_fingerprint(name: str, revision: str) -> str:
-    """A local folder's files by name, size and time; a hub name by its revision."""
+    """Return a digest of a local folder's files by name, size and time, or of a hub name by its revision."""
     folder = Path(name)
     if not folder.is_dir():
         return named_digest("fingerprint", name, revision)
@@ -21,7 +21,7 @@ def weights_fingerprint(name: str, revision: str) -> str:
 
 
 class FileFacts(NamedTuple):
-    """What tells a folder's files from what they were: of the files themselves, and of where they lie.
+    """Facts that change when a folder's files change: of the files, and of their location.
 
     `places` differ between machines.
     """
@@ -31,12 +31,12 @@ class FileFacts(NamedTuple):
 
     @classmethod
     def unknown(cls) -> FileFacts:
-        """Equal to no folder's."""
+        """Facts that equal no folder's."""
         return cls((("", -1, secrets.randbits(64)),), ())
 
 
 def file_facts(name: str) -> FileFacts:
-    """The facts of a local folder's files, by name; none of what is no folder, or has gone."""
+    """Return the facts of a local folder's files, by name; none for a missing folder."""
     try:
         found = sorted((path.name, path.stat()) for path in Path(name).iterdir() if path.is_file())
     except OSError:
@@ -48,12 +48,12 @@ def file_facts(name: str) -> FileFacts:
 
 
 def unique_epoch() -> int:
-    """A number from 1 that no process has again: copies in files outlive the one that wrote them."""
+    """Return a number from 1 that no other process gets: copies in files outlive the process that wrote them."""
     return 1 + secrets.randbelow(_EPOCHS)
 
 
 def named_digest(kind: str, *texts: str) -> str:
-    """`kind:` and the digest of the texts, each with its length."""
+    """Return `kind:` and the digest of the texts, each framed by its length."""
     hashed = hashlib.blake2b(digest_size=32)
     for text in texts:
         data = text.encode("utf-8", "surrogatepass")
@@ -62,5 +62,5 @@ def named_digest(kind: str, *texts: str) -> str:
 
 
 def attributes_text(config: object, *names: str) -> str:
-    """What a configuration says under these names."""
+    """Return a configuration's values under these names as text."""
     return "; ".join(f"{name}={getattr(config, name, None)!r}" for name in names)

@@ -25,7 +25,7 @@ VERSION = 1
 
 
 class ScopeKind(Enum):
-    """Who may reuse, wide to narrow. A segment is a tenant's declared prefix, read by whom its rule names."""
+    """Who may reuse, from wide to narrow. A segment is a tenant's declared prefix, for the readers of its rule."""
 
     PUBLIC = "public"
     GROUP = "group"
@@ -36,7 +36,7 @@ class ScopeKind(Enum):
 
 
 class KeyOwner(NamedTuple):
-    """Whose random secret a key derives from: `kind` is `tenant`, `group` or `public`."""
+    """The owner of the random secret from which a key derives: `kind` is `tenant`, `group` or `public`."""
 
     kind: str
     issuer: str
@@ -149,12 +149,12 @@ def tenant_owner(issuer: str, tenant: str) -> KeyOwner:
 
 
 def group_owner(group: str) -> KeyOwner:
-    """The owner of a group's shared domain: a secret of its own, not a member's."""
+    """Return the owner of a group's shared domain: it has its own secret, not a member's."""
     return KeyOwner("group", "", check_identifier("group", group))
 
 
 def own_scope(principal: Principal, scope: ScopeKind) -> ScopeKind | None:
-    """In which scope the principal's own blocks lie, where its policy says this one.
+    """Return the scope of the principal's own blocks under a policy that sets this one.
 
     A subject scope without a subject becomes a session scope; without a session there is none (`None`).
     """
@@ -176,20 +176,20 @@ def own_domain(
     salt: str | None = None,
     tenant_name: str | None = None,
 ) -> DomainSpec | None:
-    """The principal's own domain at `tenant`, `subject` or `session` scope, narrowed where an identifier is
+    """Return the principal's own domain at `tenant`, `subject` or `session` scope, narrowed where an identifier is
     missing.
 
     None where nothing of that request is reused across requests (`own_scope`).
     """
-    found = own_scope(principal, scope)
-    if found is None:
+    kind = own_scope(principal, scope)
+    if kind is None:
         return None
     return DomainSpec(
-        scope=found,
+        scope=kind,
         issuer=principal.issuer,
         tenant=principal.tenant,
-        subject=None if found is ScopeKind.TENANT else principal.subject,
-        session=principal.session if found is ScopeKind.SESSION else None,
+        subject=None if kind is ScopeKind.TENANT else principal.subject,
+        session=principal.session if kind is ScopeKind.SESSION else None,
         classification=classification,
         labels=tuple(labels),
         model=model,

@@ -52,7 +52,7 @@ _SCHEMAS: dict[type[Extra], str] = {
 
 
 def frame(extra: Extra) -> bytes:
-    """The bytes to feed a keyed state where `extra` applies, before the tokens that it conditions."""
+    """Return the bytes that a keyed state takes for `extra`, before the tokens that it conditions."""
     fields: dict[int, tlv.Value] = dict(enumerate(extra, start=1))
     try:
         record = tlv.encode(_SCHEMAS[type(extra)], VERSION, fields)
@@ -64,7 +64,7 @@ def frame(extra: Extra) -> bytes:
 
 
 def is_framed(frames: bytes) -> bool:
-    """Whether these bytes are whole frames, one or more, and nothing else."""
+    """Whether these bytes are one or more complete frames and nothing else."""
     at = 0
     while at + _HEAD.size <= len(frames):
         word, length = _HEAD.unpack_from(frames, at)

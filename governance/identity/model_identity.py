@@ -64,7 +64,7 @@ class ModelIdentity:
         return {tag: getattr(self, name) for tag, name in enumerate(names, start=1)}
 
     def named(self) -> dict[str, str | int | None]:
-        """What a log says of it, so that an operator can declare a segment for this model."""
+        """Return what a log says about the model, so that an operator can declare a segment for it."""
         return {
             "model_digest": self.digest.hex(),  # a name that logs may show
             "block_tokens": self.block_tokens,

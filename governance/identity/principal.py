@@ -75,7 +75,7 @@ def identify(
     asserted: Mapping[str, object] | None = None,
     route: object = None,
 ) -> Principal:
-    """The principal behind an authenticated request.
+    """Return the principal of an authenticated request.
 
     `issuer` and `tenant` come from authentication, `verified` from the claims of the same token (`subject`,
     `session`, `classification`), `asserted` from what the tenant says of itself in the request (`subject`,
@@ -102,7 +102,7 @@ def identify(
 
 
 def check_identifier(field: str, value: object) -> str:
-    """`value` unchanged if it is a well-formed identifier, else `IdentityError` that does not quote it."""
+    """Return a well-formed identifier unchanged; raises an `IdentityError` that does not quote a bad one."""
     if type(value) is not str:
         raise _refused(field, f"must be text, not `{type(value).__name__}`")
     if value.isascii():
@@ -116,7 +116,9 @@ def check_identifier(field: str, value: object) -> str:
 
 
 def check_tenant_name(name: object) -> str:
-    """`name` unchanged if it is one that `tenants.Issuers` makes, else `IdentityError` that does not quote it."""
+    """Return a name that `tenants.Issuers` can make unchanged; raises an `IdentityError` that does not quote a
+    bad one.
+    """
     if type(name) is not str:
         raise _refused("tenant", f"must be text, not `{type(name).__name__}`")
     tenant, separated, issuer = name.partition(SEPARATOR)

@@ -36,7 +36,7 @@ class TlvRecord(NamedTuple):
 
 
 def encode(schema: str, version: int, fields: Mapping[int, Value]) -> bytes:
-    """The canonical bytes of a record; raises `TypeError` or `ValueError` on a value that has no encoding."""
+    """Return the canonical bytes of a record; raises `TypeError` or `ValueError` for a value that has no encoding."""
     name = schema.encode("ascii")
     parts = [_MAGIC, struct.pack(">B", len(name)), name, struct.pack(">HH", version, len(fields))]
     for tag in sorted(fields):
@@ -46,7 +46,7 @@ def encode(schema: str, version: int, fields: Mapping[int, Value]) -> bytes:
 
 
 def decode(data: bytes) -> TlvRecord:
-    """The record behind canonical bytes; `ValueError` on anything that `encode` would not have written."""
+    """Return the record of canonical bytes; raises `ValueError` for anything that `encode` does not write."""
     reader = _Reader(data)
     if reader.take(len(_MAGIC)) != _MAGIC:
         raise ValueError("not a tag-length-value record")

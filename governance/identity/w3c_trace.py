@@ -1,4 +1,4 @@
-"""W3C Trace Context as far as custody needs it: the trace that a request belongs to (www.w3.org/TR/trace-context).
+"""W3C Trace Context, as far as custody needs it: a request's trace id (www.w3.org/TR/trace-context).
 
 - A trace id is 32 lowercase hexadecimal digits, not all zero. Nothing else is kept, compared or recorded as one.
 - It is the caller's word: it decides nothing, widens nothing, and only finds what was recorded under it.
@@ -29,7 +29,7 @@ def is_trace(value: object) -> bool:
 
 
 def check_trace(value: object) -> str:
-    """`value` unchanged if it is a trace id, else `IdentityError` that does not quote it."""
+    """Return a trace id unchanged; raises an `IdentityError` that does not quote a bad one."""
     if type(value) is not str or _TRACE.fullmatch(value) is None:
         reason = "must be 32 lowercase hexadecimal digits, not all zero"
         raise IdentityError(f"trace: {reason}", field="trace", reason=reason)
@@ -37,7 +37,7 @@ def check_trace(value: object) -> str:
 
 
 def trace_of(traceparent: object) -> str:
-    """The trace id in a `traceparent`; empty where there is none, or a malformed one."""
+    """Return the trace id of a `traceparent`; empty without one, or with a malformed one."""
     if type(traceparent) is not str or len(traceparent) > _CHARACTERS_MAX:
         return ""
     found = _PARENT.fullmatch(traceparent)
@@ -47,5 +47,5 @@ def trace_of(traceparent: object) -> str:
 
 
 def trace_in(headers: Mapping[str, str] | None) -> str:
-    """The trace id in headers by lower-case name; empty where there is none."""
+    """Return the trace id of headers by lower-case name; empty without one."""
     return "" if not headers else trace_of(headers.get(TRACEPARENT))

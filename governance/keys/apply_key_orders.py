@@ -1,4 +1,4 @@
-"""What a worker does with its keys when a custodian has ordered it: later epochs, and the end of earlier ones.
+"""Carries out a custodian's key orders on a worker: later epochs, and the end of earlier ones.
 
 - Following the same orders again changes nothing: an epoch is older than the order's moment or it is not.
 - An order holds for the one tenant of that name. Owners that this keyring never had are not made.
@@ -19,7 +19,7 @@ _log = get_logger(__name__)
 
 
 class OrderedKeys(NamedTuple):
-    """Epochs of a tenant from before `before_us` (UTC µs) get a successor, or end with one (`action`)."""
+    """An order: a tenant's epochs from before `before_us` (UTC µs) get a successor, or end with one (`action`)."""
 
     tenant: str
     action: str
@@ -27,25 +27,27 @@ class OrderedKeys(NamedTuple):
 
 
 def newest(orders: Iterable[OrderedKeys]) -> tuple[OrderedKeys, ...]:
-    """The last order of each kind on each tenant: it asks for all that the earlier ones asked for.
+    """Return the last order of each kind for each tenant; it includes what the earlier ones asked for.
 
     An order of no known kind is logged and passed over.
     """
-    found: dict[tuple[str, str], OrderedKeys] = {}
+    newest_by_key: dict[tuple[str, str], OrderedKeys] = {}
     for order in orders:
         if order.action not in (ROTATE, DESTROY):
             _log.error("an order on keys cannot be read", tenant=order.tenant, action=order.action)
             continue
         key = (order.tenant, order.action)
-        if key not in found or found[key].before_us < order.before_us:
-            found[key] = order
-    return tuple(found[key] for key in sorted(found))
+        if key not in newest_by_key or newest_by_key[key].before_us < order.before_us:
+            newest_by_key[key] = order
+    return tuple(newest_by_key[key] for key in sorted(newest_by_key))
 
 
 def apply_key_orders(
     keyring: Keyring, orders: Iterable[OrderedKeys], name: Callable[[KeyOwner], str]
 ) -> dict[KeyOwner, list[KeyFact]]:
-    """Rotate and destroy what the orders name; what was done, by owner. `name`: what an owner's tenant is called."""
+    """Rotate and destroy as the orders say; returns the acts by owner. `name`: returns the name of an owner's
+    tenant.
+    """
     keyring.refresh()
     done: dict[KeyOwner, list[KeyFact]] = {}
     for order in orders:

@@ -1,4 +1,4 @@
-"""The key that signs the ledger's checkpoints: made once, on record before it signs, and handed over on record.
+"""The key that signs the ledger's checkpoints: created once, on record before it signs, and handed over on record.
 
 - A signing key is in a file of its own, apart from the root key and every data key, and signs for the ledger whose
 leaves name it. A ledger that another key signs for is left to that key: nothing here forks its signatures.
@@ -38,7 +38,7 @@ _log = get_logger(__name__)
 
 
 def recorded_keys(engine: Engine) -> tuple[KeyPeriod, ...]:
-    """Every key that the ledger's own leaves name, with the sizes that it may sign; none for an unsigned ledger.
+    """Return every key that the ledger's leaves name, with the sizes that it may sign; none for an unsigned ledger.
 
     Whoever does not trust the ledger starts from a key that he was given: `rotation.key_periods`.
     """
@@ -62,7 +62,7 @@ def open_signing_key(
     clock: Clock,
     kind: KeyKind = KeyKind.ED25519,
 ) -> SigningKey | None:
-    """The key that signs this ledger; None where another process holds it.
+    """Open the key that signs this ledger; None where another process holds it.
 
     Makes one of `kind` for a ledger that has none, named by `own_origin`. Raises `ConfigError` where the file holds a
     key that the ledger does not name.
@@ -79,7 +79,7 @@ def open_signing_key(
 def sign_ledger(
     path: Path, origin: str, engine: Engine, clock: Clock, kind: KeyKind = KeyKind.ED25519
 ) -> SignedNote | None:
-    """Sign the newest checkpoint once, for a ledger that no process at work signs: its note, old or new.
+    """Sign the newest checkpoint once, for a ledger that no running process signs; returns its note, old or new.
 
     A ledger that has no key gets one, on record. None where another process holds the key, or nothing is committed.
     Raises as `open_signing_key`, and `ProofError` where the ledger is not the one that the key signed before.
@@ -99,12 +99,12 @@ def sign_ledger(
 
 
 def memory_of(path: Path) -> Path:
-    """The file that remembers what a key signed last: beside the key's own."""
+    """Return the file that remembers a key's last signature; it lies beside the key."""
     return path.with_name(path.name + ".last")
 
 
 def check_unused(path: Path) -> None:
-    """Raise `ConfigError` where the key of this file has signed another ledger already."""
+    """Raise `ConfigError` where this file's key has signed another ledger."""
     head = last_signed(memory_of(path))
     if head is not None and head.size:
         raise ConfigError(
@@ -138,7 +138,7 @@ def confirm_break(
     actor: str,
     reason: str,
 ) -> LogBreak:
-    """Put on record that the root log does not extend what its key signed, and have it go on.
+    """Record that the root log does not extend what its key signed, and let signing resume.
 
     Raises `ConfigError` where it does extend it, `LedgerUnavailable` where it cannot be recorded (nothing is changed
     then), `SigningKeyError` while a signer runs.
@@ -149,14 +149,14 @@ def confirm_break(
         with engine.connect() as connection:
             proofs = LedgerProofs(connection)
             stored = proofs.signed_or_none()
-            found = proofs.checkpoint().head
+            stored_head = proofs.checkpoint().head
             replays = select(events.c.leaf).where(events.c.kind == "replay-completed", has_leaf(events))
             if stored is not None:
                 replays = replays.where(events.c.at_us >= stored.at_us)
             replayed = sum(orjson.loads(bytes(leaf))["added"] for leaf in connection.scalars(replays))
         base = EMPTY.head() if stored is None else parse_checkpoint(parse_note(stored.note).text).head
         seconds = clock.utc_us() // MICROSECONDS
-        what = LogBreak(key.name, signer.last_head(), found, base, replayed, seconds)
+        what = LogBreak(key.name, signer.last_head(), stored_head, base, replayed, seconds)
         record = base64.b64encode(break_record(key, what)).decode()
         ledger.submit_durable(LogBroken(clock.now_us(), what.lost.size, what.base.size, record, actor, reason))
         signer.begin_again(None if stored is None else stored.note)
@@ -171,7 +171,7 @@ def rotate_signing_key(
     actor: str,
     kind: KeyKind | None = None,
 ) -> SigningKey:
-    """Hand over to a new key of `kind` (None: of the old one's), on record; the old file stays under its key id.
+    """Hand over to a new key of `kind` (None: as the old one), on record; the old file stays under its key id.
 
     Raises `LedgerUnavailable` where the handover could not be recorded; the old key then goes on. Raises
     `SigningKeyError` while a signer runs.
@@ -198,7 +198,7 @@ def _rotate(
 
 
 def finish_handover(path: Path, periods: Sequence[KeyPeriod]) -> None:
-    """What an interrupted handover left: the new key takes over where the ledger names it, and is dropped else.
+    """Finish an interrupted handover: the new key takes over if the ledger names it, otherwise it is dropped.
 
     One that is under way in another process is waited for.
     """
@@ -220,7 +220,7 @@ def _finish_handover(path: Path, periods: Sequence[KeyPeriod]) -> None:
 
 
 def take_over(path: Path, old: SigningKey | None) -> None:
-    """Put the next key in the place of the old one, which stays under its id."""
+    """Put the next key in the old one's place; the old one stays under its id."""
     if old is not None:
         kept = path.with_name(f"{path.name}.{old.verifier.key_id.hex()}")
         if not kept.exists():
@@ -230,5 +230,5 @@ def take_over(path: Path, old: SigningKey | None) -> None:
 
 
 def next_file(path: Path) -> Path:
-    """Where the next key waits until it is on record."""
+    """Return the file of the next key until it is on record."""
     return path.with_name(path.name + ".next")

@@ -1,4 +1,4 @@
-"""Core dumps: a crash that writes a tenant's blocks to a disk nobody governs.
+"""Core dumps: a crash would write tenants' blocks to a disk that no policy governs.
 
 A GPU core dump holds device memory, a host one the pools on the CPU and the domain keys. Both are off unless
 somebody switched them on, so a switch that is on is named, and refused where the profile is strict.
@@ -30,24 +30,24 @@ _OFF = frozenset({"", "0"})
 
 
 def switched_on(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The switches of device core dumps that are on."""
+    """Return the switches of device core dumps that are on."""
     return tuple(name for name in SWITCHES if environment.get(name, "") not in _OFF)
 
 
 def disable_core_dumps(*, strict: bool, environment: Mapping[str, str] | None = None) -> None:
-    """Refuse (strict) or name (otherwise) core dumps of device memory; in strict, no host core is written either.
+    """Refuse (strict) or report device core dumps; in strict, host core dumps are disabled too.
 
     Raises `ConfigError` with the switches that are on.
     """
-    found = switched_on(os.environ if environment is None else environment)
-    if found and strict:
+    switches = switched_on(os.environ if environment is None else environment)
+    if switches and strict:
         raise ConfigError(
-            f"`{'`, `'.join(found)}` would write device memory to a file when a kernel fails; "
+            f"`{'`, `'.join(switches)}` would write device memory to a file when a kernel fails; "
             "the strict profile refuses to start: unset it",
-            switches=found,
+            switches=switches,
         )
-    if found:
-        _log.warning("a failing kernel would write device memory to a file", switches=found)
+    if switches:
+        _log.warning("a failing kernel would write device memory to a file", switches=switches)
     if strict:
         _, hard = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (0, hard))

@@ -1,9 +1,9 @@
-"""Primed hash states, one per domain in use: what the hot path copies to compute block keys.
+"""Primed hash states, one per domain in use, which the hot path copies to compute block keys.
 
 - A state is `blake2b(key=domain key, digest_size=32)` with nothing hashed yet. Callers `copy()` it and never
   update it.
 - A domain key exists in a buffer only while its state is primed; then the buffer is wiped. The state itself
-  is as good as the key (docs/operate/keys.md), so dropping an epoch drops its states before anything else is
+  is as good as the key (docs/concepts/keys.md), so dropping an epoch drops its states before anything else is
   destroyed.
 - The number of states is bounded in all and per owner: a tenant that invents domains evicts its own states.
 - A forked child starts with no state.
@@ -38,7 +38,7 @@ class DomainKeys:
         _drop_in_children(self)
 
     def state(self, spec: DomainSpec) -> hashlib.blake2b:
-        """The domain's primed state, to be copied; `KeyringError` if its key epoch does not exist."""
+        """Return the domain's primed state, to be copied; raises `KeyringError` if its key epoch does not exist."""
         state = self._states.get(spec)
         if state is None:
             return self._prime(spec)
@@ -50,7 +50,7 @@ class DomainKeys:
         self._derive(spec.owner, spec.key_epoch, spec.info, buffer)
 
     def drop(self, spec: DomainSpec) -> bool:
-        """Forget one domain's state; whether there was one."""
+        """Forget one domain's state; returns whether there was one."""
         if self._states.pop(spec, None) is None:
             return False
         owned = self._by_owner[spec.owner]
@@ -60,7 +60,7 @@ class DomainKeys:
         return True
 
     def drop_epoch(self, owner: KeyOwner, epoch: int) -> int:
-        """Forget every state under an owner's epoch; how many there were."""
+        """Forget every state of an owner's epoch; returns their number."""
         doomed = [spec for spec in self._by_owner.get(owner, ()) if spec.key_epoch == epoch]
         return sum(self.drop(spec) for spec in doomed)
 

@@ -1,4 +1,4 @@
-"""Backups of a file of keys that somebody told of: until when each is kept, and whether one from before a moment opens.
+"""Known backups of a key file: until when each is kept, and whether one from before a moment still opens.
 
     backups = KeyBackups(path)                   # of the file of keys
     backups.add(made_us, until_us)               # `kvcustody keys backup`
@@ -49,15 +49,17 @@ class KeyBackups:
         self.path = keys.with_name(keys.name + ".backups")
 
     def add(self, made_us: int, until_us: int) -> None:
-        """Tell of one, before it is made. Raises `KeyringError` where that cannot be kept."""
+        """Note a backup before it is made. Raises `KeyringError` where that cannot be stored."""
         self._append(made_us, until_us)
 
     def moved(self, at_us: int, root: bytes) -> None:
-        """Keys are moved from now on away from this root key, by its verification key. Raises as `add`."""
+        """Note that keys move away from this root key, by its verification key. Raises as `add`."""
         self._append(at_us, _MOVED | _number(root))
 
     def end(self, root: bytes) -> None:
-        """This root key is destroyed: no backup that it alone opens counts any more (rule 4). Raises as `add`."""
+        """Note that this root key is destroyed: backups that only it opens no longer count (rule 4). Raises as
+        `add`.
+        """
         if self.path.exists():
             self._append(0, _ENDED | _number(root))
 
@@ -77,7 +79,7 @@ class KeyBackups:
             raise self._failed("cannot be written", error) from None
 
     def open_until(self, before_us: int, now_us: int) -> int:
-        """When the last of those that were made before a moment is gone; 0: none of them is there now.
+        """Return when the last backup from before a moment is destroyed; 0: there is none now.
 
         Raises `KeyringError` where they cannot be read.
         """

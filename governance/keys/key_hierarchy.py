@@ -1,4 +1,4 @@
-"""The keys of one deployment as a hierarchy: what each ends, and when; read from the stores, without any secret.
+"""A deployment's keys as a hierarchy: what each one ends, and when; read from the stores without any secret.
 
     tree = read_hierarchy(keyring_path, shred_keys_path, now_us)
 
@@ -26,7 +26,7 @@ BUCKET_ENDS = "every copy that falls due in its time, in every tier"
 
 
 class EpochKey(NamedTuple):
-    """One secret of an owner; the current one keys what is new."""
+    """One secret of an owner; the current one keys new blocks."""
 
     owner: KeyOwner
     epoch: int
@@ -35,7 +35,7 @@ class EpochKey(NamedTuple):
 
 
 class DestroyedEpoch(NamedTuple):
-    """A secret of an owner that is no more."""
+    """A destroyed secret of an owner."""
 
     owner: KeyOwner
     epoch: int
@@ -43,7 +43,7 @@ class DestroyedEpoch(NamedTuple):
 
 
 class KeyHierarchy(NamedTuple):
-    """What there is, and what was destroyed, each oldest first; `now_us` is when it was read (UTC)."""
+    """Existing and destroyed keys, each oldest first, as read at `now_us` (UTC)."""
 
     epochs: list[EpochKey]
     subjects: list[ShredKey]
@@ -54,11 +54,11 @@ class KeyHierarchy(NamedTuple):
 
     @property
     def overdue(self) -> list[ShredKey]:
-        """Keys of buckets that are over: what ends them is a worker with a tier, at its next step."""
+        """Keys of expired buckets: a worker with a tier ends them at its next step."""
         return [key for key in self.buckets if key.until_us <= self.now_us]
 
     def data(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return JSON data."""
         return {
             "read": iso(self.now_us),
             "epochs": [
@@ -84,17 +84,17 @@ class KeyHierarchy(NamedTuple):
 
 
 def _receipt(key: DestroyedKey) -> dict[str, Any]:
-    said = {
+    fields = {
         "kind": key.kind,
         "id": key.id.hex(),
         "created": iso(key.created_us),
         "destroyed": iso(key.destroyed_us),
     }
-    return said | ({"classification": key.label, "due": iso(key.until_us)} if key.kind == "bucket" else {})
+    return fields | ({"classification": key.label, "due": iso(key.until_us)} if key.kind == "bucket" else {})
 
 
 def read_hierarchy(keyring: Path, shred: Path, now_us: int) -> KeyHierarchy:
-    """What two stores say. Raises `KeyringError`."""
+    """Read the hierarchy from two stores. Raises `KeyringError`."""
     document = FileKeyStore(keyring).load()
     epochs = [
         EpochKey(owner, epoch, stored.created_utc_us, document.latest.get(owner) == epoch)

@@ -1,4 +1,4 @@
-"""Every tenant's random secrets, by key epoch: made, rotated, derived from, and destroyed.
+"""Every tenant's random secrets by key epoch: creation, rotation, derivation, destruction.
 
 - Each (owner, epoch) has its own random secret. It is stored only wrapped, and is in memory only in a
   `KeyBuffer`.
@@ -46,7 +46,8 @@ _DERIVATION_SALT = b"kvcustody/v1/derived-key"
 
 
 class KeyFact(NamedTuple):
-    """One durable change to the keyring. `in_service`: what a key service does with the epoch's own key, if it has one.
+    """One durable change of the keyring. `in_service`: what a key service does with the epoch's own key, if there is
+    one.
 
     `owed`: it is to be asked; `still-owed`: an earlier process was to ask, and may have died before it said so;
     `pending`: it destroys the key, or the last known backup of the key store goes, at `ends_utc` (µs); `gone`.
@@ -61,7 +62,7 @@ class KeyFact(NamedTuple):
 
 
 class DestroyReceipt(NamedTuple):
-    """What destroying one epoch removed; `method` says how. Media may keep more (docs/operate/keys.md)."""
+    """What destroying one epoch removed; `method` says how. Storage media may keep more (docs/concepts/keys.md)."""
 
     fact: KeyFact
     wrapped_copies: int
@@ -99,20 +100,20 @@ class Keyring:
         self.domains = DomainKeys(self.derive, states_max=states_max, states_per_owner_max=states_per_owner_max)
 
     def current(self, owner: KeyOwner) -> int | None:
-        """The epoch that keys the owner's new content; `None` if the owner has none (see `ensure`)."""
+        """Return the epoch that keys the owner's new content; `None` without one (see `ensure`)."""
         epoch = self._document.latest.get(owner)
         return epoch if epoch is not None and self._readable((owner, epoch)) else None
 
     def epochs(self, owner: KeyOwner) -> tuple[int, ...]:
-        """The owner's readable epochs, ascending."""
+        """Return the owner's readable epochs, ascending."""
         return tuple(sorted(key[1] for key in self._document.epochs if key[0] == owner and self._readable(key)))
 
     def owners(self) -> tuple[KeyOwner, ...]:
-        """Every owner with a readable epoch."""
+        """Return every owner with a readable epoch."""
         return tuple(sorted({key[0] for key in self._document.epochs if self._readable(key)}))
 
     def ensure(self, owners: Iterable[KeyOwner]) -> tuple[KeyFact, ...]:
-        """Give each owner without a current epoch one, in a single durable save; facts for those made."""
+        """Create an epoch for each owner without one, in one durable save; returns the facts of new ones."""
         wanted = [owner for owner in dict.fromkeys(owners) if self.current(owner) is None]
         if not wanted:
             return ()
@@ -135,7 +136,7 @@ class Keyring:
         return fact
 
     def rotate_older(self, owner: KeyOwner, before_us: int) -> KeyFact | None:
-        """Start the owner's next epoch unless the current one is from `before_us` (UTC) or later; None then.
+        """Start the owner's next epoch; returns None where the current one is from `before_us` (UTC) or later.
 
         The new one counts as made at `before_us` or later, whatever this machine's clock says.
         """
@@ -150,7 +151,7 @@ class Keyring:
         return fact
 
     def epochs_before(self, owner: KeyOwner, before_us: int) -> tuple[int, ...]:
-        """The owner's readable epochs that were made before a moment (UTC), ascending."""
+        """Return the owner's readable epochs from before a moment (UTC), ascending."""
         return tuple(epoch for epoch in self.epochs(owner) if self._is_before(owner, epoch, before_us))
 
     def _is_before(self, owner: KeyOwner, epoch: int, before_us: int) -> bool:
@@ -164,8 +165,7 @@ class Keyring:
         return made_us < before_us or made_us > max(before_us, self._clock.utc_us()) + CLOCKS_DIFFER_US
 
     def destroy(self, owner: KeyOwner, epoch: int) -> DestroyReceipt:
-        """Crypto-erase one epoch: states, buffers, then every wrapped copy. What it keyed is never found
-        again.
+        """Destroy one epoch: states, buffers, then every wrapped copy. Its blocks are never found again.
 
         The epoch stops serving reads before the store is written: if that fails, an error is raised, this
         process still refuses the epoch, and `destroy` may be called again.
@@ -189,7 +189,7 @@ class Keyring:
         return DestroyReceipt(fact, 1, buffers, states, "wrapped copy removed from the store, memory wiped")
 
     def take_left_owed(self) -> tuple[KeyFact, ...]:
-        """What a key service was to be asked when this process began; once."""
+        """Return, once, the key service's destructions that were pending when this process began."""
         left, self._left_owed = self._left_owed, []
         return tuple(
             KeyFact("destroyed", owner, epoch, self._clock.utc_us(), "still-owed")
@@ -198,7 +198,7 @@ class Keyring:
         )
 
     def end_in_service(self) -> tuple[KeyFact, ...]:
-        """Have the key service destroy the keys of destroyed epochs, and look again at those it had put off.
+        """Have the key service destroy the keys of destroyed epochs, and check those that it had scheduled.
 
         Without a service: look whether known backups of the key store still have them (`key_backups`).
         On any thread: the service is asked outside the lock. One that does not answer is asked again by the next call,
@@ -261,13 +261,13 @@ class Keyring:
 
     @property
     def may_seal(self) -> bool:
-        """Whether tiers may use what is derived here: not while a key service is away for too long. Never waits."""
+        """Whether tiers may use derived keys: not while a key service is away for too long. Never waits."""
         return self._port.may_seal()
 
     def rewrap(
         self, port: WrappingPort, progress: Callable[[int, int], object] = lambda done, of: None
     ) -> tuple[KeyFact, ...]:
-        """Move every epoch under another root key or key service; then the old one may be destroyed.
+        """Move every epoch to another root key or key service; the old one may then be destroyed.
 
         Saved after every `REWRAP_BATCH` epochs, so that a call that was cut short is made again and goes on: an epoch
         that only the new one opens stays as it is. `progress(done, of)` is called after each save. Facts are of those
@@ -312,7 +312,7 @@ class Keyring:
             derive(secret, salt=_DERIVATION_SALT, info=info, into=into, scratch=self._scratch)
 
     def refresh(self) -> None:
-        """Read the store again and forget what another process destroyed."""
+        """Read the store again, and forget keys that another process destroyed."""
         with self._lock:
             self._reload()
 
@@ -340,7 +340,7 @@ class Keyring:
         return secret
 
     def has_epoch(self, owner: KeyOwner, epoch: int) -> bool:
-        """Whether an epoch is readable, by the store: no key service is asked."""
+        """Whether the store has an epoch; no key service is asked."""
         return self._readable((owner, epoch))
 
     def _readable(self, key: tuple[KeyOwner, int]) -> bool:

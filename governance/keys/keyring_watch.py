@@ -1,4 +1,4 @@
-"""Reads a keyring again where another process has changed its file: before each use, a look at the file's status.
+"""Reloads a keyring whose file another process changed; checks the file's status before each use.
 
 watch = KeyringWatch(keyring, path)
 watch.look()
@@ -21,7 +21,7 @@ class KeyringWatch:
         self._seen: tuple[int, int, int] | None = None
 
     def look(self) -> None:
-        """What was destroyed elsewhere is forgotten here."""
+        """Forget keys that were destroyed elsewhere."""
         try:
             status = os.stat(self._path)  # noqa: PTH116 - before each use: a path object takes as long again
         except OSError:

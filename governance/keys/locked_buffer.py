@@ -7,7 +7,7 @@
   key is never used.
 - A buffer has no printable content and can be neither pickled nor copied.
 
-Python and libraries copy what they are given: docs/operate/keys.md lists which copies outlive a call, as measured.
+Python and libraries copy what they are given: docs/concepts/keys.md lists which copies outlive a call, as measured.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def derive(
     into: KeyBuffer,
     scratch: KeyBuffer | None = None,
 ) -> None:
-    """HKDF-SHA256 (RFC 5869) of `secret` into a 32-byte buffer, leaving no copy of anything between.
+    """Derive 32 bytes with HKDF-SHA256 (RFC 5869) into a buffer, leaving no intermediate copy.
 
     `scratch` saves making a buffer for the step between; it is wiped. Two HMAC calls, because the library's
     own HKDF leaves a copy of its output on the heap (measured).
@@ -58,7 +58,8 @@ def wipe_bytes(result: bytes) -> None:
 
 
 def map_private(size: int) -> tuple[mmap.mmap, int, bool]:
-    """Memory for secrets: a mapping of whole pages, its address, and whether it is locked (RLIMIT_MEMLOCK may refuse).
+    """Map whole pages for secrets; returns the mapping, its address, and whether it is locked (RLIMIT_MEMLOCK may
+    refuse).
 
     It is in no core dump, and zeros in forked children, as far as the kernel knows how.
     """
@@ -67,7 +68,7 @@ def map_private(size: int) -> tuple[mmap.mmap, int, bool]:
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
     locked = _LIBC.mlock(address, pages) == 0
     for advice in (_DONTDUMP, _WIPEONFORK):
-        with suppress(OSError):  # an older kernel: docs/operate/keys.md says what is lost
+        with suppress(OSError):  # an older kernel: docs/concepts/keys.md says what is lost
             mapped.madvise(advice)
     return mapped, address, locked
 
@@ -87,7 +88,7 @@ class KeyBuffer:
 
     @classmethod
     def random(cls, size: int = KEY_BYTES) -> KeyBuffer:
-        """A buffer filled by the kernel's generator, with no copy on the Python heap."""
+        """Return a buffer filled by the kernel's generator, without a copy on the Python heap."""
         buffer = cls(size)
         with Path("/dev/urandom").open("rb", buffering=0) as source:
             if source.readinto(buffer._view) != size:
@@ -96,20 +97,20 @@ class KeyBuffer:
         return buffer
 
     def writable(self) -> memoryview:
-        """The memory, to be filled by one library call; from here on the buffer counts as filled."""
+        """Return the memory for one library call to fill; the buffer counts as filled from then on."""
         self._same_process()
         self._filled = True
         return self._view
 
     def view(self) -> memoryview:
-        """The secret, read-only, to be handed to a library call and not kept."""
+        """Return the secret, read-only, for a library call that does not keep it."""
         self._same_process()
         if not self._filled:
             raise KeyringError("the key buffer is wiped or was never filled")
         return self._view.toreadonly()
 
     def take(self, result: bytes) -> None:
-        """Move a library's fresh result in here, and wipe the object that it came in.
+        """Move a library's fresh result into the buffer, and wipe the original object.
 
         Some calls can only return `bytes`. The caller must own `result` alone; nothing else may ever read it.
         """
@@ -118,12 +119,12 @@ class KeyBuffer:
         wipe_bytes(result)
 
     def wipe(self) -> None:
-        """Overwrite the secret; the mapping itself is returned to the system with the buffer."""
+        """Overwrite the secret; the system gets the mapping back with the buffer."""
         ctypes.memset(self._address, 0, self.size)
         self._filled = False
 
     def matches(self, other: KeyBuffer) -> bool:
-        """Constant-time equality of two secrets."""
+        """Compare two secrets in constant time."""
         return hmac.compare_digest(self.view(), other.view())
 
     @property

@@ -1,4 +1,4 @@
-"""The key that signs evidence reports: made once, on record before it signs, and handed over on record.
+"""The key that signs evidence reports: created once, on record before it signs, and handed over on record.
 
 - It is in a file of its own and signs nothing but reports. The ledger that names it is the one that it signs for.
 - A handover is a class A event that both keys signed: durable before the new key's file takes the old one's place. A
@@ -34,7 +34,7 @@ NAME_END = "/report"  # a report key is named as its ledger, and this
 
 
 def recorded_report_keys(engine: Engine) -> tuple[KeyPeriod, ...]:
-    """Every key that the ledger names as one that signs reports, with the checkpoints it may sign of; oldest first."""
+    """Return every report-signing key that the ledger names, with the checkpoints it may sign for; oldest first."""
     with engine.connect() as connection:
         return report_key_periods([leaf for _, leaf in enrolment_leaves(connection)])
 
@@ -49,7 +49,7 @@ def open_report_key(
     *,
     actor: str = "governor",
 ) -> SigningKey:
-    """The key that signs this ledger's reports; made and put on record where it names none.
+    """Open the key that signs this ledger's reports; create and record it where the ledger names none.
 
     Raises `ConfigError` where the file is missing or holds a key that the ledger does not name.
     """
@@ -65,7 +65,7 @@ def open_report_key(
 
 
 def read_report_key(path: Path, periods: Sequence[KeyPeriod]) -> SigningKey:
-    """The key that the ledger names; raises `ConfigError` where the file is missing or holds another."""
+    """Read the key that the ledger names; raises `ConfigError` for a missing file or another key."""
     if not periods:
         raise ConfigError("no key signs reports of this ledger; `kvcustody report enrol-key` makes one, on record")
     finish_handover(path, periods)
@@ -104,5 +104,5 @@ def rotate_report_key(
 
 
 def signed_report(connection: Connection, report: Report, key: SigningKey) -> Report:
-    """The report with its signature; raises as `sign_document`."""
+    """Return the report with its signature; raises as `sign_document`."""
     return report.replace(signature=sign_document(connection, report.document(), key).signature)

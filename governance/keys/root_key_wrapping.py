@@ -1,4 +1,5 @@
-"""The wrapping port: what holds the root key wraps, unwraps, signs and destroys; the keyring never sees it.
+"""The wrapping port: the holder of the root key wraps, unwraps, signs and destroys; the keyring never sees the root
+key.
 
 - A wrapped secret opens only under the same root key, owner and key epoch: all of them are bound into the
   wrap.
@@ -42,44 +43,44 @@ WRAPPED_BYTES = 1 + _SALT_BYTES + KEY_BYTES + _TAG_BYTES
 
 
 class KeyEnd(NamedTuple):
-    """A key service's answer to a destruction. `until_us`: when the key goes (UTC µs); 0: it is gone."""
+    """A key service's answer to a destruction. `until_us`: when the key is destroyed (UTC µs); 0: it is destroyed."""
 
     until_us: int = 0
 
 
 class WrappingPort(Protocol):
-    """A holder of one root key: a file here, a key service or hardware module elsewhere."""
+    """The holder of one root key: a file, a key service or a hardware module."""
 
     def wrap(self, secret: KeyBuffer, *, owner: KeyOwner, epoch: int) -> bytes:
-        """The secret sealed to (root key, owner, epoch); safe to store."""
+        """Seal a secret to (root key, owner, epoch); the result is safe to store."""
 
     def unwrap(self, wrapped: bytes, *, owner: KeyOwner, epoch: int) -> KeyBuffer:
-        """The secret behind `wrapped`; raises `KeyringError` unless root key, owner and epoch all match."""
+        """Return the secret of `wrapped`; raises `KeyringError` unless root key, owner and epoch all match."""
 
     def sign(self, message: bytes) -> bytes:
-        """An Ed25519 signature under a key derived from the root key."""
+        """Sign with Ed25519, under a key derived from the root key."""
 
     def verification_key(self) -> bytes:
-        """The 32-byte Ed25519 public key for `sign`."""
+        """Return the 32-byte Ed25519 public key for `sign`."""
 
     def destroy(self) -> KeyEnd:
-        """Destroy the root key. Everything that it wrapped is lost for good."""
+        """Destroy the root key. Everything that it wrapped is lost."""
 
     @property
     def ends_under(self) -> str:
-        """The root under which each epoch is wrapped by a key of its own, which `end_epoch` destroys.
+        """The root under which each epoch has its own wrapping key, which `end_epoch` destroys.
 
         Empty: they have none.
         """
 
     def end_epoch(self, owner: KeyOwner, epoch: int) -> KeyEnd:
-        """Destroy the key that wraps this epoch alone, so that no copy of the wrap opens, in whatever backup.
+        """Destroy the key that wraps only this epoch, so that no copy of the wrap opens, in any backup.
 
         A second call changes nothing. Only where `ends_under`. Raises `KeyServiceUnavailable`.
         """
 
     def may_seal(self) -> bool:
-        """Whether what tiers keep may be sealed and opened now; never waits. A holder that is away too long says no."""
+        """Whether tiers may seal and open now; never waits. False while the holder is away for too long."""
 
 
 class RootKeyWrapping:
@@ -90,14 +91,14 @@ class RootKeyWrapping:
         self._path = path
 
     def wrap(self, secret: KeyBuffer, *, owner: KeyOwner, epoch: int) -> bytes:
-        """The secret sealed to (root key, owner, epoch): format ‖ salt ‖ AES-256-GCM ciphertext and tag."""
+        """Seal a secret to (root key, owner, epoch): format ‖ salt ‖ AES-256-GCM ciphertext and tag."""
         salt = os.urandom(_SALT_BYTES)
         with self._wrapping_key(salt) as key:
             sealed = AESGCM(key.view()).encrypt(_NONCE, secret.view(), bound_to(owner, epoch))
         return _FORMAT + salt + sealed
 
     def unwrap(self, wrapped: bytes, *, owner: KeyOwner, epoch: int) -> KeyBuffer:
-        """The secret behind `wrapped`, in a buffer of its own."""
+        """Return the secret of `wrapped`, in its own buffer."""
         if len(wrapped) != WRAPPED_BYTES or wrapped[:1] != _FORMAT:
             raise _unusable(owner, epoch, "the wrapped key is malformed")
         secret = KeyBuffer()
@@ -111,15 +112,15 @@ class RootKeyWrapping:
         return secret
 
     def sign(self, message: bytes) -> bytes:
-        """An Ed25519 signature under a key derived from the root key."""
+        """Sign with Ed25519, under a key derived from the root key."""
         return self._signing_key().sign(message)
 
     def verification_key(self) -> bytes:
-        """The 32-byte Ed25519 public key for `sign`."""
+        """Return the 32-byte Ed25519 public key for `sign`."""
         return self._signing_key().public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
 
     def destroy(self) -> KeyEnd:
-        """Wipe the root key in memory and on its file, then remove the file (media: docs/operate/keys.md)."""
+        """Wipe the root key in memory and on its file, then remove the file (media: docs/concepts/keys.md)."""
         self._root.wipe()
         if self._path is not None and self._path.exists():
             with self._path.open("r+b", buffering=0) as file:
@@ -131,15 +132,15 @@ class RootKeyWrapping:
 
     @property
     def ends_under(self) -> str:
-        """The root key wraps every epoch: none has a key of its own."""
+        """None: the root key wraps every epoch."""
         return ""
 
     def end_epoch(self, owner: KeyOwner, epoch: int) -> KeyEnd:
-        """Raises `KeyringError`: there is no such key."""
+        """Raise `KeyringError`: no epoch has its own key."""
         raise _unusable(owner, epoch, "has no key of its own; rewrap the others, and destroy the root key")
 
     def may_seal(self) -> bool:
-        """A root key in memory is always there."""
+        """True: a root key in memory is always available."""
         return True
 
     def _wrapping_key(self, salt: bytes) -> KeyBuffer:
@@ -160,7 +161,7 @@ def open_wrapping(
     strict: bool = False,
     environment: MutableMapping[str, str] | None = None,
 ) -> RootKeyWrapping:
-    """The wrapping port for a root key from a `file`, the `environment`, or `generated` at `path` if absent.
+    """Open the wrapping port of a root key from a `file`, the `environment`, or `generated` at `path` if absent.
 
     A variable that was read is removed from the environment, so that child processes do not inherit it.
     """
@@ -183,7 +184,7 @@ def create_root_key(path: Path) -> None:
 
 
 def read_root_key(path: Path) -> KeyBuffer:
-    """The root key in `path`, its owner and mode checked on the opened descriptor itself."""
+    """Read the root key in `path`; checks owner and mode on the opened descriptor."""
     root = KeyBuffer()
     with _open_private(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -195,7 +196,7 @@ def read_root_key(path: Path) -> KeyBuffer:
 
 
 def read_private(path: Path) -> bytes | None:
-    """The bytes of a file that is ours alone, as of a root key's; None where there is none."""
+    """Read a file that only its owner may read, like a root key's; None without one."""
     if not os.path.lexists(path):
         return None
     with _open_private(path) as file:
@@ -257,7 +258,7 @@ def _from_environment(environment: MutableMapping[str, str], strict: bool) -> Ke
 
 
 def bound_to(owner: KeyOwner, epoch: int) -> bytes:
-    """What a wrap is sealed to, in canonical bytes."""
+    """Return the canonical bytes that a wrap is sealed to."""
     return tlv.encode("kvcustody/wrapped-key", 1, {1: owner.kind, 2: owner.issuer, 3: owner.name, 4: epoch})
 
 

@@ -1,4 +1,4 @@
-"""The wrapping port over a key service: keys that never leave it wrap what this process has.
+"""The wrapping port over a key service, whose keys never leave it.
 
     port = ServiceWrapping(service, Path("kvcustody-root.wrapped"), clock)
 
@@ -48,7 +48,7 @@ Answer = TypeVar("Answer")
 
 
 class KeyService(Protocol):
-    """Keys by name, used by several processes at once. Each call ends within a deadline of the service's own.
+    """Keys by name, shared by several processes. Each call ends within the service's own deadline.
 
     Each raises `KeyServiceUnavailable` where the service does not answer or refuses this process, and `KeyringError`
     for a key that is destroyed or a wrap that does not open.
@@ -56,26 +56,26 @@ class KeyService(Protocol):
 
     @property
     def place(self) -> str:
-        """Where it is, for people: no secret."""
+        """The service's address, for people: no secret."""
 
     def make_key(self, name: str) -> None:
-        """Make a key; one that is there stays as it is."""
+        """Create a key; an existing one stays as it is."""
 
     def wrap(self, name: str, secret: KeyBuffer, context: bytes) -> bytes:
-        """The secret sealed under a key, and bound to `context`."""
+        """Seal a secret under a key, bound to `context`."""
 
     def unwrap(self, name: str, wrapped: bytes, context: bytes) -> KeyBuffer:
-        """The secret behind a wrap of this key and context."""
+        """Return the secret of a wrap under this key and context."""
 
     def end_key(self, name: str) -> KeyEnd:
-        """Destroy a key, or have it destroyed; one that is gone stays gone."""
+        """Destroy a key or schedule its destruction; a destroyed one stays destroyed."""
 
     def probe(self) -> None:
-        """Ask for something small."""
+        """Make one small call, to see whether the service answers."""
 
 
 class ServiceWrapping:
-    """The wrapping port over one key service. Safe for threads; a forked child opens its own."""
+    """The wrapping port over one key service. Thread-safe; a forked child opens its own."""
 
     def __init__(self, service: KeyService, path: Path, *, outage_seconds: float = OUTAGE_SECONDS) -> None:
         self._service = service
@@ -87,7 +87,7 @@ class ServiceWrapping:
         self._local = RootKeyWrapping(self._open_root())
 
     def wrap(self, secret: KeyBuffer, *, owner: KeyOwner, epoch: int) -> bytes:
-        """The secret under the epoch's own key in the service; a shred key under the local root key."""
+        """Seal a secret under the epoch's own key in the service; a shred key under the local root key."""
         if owner.kind.startswith(_SHRED):
             return self._local.wrap(secret, owner=owner, epoch=epoch)
         name = self._name(owner, epoch)
@@ -99,7 +99,7 @@ class ServiceWrapping:
         return self._ask(ask)
 
     def unwrap(self, wrapped: bytes, *, owner: KeyOwner, epoch: int) -> KeyBuffer:
-        """The secret behind `wrapped`. Raises `KeyServiceUnavailable` where the service is needed and away."""
+        """Return the secret of `wrapped`. Raises `KeyServiceUnavailable` where the service is needed and away."""
         if owner.kind.startswith(_SHRED):
             return self._local.unwrap(wrapped, owner=owner, epoch=epoch)
         if wrapped[:1] != _FORMAT:
@@ -112,15 +112,15 @@ class ServiceWrapping:
         return self._ask(lambda: self._service.unwrap(name, wrapped[1:], context))
 
     def sign(self, message: bytes) -> bytes:
-        """An Ed25519 signature under a key derived from the local root key."""
+        """Sign with Ed25519, under a key derived from the local root key."""
         return self._local.sign(message)
 
     def verification_key(self) -> bytes:
-        """The 32-byte Ed25519 public key for `sign`."""
+        """Return the 32-byte Ed25519 public key for `sign`."""
         return self._local.verification_key()
 
     def destroy(self) -> KeyEnd:
-        """Destroy the local root key and the service's key that wraps it: every shred key is lost for good."""
+        """Destroy the local root key and the service's key that wraps it: every shred key is lost."""
         end = self._ask(lambda: self._service.end_key(self._root_name))
         self._local.destroy()
         self._path.unlink(missing_ok=True)
@@ -129,7 +129,7 @@ class ServiceWrapping:
 
     @property
     def ends_under(self) -> str:
-        """Rule 1 and 3."""
+        """The root that this service's keys belong to (rules 1 and 3)."""
         return self._root_name
 
     def end_epoch(self, owner: KeyOwner, epoch: int) -> KeyEnd:
@@ -137,7 +137,7 @@ class ServiceWrapping:
         return self._ask(lambda: self._service.end_key(self._name(owner, epoch)))
 
     def may_seal(self) -> bool:
-        """Whether the service answered within `outage_seconds`; asks it beside the caller from time to time."""
+        """Whether the service answered within `outage_seconds`; probes it from time to time on another thread."""
         now = time.monotonic()
         if now - self._asked >= _PROBE_SECONDS and now - self._answered >= _PROBE_SECONDS:
             self._asked = now

@@ -1,4 +1,4 @@
-"""Shred keys: random secrets that many sealed objects need, so that destroying one ends them all at once.
+"""Shred keys: random secrets that many sealed objects depend on; destroying one ends them all at once.
 
     keys = ShredKeys.open(path, wrapping, clock)
     bucket = keys.of_bucket("internal", ceiling_us, width_us)      # the time bucket in which a ceiling falls
@@ -65,7 +65,7 @@ _DERIVATION_SALT = b"kvcustody/v1/shred/derived-key"
 
 
 class ShredKey(NamedTuple):
-    """One living shred key. `until_us`: when a bucket's ends (UTC); 0: a subject's, which ends with its erasure.
+    """One living shred key. `until_us`: the end of a bucket's key (UTC); 0: a subject's, which ends with its erasure.
 
     `label`: a bucket's classification; of a subject's key digests of the subject and of its tenant, joined by `@`.
     """
@@ -78,7 +78,7 @@ class ShredKey(NamedTuple):
 
 
 class ShredReceipt(NamedTuple):
-    """A shred key was destroyed at `utc_us`: its record is overwritten and synced, its buffers are wiped."""
+    """A shred key was destroyed at `utc_us`: its record is overwritten and synced, and its buffers are wiped."""
 
     key: ShredKey
     utc_us: int
@@ -86,14 +86,14 @@ class ShredReceipt(NamedTuple):
 
     @property
     def destroyed(self) -> DestroyedKey:
-        """What stays on file of it: of a subject's key its id alone."""
+        """What stays on file: for a subject's key only its id."""
         id_, kind, label, created_us, until_us = self.key
         named = label if kind == _NAMES[_BUCKET] else ""
         return DestroyedKey(id_, kind, named, created_us, until_us, self.utc_us)
 
 
 class ShredKeys:
-    """The shred keys of one deployment. Safe for threads and for processes that share the file."""
+    """The shred keys of one deployment. Safe for threads, and for processes that share the file."""
 
     def __init__(self, path: Path, descriptor: int, port: WrappingPort, clock: Clock) -> None:
         self.path = path
@@ -113,7 +113,7 @@ class ShredKeys:
 
     @classmethod
     def open(cls, path: Path, port: WrappingPort, clock: Clock) -> Self:
-        """Open the file, made where it is absent. Raises `KeyringError` for one that is not ours alone."""
+        """Open the file, and create it if absent. Raises `KeyringError` where others may read or write it."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
             try:
@@ -128,36 +128,40 @@ class ShredKeys:
     # -- whose ----------------------------------------------------------------------------------------------------
 
     def of_bucket(self, classification: str, ceiling_us: int, width_us: int) -> ShredKey:
-        """The key of the bucket in which `ceiling_us` falls, made on first use. It may be destroyed from its end on."""
+        """Return the key of the bucket that contains `ceiling_us`, created on first use. It may be destroyed once the
+        bucket ends.
+        """
         until_us = -(-ceiling_us // width_us) * width_us
         return self._named(_BUCKET, f"{classification}\0{until_us}".encode(), classification, until_us)
 
     def of_subject(self, subject: bytes, tenant: str = "") -> ShredKey:
-        """The key of the subject with this name, in whatever bytes tell it from every other; made on first use.
+        """Return the key of the subject with this unique name in bytes, created on first use.
 
         Its label says whose tenant's it is, so that an erasure of the tenant finds it (`of_tenant`).
         """
         return self._named(_SUBJECT, subject, tenant)
 
     def find_subject(self, subject: bytes) -> ShredKey | None:
-        """A subject's key where it has one."""
+        """Return a subject's key, or None without one."""
         whose = self._digest(subject)
         with self._shared():
             id_ = self._ids.get((_SUBJECT, whose))
             return None if id_ is None else self._key(id_)
 
     def of_tenant(self, tenant: str) -> list[ShredKey]:
-        """Every living key of the tenant's subjects, and those that do not say whose they are: they may be."""
+        """Return every living key of the tenant's subjects, and those of unknown tenants, which may be the tenant's."""
         subjects = [key for key in self.living() if key.kind == _NAMES[_SUBJECT]]
         mine = self._tenant_label(tenant)
         return [key for key in subjects if key.label.partition(_OF_TENANT)[2] in (mine, "")]
 
     def pseudonym(self, name: bytes) -> bytes:
-        """16 bytes that stand for a name in what these keys' holders write down; the same in every process."""
+        """Return 16 bytes that replace a name in what these keys' holders write; the same in every process."""
         return self._digest(b"pseudonym\0" + name)[:ID_BYTES]
 
     def derive(self, info: bytes, into: KeyBuffer) -> None:
-        """A key of the file's own, for what its holders write down of what they keep. The caller wipes it."""
+        """Derive a key from the file's own secret, for what its holders write about their contents. The caller wipes
+        it.
+        """
         derive(self._naming(), salt=_DERIVATION_SALT, info=info, into=into)
 
     def _named(self, kind: int, name: bytes, of: str = "", until_us: int = 0) -> ShredKey:
@@ -226,7 +230,7 @@ class ShredKeys:
     # -- use ------------------------------------------------------------------------------------------------------
 
     def secret(self, id_: bytes) -> KeyBuffer:
-        """The secret of a living key, to be handed to a library call and not kept. Raises `KeyringError`."""
+        """Return the secret of a living key, for a library call that does not keep it. Raises `KeyringError`."""
         with self._lock:
             if not self._is_there(id_):
                 with self._shared():
@@ -240,7 +244,7 @@ class ShredKeys:
             return secret
 
     def is_living(self, id_: bytes) -> bool:
-        """Whether the key can still be had, here or in another process that has the file."""
+        """Whether the key still exists, here or in another process that has the file."""
         with self._lock:
             if self._is_there(id_):
                 return True
@@ -248,12 +252,12 @@ class ShredKeys:
                 return id_ in self._slots
 
     def changes(self) -> int:
-        """Rises whenever a key is made or destroyed, by any process: what caches keys compares it."""
+        """A number that rises whenever any process creates or destroys a key; caches of keys compare it."""
         found = os.pread(self._file, 8, _CHANGES_AT)
         return int.from_bytes(found, "little") if len(found) == 8 else _CUT
 
     def living(self) -> list[ShredKey]:
-        """Every living key, buckets by their end first."""
+        """Every living key, buckets first, by their end."""
         with self._shared():
             keys = [self._key(id_) for id_ in self._slots]
         keys = [key for key in keys if key.kind != _NAMES[_NAMING]]
@@ -262,7 +266,7 @@ class ShredKeys:
     # -- ends -----------------------------------------------------------------------------------------------------
 
     def destroy(self, id_: bytes) -> ShredReceipt:
-        """Overwrite the key's record, sync it, wipe its buffer. Raises `KeyringError` where it is gone already."""
+        """Overwrite the key's record, sync it, wipe its buffer. Raises `KeyringError` where it is destroyed already."""
         with self._shared():
             if id_ not in self._slots:
                 raise KeyringError(f"shred key `{id_.hex()}`: does not exist or is destroyed")
@@ -297,7 +301,7 @@ class ShredKeys:
         return receipts
 
     def close(self) -> None:
-        """Wipe every buffer and let the file go."""
+        """Wipe every buffer and close the file."""
         with self._lock:
             for secret in self._secrets.values():
                 secret.wipe()
@@ -394,19 +398,20 @@ class ShredKeys:
 
 
 def read_shred_keys(path: Path) -> list[ShredKey]:
-    """The living keys that a file has, as `ShredKeys.living`. Raises `KeyringError`; the file is only read."""
+    """Return the living keys of a file, as `ShredKeys.living`. Raises `KeyringError`; the file is only read."""
     content = whole_file(path)
-    found = []
+    keys = []
     for slot in range((len(content) - _HEADER_BYTES) // _RECORD_BYTES):
         kind, crc, id_, *others = _RECORD.unpack_from(content, _at(slot))
         if kind in (_BUCKET, _SUBJECT) and zlib.crc32(_RECORD.pack(kind, 0, id_, *others)) == crc:
             _, created_us, until_us, _, label = others
-            found.append(ShredKey(id_, _NAMES[kind], _text(label), created_us, until_us))
-    return sorted(found, key=_order)
+            keys.append(ShredKey(id_, _NAMES[kind], _text(label), created_us, until_us))
+    return sorted(keys, key=_order)
 
 
 def rewrap_shred_keys(path: Path, old: WrappingPort, new: WrappingPort) -> int:
-    """Move every key under another root key, in one durable replacement; how many. No worker may have the file open.
+    """Move every key to another root key, in one durable replacement; returns their number. No worker may have the file
+    open.
 
     What is under the new root key already stays as it is, so that a call that was cut short can be made again. Raises
     `KeyringError` for a key that neither opens: nothing was changed then.
@@ -449,7 +454,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def whole_file(path: Path) -> bytes:
-    """What the file has while nobody writes it. Raises `KeyringError`."""
+    """Return the file's content at a moment when nobody writes it. Raises `KeyringError`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

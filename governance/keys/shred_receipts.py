@@ -1,4 +1,4 @@
-"""Receipts of destroyed shred keys, in a file beside that of the keys: which, of what kind, when.
+"""Receipts of destroyed shred keys, in a file beside the keys': which key, of what kind, when.
 
 1. A receipt is written after its key's record was overwritten and synced, so it never tells of a key that is still
    there. A crash between the two leaves a destroyed key without a receipt.
@@ -25,7 +25,7 @@ _RECORD = struct.Struct("<B 3x I 16s Q Q Q 48s")  # kind, CRC-32, id, created, u
 
 
 class DestroyedKey(NamedTuple):
-    """One key that is no more; `label` is a bucket's classification. Times are UTC in microseconds."""
+    """One destroyed key; `label` is a bucket's classification. Times are UTC microseconds."""
 
     id: bytes
     kind: str
@@ -36,14 +36,14 @@ class DestroyedKey(NamedTuple):
 
 
 class ShredReceipts:
-    """The receipts beside one file of shred keys. Written by whoever is alone with that file."""
+    """The receipts beside one file of shred keys. Only the process that has that file locked writes them."""
 
     def __init__(self, keys: Path) -> None:
         self.path = keys.with_name(keys.name + ".destroyed")
         self._unwritten: list[DestroyedKey] = []
 
     def add(self, destroyed: list[DestroyedKey]) -> bool:
-        """Append and sync; False where that has to wait."""
+        """Append and sync; False where that must wait."""
         self._unwritten = [*self._unwritten, *destroyed][-RECEIPTS_MAX:]
         if not self._unwritten:
             return True
@@ -58,7 +58,7 @@ class ShredReceipts:
         return True
 
     def read(self) -> list[DestroyedKey]:
-        """Every receipt that is whole, oldest first. Raises `KeyringError` where the file cannot be read."""
+        """Return every complete receipt, oldest first. Raises `KeyringError` where the file cannot be read."""
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:

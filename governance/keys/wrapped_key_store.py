@@ -1,4 +1,4 @@
-"""Where wrapped secrets live: one JSON file here, a table elsewhere.
+"""Storage of wrapped secrets: one JSON file, or a table elsewhere.
 
 - A store holds wrapped secrets only, never a secret.
 - A save is all or nothing: a crash at any point leaves the old document or the new one, readable.
@@ -38,7 +38,7 @@ class WrappedEpoch(NamedTuple):
 
 
 class EndingKey(NamedTuple):
-    """The key in a key service that wrapped a destroyed epoch: 0, or when the service destroys it (UTC µs).
+    """The key-service key that wrapped a destroyed epoch: 0, or when the service destroys it (UTC µs).
 
     `under`: the root that its name is of (`WrappingPort.ends_under`). Under another root a key of that name never was.
     `BACKED_UP`: until when known backups of the store open instead.
@@ -50,7 +50,7 @@ class EndingKey(NamedTuple):
 
 @dataclass(slots=True)
 class KeyDocument:
-    """A store's whole content. `latest` keeps the highest epoch ever given to an owner.
+    """A store's whole content. `latest` keeps the highest epoch that an owner ever had.
 
     `ending`: destroyed epochs whose own key in a key service is to go.
     """
@@ -61,7 +61,7 @@ class KeyDocument:
     ending: dict[tuple[KeyOwner, int], EndingKey] = field(default_factory=dict)
 
     def copy(self) -> KeyDocument:
-        """A document to change without touching this one."""
+        """Return a copy that may be changed."""
         return KeyDocument(dict(self.epochs), dict(self.latest), dict(self.destroyed), dict(self.ending))
 
 
@@ -69,13 +69,13 @@ class KeyStore(Protocol):
     """A holder of one `KeyDocument`."""
 
     def load(self) -> KeyDocument:
-        """The document as last saved; an empty one if there is none."""
+        """Return the last saved document, or an empty one."""
 
     def exclusive(self) -> Any:
-        """A context manager under which a load and a save are one change."""
+        """Return a context manager under which a load and a save are one change."""
 
     def save(self, document: KeyDocument) -> None:
-        """Replace the document, durably and at once."""
+        """Replace the document, durably and atomically."""
 
 
 class FileKeyStore:
@@ -85,7 +85,7 @@ class FileKeyStore:
         self.path = path
 
     def load(self) -> KeyDocument:
-        """The document in the file; an empty one if the file does not exist."""
+        """Return the file's document, or an empty one without a file."""
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -118,7 +118,7 @@ class FileKeyStore:
             os.close(descriptor)
 
     def save(self, document: KeyDocument) -> None:
-        """Write a new file durably, put it in the old one's place, then blank what the old one held."""
+        """Write a new file durably, put it in the old one's place, then overwrite the old content."""
         old: int | None = None
         try:
             discard_drafts(self.path)
@@ -149,7 +149,7 @@ def _open_if_exists(path: Path) -> int | None:
 def _blank(descriptor: int) -> None:
     """Overwrite a replaced file, so that a destroyed epoch's wrapped copy does not stay in its old blocks.
 
-    Best effort: copy-on-write filesystems, snapshots and flash keep what they keep (docs/operate/keys.md).
+    Best effort: copy-on-write filesystems, snapshots and flash keep what they keep (docs/concepts/keys.md).
     """
     os.pwrite(descriptor, bytes(os.fstat(descriptor).st_size), 0)
     os.fsync(descriptor)

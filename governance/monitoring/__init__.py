@@ -1,1 +1,1 @@
-"""Enforcement that is switched on step by step: whose requests are governed, and what is recorded of the others."""
+"""Stepwise enforcement: whose requests are governed, and what is recorded of the others."""

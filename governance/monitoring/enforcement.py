@@ -1,4 +1,4 @@
-"""Whose requests a worker enforces its policy for, and whose it only monitors.
+"""Which requests a worker enforces its policy for, and which it only monitors.
 
     enforcement = Enforcement(Stage(frozenset({"acme"}), Fraction(1, 20)), seed="…", until_utc_us=…, actor="olga")
     enforcement.enforces(Requester("globex", "globex", "ann", None), "request-7", now)
@@ -33,7 +33,7 @@ _HEX = frozenset("0123456789abcdef")
 
 
 class Requester(NamedTuple):
-    """What a request is of: `tenant` as the policy calls it; None where nobody has proved who it is."""
+    """Who sent a request: `tenant` as the policy names it; None without a proven identity."""
 
     tenant: str | None
     subject: str | None = None
@@ -42,7 +42,7 @@ class Requester(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Enforcement:
-    """For whom the policy is enforced until `until_utc_us`; from then on for everybody."""
+    """The requesters for whom the policy is enforced until `until_utc_us`; afterwards everybody."""
 
     mode: str = ENFORCE
     stage: Stage = field(default_factory=Stage)
@@ -68,7 +68,7 @@ class Enforcement:
 
     @property
     def monitors(self) -> bool:
-        """Whether anything is monitored."""
+        """Whether any request is only monitored."""
         return self.mode != ENFORCE
 
     def enforces(self, who: Requester, request_id: Hashable) -> bool:
@@ -105,7 +105,7 @@ ENFORCED = Enforcement()
 
 
 def share_of(text: str) -> Fraction:
-    """A share as people write it, `5%`. Raises `ConfigError`."""
+    """Parse a share such as `5%`. Raises `ConfigError`."""
     try:
         share = Fraction(text.removesuffix("%")) / 100
     except (ValueError, ZeroDivisionError):
@@ -116,7 +116,7 @@ def share_of(text: str) -> Fraction:
 
 
 def refusal(enforcement: Enforcement, *, allowed: bool, profile: Profile) -> str:
-    """Why a worker enforces all the same; empty where it follows the order."""
+    """Return why a worker enforces in spite of an order; empty where it follows the order."""
     if not enforcement.monitors:
         return ""
     if profile is not Profile.SHARED:

@@ -1,4 +1,4 @@
-"""What would be in the cache under the policy: keys without blocks, for requests that the policy is not enforced for.
+"""A forecast of the cache under the policy: keys without blocks, for monitored requests.
 
     lookup = look_up(request, chain, read, forecast, forecast.find, now_us, lazily=False)
     hit = forecast.attachable(...)
@@ -40,14 +40,14 @@ class ForecastEntry:
 
 
 class QuotaBlocks(NamedTuple):
-    """What the policy gives a tenant, in blocks."""
+    """A tenant's quota under the policy, in blocks."""
 
     guaranteed: int
     cap: int
 
 
 class ForecastCache:
-    """Keys by the order in which they would be evicted. `quota_of`: what the policy gives a tenant."""
+    """Keys in the order of eviction. `quota_of`: returns a tenant's quota."""
 
     def __init__(self, pool_blocks: int, quota_of: Callable[[str], QuotaBlocks]) -> None:
         self.pool_blocks = pool_blocks
@@ -64,12 +64,14 @@ class ForecastCache:
         return len(self._by_key)
 
     def find(self, key: bytes) -> int:
-        """The entry that would be found under a key, or -1."""
+        """Return the entry under a key, or -1."""
         entry = self._by_key.get(key)
         return -1 if entry is None else entry.number
 
     def attachable(self, blocks: Blocks, expected: NDArray[np.int32] | int, now_us: int) -> int:
-        """How many leading entries could be attached now, as `ExternalPool.attachable` says it of blocks."""
+        """Return the number of leading entries that could be attached now, by the rules of
+        `ExternalPool.attachable`.
+        """
         tags = [expected] * len(blocks) if isinstance(expected, int) else expected.tolist()
         for at, number in enumerate(blocks.tolist()):
             entry = self._by_number.get(number)
@@ -80,20 +82,20 @@ class ForecastCache:
         return len(blocks)
 
     def make_room(self, tenant: str, blocks: int) -> None:
-        """A request of so many blocks would start: a tenant's own cache makes room under its cap."""
+        """Make room for a request of this many blocks: a tenant's own cache gives way under its cap."""
         cap = self.quota_of(tenant).cap
         if cap < self.pool_blocks:
             self._evict_own(tenant, self._used(tenant) + blocks - cap)
 
     def charge(self, tenant: str, blocks: int) -> None:
-        """A running request has so many more blocks without a key (negative: fewer)."""
+        """Change a running request's number of blocks without a key (negative: fewer)."""
         self._private[tenant] = self._private.get(tenant, 0) + blocks
         if blocks > 0:
             self.make_room(tenant, 0)
         self._bound()
 
     def attach(self, numbers: Sequence[int]) -> list[ForecastEntry]:
-        """A request would read these."""
+        """Attach these entries to a request."""
         entries = [self._by_number[number] for number in numbers]
         for entry in entries:
             self._refer(entry)
@@ -102,12 +104,12 @@ class ForecastCache:
     def publish(
         self, keys: Sequence[bytes], domains: Sequence[Domain], before: ForecastEntry | None, now_us: int
     ) -> list[ForecastEntry]:
-        """A request would compute and publish these blocks, one after another behind `before`: those that are new.
+        """Publish the blocks that a request would compute, in order after `before`; returns the new ones.
 
         The first that is published under a key stays; another's copy has no entry. What the request was charged for
         without a key is charged anew (`charge`) before anything makes room.
         """
-        made: list[ForecastEntry] = []
+        entries: list[ForecastEntry] = []
         ceiling_us = now_us + (1 << 60) if before is None else before.ceiling_us
         for key, domain in zip(keys, domains, strict=True):
             entry = self._by_key.get(key)
@@ -124,11 +126,11 @@ class ForecastCache:
             owner = domain.owner.name
             self._of[owner] = self._of.get(owner, 0) + 1
             self._refer(entry)
-            made.append(entry)
-        return made
+            entries.append(entry)
+        return entries
 
     def release(self, entries: Sequence[ForecastEntry], reader: str, now_us: int) -> None:
-        """The request ended: it would hold its own tenant's entries, and segments, until their deadlines."""
+        """End a request: it would hold its own tenant's entries, and segments, until their deadlines."""
         idle_us = min((entry.domain.idle_us for entry in entries if _holds(entry, reader)), default=0)
         for entry in reversed(entries):  # what is nearer to the end of a prompt goes first
             entry.refs -= 1
@@ -144,7 +146,7 @@ class ForecastCache:
             self._unused.setdefault(entry.domain.owner.name, OrderedDict())[entry.number] = entry
 
     def forget(self, covers: Callable[[Domain], bool]) -> None:
-        """What an erasure would have ended is not found again."""
+        """Forget the entries that an erasure ends."""
         for entry in [entry for entry in self._by_key.values() if covers(entry.domain)]:
             self._remove(entry)
 

@@ -1,4 +1,4 @@
-"""Requests that the policy is not enforced for: under which keys they go, and what the policy would have done.
+"""Monitored requests: the keys that they use, and what the policy would have decided.
 
     chain = monitor.chain(own_domain, pool, model, salt)     # the engine's own keys, in a domain of the tenant's own
     request = MonitoredRequest(chain, ...)                   # its standing; a forecast says what it would have found
@@ -41,13 +41,13 @@ _ANY_TIME_US = 2 * ORDER_DAYS_MAX * 86_400_000_000  # longer than any order: the
 
 
 class ForecastRun:
-    """Where one monitored request stands in what enforcing would have made."""
+    """One monitored request in the forecast of enforcement."""
 
     __slots__ = ()
 
 
 class MonitoredRequest(OwnerData):
-    """One request's standing: its chain under the engine's own keys, and what the policy would have let it read."""
+    """One monitored request: its chain under the engine's own keys, and what the policy would let it read."""
 
     __slots__ = (
         "blocks",
@@ -109,13 +109,13 @@ class MonitoredRequest(OwnerData):
         self.granted_blocks = 0
 
     def forked(self) -> MonitoredRequest:
-        """A second request on the same blocks: it stands as this one does."""
+        """Return the record of a second request on the same blocks, in the same state."""
         child = MonitoredRequest(self.chain, None, self.model, self.salt, reader=self.reader, refusal=self.refusal)
         child.read, child.reasons = self.read, self.reasons
         return child
 
     def would_serve(self, domains: Iterable[Domain]) -> list[bool]:
-        """By leading block, given the domain that it is in: whether the policy would let it be read."""
+        """Return for each leading block, given its domain, whether the policy would let it be read."""
         read = self.read
         if read is None or read.own.state is None:
             return [False for _ in domains]
@@ -131,14 +131,14 @@ T = TypeVar("T")
 
 
 class WaitingForecast(ABC, Generic[T]):
-    """Who would be put off waits here, oldest first, while the real request runs: it begins as soon as it has room."""
+    """Forecast requests that wait for room, oldest first, while the real requests run; each begins when it has room."""
 
     def __init__(self) -> None:
         self._waiting: deque[T] = deque()
 
     @property
     def waiting(self) -> int:
-        """Requests that run, and would wait."""
+        """The requests that run in fact and wait in the forecast."""
         return len(self._waiting)
 
     def _wait(self, run: T) -> None:
@@ -147,7 +147,7 @@ class WaitingForecast(ABC, Generic[T]):
             self._drop(self._waiting[0])
 
     def start_waiting(self, now_us: int) -> int:
-        """Those that were put off, as an engine asks again: one that has no room lets the next one try."""
+        """Start waiting requests as an engine would: one without room lets the next one try."""
         left = 0
         for run in list(self._waiting)[:FORECAST_TRIES] if self._waiting else ():
             is_idle = self._is_idle()
@@ -161,12 +161,12 @@ class WaitingForecast(ABC, Generic[T]):
         return left
 
     def settle(self, now_us: int) -> None:
-        """Nothing runs any more: whoever still waits runs now, one after another."""
+        """Run the waiting requests one after another, because nothing else runs any more."""
         while self.start_waiting(now_us):
             pass
 
     def close(self) -> None:
-        """Whoever still waits is recorded as far as it is known."""
+        """Record the waiting requests as far as their outcome is known."""
         for run in list(self._waiting):
             self._drop(run)
 
@@ -188,24 +188,24 @@ class WaitingForecast(ABC, Generic[T]):
 
 
 class Monitor:
-    """What one pool's monitored requests share: their keys. Belongs to the thread that owns the state."""
+    """The keys of one pool's monitored requests. Belongs to the thread that owns the state."""
 
     def __init__(self) -> None:
         self._secret = os.urandom(32)
         self._twins: WeakKeyDictionary[Domain, Domain] = WeakKeyDictionary()
 
     def chain(self, own: Domain, pool: DomainPool, model: bytes, salt: str | None) -> Chain:
-        """The engine's own keys for a model and salt, in the twin of a domain."""
+        """Return the chain of the engine's own keys for a model and salt, in the twin of a domain."""
         return Chain(self._twin(own, pool), self._state(model, salt))
 
     def close(self, tenants: Collection[str]) -> None:
-        """Close the twins of these tenants, those without a block too."""
+        """Close the twin domains of these tenants, even those without a block."""
         for twin in self._twins.values():
             if label_of(twin).tenant in tenants:
                 twin.is_open = False
 
     def tenants(self) -> set[str]:
-        """Whoever has a twin."""
+        """The tenants that have a twin domain."""
         return {label_of(twin).tenant for twin in self._twins.values()}
 
     def _twin(self, own: Domain, pool: DomainPool) -> Domain:

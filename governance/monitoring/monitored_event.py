@@ -1,4 +1,4 @@
-"""What goes on record of a monitored request, and whose standing an order changes."""
+"""The record of a monitored request, and the tenants whose enforcement an order changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def monitored_event(
     at_us: int,
     counters: TenantCounters,
 ) -> RequestMonitored:
-    """The decision that was not enforced, counted. `attached`: the domain of each block that it attached."""
+    """Return the event of a decision that was not enforced. `attached`: the domain of each attached block."""
     refused = len(attached) - sum(monitored.would_serve(attached))
     own = monitored.read.own if monitored.read is not None else None
     denied = bool(refused or monitored.refusal or own is None or own.state is None)
@@ -53,7 +53,7 @@ def monitored_event(
 
 
 def changed_tenants(tenants: Iterable[str], before: Enforcement, after: Enforcement) -> set[str]:
-    """Of `tenants`, those of whom other requests are enforced than were before."""
+    """Return those of `tenants` whose enforced requests change."""
     same_share = (before.stage.share, before.seed) == (after.stage.share, after.seed)
     return {
         tenant

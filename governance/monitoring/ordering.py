@@ -1,4 +1,4 @@
-"""From an order on record to what a worker follows, and from what somebody asks for to an order.
+"""Converts a recorded order to what a worker follows, and a person's request to an order.
 
 record(enforcement_order(previous, "canary", tenants=["acme"], share="5%", until_us=…, actor="olga", reason="…"))
 """
@@ -41,7 +41,7 @@ def enforcement_order(
     actor: str,
     reason: str,
 ) -> EnforcementOrdered:
-    """The order, checked; a canary after a canary keeps its seed, so that a larger share only adds.
+    """Return the checked order; a canary after a canary keeps its seed, so that a larger share only adds sessions.
 
     Raises `ConfigError`: whoever monitors says until when, at most three months ahead, and who orders it says why.
     """
@@ -59,7 +59,7 @@ def enforcement_order(
             "policy is enforced"
         )
     seed = previous.seed if previous is not None and previous.seed else secrets.token_hex(16)
-    made = EnforcementOrdered(
+    order = EnforcementOrdered(
         at_us,
         mode,
         tuple(sorted(set(tenants))),
@@ -69,13 +69,13 @@ def enforcement_order(
         actor,
         reason,
     )
-    stage = Stage(frozenset(made.tenants), Fraction(made.share_millionths, MILLIONTHS))
+    stage = Stage(frozenset(order.tenants), Fraction(order.share_millionths, MILLIONTHS))
     Enforcement(mode, stage, seed, until_us, actor)  # says what does not fit together
-    return made
+    return order
 
 
 def followed(order: EnforcementOrder) -> Enforcement:
-    """What a worker follows: of an order that cannot be read, that the policy is enforced, and why (`unread`)."""
+    """Return what a worker follows; an unreadable order means enforcement, with the reason (`unread`)."""
     stage = Stage(frozenset(order.tenants), Fraction(order.share_millionths, MILLIONTHS))
     if order.mode != CANARY:
         stage = Stage()

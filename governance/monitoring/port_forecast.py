@@ -1,4 +1,4 @@
-"""What would become of the monitored requests of an engine that allocates by itself, in a pool of the same size.
+"""A forecast for an engine with its own allocator: its monitored requests in a pool of the same size.
 
     forecast.judge(request, read, reasons, now_us)           # what it would find: `request.forecast_blocks`
     forecast.begin(request); forecast.given(request, blocks)  # the engine gave it blocks
@@ -38,7 +38,7 @@ class WaitingRun(ForecastRun):
 
 
 class PortForecast(WaitingForecast[MonitoredRequest]):
-    """The cache that enforcing would have made, and who would run on it. Belongs to the thread that owns the port.
+    """The cache and its running requests, as enforcement would have made them. Belongs to the port's owning thread.
 
     `common_blocks`: what no guarantee has claimed of the pool.
     """
@@ -52,7 +52,7 @@ class PortForecast(WaitingForecast[MonitoredRequest]):
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def judge(self, request: MonitoredRequest, read: ReadPlan | None, reasons: tuple[str, ...], now_us: int) -> None:
-        """Find what the policy would have let it read, of what would be cached if it were enforced."""
+        """Find what the request could read from the forecast cache under the policy."""
         self.start_waiting(now_us)
         request.read, request.reasons, request.forecast_blocks = read, reasons, 0
         request.keys, request.segment_blocks, request.granted_blocks = [], 0, 0
@@ -65,7 +65,7 @@ class PortForecast(WaitingForecast[MonitoredRequest]):
         self._find(request, now_us)
 
     def begin(self, request: MonitoredRequest) -> None:
-        """It has blocks: of these, what it would have found is in use."""
+        """Begin a request that has its blocks: those that it would have matched are in use."""
         if request.refusal:
             return
         if isinstance(request.run, WaitingRun):
@@ -74,13 +74,13 @@ class PortForecast(WaitingForecast[MonitoredRequest]):
         self._attach(request)
 
     def given(self, request: MonitoredRequest, blocks: int) -> None:
-        """The engine gave it so many more blocks."""
+        """Count the blocks that the engine gave it."""
         request.blocks += blocks
         if request.private is not None:
             self._charge(request)
 
     def computed(self, request: MonitoredRequest, blocks: int | None, now_us: int) -> None:
-        """So many leading blocks (None: all that have keys) are computed: they would be published."""
+        """Publish the leading blocks that are computed (None: all that have keys)."""
         run = request.run
         if isinstance(run, WaitingRun):
             run.computed = None if blocks is None or run.computed is None else max(run.computed, blocks)
@@ -91,7 +91,7 @@ class PortForecast(WaitingForecast[MonitoredRequest]):
                 self._charge(request)
 
     def extend(self, request: MonitoredRequest, tokens: Iterable[int], now_us: int) -> None:
-        """Tokens that it was given completed blocks."""
+        """Note blocks that new tokens completed."""
         run = request.run
         if isinstance(run, WaitingRun):
             run.tokens += tokens
@@ -101,7 +101,7 @@ class PortForecast(WaitingForecast[MonitoredRequest]):
             self._charge(request)
 
     def end(self, request: MonitoredRequest, cause: str, now_us: int) -> None:
-        """It ended; a second time changes nothing."""
+        """End a request; a second call changes nothing."""
         run = request.run
         if isinstance(run, WaitingRun) and cause == "finished" and request in self._waiting:
             run.is_over = True  # it waits still, and will run at once
@@ -111,14 +111,14 @@ class PortForecast(WaitingForecast[MonitoredRequest]):
             self._leave(request, now_us)
 
     def when_known(self, request: MonitoredRequest, record: Callable[[], None]) -> None:
-        """Call `record` once it is known what the request would have found."""
+        """Call `record` when it is known what the request would have matched."""
         if isinstance(request.run, WaitingRun):
             request.run.record = record
         else:
             record()
 
     def forget(self, covers: Callable[[Domain], bool], now_us: int) -> None:
-        """What an erasure would have ended, or whoever is enforced for now had, is not found again."""
+        """Forget the blocks that an erasure ends, or those of tenants that are enforced now."""
         self.cache.forget(covers)
         for request in list(self._waiting):
             if request.read is not None and covers(request.read.own.domain):

@@ -1,1 +1,1 @@
-"""What a running process says of itself: logs without secrets, metrics, counters, the record of processing."""
+"""What a running process reports: logs without secrets, metrics, counters, the record of processing."""

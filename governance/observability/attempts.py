@@ -1,5 +1,5 @@
-"""Requests whose identity proves nobody, or nobody who is admitted, and requests that a door does not serve: counted
-by reason, and put on record in sums.
+"""Refused requests (no proven identity, no admitted tenant, not served by a door): counted by reason, and recorded as
+sums.
 
 1. Noting one costs a look-up and an addition, under a lock, and decides nothing.
 2. What is noted within `WINDOW_SECONDS` is one event a reason and source, of at most `SOURCES_MAX` sources a reason:
@@ -36,7 +36,7 @@ _log = get_logger(__name__)
 
 
 class Attempted(NamedTuple):
-    """How often one source was refused for one reason, and since when on the boot-time clock."""
+    """The number of refusals of one source for one reason, since a boot time."""
 
     reason: str
     source: str
@@ -45,7 +45,7 @@ class Attempted(NamedTuple):
 
 
 class Attempts:
-    """The attempts of one place; thread-safe."""
+    """The refused attempts at one place; thread-safe."""
 
     def __init__(self, place: str, clock: Clock) -> None:
         self._place = place
@@ -57,7 +57,7 @@ class Attempts:
         self.due_us = _NEVER_US  # when the window ends
 
     def note(self, reason: str, source: str = "") -> None:
-        """Somebody was refused."""
+        """Count a refusal."""
         assert reason in REASONS, reason
         now_us = self._clock.now_us()
         with self._lock:
@@ -66,7 +66,7 @@ class Attempts:
             self.due_us = min(self.due_us, now_us + WINDOW_SECONDS * MICROSECONDS)
 
     def take(self) -> list[Attempted]:
-        """What the window holds, which then begins anew."""
+        """Return the window's counts, and begin a new window."""
         with self._lock:
             found = [Attempted(*key, *entry) for key, entry in sorted(self._window.items())]
             self._window.clear()
@@ -75,38 +75,38 @@ class Attempts:
         return found
 
     def next_due_us(self) -> int | None:
-        """When the window ends, for a timer; None while nothing was noted."""
+        """When the window ends, for a timer; None while it is empty."""
         return self.due_us if self.due_us < _NEVER_US else None
 
     def give_back(self, taken: Iterable[Attempted]) -> None:
-        """These could not be recorded: they are in the window that is open now (rule 4)."""
+        """Put counts that could not be recorded into the open window (rule 4)."""
         with self._lock:
             for entry in taken:
                 self._add(entry)
             self.due_us = min(self.due_us, self._clock.now_us() + WINDOW_SECONDS * MICROSECONDS)
 
     def events(self) -> list[Event]:
-        """What the window holds, for the ledger."""
+        """Return the events of the window."""
         return events_of(self._place, self.take(), self._clock.now_us())
 
-    def _add(self, one: Attempted) -> None:
-        key = (one.reason, one.source)
+    def _add(self, attempted: Attempted) -> None:
+        key = (attempted.reason, attempted.source)
         entry = self._window.get(key)
-        if entry is None and one.source != OTHERS:
-            if self._sources[one.reason] < SOURCES_MAX:
-                self._sources[one.reason] += 1
+        if entry is None and attempted.source != OTHERS:
+            if self._sources[attempted.reason] < SOURCES_MAX:
+                self._sources[attempted.reason] += 1
             else:
-                key = (one.reason, OTHERS)
+                key = (attempted.reason, OTHERS)
                 entry = self._window.get(key)
         if entry is None:
-            self._window[key] = [one.attempts, one.from_us]
+            self._window[key] = [attempted.attempts, attempted.from_us]
         else:
-            entry[0] += one.attempts
-            entry[1] = min(entry[1], one.from_us)
+            entry[0] += attempted.attempts
+            entry[1] = min(entry[1], attempted.from_us)
 
 
 class AttemptsReporter:
-    """Attempts of a process that takes no steps: `record` is called at the end of a window, on a thread of its own."""
+    """Attempts of a process without steps: `record` is called at the end of each window, on its own thread."""
 
     def __init__(
         self,
@@ -124,13 +124,13 @@ class AttemptsReporter:
         self._closed = False
 
     def note(self, reason: str, source: str = "") -> None:
-        """Somebody was refused."""
+        """Count a refusal."""
         self.attempts.note(reason, source)
         if self._timer is None:
             self._arm()
 
     def flush(self) -> None:
-        """Record what the window holds; what cannot be recorded waits for the next one."""
+        """Record the window; counts that cannot be recorded wait for the next one."""
         with self._lock:
             self._timer = None
         taken = self.attempts.take()
@@ -144,7 +144,7 @@ class AttemptsReporter:
             self._arm()
 
     def close(self) -> None:
-        """Record what is left, and no more."""
+        """Record the last window, and stop."""
         with self._lock:
             self._closed = True
             timer, self._timer = self._timer, None
@@ -162,14 +162,14 @@ class AttemptsReporter:
 
 
 def events_of(place: str, taken: Iterable[Attempted], now_us: int, *, of_worker: str = "") -> list[Event]:
-    """The events of a window that ends now."""
+    """Return the events of a window that ends now."""
     return [
         AttemptsRefused(now_us, place, one.reason, one.source, one.attempts, one.from_us, of_worker) for one in taken
     ]
 
 
 def network_of(address: str) -> str:
-    """The network that an address is in: /24, or /48 of IPv6; empty for what is none, as a local socket (rule 3)."""
+    """Return an address's network: /24, or /48 for IPv6; empty for anything else, such as a local socket (rule 3)."""
     try:
         found = ip_address(address)
     except ValueError:
@@ -179,7 +179,7 @@ def network_of(address: str) -> str:
 
 
 def reason_of_answer(status: int, refusal: str) -> str | None:
-    """Why a door refused a request, as one of few; None for one that is merely wrong (a 400, a 413).
+    """Return why a door refused a request, as one of few reasons; None for a merely wrong one (400, 413).
 
     `not-served`: somebody known asks for a path that is not theirs (403); `not-found`: for what is another's, or
     nobody's (404).
@@ -188,7 +188,7 @@ def reason_of_answer(status: int, refusal: str) -> str | None:
 
 
 def reason_of(refusal: str) -> str:
-    """A door's own words for why a credential proves nobody, as one of few."""
+    """Return one of few reasons for a door's own words about a rejected credential."""
     if refusal == "no credential":
         return "missing"
     return "expired" if "expired" in refusal or "past its date" in refusal else "invalid"

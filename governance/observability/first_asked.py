@@ -1,4 +1,4 @@
-"""What is remembered of requests that wait: when they were first asked for, and what they had before a preemption.
+"""Memory of waiting requests: when each was first offered, and what it had before a preemption.
 
 At most `WAITING_MAX` are remembered, the newest: one that is forgotten counts as new when it is asked for again.
 """
@@ -12,7 +12,7 @@ WAITING_MAX = 4096
 
 
 class EarlierRun(NamedTuple):
-    """What a preempted request had: so many leading blocks, and whether its first token had come."""
+    """What a preempted request had: its number of leading blocks, and whether its first token had come."""
 
     blocks: int
     has_first_token: bool
@@ -22,7 +22,9 @@ NO_EARLIER = EarlierRun(0, has_first_token=False)
 
 
 class FirstAsked:
-    """Times in microseconds of boot time, by request; and what preempted ones had: those that wait displace none."""
+    """First offers by request, in boot-time microseconds, and earlier runs; waiting requests never displace
+    each other.
+    """
 
     __slots__ = ("_at_us", "_earlier", "_reasons")
 
@@ -32,7 +34,7 @@ class FirstAsked:
         self._earlier: dict[Hashable, EarlierRun] = {}
 
     def note(self, request: Hashable, at_us: int, reason: str) -> bool:
-        """It was told to wait: whether for the first time for this reason. Only its first time is kept."""
+        """Note that a request waits; returns whether this is its first time for this reason. Keeps the first time."""
         self._at_us.setdefault(request, at_us)
         before = self._reasons.get(request, ())
         if reason not in before:
@@ -43,17 +45,17 @@ class FirstAsked:
         return reason not in before
 
     def note_preempted(self, request: Hashable, earlier: EarlierRun) -> None:
-        """It had computed or attached this, and is asked for again."""
+        """Note what a request had computed or attached when it was preempted."""
         self._earlier[request] = earlier
         if len(self._earlier) > WAITING_MAX:
             del self._earlier[next(iter(self._earlier))]
 
     def earlier_run(self, request: Hashable) -> EarlierRun:
-        """What it had when it was preempted; `NO_EARLIER` where it was not."""
+        """Return what a request had when it was preempted, or `NO_EARLIER`."""
         return self._earlier.get(request, NO_EARLIER) if self._earlier else NO_EARLIER
 
     def take(self, request: Hashable, now_us: int) -> int:
-        """It begins: when it was first asked for, `now_us` at the latest."""
+        """Return when a beginning request was first offered, at the latest `now_us`."""
         if self._earlier:
             self._earlier.pop(request, None)
         if not self._at_us:
@@ -62,7 +64,7 @@ class FirstAsked:
         return min(self._at_us.pop(request, now_us), now_us)
 
     def forget(self, request: Hashable) -> None:
-        """It will not be asked for again."""
+        """Forget a request that will not be offered again."""
         self._at_us.pop(request, None)
         self._reasons.pop(request, None)
         self._earlier.pop(request, None)

@@ -1,4 +1,4 @@
-"""A distribution over fixed bounds, as Prometheus has it: counts of what is at most each bound, a sum, and a number.
+"""A Prometheus histogram: counts up to each bound, a sum, and a total.
 
     waits = Histogram(SECONDS)
     waits.add_many(values)                   # a float array
@@ -21,7 +21,7 @@ INFINITE = "inf"
 
 
 class Histogram:
-    """`counts[i]` is of values above `bounds[i - 1]` and at most `bounds[i]`; the last one is of all above."""
+    """`counts[i]` counts values above `bounds[i - 1]` and up to `bounds[i]`; the last one all above."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -39,11 +39,13 @@ class Histogram:
 
     @property
     def total(self) -> int:
-        """How many were counted."""
+        """The number of counted values."""
         return int(self.counts.sum())
 
     def quantile(self, share: float) -> float | None:
-        """The least bound that at least `share` of the values do not exceed; infinite above the last, None if none."""
+        """Return the least bound that at least `share` of the values do not exceed; infinite above the last, None
+        without values.
+        """
         total = self.total
         if not total:
             return None
@@ -51,7 +53,7 @@ class Histogram:
         return self.bounds[at] if at < len(self.bounds) else float("inf")
 
     def figures(self, name: str) -> Iterator[tuple[str, float]]:
-        """`name.le.BOUND` for each bound, cumulative, and `name.sum`; nothing while nothing was counted."""
+        """Return cumulative `name.le.BOUND` and `name.sum`; nothing without values."""
         if not self.total:
             return
         for bound, count in zip((*self.bounds, None), np.cumsum(self.counts).tolist(), strict=True):
@@ -59,7 +61,7 @@ class Histogram:
         yield f"{name}.sum", self.sum
 
     def copy(self) -> Histogram:
-        """As it is now."""
+        """Return a snapshot."""
         made = Histogram(self.bounds)
         made.counts, made.sum = self.counts.copy(), self.sum
         return made

@@ -113,7 +113,7 @@ def _configure(level: str, form: str, stream: TextIO | None) -> None:
 
 
 def redact(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """The processor behind rule 1 and rule 2. It never raises: a value that cannot be shown is withheld."""
+    """Apply rules 1 and 2 as a processor. Never raises: a value that cannot be shown is withheld."""
     safe: dict[str, Any] = {}
     for name, value in event.items():
         label = safe_text(str(name))
@@ -125,7 +125,7 @@ def redact(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[s
 
 
 def describe_exception(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """The processor behind rule 3: `exc_info` becomes the error's type, place, and message if it is ours."""
+    """Apply rule 3 as a processor: `exc_info` becomes the error's type, place, and our own message."""
     raised = event.pop("exc_info", None)
     event.pop("stack_info", None)
     if raised is True:
@@ -145,7 +145,7 @@ def describe_exception(_: Any, __: str, event: MutableMapping[str, Any]) -> Muta
 
 
 def safe_value(name: str, value: Any, depth: int = 0) -> Any:
-    """`value` as it may be written under `name`."""
+    """Return `value` in the form that may be logged under `name`."""
     if name != "event" and _withheld(name, value):
         return "[withheld]"
     if value is None or type(value) in (bool, int, float):

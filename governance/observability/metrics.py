@@ -1,8 +1,8 @@
-"""Metrics of a service and of its workers, in the names of the field, for Prometheus.
+"""Prometheus metrics of a service and its workers, under the field's usual names.
 
 1. A tenant appears under a pseudonym of this service (or its name, or not at all), and only so many of them: the rest
    are added up as `other`. A label is never a subject, a session, a prompt or a key.
-2. A metric is a measure of docs/operate/metrics.md, with its unit in its name; a test compares the two.
+2. A metric is a measure of docs/reference/metrics.md, with its unit in its name; a test compares the two.
 3. What a worker says of itself is shown as it said it; what the ledger says is computed from the ledger.
 """
 
@@ -187,6 +187,7 @@ MEASURES: tuple[Measure, ...] = (
     Measure("ledger_backlog_events", "gauge", "Events of the service that are not committed."),
     Measure("ledger_spilled_bytes", "gauge", "Bytes in the service's spill."),
     Measure("ledger_received_leaves_total", "counter", "Leaves that workers handed in."),
+    Measure("batch_commit_seconds", "histogram", "From when a worker's batch was queued until it was durable."),
     Measure("ledger_checkpoint_size", "gauge", "Root leaves under the newest signed checkpoint."),
     Measure("ledger_checkpoint_age_seconds", "gauge", "Age of the newest signed checkpoint."),
     Measure("ledger_unsealed_leaves", "gauge", "Leaves that no checkpoint covers yet."),
@@ -295,38 +296,38 @@ def families(samples: Iterable[Sample]) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     except ImportError:
         raise ConfigError("prometheus-client is not installed; pip install 'kvcustody[service]'") from None
-    found: dict[str, list[Sample]] = {}
+    by_name: dict[str, list[Sample]] = {}
     for sample in samples:
-        found.setdefault(sample[0], []).append(sample)
+        by_name.setdefault(sample[0], []).append(sample)
     for measure in MEASURES:
-        if measure.name not in found:
+        if measure.name not in by_name:
             continue
         make = CounterMetricFamily if measure.kind == "counter" else GaugeMetricFamily
         name = f"kvcustody_{measure.name}".removesuffix("_total")
         if measure.kind == "histogram":
             distribution = HistogramMetricFamily(name, measure.help, labels=measure.labels)
-            for one, (buckets, total) in _distributions(found[measure.name]).items():
+            for one, (buckets, total) in _distributions(by_name[measure.name]).items():
                 distribution.add_metric(one, buckets, total)
             yield distribution
             continue
         family = make(name, measure.help, labels=measure.labels)
-        for _, labels, value in found[measure.name]:
+        for _, labels, value in by_name[measure.name]:
             family.add_metric(labels, value)
         yield family
 
 
 def _distributions(samples: Iterable[Sample]) -> dict[tuple[str, ...], tuple[list[tuple[str, float]], float]]:
     """By labels: the buckets of a histogram in order, and its sum. The last label of a sample says which it is."""
-    found: dict[tuple[str, ...], tuple[dict[str, float], list[float]]] = {}
+    by_labels: dict[tuple[str, ...], tuple[dict[str, float], list[float]]] = {}
     for _, (*labels, part), value in samples:
-        buckets, total = found.setdefault(tuple(labels), ({}, []))
+        buckets, total = by_labels.setdefault(tuple(labels), ({}, []))
         if part == "sum":
             total.append(value)
         else:
             buckets["+Inf" if part == f"le.{INFINITE}" else part.removeprefix("le.")] = value
     return {
         labels: (sorted(buckets.items(), key=lambda item: float(item[0])), sum(total))
-        for labels, (buckets, total) in found.items()
+        for labels, (buckets, total) in by_labels.items()
     }
 
 
@@ -345,7 +346,7 @@ def exposition(samples: Iterable[Sample]) -> bytes:
 
 
 def of_worker(worker: str, status: Mapping[str, Any]) -> Iterator[Sample]:
-    """The samples of what a worker says of itself; what no measure names is left out (rule 3)."""
+    """Return the samples of a worker's status; keys that no measure names are left out (rule 3)."""
     for measure in MEASURES:
         start, braces, label = measure.key.partition("{")
         if not measure.key:
@@ -369,17 +370,17 @@ def of_worker(worker: str, status: Mapping[str, Any]) -> Iterator[Sample]:
 
 
 def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> dict[str, float]:
-    """What a worker reports of a facade's `stats()`: counters by the keys of the measures, bounded in number."""
-    found: dict[str, float] = {
+    """Return a facade's `stats()` as counters by the keys of the measures, bounded in number."""
+    figures: dict[str, float] = {
         "block_tokens": block_tokens,
         "running": stats.running,
         "drift": stats.drift_blocks,
     }
     if bytes_per_block:
-        found["bytes_per_block"] = bytes_per_block
+        figures["bytes_per_block"] = bytes_per_block
 
     def add(name: str, value: float) -> None:
-        found[name] = found.get(name, 0) + value
+        figures[name] = figures.get(name, 0) + value
 
     slots = ages = aged = 0.0
     for pool in stats.pools:
@@ -409,7 +410,7 @@ def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> di
             slots += pool.active_slots
         if pool.tree is not None:
             add("shared_tokens", pool.tree.shared_blocks * block_tokens)
-            found["depth_blocks"] = max(found.get("depth_blocks", 0), pool.tree.deepest_blocks)
+            figures["depth_blocks"] = max(figures.get("depth_blocks", 0), pool.tree.deepest_blocks)
         if pool.advised_blocks:
             add("advised_blocks", pool.advised_blocks)
         if pool.cached_age_us is not None:
@@ -417,24 +418,24 @@ def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> di
             cached = pool.by_state.get("cached", 0)
             ages += mean_us * cached / 1_000_000
             aged += cached
-            found["cached_age_seconds_max"] = max(found.get("cached_age_seconds_max", 0), oldest_us / 1_000_000)
-        found["overdue_seconds"] = max(found.get("overdue_seconds", 0), pool.overdue_us / 1_000_000)
+            figures["cached_age_seconds_max"] = max(figures.get("cached_age_seconds_max", 0), oldest_us / 1_000_000)
+        figures["overdue_seconds"] = max(figures.get("overdue_seconds", 0), pool.overdue_us / 1_000_000)
     if slots:
-        found["fragmentation"] = found["waste_tokens"] / slots
+        figures["fragmentation"] = figures["waste_tokens"] / slots
     if aged:
-        found["cached_age_seconds"] = ages / aged
-    found |= {f"lease.{name}": seconds for name, seconds in stats.leases.items()}
-    found["monitors"] = float(stats.monitors)
-    found |= stats.tiers
-    found |= stats.events
-    found |= {name: value for name, value in stats.serving.items() if value or name != "look_up_seconds"}
+        figures["cached_age_seconds"] = ages / aged
+    figures |= {f"lease.{name}": seconds for name, seconds in stats.leases.items()}
+    figures["monitors"] = float(stats.monitors)
+    figures |= stats.tiers
+    figures |= stats.events
+    figures |= {name: value for name, value in stats.serving.items() if value or name != "look_up_seconds"}
     _count_tenants(stats, block_tokens, add)
     for reason, count in stats.attempts.items():
         add(f"identity.{reason}", count)
-    total = found.get("blocks.total", 0)
+    total = figures.get("blocks.total", 0)
     if total:
-        found["usage_ratio"] = (found.get("blocks.active", 0) + found.get("blocks.cached", 0)) / total
-    return found
+        figures["usage_ratio"] = (figures.get("blocks.active", 0) + figures.get("blocks.cached", 0)) / total
+    return figures
 
 
 def _count_tenants(stats: Any, block_tokens: int, add: Callable[[str, float], None]) -> None:
@@ -463,7 +464,7 @@ def _count_tenants(stats: Any, block_tokens: int, add: Callable[[str, float], No
 
 
 def metrics_table() -> str:
-    """The table of docs/operate/metrics.md."""
+    """Return the table of the metrics page."""
     rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
     rows += [
         f"| `kvcustody_{measure.name}` | {measure.kind} | {', '.join(measure.labels)} | {measure.help} |"

@@ -1,4 +1,4 @@
-"""What a prefill takes on this engine, learned from those that it has done; so what a hit has saved, with its error.
+"""The cost of a prefill on this engine, learned from past ones; from it the time that hits saved, with its error.
 
     cost = PrefillCost()
     cost.learn(computed, before, seconds)       # arrays: tokens computed, tokens attached before them, and how long
@@ -26,29 +26,29 @@ Floats = NDArray[np.float64]
 
 
 class RecomputeCost(Protocol):
-    """What says how long computing tokens again would take."""
+    """A prediction of how long it takes to compute tokens again."""
 
     @property
     def is_known(self) -> bool:
-        """Enough is known to predict."""
+        """Whether enough is known to predict."""
 
     def seconds_of(self, computed: int, before: int) -> float:
-        """What one prefill of so many tokens after so many takes."""
+        """Return the seconds of one prefill of `tokens` after `before` tokens."""
 
 
 class DeclaredRate(NamedTuple):
-    """Tokens are computed at one rate that somebody declared: for engines that compute nothing."""
+    """A declared rate of tokens a second, for engines that compute nothing."""
 
     tokens_per_second: float
     is_known: bool = True
 
     def seconds_of(self, computed: int, before: int) -> float:
-        """By the tokens computed alone."""
+        """Return the seconds by the number of computed tokens."""
         return computed / self.tokens_per_second
 
 
 class PrefillCost:
-    """Moments of a least-squares fit of three coefficients."""
+    """The moments of a least-squares fit of three coefficients."""
 
     __slots__ = ("_moments", "_products", "_stale", "_wrong", "coefficients", "learned", "measured_seconds")
 
@@ -62,7 +62,7 @@ class PrefillCost:
         self._stale = False
 
     def learn(self, computed: Floats, before: Floats, seconds: Floats) -> None:
-        """Prefills that were done."""
+        """Learn from completed prefills."""
         if not len(seconds):
             return
         work = _work(computed, before)
@@ -78,16 +78,16 @@ class PrefillCost:
 
     @property
     def is_known(self) -> bool:
-        """Enough was learned to predict (rule 2)."""
+        """Whether enough is learned to predict (rule 2)."""
         return self.learned >= LEARNED_MIN
 
     @property
     def error(self) -> float | None:
-        """The sum of what predictions were wrong by, over the sum of what was measured (rule 3)."""
+        """The sum of absolute prediction errors over the sum of measured times (rule 3)."""
         return self._wrong / self.measured_seconds if self.measured_seconds else None
 
     def seconds(self, computed: Floats, before: Floats) -> Floats:
-        """What prefills of so many tokens after so many take; zeros before anything is known."""
+        """Return the seconds of prefills of `tokens` after `before` tokens; zeros before anything is known."""
         if not self.is_known:
             return np.zeros(len(computed))
         self.solve()
@@ -95,7 +95,7 @@ class PrefillCost:
         return found
 
     def seconds_of(self, computed: int, before: int) -> float:
-        """What one prefill takes; 0 before anything is known."""
+        """Return the seconds of one prefill; 0 before anything is known."""
         if not self.is_known:
             return 0.0
         self.solve()
@@ -103,7 +103,9 @@ class PrefillCost:
         return float(start + token * computed + pair * (computed * before + computed * computed / 2))
 
     def avoided_seconds(self, attached: Floats) -> float:
-        """What prefilling these leading tokens would have taken, each number a request of its own; 0 before then."""
+        """Return the seconds that prefilling these leading tokens would have taken, one number a request; 0 before
+        anything is known.
+        """
         if not self.is_known:
             return 0.0
         self.solve()
@@ -111,14 +113,14 @@ class PrefillCost:
         return float(token * attached.sum() + pair * (attached * attached).sum() / 2)
 
     def solve(self) -> None:
-        """Bring `coefficients` up to date."""
+        """Update `coefficients`."""
         if self._stale and self.is_known:
             self.coefficients = _not_negative(self._moments, self._products)
             self._stale = False
 
 
 def pairs(computed: Floats, before: Floats) -> Floats:
-    """Pairs of a token and one before it that prefills attend over."""
+    """Return the number of pairs of a token and an earlier one that prefills attend over."""
     return computed * before + computed * computed / 2
 
 

@@ -1,4 +1,4 @@
-"""What serving looks like to those who wait for it: queueing, time to first token, hits and their worth, cancellation.
+"""Measures of serving: queueing, time to first token, hits and the time they saved, cancellation.
 
     measures.began(hit_blocks, age_us, wait_us)                  # a request got its blocks
     measures.first_token(computed, attached, since_asked_us, since_began_us)
@@ -31,7 +31,7 @@ _BEGAN_FULL, _FIRST_FULL = _ROWS * _BEGAN_BYTES, _ROWS * _FIRST_BYTES
 
 
 class ServingMeasures:
-    """The measures of one engine. One thread adds, and asks for `figures`."""
+    """The measures of one engine. The same thread adds and reads `figures`."""
 
     __slots__ = (
         "_began",
@@ -72,7 +72,7 @@ class ServingMeasures:
         self.stalled = 0  # times that a running request got no room for its next token
 
     def began(self, hit_blocks: int, age_us: int, wait_us: int) -> None:
-        """A request got its blocks after `wait_us`; it attached so many, the newest of which is so old."""
+        """Count a request that got its blocks after `wait_us`, with its attached blocks and the age of the newest."""
         at = self._began_used
         _BEGAN.pack_into(self._began, at, hit_blocks, age_us, wait_us)
         self._began_used = at = at + _BEGAN_BYTES
@@ -82,7 +82,7 @@ class ServingMeasures:
     def first_token(
         self, computed: int, before: int, since_asked_us: int, since_began_us: int, *, earlier: int = 0
     ) -> None:
-        """A request has its first token: `computed` tokens were prefilled after `before` that it had attached.
+        """Count a request's first token: it prefilled `computed` tokens after `before` attached ones.
 
         `earlier` of these were its own work before it was preempted: attaching them avoided nothing.
         """
@@ -93,7 +93,7 @@ class ServingMeasures:
             self._count_first()
 
     def cancelled(self, took_us: int) -> None:
-        """A cancelled request has given back what it held."""
+        """Count a cancelled request that has released its blocks."""
         self._cancelled += _CANCELLED.pack(took_us)
         if len(self._cancelled) >= _ROWS * _CANCELLED.size:
             self._count_cancelled()
@@ -121,11 +121,11 @@ class ServingMeasures:
         self.cancels.add_many(took / MICROSECONDS)
 
     def figures(self) -> dict[str, float]:
-        """Everything, by the keys of `metrics.MEASURES`."""
+        """Return every measure, by the keys of `metrics.MEASURES`."""
         self._count_began()
         self._count_first()
         self._count_cancelled()
-        found: dict[str, float] = {
+        measured: dict[str, float] = {
             "stalled": self.stalled,
             "absent_stores": self.absent_stores,
             "look_up_seconds": self.look_up_ns / 1e9,
@@ -138,15 +138,15 @@ class ServingMeasures:
             ("hit_length", self.hit_tokens),
             ("cancel", self.cancels),
         ):
-            found.update(one.figures(name))
+            measured.update(one.figures(name))
         if self.cost.is_known:
-            found["prefill_avoided_seconds"] = self.avoided_seconds
+            measured["prefill_avoided_seconds"] = self.avoided_seconds
             self.cost.solve()
             for term, seconds in zip(("start", "token", "pair"), self.cost.coefficients.tolist(), strict=True):
-                found[f"prefill_cost.{term}"] = seconds
+                measured[f"prefill_cost.{term}"] = seconds
         if self.cost.error is not None:
-            found["prefill_cost_error"] = self.cost.error
-        return found
+            measured["prefill_cost_error"] = self.cost.error
+        return measured
 
 
 def _columns(rows: bytearray, used: int, row: Struct) -> NDArray[np.float64]:

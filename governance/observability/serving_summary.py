@@ -1,4 +1,4 @@
-"""What a worker's measures say in a line, for a terminal and a page: made from its status, which is all that is kept.
+"""A worker's measures in one line, for a terminal and a page, computed from its last status.
 
     summary(status)                       # since the worker began
     summary(status, earlier)              # between two of its statuses
@@ -19,7 +19,7 @@ _NOTHING: Status = {}
 
 
 class SeenWorker(NamedTuple):
-    """One worker as it was seen; `tenants` is by measure, then by tenant."""
+    """One worker's last status; `tenants` is by measure, then by tenant."""
 
     worker: str
     age_seconds: int
@@ -30,7 +30,7 @@ class SeenWorker(NamedTuple):
 
 
 class ServingSummary(NamedTuple):
-    """Shares are of 1, times in seconds; None where it was not said, or nothing happened."""
+    """Shares are fractions, times are seconds; None without a value."""
 
     running: int
     usage: float | None
@@ -49,7 +49,7 @@ class ServingSummary(NamedTuple):
 
 
 class TierServing(NamedTuple):
-    """One tier of a worker: what is in it, and what moving took; None where it was not said."""
+    """One tier of a worker: its contents, and the time of transfers; None without a value."""
 
     tier: str
     copies: int
@@ -65,12 +65,12 @@ class TierServing(NamedTuple):
     prediction_error: float | None
 
     def busy_share(self, wall_seconds: float) -> float | None:
-        """Which part of the time of serving was spent on moving; None where no time has passed."""
+        """The share of serving time that transfers took; None where no time has passed."""
         return (self.store_seconds + self.restore_seconds) / wall_seconds if wall_seconds > 0 else None
 
 
 def tiers_at_work(statuses: Iterable[Status]) -> frozenset[str] | None:
-    """The tiers that any of these workers has; None where there is no worker, so that nothing is known."""
+    """Return the tiers that any of these workers has; None without a worker, because nothing is known."""
     found = [{one.tier for one in tier_servings(status)} for status in statuses]
     return frozenset().union(*found) if found else None
 
@@ -144,12 +144,12 @@ def summary(status: Status, earlier: Status = _NOTHING) -> ServingSummary:
 
 
 def share_text(value: float | None) -> str:
-    """A share as it is shown."""
+    """Return a share as text."""
     return "–" if value is None else f"{value:.0%}"
 
 
 def seconds_text(value: float | None) -> str:
-    """A time as it is shown."""
+    """Return a time as text."""
     if value is None:
         return "–"
     if value == float(INFINITE):

@@ -1,4 +1,4 @@
-"""Snapshots of counters, for metrics and reports; nothing here decides anything."""
+"""Snapshots of counters, for metrics and reports; no decision depends on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TREE_LOOK_NODES = 4096  # that a snapshot walks, so that it costs no engine step
 
 
 class TreeLook(NamedTuple):
-    """What the first `TREE_LOOK_NODES` runs of a prefix tree say: depth in blocks, and blocks that several share."""
+    """The first `TREE_LOOK_NODES` runs of a prefix tree: depth in blocks, and shared blocks."""
 
     deepest_blocks: int = 0
     shared_blocks: int = 0  # counted once for every running request beyond the first
@@ -50,7 +50,7 @@ class PoolStats(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """A snapshot of one Governor, consistent between steps; `tenants` and `departed` go on counting."""
+    """A snapshot of one Governor, consistent between steps; `tenants` and `departed` are cumulative."""
 
     tenants: dict[str, TenantCounters]
     pools: tuple[PoolStats, ...]
@@ -78,7 +78,7 @@ class Counted(NamedTuple):
 
 
 def pool_stats(manager: BlockManager, now_us: int) -> PoolStats:
-    """The snapshot of one pool."""
+    """Return the snapshot of one pool."""
     pool, tree = manager.pool, look_at_tree(manager, now_us)
     return PoolStats(
         pool.blocks,
@@ -103,7 +103,7 @@ def pool_stats(manager: BlockManager, now_us: int) -> PoolStats:
 
 
 def look_at_tree(manager: BlockManager, now_us: int) -> TreeLook:
-    """The newest branches of a prefix tree, as many runs as a snapshot may walk."""
+    """Return the newest branches of a prefix tree, as many runs as a snapshot may walk."""
     depth = shared = cached = age_us = oldest_us = 0
     for node in islice(manager.tree.nodes(), TREE_LOOK_NODES):
         depth = max(depth, node.depth + node.length)
@@ -118,7 +118,7 @@ def look_at_tree(manager: BlockManager, now_us: int) -> TreeLook:
 
 
 def charged_blocks(accounts: Iterable[Account]) -> dict[str, int]:
-    """What each tenant is charged for, over all of its accounts; those that are charged for nothing are left out."""
+    """Return each tenant's charged blocks over all of its accounts, without zeros."""
     found: dict[str, int] = {}
     for account in accounts:
         if account.used_blocks:
@@ -127,6 +127,8 @@ def charged_blocks(accounts: Iterable[Account]) -> dict[str, int]:
 
 
 def overdue_us(manager: BlockManager, now_us: int) -> int:
-    """For how long the oldest hold is past its deadline and not lapsed; 0 where none is, to within a wheel's tick."""
+    """Return for how long the oldest hold is past its deadline and not lapsed, to within a wheel's tick; 0
+    without one.
+    """
     due_us = manager.hold_table.next_due_us()
     return 0 if due_us is None else max(0, now_us - due_us)

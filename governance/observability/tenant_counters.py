@@ -1,4 +1,4 @@
-"""Plain counters by tenant, for metrics and reports; nothing here decides anything."""
+"""Plain counters by tenant, for metrics and reports; no decision depends on them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TenantCounters:
 
     @property
     def looked_up(self) -> int:
-        """Requests that began, and whose prompt has keys."""
+        """The number of requests that began and whose prompt has keys."""
         return self.requests - self.unkeyed_requests
 
     def count(self, table: dict[str, int], reason: str, by: int = 1) -> None:
@@ -72,7 +72,7 @@ class TenantCounters:
         table[reason] = table.get(reason, 0) + by
 
     def add(self, other: TenantCounters) -> None:
-        """Add what another tenant's counters say; who its sessions were is left out."""
+        """Add another tenant's counters, without its sessions."""
         for name in _NUMBERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in _TABLES:
@@ -82,7 +82,7 @@ class TenantCounters:
                 self.count(table, reason, count)
 
     def count_session(self, session: Hashable, *, hit: bool) -> None:
-        """A request of `session` began: its first one is counted."""
+        """Count the first request of `session`."""
         digest = hash(session)
         if digest not in self.sessions:
             self.first_requests += 1
@@ -94,7 +94,9 @@ class TenantCounters:
         self.sessions[digest] = None
 
     def count_start(self, session: Hashable | None, prompt_tokens: int | None, hit_blocks: int) -> None:
-        """A request began. `session`: None where it has none; `prompt_tokens`: None where it cannot be looked up."""
+        """Count a request that began. `session`: None without one; `prompt_tokens`: None where it cannot be
+        looked up.
+        """
         self.requests += 1
         if prompt_tokens is None:
             self.unkeyed_requests += 1

@@ -1,4 +1,4 @@
-"""Whether a tenant's cache is evicted before it is wanted again, and what pool would have kept it.
+"""Thrashing: whether a tenant's cache is evicted before it is needed again, and which pool size would have kept it.
 
     watch = ThrashWatch()
     watch.look(counters, room)                 # at each snapshot; {tenant: is it thrashing}
@@ -30,7 +30,7 @@ class ThrashWatch:
         self.thrashing: dict[str, bool] = {}
 
     def look(self, counters: Mapping[str, TenantCounters], room: Mapping[str, int]) -> dict[str, bool]:
-        """Judge what is due; `room`: the most blocks that a tenant may have. Those that have left are forgotten."""
+        """Judge the windows that are due; `room`: a tenant's most blocks. Tenants that have left are forgotten."""
         self._from = {name: at for name, at in self._from.items() if name in counters}
         self.thrashing = {name: is_so for name, is_so in self.thrashing.items() if name in counters}
         for name, one in counters.items():
@@ -45,6 +45,6 @@ class ThrashWatch:
 
 
 def advised_blocks(blocks: int, distances: list[int]) -> int:
-    """The pool size that would have turned most of what was computed again into hits; 0 where nothing was."""
+    """Return the pool size that would have turned most recomputed blocks into hits; 0 where none were recomputed."""
     distance = distance_of(distances, _QUANTILE)
     return blocks + distance if distance else 0

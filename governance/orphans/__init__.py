@@ -1,1 +1,1 @@
-"""Orphans: custody that two sources disagree about, found by full scans and slices, repaired, and put on record."""
+"""Orphans: custody that two sources disagree about, found by scans, repaired, and recorded."""

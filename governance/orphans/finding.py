@@ -1,4 +1,4 @@
-"""A finding: custody that two sources disagree about, and what repairs it.
+"""A finding: custody that two sources disagree about, and its repair.
 
 - A finding is a disagreement between two sources that are counted apart; a scan changes nothing until it is told to.
 - Every finding is of one of the fifteen classes and has a repair; blocks that failed to verify are listed beside them.
@@ -43,7 +43,7 @@ NONE: Blocks = np.empty(0, dtype=np.int64)
 
 
 class Finding(NamedTuple):
-    """One disagreement: its class (docs/audit/deletion.md explains each), its owner, and its blocks.
+    """One disagreement: its class (docs/how-to/audit/find-orphans.md explains each), its owner, and its blocks.
 
     `age_us`: for how long at least, where that is known. `action` and `outcome` are empty until it was repaired.
     """
@@ -64,19 +64,19 @@ Repair = Callable[[], tuple[str, str]]
 
 
 class RepairableFinding(NamedTuple):
-    """A finding with what repairs it."""
+    """A finding with its repair."""
 
     finding: Finding
     repair: Repair
 
     def repaired(self) -> Finding:
-        """Repair it; the finding says how that went."""
+        """Repair the finding; the returned one has the outcome."""
         action, outcome = self.repair()
         return self.finding._replace(action=action, outcome=outcome)
 
 
 class FindingBuilder:
-    """Makes the findings of one pool at one instant: with ages, and blocks as plain numbers."""
+    """Makes the findings of one pool at one instant, with ages and plain block numbers."""
 
     def __init__(self, pool: int, now_us: int) -> None:
         self.pool = pool
@@ -101,5 +101,5 @@ class FindingBuilder:
 
 
 def repair_all(findings: Sequence[RepairableFinding]) -> tuple[Finding, ...]:
-    """Repair them one by one, each at most once."""
+    """Repair findings one by one, each at most once."""
     return tuple(trouble.repaired() for trouble in findings)

@@ -1,4 +1,4 @@
-"""The ledger's side of a full scan: what it records against what the process has, and what then goes on record.
+"""The ledger's side of a full scan: its records against what the process holds, and the records of repairs.
 
 - The writer is flushed first, so that nothing on its way counts as missing.
 - What is missing is recorded as found by a scan; nothing that is recorded is ever changed.
@@ -37,23 +37,27 @@ _log = get_logger(__name__)
 
 
 class WriterJoin:
-    """A writer's own ledger, joined with the process that it records."""
+    """A writer's own ledger, joined with the recorded process."""
 
     def __init__(self, writer: EventWriter) -> None:
         self._writer = writer
 
     def findings(self, held: Held, now_us: int) -> list[RepairableFinding]:
-        """What the ledger and this process disagree about; raises `LedgerUnavailable` where it is not up to date."""
+        """Return the disagreements of the ledger and this process; raises `LedgerUnavailable` where it is not up to
+        date.
+        """
         if not self._writer.flush():
             raise LedgerUnavailable("the ledger is behind: a scan against it would find what is on its way")
         with self._writer.engine.connect() as connection:
-            found = disagreements(connection, self._writer.incarnation, held.residencies, held.live, held.unlisted)
+            differences = disagreements(
+                connection, self._writer.incarnation, held.residencies, held.live, held.unlisted
+            )
             copies = [finding for tier in held.tiers for finding in self._copies(connection, tier, now_us)]
         return [
             *copies,
-            *self._residencies(found, now_us),
-            *self._units(found, now_us),
-            *self._processes(found, now_us),
+            *self._residencies(differences, now_us),
+            *self._units(differences, now_us),
+            *self._processes(differences, now_us),
         ]
 
     def _finding(
@@ -65,9 +69,9 @@ class WriterJoin:
 
         return RepairableFinding(finding, record)
 
-    def _residencies(self, found: Disagreements, now_us: int) -> list[RepairableFinding]:
-        made = []
-        for one in found.unreleased:
+    def _residencies(self, differences: Disagreements, now_us: int) -> list[RepairableFinding]:
+        findings = []
+        for one in differences.unreleased:
             finding = Finding(
                 "residency without block",
                 one.tenant,
@@ -77,35 +81,35 @@ class WriterJoin:
                 one.residency,
             )
             event = ResidencyReleased(now_us, one.residency, one.tenant, "orphan", (), 0)
-            made.append(self._finding(finding, "release recorded", lambda event=event: [event]))  # type: ignore[misc]
-        for residency in found.unopened:
+            findings.append(self._finding(finding, "release recorded", lambda event=event: [event]))  # type: ignore[misc]
+        for residency in differences.unopened:
             finding = Finding("ledger gap", "", "a running residency is in no leaf", (), 0, residency)
-            made.append(self._finding(finding, "named in the record", list, "on record"))
-        return made
+            findings.append(self._finding(finding, "named in the record", list, "on record"))
+        return findings
 
     def _units(self, found: Disagreements, now_us: int) -> list[RepairableFinding]:
-        made = []
+        findings = []
         for orphan, cause, units in (
             ("ledger gap", "custody has ended and no leaf says so", found.unended),
             ("receipt without release", "overwritten, and no end is on record", found.unreleased_receipts),
         ):
             for lost in units:
                 finding = Finding(orphan, lost.tenant, cause, tuple(lost.blocks.tolist()), pool=lost.pool)
-                made.append(self._finding(finding, "end recorded", _End(lost, now_us)))
-        return made
+                findings.append(self._finding(finding, "end recorded", _End(lost, now_us)))
+        return findings
 
     def _copies(self, connection: Connection, tier: TierCopies, now_us: int) -> Iterator[RepairableFinding]:
         """Copies of one tier that leaves have open and it has not, and the other way round."""
         life = incarnation_row(connection, self._writer.incarnation)
         by_key = {(copy.number, copy.name.hex()): copy for copy in tier.copies}
-        found = differing_copies(connection, life, HeldCopies(tier.tier, frozenset(by_key)))
-        for lost in found.lost:
+        differences = differing_copies(connection, life, HeldCopies(tier.tier, frozenset(by_key)))
+        for lost in differences.lost:
             count = len(lost.numbers)
             cause = f"in tier `{tier.tier}`: {count} copies that the ledger has and the tier has not"
             event = lost.end(now_us, END_UNRECORDED, now_us, _WITHIN_US)
             finding = Finding("custody without copy", lost.tenant, cause, ())
             yield self._finding(finding, "end recorded", lambda event=event: [event])  # type: ignore[misc]
-        for key in found.unrecorded:
+        for key in differences.unrecorded:
             copy = by_key[key]
             known = was_stored(connection, life, tier.tier, copy.number)
             said = "its end is on record" if known else "no leaf says that it was stored"
@@ -113,23 +117,23 @@ class WriterJoin:
             finding = Finding("copy without custody", copy.tenant, cause, (), max(0, now_us - copy.since_us))
             yield RepairableFinding(finding, _EndCopy(self._writer, tier, copy, known, now_us))
 
-    def _processes(self, found: Disagreements, now_us: int) -> list[RepairableFinding]:
-        made = []
+    def _processes(self, differences: Disagreements, now_us: int) -> list[RepairableFinding]:
+        findings = []
         utc_us = now_us + self._writer.offset_us
-        for dead in found.dead:
+        for dead in differences.dead:
             age_us = max(0, utc_us - dead.started_us)
             cause = f"process {dead.incarnation} of `{dead.worker}` ended without a word"
             finding = Finding("dead incarnation", "", cause, (), age_us)
             close = _Close(self._writer, dead.worker)
-            made.append(self._finding(finding, "custody closed as unproven", close))
-        for gap in found.gaps:
+            findings.append(self._finding(finding, "custody closed as unproven", close))
+        for gap in differences.gaps:
             finding = Finding("ledger gap", "", gap_cause(gap), ())
-            made.append(self._finding(finding, "named in the record", list, "on record"))
-        return made
+            findings.append(self._finding(finding, "named in the record", list, "on record"))
+        return findings
 
 
 def recover(scan: Callable[[LedgerJoin | None], Scanned], writer: object) -> Scanned:
-    """Scan and repair, joined with the writer's ledger where it is this process's own and up to date.
+    """Scan and repair, joined with the writer's ledger where it belongs to this process and is up to date.
 
     Behind a control plane nobody here can read the ledger; one that is behind is joined by the next scan.
     """

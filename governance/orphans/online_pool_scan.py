@@ -1,4 +1,4 @@
-"""The slices of one pool of the block manager.
+"""Slices of a scan over one pool of the block manager.
 
 A round notes what every node has (references, holds, uses), then counts sequences and holds, then compares. Steps lie
 between these, so a node is compared only where nothing was attached to it or taken from it meanwhile. A node is known
@@ -30,7 +30,7 @@ _PIECE = 96  # several operations on `PIECE_BLOCKS` blocks
 
 
 class OnlineScan(Slices):
-    """`is_live` says of a sequence whether its request has not ended."""
+    """An online scan of one pool. `is_live`: whether a sequence's request has not ended."""
 
     def __init__(
         self, manager: BlockManager, is_live: Callable[[RunningSequence], bool], budget: Budget | None = None

@@ -1,4 +1,5 @@
-"""A census of one pool: its nodes, what the live sequences refer to and what the residencies hold, counted apart.
+"""A census of one pool: its nodes, the references of live sequences, and the holds of residencies, counted
+independently.
 
 A full scan compares a `TreeCensus` with what the pool keeps. One walk over the prefix tree reads all that is needed of
 each node while it is at hand; the rest are array operations, and no walk from a hold to its root. Only the links from
@@ -24,7 +25,7 @@ Int64s = NDArray[np.int64]
 
 
 class NodeReading(NamedTuple):
-    """Every node, its blocks, the blocks of all windows, and by node what is kept of it."""
+    """Every node, its blocks, the blocks of all windows, and what the pool keeps by node."""
 
     nodes: list[Node]
     blocks: list[Blocks]
@@ -40,7 +41,7 @@ class NodeReading(NamedTuple):
 
 
 def read_nodes(roots: Iterable[Node]) -> NodeReading:
-    """One visit to each node: a second one would wait for its memory again, which costs more than reading it."""
+    """Visit each node once; a second visit would wait for its memory again, which costs more than reading."""
     nodes: list[Node] = []
     blocks: list[Blocks] = []
     windows: list[Blocks] = []
@@ -106,7 +107,7 @@ class TreeCensus:
         self.held = self._count_holds()
 
     def places(self, objects: Iterable[object], count: int) -> Int64s:
-        """Where in `nodes` each object is, -1 where it is not."""
+        """Return each object's index in `nodes`, -1 where it is absent."""
         wanted = np.fromiter(map(id, objects), np.int64, count)
         if not len(self.nodes):
             return np.full(count, -1, dtype=np.int64)
@@ -114,7 +115,7 @@ class TreeCensus:
         return np.where(self._sorted[at] == wanted, self._order[at], -1)
 
     def occurrences(self, objects: Iterable[object], count: int) -> Int64s:
-        """How often each node is among the objects: both sides sorted, which costs less than finding each place."""
+        """Count each node among the objects; sorting both sides costs less than searching each index."""
         among = np.sort(np.fromiter(map(id, objects), np.int64, count))
         often = np.empty(len(self.nodes), dtype=np.int64)
         often[self._order] = np.searchsorted(among, self._sorted, "right") - np.searchsorted(among, self._sorted)

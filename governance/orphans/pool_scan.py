@@ -1,4 +1,4 @@
-"""A full scan of one pool: what the allocator, the live sequences and the queues disagree about, and the repairs.
+"""A full scan of one pool: disagreements of the allocator, the live sequences and the queues, and their repairs.
 
 `PoolScan.findings` gives each disagreement with its repair: references and holds, the index against the tree (chains
 that nobody can find, entries that lead nowhere), and blocks in custody that no node and no sequence has.
@@ -31,7 +31,7 @@ from kvcustody.governance.orphans.pool_census import TreeCensus
 
 
 class PoolScan:
-    """One pool, read once. `live`: sequences of requests that have not ended here.
+    """One pool, read once. `live`: sequences whose requests have not ended.
 
     `end` ends a sequence in every book, with its evidence.
     """
@@ -52,7 +52,7 @@ class PoolScan:
         self._found = FindingBuilder(manager.number, now_us)
 
     def findings(self) -> list[RepairableFinding]:
-        """Every finding of this pool with its repair, in an order in which they can be repaired one by one."""
+        """Return every finding of this pool with its repair, in an order in which they can be repaired one by one."""
         return [
             *self._missing_references(),
             *self._lost_sequences(),
@@ -67,22 +67,22 @@ class PoolScan:
     # -- sequences ----------------------------------------------------------------------------------------------------
 
     def _lost_sequences(self) -> list[RepairableFinding]:
-        made = [
+        findings = [
             self._sequence("lost finish", sequence, "a sequence without a live request", "released")
             for sequence in self.sequences
             if sequence not in self.live
         ]
         wanted = "sequence without reference"
-        made += [
+        findings += [
             self._sequence(wanted, sequence, "blocks of its path have ended under it", "aborted")
             for sequence in self.census.broken
         ]
-        made += [
+        findings += [
             self._sequence(wanted, sequence, "a live request without a slot", "closed")
             for sequence in self.live
             if sequence.slot < 0
         ]
-        return made
+        return findings
 
     def _sequence(self, orphan: str, sequence: RunningSequence, cause: str, action: str) -> RepairableFinding:
         def end() -> tuple[str, str]:
@@ -115,13 +115,13 @@ class PoolScan:
 
     def _leaked_references(self) -> list[RepairableFinding]:
         """Given back from the leaves up."""
-        census, made = self.census, []
+        census, findings = self.census, []
         for at in np.flatnonzero(census.refs > census.counted)[::-1].tolist():
             node = census.nodes[at]
             cause = f"{node.refs} references, {int(census.counted[at])} sequences"
             repair = _Refs(self.manager, node, self.now_us)
-            made.append(self._node("reference without sequence", node, cause, repair))
-        return made
+            findings.append(self._node("reference without sequence", node, cause, repair))
+        return findings
 
     def _node(self, orphan: str, node: Node, cause: str, repair: Callable[[], tuple[str, str]]) -> RepairableFinding:
         tenant = node.domain.owner.name
@@ -163,12 +163,12 @@ class PoolScan:
     # -- fences -------------------------------------------------------------------------------------------------------
 
     def _fences(self) -> list[RepairableFinding]:
-        made: list[RepairableFinding] = []
+        findings: list[RepairableFinding] = []
         for partition in self.manager.pool.partitions:
             for custody in partition.stuck:
                 tenant = custody.account.name if custody.account is not None else ""
                 cause = f"fence {custody.fence} outlived its bound"
-                made.append(
+                findings.append(
                     self._found(
                         "stuck fence",
                         tenant,
@@ -179,14 +179,14 @@ class PoolScan:
                     )
                 )
         unverified = self.manager.pool.state == QUARANTINED
-        for trouble in made:
+        for trouble in findings:
             unverified[list(trouble.finding.blocks)] = False
         if unverified.any():
             cause = "blocks did not verify after a scrub"
             contained = "quarantined until teardown", "contained"
             failed = np.flatnonzero(unverified)
-            made.append(self._found(FAILED_VERIFICATION, "", cause, failed, lambda: contained))
-        return made
+            findings.append(self._found(FAILED_VERIFICATION, "", cause, failed, lambda: contained))
+        return findings
 
 
 class _Refs:
@@ -214,9 +214,9 @@ class _Refs:
 _CLASS = "unreachable chain"
 
 
-def index_findings(census: TreeCensus, found: FindingBuilder) -> list[RepairableFinding]:
-    """Nodes that are indexed and not in the tree, and nodes of which an entry is missing."""
-    tree, now_us = census.manager.tree, found.now_us
+def index_findings(census: TreeCensus, new_finding: FindingBuilder) -> list[RepairableFinding]:
+    """Return findings of nodes that are indexed but not in the tree, and of nodes without an entry."""
+    tree, now_us = census.manager.tree, new_finding.now_us
 
     def stray(node: Node) -> RepairableFinding:
         def drop() -> tuple[str, str]:
@@ -224,7 +224,7 @@ def index_findings(census: TreeCensus, found: FindingBuilder) -> list[Repairable
             return "taken out of the index", "recovered"
 
         tenant, cause = node.domain.owner.name, "indexed but not in the tree"
-        return found(_CLASS, tenant, cause, node.blocks, drop, since_us=node.used_us)
+        return new_finding(_CLASS, tenant, cause, node.blocks, drop, since_us=node.used_us)
 
     def part(node: Node) -> RepairableFinding:
         def end() -> tuple[str, str]:
@@ -233,7 +233,7 @@ def index_findings(census: TreeCensus, found: FindingBuilder) -> list[Repairable
             return "ended" if node.length == 0 else "left to its requests", "recovered"
 
         tenant, cause = node.domain.owner.name, "in the tree but not indexed"
-        return found(_CLASS, tenant, cause, node.blocks, end, since_us=node.used_us)
+        return new_finding(_CLASS, tenant, cause, node.blocks, end, since_us=node.used_us)
 
     strays, parts = _entries(census)
     return [*map(stray, strays), *map(part, parts)]
@@ -258,9 +258,9 @@ def _entries(census: TreeCensus) -> tuple[list[Node], list[Node]]:
     return strays, [census.nodes[at] for at in np.flatnonzero(have != wanted).tolist()]
 
 
-def lost_blocks(census: TreeCensus, found: FindingBuilder) -> list[RepairableFinding]:
-    """One finding for each account that is charged for more than nodes and sequences explain."""
-    manager, now_us = census.manager, found.now_us
+def lost_blocks(census: TreeCensus, new_finding: FindingBuilder) -> list[RepairableFinding]:
+    """Return a finding for each account that is charged for more than nodes and sequences explain."""
+    manager, now_us = census.manager, new_finding.now_us
     pool = manager.pool
     lost = np.flatnonzero(((pool.state == ACTIVE) | (pool.state == CACHED)) & ~_explained(census))
 
@@ -271,7 +271,7 @@ def lost_blocks(census: TreeCensus, found: FindingBuilder) -> list[RepairableFin
             return "ended", "recovered"
 
         cause = "blocks in custody that no request and no chain has"
-        return found("reference without sequence", account.name, cause, blocks, end)
+        return new_finding("reference without sequence", account.name, cause, blocks, end)
 
     return [of(account, blocks) for account, blocks in _by_account(census, lost)] if len(lost) else []
 
@@ -300,15 +300,15 @@ def _by_account(census: TreeCensus, lost: Blocks) -> list[tuple[Account, Blocks]
             explained[domain.owner.name] += len(blocks)
         for window in sequence.windows:
             explained[sequence.domain.owner.name] += len(window)
-    left, made = lost, []
+    left, shares = lost, []
     for name, account in accounts.items():
         surplus = account.active_blocks + account.cached_blocks - explained[name]
         if surplus > 0 and len(left):
-            made.append((account, left[:surplus]))
+            shares.append((account, left[:surplus]))
             left = left[surplus:]
     if len(left):
-        made.append((next(iter(accounts.values())), left))
-    return made
+        shares.append((next(iter(accounts.values())), left))
+    return shares
 
 
 def _nobodys(manager: BlockManager, account: Account) -> Domain:

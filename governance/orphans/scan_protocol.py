@@ -1,4 +1,4 @@
-"""What a scan asks of the process that it scans, and of its ledger.
+"""What a scan needs of the scanned process, and of its ledger.
 
 - The ledger is joined only when everything that happened has reached it.
 """
@@ -18,7 +18,7 @@ from kvcustody.governance.orphans.finding import RepairableFinding
 
 
 class TierCopies(NamedTuple):
-    """What a tier has by its own books, and what ends copies of it by name."""
+    """A tier's copies by its own books, and how to end copies by name."""
 
     tier: str
     copies: Sequence[HeldCopy]
@@ -26,7 +26,7 @@ class TierCopies(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What one process has, for the join with the ledger: open residencies, and custody as (pool, generation).
+    """One process's custody, for the join with the ledger: open residencies, and custody as (pool, generation).
 
     `live` is custody whose end is not on record yet: ACTIVE, CACHED, or waiting for a fence. `tiers`: of those whose
     copies have custody of their own.
@@ -42,11 +42,11 @@ class LedgerJoin(Protocol):
     """The ledger's side of a scan."""
 
     def findings(self, held: Held, now_us: int) -> list[RepairableFinding]:
-        """What the ledger and this process disagree about, each with its repair."""
+        """Return the disagreements of the ledger and this process, each with its repair."""
 
 
 class PoolFindings(NamedTuple):
-    """What pools disagree about. Counts: the holds and requests that were compared, and the pools' blocks."""
+    """The disagreements of pools, with the numbers of holds, requests and blocks compared."""
 
     findings: list[RepairableFinding]
     residencies: int
@@ -54,22 +54,22 @@ class PoolFindings(NamedTuple):
 
 
 class Census(Protocol):
-    """One process's books, read from states and tables alone. Nothing may move while it is used."""
+    """One process's books, read from states and tables. Nothing may change while it is used."""
 
     def findings(self, now_us: int) -> PoolFindings:
-        """Every disagreement, with its repair."""
+        """Return every disagreement with its repair."""
 
     def problems(self) -> list[str]:
-        """Every invariant that does not hold, in words."""
+        """Return every broken invariant in words."""
 
     def counts(self) -> PoolCounts:
-        """The pools' own counters for conservation, where everything that happened went to the ledger."""
+        """Return the pools' own counters for conservation, after every event has gone to the ledger."""
 
     def held(self) -> Held:
-        """What the process has, for the join with the ledger."""
+        """Return the process's custody, for the join with the ledger."""
 
     def domains(self) -> Iterable[Domain]:
-        """Those that blocks are of."""
+        """Return the domains that have blocks."""
 
     def generations(self, pool: int) -> NDArray[np.int64]:
-        """By block of one pool, its generation now."""
+        """Return the present generation of each block of one pool."""

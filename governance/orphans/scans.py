@@ -1,4 +1,4 @@
-"""The orphan scans of one process: full ones with recovery, slices beside its steps, and the record of both.
+"""The orphan scans of one process: full scans with recovery, slices beside its steps, and their records.
 
 - `scan` changes nothing and writes nothing.
 - `scan_and_recover` repairs findings one by one, each at most once, and records them with action and outcome.
@@ -34,7 +34,7 @@ PAST_CEILING = "copy past its ceiling"
 
 
 class Scanned(NamedTuple):
-    """What a scan did. Times are boot-time microseconds."""
+    """The result of a scan. Times are boot-time microseconds."""
 
     findings: tuple[Finding, ...]
     residencies: int
@@ -45,12 +45,12 @@ class Scanned(NamedTuple):
 
     @property
     def drift_blocks(self) -> int:
-        """Blocks that the pool has in custody and no request, chain or leaf accounts for: how far memory drifted."""
+        """Memory drift: blocks in the pool's custody that no request, chain or leaf accounts for."""
         return sum(len(finding.blocks) for finding in self.findings if finding.orphan in DRIFT)
 
 
 class OrphanScans:
-    """Scans what `census` reads, and `tiers`; events go to `emit`. Called on the owning thread."""
+    """Scans the `census` and `tiers`; events go to `emit`. Called on the owning thread."""
 
     def __init__(
         self,
@@ -70,15 +70,15 @@ class OrphanScans:
 
     @property
     def drift_blocks(self) -> int:
-        """Memory drift: blocks that scans found to be accounted for by nothing, and that none has repaired."""
+        """Memory drift: blocks that scans found unaccounted for, and that nothing has repaired."""
         return len(self._drifted)
 
     def scan(self) -> list[Finding]:
-        """Every disagreement between allocator, live requests, holds, queues and tiers."""
+        """Return every disagreement of allocator, live requests, holds, queues and tiers."""
         return [trouble.finding for trouble in self._findings(self._clock.now_us(), None).findings]
 
     def scan_and_recover(self, ledger: LedgerJoin | None, mode: str) -> Scanned:
-        """Scan, repair every finding, and emit both. With `ledger`, that one is joined too."""
+        """Scan, repair every finding, and emit both. With `ledger`, the scan covers the ledger too."""
         started_us = self._clock.now_us()
         findings, compared, blocks = self._findings(started_us, ledger)
         scanned = Scanned(repair_all(findings), compared, blocks, started_us, self._clock.now_us())
@@ -91,7 +91,7 @@ class OrphanScans:
         return recorded
 
     def record_elsewhere(self, findings: Sequence[Finding], started_us: int) -> None:
-        """Other processes compared what they have, as a full scan asked them to, and found and repaired these."""
+        """Record what other processes found and repaired for a full scan."""
         if findings:
             self._record("workers", Scanned(tuple(findings), 0, 0, started_us, self._clock.now_us()))
             _log.warning("orphans found by workers", findings=len(findings), first=findings[0].orphan)
@@ -117,11 +117,11 @@ class OrphanScans:
     # -- slices -------------------------------------------------------------------------------------------------------
 
     def scan_online(self, slices: list[Slices]) -> None:
-        """From now on every `step` scans a slice of one pool; findings go on record, for a full scan to repair."""
+        """Scan a slice of one pool in every `step` from now on; findings are recorded for a full scan to repair."""
         self._online, self._turn = slices, 0
 
     def step(self) -> None:
-        """One slice of one pool, in turn."""
+        """Scan one slice of the next pool."""
         if not self._online:
             return
         slices = self._online[self._turn]
@@ -179,16 +179,16 @@ def _orphan_found(number: int, at: int, finding: Finding, generations: NDArray[n
 
 
 def tier_findings(tiers: Iterable[CopyStore], now_us: int) -> list[RepairableFinding]:
-    """Objects that no index names, index entries without an object, and copies that can be found past their ceiling."""
-    made: list[RepairableFinding] = []
+    """Return findings of objects without an index entry, entries without an object, and copies past their ceiling."""
+    findings: list[RepairableFinding] = []
     for tier in tiers:
         try:
-            made += _differences(tier, now_us)
+            findings += _differences(tier, now_us)
         except StoreError as error:
             _log.warning("tier not compared with its store", tier=tier.name, reason=error.message)
         if isinstance(tier, CopyCustody):
-            made += _past_ceiling(tier, tier.copies(), tier.known_us(now_us), now_us)
-    return made
+            findings += _past_ceiling(tier, tier.copies(), tier.known_us(now_us), now_us)
+    return findings
 
 
 def _differences(tier: CopyStore, now_us: int) -> list[RepairableFinding]:
@@ -197,24 +197,24 @@ def _differences(tier: CopyStore, now_us: int) -> list[RepairableFinding]:
         ("tier object without index", objects, index, tier.destroy, "destroyed"),
         ("index without tier object", index, objects, tier.forget, "forgotten"),
     )
-    made = []
+    findings = []
     for orphan, one, other, repair, action in pairs:
         for key in one.keys() - other.keys():
             age_us = max(0, now_us - one[key].since_us)
             finding = Finding(orphan, one[key].tenant, f"in tier `{tier.name}`", (), age_us)
-            made.append(RepairableFinding(finding, _TierRepair(repair, key, action)))
-    return made
+            findings.append(RepairableFinding(finding, _TierRepair(repair, key, action)))
+    return findings
 
 
 def _past_ceiling(tier: CopyStore, copies: Iterable[HeldCopy], known_us: int, now_us: int) -> list[RepairableFinding]:
     """`known_us`: what had ended by then is known here; later ends may be on their way."""
-    made = []
+    findings = []
     for copy in copies:
         if copy.due_us + PAST_US < known_us:
             cause = f"in tier `{tier.name}`, {copy.blocks} blocks"
             finding = Finding(PAST_CEILING, copy.tenant, cause, (), now_us - copy.due_us)
-            made.append(RepairableFinding(finding, _TierRepair(tier.destroy, copy.name, "destroyed")))
-    return made
+            findings.append(RepairableFinding(finding, _TierRepair(tier.destroy, copy.name, "destroyed")))
+    return findings
 
 
 class _TierRepair:

@@ -1,4 +1,4 @@
-"""A scan in slices: bounded work a step, while the process serves; what rounds agree on is a finding.
+"""A scan in slices: bounded work in each step while the process serves; what several rounds agree on is a finding.
 
 - A step does `Budget.work` units of work and at most one piece more (`PIECE_BLOCKS` blocks, or one visit), whatever
   the size of the pool, of a path, or of the number of tenants, requests and holds.
@@ -28,13 +28,13 @@ Suspect = tuple[str, int, int]
 
 
 class Budget(NamedTuple):
-    """What one step may do. A unit is about the time of one look at one object: 0.2 us where it was measured."""
+    """The work that one step may do. A unit is about one look at one object: 0.2 us as measured."""
 
     work: int = 112
 
 
 class ScanProgress(NamedTuple):
-    """How far the scan has come: whole rounds, and everything it has looked at."""
+    """The progress of the scan: complete rounds, and everything it has looked at."""
 
     rounds: int
     nodes: int
@@ -44,7 +44,7 @@ class ScanProgress(NamedTuple):
 
 
 class Slices(ABC):
-    """Rounds cut into steps; a subclass says what a round is, and yields wherever `_spend` says so."""
+    """Rounds cut into steps; a subclass defines a round, and yields where `_spend` says so."""
 
     def __init__(self, pool: int, budget: Budget | None = None) -> None:
         self._pool = pool
@@ -57,22 +57,22 @@ class Slices(ABC):
         self.rounds = self.nodes = self.holds = self.sequences = self.blocks = 0
 
     def step(self) -> None:
-        """One slice."""
+        """Scan one slice."""
         self._left = self._budget
         next(self._work, None)
 
     @property
     def progress(self) -> ScanProgress:
-        """How far it has come."""
+        """The scan's progress."""
         return ScanProgress(self.rounds, self.nodes, self.holds, self.sequences, self.blocks)
 
     @property
     def has_found(self) -> bool:
-        """There is something to take."""
+        """Whether there is a finding to take."""
         return bool(self._found)
 
     def take(self) -> list[Finding]:
-        """What rounds agreed on since the last call; at most `TAKEN_MAX`, the rest at the next call."""
+        """Return what rounds agreed on since the last call; at most `TAKEN_MAX`, the rest with the next call."""
         chosen = [what for what, _ in zip(self._found, range(TAKEN_MAX), strict=False)]
         return [self._found.pop(what) for what in chosen]
 
@@ -105,11 +105,11 @@ class Slices(ABC):
 
 
 def pieces(blocks: int) -> Iterator[slice]:
-    """All of a pool, `PIECE_BLOCKS` at a time."""
+    """Yield a pool's blocks in pieces of `PIECE_BLOCKS`."""
     for first in range(0, blocks, PIECE_BLOCKS):
         yield slice(first, min(first + PIECE_BLOCKS, blocks))
 
 
 def touched(blocks: int) -> NDArray[np.int64]:
-    """Zeros, in memory that is there: the first use of each page costs nothing later."""
+    """Return zeros whose pages are all in use already, so that first uses cost nothing later."""
     return np.full(blocks, 0, dtype=np.int64)

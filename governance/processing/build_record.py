@@ -1,4 +1,4 @@
-"""Makes the record of a period: from the ledger as a checkpoint left it, the documents of policies, and what is stated.
+"""Builds the record of a period from the ledger at a checkpoint, policy documents, and statements.
 
     asked = RecordRequest(PROCESSOR, checkpoint, since_us, until_us, stated)
     record = build_record(connection, asked, release=state)
@@ -68,7 +68,7 @@ NO_POLICY = (
 
 
 class RecordRequest(NamedTuple):
-    """What a record depends on besides the ledger and documents. `checkpoint` 0: the ledger as it is, unsigned.
+    """The parameters of a record besides the ledger and documents. `checkpoint` 0: the ledger as it is, unsigned.
 
     `controllers` are the names of tenants as controllers, as they are stated.
     """
@@ -88,7 +88,7 @@ def build_record(
     given: Policy | None = None,
     release: ReleaseState | None = None,
 ) -> ProcessingRecord:
-    """The record that was asked for; raises `ConfigError` where no policy is there to speak of (rule 1)."""
+    """Build the requested record; raises `ConfigError` where no policy is known (rule 1)."""
     if asked.role not in ROLES:
         raise ConfigError(f"a record is of a {' or a '.join(ROLES)}, not of a `{asked.role}`")
     if asked.since_us >= asked.until_us:
@@ -137,7 +137,7 @@ def build_record(
 
 
 def signed_record(connection: Connection, record: ProcessingRecord, key: SigningKey) -> Document:
-    """The record as a signed document; raises as `sign_document`, and `ConfigError` for one of no checkpoint."""
+    """Return the record as a signed document; raises as `sign_document`, and `ConfigError` without a checkpoint."""
     if not record.checkpoint:
         raise ConfigError("a record is signed as of a signed checkpoint, and this ledger has none")
     return sign_document(connection, record.document(), key)

@@ -26,7 +26,7 @@ OF_LEAVES, OF_RELEASE, GIVEN, UNKNOWN = "leaves", "release", "given", "unknown"
 
 
 class ControllerStatement(NamedTuple):
-    """What the controller, or the processor, states; empty is left open."""
+    """The statements of the controller or the processor; an empty one is left open."""
 
     controller: str = ""
     contact: str = ""
@@ -66,7 +66,7 @@ class RecordedPolicy(NamedTuple):
 
 
 class ProcessedCategory(NamedTuple):
-    """What was processed for one tenant at one classification: units of custody that were due, and covered."""
+    """The processing for one tenant at one classification: custody units that were due, and covered."""
 
     tenant: str
     classification: str
@@ -75,14 +75,14 @@ class ProcessedCategory(NamedTuple):
 
 
 class ServedController(NamedTuple):
-    """A controller on whose behalf a processor acts (30(2)(a)): the tenant, and its name as it was stated."""
+    """A controller on whose behalf a processor acts (30(2)(a)): the tenant, and its stated name."""
 
     tenant: str
     name: str
 
 
 class MeasuredControl(NamedTuple):
-    """A control of the library, what the evidence of the period says of it, and the report's sections that say so."""
+    """A control of the library, the period's evidence for it, and the report sections that show it."""
 
     framework: str
     control: str
@@ -129,12 +129,12 @@ class ProcessingRecord(NamedTuple):
     orders: str = ""
 
     def document(self) -> Document:
-        """The record as a document, which nobody signed."""
+        """Return the record as an unsigned document."""
         return RECORD.document(_plain(self))
 
 
 def record_of_facts(facts: Facts) -> ProcessingRecord:
-    """The record of a document's facts; raises `LedgerError` where they are of none."""
+    """Parse the record of a document's facts; raises `LedgerError` for other facts."""
     try:
         made: ProcessingRecord = _read_fields(ProcessingRecord, facts)
     except (TypeError, KeyError, AttributeError) as problem:
@@ -166,7 +166,7 @@ def _plain(value: Any) -> Any:
 
 
 def limits_of(policy: Policy, digest: str) -> tuple[TimeLimit, ...]:
-    """The time limits of a policy, by classification."""
+    """Return the time limits of a policy, by classification."""
     return tuple(_limit(policy, level, digest) for level in range(len(policy.classifications)))
 
 
@@ -194,7 +194,7 @@ def _copies(offload: Offload) -> str:
 
 
 def measures_of(policy: Policy) -> tuple[str, ...]:
-    """Technical and organisational measures (30(1)(g), 30(2)(d)), in words."""
+    """Return technical and organisational measures (30(1)(g), 30(2)(d)) in words."""
     crossing = (
         "no tenant boundary is crossed." if policy.profile.isolating else "grants and segments may cross tenants."
     )
@@ -210,5 +210,5 @@ def measures_of(policy: Policy) -> tuple[str, ...]:
 
 
 def length(value_us: int) -> str:
-    """A length of time as a policy writes it."""
+    """Return a duration as a policy writes it."""
     return span(value_us) if value_us else "not kept"

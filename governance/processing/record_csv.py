@@ -1,4 +1,4 @@
-"""A record of processing as rows for a register."""
+"""A record of processing as CSV rows for a register."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvcustody.times import iso, readable
 
 
 def to_csv(document: Document) -> bytes:
-    """The record as rows for a register: one a policy and classification; what a spreadsheet would run is quoted."""
+    """Return the record as CSV rows, one a policy and classification; what a spreadsheet would run is quoted."""
     record = record_of_facts(document.facts)
     shared = (
         "role",

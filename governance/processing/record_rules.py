@@ -1,4 +1,4 @@
-"""Rules of records of processing: what one agrees with itself about, and how it is made again.
+"""Rules of records of processing: internal consistency, and rebuilding from the ledger.
 
 1. It is made again from the ledger as the record's checkpoint left it, or from a verified export of that.
 2. What no ledger has is unchecked: what was stated, and documents of policies that came with the question.
@@ -71,7 +71,7 @@ _ALWAYS = (
 
 
 class RecordRules(DocumentRules):
-    """Rules of records; `given` is the policy that one was made with, where the reader has it."""
+    """The rules of records; `given` is the policy that the record was made with, where the reader has it."""
 
     kind = RECORD
     orders = "orders"
@@ -80,11 +80,11 @@ class RecordRules(DocumentRules):
         self._given = given
 
     def read(self, document: Document) -> ProcessingRecord:
-        """The record; raises `LedgerError` where the facts are of none."""
+        """Parse the record; raises `LedgerError` for other facts."""
         return record_of_facts(document.facts)
 
     def check(self, opened: OpenedDocument, trust: ReaderTrust) -> ShownAlone:
-        """What it agrees with itself about, and with the library of controls."""
+        """Check the record's internal consistency, and its controls against the library."""
         problems = [*record_disagreements(opened.facts)]
         titles = {one.id: one.title for one in load_framework(FRAMEWORK).controls}
         controls = opened.facts["controls"]
@@ -93,18 +93,18 @@ class RecordRules(DocumentRules):
         return ShownAlone(problems, unchecked=_ALWAYS)
 
     def alone(self, opened: OpenedDocument) -> tuple[Unchecked, ...]:
-        """Everything that a ledger gives."""
+        """Return everything that a ledger supplies."""
         return tuple(Unchecked(name, GIVE) for name in (*_OF_LEDGER, "activity", "version"))
 
     def from_ledger(self, opened: OpenedDocument, connection: Connection, trust: ReaderTrust) -> MadeAgain:
-        """The record again, from the ledger that it is of; raises as `build_record`."""
+        """Build the record again from its ledger; raises as `build_record`."""
         check_ledger(connection, opened.document.checkpoint)
         return self._again(opened, connection, trust, "the ledger")
 
     def from_export(
         self, opened: OpenedDocument, folder: Path, connection: Connection, trust: ReaderTrust
     ) -> MadeAgain:
-        """The record again, from an export's leaves; raises as `build_record`."""
+        """Build the record again from an export's leaves; raises as `build_record`."""
         return self._again(opened, connection, trust, "the export")
 
     def _again(self, opened: OpenedDocument, connection: Connection, trust: ReaderTrust, source: str) -> MadeAgain:
@@ -114,7 +114,7 @@ class RecordRules(DocumentRules):
         unchecked = [Unchecked(name, why) for name in (_OF_DOCUMENTS if lacking else ())]
         refused = orders_refused(connection, record.checkpoint, trust.orders)
         try:
-            made = build_record(connection, _request(record), given=self._given)
+            rebuilt = build_record(connection, _request(record), given=self._given)
         except ConfigError:
             if not lacking:
                 raise
@@ -122,12 +122,12 @@ class RecordRules(DocumentRules):
             return MadeAgain(opened.facts, "", nothing, refused)
         places = [place for place, one in enumerate(record.policies) if one.digest in lacking]
         unchecked += [Unchecked(f"policies[{place}]", why) for place in places]
-        made = made._replace(policies=_beside(record, made, lacking))
+        rebuilt = rebuilt._replace(policies=_beside(record, rebuilt, lacking))
         if record.version != __version__:
             problems.append(
                 f"version {record.version} made it and this is {__version__}: it can be made again with that one"
             )
-        return MadeAgain(made.document().facts, source, tuple(unchecked), refused, tuple(problems))
+        return MadeAgain(rebuilt.document().facts, source, tuple(unchecked), refused, tuple(problems))
 
 
 def _request(record: ProcessingRecord) -> RecordRequest:

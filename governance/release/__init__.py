@@ -1,1 +1,1 @@
-"""How a policy revision comes into effect: proposed, approved, activated, rolled back, and taken over by workers."""
+"""Policy releases: proposal, approval, activation, rollback, and their way to workers."""

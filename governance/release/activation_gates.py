@@ -1,4 +1,4 @@
-"""What a revision must show before it comes into effect, whoever signed for it.
+"""The gates that every revision must pass before it comes into effect, whoever signed it.
 
 1. Isolation is proved of exactly the policy that comes into effect.
 2. A revision that widens shows exactly what its approver signed for, and its owners' consent to each thing it opens.
@@ -30,7 +30,7 @@ from kvcustody.signed_document import digest, encode
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """What the gates see of a revision: its proof, its difference to what is active, and the consents it lacks."""
+    """A revision at the gates: its proof, its difference from the active one, and missing consents."""
 
     proposal: Proposal
     proof: Proof
@@ -39,35 +39,37 @@ class Review:
 
     @property
     def cells(self) -> str:
-        """What its approver repeats."""
+        """The digest of the widened cells, which the approver repeats."""
         return self.change.approval_digest
 
 
 class TooCostlyError(PolicyError):
-    """A policy is not worked on here; the message says what it exceeds."""
+    """A policy is too large to work on here; the message says which limit it exceeds."""
 
 
 class PolicyAt(NamedTuple):
-    """A policy, the revision that it is compiled as, and the ids that are revoked."""
+    """A policy, the revision number that it is compiled as, and the revoked ids."""
 
     policy: Policy
     revision: int
     revoked: frozenset[str]
 
     def table(self) -> DecisionTable:
-        """Its decision table."""
+        """The policy's decision table."""
         return compile_policy(self.policy, revision=self.revision, revoked=self.revoked)
 
 
 class Assessment(NamedTuple):
-    """What takes long to find out about a revision."""
+    """The costly results about a revision."""
 
     proof: Proof
     change: PolicyDiff
 
 
 def assess(candidate: PolicyAt, base: PolicyAt | None) -> Assessment:
-    """Prove a revision and compare it with another: without one, with its own policy, nothing shared or permitted."""
+    """Prove a revision and compare it with another; without one, with its own policy that shares and permits
+    nothing.
+    """
     if base is None:
         closed = replace(candidate.policy, grants=(), groups=(), segments=(), rules=())
         base = PolicyAt(closed, 0, frozenset())
@@ -82,14 +84,14 @@ Gate = Callable[[ReleaseState, Proposal], Review]
 
 
 def review(state: ReleaseState, proposal: Proposal, assess: Assess = assess) -> Review:
-    """Prove and compare a revision with what is active; nothing is demanded yet."""
+    """Prove a revision and compare it with the active one; demands nothing yet."""
     proof, change = assess(*compared(state, proposal))
     missing = tuple(opening for opening in change.consents if consent_id(proposal, opening) not in state.consents)
     return Review(proposal, proof, change, missing)
 
 
 def compared(state: ReleaseState, proposal: Proposal) -> tuple[PolicyAt, PolicyAt | None]:
-    """A revision, and what is active or was when it was approved."""
+    """Return a revision and the one that it is compared with: active now, or when it was approved."""
     base = proposal.approval.base if proposal.approval is not None else state.active_revision
     revoked = proposal.approval.revoked if proposal.approval is not None else state.revoked
     return _at(proposal, revoked), _at(state.proposal(base), revoked) if base else None
@@ -97,38 +99,38 @@ def compared(state: ReleaseState, proposal: Proposal) -> tuple[PolicyAt, PolicyA
 
 def check(state: ReleaseState, proposal: Proposal, assess: Assess = assess) -> Review:
     """`review`, and raise `ReleaseError` unless the revision passes every gate."""
-    found = review(state, proposal, assess)
-    revision, proof = proposal.revision, found.proof
+    reviewed = review(state, proposal, assess)
+    revision, proof = proposal.revision, reviewed.proof
     if not (proof.holds and proof.digest == proposal.manifest.digest == proof.table_digest):
         broken = ", ".join(item.id for item in proof.broken) or "the digest"
         raise ReleaseError(f"revision `{revision}`: isolation is not proved ({broken}); see `kvcustody policy prove`")
     if proposal.is_break_glass:
-        if found.change.widens and not proposal.restores:
+        if reviewed.change.widens and not proposal.restores:
             raise ReleaseError(
                 f"revision `{revision}` widens the active one; breaking the glass only narrows, or restores a "
                 "revision that was in effect"
             )
-        return found
+        return reviewed
     approval = proposal.approval
     if approval is None:
         raise ReleaseError(f"revision `{revision}` is not approved")
-    if found.cells and approval.cells != found.cells:
+    if reviewed.cells and approval.cells != reviewed.cells:
         raise ReleaseError(
-            f"revision `{revision}` widens other cells (`{found.cells}`) than its approver signed for",
-            cells=found.cells,
+            f"revision `{revision}` widens other cells (`{reviewed.cells}`) than its approver signed for",
+            cells=reviewed.cells,
         )
-    if found.missing:
-        first = found.missing[0]
+    if reviewed.missing:
+        first = reviewed.missing[0]
         raise ReleaseError(
             f"revision `{revision}` opens `{first.id}`, and its owner `{first.owner}` has not consented; "
             "see `kvcustody policy consent`",
-            missing=found.missing,
+            missing=reviewed.missing,
         )
-    return found
+    return reviewed
 
 
 def table_of(proposal: Proposal, revoked: frozenset[str]) -> DecisionTable:
-    """The decision table of a revision, less all that was revoked by its release or since."""
+    """Return the decision table of a revision, without everything that was revoked by its release or since."""
     return _at(proposal, revoked).table()
 
 
@@ -137,7 +139,7 @@ def _at(proposal: Proposal, revoked: frozenset[str]) -> PolicyAt:
 
 
 def tables_of(state: ReleaseState) -> DecisionTable | None:
-    """The table that is in effect, with what is staged beside it; None where nothing is."""
+    """Return the table in effect, with a staged one beside it; None without one."""
     if state.active is None:
         return None
     active = table_of(state.active, state.revoked)
@@ -147,15 +149,15 @@ def tables_of(state: ReleaseState) -> DecisionTable | None:
 
 
 def consent_id(proposal: Proposal, opening: WidenedAccess) -> str:
-    """What an owner consents to: this opening, by this revision."""
+    """Return the digest that an owner consents to: this opening, by this revision."""
     return opening_id(proposal.manifest.id, opening.data())
 
 
 def opening_id(manifest: str, what: Mapping[str, Any]) -> str:
-    """The same from what `WidenedAccess.data` tells, for those who have no more of it than its manifest's id."""
+    """Return the same digest from `WidenedAccess.data`, for those who have only the manifest's id."""
     return digest(encode({"manifest": manifest, "opening": dict(what)}))
 
 
 def proof_digest(proof: Proof) -> str:
-    """The digest by which a record names the proof of what it puts into effect."""
+    """Return the digest by which a record names a revision's proof."""
     return digest(json.dumps(proof.data(), sort_keys=True).encode())

@@ -1,4 +1,4 @@
-"""What an owner sees of a release: the openings on its own data that wait for its consent, and the step that gives it.
+"""A data owner's view of a release: openings on its own data without consent, and the step that consents.
 
 1. Nothing here shows a document, or what a revision opens on anybody else's data.
 2. A consent is of one opening by one manifest: its id is the digest of both, which whoever signs computes anew.
@@ -26,22 +26,22 @@ class PendingConsent(NamedTuple):
 
 
 def pending_consents(state: ReleaseState, owner: str, assess: gates.Assess = gates.assess) -> Iterator[PendingConsent]:
-    """What waits for the consent of this tenant, of the newest revision first."""
+    """Return the openings that wait for this tenant's consent, of the newest revision first."""
     for number in sorted(state.proposals, reverse=True):
-        found = state.proposals[number]
-        if number > state.active_revision and not found.activated:
+        proposal = state.proposals[number]
+        if number > state.active_revision and not proposal.activated:
             try:
-                missing = gates.review(state, found, assess).missing
+                missing = gates.review(state, proposal, assess).missing
             except gates.TooCostlyError:
                 continue  # nor does it come into effect here
             for opening in missing:
                 if opening.owner == owner:
-                    id_ = gates.consent_id(found, opening)
-                    yield PendingConsent(number, found.manifest.id, found.author, found.note, id_, opening)
+                    id_ = gates.consent_id(proposal, opening)
+                    yield PendingConsent(number, proposal.manifest.id, proposal.author, proposal.note, id_, opening)
 
 
 def revoked_of(state: ReleaseState, owner: str) -> frozenset[str]:
-    """What of the revoked was ever a grant, a segment or a sharing group of this tenant."""
+    """Return the revoked ids that ever were a grant, a segment or a sharing group of this tenant."""
     named: set[str] = set()
     for proposal in state.proposals.values():
         policy = proposal.policy
@@ -53,7 +53,7 @@ def revoked_of(state: ReleaseState, owner: str) -> frozenset[str]:
 
 
 def consent_body(revision: int, manifest: str, what: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of a consent to an opening, as `WidenedAccess.data` tells it."""
+    """Return the body of a consent to an opening, from `WidenedAccess.data`."""
     return {
         "revision": revision,
         "owner": what["owner"],

@@ -1,4 +1,4 @@
-"""The ways across a tenant boundary that a policy declares: its grants, its groups' grants and its segments."""
+"""The openings across tenants that a policy declares: its grants, its groups' grants and its segments."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class DeclaredOpening(NamedTuple):
 
 
 def declared_openings(policy: Policy, revoked: frozenset[str], now_us: int) -> tuple[DeclaredOpening, ...]:
-    """Every way across a tenant boundary that the policy declares."""
-    found, barriers = [], Barriers(policy)
+    """Return every opening across tenants that the policy declares."""
+    openings, barriers = [], Barriers(policy)
     for grant in (*policy.grants, *policy.group_grants()):
         state = _state({grant.id, grant.group or grant.id}, grant.from_us, grant.until_us, revoked, now_us)
         if state not in OVER and barriers.of(grant, grant.reader):
@@ -40,13 +40,13 @@ def declared_openings(policy: Policy, revoked: frozenset[str], now_us: int) -> t
         kind = "group" if "~" in grant.id else "grant"
         at_most = policy.classifications[grant.at_most]
         parts = (grant.owner, grant.reader, at_most, grant.until_us, state, grant.reason, grant.mark.line)
-        found.append(DeclaredOpening(grant.id, kind, *parts))
+        openings.append(DeclaredOpening(grant.id, kind, *parts))
     for segment in policy.segments:
         readers = ("every tenant",) if segment.tenants is None else segment.tenants
         state = _state({segment.id}, None, segment.expires_us, revoked, now_us)
         level = policy.classifications[segment.level]
         ends, line = segment.expires_us, segment.mark.line
-        found += [
+        openings += [
             DeclaredOpening(
                 segment.id,
                 "segment",
@@ -61,7 +61,7 @@ def declared_openings(policy: Policy, revoked: frozenset[str], now_us: int) -> t
             for reader in readers
             if reader != segment.owner
         ]
-    return tuple(sorted(found))
+    return tuple(sorted(openings))
 
 
 def _state(ids: set[str], from_us: int | None, until_us: int | None, revoked: frozenset[str], now_us: int) -> str:

@@ -1,4 +1,4 @@
-"""Whose orders a process follows, and the key with which it signs its own, as its settings say.
+"""Which signers' orders a process follows, and the key that signs its own, according to its settings.
 
 The trust configuration of policies says it for orders too: keys with the role `orders` sign them, people's and the
 control plane's. Without one every order counts, and whoever opens a ledger says so.
@@ -36,7 +36,7 @@ def _order_keys(trust: Trust) -> OrderKeys:
 
 
 def read_signed_orders(trust_path: Path | None, ledger: str, key_path: Path | None) -> SignedOrders | None:
-    """Whose orders count in the ledger of this name; None without a trust configuration.
+    """Return the signers whose orders count in the ledger of this name; None without a trust configuration.
 
     Raises `ConfigError` where the key at `key_path` may not sign orders, and as `TrustFile` and `open_signer`.
     """

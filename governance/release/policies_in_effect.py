@@ -1,4 +1,4 @@
-"""Which policies are in effect: those that the workers at work run, released or from a file; else what is released.
+"""The policies in effect: those that running workers run, released or from a file; otherwise the released one.
 
 1. What workers run is read from their signed leaves; of a release it takes the documents alone. Workers may run several
    policies, and that is said, not resolved.
@@ -51,11 +51,11 @@ class EffectivePolicy:
     revoked: frozenset[str]
 
     def table(self) -> DecisionTable | None:
-        """It compiled, less what was revoked; None where its digest alone is known."""
+        """The compiled policy without revoked ids; None where only its digest is known."""
         return None if self.policy is None else _compiled(self.policy.source, self.revision, self.revoked)
 
     def data(self) -> dict[str, Any]:
-        """As JSON data, without its document."""
+        """Return JSON data without the document."""
         return {
             "revision": self.revision,
             "name": self.name,
@@ -69,7 +69,7 @@ class EffectivePolicy:
 
 
 class PoliciesInEffect(NamedTuple):
-    """All of them, those for everybody first; `at_work`: they are what workers run (rule 3).
+    """All policies in effect, those for everybody first; `at_work`: workers run them (rule 3).
 
     `unsaid` are workers at work of which no leaf says what they run, `monitoring` those that do not enforce it for
     everybody: whatever is proved of a policy holds for whom it is enforced.
@@ -82,11 +82,11 @@ class PoliciesInEffect(NamedTuple):
 
     @property
     def unknown(self) -> tuple[EffectivePolicy, ...]:
-        """Those of which the digest alone is known."""
+        """The policies of which only the digest is known."""
         return tuple(one for one in self.policies if one.policy is None)
 
     def data(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return JSON data."""
         items = [one.data() for one in self.policies]
         monitoring = [one._asdict() for one in self.monitoring]
         return {
@@ -97,11 +97,11 @@ class PoliciesInEffect(NamedTuple):
         }
 
     def run_by(self, digest: str) -> tuple[str, ...]:
-        """The workers at work that run the policy of this digest, for everybody or a stage."""
+        """Return the running workers of the policy with this digest, for everybody or a stage."""
         return tuple(sorted({name for one in self.policies if one.digest == digest for name in one.workers}))
 
     def the_one(self) -> EffectivePolicy:
-        """The one for everybody, its document known; raises `PolicyError` that says why there is none."""
+        """Return the policy for everybody with its document; raises `PolicyError` that says why there is none."""
         whole = [one for one in self.policies if not one.stage]
         if not whole:
             raise PolicyError(
@@ -118,7 +118,7 @@ class PoliciesInEffect(NamedTuple):
         return whole[0]
 
     def the_table(self, state: ReleaseState | None) -> DecisionTable:
-        """The one as workers decide by it, what is staged beside it included; raises as `the_one`."""
+        """Return that policy's table as workers use it, with a staged one beside it; raises as `the_one`."""
         whole = self.the_one()
         staged = [one for one in self.policies if one.stage]
         if staged and state is not None and all(one.released for one in (whole, *staged)):
@@ -130,15 +130,17 @@ class PoliciesInEffect(NamedTuple):
         return table
 
     def openings(self, now_us: int, *, owner: str | None = None) -> tuple[DeclaredOpening, ...]:
-        """What all of them open across tenants, or of this owner's data; of those unknown nothing is known."""
-        found = {
+        """Return the openings of all policies across tenants, or on this owner's data; unknown policies contribute
+        none.
+        """
+        ways = {
             way
             for one in self.policies
             if one.policy is not None
             for way in declared_openings(one.policy, one.revoked, now_us)
             if owner is None or way.owner == owner
         }
-        return tuple(sorted(found))
+        return tuple(sorted(ways))
 
 
 def policies_in_effect(
@@ -146,7 +148,7 @@ def policies_in_effect(
     state: ReleaseState | None,
     enforcement: Iterable[WorkerEnforcement] = (),
 ) -> PoliciesInEffect:
-    """From what workers run and for whom they enforce it, and the release (None: nothing is released here)."""
+    """Return them from workers' leaves, their enforcement, and the release (None: nothing is released here)."""
     monitoring = tuple(one for one in enforcement if one.mode != ENFORCE)
     every = tuple(running)
     unsaid = tuple(one.worker for one in every if not one.digest)
@@ -197,24 +199,24 @@ def _released(state: ReleaseState | None) -> tuple[EffectivePolicy, ...]:
     return tuple(made)
 
 
-def _of_release(state: ReleaseState, found: Proposal, stage: str) -> EffectivePolicy:
+def _of_release(state: ReleaseState, proposal: Proposal, stage: str) -> EffectivePolicy:
     taken = [
         record.at_us
         for record in state.records
         if record.action in (ReleaseAction.ACTIVATED, ReleaseAction.BROKE_GLASS)
-        and record.body.get("revision") == found.revision
+        and record.body.get("revision") == proposal.revision
     ]
-    since_us = taken[-1] if taken else found.manifest.issued_us
-    revoked = state.revoked | frozenset(found.manifest.revoked)
-    manifest = found.manifest
+    since_us = taken[-1] if taken else proposal.manifest.issued_us
+    revoked = state.revoked | frozenset(proposal.manifest.revoked)
+    manifest = proposal.manifest
     return EffectivePolicy(
-        found.revision, manifest.name, manifest.digest, since_us, stage, (), True, found.policy, revoked
+        proposal.revision, manifest.name, manifest.digest, since_us, stage, (), True, proposal.policy, revoked
     )
 
 
 @lru_cache(_KEPT)
 def policy_of_document(document: str, digest: str) -> Policy | None:
-    """The policy of a document; None where it is not the one of this digest (rule 2)."""
+    """Return the policy of a document; None where its digest differs from this one (rule 2)."""
     try:
         policy = load_policy(document, name="policy")
     except PolicyError:

@@ -1,4 +1,4 @@
-"""The release as one process may believe it: verified, past the gates, and never behind its mark."""
+"""The release as one process may trust it: verified, past the gates, and never behind its rollback mark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvcustody.signed_document import digest
 
 
 class ReleaseReader:
-    """The release as one worker may believe it."""
+    """The release as one worker may trust it."""
 
     def __init__(
         self, store: ReleaseStore, trust: Callable[[], Trust], mark: RevisionMark, *, gate: Gate = gates.check
@@ -31,18 +31,18 @@ class ReleaseReader:
         self._state: ReleaseState | None = None
 
     def read(self) -> ReleaseState:
-        """The verified state, what is in effect in it past the gates, and the mark moved; raises `CustodyError`."""
+        """Return the verified state and what is in effect past the gates, and move the mark; raises `CustodyError`."""
         state = self.verified()
         self.check(state)
         return state
 
     @property
     def revoked(self) -> frozenset[str]:
-        """What is revoked by the records that were verified so far, whatever is wrong with a later one."""
+        """The ids revoked by the records verified so far, even if a later record is not valid."""
         return frozenset() if self._state is None else self._state.revoked
 
     def verified(self) -> ReleaseState:
-        """What all records amount to, past no gate yet; raises `CustodyError`.
+        """Return the state of all records, past no gate yet; raises `CustodyError`.
 
         Records that were verified before are not read again: the last of them vouches for all before it.
         """
@@ -76,7 +76,7 @@ class ReleaseReader:
         return state
 
     def first(self, profile: str) -> tuple[DecisionTable, int]:
-        """The table to start with, and when its revision expires (UTC); raises `CustodyError` where there is none."""
+        """Return the table to start with, and when its revision expires (UTC); raises `CustodyError` without one."""
         state = self.read()
         table = gates.tables_of(state)
         if table is None or state.active is None:
@@ -91,6 +91,6 @@ class ReleaseReader:
 
 
 def expiry_of(state: ReleaseState) -> int:
-    """When what is in effect expires, UTC microseconds: with a stage, when the first of the two does."""
+    """Return when the policy in effect expires (UTC µs); with a stage, the earlier of the two."""
     proposals: list[Proposal | None] = [state.active, state.staged]
     return min(proposal.manifest.expires_us for proposal in proposals if proposal is not None)

@@ -1,4 +1,4 @@
-"""One step of a release, signed by who took it and chained to the step before.
+"""One step of a release, signed by its actor and chained to the step before.
 
 1. The signature covers the whole record but itself, the audience and the digest of the preceding record included.
 2. Bytes have one spelling (`signed_document`); what is read is checked before it is believed.
@@ -36,7 +36,7 @@ class ReleaseError(DocumentRejected):
 
 
 class ReleaseAction(StrEnum):
-    """What a record says was done."""
+    """The act of a record."""
 
     PROPOSED = "proposed"
     APPROVED = "approved"
@@ -64,13 +64,13 @@ class ReleaseRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.signature.key
 
     def message(self) -> bytes:
-        """What the signature covers."""
+        """The bytes that the signature covers."""
         form = msgspec.to_builtins(self)
         del form["signature"]
         return signed_bytes(SCHEMA, form)
 
     def to_bytes(self) -> bytes:
-        """As it is stored."""
+        """Return the stored form."""
         return encode(msgspec.to_builtins(self))
 
 
@@ -84,7 +84,7 @@ def make_record(
     audience: str,
     at_us: int,
 ) -> ReleaseRecord:
-    """A signed record."""
+    """Return a signed record."""
     unsigned = DocumentSignature(signer.name, b"")
     record = ReleaseRecord(number, previous, audience, action, at_us, dict(body), unsigned)
     signature = DocumentSignature(signer.name, signer.sign(record.message()))
@@ -92,7 +92,7 @@ def make_record(
 
 
 def read_record(data: bytes) -> ReleaseRecord:
-    """The record in `data`, its signature not yet checked; raises `ReleaseError`."""
+    """Parse a record without checking its signature; raises `ReleaseError`."""
     try:
         record = convert(decode(data, "release record", RECORD_BYTES_MAX), ReleaseRecord, "release record")
     except DocumentRejected as error:
@@ -103,14 +103,14 @@ def read_record(data: bytes) -> ReleaseRecord:
 
 
 def stage_form(stage: Stage | None) -> dict[str, object] | None:
-    """A stage as JSON; None is everybody."""
+    """Return a stage as JSON; None means everybody."""
     if stage is None:
         return None
     return {"tenants": sorted(stage.tenants), "share": f"{stage.share.numerator}/{stage.share.denominator}"}
 
 
 def read_stage(form: object) -> Stage | None:
-    """A stage from its JSON form; raises `ReleaseError`."""
+    """Parse a stage from JSON; raises `ReleaseError`."""
     if form is None:
         return None
     if not isinstance(form, dict) or set(form) != {"tenants", "share"}:

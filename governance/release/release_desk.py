@@ -1,4 +1,4 @@
-"""The release desk: every step of a policy's release as a call that checks, records and then takes effect.
+"""The release desk: every step of a policy release as a call that checks, records and then takes effect.
 
 1. A step is checked against the state that all records before it amount to, signed, and put on record: first as a
    class A event in the ledger, then in the store. Narrowing steps go into the store first and on record after.
@@ -56,11 +56,11 @@ class ReleaseWorkflow:
         self._gate = gate
 
     def state(self) -> ReleaseState:
-        """What the release has come to, every record verified; raises `ReleaseError`."""
+        """Return the state of the release, with every record verified; raises `ReleaseError`."""
         return fold(self._store.read(), self._trust)
 
     def review(self, revision: int) -> Review:
-        """The proof, the difference to what is active and the missing consents of a revision."""
+        """Return a revision's proof, its difference from the active one and its missing consents."""
         state = self.state()
         return gates.review(state, state.proposal(revision))
 
@@ -77,7 +77,9 @@ class ReleaseWorkflow:
         return self._propose(self.state(), document, signer, note=note, seconds=seconds, file=file)
 
     def rollback(self, revision: int, signer: Signer, *, note: str, seconds: int = YEAR_SECONDS) -> Proposal:
-        """Propose what `revision` said as a new, higher revision; it is approved and activated like any other."""
+        """Propose an earlier revision's document as a new, higher revision; it is approved and activated like any
+        other.
+        """
         state = self.state()
         old = state.proposal(revision)
         if not old.activated:
@@ -89,26 +91,27 @@ class ReleaseWorkflow:
         state = self.state()
         proposal = state.proposal(revision)
         proposal.approval = None  # an earlier approval, perhaps against another base, is replaced
-        found = gates.review(state, proposal)
-        if found.cells and cells != found.cells:
+        reviewed = gates.review(state, proposal)
+        if reviewed.cells and cells != reviewed.cells:
             raise ReleaseError(
-                f"revision `{revision}` widens {len(found.change.new_access)} cells and opens "
-                f"{len(found.change.openings)} ways; review it, then approve exactly that with --cells {found.cells}",
-                cells=found.cells,
+                f"revision `{revision}` widens {len(reviewed.change.new_access)} cells and opens "
+                f"{len(reviewed.change.openings)} ways; review it, then approve exactly that with --cells "
+                f"{reviewed.cells}",
+                cells=reviewed.cells,
             )
         body = {
             "revision": revision,
             "base": state.active_revision,
             "revoked": sorted(state.revoked),
-            "cells": found.cells,
-            "verdict": found.change.verdict.value,
+            "cells": reviewed.cells,
+            "verdict": reviewed.change.verdict.value,
             "signature": sign_manifest(proposal.manifest, signer).form(),
         }
         self._take(state, signer, ReleaseAction.APPROVED, body, proposal)
-        return found
+        return reviewed
 
     def consent(self, revision: int, source: str, signer: Signer) -> tuple[WidenedAccess, ...]:
-        """The owner's consent to what a revision opens through the grant or segment `source`."""
+        """Record the owner's consent to what a revision opens through the grant or segment `source`."""
         state = self.state()
         proposal = state.proposal(revision)
         tenant = next((key.tenant for key in self._trust.keys.values() if key.name == signer.name), None)
@@ -129,20 +132,22 @@ class ReleaseWorkflow:
         state = self.state()
         proposal = state.proposal(revision)
         state.check_activable(proposal, self._at(state))
-        found = self._gate(state, proposal)
+        reviewed = self._gate(state, proposal)
         if stage is not None:
             if state.active is None:
                 raise ReleaseError("the first revision cannot be staged: nothing is in effect beside it")
             coming = gates.table_of(proposal, state.revoked)
             stage = Stage(frozenset(map(coming.policy.named, stage.tenants)), stage.share)
             StagedTable(gates.table_of(state.active, state.revoked), coming, stage)
-        body = {"revision": revision, "stage": stage_form(stage), "proof": gates.proof_digest(found.proof)}
+        body = {"revision": revision, "stage": stage_form(stage), "proof": gates.proof_digest(reviewed.proof)}
         detail = "" if stage is None else str(stage)
         self._take(state, signer, ReleaseAction.ACTIVATED, body, proposal, detail=detail)
-        return found
+        return reviewed
 
     def revoke(self, ids: Iterable[str], signer: Signer, *, reason: str) -> frozenset[str]:
-        """Take grants, segments or groups back for good. In effect before it is recorded; returns all tombstones."""
+        """Withdraw grants, segments or groups permanently. It takes effect before it is recorded; returns all
+        tombstones.
+        """
         state = self.state()
         listed = sorted(set(ids))
         body = {"ids": listed, "reason": reason}
@@ -152,7 +157,7 @@ class ReleaseWorkflow:
     def break_glass(
         self, signer: Signer, *, reason: str, seconds: int, document: str | None = None, restores: int = 0
     ) -> Review:
-        """One person's act in an emergency: a narrower document, or a revision that was in effect, for `seconds`.
+        """Act in an emergency, by one person: a narrower document, or an earlier active revision, for `seconds`.
 
         When the time is over nothing is reused, until a revision is released in the ordinary way.
         """
@@ -171,7 +176,7 @@ class ReleaseWorkflow:
         return found
 
     def bundle(self, revision: int) -> bytes:
-        """An approved revision as a signed bundle; raises `ReleaseError` for one that is not approved."""
+        """Return an approved revision as a signed bundle; raises `ReleaseError` for one that is not approved."""
         state = self.state()
         proposal = state.proposal(revision)
         if proposal.approval is None or proposal.is_break_glass:

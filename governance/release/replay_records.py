@@ -1,4 +1,4 @@
-"""What the records of a release amount to: every record verified, then applied in order.
+"""The state of a release from its records: every record is verified, then applied in order.
 
 1. A state is a function of the records and the trust configuration. Each record must be signed by a key with the role
    that its action needs, follow the one before, and be allowed by what went before it.
@@ -37,7 +37,7 @@ from kvcustody.signed_document import (
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """An approver's word: this manifest, against this active revision, with exactly this widening."""
+    """An approval of this manifest, against this active revision, with exactly this widening."""
 
     approver: str
     signature: DocumentSignature
@@ -48,7 +48,7 @@ class Approval:
 
 @dataclass(slots=True)
 class Proposal:
-    """A revision: what it says, who proposed it, and what became of it."""
+    """A revision: its document, its author, and what happened to it."""
 
     manifest: BundleManifest
     document: str
@@ -68,18 +68,18 @@ class Proposal:
 
     @property
     def is_break_glass(self) -> bool:
-        """Whether one person put it into effect, for a time."""
+        """Whether one person put it into effect, for a limited time."""
         return self.until_us > 0
 
     def bundle(self) -> Bundle:
-        """As a bundle, with the signatures that it has so far."""
+        """Return the revision as a bundle with its signatures so far."""
         signatures = [self.signature] + ([self.approval.signature] if self.approval else [])
         return Bundle(self.manifest, self.document, tuple(sorted(signatures)))
 
 
 @dataclass(slots=True)
 class ReleaseState:
-    """Everything that a release has come to. `active` None: nothing is in effect yet."""
+    """The whole state of a release. `active` None: nothing is in effect yet."""
 
     trust: Trust
     records: list[ReleaseRecord] = field(default_factory=list)
@@ -109,7 +109,7 @@ class ReleaseState:
         return found
 
     def apply(self, data: bytes) -> ReleaseRecord:
-        """Verify one more record and take it into account; raises `ReleaseError` and changes nothing otherwise."""
+        """Verify and apply one more record; raises `ReleaseError` and changes nothing for one that is not valid."""
         record = read_record(data)
         if (record.number, record.previous) != (len(self.records) + 1, self.head):
             raise ReleaseError(f"release record `{record.number}` does not follow the one before it")
@@ -218,7 +218,8 @@ class ReleaseState:
         self.revoked |= frozenset(ids)
 
     def owners(self, source: str) -> set[str]:
-        """Whose a grant or segment is: by what is in effect, else by what ever was, else by what was proposed.
+        """Return the owner of each grant or segment: by the active revision, else any earlier active one, else a
+        proposal.
 
         A mere proposal that gives an id to another owner takes no owner's right to revoke.
         """
@@ -264,7 +265,7 @@ _APPLY = {
 
 
 def fold(records: Iterable[bytes], trust: Trust) -> ReleaseState:
-    """The state that these records amount to; raises `ReleaseError` at the first that is not in order."""
+    """Return the state of these records; raises `ReleaseError` at the first that is not valid."""
     state = ReleaseState(trust)
     for data in records:
         state.apply(data)

@@ -1,4 +1,4 @@
-"""How far a process has followed a release, kept across restarts, so that nobody can lead it back.
+"""A process's rollback mark: how far it has followed a release, kept across restarts so that nobody can lead it back.
 
 1. The mark only rises: a lower revision, another manifest under the same one, or a release that is shorter than it
    was or went another way, is refused.
@@ -20,7 +20,9 @@ from kvcustody.signed_document import DocumentRejected, decode, digest, encode
 
 @dataclass(frozen=True, slots=True)
 class RollbackMark:
-    """The last revision in effect and its manifest's digest; the records of the release so far and the last one's."""
+    """The last active revision with its manifest's digest, and the release's record count with the last record's
+    digest.
+    """
 
     revision: int = 0
     manifest: str = ""
@@ -59,7 +61,7 @@ class RevisionMark:
             )
 
     def advance(self, manifest: BundleManifest | None = None, *, records: int = 0, head: str = "") -> None:
-        """Move the mark, durably. Nothing moves it back."""
+        """Move the mark durably. It never moves back."""
         mark = self.mark
         if manifest is not None:
             self.check_revision(manifest)

@@ -1,4 +1,4 @@
-"""Private keys as signers of policy statements: a key's file, a wrapping port, or an extension that holds the key."""
+"""Signers of policy statements: a key's file, a wrapping port, or an extension that holds the key."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class FileSigner:
         return self.key.name
 
     def sign(self, message: bytes) -> bytes:
-        """The signature; messages carry their kind in their first line (`policies.bundle_manifest`)."""
+        """Sign a message; messages carry their kind in the first line (`policies.bundle_manifest`)."""
         return self.key.raw(message)
 
 
 def open_signer(path: Path) -> Signer:
-    """The signer behind a key file, or behind `plugin:NAME`.
+    """Open the signer of a key file, or of `plugin:NAME`.
 
     Raises `SigningKeyError`, or `ConfigError` for a key that is not Ed25519 and an extension that cannot be used.
     """

@@ -1,4 +1,4 @@
-"""The policy that a worker starts with: a release's, a signed bundle's, or a plain document's, as its settings say.
+"""The policy that a worker starts with, by its settings: a release's, a signed bundle's, or a plain document's.
 
 1. Where the settings name a trust configuration, nothing unsigned is started with.
 2. A policy of another profile than the deployment promises is refused.
@@ -31,7 +31,7 @@ LEDGER = "ledger"
 
 
 class StartupPolicy(NamedTuple):
-    """A table, when it expires (UTC, None: never), and the release to follow from there on, if there is one.
+    """A table, its expiry (UTC, None: never), and the release to follow from there on, if there is one.
 
     `heard`: it is word from the release itself, not what was kept of it. `waits`: its store holds questions open.
     """
@@ -44,14 +44,14 @@ class StartupPolicy(NamedTuple):
 
 
 def open_startup_policy(settings: Settings, engine: Engine, clock: Clock) -> StartupPolicy:
-    """What the worker starts with; raises `CustodyError` with the reason where that is nothing."""
+    """Return the policy to start with; raises `CustodyError` with the reason without one."""
     if settings.policy_release:
         return released_startup_policy(SqlStore(engine) if settings.policy_release == LEDGER else None, settings)
     return startup_policy_of_file(settings, clock)
 
 
 def released_startup_policy(store: ReleaseStore | None, settings: Settings) -> StartupPolicy:
-    """What is in effect in a release; its store, or None for the folder that the settings name."""
+    """Return what is in effect in a release; `store` None: the folder of the settings."""
     trust = TrustFile(Path(settings.policy_trust))
     store = store or FolderStore(Path(settings.policy_release))
     reader = ReleaseReader(store, trust.current, RevisionMark(settings.policy_mark_path))
@@ -59,7 +59,7 @@ def released_startup_policy(store: ReleaseStore | None, settings: Settings) -> S
 
 
 def startup_policy_of_file(settings: Settings, clock: Clock) -> StartupPolicy:
-    """What `policy_path` holds: a signed bundle, or a plain document."""
+    """Read `policy_path`: a signed bundle, or a plain document."""
     if settings.policy_trust:
         return _from_bundle(settings, clock)
     policy = load_policy(_read(settings.policy_path), name=str(settings.policy_path))
@@ -83,7 +83,7 @@ def _from_bundle(settings: Settings, clock: Clock) -> StartupPolicy:
 
 
 def events_beside_activation(table: DecisionTable, at_us: int, actor: str) -> list[Event]:
-    """What goes on record beside the activation of a starting worker: its document, and what it begins without."""
+    """Return what a starting worker records beside its activation: its document, and the ids revoked at the start."""
     return [
         *revoked_on_record(table.revoked, table.revision, at_us, actor),
         *documents_on_record(table, at_us),
@@ -91,7 +91,7 @@ def events_beside_activation(table: DecisionTable, at_us: int, actor: str) -> li
 
 
 def activation_events(table: DecisionTable, at_us: int, actor: str) -> list[Event]:
-    """What puts a starting worker's policy on record: its revision, and what is staged beside it."""
+    """Return what puts a starting worker's policy on record: its revision, and one staged beside it."""
     base = table.base if isinstance(table, StagedTable) else table
     policy = base.policy
     events: list[Event] = [PolicyActivated(at_us, base.revision, policy.name, policy.profile.value, base.digest, actor)]

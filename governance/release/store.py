@@ -1,4 +1,4 @@
-"""Where the records of a release are kept: a folder of files, or a table beside the ledger.
+"""Stores of a release's records: a folder of files, or a table beside the ledger.
 
 1. Records are only ever added, each at the next number; two who add at once do not both succeed.
 2. A store is not trusted: whoever reads it verifies every signature and the chain (`release.state`).
@@ -22,7 +22,9 @@ class ReleaseStore(Protocol):
     """An ordered, append-only list of records, as bytes."""
 
     def read(self, after: int = 0) -> list[bytes]:
-        """Every record beyond number `after`, in order; raises `CustodyError` where the store cannot be reached."""
+        """Return every record beyond number `after`, in order; raises `CustodyError` where the store does not
+        answer.
+        """
 
     def append(self, number: int, data: bytes) -> None:
         """Add the record with this number, durably; raises `ReleaseError` where the number is taken."""
@@ -36,7 +38,7 @@ def _taken(number: int) -> ReleaseError:
 
 
 class FolderStore:
-    """A release folder: `000001.json` and on. Works without a network or a database."""
+    """A release folder with `000001.json` and so on. Works without a network or a database."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,22 +47,22 @@ class FolderStore:
         """The records; raises `ReleaseError` for a folder that is missing or whose files leave a gap."""
         try:
             names = sorted(path.name for path in self.path.iterdir() if path.name.endswith(".json"))
-            found = []
+            records = []
             for number, name in enumerate(names, 1):
                 if name != f"{number:06}.json":
                     raise ReleaseError(f"release folder `{self.path}`: `{name}` is out of place, or one is missing")
                 if number <= after:
                     continue
                 with (self.path / name).open("rb") as file:
-                    found.append(file.read(RECORD_BYTES_MAX + 1))
+                    records.append(file.read(RECORD_BYTES_MAX + 1))
         except OSError as error:
             raise ReleaseError(
                 f"release folder `{self.path}`: {error.strerror}; create it with `kvcustody policy trust`"
             ) from None
-        return found
+        return records
 
     def append(self, number: int, data: bytes) -> None:
-        """Write the file and make it durable; a link fails where the name is there already."""
+        """Write the file durably; creating its link fails where the name is taken."""
         path = self.path / f"{number:06}.json"
         try:
             write_file(path, data, mode=READABLE, exclusive=True)
@@ -77,7 +79,7 @@ class SqlStore:
         self._engine = engine
 
     def read(self, after: int = 0) -> list[bytes]:
-        """The records; raises `LedgerError` where the database cannot be reached."""
+        """Return the records; raises `LedgerError` where the database does not answer."""
         query = (
             select(policy_release.c.number, policy_release.c.record)
             .where(policy_release.c.number > after)

@@ -1,4 +1,4 @@
-"""The trust configuration file: whose signatures this deployment asks for. TOML, kept by whoever runs the workers.
+"""The trust configuration file: the signers that this deployment accepts. TOML, kept by the operators of the workers.
 
 1. It alone demands signatures. A key has one name; a name has one key.
 2. One key never has the roles of author and approver, so whoever proposes cannot approve.
@@ -25,24 +25,24 @@ _KEY_FIELDS = {"key", "roles", "tenant"}
 
 
 def read_trust(path: Path) -> Trust:
-    """The trust configuration in a file; raises `ConfigError` with the reason."""
+    """Read the trust configuration in a file; raises `ConfigError` with the reason."""
     try:
         data = path.read_bytes()
         if len(data) > _FILE_BYTES_MAX:
             raise ConfigError(f"trust file `{path}` is larger than 1 MiB", path=path)
-        found = tomllib.loads(data.decode("utf-8-sig"))
+        document = tomllib.loads(data.decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"trust file `{path}`: cannot be read ({error.strerror})", path=path) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"trust file `{path}`: {' '.join(str(error).split())[:200]}", path=path) from None
     try:
-        return trust_of(found)
+        return trust_of(document)
     except ConfigError as error:
         raise ConfigError(f"trust file `{path}`: {error.message}", path=path) from None
 
 
 class TrustFile:
-    """A trust configuration that is read again when its file has changed: a key is added without a restart.
+    """A trust configuration that is read again when its file changes: adding a key needs no restart.
 
     A change that is no trust configuration changes nothing; the log says so once.
     """
@@ -53,7 +53,7 @@ class TrustFile:
         self._trust = read_trust(path)
 
     def current(self) -> Trust:
-        """The trust configuration as the file has it now, or had it last."""
+        """The present configuration, or the last valid one."""
         state = self._stat()
         if state != self._state:
             self._state = state
@@ -72,19 +72,19 @@ class TrustFile:
         return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def trust_of(found: Mapping[str, Any]) -> Trust:
-    """The trust configuration that a parsed file holds; raises `ConfigError`."""
-    unknown = sorted(found.keys() - _FIELDS)
+def trust_of(document: Mapping[str, Any]) -> Trust:
+    """Return the trust configuration of a parsed file; raises `ConfigError`."""
+    unknown = sorted(document.keys() - _FIELDS)
     if unknown:
         raise ConfigError(f"`{unknown[0]}` is not a field; the fields are {', '.join(sorted(_FIELDS))}")
-    if found.get("schema") != SCHEMA:
+    if document.get("schema") != SCHEMA:
         raise ConfigError(f"`schema` is not `{SCHEMA}`")
-    audience, hours = found.get("audience"), found.get("break_glass_hours_max", 4)
+    audience, hours = document.get("audience"), document.get("break_glass_hours_max", 4)
     if not isinstance(audience, str) or not audience.isprintable() or not audience or " " in audience:
         raise ConfigError("`audience` must name this deployment, without spaces")
     if type(hours) is not int or not 1 <= hours <= 72:
         raise ConfigError("`break_glass_hours_max` must be a number of hours from 1 to 72")
-    listed = found.get("keys")
+    listed = document.get("keys")
     if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
         raise ConfigError("`keys` must be a list of tables (`[[keys]]`)")
     keys = [_key(item) for item in listed]
@@ -93,7 +93,7 @@ def trust_of(found: Mapping[str, Any]) -> Trust:
 
 
 def write_trust(audience: str, keys: Iterable[tuple[str, str, str | None]], hours: int = 4) -> str:
-    """A trust file's text, of (vkey, role, tenant or None); raises `ConfigError` where it would be refused."""
+    """Return a trust file's text from (vkey, role, tenant or None); raises `ConfigError` where it would be refused."""
     lines = [f'schema = "{SCHEMA}"', f'audience = "{audience}"', f"break_glass_hours_max = {hours}"]
     for vkey, role, tenant in keys:
         lines += ["", "[[keys]]", f'key = "{vkey}"', f'roles = ["{role}"]']

@@ -1,4 +1,4 @@
-"""What a worker takes over from a release: what is revoked, what is active or staged, and the lease.
+"""How a worker follows a release: revoked ids, the active or staged revision, and the lease.
 
 1. A poll reads the store, verifies every record against the worker's own trust configuration, and asks the gates
    again.
@@ -64,7 +64,7 @@ class PolicyFeed:
         authority.renew_lease(clock.now_us() + (self._lease_us if heard else 0))
 
     def poll(self) -> bool:
-        """Ask once; False where nothing could be learned, and `problem` then says why."""
+        """Ask once; False where nothing was learned, and `problem` says why."""
         asked_us = self._clock.now_us()
         try:
             try:
@@ -97,7 +97,7 @@ class PolicyFeed:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop polling; what was handed over stays. A question that is held open is left to end by itself."""
+        """Stop polling; what was applied stays. An open request ends by itself."""
         self._stop.set()
         if self._thread is not None:
             self._thread.end(_END_SECONDS if self._waits else 10)
@@ -150,7 +150,7 @@ def follow_release(
     *,
     lease_seconds: int,
 ) -> PolicyFeed | None:
-    """Start following the release that a worker began with; `stack` ends it. None where there is none to follow."""
+    """Follow the release that a worker started with; `stack` ends it. None without a release."""
     if standing.reader is None:
         return None
     feed = PolicyFeed(standing.reader, authority, clock, lease_seconds=lease_seconds, heard=standing.heard)

@@ -1,1 +1,1 @@
-"""Whose processing is restricted (GDPR 18): what is withheld meanwhile, and how the order reaches a worker."""
+"""Restricted processing (GDPR 18): what is withheld meanwhile, and how the order reaches a worker."""

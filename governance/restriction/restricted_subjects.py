@@ -1,4 +1,4 @@
-"""Whose data is stored and not used, because a case restricts its processing (GDPR 18).
+"""Subjects whose data is stored but not used, because a case restricts its processing (GDPR 18).
 
     restricted = RestrictedSubjects([RestrictedSubject("case-1", "acme", "ada")])
     restricted.covers("acme", "ada"); restricted.withholds("acme", spec)
@@ -27,7 +27,7 @@ _ERA_DIGITS = 32
 
 
 class RestrictedSubject(NamedTuple):
-    """A restriction in force: which case orders it, and of whom, as the tenant calls them."""
+    """A restriction in force: the case that orders it, and the subject as the tenant names it."""
 
     case_id: str
     tenant: str
@@ -35,7 +35,7 @@ class RestrictedSubject(NamedTuple):
 
 
 class RestrictedSubjects:
-    """Those of one moment; never changed."""
+    """The restrictions of one moment, immutable."""
 
     def __init__(self, inside: Iterable[RestrictedSubject] = ()) -> None:
         self.orders = frozenset(inside)
@@ -49,20 +49,20 @@ class RestrictedSubjects:
         return bool(self.orders)
 
     def digest(self) -> str:
-        """The same for the same orders: what a worker says that it has."""
+        """A digest that is equal for equal restrictions: a worker reports it."""
         named = "\n".join("\0".join(one) for one in sorted(self.orders))
         return hashlib.sha256(named.encode()).hexdigest()[:_ERA_DIGITS]
 
     def covers(self, tenant: str, subject: str | None) -> bool:
-        """Whether a request of this tenant and subject may use nothing that is kept."""
+        """Whether a request of this tenant and subject may use no kept block."""
         return (tenant, subject) in self._people
 
     def has_tenant(self, tenant: str) -> bool:
-        """Whether anybody of a tenant is restricted."""
+        """Whether any subject of a tenant is restricted."""
         return tenant in self._eras
 
     def salt(self, tenant: str, scope: ScopeKind, salt: str | None) -> str | None:
-        """The salt of a tenant's own domain, given the caller's (rule 2); the same on every worker."""
+        """Return the salt of a tenant's own domain from the caller's (rule 2); the same on every worker."""
         era = self._eras.get(tenant)
         if era is None or scope is not ScopeKind.TENANT:
             return salt
@@ -71,7 +71,7 @@ class RestrictedSubjects:
         return era + hashlib.sha256(salt.encode()).hexdigest()[:_ERA_DIGITS]
 
     def withholds(self, tenant: str, spec: DomainSpec | None, *, is_monitored: bool = False) -> bool:
-        """Whether what is in a domain is stored and not used now."""
+        """Whether a domain's blocks are stored but not used now."""
         era = self._eras.get(tenant)
         if era is None or spec is None:
             return False
@@ -82,7 +82,7 @@ class RestrictedSubjects:
         return spec.subject is not None and (tenant, spec.subject) in self._people
 
     def check_erasable(self, tenant: str | None, subject: str | None, session: str | None = None) -> None:
-        """Raise `ConfigError` where an erasure might end what a restriction keeps: it is lifted first, with a reason.
+        """Raise `ConfigError` where an erasure might end what a restriction preserves; lift it first, with a reason.
 
         An erasure without a tenant is of all; one of a session whose subject is not named may be of anybody.
         """

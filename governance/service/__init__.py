@@ -1,1 +1,1 @@
-"""The control plane without its wire: who may ask, what is kept for them, how workers hand in their ledgers."""
+"""The control plane without HTTP: callers, stored state, and how workers hand in their ledgers."""

@@ -1,4 +1,4 @@
-"""Certificates of erasures as the service issues them: on the ledger as it stands, under the ledger's own key.
+"""Erasure certificates of the service: over the ledger as it stands, under the ledger's own key.
 
 1. Only the process that signs the ledger's checkpoints issues certificates.
 2. The salt is derived from the erasure, so that a certificate that is issued again has the same commitment, and the
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def certificate(service: Service, erasure: str) -> Document:
-    """The certificate of an erasure that is there; `unavailable` until a signed checkpoint covers its leaves."""
+    """Return the certificate of an existing erasure; `unavailable` until a signed checkpoint covers its leaves."""
     key, opens = _signing_key(service), opening(service, erasure)
     try:
         return _issue(service, erasure, key, opens)
@@ -43,7 +43,7 @@ def _issue(service: Service, erasure: str, key: SigningKey, opens: SelectorOpeni
 
 
 def opening(service: Service, erasure: str) -> SelectorOpening:
-    """What opens the commitment of an erasure's certificate: it names the selector, and belongs to the requester."""
+    """Return the opening of a certificate's commitment: it reveals the selector, and belongs to the requester."""
     salt = keyed_digest(service.secret.key("certificate-salt"), erasure.encode())
     with service.reading() as connection:
         asked = ledger.request(connection, erasure)

@@ -1,4 +1,4 @@
-"""Garbage collection in a process that serves: never of what is loaded, seldom of what comes and goes.
+"""Garbage collection of a serving process: never for loaded code, seldom for short-lived objects.
 
 Batches that wait for their commit hold some ten small lists a leaf. By its defaults the collector would look at all of
 them, and at every module, once in a few thousand leaves: a third of what taking a leaf costs.
@@ -15,7 +15,7 @@ _YOUNG = 50_000  # containers more than at the last look; the default is 700
 
 @contextmanager
 def gc_seldom() -> Iterator[None]:
-    """Inside this block; afterwards the collector is as it was. What a process froze itself stays frozen."""
+    """Collect seldom inside the block, and restore the collector afterwards. Frozen objects stay frozen."""
     before = gc.get_threshold()
     frozen_before = gc.get_freeze_count() > 0
     if not frozen_before:

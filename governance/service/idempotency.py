@@ -1,4 +1,4 @@
-"""Answers to requests with an `Idempotency-Key`, so that a repeated request is answered and not done again.
+"""Answers to requests with an `Idempotency-Key`: a repeated request gets the stored answer and is not executed again.
 
 1. One key of one principal is one request: the same again gives the same bytes, another one is refused, and while the
    first runs the second has to wait.
@@ -49,7 +49,7 @@ class IdempotencyStore:
         self._kept_us = hours * 3600 * MICROSECONDS
 
     def claim(self, principal: str, key: str, request: bytes) -> IdempotencyClaim | bytes:
-        """The claim to run the request, or the answer that its first run gave.
+        """Return a claim to execute the request, or the first execution's answer.
 
         Raises `key-reused` where the key belongs to another request, `in-flight` while the first one runs.
         """
@@ -88,7 +88,7 @@ class IdempotencyStore:
         return self._open(claim, row.sealed)
 
     def settle(self, claim: IdempotencyClaim, answer: bytes) -> None:
-        """Keep the answer."""
+        """Store the answer."""
         nonce = os.urandom(_NONCE_BYTES)
         sealed = nonce + AESGCM(self._cipher_key(claim)).encrypt(nonce, answer, claim.digest.encode())
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
@@ -96,12 +96,12 @@ class IdempotencyStore:
             connection.execute(update(service_answers).where(self._where(claim)).values(**values))
 
     def give_up(self, claim: IdempotencyClaim) -> None:
-        """The request failed on our side: its key is free again."""
+        """Release the key, because the request failed on our side."""
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             connection.execute(delete(service_answers).where(self._where(claim)))
 
     def free(self, names: list[str]) -> int:
-        """Free the keys that ended processes held, named by their `owner`; returns how many."""
+        """Release the keys of ended processes, named by `owner`; returns their number."""
         where = service_answers.c.owner.in_(names) & service_answers.c.finished.is_(False)
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             return connection.execute(delete(service_answers).where(where)).rowcount

@@ -1,4 +1,4 @@
-"""Long work of the service: started by a request, run one after another, watched and cancelled by its principal.
+"""Jobs: long work that a request starts, run one after another, watched and cancelled by its principal.
 
 1. A job belongs to the principal who started it; to everybody else it is absent.
 2. A job that a process did not finish before it ended is `lost`, told at the next start; it is never run twice.
@@ -57,11 +57,11 @@ class Job(NamedTuple):
 
 
 class CancelledError(Exception):
-    """The job was told to stop."""
+    """The job was cancelled."""
 
 
 class JobProgress:
-    """What a job's work is given: a folder of its own, and where to say how far it is."""
+    """What a job's work gets: its own folder, and a way to report progress."""
 
     def __init__(self, folder: Path, report: Callable[[int, int | None], None]) -> None:
         self.folder = folder
@@ -106,7 +106,7 @@ class JobRunner:
         parameters: dict[str, Any],
         party: str = "",
     ) -> Job:
-        """Begin a job of a principal's `party` (default: its own); raises `unavailable` where too many wait."""
+        """Start a job of a principal's `party` (default: its own); raises `unavailable` where too many wait."""
         job = Job(
             uuid.uuid4().hex, kind, principal, tenant, "waiting", 0, None, parameters, None, None,
             self._clock.utc_us(), None,
@@ -130,7 +130,7 @@ class JobRunner:
         return True
 
     def get(self, job: str, *, principal: str) -> Job:
-        """The principal's job; raises `not-found` (rule 1)."""
+        """Return the principal's job; raises `not-found` (rule 1)."""
         where = (service_jobs.c.job == job) & (service_jobs.c.principal == principal)
         with self._engine.connect() as connection:
             row = stored_row(connection, select(service_jobs).where(where))
@@ -141,7 +141,8 @@ class JobRunner:
     def listed(
         self, *, principal: str, before: tuple[int, str] | None = None, limit: int = 50
     ) -> tuple[list[Job], bool]:
-        """The principal's jobs, newest first, from the one `before` (its `created_us` and `job`) on; whether more are.
+        """Return the principal's jobs, newest first, from before `before` (its `created_us` and `job`) on, and whether
+        more follow.
 
         `limit`, and more where the order of the last could not be read.
         """
@@ -158,7 +159,7 @@ class JobRunner:
         return [_job(row) for row in page.rows], page.more
 
     def cancel(self, job: str, *, principal: str) -> Job:
-        """Ask a job to stop; one that has ended stays as it is. Raises `conflict` where another process works on it."""
+        """Ask a job to stop; an ended one stays as it is. Raises `conflict` where another process runs it."""
         found = self.get(job, principal=principal)
         if found.ended_us is None:
             if not self._is_ours(job):
@@ -175,7 +176,7 @@ class JobRunner:
             return connection.scalar(query) == self._owner
 
     def file(self, job: str, name: str, *, principal: str) -> Path:
-        """A file that a finished job made; raises `not-found`."""
+        """Return a file of a finished job; raises `not-found`."""
         found = self.get(job, principal=principal)
         names = (found.result or {}).get("files", [])
         path = self._folder / found.job / name
@@ -184,7 +185,7 @@ class JobRunner:
         return path
 
     def close(self) -> None:
-        """Stop what runs, and take no more."""
+        """Stop the running job, and take no more."""
         for running in list(self._running.values()):
             running.cancelled.set()
         with self._changed:
@@ -260,7 +261,7 @@ class JobRunner:
 
 
 def shown(job: Job) -> dict[str, Any]:
-    """A job as its principal is shown it."""
+    """Return a job as its principal sees it."""
     facts = job._asdict()
     del facts["principal"]
     return facts

@@ -1,4 +1,4 @@
-"""Which live views are already on record: a page that asks again every few seconds is one read in five minutes.
+"""Recorded live views: a page that reloads every few seconds counts as one read in five minutes.
 
 1. A view is one reader's, with one set of filters by value: another reader, or another filter, is another read.
 2. What is forgotten, here by a bound or by a restart, is recorded again; never the other way.
@@ -15,14 +15,14 @@ _VIEWS_MAX = 10_000
 
 
 class LiveReads:
-    """The views that were recorded within the period."""
+    """The views recorded within the period."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._recorded: OrderedDict[tuple[str, str, tuple[tuple[str, str], ...]], int] = OrderedDict()
 
     def is_new(self, reader: str, page: str, filters: Mapping[str, str], now_us: int) -> bool:
-        """Whether this read is to be recorded; one that is counts as recorded from now on."""
+        """Whether to record this read; it then counts as recorded."""
         view = (reader, page, tuple(sorted((name, value) for name, value in filters.items() if value)))
         with self._lock:
             if now_us - self._recorded.get(view, -PERIOD_US) < PERIOD_US:
@@ -34,7 +34,7 @@ class LiveReads:
         return True
 
     def forget(self, reader: str, page: str, filters: Mapping[str, str]) -> None:
-        """The read could not be recorded: the next one is to be."""
+        """Forget a read that could not be recorded, so that the next one is."""
         view = (reader, page, tuple(sorted((name, value) for name, value in filters.items() if value)))
         with self._lock:
             self._recorded.pop(view, None)

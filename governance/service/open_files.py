@@ -1,4 +1,4 @@
-"""How many files a service may have open: the limit is raised to what its connections need, or it does not start."""
+"""The limit of open files: raised to what the service's connections need, or the service does not start."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _BESIDE = 512  # databases, jobs, logs
 
 
 def files_needed(settings: ServiceSettings) -> int:
-    """Files of a service: one for each connection that it accepts, and what it works with."""
+    """Return the number of files a service needs: one a connection, and its own."""
     listeners = 2 if settings.workers_listen else 1
     return listeners * settings.connections_max + _BESIDE
 
 
 def allow_files(needed: int) -> None:
-    """Let this process open so many files; raises `ConfigError` where it may not."""
+    """Raise this process's limit of open files; raises `ConfigError` where that is not permitted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return

@@ -1,4 +1,4 @@
-"""Cursors: where a page ended, in a form that only this service can write and only its caller can use.
+"""Page cursors, which only this service can write and only their caller can use.
 
 1. A cursor is bound by HMAC-SHA256 to the operation, the principal, every filter and the checkpoint. Any change of a
    single bit, or of what it is used with, is one refusal.
@@ -25,7 +25,7 @@ _CHARACTERS_MAX = 1024
 
 
 class CursorBinding(NamedTuple):
-    """What a cursor is bound to: the operation, who asks, and every filter by name."""
+    """What a cursor is bound to: the operation, the caller, and every filter by name."""
 
     operation: str
     principal: str
@@ -39,12 +39,12 @@ class Cursors:
         self._key = secret.key("cursor")
 
     def write(self, question: CursorBinding, position: list[Any]) -> str:
-        """The cursor of a position: a list of JSON values."""
+        """Return the cursor of a position: a list of JSON values."""
         data = orjson.dumps(position)
         return base64.urlsafe_b64encode(self._tag(question, data) + data).rstrip(b"=").decode()
 
-    def read(self, question: CursorBinding, cursor: str | None) -> list[Any] | None:
-        """The position in a cursor, None where there is none; raises `cursor-invalid` unless it fits (rule 1)."""
+    def read(self, binding: CursorBinding, cursor: str | None) -> list[Any] | None:
+        """Return the position of a cursor, None without one; raises `cursor-invalid` unless it fits (rule 1)."""
         if cursor is None:
             return None
         if len(cursor) > _CHARACTERS_MAX:
@@ -55,7 +55,7 @@ class Cursors:
             raise ProblemError("cursor-invalid") from None
         tag, data = raw[:_TAG_BYTES], raw[_TAG_BYTES:]
         canonical = base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
-        if not hmac.compare_digest(tag, self._tag(question, data)) or canonical != cursor:
+        if not hmac.compare_digest(tag, self._tag(binding, data)) or canonical != cursor:
             raise ProblemError("cursor-invalid")
         position = orjson.loads(data)
         assert isinstance(position, list)

@@ -1,6 +1,6 @@
-"""Everything that the service can refuse, as problem details (RFC 9457) with stable types.
+"""Every refusal of the service, as problem details (RFC 9457) with stable types.
 
-1. A type's URI and status never change; docs/operate/problems.md explains each and is written from this table.
+1. A type's URI and status never change; docs/reference/problems.md explains each and is written from this table.
 2. What is absent, foreign, expired or hidden is one problem with one body: `not-found`.
 3. A problem never quotes a credential, a cursor, a body or anything of another tenant.
 """
@@ -18,7 +18,7 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class ProblemType(NamedTuple):
-    """One type: its name, status, title and what a caller should do."""
+    """One type: its name, status, title and remedy."""
 
     name: str
     status: int
@@ -128,7 +128,7 @@ class ProblemError(ServiceError):
         self.headers = headers or {}
 
     def body(self) -> bytes:
-        """The problem document; nothing in it depends on when or by whom it was asked."""
+        """The problem document; it depends neither on the time nor on the caller."""
         document = {"type": self.type.uri, "title": self.type.title, "status": self.type.status}
         if self.detail:
             document["detail"] = self.detail
@@ -136,12 +136,12 @@ class ProblemError(ServiceError):
 
 
 def not_found() -> ProblemError:
-    """Absent, foreign, expired or hidden (rule 2)."""
+    """Return the refusal for absent, foreign, expired or hidden things (rule 2)."""
     return ProblemError("not-found")
 
 
 def problems_table() -> str:
-    """The table of docs/operate/problems.md."""
+    """Return the table of the problems page."""
     rows = ["| type | status | meaning | what to do |", "|---|---|---|---|"]
     ordered = sorted(TYPES.values(), key=lambda item: (item.status, item.name))
     rows += [f"| `{item.uri}` | {item.status} | {item.title} | {item.advice} |" for item in ordered]

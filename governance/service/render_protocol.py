@@ -1,4 +1,4 @@
-"""The seam for pages and papers: what a console renders, asked for by the API, which knows no HTML.
+"""The interface to a console's pages and papers: the API asks for them and knows no HTML.
 
 1. Without a renderer there is JSON alone; another form is `not-acceptable`, never an empty file.
 """
@@ -19,34 +19,34 @@ class DocumentRenderer(Protocol):
     """Renders reports, certificates and letters for people."""
 
     def formats(self) -> tuple[str, ...]:
-        """The formats of a report that this installation can write."""
+        """The report formats that this installation can write."""
 
     def report(self, report: Report, formats: Sequence[str]) -> dict[str, bytes]:
-        """The files of a report by name."""
+        """Return the files of a report by name."""
 
     def certificate(self, document: Document) -> bytes:
-        """The page of an erasure's certificate."""
+        """Return the page of an erasure certificate."""
 
     def letter_forms(self) -> tuple[str, ...]:
-        """What a letter to a person can be written as."""
+        """The formats of a letter to a person."""
 
     def letter(self, case: dict[str, Any], details: dict[str, str], form: str) -> bytes:
-        """The letter of a case: `details` are its kind, addressee, sender and date."""
+        """Return the letter of a case: `details` are its kind, addressee, sender and date."""
 
 
 class JsonDocuments:
-    """JSON alone: what a service without a console has (rule 1)."""
+    """JSON only: the renderer of a service without a console (rule 1)."""
 
     def formats(self) -> tuple[str, ...]:
-        """The one format."""
+        """JSON."""
         return ("json",)
 
     def report(self, report: Report, formats: Sequence[str]) -> dict[str, bytes]:
-        """The report's own bytes."""
+        """Return the report's own bytes."""
         return {"report.json": report.to_bytes()}
 
     def certificate(self, document: Document) -> bytes:
-        """There is no page."""
+        """Return no page."""
         raise ProblemError("not-acceptable", "this service renders no pages; ask for the certificate's JSON")
 
     def letter_forms(self) -> tuple[str, ...]:
@@ -54,5 +54,5 @@ class JsonDocuments:
         return ()
 
     def letter(self, case: dict[str, Any], details: dict[str, str], form: str) -> bytes:
-        """There is no letter."""
+        """Return no letter."""
         raise ProblemError("not-acceptable", "this service writes no letters; `kvcustody case letter` does")

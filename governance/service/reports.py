@@ -1,4 +1,4 @@
-"""Evidence reports as jobs: asked for by whoever may see what is in them, made as of a signed checkpoint.
+"""Evidence reports as jobs, made as of a signed checkpoint, for those who may see their content.
 
 1. A report is of what its principal may see: one tenant's own, or all. That it is made is on record before it is.
 2. It is made as of a signed checkpoint, so that it can be made again and compared by its digest.
@@ -44,7 +44,7 @@ _ENROLLING = threading.Lock()  # two first reports at once make one key
 
 
 class ReportingService(Protocol):
-    """The parts of a service that a report is made with."""
+    """The parts of a service that make reports."""
 
     settings: ServiceSettings
     engine: Engine
@@ -61,13 +61,13 @@ class ReportingService(Protocol):
         """Long work."""
 
     def cover(self) -> None:
-        """Seal and sign what is committed."""
+        """Seal and sign committed leaves."""
 
     def reading(self) -> AbstractContextManager[Connection]:
         """A connection in one read transaction."""
 
     def reading_at_rest(self) -> AbstractContextManager[Connection]:
-        """A connection in one read transaction that may last."""
+        """Return a connection in one read transaction that may last long."""
 
 
 def report_parameters(
@@ -80,7 +80,9 @@ def report_parameters(
     as_of: int | None = None,
     **more: Any,
 ) -> ReportParameters:
-    """What is asked for, its checkpoint and period fixed (rule 2); raises `not-found` where none is signed."""
+    """Return a request's parameters with checkpoint and period fixed (rule 2); raises `not-found` without a
+    signed one.
+    """
     if as_of is None:
         service.cover()
     with service.reading() as connection:
@@ -102,7 +104,7 @@ def start_report(
     party: str = "",
     schedule: str | None = None,
 ) -> Job:
-    """Begin the job; `expects` is the SHA-256 that report.json should have: whether it does is in the result.
+    """Start the job; `expects` is the expected SHA-256 of report.json: the result says whether it matches.
 
     `schedule` keeps its own list of what it made (`schedules.report_scheduler`); any other report is listed here.
     """
@@ -164,7 +166,7 @@ def _rendered(
 
 
 def report_key(service: ReportingService) -> SigningKey | None:
-    """The key of rule 3, its leaf under a signed checkpoint."""
+    """Return the key of rule 3, once a signed checkpoint covers its leaf."""
     if service.signer is None:
         return None
     settings = service.settings

@@ -1,4 +1,4 @@
-"""The second wall behind the row filters: PostgreSQL's row-level security, for every read of one tenant.
+"""Row-level security in PostgreSQL as a second wall behind row filters, for every read of one tenant.
 
 1. A transaction of one tenant acts as `kvcustody_reader`, and names the tenant in `kvcustody.tenant`: a query whose
    own filter was forgotten shows that tenant's rows and no other.
@@ -23,7 +23,7 @@ _TENANT = text("SELECT set_config('kvcustody.tenant', :tenant, true)")
 
 
 def has_row_level_security(engine: Engine) -> bool:
-    """Whether the login may act as the reader, and the roles are of this version (rule 3)."""
+    """Whether the login may act as the reader, and the roles have this version (rule 3)."""
     if not dialect_of(engine).roles:
         return False
     with engine.connect() as connection:
@@ -35,6 +35,6 @@ def has_row_level_security(engine: Engine) -> bool:
 
 
 def restrict_to_tenant(connection: Connection, tenant: str) -> None:
-    """Show the rest of this transaction the rows of one tenant alone (rule 1)."""
+    """Limit the rest of this transaction to one tenant's rows (rule 1)."""
     connection.execute(_TENANT, {"tenant": tenant})
     connection.exec_driver_sql(f"SET LOCAL ROLE {READER}")

@@ -1,4 +1,4 @@
-"""The control plane's parts, opened in order and closed in reverse: what every operation of the API stands on.
+"""The control plane's parts, opened in order and closed in reverse, which every API operation uses.
 
 1. Nothing is answered before the ledger's writer runs, and the writer ends after the last request has.
 2. `record` returns once a class A event is durable, or raises: what it guards then does not happen.
@@ -173,20 +173,20 @@ class Service(LedgerReads):
         self._shortest_ceiling: tuple[float, int | None] | None = None
 
     def open_parts(self) -> None:
-        """Open every part, in the order in which they stand on each other."""
+        """Open every part in the order of their dependencies."""
         for name in _PARTS:
             getattr(self, name)
         _log.info("service open", service=self.settings.name, ledger=dialect_of(self.engine).name)
 
     @cached_property
     def identity(self) -> str:
-        """What tells this ledger from every other (`ledger_identity`)."""
+        """The unique identity of this ledger (`ledger_identity`)."""
         with self.engine.connect() as connection:
             return ledger_identity(connection)
 
     @cached_property
     def subject_keys(self) -> SubjectKeys | None:
-        """The store of subject keys; None where names are kept in clear, and for a command where there is none."""
+        """The store of subject keys; None where names are in clear, and for a command without one."""
         keys = self._open_subject_keys()
         if self.settings.subject_names == "clear" and keys is None and has_tags(self.reader):
             _log.warning("the ledger knows people by tags: with `subject_names: clear` those are not found by name")
@@ -220,7 +220,7 @@ class Service(LedgerReads):
             return made
 
     def signing_with(self, key: SigningKey) -> CheckpointSigner:
-        """A signer of this ledger's checkpoints with this key; at work where this process serves."""
+        """Return a signer of this ledger's checkpoints with this key; it works where this process serves."""
         from kvcustody.governance.keys.checkpoint_signing_key import memory_of
 
         settings = self.settings
@@ -242,7 +242,7 @@ class Service(LedgerReads):
 
     @cached_property
     def attempts(self) -> AttemptsReporter:
-        """Credentials that were refused, counted and put on record."""
+        """The refused credentials, counted and recorded."""
         from kvcustody.governance.observability.attempts import Attempts, AttemptsReporter, events_of
 
         made = AttemptsReporter(
@@ -282,14 +282,14 @@ class Service(LedgerReads):
 
     @cached_property
     def sign_in_links(self) -> SignInLinks:
-        """Links that sign somebody in once."""
+        """One-time sign-in links."""
         from kvcustody.governance.service.access.sign_in_links import SignInLinks
 
         return SignInLinks(self.clock)
 
     @cached_property
     def authenticator(self) -> ServiceAuthenticator:
-        """From credentials to callers."""
+        """The authenticator of callers."""
         from kvcustody.governance.service.access.authenticator import ServiceAuthenticator
         from kvcustody.governance.service.access.oidc_token import OidcTokens
 
@@ -297,31 +297,31 @@ class Service(LedgerReads):
         failures = RateLimiter(settings.failures_per_minute / _MINUTE, settings.failures_per_minute)
         by_key = RateLimiter(settings.key_failures_per_minute / _MINUTE, settings.key_failures_per_minute)
         tokens = OidcTokens(settings.issuers, self.clock)
-        told = self.attempts.note
+        note_attempt = self.attempts.note
         return ServiceAuthenticator(
             self.principals,
             tokens,
             self.sessions,
             failures,
             by_key,
-            told,
+            note_attempt,
             self.clock,
             lambda: None if (seen := self.orders_seen_lately()) is None else seen.credentials,
         )
 
     @cached_property
     def tracing(self) -> Tracing | None:
-        """Spans of requests; None where the settings want none."""
+        """Spans of requests; None where the settings ask for none."""
         return open_tracing(self.settings, self._stack)
 
     @cached_property
     def rates(self) -> RateLimiter:
-        """How many requests of a principal are answered."""
+        """The rate limits of principals."""
         return RateLimiter(self.settings.requests_per_second, self.settings.requests_burst)
 
     @cached_property
     def answers(self) -> IdempotencyStore:
-        """Answers that are kept for a repetition. What this process held when it died is free again."""
+        """Stored answers for repeated requests. Keys that a dead process held are free again."""
         settings = self.settings
         made = IdempotencyStore(self.engine, self.secret, self.clock, owner=settings.name, hours=settings.answers_hours)
         made.free([settings.name])
@@ -329,10 +329,10 @@ class Service(LedgerReads):
 
     @cached_property
     def dead_workers(self) -> DeadWorkers:
-        """Closes processes that do not come back."""
+        """Closes processes that will not return."""
         from kvcustody.governance.service.fleet.dead_workers import DeadWorkers
 
-        made = DeadWorkers(
+        dead = DeadWorkers(
             self.engine,
             self.clock,
             name=self.settings.name,
@@ -341,8 +341,8 @@ class Service(LedgerReads):
             record=self.record,
             at_once=not self._serves,
         )
-        self._stack.callback(made.close)
-        return made
+        self._stack.callback(dead.close)
+        return dead
 
     @cached_property
     def fleet(self) -> Fleet:
@@ -361,7 +361,7 @@ class Service(LedgerReads):
         from kvcustody.governance.service.ingest.ingest import Ingest
 
         settings = self.settings
-        made = Ingest(
+        ingest = Ingest(
             self.engine,
             self.fleet.flush,
             self._open_subject_keys(),
@@ -369,8 +369,8 @@ class Service(LedgerReads):
             readers=settings.readers,
             clock=self.clock,
         )
-        self._stack.callback(made.close)
-        return made
+        self._stack.callback(ingest.close)
+        return ingest
 
     @cached_property
     def policy_work(self) -> PolicyWork:
@@ -404,7 +404,7 @@ class Service(LedgerReads):
 
     @cached_property
     def name_scopes(self) -> ScopesInEffect:
-        """By which scopes doors name requests."""
+        """The scopes of doors' names."""
         from kvcustody.governance.service.epochs.scopes_in_effect import ScopesInEffect
 
         return ScopesInEffect(self.policies_in_effect)
@@ -424,7 +424,7 @@ class Service(LedgerReads):
         return max((one.policy.ceiling_us for one in effect.policies if one.policy is not None), default=0)
 
     def shortest_ceiling_us(self) -> int | None:
-        """The shortest that any block may exist under the policies in effect; None where one is unknown or none is."""
+        """The shortest lifetime ceiling under the policies in effect; None where one is unknown or none applies."""
         now = time.monotonic()
         if self._shortest_ceiling is None or now - self._shortest_ceiling[0] > _CEILING_SECONDS:
             effect = self.policies_in_effect()
@@ -434,7 +434,7 @@ class Service(LedgerReads):
         return self._shortest_ceiling[1]
 
     def record_erasure(self, asked: ErasureRequested, selector: Selector) -> None:
-        """Put an erasure on record, once routers' names of what it narrows have ended; raises as `record`."""
+        """Record an erasure after ending the routers' names that it narrows; raises as `record`."""
         deadline_us = asked.deadline_us + self.writer.offset_us
         with _recorded():
             self._record_epochs(self.epochs.raise_for(selector, asked.erasure, deadline_us, self.clock.now_us()))
@@ -444,7 +444,7 @@ class Service(LedgerReads):
             self.epoch_turns.wake()
 
     def raise_above(self, known: int | None) -> None:
-        """End every router's name, as raises up to `known` were lost in a restore.
+        """End every router's name, because raises up to `known` were lost in a restore.
 
         Raises as `EpochBook.raise_above`.
         """
@@ -458,13 +458,13 @@ class Service(LedgerReads):
 
     @cached_property
     def worker_orders(self) -> WorkerOrders:
-        """What workers are told."""
+        """The orders of workers."""
         from kvcustody.governance.service.held.worker_orders import WorkerOrders
 
         return WorkerOrders(self.reading, self.lives, self.subject_keys)
 
     def orders_seen_lately(self) -> OrdersSeen | None:
-        """What workers wait for, as it was seen less than three seconds ago; None where nobody waits, or it failed."""
+        """What workers wait for, as read less than three seconds ago; None where nobody waits, or the read failed."""
         return self.held.seen_lately()
 
     def _read_orders_seen(self) -> OrdersSeen:
@@ -475,7 +475,7 @@ class Service(LedgerReads):
 
     @cached_property
     def verdict(self) -> ServiceVerdict:
-        """What is wrong, if anything is."""
+        """The verdict on the service."""
         from kvcustody.governance.service.health.database_probe import DatabaseProbe
         from kvcustody.governance.service.health.verdict import ServiceVerdict, read_ledger
 
@@ -496,28 +496,28 @@ class Service(LedgerReads):
 
     @cached_property
     def claims(self) -> WorkerClaims:
-        """What workers may say of themselves."""
+        """The checks of workers' claims."""
         from kvcustody.governance.service.ingest.worker_claims import WorkerClaims
 
         return WorkerClaims(self.reader, self.policies.released)
 
     @cached_property
     def figures(self) -> FigureKeeper:
-        """Keeps the ledger's figures ready."""
+        """Keeps the ledger's figures current."""
         from kvcustody.governance.service.fleet.figure_keeper import FigureKeeper
 
-        made = FigureKeeper(
+        keeper = FigureKeeper(
             self.engine,
             self.reader,
             self.clock,
             seconds=self.settings.figures_seconds,
             waited=lambda: self.ingest.is_busy,
         )
-        return self._stack.enter_context(closing(made))
+        return self._stack.enter_context(closing(keeper))
 
     @cached_property
     def verdicts(self) -> SignedVerdicts:
-        """Verdicts of reports, read from the reports themselves."""
+        """Verdicts of reports, read from the reports."""
         from kvcustody.governance.keys.checkpoint_signing_key import recorded_keys
         from kvcustody.governance.service.schedules.signed_verdicts import ReportsHere, SignedVerdicts
 
@@ -535,7 +535,7 @@ class Service(LedgerReads):
 
     @cached_property
     def jobs(self) -> JobRunner:
-        """Long work."""
+        """The long-running jobs."""
         from kvcustody.governance.service.jobs import JobRunner
 
         made = JobRunner(self.engine, self.clock, self._folder / "jobs", owner=self.settings.name)
@@ -543,24 +543,24 @@ class Service(LedgerReads):
 
     @cached_property
     def scans(self) -> LedgerScans:
-        """Scans of the ledger, and what workers are asked to scan."""
+        """The scans of the ledger, and scan orders for workers."""
         from kvcustody.governance.service.fleet.ledger_scan import LedgerScans
 
         return LedgerScans(self.engine, self.clock, self.writer, self.jobs, self.reading)
 
     @cached_property
     def exports(self) -> Exports:
-        """Which leaves may leave."""
+        """The decisions about exports."""
         from kvcustody.governance.service.fleet.exports import Exports
 
         return Exports(self.policies, self.reading)
 
     @cached_property
     def sinks(self) -> Sinks:
-        """The webhooks that the ledger is pushed to."""
+        """The webhooks that get the ledger."""
         from kvcustody.governance.service.fleet.webhooks import Sinks
 
-        made = Sinks(
+        sinks = Sinks(
             self.reader,
             self.settings.webhooks,
             self._folder / "sinks",
@@ -570,8 +570,8 @@ class Service(LedgerReads):
             identity=self.identity,
             delivers=self._serves,
         )
-        self._stack.callback(made.close)
-        return made
+        self._stack.callback(sinks.close)
+        return sinks
 
     @cached_property
     def _inbox(self) -> InboxReader:
@@ -589,7 +589,7 @@ class Service(LedgerReads):
 
     @cached_property
     def scheduler(self) -> ReportScheduler:
-        """Makes the reports that schedules want."""
+        """Makes scheduled reports."""
         from kvcustody.governance.service.schedules.report_scheduler import ReportScheduler
 
         made = ReportScheduler(self, self.schedules)
@@ -598,7 +598,7 @@ class Service(LedgerReads):
 
     @cached_property
     def inbox_delivery(self) -> InboxDelivery:
-        """Takes what waits to people who look elsewhere."""
+        """Delivers open tasks outside the console."""
         from kvcustody.governance.service.inbox.delivery import InboxDelivery
 
         made = InboxDelivery(self.settings, self._folder, lambda: self.inbox().items)
@@ -621,7 +621,7 @@ class Service(LedgerReads):
         return orders
 
     def cover(self) -> None:
-        """Seal what is committed, and sign it where this process signs: somebody waits for a proof of it.
+        """Seal committed leaves, and sign where this process signs, because somebody waits for a proof.
 
         What cannot be is left as it is, and the signer's status says why.
         """
@@ -632,7 +632,7 @@ class Service(LedgerReads):
             self.signer.sign_once()
 
     def seal_soon(self) -> None:
-        """Have what is committed sealed and signed, without waiting for it."""
+        """Start sealing and signing committed leaves without waiting."""
         self.writer.seal_soon()
 
     def record(self, event: Event) -> None:
@@ -644,7 +644,7 @@ class Service(LedgerReads):
             self.writer.submit_durable(event)
 
     def authorize(self, action: Action, caller: Caller, classifications: Iterable[str] = ()) -> None:
-        """Let a tenant's own people act on what is the tenant's, by the policy in effect; raises `forbidden`.
+        """Let a tenant's own people act on the tenant's data under the policy in effect; raises `forbidden`.
 
         `classifications`: those that the act is about; none: all that the policy has. People of no tenant act by role.
         """
@@ -653,17 +653,17 @@ class Service(LedgerReads):
                 self.policies.authorize(action, caller.tenant, classifications, caller.roles)
 
     def export(self, caller: Caller, *, once: bool = False) -> None:
-        """Let a tenant's own people take leaves of its log out (`fleet.exports`); raises `forbidden`."""
+        """Let a tenant's own people export leaves of its log (`fleet.exports`); raises `forbidden`."""
         with _recorded():
             self.exports.check(caller, once=once)
 
     def end_record(self, awaited: Awaited) -> None:
-        """Return where an event that `writer.begin_durable` queued is durable by now; raises as `record` does."""
+        """Return when an event that `writer.begin_durable` queued is durable; raises as `record`."""
         with _recorded():
             self.writer.end_durable(awaited)
 
     def changed(self) -> None:
-        """There is something new for workers that wait."""
+        """Note that there is news for waiting workers."""
         self.held.changed()
 
     def submit(self, events: Sequence[Event]) -> None:
@@ -672,19 +672,21 @@ class Service(LedgerReads):
 
     @contextmanager
     def reading(self, tenant: str | None = None) -> Iterator[Connection]:
-        """A connection in one read transaction; with `tenant`, behind the wall of its rows (row_walls)."""
+        """Return a connection in one read transaction; with `tenant`, under row-level security."""
         with self._reading(self.reader) as connection:
             if tenant is not None and self.row_walls:
                 restrict_to_tenant(connection, tenant)
             yield connection
 
     def reading_for_long(self, tenant: str | None = None) -> AbstractContextManager[Connection]:
-        """As `reading`: no request copies the ledger, and `statement_seconds` bounds how long one reads it."""
+        """Return a connection as `reading`; `statement_seconds` limits one read, because no request copies the
+        ledger.
+        """
         return self.reading(tenant)
 
     @contextmanager
     def reading_at_rest(self) -> Iterator[Connection]:
-        """A connection in one read transaction that may last, and holds no writer up (`private_copy`)."""
+        """Return a connection in one long read transaction that delays no writer (`private_copy`)."""
         with at_rest(self.reader) as engine, self._reading(engine) as connection:
             yield connection
 
@@ -695,27 +697,27 @@ class Service(LedgerReads):
             yield connection
 
     def named(self, said: str) -> str:
-        """The name of the tenant that somebody calls so. No wall: whose tenants there are is in the system log."""
+        """Return the unambiguous name of a tenant. No row-level security: tenants are listed in the system log."""
         with self.reading() as connection:
             return named_tenant(connection, said, self._issuers.known(connection))
 
     def about(self, said: str) -> str:
-        """Whom a question is about, for its record: empty for what names nobody."""
+        """Return whom a question is about, for its record; empty where it names nobody."""
         try:
             return self.named(check_tenant_name(said))
         except (ConfigError, IdentityError):
             return ""
 
-    def tenant_of(self, caller: Caller, action: Permission, said: str | None) -> str | None:
-        """The tenant to answer a caller about, as they named it: None for all of them.
+    def tenant_of(self, caller: Caller, action: Permission, tenant_text: str | None) -> str | None:
+        """Return the tenant to answer a caller about, as they named it: None for all.
 
         Raises `not-found` where it is not theirs, and `ConfigError` where who sees all says an id of several tenants.
         """
         caller.must(action)
-        if said is None or said == caller.tenant:
-            return caller.tenant_of(action, said)
+        if tenant_text is None or tenant_text == caller.tenant:
+            return caller.tenant_of(action, tenant_text)
         try:
-            name = self.named(said)
+            name = self.named(tenant_text)
         except ConfigError:
             if caller.reach(action) is Reach.ALL:
                 raise
@@ -728,15 +730,15 @@ class Service(LedgerReads):
         return [issuer.name for issuer in self.settings.issuers]
 
     def released(self) -> ReleaseState | None:
-        """The policies that were released; None where the settings name no trust."""
+        """The released policies; None where the settings name no trust configuration."""
         return self.policies.released()
 
     def absent(self, error: LedgerError) -> ProblemError:
-        """What is not there is answered like what is not the caller's."""
+        """Return the refusal for absent things, equal to the one for others' things."""
         return not_found()
 
     def check_can_name(self) -> None:
-        """Raise `ConfigError` for an act about a person, where a ledger of sealed names has no store of their keys."""
+        """Raise `ConfigError` for an act about a person where the ledger seals names and has no store of their keys."""
         if self.subject_keys is None and self.settings.subject_names != "clear":
             raise ConfigError(
                 "--subject-keys: there is no store of subject keys beside the ledger; name it, or give "
@@ -744,15 +746,17 @@ class Service(LedgerReads):
             )
 
     def check_said(self, connection: Connection, wanted: EventFilter) -> None:
-        """Nothing: whether the ledger knows a name may be told to nobody behind a wall."""
+        """Do nothing: a caller with a tenant may not learn whether the ledger knows a name."""
 
     def work_periods(self) -> dict[str, WorkPeriod]:
-        """Which processes were at work, and when. No wall: who was is in the system log."""
+        """Return which processes ran, and when. No row-level security: processes are in the system log."""
         with self.reading() as connection:
             return self.lives.all(connection).periods
 
     def marked(self) -> Marked:
-        """Which processes replayed or generated what they recorded, as of a second ago. No wall, as `work_periods`."""
+        """Return processes that replayed or generated their records, up to a second old. No row-level security, as
+        `work_periods`.
+        """
         if not self.knows_marked:
             with self.reading() as connection:
                 self._marked = time.monotonic(), self.lives.marked(connection)
@@ -764,7 +768,7 @@ class Service(LedgerReads):
         return time.monotonic() - self._marked[0] < _MARKED_SECONDS
 
     def inbox(self, effect: PoliciesInEffect | None = None) -> InboxContents:
-        """Everything that waits for anybody, the most urgent first. No wall: it is filtered by whom it is for.
+        """Return everybody's open tasks, most urgent first. No row-level security: they are filtered by recipient.
 
         `effect`: what is in effect, where it was read before.
         """
@@ -773,7 +777,7 @@ class Service(LedgerReads):
             return self._inbox.read(connection, self.clock.utc_us(), release=release, effect=effect)
 
     def inbox_of(self, caller: Caller) -> list[InboxItem]:
-        """What waits that this person can do something about, the most urgent first."""
+        """Return the open tasks that this person can do, most urgent first."""
         return [item for item in self.inbox().items if item.is_for(caller)]
 
     def ready(self) -> bool:
@@ -781,7 +785,7 @@ class Service(LedgerReads):
         return not self.stopping.is_set() and self.verdict.is_ready()
 
     def close(self) -> None:
-        """Close in order; a second time changes nothing."""
+        """Close the parts in order; a second call changes nothing."""
         self.stopping.set()
         self._stack.close()
 
@@ -834,7 +838,8 @@ def _recorded() -> Iterator[None]:
 def open_service(
     settings: ServiceSettings, *, clock: Clock | None = None, documents: DocumentRenderer | None = None
 ) -> Service:
-    """Open a control plane: migrate its ledger, then everything else. Raises a `CustodyError` that says what failed.
+    """Open a control plane: migrate its ledger, then open everything else. Raises a `CustodyError` that says what
+    failed.
 
     `documents` renders reports and certificates for people; without it there is JSON alone.
     """
@@ -846,7 +851,7 @@ def open_service(
 
 
 def open_local_service(settings: ServiceSettings, *, documents: DocumentRenderer | None = None) -> Service:
-    """Open what a command works on the ledger itself with (rule 5); arguments and errors as for `open_service`."""
+    """Open the parts that a command on the ledger's files needs (rule 5); arguments and errors as `open_service`."""
     own = settings.of_command().model_copy(
         update={"name": local_writer(settings), "requests_per_second": 1e6, "requests_burst": 1_000_000}
     )

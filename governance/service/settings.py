@@ -1,4 +1,4 @@
-"""Every setting of the service, with its default and meaning; docs/operate/service.md shows the table.
+"""Every setting of the service, with its default and meaning; docs/reference/service-settings.md shows the table.
 
 1. By default the service listens on a Unix socket that its own user alone can open.
 2. An address that other machines reach is refused without TLS.
@@ -55,7 +55,7 @@ PREFIX = SERVICE_PREFIX
 
 
 class Issuer(BaseModel):
-    """An OpenID Connect issuer: whose tokens count, by which keys, and what its roles are called here."""
+    """An OpenID Connect issuer: its keys, and its names of roles."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -88,7 +88,7 @@ class Issuer(BaseModel):
 
 
 class Webhook(BaseModel):
-    """Where the service pushes every leaf to, signed as Standard Webhooks says (HMAC-SHA-256)."""
+    """A webhook that gets every leaf, signed by Standard Webhooks (HMAC-SHA-256)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -99,7 +99,7 @@ class Webhook(BaseModel):
 
 
 class InboxWebhook(BaseModel):
-    """Where what waits for somebody is posted to, signed as Standard Webhooks says (HMAC-SHA-256)."""
+    """A webhook that gets open tasks, signed by Standard Webhooks (HMAC-SHA-256)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -108,7 +108,7 @@ class InboxWebhook(BaseModel):
 
 
 class InboxMail(BaseModel):
-    """Where what waits for somebody is mailed to. Beyond this machine it goes over TLS only."""
+    """A mailbox that gets open tasks. Beyond this machine, mail goes over TLS only."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -143,14 +143,14 @@ class _ReportDestination(BaseModel):
 
 
 class ReportFolder(_ReportDestination):
-    """A folder of this machine, which nobody but the service's user may write in."""
+    """A folder of this machine that only the service's user may write in."""
 
     kind: Literal["folder"]
     path: Path
 
 
 class ReportStore(_ReportDestination):
-    """A bucket of a store that speaks S3, addressed by path; requests are signed (AWS Signature Version 4)."""
+    """A bucket of an S3 store, addressed by path; requests are signed (AWS Signature Version 4)."""
 
     kind: Literal["s3"]
     endpoint: Annotated[str, Field(min_length=1, max_length=512)]  # https, or http on loopback
@@ -162,7 +162,7 @@ class ReportStore(_ReportDestination):
 
 
 class ReportWebhook(_ReportDestination):
-    """An address that reports are posted to, signed as Standard Webhooks says (HMAC-SHA-256)."""
+    """A webhook that gets reports, signed by Standard Webhooks (HMAC-SHA-256)."""
 
     kind: Literal["webhook"]
     url: Annotated[str, Field(min_length=1, max_length=1024)]  # https, or http on loopback
@@ -251,7 +251,8 @@ class ServiceSettings(LayeredSettings):
     console: bool = Field(True, description="Serve the operator console at `/console/`; false: the API alone.")
     policy_trust: Path | None = Field(
         None,
-        description="Trust configuration of policies (docs/policy/workflow.md); without one, none is released here.",
+        description="Trust configuration of policies (docs/how-to/policy/release-a-policy.md); without one, none is "
+        "released here.",
     )
     order_key_path: Path | None = Field(
         None,
@@ -437,7 +438,7 @@ class ServiceSettings(LayeredSettings):
     log_format: Literal["json", "console"] = Field("json", description="One JSON object a line, or text.")
 
     def of_command(self) -> ServiceSettings:
-        """These settings for a command on the ledger itself: it makes no store of subject keys.
+        """Return these settings for a command on the ledger's files, which creates no store of subject keys.
 
         A store that a command made would name nobody whom the ledger knows.
         """
@@ -446,7 +447,7 @@ class ServiceSettings(LayeredSettings):
         return made
 
     def open_subject_keys(self) -> SubjectKeys | None:
-        """The store of subject keys; None where names are kept in clear, and for a command where there is none.
+        """Open the store of subject keys; None where names are in clear, and for a command without one.
 
         Raises `ConfigError` where it is not said.
         """
@@ -458,7 +459,7 @@ class ServiceSettings(LayeredSettings):
         return open_subject_keys(self.database_url, self.subject_keys_url, clear=clear)
 
     def make_state_folder(self) -> None:
-        """Make the state folder, which only its user enters; raises `ConfigError` where others may."""
+        """Create the state folder with access for its user only; raises `ConfigError` where others have access."""
         path = self.state_path
         try:
             private_folder(path)
@@ -469,7 +470,7 @@ class ServiceSettings(LayeredSettings):
             raise ConfigError(f"state folder `{path}`: is open to others; chmod 700 it", path=path)
 
     def case_calendar(self) -> WorkingCalendar:
-        """By which days the clock of a person's request runs; raises `ConfigError` for a list that is none."""
+        """Return the calendar of people's requests; raises `ConfigError` for an invalid list."""
         path = self.case_holidays_path
         try:
             text = "" if path is None else read_words(path)
@@ -479,27 +480,27 @@ class ServiceSettings(LayeredSettings):
 
     @property
     def certificates(self) -> tuple[Path, ...]:
-        """The certificates with which this service speaks and by which it believes."""
+        """The certificates that this service presents, and those that it trusts."""
         return tuple(path for path in (self.tls_certificate_path, self.tls_client_ca_path) if path is not None)
 
     def open_clock(self, wall: Clock | None, stack: ExitStack) -> DeadlineClock:
-        """The clock by which this process compares deadlines, kept until `stack` ends."""
+        """Open the clock that deadlines are compared with, until `stack` ends."""
         jump, away = self.clock_jump_seconds_max, self.clock_away_days_max * 86_400
         return open_deadline_clock(wall, self.clock_file, stack, jump_seconds=jump, away_seconds=away)
 
     @property
     def report_key_file(self) -> Path:
-        """Where the key that signs reports is: beside the one that signs checkpoints, unless it names a folder."""
+        """The file of the key that signs reports: beside the checkpoint key, unless it names a folder."""
         return self.signing_key_path.parent / self.report_key_path
 
     @property
     def clock_file(self) -> Path:
-        """Where the floor of time is."""
+        """The file of the time floor."""
         return self.state_path / "clock.json"
 
     @property
     def readers(self) -> int:
-        """How many processes read batches."""
+        """The number of processes that parse batches."""
         return min(4, (os.cpu_count() or 1) - 1) if self.batch_readers is None else self.batch_readers
 
     @property
@@ -572,7 +573,7 @@ class ServiceSettings(LayeredSettings):
 
 
 def address(listen: str) -> tuple[str | None, str | int]:
-    """(host, port), or (None, path) of a Unix socket; raises `ValueError` on anything else."""
+    """Parse (host, port), or (None, path) of a Unix socket; raises `ValueError` for anything else."""
     if listen.startswith("unix:") and len(listen) > len("unix:"):
         return None, listen.removeprefix("unix:")
     try:
@@ -582,7 +583,7 @@ def address(listen: str) -> tuple[str | None, str | int]:
 
 
 def load_service_settings(path: Path | None = None, **explicit: Any) -> ServiceSettings:
-    """The settings from arguments, environment and file, in this order; `ConfigError` if wrong."""
+    """Load the settings from arguments, environment and file, in this order; raises `ConfigError`."""
     file = read_settings_file(path, PREFIX)
     refuse_misspelt({PREFIX + name.upper() for name in ServiceSettings.model_fields})
     try:
@@ -593,7 +594,7 @@ def load_service_settings(path: Path | None = None, **explicit: Any) -> ServiceS
 
 
 def service_settings_table() -> str:
-    """The table of docs/operate/service.md."""
+    """Return the table of the service's settings."""
     rows = ["| setting | variable | default | meaning |", "|---|---|---|---|"]
     for name, field in ServiceSettings.model_fields.items():
         default = field.default.human_readable() if isinstance(field.default, ByteSize) else field.default

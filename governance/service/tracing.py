@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of requests, where the settings ask for them: one for each request, under the caller's own trace.
+"""OpenTelemetry spans, where the settings ask for them: one a request, under the caller's own trace.
 
 1. Off by default, and then nothing of OpenTelemetry is imported.
 2. A span says which operation, which status, how the caller was known and the `request_id` of the log; whose tenant
@@ -24,7 +24,7 @@ _CARRIED = ("traceparent", "tracestate")
 
 
 class Tracing:
-    """Makes the spans of one service's requests. `provider`: where they go."""
+    """Makes spans of one service's requests; `provider` receives them."""
 
     def __init__(self, provider: TracerProvider, *, tenants: bool = False) -> None:
         from opentelemetry.trace import SpanKind, use_span
@@ -37,7 +37,7 @@ class Tracing:
 
     @contextmanager
     def request(self, headers: Mapping[bytes, list[bytes]], name: str) -> Iterator[Span]:
-        """The span of a request, current while it is answered; what the caller's trace was is its parent."""
+        """Open a request's span while it is answered; its parent is the caller's span."""
         carried = {
             key: headers[key.encode()][0].decode("latin-1")
             for key in _CARRIED
@@ -49,25 +49,25 @@ class Tracing:
             yield span
 
     def tell(self, span: Span, caller: Caller | None, *, method: str, status: int, request_id: str) -> str:
-        """What the span says of its request (rule 2); returns its trace's id, as logs show it."""
+        """Set the span's attributes (rule 2); returns its trace id, as logs show it."""
         from opentelemetry.trace import StatusCode
 
-        told: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             "http.request.method": method,
             "http.response.status_code": status,
             "kvcustody.request_id": request_id,
             "kvcustody.authenticated_by": "" if caller is None else caller.by,
         }
         if self._tenants and caller is not None and caller.tenant is not None:
-            told["kvcustody.tenant"] = caller.tenant
-        span.set_attributes(told)
+            attributes["kvcustody.tenant"] = caller.tenant
+        span.set_attributes(attributes)
         if status >= 500:
             span.set_status(StatusCode.ERROR)
         return format(span.get_span_context().trace_id, "032x")
 
 
 def open_tracing(settings: ServiceSettings, stack: ExitStack) -> Tracing | None:
-    """What the settings ask for; `stack` sends what is left at the end. None where that is nothing (rule 1)."""
+    """Open the tracing of the settings; `stack` flushes it at the end. None without one (rule 1)."""
     if settings.tracing == "off":
         return None
     try:

@@ -1,1 +1,3 @@
-"""Custody beyond the device: KV state leaves it only sealed, and never for longer (docs/build/sealed-object.md)."""
+"""Custody beyond the device: KV blocks leave it only sealed, and never live longer for it
+(docs/reference/formats/sealed-object.md).
+"""

@@ -1,4 +1,4 @@
-"""What a tier says of its copies, as it happens: `copy_leaves` puts it on record."""
+"""Events of a tier's copies; `copy_leaves` records them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvcustody.governance.tiers.heirs import UNKNOWN, TierHolder
 
 
 class CopyEvent(NamedTuple):
-    """One step of one copy. Its number is never given twice in one tier of one process; a name may be.
+    """One step of one copy. Its number is unique in one tier of one process; a name may recur.
 
     `step`: stored; ended (nothing finds it any more); destroyed (its bytes are gone, or nobody can open them); locked
     (the store keeps the bytes of what ended until `due_us`, by a lock of its own). A copy may be destroyed twice: its

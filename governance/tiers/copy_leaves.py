@@ -1,4 +1,4 @@
-"""Events of the ledger from what a tier says: several copies of one tenant, classification and cause are one leaf.
+"""Ledger events from a tier's events: copies of one tenant, classification and cause share a leaf.
 
     emit(copy_leaves(tier.name, tier.take_events(), tier.within_us))
 
@@ -28,7 +28,7 @@ _STEPS = ("inherited", "stored", "ended", "destroyed", "locked")
 def copy_leaves(
     tier: str, events: Sequence[CopyEvent], within_us: Callable[[str, str], int] = lambda *_: WITHIN_US
 ) -> list[Event]:
-    """What these steps of one tier's copies put on record.
+    """Return the events of these steps of one tier's copies.
 
     `within_us(tenant, classification)`: how long after it was due a copy may be proved destroyed, by the tier's policy.
     """

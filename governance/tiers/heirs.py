@@ -1,4 +1,4 @@
-"""Who holds a tier that outlives its process, and whether the one before died: kept in the tier's own place.
+"""The holder of a tier that outlives its process, and whether the one before died: a note in the tier's own place.
 
 1. A holder writes its name there once it has gone through what was there, and that it stopped when it stopped in order.
    Whoever comes next and reads no such stop takes it for dead, and so it does with what it cannot read. Whoever has the
@@ -28,7 +28,7 @@ class TierHolder(NamedTuple):
     incarnation: str
 
     def written(self, *, is_stopped: bool = False) -> bytes:
-        """What stands in the tier's place."""
+        """Return the note's text."""
         return json.dumps({**self._asdict(), "stopped": is_stopped}).encode()
 
 
@@ -36,14 +36,14 @@ UNKNOWN: Final = TierHolder("", "", "")
 
 
 class WorkerDeath(NamedTuple):
-    """The holder before died; `is_heir`: whether the one that came is its heir (rule 2)."""
+    """The previous holder died; `is_heir`: whether the new one is its heir (rule 2)."""
 
     holder: TierHolder
     is_heir: bool
 
 
 def death_before(written: bytes, holder: TierHolder) -> WorkerDeath | None:
-    """What the holder before wrote says to this one; None: it stopped in order."""
+    """Return the previous holder's death from its note; None: it stopped in order."""
     try:
         said = json.loads(written)
         before = TierHolder(*(str(said[name]) for name in TierHolder._fields))

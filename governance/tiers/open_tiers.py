@@ -1,4 +1,4 @@
-"""The tiers that a worker's settings ask for, opened in the order in which they are used: `host`, `nvme`, `remote`."""
+"""Opens the tiers of a worker's settings, in their order of use: `host`, `nvme`, `remote`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from kvcustody.policies.workbench.lint.without_effect import needs_store
 
 
 class BlockShape(NamedTuple):
-    """What a block is, for those who copy it: bytes on each of `shards`, tokens."""
+    """A block's shape for those who copy it: bytes on each of `shards`, and tokens."""
 
     bytes_per_block: int
     shards: int
@@ -41,12 +41,12 @@ class BlockShape(NamedTuple):
 
     @property
     def layout(self) -> bytes:
-        """A digest: copies of another shape are not ours."""
+        """A digest; copies with another layout are not ours."""
         return hashlib.sha256(b"kvcustody/pool-blocks@1" + repr(tuple(self)).encode()).digest()
 
 
 class TierPlan(NamedTuple):
-    """What to open. Bytes of 0, no path, and None: not that one."""
+    """The tiers to open. 0 bytes, no path, or None: not that one."""
 
     shred_keys: Path
     host_bytes: int = 0
@@ -60,7 +60,7 @@ class TierPlan(NamedTuple):
 
 
 def tier_names(settings: Settings) -> list[str]:
-    """The tiers that are set, as the policy names them."""
+    """Return the configured tiers by the policy's names."""
     named = (
         (Tier.HOST, settings.host_tier_bytes),
         (Tier.NVME, settings.nvme_tier_path),
@@ -70,7 +70,7 @@ def tier_names(settings: Settings) -> list[str]:
 
 
 def tier_plan(settings: Settings) -> TierPlan | None:
-    """What the settings ask for; None: no tier. Raises `ConfigError` that names the setting."""
+    """Return the tiers of the settings; None: no tier. Raises `ConfigError` that names the setting."""
     if not tier_names(settings):
         return None
     if settings.nvme_tier_path is not None and not settings.nvme_tier_bytes:
@@ -89,7 +89,7 @@ def tier_plan(settings: Settings) -> TierPlan | None:
 
 
 def remote_plan(settings: Settings) -> RemotePlan:
-    """The remote store that the settings name. Raises `ConfigError` that names the setting that is missing."""
+    """Return the remote store of the settings. Raises `ConfigError` that names the missing setting."""
     if not settings.remote_tier_bytes:
         raise ConfigError("setting `remote_tier_bytes`: say how much of the remote store is this worker's")
     if settings.worker_name == Settings.model_fields["worker_name"].default:
@@ -99,7 +99,7 @@ def remote_plan(settings: Settings) -> RemotePlan:
     heir_of = tuple(name.strip() for name in settings.remote_tier_heir_of.split(",") if name.strip())
     if settings.worker_name in heir_of:
         raise ConfigError("setting `remote_tier_heir_of`: names this worker, which finds its own copies without it")
-    said = [part.strip().partition("=") for part in settings.remote_tier_labels.split(",") if part.strip()]
+    pairs = [part.strip().partition("=") for part in settings.remote_tier_labels.split(",") if part.strip()]
     return RemotePlan(
         settings.remote_tier_url,
         settings.remote_tier_bytes,
@@ -108,13 +108,13 @@ def remote_plan(settings: Settings) -> RemotePlan:
         settings.remote_tier_secret_path,
         settings.remote_tier_timeout_ms / 1000,
         settings.remote_tier_in_flight,
-        tuple((name, value) for name, _, value in said),
+        tuple((name, value) for name, _, value in pairs),
         heir_of,
     )
 
 
 def refuse_absent_store(policy: Policy, tiers: Collection[str]) -> None:
-    """Raises `ConfigError` where a classification may go to `remote` alone and there is no such store."""
+    """Raise `ConfigError` where a classification may go only to `remote` and there is no such store."""
     if Tier.REMOTE not in tiers and any(needs_store(policy)):
         raise ConfigError(
             "setting `remote_tier_url`: the policy offloads to `remote` alone, and no store is named; set it, or give "
@@ -132,7 +132,7 @@ def open_tiers(
     rules: TierRules,
     holder: TierHolder | None = None,
 ) -> list[SealedTier]:
-    """Open them; `stack` lets go of what they share. `holder`: the process that has them.
+    """Open the tiers; `stack` closes what they share. `holder`: the process that has them.
 
     Raises `ConfigError` that names the setting that cannot be had.
     """

@@ -1,4 +1,4 @@
-"""What the engine of one owner keeps off its device, sealed, where nobody governs that engine: an object for each copy.
+"""Sealed copies of one owner's engine that nobody governs: an object a copy.
 
     copies = OwnedCopies(OwnedTerms("vllm", "acme", 1800.0, 1 << 30, Path("/var/lib/tier")), layout, model, 8192, 128)
     copies.store(key, memory)      # `key`: whatever the engine calls it by
@@ -56,7 +56,7 @@ Memory = npt.NDArray[np.uint8]
 
 
 class OwnedTerms(NamedTuple):
-    """Whose copies they are, by the engine's kind and the owner's name; for how long, in how much, and where."""
+    """The owner by the engine's kind and name, and the limits of its copies in time, bytes and place."""
 
     issuer: str
     owner: str
@@ -67,7 +67,7 @@ class OwnedTerms(NamedTuple):
 
 
 class OwnedCopies:
-    """Copies in host memory, in files where the terms name a path, in a remote store where they name its address."""
+    """Copies in host memory, in files (with a path), or in a remote store (with an address)."""
 
     def __init__(self, terms: OwnedTerms, layout: bytes, model: bytes, copy_bytes: int, copy_tokens: int) -> None:
         """`layout`, `model`: digests of what conditions the bytes.
@@ -129,12 +129,12 @@ class OwnedCopies:
         self.note()
 
     def finds(self, key: bytes) -> bool:
-        """Whether the thread that stores has told of this copy, and it is not due."""
+        """Whether the storing thread has reported this copy, and it is not due."""
         name = self._name(key)
         return name is not None and self._due_us.get(name, 0) > self.clock.now_us()
 
     def seek(self, key: bytes) -> bool:
-        """Whether there is such a copy, in a shared store whoever stored it; `finds` knows it from then on."""
+        """Whether such a copy exists, in a shared store of any worker; `finds` then knows it."""
         found = self.tier.lookup(self._label, _hashed(key), 0)
         copy = self.tier.copy(found[0].name) if found else None
         if copy is not None:
@@ -142,11 +142,11 @@ class OwnedCopies:
         return copy is not None
 
     def refresh(self) -> None:
-        """An epoch that another process destroyed is refused from now on."""
+        """Refuse epochs that another process destroyed."""
         self._keyring.refresh()
 
     def store(self, key: bytes, memory: Memory) -> bool:
-        """Seal a copy of it; whether there is one now."""
+        """Seal a copy; returns whether it is stored."""
         hashed, now_us = _hashed(key), self.clock.now_us()
         until_us = now_us + self._lives_us
         run = PublishedRun(self._label, hashed, _NO_KEY, 0, now_us, until_us, until_us)
@@ -157,7 +157,7 @@ class OwnedCopies:
         return self.tier.has(self._label, hashed) or self.tier.store(run, read) == 1
 
     def load(self, key: bytes, memory: Memory) -> bool:
-        """Open the copy into `memory`; False: it is not there, and nothing was written."""
+        """Open the copy into `memory`; False: it is absent, and nothing was written."""
 
         def write(depth: int, count: int, skip: int, data: memoryview) -> None:
             memory[:] = np.frombuffer(data, dtype=np.uint8)
@@ -171,7 +171,7 @@ class OwnedCopies:
         return came
 
     def is_due(self) -> bool:
-        """Whether `expire` may have something to do; for any thread."""
+        """Whether `expire` may have work; for any thread."""
         return self.tier.is_due(self.clock.now_us())
 
     def expire(self) -> None:
@@ -180,14 +180,14 @@ class OwnedCopies:
         self.note()
 
     def end_all(self) -> int:
-        """End every copy of the owner, its key first, then the bytes; how many."""
+        """End every copy of the owner, its key first, then the bytes; returns the number."""
         self._cleared += 1
         erased = self.tier.erase(f"clear {self._cleared}", Selector(self._label.tenant), self.clock.now_us() + 1)
         self.note()
         return erased.objects
 
     def note(self) -> None:
-        """What may be found from now on."""
+        """Make a copy findable."""
         for event in self.tier.take_events():
             if event.step == "stored":
                 self._due_us[event.name] = event.due_us
@@ -195,7 +195,7 @@ class OwnedCopies:
                 self._due_us.pop(event.name, None)
 
     def close(self) -> None:
-        """End what does not outlive the process, and forget the keys."""
+        """End copies that must not outlive the process, and forget the keys."""
         self._stack.close()
 
     def _name(self, key: bytes) -> bytes | None:
@@ -219,7 +219,7 @@ def _open_store(terms: OwnedTerms, settings: Settings, copy_bytes: int, clock: S
 
 
 def digest_of(*texts: str) -> bytes:
-    """32 bytes of these texts, in this order, whatever is in them."""
+    """Return 32 bytes for these texts in this order, unambiguous whatever they contain."""
     hashed = hashlib.blake2b(digest_size=32)
     for text in texts:
         hashed.update(len(text).to_bytes(4, "little") + text.encode())

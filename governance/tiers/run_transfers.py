@@ -1,4 +1,4 @@
-"""Runs of published blocks on their way between one engine's device and its tiers: which go, which come, on record.
+"""Transfers of published runs between one engine's device and its tiers: decisions about each, on record.
 
     transfers = RunTransfers(tiers, cost, clock, block_tokens)
     taker = transfers.store(run, size, read)                     # who has the run now, -1: nobody
@@ -49,14 +49,14 @@ AWAITED_MAX = 4096  # stored runs whose predecessor is remembered
 
 
 class LookUp(NamedTuple):
-    """What the newest look-up that asked a shared store was expected to take, and took."""
+    """The predicted and measured time of the newest look-up that asked a shared store."""
 
     expected_us: int = 0
     took_us: int = 0
 
 
 class TierWay:
-    """One tier with what its use has taken. `is_tried`: the next request is to find out whether it is still slower."""
+    """One tier with its measured costs. `is_tried`: the next request tests whether it is still slower."""
 
     __slots__ = ("_awaited", "is_tried", "link", "looked", "tier")
 
@@ -67,22 +67,22 @@ class TierWay:
         self._awaited: OrderedDict[bytes, None] = OrderedDict()
 
     def look_up(self, label: DomainLabel, keys: bytes, depth: int, most: int, *, seeks: bool) -> list[Found]:
-        """As the tier's, with the time that the store took where it was asked (rule 4)."""
+        """Look up in the tier, and measure the store's time where it was asked (rule 4)."""
         before, began_ns, expected_us = self.tier.sought, perf_counter_ns(), int(self.link.look_us)
-        found = self.tier.lookup(label, keys, depth, most, seeks=seeks)
+        copies = self.tier.lookup(label, keys, depth, most, seeks=seeks)
         self.looked = LookUp()
         if self.tier.sought != before:
             took_us = (perf_counter_ns() - began_ns) // 1000
             self.link.looked(took_us)
             self.looked = LookUp(expected_us, took_us)
-        return found
+        return copies
 
     def is_awaited(self, run: PublishedRun) -> bool:
-        """Whether a run that goes on from this one was stored: it comes back only behind this one."""
+        """Whether a run that follows this one is stored: it comes back only after this one."""
         return run.keys[-KEY_BYTES:] in self._awaited
 
     def stored(self, run: PublishedRun) -> None:
-        """The run is in the tier: it awaits the one before it."""
+        """Note that the run is in the tier and waits for the one before it."""
         self._awaited.pop(run.keys[-KEY_BYTES:], None)
         self._awaited[run.parent] = None
         if len(self._awaited) > AWAITED_MAX:
@@ -90,7 +90,7 @@ class TierWay:
 
 
 class CopyReader(NamedTuple):
-    """Whom blocks come back for: a residency that reads a domain, and its request's latency class."""
+    """The reader of restored blocks: a residency that reads a domain, and its request's latency class."""
 
     label: DomainLabel
     residency: int
@@ -98,7 +98,7 @@ class CopyReader(NamedTuple):
 
 
 class RunTransfers(CopyTiers):
-    """The tiers of one engine, in the order in which they are asked. Called on the owning thread."""
+    """The tiers of one engine, in the order of look-up. Called on the owning thread."""
 
     def __init__(
         self,
@@ -120,17 +120,17 @@ class RunTransfers(CopyTiers):
 
     @property
     def tiers(self) -> list[SealedTier]:
-        """In the order in which they are asked."""
+        """The tiers in the order of look-up."""
         return [way.tier for way in self.ways]
 
     def admits(self, label: DomainLabel) -> bool:
-        """Whether policy lets blocks of this domain be in any."""
+        """Whether the policy permits this domain's blocks in any tier."""
         return any(way.tier.admits(label) for way in self.ways)
 
     # -- out ------------------------------------------------------------------------------------------------------
 
     def store(self, run: PublishedRun, size: int, read: Read) -> int:
-        """Offer a run of so many bytes to one after the other; the place of whoever has it now, -1: nobody."""
+        """Offer a run of this many bytes to the tiers in turn; returns the index of the one that has it, -1: none."""
         for number, way in enumerate(self.ways):
             if self._store(way, run, size, read):
                 return number
@@ -171,7 +171,7 @@ class RunTransfers(CopyTiers):
     def best(
         self, label: DomainLabel, keys: bytes, depth: int, most: int, tried: Collection[TierWay] = ()
     ) -> tuple[TierWay | None, list[Found]]:
-        """Whoever brings most of what follows `depth`; of those alike, whoever is asked first."""
+        """Return the tier that brings most blocks after `depth`; the first one where several are equal."""
         best: tuple[TierWay | None, list[Found]] = (None, [])
         farthest = 0
         for way in self.ways:
@@ -193,16 +193,16 @@ class RunTransfers(CopyTiers):
         size = blocks * way.tier.block_bytes
         return way.link.pays_to_look(size, self._recompute_us(blocks, depth), self._clock.now_us())
 
-    def choose_restore(self, way: TierWay, reader: CopyReader, depth: int, found: Sequence[Found]) -> TransferChoice:
-        """Whether to bring these back. On record by then, where they are not."""
-        blocks, size = _extent(found)
+    def choose_restore(self, way: TierWay, reader: CopyReader, depth: int, copies: Sequence[Found]) -> TransferChoice:
+        """Decide whether to restore these; a decision against it is recorded here."""
+        blocks, size = _extent(copies)
         recompute_us = self._recompute_us(blocks, depth)
         now_us = self._clock.now_us()
         choice = way.link.choose_restore(size, recompute_us, now_us, is_tried=way.is_tried, latency=reader.latency)
         if choice.transfer_us:
             choice = choice._replace(transfer_us=choice.transfer_us + way.looked.expected_us)
         if not choice.moves:
-            self._record("restore", _moved(way, reader, found), choice, latency=reader.latency)
+            self._record("restore", _moved(way, reader, copies), choice, latency=reader.latency)
         return choice
 
     def restore(
@@ -211,14 +211,16 @@ class RunTransfers(CopyTiers):
         reader: CopyReader,
         keys: bytes,
         depth: int,
-        found: list[Found],
+        copies: list[Found],
         choice: TransferChoice,
         write: Write,
     ) -> list[Restored]:
-        """Bring back what was found and chosen; what came, in order. Raises `DeviceError` where the device failed."""
-        blocks, size = _extent(found)
+        """Restore the chosen copies; returns those that came, in order. Raises `DeviceError` where the device
+        failed.
+        """
+        blocks, size = _extent(copies)
         began_ns = perf_counter_ns()
-        came = way.tier.load(reader.label, keys, depth, found, write)
+        came = way.tier.load(reader.label, keys, depth, copies, write)
         took_us = (perf_counter_ns() - began_ns) // 1000
         count = sum(one.blocks for one in came)
         way.link.restored(size, count, took_us, asked=blocks)
@@ -228,13 +230,13 @@ class RunTransfers(CopyTiers):
             outcome = Outcome("done", took_us)
         else:
             outcome = Outcome("partial" if count else "failed", took_us, count)
-        self._record("restore", _moved(way, reader, found), choice, outcome, reader.latency)
+        self._record("restore", _moved(way, reader, copies), choice, outcome, reader.latency)
         return came
 
     # -- time -----------------------------------------------------------------------------------------------------
 
     def step(self, now_us: int) -> None:
-        """Once an engine step: what is due ends, and a tier that is left alone is looked at."""
+        """End due copies, once an engine step, and look at a tier that is not in use."""
         self.left_bytes = self.step_bytes
         for way in self.ways:
             if way.tier.is_due(now_us):
@@ -253,48 +255,48 @@ class RunTransfers(CopyTiers):
             way.is_tried = way.tier.is_shared
 
     def narrow(self) -> None:
-        """Policy or keys have changed: what may stay no longer ends."""
+        """End copies that the changed policy or keys no longer permit."""
         for way in self.ways:
             way.tier.narrow()
 
     def forget_tenant(self, tenant: str) -> None:
-        """A tenant that nobody listed has left: what it had in tiers ends."""
+        """End the copies of an unlisted tenant that has left."""
         for way in self.ways:
             way.tier.end_tenant(tenant)
 
     def close(self) -> None:
-        """End what does not outlive the process, and let the stores go."""
+        """End copies that must not outlive the process, and close the stores."""
         for way in self.ways:
             way.tier.close()
 
     # -- evidence -------------------------------------------------------------------------------------------------
 
     def leaves(self) -> list[Event]:
-        """What began, ended and was decided since the last call, for the ledger."""
-        found: list[Event] = []
+        """Return the events of starts, ends and decisions since the last call."""
+        recorded: list[Event] = []
         for way in self.ways:
             events = way.tier.take_events()
             if events:
-                found += copy_leaves(way.tier.name, events, way.tier.within_us)
+                recorded += copy_leaves(way.tier.name, events, way.tier.within_us)
         if self._decisions:
-            found += self.take_decisions()
-        return found
+            recorded += self.take_decisions()
+        return recorded
 
     def take_decisions(self) -> list[TransferDecided]:
-        """What was decided since the last call."""
+        """Return the decisions since the last call."""
         decisions, self._decisions = self._decisions, []
         return decisions
 
     def counts(self) -> tuple[TierCounts, ...]:
-        """Each tier's own counters for conservation, when everything that happened was handed over."""
+        """Return each tier's own counters for conservation, after every event was handed over."""
         return tuple(TierCounts(way.tier.name, *way.tier.counts[:-1]) for way in self.ways)
 
     def uses(self) -> list[TierUse]:
-        """What each tier did."""
+        """Return what each tier did."""
         return [way.link.use(way.tier.name) for way in self.ways]
 
     def figures(self) -> dict[str, float]:
-        """Everything, by the keys of `metrics.MEASURES`."""
+        """Return every figure, by the keys of `metrics.MEASURES`."""
         found: dict[str, float] = {}
         for way in self.ways:
             tier = way.tier

@@ -1,4 +1,4 @@
-"""What a governed engine tells a cache layer beside it in place of a tenant's name: a salt for each domain.
+"""Salts that a governed engine gives a cache layer beside it instead of tenants' names: one a domain.
 
     salts = ScopeSalts(keys, directory)
     salt = salts.of(label)                       # 64 hexadecimal digits; the same for the same domain
@@ -97,7 +97,7 @@ def _record_of(label: DomainLabel, spec: DomainSpec) -> _Record:
 
 
 class ScopeDirectory:
-    """The domains that engines on this machine have told of, by salt. Not thread-safe."""
+    """The domains that engines on this machine have registered, by salt. Not thread-safe."""
 
     def __init__(self, path: Path, keys: SealKeys, look: Callable[[], None] = lambda: None) -> None:
         """`look`, before a record is opened, has the keyring know of owners that other processes added.
@@ -121,19 +121,19 @@ class ScopeDirectory:
             raise ConfigError(f"setting `scope_salts_path`: `{path}` must be a file of its owner alone (0600)")
 
     def label_of(self, salt: str) -> DomainLabel | None:
-        """Whose salt this is, as far as a key service lets it be known; what others appended since is read first."""
+        """Return the domain of a salt, as far as a key service permits; reads what others appended first."""
         if salt not in self._labels and len(salt) == SALT_DIGITS:
             with suppress(KeyServiceUnavailable):
                 self._read()
         return self._labels.get(salt)
 
     def labels(self) -> dict[str, DomainLabel]:
-        """Every domain that was told of, by salt."""
+        """Every registered domain, by salt."""
         self._read()
         return dict(self._labels)
 
     def add(self, salt: str, label: DomainLabel) -> None:
-        """Tell others whose a salt is. Raises `OSError` where the file cannot be written, or is full."""
+        """Register a salt's domain for others. Raises `OSError` where the file is full or cannot be written."""
         if salt in self._labels or label.spec is None:
             return
         plain = msgspec.msgpack.encode(_record_of(label, label.spec))
@@ -181,7 +181,7 @@ class ScopeDirectory:
             return
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         os.close(self._file)
 
 
@@ -193,7 +193,7 @@ class ScopeSalts:
         self._directory = directory
 
     def of(self, label: DomainLabel) -> str:
-        """The domain's salt, which the directory knows by then; one that nobody has again where that cannot be."""
+        """Return the domain's registered salt; a unique unregistered one where registering fails."""
         if label.spec is None or label.spec.scope not in _TOLD:
             return self.once()
         try:
@@ -207,5 +207,5 @@ class ScopeSalts:
 
     @staticmethod
     def once() -> str:
-        """A salt of nothing else (rule 2)."""
+        """Return a salt that nothing else has (rule 2)."""
         return secrets.token_hex(SALT_DIGITS // 2)

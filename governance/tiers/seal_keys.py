@@ -1,4 +1,4 @@
-"""What an object is named by and sealed under, from the secrets of its tenant, its subject and its time.
+"""Names and sealing keys of objects, derived from the secrets of tenant, subject and time.
 
     keys = SealKeys(keyring, shred_keys)
     key = keys.of(spec, subject_id, bucket_id)            # an `ExtendedNonceKey`, to be used and not kept
@@ -56,7 +56,7 @@ class SealKeys:
         self._first, self._second, self._third, self._scratch = (KeyBuffer() for _ in range(4))
 
     def of(self, spec: DomainSpec, subject: bytes, bucket: bytes) -> ExtendedNonceKey:
-        """The key of objects of `spec` under these shred keys; `subject` may be `NO_SHRED`.
+        """Return the key of objects of `spec` under these shred keys; `subject` may be `NO_SHRED`.
 
         Raises `SealError` where a part of it is destroyed.
         """
@@ -75,7 +75,7 @@ class SealKeys:
         return key
 
     def catalogue(self) -> ExtendedNonceKey:
-        """The key of facts that are enclosed in objects, for a process that has no index of them."""
+        """Return the key of enclosed facts, for a process without an index of the objects."""
         if self._catalogue is None:
             with self._first as secret:
                 self._shred.derive(_FACTS, secret)
@@ -83,15 +83,15 @@ class SealKeys:
         return self._catalogue
 
     def has_epoch(self, spec: DomainSpec) -> bool:
-        """Whether the epoch of the domain's owner is not destroyed; of a key service that is away it says nothing."""
+        """Whether the domain owner's epoch is not destroyed; asks no key service."""
         return self._keyring.has_epoch(spec.owner, spec.key_epoch)
 
     def name(self, spec: DomainSpec, last: bytes, *, shard: int, layout: bytes) -> bytes:
-        """The name of the object of `spec` whose last block has the key `last`, of one shard and layout."""
+        """Return the name of the object of `spec` whose last block has the key `last`, in one shard and layout."""
         return self.namer(spec, shard=shard, layout=layout)(last)
 
     def namer(self, spec: DomainSpec, *, shard: int, layout: bytes) -> Callable[[bytes], bytes]:
-        """Makes the names of several objects of `spec`, each of its last block's key; to be used and not kept."""
+        """Return a function that names objects of `spec` by their last block's key; do not keep it."""
         copied, behind = self._naming(spec).state.copy, shard.to_bytes(2, "little") + layout
 
         def name(last: bytes) -> bytes:
@@ -102,7 +102,7 @@ class SealKeys:
         return name
 
     def domain(self, spec: DomainSpec) -> bytes:
-        """What facts call the domain: 32 bytes that nobody without its key can relate to it."""
+        """Return 32 bytes that stand for the domain in facts; without its key nobody can link them to it."""
         return self._naming(spec).domain
 
     def _naming(self, spec: DomainSpec) -> _Naming:
@@ -120,7 +120,7 @@ class SealKeys:
         return naming
 
     def look(self) -> None:
-        """Drop what is gone. Raises `KeyServiceUnavailable` while the key service is away for too long (rule 3)."""
+        """Drop destroyed keys. Raises `KeyServiceUnavailable` while the key service is away for too long (rule 3)."""
         self.drop_gone()
         if not self._keyring.may_seal:
             raise KeyServiceUnavailable(
@@ -128,7 +128,7 @@ class SealKeys:
             )
 
     def drop_gone(self) -> None:
-        """Drop what is cached of epochs and shred keys that are destroyed, here or by another process.
+        """Drop cached epochs and shred keys that any process destroyed.
 
         While the key service is away for too long that is everything.
         """

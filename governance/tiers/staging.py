@@ -1,4 +1,4 @@
-"""Plaintext on its way between the device and a seal: a bounded set of buffers that are custody like blocks are.
+"""Staging buffers for plaintext between the device and a seal: bounded, and under custody like blocks.
 
     with staging.take(size) as plain:           # zeros, `size` bytes, this caller's alone
         ...
@@ -26,7 +26,7 @@ from kvcustody.governance.keys.locked_buffer import map_private
 
 
 class StagingCounts(NamedTuple):
-    """Buffers and bytes that were zeroed after use, and how often there was no buffer."""
+    """Zeroed buffers and bytes, and the number of times that no buffer was free."""
 
     zeroed_buffers: int
     zeroed_bytes: int
@@ -38,7 +38,7 @@ Pin = Callable[[int, int], Callable[[], None]]
 
 
 class Staging:
-    """`buffers` of `buffer_bytes` each. Safe for threads. Raises `ConfigError` where they cannot be locked."""
+    """`buffers` of `buffer_bytes` each. Thread-safe. Raises `ConfigError` where they cannot be locked."""
 
     def __init__(self, buffers: int, buffer_bytes: int) -> None:
         self.buffer_bytes = -(-buffer_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -54,12 +54,12 @@ class Staging:
 
     @property
     def counts(self) -> StagingCounts:
-        """Since the start."""
+        """The counts since the start."""
         return StagingCounts(self._zeroed, self._bytes, self._refused)
 
     @contextmanager
     def take(self, size: int) -> Iterator[memoryview | None]:
-        """A buffer's first `size` bytes until the block ends; None where none is free or none is as large."""
+        """Lend a buffer's first `size` bytes until the block ends; None where none is free or large enough."""
         with self._lock:
             taken = self._free.pop() if self._free and size <= self.buffer_bytes else None
             self._refused += taken is None
@@ -80,7 +80,7 @@ class Staging:
 
     @contextmanager
     def take_for_many(self, size: int) -> Iterator[Callable[[int], memoryview | None]]:
-        """One buffer for what passes one after the other, taken when the first asks; `size` is that of the largest.
+        """Lend one buffer for a series, taken at its first use; `size` is that of the largest.
 
         What passed before is there still, and is overwritten; at the end all of it is zeroed, once.
         """
@@ -96,14 +96,14 @@ class Staging:
             yield first
 
     def pin(self, pin: Pin) -> None:
-        """Pin the buffers that are free and not pinned yet: called before use, again changes nothing."""
+        """Pin free buffers before use; a second call changes nothing."""
         with self._lock:
             for _, address in self._free:
                 if address not in self._unpin:
                     self._unpin[address] = pin(address, self.buffer_bytes)
 
     def close(self) -> None:
-        """Zero and let go every buffer that nobody has."""
+        """Zero and release every buffer that is not lent."""
         with self._lock:
             for _, address in self._free:
                 ctypes.memset(address, 0, self.buffer_bytes)

@@ -294,16 +294,16 @@ class SealedTier:
         `keys` are those of the whole prompt, from depth 0 of the chain; `most`: how many of its blocks are wanted.
         `seeks`: whether a store that others share is asked for what the index does not have.
         """
-        found: list[Found] = []
+        copies: list[Found] = []
         index, spec, is_shared = self._rows, label.spec, self._index.store.is_shared and seeks
         if spec is None or not (len(index) or is_shared) or self._terms.withholds(label):
-            return found
+            return copies
         try:
             if not self._index.is_known(label, spec) and not is_shared:
-                return found
+                return copies
             name = self._index.namer(spec)
         except NoKeyError:  # an epoch that was destroyed, say: nothing of it is found
-            return found
+            return copies
         step, count = self._terms.object_blocks, len(keys) // KEY_BYTES
         most, domain, now_us = (
             count if most is None else most,
@@ -320,12 +320,12 @@ class SealedTier:
                 row = index.find(one)
                 if row >= 0 and index.reaches(row, domain, depth, end, now_us):
                     spare = max(0, end - most)
-                    found.append(Found(one, end - spare - depth, index.value("size", row), spare))
+                    copies.append(Found(one, end - spare - depth, index.value("size", row), spare))
                     depth = end
                     break
             if depth == first:
                 break
-        return found
+        return copies
 
     def _ends_within(self, keys: bytes, depth: int, last: int) -> Iterator[int]:
         """Where objects that begin at `depth` or before may end, up to `last`: most end there, so it comes first."""
@@ -344,26 +344,26 @@ class SealedTier:
         for one in found:
             self._index.store.abandon_load(one.name)
 
-    def load(self, label: DomainLabel, keys: bytes, depth: int, found: list[Found], write: Write) -> list[Restored]:
+    def load(self, label: DomainLabel, keys: bytes, depth: int, copies: list[Found], write: Write) -> list[Restored]:
         """Bring those objects back: `write(depth, count, skip, data)` puts blocks from that depth on the device.
 
         `data` are the blocks of a whole object, of which the first `skip` are there already, and what is behind the
         `count` is spare. Returns what came in time, in order, those that live alike together; the first object that
         does not open ends it, and is ended.
         """
-        spec, come = label.spec, list[Restored]()
+        spec, restored = label.spec, list[Restored]()
         assert spec is not None
         index = self._rows
         following: list[bytes] = []  # these are read while the one before them is opened
         lanes = self._index.store.in_flight
         ahead = lanes + lanes // 2  # a lane that is done finds the next one waiting
         whole = self._terms.object_blocks * self._terms.block_bytes
-        largest = min(whole, max((one.size for one in found), default=0))
+        largest = min(whole, max((one.size for one in copies), default=0))
         domain = self._index.domains.get(spec, -1)
         try:
             with self.staging.take_for_many(largest) as staged:
-                for at, (name, blocks, _, spare) in enumerate(found):
-                    following = [one.name for one in found[at + 1 : at + 1 + ahead]]
+                for at, (name, blocks, _, spare) in enumerate(copies):
+                    following = [one.name for one in copies[at + 1 : at + 1 + ahead]]
                     end, row = depth + blocks + spare, index.find(name)
                     if row < 0 or not index.reaches(row, domain, depth, end, self._clock.now_us()):
                         self._index.store.abandon_load(name)
@@ -378,15 +378,15 @@ class SealedTier:
                     index.note_use(row)
                     depth = end
                     times = (known.born_us, known.ceiling_us, known.due_us)
-                    before = come.pop().blocks if come and come[-1][1:] == times else 0
-                    come.append(Restored(before + blocks, *times))
+                    before = restored.pop().blocks if restored and restored[-1][1:] == times else 0
+                    restored.append(Restored(before + blocks, *times))
         finally:
             for one in following:
                 self._index.store.abandon_load(one)
         to_boot = self._clock.to_boot
         return [
             Restored(one.blocks, to_boot(one.born_us), to_boot(one.ceiling_us), to_boot(one.due_us))
-            for one in in_time(come, self._clock.now_us())
+            for one in in_time(restored, self._clock.now_us())
         ]
 
     def _seal_object(
@@ -692,15 +692,15 @@ class SealedTier:
 
         Raises `StoreError` where the store cannot be asked.
         """
-        found: dict[bytes, TierEntry] = {}
+        entries: dict[bytes, TierEntry] = {}
         for page in self._index.listed():
             for one in page:
                 if one.name in self._ends.waiting:  # it ended, and the store is asked again to delete it
                     continue
                 row = self._rows.find(one.name)
                 is_ours = row >= 0 and self._index.is_ours(row)
-                found[one.name] = self._index.entry(row) if is_ours else TierEntry("", 0)
-        return found
+                entries[one.name] = self._index.entry(row) if is_ours else TierEntry("", 0)
+        return entries
 
     def known_us(self, now_us: int) -> int:
         """Copies are ended here, so all ends are known."""

@@ -231,7 +231,7 @@ def decided(
 
 def tier_figures(use: TierUse, counts: CopyCounts, capacity_bytes: int) -> dict[str, float]:
     """One tier's part of a worker's figures, by the keys of `metrics.MEASURES`."""
-    found = {
+    figures = {
         "copies": counts.living,
         "used_bytes": counts.living_bytes,
         "capacity_bytes": capacity_bytes,
@@ -244,4 +244,4 @@ def tier_figures(use: TierUse, counts: CopyCounts, capacity_bytes: int) -> dict[
         "left_alone": use.decided_against,
         "prediction_error": use.error,
     }
-    return {f"tier_{key}.{use.tier}": value for key, value in found.items() if value is not None}
+    return {f"tier_{key}.{use.tier}": value for key, value in figures.items() if value is not None}

@@ -101,21 +101,21 @@ class TransferRates:
         if expected is not None:
             self._wrong_us += abs(expected - took_us)
             self._measured_us += took_us
-        which, measured = size.bit_length(), math.log(max(took_us, 1) / size)
-        known = self._bytes[which]
+        magnitude, measured = size.bit_length(), math.log(max(took_us, 1) / size)
+        known = self._bytes[magnitude]
         if known is not None:
             fades = 1 - 1 / _REMEMBERED
             self._took = self._took * fades + math.exp(measured - known)
             self._typical = self._typical * fades + math.exp(self._link)
         if known is None:
-            known = self._near(which)
+            known = self._near(magnitude)
         if known is None:
-            self._bytes[which] = measured - self._link
+            self._bytes[magnitude] = measured - self._link
         else:
             wrong = measured - known - self._link
             within = min(max(wrong, -_JITTER), _JITTER)
-            self._counts[which] += 1
-            self._bytes[which] = known + within * _OF_SIZE / self._counts[which] ** 0.5
+            self._counts[magnitude] += 1
+            self._bytes[magnitude] = known + within * _OF_SIZE / self._counts[magnitude] ** 0.5
             self._link += wrong - within + _OF_LINK * within
         self.samples += 1
 

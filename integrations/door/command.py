@@ -36,7 +36,7 @@ from kvcustody.policies.reading.load_policy import load_policy
 app = typer.Typer(
     no_args_is_help=True,
     help="A door before a router: identity, namespaces that routers can use, and tokens that no worker can make.",
-    epilog="docs/routers/door.md says what routers do with a request, and how to set the door up.",
+    epilog="docs/how-to/fleet/run-a-door.md says what routers do with a request, and how to set the door up.",
 )
 _KEY = Path("kvcustody-door.key")
 _Key = Annotated[Path, typer.Option("--key", help="The file of the door's own private key.", metavar="FILE")]

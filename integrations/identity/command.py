@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     help="Check who may ask an engine: the identity document, and every file that it names.",
-    epilog="docs/operate/identity.md says how a request gets its tenant, and what the door answers.",
+    epilog="docs/how-to/operate/set-up-identity.md says how a request gets its tenant, and what the door answers.",
 )
 engine_keys = typer.Typer(
     no_args_is_help=True,
     help="Issue, list and revoke the API keys of an engine's tenants, which a file keeps.",
-    epilog="docs/operate/identity.md says how a request gets its tenant, and what the door answers.",
+    epilog="docs/how-to/operate/set-up-identity.md says how a request gets its tenant, and what the door answers.",
 )
 
 

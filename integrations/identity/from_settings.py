@@ -87,7 +87,7 @@ def open_identity(settings: Settings) -> IdentityDocument:
     if not settings.identity_path.exists():
         raise ConfigError(
             f"identity document `{settings.identity_path}`: there is none; the setting `identity_path` names it "
-            "(docs/operate/identity.md)",
+            "(docs/how-to/operate/set-up-identity.md)",
             path=settings.identity_path,
         )
     return load_identity(settings.identity_path)

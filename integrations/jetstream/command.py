@@ -35,7 +35,7 @@ from kvcustody.plurals import several
 app = typer.Typer(
     no_args_is_help=True,
     help="KV events over NATS JetStream: its server's accounts, credentials, and the keeper of the stream.",
-    epilog="docs/operate/events.md says what NATS is for, what it sees, and what happens without it.",
+    epilog="docs/how-to/fleet/kv-events-over-nats.md says what NATS is for, what it sees, and what happens without it.",
 )
 _Folder = Annotated[Path, typer.Option(file_okay=False, help="The folder of the server's keys.", metavar="FOLDER")]
 _FOLDER = Path("kvcustody-nats")

@@ -1,1 +1,1 @@
-"""vLLM under governance: a plugin and a connector, no fork. See docs/start/vllm.md; why so: docs/build/adr/."""
+"""vLLM under governance: a plugin and a connector, no fork. docs/reference/engines/vllm.md; why so: docs/build/adr/."""

@@ -30,7 +30,7 @@ _MULTI = "MultiConnector"
 _LMCACHE, _LMCACHE_PORT = "LMCacheMPConnector", 5555  # and the port that it takes where none is named
 _VETOED = {  # whatever a record says
     "LMCacheConnectorV1": "keeps blocks without their salt, so one tenant gets another's; use LMCache's server and its "
-    "`LMCacheMPConnector` (docs/start/lmcache.md)",
+    "`LMCacheMPConnector` (docs/reference/engines/lmcache.md)",
 }
 _HERE = ("localhost", "127.0.0.1", "::1")
 _LOOK_US = 1_000_000  # between two looks at who seals

@@ -331,7 +331,7 @@ def _locations(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advic
         found.unknown.append("where its requests ran: a trace names no workers, and one pool served it here")
         return found.answers(
             "How are locations coordinated?",
-            "by events (docs/build/kv-events.md): a router that follows such a worker hears of at most "
+            "by events (docs/reference/formats/kv-events.md): a router that follows such a worker hears of at most "
             f"{sum(stored):,.0f} stored blocks, and of {sum(removed):,.0f} evicted to make room",
         )
     for one in seen:
@@ -342,7 +342,7 @@ def _locations(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advic
     silent = [f"`{one.worker}`" for one in seen if one.silent]
     told = (
         "by events: a worker with `kv_events_endpoint` tells every stored and removed block with its scope, numbered, "
-        "so that a router sees gaps (docs/build/kv-events.md)"
+        "so that a router sees gaps (docs/reference/formats/kv-events.md)"
     )
     if silent:
         told += f"; {', '.join(silent)} silent for a minute: what routers know of their blocks is stale"

@@ -1,6 +1,6 @@
 """Routers that pip installs: where their program is, and how it is started over workers.
 
-Flags are those of the router's page in `docs/routers/`.
+Flags are those of the router's page in `docs/reference/routers/`.
 """
 
 from __future__ import annotations

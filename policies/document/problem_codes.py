@@ -1,7 +1,7 @@
 """The stable codes of policy problems (KVP1xx document, 2xx scalars, 3xx shape, 4xx references, 5xx obligations, 6xx
 profile) and of lint findings (7xx).
 
-A code never changes its meaning and is never given again. `docs/policy/codes.md` has a row for each.
+A code never changes its meaning and is never given again. `docs/reference/policy-codes.md` has a row for each.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ that part.
 
 _KIT = """## Our engines, by the conformance kit
 
-What every engine under custody has to pass ([engine port](../build/engine-port.md)). What is left out says why: the
+What every engine under custody has to pass ([engine port](../../build/engine-port.md)). What is left out says why: the
 engine has no such part, or the kit does not reach it.
 
 """

@@ -1,1 +1,1 @@
-"""Attacks on a real local engine, with and without governance, side by side. See docs/start/attack-demo.md."""
+"""Attacks on a real local engine, with and without governance, side by side. See docs/tutorials/attack-demo.md."""

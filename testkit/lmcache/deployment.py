@@ -1,7 +1,7 @@
 """One deployment for the kit: the keys that the engine and LMCache's server share, the server, its ledger and its tier.
 
 1. The kit's policy, but a copy must be sealed wherever it rests (`sealed`).
-2. The server is started as docs/start/lmcache.md starts it, by the kit's clock (`server.ToldClock`).
+2. The server is started as docs/reference/engines/lmcache.md starts it, by the kit's clock (`server.ToldClock`).
 3. An erasure is an order on the server's ledger, as an administrator gives it.
 """
 

@@ -22,7 +22,7 @@ SEAMS = {  # who asks a table itself
     "governance/decisions/reuse_decision.py": "what a request reuses",
     "governance/decisions/staged_table.py": "a table made of two",
     "governance/decisions/shadow_policy.py": "a candidate that is obeyed in nothing",
-    "governance/decisions/reachable_domains.py": "whether anybody could be led to a domain",
+    "governance/decisions/apply_narrowing.py": "whether anybody could be led to a domain",
 }
 
 

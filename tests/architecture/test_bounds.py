@@ -10,8 +10,8 @@ from pathlib import Path
 from standins.architecture.parsed import parsed_text
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "build" / "threat-model.md"
-HEADING = "## What tenants share, and in which shares"
+PAGE = ROOT / "docs" / "reference" / "security" / "shared-bounds.md"
+HEADING = "# What tenants share, and in which shares"
 # What serves requests. Other rooms read one document, export, report or trace at a time, for whoever asks.
 ROOMS = (
     "allocator",

@@ -53,7 +53,7 @@ def test_every_command_but_those_that_go_on_gives_json() -> None:
 
 
 def test_the_page_has_every_command(all_commands: dict[str, Any]) -> None:
-    page = (ROOT / "docs" / "operate" / "commands.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
     assert all(f"| `{name}` |" in page for name in all_commands)
 
 

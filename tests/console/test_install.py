@@ -92,7 +92,7 @@ def test_the_first_job_of_a_base_install_works(tmp_path: Path) -> None:
 
 
 def test_every_extra_says_what_it_gives() -> None:
-    page = (ROOT / "docs" / "start" / "install.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "operate" / "install.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([a-z0-9-]+)` \| (.+) \|$", page, flags=re.MULTILINE))
     assert rows.keys() == EXTRAS.keys() - {"test", "dev"}
     whole = re.fullmatch(r"kvcustody\[(.+)\]", EXTRAS["all"][0])

@@ -102,9 +102,7 @@ def assess(
     erasure_times: ErasureDueTimes,
     chosen: Flags | None = None,
 ) -> JudgedUnits:
-    """Return a verdict for every custody that ended (docs/audit/coverage.md); of the `chosen` rows of ends, if
-    given.
-    """
+    """Return a verdict for every custody that ended (docs/concepts/deletion-coverage.md), or for the `chosen` rows."""
     custodies = _first_ends(ends, chosen)
     named = partial(name_blocks, known_keys=uses.keys, known_blocks=uses.blocks)
     custodies = custodies._replace(blocks=named(custodies.keys, custodies.blocks))

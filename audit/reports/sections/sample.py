@@ -51,7 +51,7 @@ CONTEXT = (
 
 
 class LeafEvidence(NamedTuple):
-    """One leaf, its place, its bytes as text, and the text of its proof (docs/audit/ledger.md)."""
+    """One leaf, its place, its bytes as text, and the text of its proof (docs/reference/formats/proofs.md)."""
 
     log: str
     idx: int

@@ -120,7 +120,7 @@ def _check_subjects(connection: Connection, findings: RegisterFindings) -> None:
     if clear:
         findings.remarks.append(
             f"{several(clear, 'row')} of `subjects` with names of people in clear, here and in every backup: "
-            "`kvcustody audit redact` unlinks one (docs/audit/ledger.md#redaction)"
+            "`kvcustody audit redact` unlinks one (docs/concepts/ledger/redaction-and-retention.md#redaction)"
         )
     unlinked: dict[str, int] = {}
     for body in _said(connection, "subject-unlinked", of_tenants=True):

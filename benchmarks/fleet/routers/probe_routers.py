@@ -1,4 +1,4 @@
-"""What each router does with a request, from which the table of `docs/routers/door.md` is made.
+"""What each router does with a request, from which the table of `docs/reference/routers/compared.md` is made.
 
     python benchmarks/fleet/routers/probe_routers.py smg --json benchmarks/results/router-smg.json
     python benchmarks/fleet/routers/probe_routers.py vllm-router --pairs 60

@@ -36,7 +36,7 @@ NEEDS = ("vllm", "pytest", "sqlalchemy", "cryptography", "pydantic", "structlog"
 LETS_GO = (
     "hybrid",
     "windowed",
-)  # blocks end while their request runs, so hits can be shorter (docs/start/vllm.md)
+)  # blocks end while their request runs, so hits can be shorter (docs/reference/engines/vllm.md)
 NO_LAYOUT = "does not satisfy every"  # vLLM's own words
 WORDS = ("Error:", "error:", "Exception")
 

@@ -1,1 +1,1 @@
-"""The wire of the API: the gate before every operation, routes, sessions, and the server itself."""
+"""HTTP for the API: the gate before every operation, routes, sessions, and the server."""

@@ -1,4 +1,4 @@
-"""Times of answers: each moment stands in an answer twice, in microseconds and in ISO 8601.
+"""Timestamps in answers: each stands twice, in microseconds and in ISO 8601.
 
 1. Beside `since_us` stands `since`, null where there is no moment or no calendar has it. A field is a moment where
    `MOMENTS` has its name. Every field whose name ends in `_us` is in `MOMENTS` or in `LENGTHS`, and in one alone.
@@ -50,13 +50,13 @@ def iso_field(name: str) -> str | None:
 
 
 class AnswerTimes(NamedTuple):
-    """Where the moments of a model's answers stand: fields of its own, and parts that have some."""
+    """The timestamp fields of a model's answers, and its parts that have some."""
 
     fields: tuple[tuple[str, str], ...]  # in microseconds, in ISO 8601
     parts: tuple[tuple[str, AnswerTimes], ...]  # by field: a model, or a list of them
 
     def add(self, answers: Sequence[dict[str, Any]]) -> None:
-        """Add every moment of these answers in ISO 8601."""
+        """Add the ISO 8601 form of every timestamp to an answer."""
         for stated, added in self.fields:
             if len(answers) < _COLUMN_MIN:
                 for answer in answers:
@@ -70,7 +70,7 @@ class AnswerTimes(NamedTuple):
 
 @cache
 def times_of(model: type[BaseModel]) -> AnswerTimes | None:
-    """Where the moments of a model's answers stand; None: it has none."""
+    """The timestamp fields of a model's answers; None where it has none."""
     if _SIGNED in model.model_fields:
         return None
     stated = {name: iso_field(name) for name in model.model_fields}
@@ -82,7 +82,7 @@ def times_of(model: type[BaseModel]) -> AnswerTimes | None:
 
 
 def dated(model: type[BaseModel] | None, answer: dict[str, Any]) -> dict[str, Any]:
-    """The answer itself, to which its moments in ISO 8601 were added."""
+    """Return the answer with its timestamps in ISO 8601 added."""
     times = None if model is None else times_of(model)
     if times is not None:
         times.add([answer])
@@ -90,7 +90,7 @@ def dated(model: type[BaseModel] | None, answer: dict[str, Any]) -> dict[str, An
 
 
 def dated_data(data: Any) -> Any:
-    """Data that no model describes, with its moments in both forms."""
+    """Return data that no model describes, with its timestamps in both forms."""
     if isinstance(data, (list, tuple)):
         return [dated_data(item) for item in data]
     if not isinstance(data, dict):
@@ -106,7 +106,7 @@ def answer_bytes(model: type[BaseModel] | None, answer: dict[str, Any]) -> bytes
 
 
 def model_bytes(model: type[BaseModel]) -> Callable[[Any], bytes]:
-    """What makes the bytes of an answer of this model."""
+    """Return the function that serializes answers of this model."""
     answers, times = TypeAdapter(model), times_of(model)
 
     def made(found: Any) -> bytes:
@@ -119,7 +119,7 @@ def model_bytes(model: type[BaseModel]) -> Callable[[Any], bytes]:
 
 
 def date_schemas(document: dict[str, Any]) -> None:
-    """Add the second form of every moment to what an API document says of answers, and to its examples."""
+    """Add the ISO 8601 form of every timestamp to an API document's answers and examples."""
     schemas: dict[str, Any] = document["components"]["schemas"]
     answers = [at["responses"] for path in document["paths"].values() for at in path.values()]
     for name in set(_references(answers, schemas, set())):

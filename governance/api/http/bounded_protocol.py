@@ -1,4 +1,4 @@
-"""The connections of clients, with an end to each of them: in bytes, in headers, in seconds and in number.
+"""Client connections with limits: bytes, headers, seconds and number.
 
 1. A request's head has a bound in bytes, in headers and in time; what is longer is 431, what is slower is closed.
 2. A request's body has a bound in time. What comes after the answer is read up to a bound, so that the client can read
@@ -34,13 +34,13 @@ _DISCARDED_MAX = 2  # bodies that may come after an answer, in the largest that 
 
 
 class KnownParty(NamedTuple):
-    """Who asked, by party (`Caller.party`): as no address is written."""
+    """The authenticated party of a connection (`Caller.party`), in a form that no address has."""
 
     name: str
 
 
 class Connections:
-    """The connections of one listener: how many, from where, and which wait."""
+    """The connections of one listener: how many there are, from which address, and which are idle."""
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
@@ -49,7 +49,7 @@ class Connections:
         self._of_one: dict[str | KnownParty, _Group] = {}  # by address, or by party
 
     def opened(self, connection: BoundedProtocol) -> bool:
-        """Count one; False where all that it could take the place of have a request in work (rule 3)."""
+        """Count a new connection; False where every connection that it could replace has a request in work (rule 3)."""
         for group in self._groups(connection):
             while group.count >= group.most and group.waiting:
                 group.waiting.abort()
@@ -62,13 +62,13 @@ class Connections:
         return True
 
     def closed(self, connection: BoundedProtocol) -> None:
-        """Forget one that was counted."""
+        """Stop counting a connection."""
         for group in self._groups(connection):
             group.forget(connection)
         self._forget_empty(connection)
 
     def known(self, connection: BoundedProtocol, name: str) -> None:
-        """A request of it was authenticated: it counts for this party.
+        """Count the connection for this party: one of its requests was authenticated.
 
         Where that has as many as it may, one that waits gives way, or this one where none does.
         """
@@ -87,13 +87,13 @@ class Connections:
             connection.abort()
 
     def works(self, connection: BoundedProtocol) -> None:
-        """A request of it is in work: it gives way to nobody."""
+        """Mark the connection as busy: no other may replace it."""
         for group in self._groups(connection):
             group.begun.pop(connection, None)
             group.idle.pop(connection, None)
 
     def waits(self, connection: BoundedProtocol) -> None:
-        """Nothing of it is in work; it has sent a whole request before."""
+        """Mark the connection as idle after a complete request."""
         for group in self._groups(connection):
             group.idle[connection] = None
 
@@ -139,12 +139,12 @@ class _Group:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol within the limits of the settings; `limits` is set on a class of each listener."""
+    """uvicorn's protocol with the limits of the settings; each listener's class has its own `limits`."""
 
     limits: Connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count the connection, and begin to wait for a head."""
+        """Count the connection, and start the time limit of the first request head."""
         super().connection_made(transport)
         self.counts_for: str | KnownParty | None = self._countable()
         self._timer: asyncio.TimerHandle | None = None
@@ -168,7 +168,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Read on, within the bounds of a head and of what comes after an answer."""
+        """Read on, within the limits of a head and of bytes after an answer."""
         if self.transport.is_closing() or not self._counted:
             return
         if self._timer is None and self._in_head:  # bytes that begin no request count as one that was begun
@@ -181,14 +181,14 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Note that a request begins."""
         super().on_message_begin()
         self._in_head = True
         if self._timer is None:
             self._arm(self.limits.settings.header_seconds)
 
     def on_headers_complete(self) -> None:
-        """A head is there: serve it, or refuse it."""
+        """Serve the request whose head is complete, or refuse it."""
         self._arm(self.limits.settings.body_seconds)
         self._in_head, self._head_bytes, self._discarded = False, 0, 0
         self.limits.works(self)
@@ -203,7 +203,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        """A part of a body; after the answer it is thrown away, up to a bound (rule 2)."""
+        """Take a part of a body; after the answer it is discarded, up to a limit (rule 2)."""
         if self.cycle.response_complete:
             self._discarded += len(body)
             settings = self.limits.settings
@@ -213,7 +213,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """A request is whole."""
+        """Note that the request is complete."""
         self._disarm()
         self._in_head = True
         super().on_message_complete()
@@ -221,7 +221,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.limits.waits(self)
 
     def on_response_complete(self) -> None:
-        """An answer is whole."""
+        """Note that the answer is complete."""
         super().on_response_complete()
         if self._counted and self._in_head and not self.pipeline:
             self.limits.waits(self)

@@ -27,7 +27,7 @@ FORM = "application/x-www-form-urlencoded"
 
 
 class Pages(Protocol):
-    """A console: everything at and below `prefix`, and `/`, is its own."""
+    """A console: it serves every path at and below `prefix`, and `/`."""
 
     prefix: str
 
@@ -36,7 +36,7 @@ class Pages(Protocol):
 
 
 class LoggedIn(NamedTuple):
-    """What a login gives: the `Set-Cookie` of the session, and its CSRF token."""
+    """The result of a login: the session's `Set-Cookie`, and its CSRF token."""
 
     set_cookie: str
     csrf: str
@@ -54,7 +54,7 @@ def log_in(service: Service, key: str, scope: Scope) -> LoggedIn:
 
 
 def log_in_by_link(service: Service, token: str, *, direct: bool, tls: bool) -> LoggedIn:
-    """Begin a session with a link (`access.sign_in_links`); raises `unauthenticated` where it signs nobody in."""
+    """Begin a session with a link (`access.sign_in_links`); raises `unauthenticated` for a link that is not valid."""
     link = service.sign_in_links.take(token, direct=direct)
     if link is None or service.principals.narrowed_since(link.principal, link.made_us):
         raise unauthenticated()
@@ -86,7 +86,7 @@ def record_read(
 
 
 def form_token(exchange: Exchange) -> str:
-    """The field `csrf` of a form; empty where there is none."""
+    """The field `csrf` of a form; empty where it has none."""
     if (exchange.header("content-type") or "").partition(";")[0].strip().lower() != FORM:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""One request and its answer: what is read once, and the headers that every answer has.
+"""One request and its answer: what is read once, and the headers that every answer carries.
 
 1. A body is read whole, up to a bound, before anything runs.
 2. Every answer says that it is not to be framed, sniffed, stored or scripted; a page may replace the policy of its
@@ -57,7 +57,7 @@ _HOST = re.compile(rb"[A-Za-z0-9._~%-]{1,255}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,64
 
 
 def client_address(peer: str, forwarded: Sequence[str], proxies: Networks) -> str:
-    """The last address that no trusted proxy has; empty where every one that was named is a trusted proxy's."""
+    """The last address that is not a trusted proxy's; empty where all of them are."""
     for address in (peer, *reversed(forwarded)):
         text = _without_port(address.strip())
         if text == UNIX:
@@ -112,7 +112,7 @@ class Exchange:
             self.scope["scheme"] = HTTPS
 
     def tell_known(self, party: str) -> None:
-        """Have the request's connection count for who asks, from when that is known."""
+        """Count the request's connection for the party that was authenticated."""
         count_for = self.scope.get(KNOWN)
         if count_for is not None:
             count_for(party)
@@ -127,18 +127,18 @@ class Exchange:
         return values[0].decode("latin-1")
 
     def texts(self) -> dict[str, str]:
-        """The headers of the request by their names; of one that came twice the first."""
+        """The headers of the request by name; of a repeated header the first."""
         return {name.decode("latin-1"): values[0].decode("latin-1") for name, values in self.headers.items()}
 
     @property
     def trace(self) -> str:
-        """The trace id that the request came with; empty where it came with none, a malformed one or two."""
+        """The request's trace id; empty where it has none, a malformed one or two."""
         values = self.headers.get(TRACEPARENT.encode(), ())
         return trace_of(values[0].decode("latin-1")) if len(values) == 1 else ""
 
     @property
     def address(self) -> str:
-        """Where the request comes from, by its connection or by the proxies that are trusted to say so (rule 4).
+        """The client's address, from the connection or from a trusted proxy (rule 4).
 
         One place for all that use the Unix socket.
         """
@@ -168,13 +168,13 @@ class Exchange:
         return trusted and schemes[-1].rpartition(b",")[2].strip().lower() == HTTPS.encode()
 
     def check_host(self) -> None:
-        """Raise `malformed` unless the request says exactly once whom it means."""
+        """Raise `malformed` unless the request has exactly one `Host`."""
         values = self.headers.get(b"host", [])
         if len(values) != 1 or _HOST.fullmatch(values[0]) is None:
             raise ProblemError("malformed", "a request has one `Host`")
 
     def check_text(self, *, query: bool) -> None:
-        """Raise `malformed` for U+0000 in path, headers or, where asked, the query: text that no database takes.
+        """Raise `malformed` for U+0000 in path, headers or (where `query` says so) the query: no database stores it.
 
         A body is text where its operation says so; its model refuses the character there.
         """
@@ -189,7 +189,7 @@ class Exchange:
 
     @property
     def certificate(self) -> str | None:
-        """The thumbprint of the client certificate that TLS has verified on this connection; None: it has none."""
+        """The thumbprint of the client certificate that TLS verified on this connection; None without one."""
         found = self.scope.get(CERTIFICATE)
         return found if isinstance(found, str) else None
 
@@ -213,7 +213,7 @@ class Exchange:
         self.body = b"".join(parts)
 
     def replay(self) -> Receive:
-        """A `receive` that gives the body once, then whatever the server has to say."""
+        """Return a `receive` that gives the body once, then the server's further messages."""
         given = False
 
         async def receive() -> Message:
@@ -226,7 +226,7 @@ class Exchange:
         return receive
 
     def has_gone(self) -> bool:
-        """Whether the client has left, asked from a thread while its request is in work."""
+        """Whether the client has left; may be called from a thread while the request is in work."""
         try:
             return bool(anyio.from_thread.run(self._gone))
         except RuntimeError:  # not on a thread of the request, or the loop ends
@@ -240,7 +240,7 @@ class Exchange:
         return message.get("type") == "http.disconnect"
 
     async def send(self, message: Message) -> None:
-        """Pass an answer's messages on, with the headers of every answer and an `ETag` where it fits."""
+        """Send an answer's messages, with the headers that every answer carries and an `ETag` where one applies."""
         if message["type"] == "http.response.start":
             self._held = message
             return
@@ -256,13 +256,13 @@ class Exchange:
         await self._send(message if not self._without_body else {**message, "body": b""})
 
     async def answer(self, answer: Answer) -> None:
-        """Give a whole answer."""
+        """Send a complete answer."""
         headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
         await self.send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await self.send({"type": "http.response.body", "body": answer.body})
 
     async def refuse(self, problem: ProblemError) -> None:
-        """Answer with a problem, if nothing was answered yet."""
+        """Answer with a problem, unless an answer has begun."""
         if self.status:
             return
         self._held = None

@@ -1,4 +1,4 @@
-"""HTTP before the gate of operations: who sent the request, what it asks for, and how its answer is sent.
+"""The HTTP side of the gate: who sent the request, what it asks for, and how its answer is sent.
 
 `service.operations.run` decides about the call itself: permission, record, repetition.
 
@@ -62,18 +62,18 @@ T = TypeVar("T")
 
 
 class LoopWaiter:
-    """Waits on the loop of a server: what blocks has a thread, and what is recorded has none (rule 3)."""
+    """Waits on a server's event loop: blocking work runs on a thread, a wait for a record needs none (rule 3)."""
 
     def __init__(self, service: Service, threads: anyio.CapacityLimiter) -> None:
         self._service = service
         self._threads = threads
 
     async def work(self, act: Callable[[], T]) -> T:
-        """Do what may block, on a thread."""
+        """Run a blocking function on a thread."""
         return await run_sync(act, limiter=self._threads)
 
     async def surely(self, act: Callable[[], None]) -> None:
-        """Do what may block, to its end, whether or not the client leaves."""
+        """Run a blocking function to its end, even if the client leaves."""
         with anyio.CancelScope(shield=True):
             await run_sync(act, limiter=self._threads)
 
@@ -85,7 +85,7 @@ class LoopWaiter:
 
 
 class Gate:
-    """The ASGI application of a service: its operations, and the pages of a console where there is one."""
+    """The ASGI application of a service: its operations, and a console's pages where one is mounted."""
 
     def __init__(
         self,

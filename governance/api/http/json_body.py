@@ -1,4 +1,4 @@
-"""What a body may be that is read as JSON: UTF-8, and one value for each name.
+"""Checks of JSON bodies: UTF-8, and one value for each name.
 
 1. Two readers of one document must not read two things: a name that comes twice, another encoding and `NaN` are
    refused before anything reads the body.
@@ -16,7 +16,7 @@ DEPTH_MAX = 64
 
 
 def check_json(body: bytes, content_type: str) -> None:
-    """Raise `malformed` or `unsupported-media-type` for a body that others might read otherwise."""
+    """Raise `malformed` or `unsupported-media-type` for a body that another parser might read differently."""
     for part in content_type.split(";")[1:]:
         name, _, value = part.partition("=")
         if name.strip().lower() == "charset" and value.strip().strip('"').lower() not in ("utf-8", "utf8"):
@@ -24,7 +24,7 @@ def check_json(body: bytes, content_type: str) -> None:
     if not body:
         return
     try:
-        found = json.loads(body.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number)
+        document = json.loads(body.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number)
     except UnicodeDecodeError:
         raise ProblemError("malformed", "the body is not UTF-8") from None
     except RecursionError:
@@ -35,7 +35,7 @@ def check_json(body: bytes, content_type: str) -> None:
                 raise ProblemError("malformed", "the body is UTF-8 without a byte order mark") from None
             return  # what is no JSON at all is refused by who reads it, with the place
         raise ProblemError("malformed", str(error)) from None
-    _check_depth(found)
+    _check_depth(document)
 
 
 def _check_depth(found: Any) -> None:

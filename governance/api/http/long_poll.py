@@ -1,4 +1,4 @@
-"""Answers that are held open until there is something to tell, and no thread with them.
+"""Long polling: an answer is held open until there is news, without a thread.
 
 1. Whoever was disabled, or whose key was revoked, while a question was held open is told nothing new.
 """
@@ -35,7 +35,7 @@ async def long_poll(
     looks: bool = False,
     kept: tuple[str, Callable[[dict[str, Any]], bool]] | None = None,
 ) -> dict[str, Any]:
-    """What `ask` gives, as soon as it is news, or when the wait or the service is over.
+    """Return what `ask` gives as soon as it is news, or when the wait or the service ends.
 
     Whatever this process changes is seen at once; what another process does, within two seconds (`HeldQuestions`).
     `looks`: what it waits for is in no `OrdersSeen`, so it is asked anew that often.
@@ -43,9 +43,9 @@ async def long_poll(
     """
     ends = time.monotonic() + wait_seconds
     check: Callable[[], None] | None = None
-    question = None if kept is None else (caller.name, kept[0])
-    if question is not None and wait_seconds:
-        seen, known = service.held.version, service.held.known(question)
+    held_key = None if kept is None else (caller.name, kept[0])
+    if held_key is not None and wait_seconds:
+        seen, known = service.held.version, service.held.known(held_key)
         if known is not None and not news(known):
             with no_place():
                 if not await service.held.wait(seen, wait_seconds):
@@ -54,8 +54,8 @@ async def long_poll(
         seen, asked = service.held.version, time.monotonic()
         answer = await run_sync(_after(check, ask), limiter=service.held.threads)
         check = partial(service.authenticator.check_still_valid, caller)
-        if question is not None and kept is not None and kept[1](answer):
-            service.held.keep(question, seen, answer)
+        if held_key is not None and kept is not None and kept[1](answer):
+            service.held.keep(held_key, seen, answer)
         if news(answer) or asked >= ends or service.stopping.is_set():
             return answer
         left = max(0.0, ends - time.monotonic())
@@ -67,20 +67,20 @@ async def long_poll(
 
 @asynccontextmanager
 async def told_within(seconds: float) -> AsyncIterator[Callable[[], None]]:
-    """Gives what another thread calls once it is through with what is begun inside; waits for that at the end.
+    """Give a callback for another thread, and wait at the end of the block until it was called.
 
     Past the seconds it goes on all the same: whoever began asks what came of it.
     """
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    loop, notified = asyncio.get_running_loop(), asyncio.Event()
 
     def tell() -> None:
         with suppress(RuntimeError):  # the loop has ended, and the request with it
-            loop.call_soon_threadsafe(told.set)
+            loop.call_soon_threadsafe(notified.set)
 
     yield tell
     with suppress(TimeoutError):  # it may be through in the last moment
         async with asyncio.timeout(seconds):
-            await told.wait()
+            await notified.wait()
 
 
 def _after(check: Callable[[], None] | None, ask: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:

@@ -1,5 +1,4 @@
-"""What each parameter of the API means, where its own declaration does not say: for the API document, and so for the
-help of `kvcustody api`.
+"""Descriptions of API parameters whose declarations have none, for the API document and `kvcustody api --help`.
 
 A name means the same everywhere; where it does not, `operation.name` or `Schema.name` says what it means there.
 """
@@ -145,7 +144,7 @@ _MEANINGS = {
 
 
 def describe_parameters(document: dict[str, Any]) -> None:
-    """Add what an API document's parameters and properties of request bodies mean where they do not say."""
+    """Add descriptions to the parameters and body properties of an API document that have none."""
     for methods in document["paths"].values():
         for operation in methods.values():
             for parameter in operation.get("parameters", ()):

@@ -1,4 +1,4 @@
-"""Places of requests in work: a bound for all, a share of it for each party, and none for a question that waits.
+"""Places for requests in work: a limit for all, a share for each party, and none for a held question.
 
     with places.taken("gpu-0"):
         ...
@@ -22,7 +22,9 @@ _AGAIN = {"Retry-After": "1"}
 
 
 class Places:
-    """So many places for all, and a `share` of them for each party. Of one loop, or of loops that take turns."""
+    """A number of places in all, and at most `share` for each party. For one event loop, or for loops that
+    take turns.
+    """
 
     def __init__(self, whole: int, share: int) -> None:
         self._whole, self._share = whole, share
@@ -30,12 +32,12 @@ class Places:
         self._waiting: Counter[str] = Counter()
 
     def total(self) -> int:
-        """How many are taken."""
+        """The number of places that are taken."""
         return self._working.total()
 
     @contextmanager
     def taken(self, party: str) -> Iterator[None]:
-        """A place for a party's request; raises `unavailable` where there is none."""
+        """Hold a place for a party's request; raises `unavailable` where none is free."""
         if self.total() >= self._whole:
             raise ProblemError("unavailable", "too many requests at once", headers=_AGAIN)
         self._check_share(self._working, party)
@@ -77,7 +79,9 @@ _TAKEN: ContextVar[tuple[Places, str] | None] = ContextVar("kvcustody-place", de
 
 @contextmanager
 def no_place() -> Iterator[None]:
-    """Inside, the request in work has no place (rule 1); raises `unavailable` where its party has too many so."""
+    """Give up the request's place inside the block (rule 1); raises `unavailable` where its party holds too many
+    questions.
+    """
     taken = _TAKEN.get()
     if taken is None:
         yield

@@ -3,7 +3,8 @@
 1. A Unix socket is created with mode 0600; one that a dead process left is replaced, one that answers is not.
 2. At the end the service stops accepting, long answers end, requests in work get their time, then the ledger closes.
    A request that goes on behind its time, as one whose body does not come, is answered as `unavailable`.
-3. With a second address, workers have a listener of their own that demands client certificates.
+3. With a second address, workers have a listener of their own that demands client certificates. The certificate's
+   thumbprint comes from the TLS session (`x5t#S256`, RFC 8705), never from anything that a request says.
 
 How long a thread of a process that serves runs before another that waits gets its turn.
 
@@ -31,9 +32,9 @@ import uvicorn
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.api.http.bounded_protocol import BoundedProtocol, Connections, bounded
-from kvcustody.governance.api.http.client_certificate import CertifiedProtocol
-from kvcustody.governance.api.http.exchange import Message, Receive, Scope, Send
+from kvcustody.governance.api.http.exchange import CERTIFICATE, Message, Receive, Scope, Send
 from kvcustody.governance.api.http.gate import Gate
+from kvcustody.governance.credentials.certificate_thumbprint import thumbprint_of
 from kvcustody.governance.service.gc_tuning import gc_seldom
 from kvcustody.governance.service.open_files import allow_files, files_needed
 from kvcustody.governance.service.operations.answer import problem_answer
@@ -177,14 +178,14 @@ async def _watch(service: Service, contexts: Sequence[ssl.SSLContext | None], en
 
 def _tls_files(settings: ServiceSettings) -> tuple[tuple[int, int] | None, ...]:
     """What tells whether certificate, key or the workers' authority is another file than before."""
-    found = []
+    states = []
     for path in (settings.tls_certificate_path, settings.tls_key_path, settings.tls_client_ca_path):
         try:
             state = None if path is None else path.stat()
         except OSError:
             state = None
-        found.append(None if state is None else (state.st_mtime_ns, state.st_ino))
-    return tuple(found)
+        states.append(None if state is None else (state.st_mtime_ns, state.st_ino))
+    return tuple(states)
 
 
 def _renewed(settings: ServiceSettings, contexts: Sequence[ssl.SSLContext | None]) -> bool:
@@ -282,10 +283,42 @@ _TURN_SECONDS = 0.0005  # the default is 0.005
 
 @contextmanager
 def short_switch_interval() -> Iterator[None]:
-    """Inside this block; afterwards they are as long as they were."""
+    """Shorten the interpreter's thread switch interval inside the block."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(_TURN_SECONDS)
     try:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+class CertifiedProtocol(BoundedProtocol):
+    """The bounded protocol, whose requests carry the thumbprint of their connection's certificate."""
+
+    app: Any
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Read the connection's certificate once, for all of its requests."""
+        super().connection_made(transport)
+        self.app = _Certified(self.app, _thumbprint(transport))
+
+
+class _Certified:
+    def __init__(self, app: Any, thumbprint: str | None) -> None:
+        self._app = app
+        self._thumbprint = thumbprint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[CERTIFICATE] = self._thumbprint
+        await self._app(scope, receive, send)
+
+
+def _thumbprint(transport: asyncio.Transport) -> str | None:
+    """Of the verified certificate; None where the connection has none (rule 1)."""
+    connection = transport.get_extra_info("ssl_object")
+    if not isinstance(connection, (ssl.SSLObject, ssl.SSLSocket)):
+        return None
+    if connection.context.verify_mode is not ssl.CERT_REQUIRED:
+        return None
+    der = connection.getpeercert(binary_form=True)
+    return None if der is None else thumbprint_of(der)

@@ -1,4 +1,4 @@
-"""The session cookie, and the check that an act in a session comes from the service's own pages.
+"""The session cookie, and the check that a request that changes something comes from the service's own pages.
 
 1. The cookie is `HttpOnly`, `SameSite=Strict` and bound to the host; over TLS, its proxy's too (`Exchange.tls`), it is
    `Secure` with the `__Host-` prefix.
@@ -24,7 +24,7 @@ def set_cookie(token: str, seconds: int, *, tls: bool) -> str:
 
 
 def cookie_of(header: str | None, *, tls: bool) -> str | None:
-    """The session's cookie: over TLS the one with the prefix alone, which no other host can have set."""
+    """The session's cookie; over TLS only the `__Host-` one, which no other host can set."""
     if header is None:
         return None
     found = dict(part.strip().partition("=")[::2] for part in header.split(";"))
@@ -32,7 +32,7 @@ def cookie_of(header: str | None, *, tls: bool) -> str | None:
 
 
 def check_origin(exchange: Exchange) -> None:
-    """Raise `csrf` where the browser says that the request comes from elsewhere (rule 2)."""
+    """Raise `csrf` where the browser says that the request comes from another site (rule 2)."""
     if exchange.header("sec-fetch-site") not in (None, "same-origin"):
         raise ProblemError("csrf")
     origin = exchange.header("origin")
@@ -50,7 +50,7 @@ def _without_default_port(authority: str, scheme: str) -> str:
 
 
 def check_act(exchange: Exchange, sessions: Sessions, cookie: str, form_token: str = "") -> None:
-    """Raise `csrf` unless an act in a session comes from a page of this service (rule 2)."""
+    """Raise `csrf` unless a request in a session comes from a page of this service (rule 2)."""
     check_origin(exchange)
     if not sessions.vouches(cookie, exchange.header("x-csrf-token") or form_token):
         raise ProblemError("csrf")

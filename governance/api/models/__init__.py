@@ -1,1 +1,1 @@
-"""What travels over the API, as models: the one place where its JSON is defined."""
+"""Models of everything that the API sends and takes: the one place where its JSON is defined."""

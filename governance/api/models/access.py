@@ -35,7 +35,7 @@ Thumbprint = Annotated[
 
 
 class Whoami(Model):
-    """The caller, as the service knows it."""
+    """The caller, as the service identified it."""
 
     model_config = example(
         {
@@ -55,7 +55,7 @@ class Whoami(Model):
 
 
 class Enrolment(Model):
-    """A principal to be."""
+    """A principal to enrol."""
 
     model_config = example({"name": "alice", "roles": ["auditor"]})
 
@@ -68,7 +68,9 @@ class Enrolment(Model):
 
 
 class PrincipalModel(Model):
-    """Somebody who may ask. `token`: whom an issuer of tokens keeps, known here because it was disabled here."""
+    """Somebody who may call the API. `token`: a principal of a token issuer, listed here because it was
+    disabled here.
+    """
 
     model_config = example(_ALICE)
 
@@ -84,7 +86,7 @@ class PrincipalModel(Model):
 
 
 class IssuedKeyModel(Model):
-    """A new key: shown once, kept nowhere."""
+    """A new key. It is shown once and not stored."""
 
     model_config = example(_KEY)
 
@@ -103,7 +105,7 @@ class Enrolled(Model):
 
 
 class ApiKeyModel(Model):
-    """What may be known of a key. `made_with`: prefix of the key with which it ends; none: with none.
+    """The public facts of a key. `made_with`: prefix of the key together with which it ends, or null.
 
     `in_session`: it was made in a session, and ends with that. One with neither stands alone.
     """
@@ -142,7 +144,7 @@ class ApiKeyPage(Model):
 
 
 class EndedKeys(ApiKeyPage):
-    """The keys of a principal, newest first, after some of them were ended."""
+    """The keys of a principal after some were ended, newest first."""
 
     principal: str
 
@@ -155,7 +157,7 @@ class PrincipalPage(Model):
 
 
 class RotationModel(Model):
-    """How the own key is to be replaced. `bind`: to the client certificate of this connection, for a worker."""
+    """How to replace your own key. `bind`: to the client certificate of this connection, for a worker."""
 
     model_config = example({"days": 90, "overlap_days": 1})
 
@@ -165,7 +167,7 @@ class RotationModel(Model):
 
 
 class KeyRequest(Model):
-    """How long a new key is to be valid, and over which certificate: over any where none is named.
+    """How long a new key is valid, and the certificate that it is bound to; without one, any connection may use it.
 
     `overlap_days`: days until the principal's other keys end; without it they stay. A key that replaces others and
     names no certificate is bound as the newest of them.
@@ -179,7 +181,7 @@ class KeyRequest(Model):
 
 
 class PrincipalName(Model):
-    """Which principal: one that was enrolled, or `issuer:name` of one whom an issuer of tokens keeps."""
+    """The name of a principal: of an enrolled one, or `issuer:name` for one of a token issuer."""
 
     model_config = example({"name": "alice"})
 
@@ -187,7 +189,7 @@ class PrincipalName(Model):
 
 
 class Ending(PrincipalName):
-    """Whom to disable. `allow_last`: even the last who manages keys."""
+    """The principal to disable. `allow_last`: even the last one that manages keys."""
 
     model_config = example({"name": "alice", "allow_last": False})
 
@@ -195,7 +197,7 @@ class Ending(PrincipalName):
 
 
 class KeyEnding(Model):
-    """Which key to refuse from now on: one by its prefix, of whoever has it or of `name` alone; or all of `name`."""
+    """The keys to refuse from now on: one by its prefix (any principal's, or that of `name`), or all of `name`."""
 
     model_config = example({"name": "alice", "prefix": "0f1e2d3c4b5a"})
 
@@ -211,7 +213,7 @@ class KeyEnding(Model):
 
 
 class KeyKeeping(PrincipalName):
-    """Which key of whom is to stand alone, and for how many days from now."""
+    """A key that is to stand alone, its principal, and its remaining days."""
 
     model_config = example({"name": "alice", "prefix": "0f1e2d3c4b5a", "days": 90})
 
@@ -229,7 +231,7 @@ class Session(Model):
 
 
 class VersionModel(Model):
-    """What runs here."""
+    """The versions of this service and its parts."""
 
     model_config = example({"kvcustody": "0.1.0", "api": "v1", "schema": "0007", "python": "3.12.3"})
 

@@ -41,7 +41,7 @@ class EventPage(Model):
 
 
 class FacetValueModel(Model):
-    """A value, and how many events have it."""
+    """A value, and the number of events that have it."""
 
     model_config = example({"value": "residency-opened", "events": 7})
 
@@ -50,7 +50,7 @@ class FacetValueModel(Model):
 
 
 class HistogramColumnModel(Model):
-    """Events of one stretch of time, from `at_us` on."""
+    """Events of one interval of time that begins at `at_us`."""
 
     model_config = example({"at_us": 1_780_000_000_000_000, "events": 7, "refused": 0})
 
@@ -60,7 +60,7 @@ class HistogramColumnModel(Model):
 
 
 class FacetModel(Model):
-    """Values of one sort; `counted`: from figures of all events, else among the `sampled` newest leaves."""
+    """Values of one field; `counted`: from figures of all events, otherwise among the `sampled` newest leaves."""
 
     model_config = example({"name": "kind", "counted": True, "values": [{"value": "residency-opened", "events": 7}]})
 
@@ -70,7 +70,7 @@ class FacetModel(Model):
 
 
 class EventSummary(Model):
-    """What there is among leaves: `refused` are events that were denied, failed or partial, in a column of time.
+    """A summary of the matching leaves; `refused` counts events that were denied, failed or partial, by column of time.
 
     `exact` false: `total` is an estimate. A period of no more than four hours with at most 2,000 leaves is counted
     by the minute, another one in whole hours. Items of lists count each.
@@ -96,7 +96,7 @@ class EventSummary(Model):
 
 
 class LogHeadModel(Model):
-    """A sub-log: how many leaves it has, and the root of its tree."""
+    """A sub-log: the number of its leaves, and the root of its tree."""
 
     log: str
     size: Whole
@@ -132,7 +132,7 @@ OddTimes = page_of(
 
 
 class CheckpointModel(Model):
-    """A checkpoint of the root log: `note` is the signed C2SP note that covers it, null while none does."""
+    """A checkpoint of the root log: `note` is the signed C2SP note that covers it, null where none does."""
 
     model_config = example({"size": 4, "root": _HASH, "at_us": 1_780_000_000_000_000, "note": None})
 
@@ -153,7 +153,7 @@ class LeafProofModel(Model):
 
 
 class Consistency(Model):
-    """Shows that a log of `size` leaves extends the one of `old_size`: RFC 6962 hashes, in hexadecimal."""
+    """A proof that a log of `size` leaves extends the one of `old_size`: RFC 6962 hashes, in hexadecimal."""
 
     model_config = example({"log": "root", "old_size": 2, "size": 4, "path": [_HASH]})
 
@@ -164,7 +164,7 @@ class Consistency(Model):
 
 
 class StreamPage(Model):
-    """Leaves in the order in which they were sealed, in the shape that was asked for; `next` goes on where it ends.
+    """Leaves in the order in which they were sealed, in the requested shape; `next` continues where the page ends.
 
     `restarted`: the cursor is of another state of the ledger, as before a restore; these are its first leaves again.
     `purged`: leaves before `next` that retention deleted first.

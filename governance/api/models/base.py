@@ -1,4 +1,4 @@
-"""What all models of the API share. They are read without HTTP too."""
+"""Base classes of all models of the API. They are read without HTTP too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Utc = Annotated[int, Field(strict=True, ge=0, lt=LARGE, description="UTC in micr
 
 
 class Model(BaseModel):
-    """A model that refuses what it does not know, and text that no database takes."""
+    """A model that refuses unknown fields, and text that no database stores."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -43,5 +43,5 @@ def _has_nul(value: Any) -> bool:
 
 
 def example(value: dict[str, Any], **schema: Any) -> ConfigDict:
-    """The configuration of a model with an example, and what else its schema says."""
+    """A model configuration with an example and further parts of its schema."""
     return ConfigDict(extra="forbid", json_schema_extra={"examples": [value], **schema})

@@ -105,7 +105,9 @@ ErasureShown = shown(
 
 
 class SubjectAnswer(BaseModel):
-    """Everything of one subject as of `now_us`, newest first; people by pseudonym, so that it may be kept."""
+    """Everything on record about one subject as of `now_us`, newest first; people by pseudonym, so that it may
+    be kept.
+    """
 
     tenant: str
     pseudonyms: list[str]
@@ -152,7 +154,7 @@ class CoverageAnswer(BaseModel):
 
 
 def facts(rows: Any) -> list[dict[str, Any]]:
-    """Facts of the library as JSON values."""
+    """Convert the library's facts to JSON values."""
     return [row._asdict() for row in rows]
 
 
@@ -168,7 +170,7 @@ HourCoverage = shown(
 
 
 class HourlyCoverage(BaseModel):
-    """A page of judged hours, oldest first, and of which state they are."""
+    """A page of judged hours, oldest first, with the state that they were judged at."""
 
     items: list[HourCoverage]  # type: ignore[valid-type]
     next: str | None
@@ -262,7 +264,7 @@ RequestTransfers = shown(
 
 
 class Tiers(BaseModel):
-    """Every tier that the ledger knows of: its copies of all time, and what was decided in [since, until)."""
+    """Every tier on record: its copies since it began, and the decisions in [since, until)."""
 
     items: list[Tier]  # type: ignore[valid-type]
     since_us: int
@@ -270,7 +272,7 @@ class Tiers(BaseModel):
 
 
 class ExplainedTransfers(BaseModel):
-    """The requests of one number, a process each, newest first; `any_tier`: whether the ledger knows of any tier."""
+    """The decisions for one request number, by process, newest first; `any_tier`: whether any tier is on record."""
 
     items: list[RequestTransfers]  # type: ignore[valid-type]
     any_tier: bool

@@ -54,7 +54,7 @@ class ErasureRequest(Model):
 
 
 class ErasureModel(Model):
-    """A request that custody end."""
+    """A request to end custody."""
 
     model_config = example(_ERASURE)
 
@@ -71,7 +71,7 @@ PreviewRowModel = shown(PreviewRow, "ErasurePreviewRow", _ROW)
 
 
 class ErasurePreview(Model):
-    """What an erasure would cover by what the ledger knows; `workers` would each owe an answer."""
+    """What an erasure would cover according to the ledger; each of `workers` would owe an answer."""
 
     model_config = example(
         {
@@ -97,7 +97,8 @@ class ErasurePreview(Model):
 
 
 class ErasureListed(ErasureModel):
-    """An erasure and how it stands: `missed` past its deadline without every answer, `late` with all, too late.
+    """An erasure and its state: `missed` is past its deadline with answers outstanding, `late` has all of them, too
+    late.
 
     `not-followed`: no trusted key signed the order, and `why` says what is wrong with it; no worker takes it up.
     """
@@ -154,7 +155,7 @@ class Certificate(SignedDocument):
 
 
 class OpeningModel(Model):
-    """What opens the commitment: the salt in hexadecimal, and the selector's text."""
+    """The opening of a commitment: the salt in hexadecimal, and the selector's text."""
 
     model_config = example({"salt": "ab" * 32, "selector": '{"tenant":"acme","subject":"user-17"}'})
 

@@ -34,7 +34,7 @@ _FRAMEWORK = {
 
 
 class ReportRequest(Model):
-    """What a report depends on besides the ledger: the same again gives the same bytes."""
+    """The parameters of a report: with the same ledger and parameters, the bytes are the same."""
 
     model_config = example({"framework": "soc2", "tenant": "acme", "formats": ["json"]})
 
@@ -85,7 +85,7 @@ DestinationName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
 
 
 class ScheduleRequest(Model):
-    """A schedule of reports: of whom, how often, by which calendar, and where they are handed over.
+    """A schedule of reports: the tenant, the interval, the calendar, and the destinations.
 
     Destinations are those of the settings, by name. `zone` is an IANA name; default: the tenant's, or the service's.
     """
@@ -102,7 +102,7 @@ class ScheduleRequest(Model):
 
 
 class ScheduleReason(Model):
-    """Why, for the record."""
+    """The reason for a change; it goes on record."""
 
     model_config = example({"reason": "the audit is over"})
 
@@ -110,7 +110,7 @@ class ScheduleReason(Model):
 
 
 class ScheduleModel(Model):
-    """A schedule; `next_us` is when its next report is due, null while it is paused, or where `unread` says why."""
+    """A schedule; `next_us` is when its next report is due. It is null while paused, or where `unread` says why."""
 
     model_config = example(_SCHEDULE)
 
@@ -141,14 +141,14 @@ class ScheduleList(Model):
 
 
 class DestinationModel(Model):
-    """Where reports may be handed over to. Its address and its keys are the operator's."""
+    """A destination that reports may be delivered to. The operator sets its address and keys."""
 
     name: str
     kind: Literal["folder", "s3", "webhook"]
 
 
 class DestinationList(Model):
-    """Every destination that your reports may go to."""
+    """Every destination that your reports may be delivered to."""
 
     model_config = example({"items": [{"name": "auditors", "kind": "s3"}], "next": None})
 
@@ -157,7 +157,7 @@ class DestinationList(Model):
 
 
 class ReasonModel(Model):
-    """One exception that qualifies an opinion, and how much it is about."""
+    """One exception that qualifies an opinion, and the amount that it concerns."""
 
     id: str
     adverse: bool
@@ -166,7 +166,7 @@ class ReasonModel(Model):
 
 
 class DeliveryModel(Model):
-    """How a report was handed over to one destination."""
+    """The delivery of a report to one destination."""
 
     destination: str
     state: Literal["waiting", "delivered", "given-up"]
@@ -180,7 +180,7 @@ class DeliveryModel(Model):
 
 
 class MadeReportModel(Model):
-    """A report that was made, or is due by a schedule: its verdict, its digest, and how it was handed over."""
+    """A report that exists or is due by a schedule: its verdict, its digest, and its deliveries."""
 
     model_config = example(_MADE)
 
@@ -209,7 +209,7 @@ class MadeReportModel(Model):
 
 
 class MadeReportPage(Model):
-    """A page of them, newest first."""
+    """A page of reports, newest first."""
 
     model_config = example({"items": [_MADE], "next": None})
 
@@ -218,7 +218,7 @@ class MadeReportPage(Model):
 
 
 class ControlModel(Model):
-    """A control that there is evidence for: what supports it, and what that does not show."""
+    """A control that the ledger has evidence for: what supports it, and what the evidence does not show."""
 
     id: str
     title: str
@@ -231,7 +231,7 @@ class ControlModel(Model):
 
 
 class FrameworkModel(Model):
-    """A framework, where its ids were taken from and when, and the controls that there is evidence for."""
+    """A framework, the source and date of its ids, and the controls that the ledger has evidence for."""
 
     id: str
     title: str
@@ -251,7 +251,7 @@ class Frameworks(Model):
 
 
 class CheckRequest(Model):
-    """What to hold the ledger against: public keys of its signer, and checkpoints that were kept elsewhere."""
+    """What to check the ledger against: public keys of its signer, and checkpoints that were kept elsewhere."""
 
     model_config = example({"keys": [], "notes": []})
 

@@ -20,7 +20,7 @@ Checkpoints = shown(SignerStatus, "CheckpointHealth")
 
 
 class Alive(Model):
-    """One word."""
+    """The answer `ok`."""
 
     model_config = example({"status": "ok"})
 
@@ -49,7 +49,7 @@ _UNSEALED = {"logs": 2, "leaves": 31, "age_us": 4_200_000, "overdue": False}
 
 
 class Witnesses(Model):
-    """How far witnesses have signed the ledger; `warning` says what none of them has seen."""
+    """The tree size that witnesses have signed; `warning` names what no witness has seen."""
 
     model_config = example(_WITNESSES)
 
@@ -62,7 +62,7 @@ class Witnesses(Model):
 
 
 class WaitingLeaves(Model):
-    """What no checkpoint covers yet; `overdue`: the oldest has waited for three intervals, nobody seals."""
+    """Leaves that no checkpoint covers yet; `overdue`: the oldest has waited for three intervals, so nothing seals."""
 
     model_config = example(_UNSEALED)
 
@@ -73,8 +73,8 @@ class WaitingLeaves(Model):
 
 
 class Health(Model):
-    """What is well, and what is not. `degraded`: there are `troubles`, each of a kind and with a sentence.
-    `/health/ready`, the metrics and the inbox tell of the same ones.
+    """The state of the service. `degraded`: `troubles` lists each problem with its kind and a sentence.
+    `/health/ready`, the metrics and the inbox report the same problems.
 
     `row_walls`: PostgreSQL's row-level security stands behind the queries (never on SQLite). `issuers`: whose
     tenants the ledger names, first the one that the bare ids are of. `refused_identities`: of the last day, as they
@@ -142,7 +142,7 @@ _ITEM = {
 
 
 class InboxItemModel(Model):
-    """One thing that waits: `soon` ends within days, `overdue` is past its date, `waiting` has none."""
+    """One open task: `soon` ends within days, `overdue` is past its date, `waiting` has no date."""
 
     model_config = example(_ITEM)
 
@@ -174,7 +174,7 @@ class InboxItemModel(Model):
 
 
 class InboxPage(Model):
-    """A page of them, the most urgent first."""
+    """A page of open tasks, the most urgent first."""
 
     model_config = example({"items": [_ITEM], "next": None})
 

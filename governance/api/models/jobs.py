@@ -25,7 +25,7 @@ _JOB = {
 
 
 class JobModel(Model):
-    """Long work: how far it is, and what came of it."""
+    """A long-running job: its progress and its result."""
 
     model_config = example(_JOB)
 
@@ -52,7 +52,7 @@ class JobPage(Model):
 
 
 class ExportRequest(Model):
-    """What to take out of the ledger: of one tenant's log, or of all; as of a signed checkpoint."""
+    """The part of the ledger to export: one tenant's log or all, as of a signed checkpoint."""
 
     model_config = example({"tenant": "acme", "form": "ndjson"})
 

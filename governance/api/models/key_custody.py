@@ -1,4 +1,4 @@
-"""The keys behind a ledger, as the API shows and takes them: public halves, orders, never a secret."""
+"""The ledger's keys, as the API shows and takes them: public halves and orders, never a secret."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SigningKeys(Model):
 
 
 class HandoverModel(Model):
-    """The kind of the next signing key; none: the same as now."""
+    """The kind of the next signing key; without one, the kind stays the same."""
 
     model_config = example({"kind": "ed25519"})
 
@@ -50,7 +50,7 @@ class HandoverModel(Model):
 
 
 class BreakReason(Model):
-    """Why the ledger lost what its key had signed; it goes on record."""
+    """Why the ledger lost leaves that its key had signed; the reason goes on record."""
 
     model_config = example({"reason": "failover of 3 May"})
 
@@ -58,7 +58,7 @@ class BreakReason(Model):
 
 
 class BreakModel(Model):
-    """Sizes of the root log: what was signed and is lost, what was found, and the newest signed one that is left.
+    """Sizes of the root log: the signed size that is lost, the size found, and the newest signed size that is left.
 
     `replayed` leaves were brought back by replays since.
     """
@@ -72,7 +72,7 @@ class BreakModel(Model):
 
 
 class TenantNamed(Model):
-    """A tenant, and why; the reason goes on record."""
+    """A tenant, and the reason, which goes on record."""
 
     model_config = example({"tenant": "acme", "reason": "yearly"})
 
@@ -81,7 +81,7 @@ class TenantNamed(Model):
 
 
 class SubjectNamed(TenantNamed):
-    """A subject of a tenant, as its requests name it, and why; the name does not go on record."""
+    """A subject of a tenant, as its requests name it, and the reason. The name does not go on record."""
 
     model_config = example({"tenant": "acme", "subject": "user-17", "reason": "erasure request 12"})
 

@@ -55,7 +55,7 @@ Clock = shown(
 
 
 class ScanDetail(Model):
-    """One scan with what it found."""
+    """One scan with its findings."""
 
     model_config = example({"scan": _SCAN, "findings": [_FINDING]})
 
@@ -73,7 +73,7 @@ class SinkPage(Model):
 
 
 class SinkReason(Model):
-    """Why a sink is changed: it is put on record."""
+    """Why a sink is changed; the reason goes on record."""
 
     model_config = example({"reason": "the collector is down"})
 
@@ -81,7 +81,7 @@ class SinkReason(Model):
 
 
 class ClockReason(Model):
-    """Why the machine's clock is believed: it is put on record."""
+    """Why the machine's clock is right; the reason goes on record."""
 
     model_config = example({"reason": "compared with time.example over the telephone"})
 
@@ -108,7 +108,7 @@ class Quota(Model):
 
 
 class Quotas(Model):
-    """A page of quotas, by the tenant's name; `policies`: what is in effect, as `getPolicyInEffect` tells it.
+    """A page of quotas by tenant name; `policies` lists the policies in effect, as `getPolicyInEffect` does.
 
     `revision` is that of the one policy; 0 where there is none, or several.
     """
@@ -138,7 +138,8 @@ _SHOWBACK = {
 
 
 class TenantShowback(Model):
-    """What a tenant held and what reuse saved it; seconds are null where no worker has told what a prefill takes.
+    """A tenant's blocks over time and the prefill that reuse avoided; seconds are null where no worker has reported its
+    prefill cost.
 
     `routed_…`: of its requests with a route receipt, prompt tokens, and those found where they went; null: none has.
     """
@@ -160,7 +161,7 @@ class TenantShowback(Model):
 
 
 class Showback(Model):
-    """Every tenant that had anything of the cache in the period."""
+    """Every tenant that held blocks in the period."""
 
     model_config = example({"since_us": 1_780_000_000_000_000, "until_us": 1_780_086_400_000_000, "items": [_SHOWBACK]})
 
@@ -184,7 +185,7 @@ _PREFIX = {
 
 
 class PrefixWorth(Model):
-    """A request of which later ones attached blocks, and what that saved; never what was in them."""
+    """A request whose blocks later requests reused, and what that saved; never its content."""
 
     model_config = example(_PREFIX)
 
@@ -201,7 +202,7 @@ class PrefixWorth(Model):
 
 
 class Prefixes(Model):
-    """Prefixes by worth, the worthiest first."""
+    """Prefixes by the work that they saved, the largest first."""
 
     model_config = example({"since_us": 1_780_000_000_000_000, "until_us": 1_780_086_400_000_000, "items": [_PREFIX]})
 
@@ -211,7 +212,7 @@ class Prefixes(Model):
 
 
 class WorkerCapacity(Model):
-    """A running worker's blocks, as it last said; 0 where it has said nothing."""
+    """A running worker's blocks, by its last report; 0 where it has not reported."""
 
     model_config = example(_CAPACITY)
 

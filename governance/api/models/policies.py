@@ -95,7 +95,7 @@ _CONSENT = {
 
 
 class PolicySource(Model):
-    """A policy document; `revoked` are ids that stay revoked whatever it says."""
+    """A policy document; `revoked` lists ids that stay revoked whatever the document says."""
 
     model_config = example({"source": SOURCE})
 
@@ -114,7 +114,7 @@ class PolicyPair(Model):
 
 
 class SimulationRequest(PolicyPair):
-    """Which recorded requests to decide again, and under what; without `old`, against the policy in effect."""
+    """The recorded requests to decide again, and the documents to compare; without `old`, the policy in effect."""
 
     model_config = example({"source": SOURCE, "old": SOURCE})
 
@@ -125,7 +125,7 @@ class SimulationRequest(PolicyPair):
 
 
 class Simulated(Model):
-    """What would change, by tenant, most lost blocks first; `complete`: no recorded request was left out."""
+    """What would change by tenant, most lost blocks first; `complete`: every recorded request was decided."""
 
     model_config = example({"tenants": [], "unknown_levels": 0, "complete": True})
 
@@ -135,7 +135,7 @@ class Simulated(Model):
 
 
 class PolicyQuestion(Model):
-    """One request to explain: under a document, or the policy in effect."""
+    """One request to explain, under a document or the policy in effect."""
 
     model_config = example({"reader": "acme-labs", "owner": "acme", "classification": "internal", "via": "grant"})
 
@@ -160,7 +160,7 @@ class CasesRequest(Model):
 
 
 class PolicyProblem(Model):
-    """Something in a document, where it is and what to do about it."""
+    """A problem in a document: its place and the remedy."""
 
     line: int
     column: int
@@ -170,7 +170,7 @@ class PolicyProblem(Model):
 
 
 class ValidationModel(Model):
-    """Whether a document is sound; `digest` is of its meaning."""
+    """Whether a document is valid; `digest` covers its meaning."""
 
     model_config = example({"sound": True, "digest": "sha256:…", "problems": [], "omitted": 0})
 
@@ -249,7 +249,7 @@ class Consent(Model):
 
 
 class Consents(Model):
-    """A page of what waits for your tenant's consent, of the newest revision first."""
+    """A page of openings that wait for your tenant's consent, of the newest revision first."""
 
     model_config = example({"items": [_CONSENT], "next": None})
 
@@ -258,7 +258,7 @@ class Consents(Model):
 
 
 class OwnGrant(Model):
-    """A way to your own tenant's blocks; `until_us` null: it does not end. `id` is what takes it back."""
+    """A grant on your own tenant's blocks; `until_us` null: it does not end. Name its `id` to withdraw it."""
 
     model_config = example(_OWN_GRANT)
 
@@ -272,7 +272,7 @@ class OwnGrant(Model):
 
 
 class OwnGrants(Model):
-    """A page of what your tenant has opened to others.
+    """A page of your tenant's openings to others.
 
     `unknown`: digests of policies that workers run and of which the ledger holds no document: what those open is not
     among the items. `at_work`: the items are of what workers run; else of what is released, and no worker is at work.
@@ -287,7 +287,7 @@ class OwnGrants(Model):
 
 
 class EffectivePolicyModel(Model):
-    """A policy and the workers that run it; without any, it is what the release has activated.
+    """A policy and the workers that run it; without workers, the policy that the release has activated.
 
     `stage`: for whom it is, in words; empty: everybody. `source`: a `release`'s revision; a `document` that the workers
     recorded, from a file of theirs; or `unknown`, where the digest alone is on record.
@@ -306,7 +306,7 @@ class EffectivePolicyModel(Model):
 
 
 class PoliciesInEffectModel(Model):
-    """Which policies are in effect, those for everybody first; workers may run several.
+    """The policies in effect, those for everybody first; workers may run several.
 
     `at_work`: it is what workers run, by their signed leaves; else nobody is at work, and it is what is released.
     `unsaid`: workers at work of which no leaf says what they run. `monitoring`: those that do not enforce it for all.
@@ -321,7 +321,7 @@ class PoliciesInEffectModel(Model):
 
 
 class Release(Model):
-    """Where the release stands: what the next step builds on. Its `ETag` goes into `If-Match` of an activation.
+    """The state of the release, which the next step builds on. Its `ETag` goes into `If-Match` of an activation.
 
     `last_us` is when its last step was taken (0: none was). Of `revoked` a tenant's own people see what was theirs.
     """
@@ -357,7 +357,7 @@ class Records(Model):
 
 
 class SignedStep(Model):
-    """A step as its signer made it (`kvcustody policy …`, release record)."""
+    """A signed step, as its signer made it (`kvcustody policy …`, release record)."""
 
     model_config = example({"record": '{"action":"proposed","number":1}'})
 
@@ -365,7 +365,7 @@ class SignedStep(Model):
 
 
 class ForecastModel(Model):
-    """What was monitored of a tenant: `refused_tokens` of `reused_tokens` the policy would not have let them read.
+    """The monitored reuse of a tenant: the policy would have denied `refused_tokens` of its `reused_tokens`.
 
     Enforced, `forecast_tokens` would have been found, and `prefilled_again_tokens` computed.
     """
@@ -386,7 +386,7 @@ assert set(Forecast._fields) < set(ForecastModel.model_fields)
 
 
 class EnforcementModel(Model):
-    """The newest order, what each process at work does, when anybody was monitored, and what was foreseen then."""
+    """The newest order, what each running process does, when it monitored, and the forecast of then."""
 
     model_config = example(
         {
@@ -404,7 +404,7 @@ class EnforcementModel(Model):
 
 
 class EnforcementAsked(Model):
-    """For whom to enforce: nobody (`monitor`), named tenants and a share of the others' sessions (`canary`), or all.
+    """For whom to enforce: nobody (`monitor`), named tenants and a share of other sessions (`canary`), or everybody.
 
     `until_us` is needed unless the mode is `enforce`, at most three months ahead; `share` is written `5%`.
     """
@@ -427,7 +427,7 @@ class EnforcementAsked(Model):
 
 
 class EnforcingAsked(Model):
-    """Why the policy is enforced for everybody from now on."""
+    """Why the policy is enforced for everybody from now on; the reason goes on record."""
 
     model_config = example({"reason": "the canary is over"})
 

@@ -1,4 +1,4 @@
-"""A refusal, as RFC 9457 has it."""
+"""A refusal as an RFC 9457 problem document."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class ErrorAt(BaseModel):
-    """One thing that is wrong, and where."""
+    """One error, and its place."""
 
     at: str
     what: str

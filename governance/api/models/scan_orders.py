@@ -1,4 +1,4 @@
-"""Scans that workers are asked for, as the API shows and takes them."""
+"""Scan orders for workers, as the API shows and takes them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ScanOrderPage = page_of(ScanOrderModel, "ScanOrders")
 
 
 class ScanWanted(Model):
-    """By when the worker is to have scanned."""
+    """The deadline of a scan."""
 
     model_config = example({"deadline_seconds": 3600})
 
@@ -32,7 +32,7 @@ class ScanWanted(Model):
 
 
 class ScansOwed(Model):
-    """Orders that the worker is still to do."""
+    """Orders that the worker has not answered yet."""
 
     model_config = example({"orders": [_ORDER]})
 
@@ -48,7 +48,7 @@ def _only(given: str, other: str) -> dict[str, Any]:
 
 
 class ScanDone(Model):
-    """What became of an order: the number of the scan, or why there is none."""
+    """The outcome of an order: the number of the scan, or why there is none."""
 
     model_config = example({"scan": 3}, oneOf=[_only("scan", "reason"), _only("reason", "scan")])
 

@@ -1,4 +1,4 @@
-"""Models made from the library's own facts: one definition of a fact, wherever it is shown.
+"""Models made from the library's own facts, so that each fact is defined once.
 
 1. A model has the fields of its fact, in their order; a field that the library adds is shown and documented at once.
 """
@@ -15,7 +15,7 @@ from kvcustody.audit.reports.document import DocumentKind, KeyEnrolment, Signatu
 def shown(
     fact: type, name: str = "", example: dict[str, Any] | None = None, *, parts: dict[str, Any] | None = None
 ) -> type[BaseModel]:
-    """The model of a named tuple; `parts` are the types of those fields that are facts themselves."""
+    """Return the model of a named tuple; `parts` are the models of fields that are facts themselves."""
     hints = get_type_hints(fact) | (parts or {})
     fields: dict[str, Any] = {field: (hints[field], ...) for field in fact._fields}  # type: ignore[attr-defined]
     config = ConfigDict(json_schema_extra={"examples": [example or _example(hints)]})
@@ -23,7 +23,7 @@ def shown(
 
 
 def page_of(item: type[BaseModel], name: str) -> type[BaseModel]:
-    """A page of them: `next` is the cursor of the following page, null on the last one."""
+    """Return the model of a page; `next` is the cursor of the following page, null on the last."""
     extra = item.model_config.get("json_schema_extra")
     assert isinstance(extra, dict)
     config = ConfigDict(json_schema_extra={"examples": [{"items": extra["examples"], "next": None}]})
@@ -49,7 +49,7 @@ SignatureModel = shown(
 
 
 class SignedDocument(BaseModel):
-    """What every document has besides its facts; one that nobody signed has no signature."""
+    """What every document has besides its facts; an unsigned one has no signature."""
 
     schema_name: str = Field(alias="schema")
     signature: SignatureModel | None = None  # type: ignore[valid-type]

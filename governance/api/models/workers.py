@@ -1,4 +1,4 @@
-"""Workers, as the API shows and hears them."""
+"""Workers, as the API shows them and as they report."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _KEY_ORDER = {"order": 4711, "tenant": "acme", "action": "rotate", "at_us": 1_78
 
 
 class DeadProcess(Model):
-    """A process that does not come back, with what it spilled: a second person has to say so within a day."""
+    """A process that will not return, with its spill: a second person must agree within a day."""
 
     model_config = example({"incarnation": "ab" * 16, "spill_lost": True, "reason": "the host burnt down"})
 
@@ -94,7 +94,7 @@ class DeadProcess(Model):
 
 
 class ClosingModel(Model):
-    """What became of it: `asked`, and another person has to agree; `closed`; `closing`, where that takes longer."""
+    """The outcome: `asked` (another person has to agree), `closed`, or `closing` where that takes longer."""
 
     model_config = example({"incarnation": "ab" * 16, "outcome": "asked"})
 
@@ -103,7 +103,7 @@ class ClosingModel(Model):
 
 
 class PolicyRecords(Model):
-    """Signed steps, and how many there are in all; the worker verifies them itself."""
+    """Signed steps, and their total number; the worker verifies them itself."""
 
     model_config = example({"items": ['{"action":"proposed"}'], "total": 1})
 
@@ -112,7 +112,7 @@ class PolicyRecords(Model):
 
 
 class ErasureOrderModel(Model):
-    """An erasure for a worker: whom it means is named to workers alone."""
+    """An erasure order for a worker. Only workers see whom it names."""
 
     model_config = example(_ORDER)
 
@@ -142,7 +142,7 @@ class WorkerKeyOrder(Model):
 
 
 class RestrictedSubjectModel(Model):
-    """A subject whose processing a case restricts: what is kept of them is not used."""
+    """A subject whose processing a case restricts: its blocks are kept but not used."""
 
     model_config = example({"case_id": "0f" * 16, "tenant": "acme", "subject": "ada"})
 
@@ -152,7 +152,8 @@ class RestrictedSubjectModel(Model):
 
 
 class Orders(Model):
-    """Erasures that the worker owes an answer for, the last orders on each tenant's keys, and for whom it enforces.
+    """The erasures that the worker still owes an answer for, the last key order of each tenant, and for whom it
+    enforces.
 
     `restrictions`: all that are in force.
     """
@@ -166,7 +167,7 @@ class Orders(Model):
 
 
 class IncarnationModel(Model):
-    """A process of a worker: `offset_us` turns its boot time into UTC, which is `utc_us` by its clock now.
+    """A worker process: `offset_us` converts its boot time to UTC; `utc_us` is its clock's present time.
 
     `utc_us` is left out for a process that has ended, whose spill is handed in.
     """
@@ -178,7 +179,7 @@ class IncarnationModel(Model):
 
 
 class Registered(Model):
-    """Whether the incarnation was new, whose it is, and whose tenants the ledger names: first whose ids stand alone.
+    """Whether the incarnation is new, its worker, and the known issuers; the first issuer's tenants go by bare ids.
 
     `protocol`: the version that this control plane speaks with workers.
     """
@@ -192,7 +193,7 @@ class Registered(Model):
 
 
 class MetIssuer(Model):
-    """An issuer of tenants that a worker met: its tenants go by their bare ids, or by qualified names."""
+    """An issuer of tenants that a worker met: its tenants go by bare ids, or by qualified names."""
 
     model_config = example({"issuer": "corp", "tenants": "bare"})
 
@@ -201,7 +202,7 @@ class MetIssuer(Model):
 
 
 class KnownIssuers(Model):
-    """Whose tenants the ledger names: first whose ids stand alone."""
+    """The issuers that the ledger knows; the first one's tenants go by bare ids."""
 
     model_config = example({"issuers": ["corp"]})
 
@@ -218,7 +219,7 @@ class BegunErasure(Model):
 
 
 class ErasureOnRecord(Model):
-    """Whether the request is new on record."""
+    """Whether this put the request on record."""
 
     model_config = example({"new": True})
 
@@ -226,7 +227,7 @@ class ErasureOnRecord(Model):
 
 
 class RefusedAttempts(Model):
-    """How often a source was refused for one reason: a network, or `others`."""
+    """The number of refusals of one source for one reason: a network, or `others`."""
 
     model_config = example({"reason": "forged", "source": "203.0.113.0/24", "attempts": 17})
 
@@ -245,7 +246,7 @@ class AttemptsReport(Model):
 
 
 class WorkerReport(Model):
-    """What a worker says of itself: counters by name, blocks by who is charged for them, and tenants' work."""
+    """A worker's status: counters by name, blocks by charged tenant, and tenants' work."""
 
     model_config = example(
         {
@@ -272,7 +273,7 @@ class WorkerReport(Model):
 
 
 class Heard(Model):
-    """When the report arrived; `unlinkings`: how often subjects were unlinked from their pseudonyms."""
+    """When the report arrived; `unlinkings`: how many times subjects were unlinked from their pseudonyms."""
 
     model_config = example({"at_us": 1_780_000_000_000_000, "unlinkings": 0})
 
@@ -289,7 +290,7 @@ class PseudonymsModel(Model):
 
 
 class UnlinkedModel(Model):
-    """Those that nobody is behind any more: to be forgotten."""
+    """Pseudonyms that no longer belong to anybody; the worker must forget them."""
 
     model_config = example({"gone": []})
 
@@ -297,7 +298,7 @@ class UnlinkedModel(Model):
 
 
 class BatchStored(Model):
-    """What a batch came to: leaves that were new, and leaves that the ledger had. It is durable.
+    """The result of a batch: the number of new leaves, and of those that the ledger had. It is durable.
 
     `unlinkings`: how often subjects were unlinked from their pseudonyms; where it changed, ask `checkPseudonyms`.
     """
@@ -314,7 +315,7 @@ _RUN = {"incarnation": "ab" * 16, "first": 1, "last": 500, "leaves": 510}
 
 
 class KeptRunModel(Model):
-    """Consecutive sequences of a process of this worker, all acknowledged, and how many leaves they had."""
+    """Consecutive sequences of a process of this worker, all acknowledged, and the number of their leaves."""
 
     model_config = example(_RUN)
 
@@ -325,7 +326,7 @@ class KeptRunModel(Model):
 
 
 class KeptModel(Model):
-    """What a worker keeps until it is covered, the oldest first."""
+    """The batches that a worker keeps until a checkpoint covers them, oldest first."""
 
     model_config = example({"runs": [_RUN]})
 
@@ -333,7 +334,7 @@ class KeptModel(Model):
 
 
 class RunFound(Model):
-    """How many leaves the ledger has of a run, and whether the newest signed checkpoint covers them all."""
+    """The number of a run's leaves in the ledger, and whether the newest signed checkpoint covers all of them."""
 
     model_config = example({"leaves": 510, "covered": True})
 
@@ -342,7 +343,7 @@ class RunFound(Model):
 
 
 class Covered(Model):
-    """What became of the runs, in their order; the newest signed checkpoint, and its root log's size (0: none).
+    """The state of the runs in their order, the newest signed checkpoint, and its root log's size (0: none).
 
     `refused`: why this service signs nothing more (the ledger contradicts what it signed); empty where it does, or
     another process signs.
@@ -357,7 +358,7 @@ class Covered(Model):
 
 
 class PlacementRuleModel(Model):
-    """A placement rule: the groups of workers that alone serve the requests that match, null for any.
+    """A placement rule: only these groups of workers serve matching requests; null: any worker.
 
     `levels` are places in `classifications`. `dedicated`: these groups serve `tenants` alone.
     """
@@ -382,7 +383,7 @@ class PlacementRuleModel(Model):
 
 
 class PlacementClassifyModel(Model):
-    """A tenant's default classification, or one that a route raises to, and labels."""
+    """A tenant's default classification, or a route's higher one, with labels."""
 
     model_config = example({"tenant": "*", "route": None, "level": 1, "labels": {"region": "eu"}})
 
@@ -393,7 +394,7 @@ class PlacementClassifyModel(Model):
 
 
 class ReceiptSharesModel(Model):
-    """Of which share of requests doors write route receipts, one `n/d` a classification, or none: a tenth of each.
+    """The share of requests for which doors write route receipts: one `n/d` a classification; without one, a tenth.
 
     `tenants`: those with other shares than `others`. `opened`: tenants that a grant or a segment opens to others, with
     those others: every request of theirs has one. Null: every tenant.
@@ -407,7 +408,7 @@ class ReceiptSharesModel(Model):
 
 
 class PlacementModel(Model):
-    """What of one policy decides which workers serve a request, and whether it has a route receipt.
+    """The parts of a policy that decide which workers serve a request, and whether it gets a route receipt.
 
     `tenants`: the labels of those whose labels are not `default_labels`. `on_worker_death`: one entry a classification,
     or none.
@@ -437,7 +438,7 @@ class PlacementModel(Model):
 
 
 class NameScopesModel(Model):
-    """By which scope routers' names are made: the `default`, and tenants of which another holds.
+    """The scope of the names that routers see: the `default`, and tenants with another one.
 
     Tenants are called as the policies in effect call them, with `issuers` listed there. `default` null: no policy is
     known, and each session is named apart. `placement`: of each policy, where one says which workers may serve whose
@@ -453,7 +454,7 @@ class NameScopesModel(Model):
 
 
 class EpochsModel(Model):
-    """Raised erase epochs in the order of their numbers, each a number and the tag of its scope under `key`.
+    """Raised erase epochs in the order of their numbers; each has a number and its scope's tag under `key`.
 
     What is at or below `floor` has ended. `digest`: of all that is kept up to `version`; empty where more follow. Names
     of routers end after `namespace_days`, and are made by `scopes`, null where the asker knows those or is no door.

@@ -1,4 +1,4 @@
-"""Operations on the ledger: events by what they say, checkpoints, proofs, tiles.
+"""Operations on the ledger: search of events, checkpoints, proofs, tiles.
 
 1. A caller of one tenant sees that tenant's log; every other log is absent, the system log too.
 2. With `as_of` a page is the same whenever it is asked for; the cursor of a page belongs to its filters.
@@ -147,7 +147,7 @@ def add_audit(api: Declarations) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class EventQuery(ParameterGroup):
-    """What leaves say that are looked for."""
+    """Conditions on leaves."""
 
     tenant: Tenant = None
     since: Since = None
@@ -167,11 +167,11 @@ class EventQuery(ParameterGroup):
     generation: Number = None
 
     def values(self) -> dict[str, Any]:
-        """What is asked for, by name."""
+        """The conditions by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def filter(self, mine: str | None) -> EventFilter:
-        """The filter, behind the wall of a tenant or (None) in all logs."""
+        """The filter for one tenant's log, or (None) for all logs."""
         asked = self.values()
         names = (
             "outcome",
@@ -207,19 +207,19 @@ def found_events(
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> Content:
-    """Leaves by what they say: log by log, each in the order of time, or of all logs together by time."""
+    """Search leaves: log by log, each in order of time, or over all logs by time."""
     mine = desk.tenant_of(caller, READ, sought.tenant)
     asked = sought.values() | {"tenant": mine, "order": order, "as_of": as_of}
-    question = CursorBinding("listEvents", caller.name, asked)
-    position = desk.cursors.read(question, cursor)
+    binding = CursorBinding("listEvents", caller.name, asked)
+    position = desk.cursors.read(binding, cursor)
     wanted = sought.filter(mine)
     after = None if position is None else Place(*position)
     with desk.reading(mine) as connection, absent_as(desk):
         if order is EventOrder.LOG:
-            found = find_events(connection, wanted, after=after, limit=limit, as_of=as_of, scan_max=_SCAN_MAX)
+            matches = find_events(connection, wanted, after=after, limit=limit, as_of=as_of, scan_max=_SCAN_MAX)
         else:
             newest = order is EventOrder.NEWEST
-            found = find_by_time(
+            matches = find_by_time(
                 connection,
                 wanted,
                 newest=newest,
@@ -228,9 +228,9 @@ def found_events(
                 as_of=as_of,
                 scan_max=_SCAN_MAX,
             )
-        if not found.rows and found.next is None and position is None:
+        if not matches.rows and matches.next is None and position is None:
             desk.check_said(connection, wanted)
-    following = None if found.next is None else desk.cursors.write(question, list(found.next))
+    following = None if matches.next is None else desk.cursors.write(binding, list(matches.next))
     items = [
         {
             "log": row.log,
@@ -240,7 +240,7 @@ def found_events(
             "kind": row.kind,
             "leaf": orjson.Fragment(row.leaf),
         }
-        for row in found.rows
+        for row in matches.rows
     ]
     answer = {"items": items, "next": following, "as_of": as_of}
     return Content(answer_bytes(EventPage, answer))
@@ -248,25 +248,25 @@ def found_events(
 
 @grouped
 def summary(*, caller: CallerDep, desk: DeskDep, sought: EventQuery) -> dict[str, Any]:
-    """What there is among the leaves of a filter: how many, of which sort, and when."""
+    """Summarize the leaves of a filter: their number, kinds and times."""
     mine = desk.tenant_of(caller, READ, sought.tenant)
     wanted = sought.filter(mine)
     with desk.reading(mine) as connection:
-        found = summarize(connection, wanted)
+        totals = summarize(connection, wanted)
     return {
-        "total": found.total,
-        "exact": found.exact,
+        "total": totals.total,
+        "exact": totals.exact,
         "facets": [
             {
                 "name": name,
-                "counted": name in found.counted,
+                "counted": name in totals.counted,
                 "values": [value._asdict() for value in values],
             }
-            for name, values in found.facets.items()
+            for name, values in totals.facets.items()
         ],
-        "sampled": found.sampled,
-        "column_us": found.column_us,
-        "columns": [column._asdict() for column in found.columns],
+        "sampled": totals.sampled,
+        "column_us": totals.column_us,
+        "columns": [column._asdict() for column in totals.columns],
     }
 
 
@@ -278,7 +278,7 @@ def logs(
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
-    """Sub-logs and their heads: one's own, or all of them."""
+    """List sub-logs and their heads: your own, or all."""
     mine = desk.tenant_of(caller, READ, tenant)
 
     def look() -> tuple[int, list[LogHead]]:
@@ -296,7 +296,7 @@ def logs(
 def odd_times(
     caller: CallerDep, desk: DeskDep, log: LogName, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
-    """Leaves that state a time which the signed checkpoints around them contradict, or that came late from a spill."""
+    """List leaves whose time contradicts the signed checkpoints around them, or that arrived late from a spill."""
     name = _log(desk, caller, log)
     question = CursorBinding("listOddTimes", caller.name, {"log": name})
     position = desk.cursors.read(question, cursor)
@@ -308,7 +308,7 @@ def odd_times(
 
 
 def latest_checkpoint(desk: DeskDep) -> dict[str, Any]:
-    """The newest checkpoint that is signed; what is committed since has one a moment later."""
+    """Get the newest signed checkpoint. Later commits get theirs moments later."""
 
     def look() -> dict[str, Any]:
         with desk.reading() as connection:
@@ -320,13 +320,13 @@ def latest_checkpoint(desk: DeskDep) -> dict[str, Any]:
 
 
 def checkpoint(desk: DeskDep, size: Annotated[int, Path(ge=1, lt=LARGE, examples=[4]), NUMBER]) -> dict[str, Any]:
-    """The checkpoint of a size of the root log, with the first signed note that covers it."""
+    """Get the checkpoint of a size of the root log, with the first signed note that covers it."""
     with desk.reading() as connection, absent_as(desk):
         return _checkpoint(LedgerProofs(connection), size)
 
 
 def prove(caller: CallerDep, desk: DeskDep, log: LogName, idx: Index, as_of: AsOf = None) -> Content:
-    """One leaf, and the proof that a signed checkpoint covers it: the newest, or the one of `as_of`."""
+    """Get one leaf with the proof that a signed checkpoint covers it: the newest, or the one of `as_of`."""
     name = _log(desk, caller, log)
     with desk.reading(_own(caller)) as connection, absent_as(desk):
         leaf = LedgerProofs(connection).leaf(name, idx)
@@ -355,7 +355,7 @@ def consistent(
     size: Annotated[int, Query(ge=1, lt=LARGE), NUMBER],
     log: Annotated[str, Query(min_length=1, max_length=320, description="A sub-log, or `root`.")] = "root",
 ) -> dict[str, Any]:
-    """Shows that a log only grew between two sizes."""
+    """Prove that a log only grew between two sizes."""
     if old_size > size:
         raise ProblemError("invalid", "`old_size` must not be larger than `size`")
     name = log if log == "root" else _log(desk, caller, log)
@@ -373,7 +373,7 @@ def tile(
     log: Annotated[str, Query(min_length=1, max_length=320, description="A sub-log, or `root`.")] = "root",
     width: Annotated[int, Query(ge=1, le=_TILE_WIDTH), NUMBER] = _TILE_WIDTH,
 ) -> Content:
-    """A tile of hashes (C2SP tlog-tiles): `width` hashes of 32 bytes."""
+    """Get a tile of hashes (C2SP tlog-tiles): `width` hashes of 32 bytes."""
     name = None if log == "root" else _log(desk, caller, log)
     with desk.reading(None if log == "root" else _own(caller)) as connection, absent_as(desk):
         try:
@@ -395,7 +395,7 @@ def _covered(desk: Desk, look: Callable[[], _Found]) -> _Found:
 
 @contextmanager
 def absent_as(desk: Desk) -> Iterator[None]:
-    """What the ledger has no proof of is said as the desk says it; a cursor of another state of it is invalid."""
+    """Translate missing proofs and stale cursors into the desk's own problems."""
     try:
         yield
     except CursorError:

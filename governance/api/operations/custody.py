@@ -152,7 +152,7 @@ def residencies(
     cursor: CursorText = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
-    """Everything that was held for one subject, oldest first."""
+    """List everything that was held for one subject, oldest first."""
     mine, names = _named(caller, desk, tenant, subject)
     with desk.reading(mine) as connection:
         found = queries.custody_of(connection, mine, names) if names else ()
@@ -172,7 +172,7 @@ def subject_of(
         Query(ge=0, lt=LARGE, description="As of this UTC µs, or ISO 8601; default: now."),
     ] = None,
 ) -> dict[str, Any]:
-    """One subject's page: what is held, why and until when, what of it still exists, and what was erased."""
+    """Get one subject's page: what is held, why and until when, what still exists, and what was erased."""
     mine, names = _named(caller, desk, tenant, subject)
     now_us, periods = desk.clock.utc_us() if at is None else at, desk.work_periods()
     marked = desk.marked()
@@ -195,10 +195,10 @@ def held_now(
     cursor: CursorText = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
-    """Residencies that run, or whose hold has not ended, oldest first; people by pseudonym."""
+    """List residencies that run or whose hold has not ended, oldest first; people by pseudonym."""
     mine = desk.tenant_of(caller, READ, tenant)
-    question = CursorBinding("listLive", caller.name, {"tenant": mine})
-    position = desk.cursors.read(question, cursor)
+    binding = CursorBinding("listLive", caller.name, {"tenant": mine})
+    position = desk.cursors.read(binding, cursor)
     after = None if position is None else (int(position[0]), str(position[1]), int(position[2]))
     now_us, periods = desk.clock.utc_us(), desk.work_periods()
     with desk.reading(mine) as connection:
@@ -206,7 +206,7 @@ def held_now(
     following = None
     if len(found) > limit:
         last = found[limit - 1]
-        following = desk.cursors.write(question, [last.opened_us, last.incarnation, last.residency])
+        following = desk.cursors.write(binding, [last.opened_us, last.incarnation, last.residency])
     return {"items": facts(found[:limit]), "next": following, "now_us": now_us}
 
 
@@ -217,7 +217,7 @@ def totals(
     cursor: CursorText = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
-    """What the ledger holds, by tenant."""
+    """Get what the ledger holds, by tenant."""
     mine = desk.tenant_of(caller, READ, tenant)
     with desk.reading(mine) as connection:
         found = tenant_totals(connection, tenant=mine)
@@ -240,7 +240,7 @@ def covered(
         ),
     ] = None,
 ) -> dict[str, Any]:
-    """Deletion coverage of the custody that was due in a period, by tenant and classification.
+    """Get deletion coverage of the custody that was due in a period, by tenant and classification.
 
     `monitored` is when a worker did not enforce its policy for everybody then, `qualification` says so in words.
     """
@@ -250,7 +250,7 @@ def covered(
     if since_us >= until_us:
         raise ProblemError("invalid", "`since` must be before `until`")
     with desk.reading_for_long(mine) as connection:
-        found = coverage(
+        covering = coverage(
             connection,
             since_us=since_us,
             until_us=until_us,
@@ -266,9 +266,9 @@ def covered(
     spans = unnamed(monitored)
     said = qualification(monitored) if mine is None else unnamed_qualification(spans)
     period = {"since_us": since_us, "until_us": until_us, "monitored": facts(spans), "qualification": said}
-    lag = {name: getattr(found, name) for name in ("lag_us_p50", "lag_us_p99", "lag_us_max")}
-    rows = {"rows": facts(found.rows), "copies": facts(copies.rows)}
-    return {**rows, "total": found.total._asdict(), **lag, **period}
+    lag = {name: getattr(covering, name) for name in ("lag_us_p50", "lag_us_p99", "lag_us_max")}
+    rows = {"rows": facts(covering.rows), "copies": facts(copies.rows)}
+    return {**rows, "total": covering.total._asdict(), **lag, **period}
 
 
 def covered_by_hour(
@@ -278,23 +278,23 @@ def covered_by_hour(
     cursor: CursorText = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
-    """Deletion coverage of the last 24 hours by hour, tenant and classification, as it was judged last.
+    """Get deletion coverage of the last 24 hours by hour, tenant and classification, as last judged.
 
     `judged_us` says when, `as_of` over which checkpoint; null before the first time.
     """
     mine = desk.tenant_of(caller, READ, tenant)
-    question = CursorBinding("listHourlyCoverage", caller.name, {"tenant": mine})
-    position = desk.cursors.read(question, cursor)
+    binding = CursorBinding("listHourlyCoverage", caller.name, {"tenant": mine})
+    position = desk.cursors.read(binding, cursor)
     after = None if position is None else (int(position[0]), str(position[1]), str(position[2]))
     with desk.reading(mine) as connection:
         state = judged_state(connection)
-        found = by_hour(connection, tenant=mine, after=after, limit=limit + 1)
+        hours = by_hour(connection, tenant=mine, after=after, limit=limit + 1)
     following = None
-    if len(found) > limit:
-        last = found[limit - 1]
+    if len(hours) > limit:
+        last = hours[limit - 1]
         place = [last.hour_us, last.row.tenant, last.row.classification]
-        following = desk.cursors.write(question, place)
-    items = [each._asdict() | {"row": each.row._asdict()} for each in found[:limit]]
+        following = desk.cursors.write(binding, place)
+    items = [each._asdict() | {"row": each.row._asdict()} for each in hours[:limit]]
     judged = (None, None) if state is None else state
     return {"items": items, "next": following, "as_of": judged[0], "judged_us": judged[1]}
 
@@ -309,7 +309,7 @@ def counted_events(
     cursor: CursorText = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
-    """How many events there are by log, kind and outcome: of all time, or of the hours that a period touches."""
+    """Count events by log, kind and outcome: of all time, or of the hours that a period touches."""
     mine = desk.tenant_of(caller, READ, tenant)
     name = None if kind is None else str(kind.value)
     asked = {"tenant": mine, "kind": name, "since": since, "until": until}
@@ -327,7 +327,7 @@ def denials(
     cursor: CursorText = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
-    """Denied requests by reader, owner, rule and revision, of all time or of the hours that a period touches."""
+    """Count denied requests by reader, owner, rule and revision: of all time, or of the hours that a period touches."""
     mine = desk.tenant_of(caller, READ, tenant)
     with desk.reading(mine) as connection:
         found = denials_by_rule(connection, tenant=mine, since_us=since, until_us=until)
@@ -344,7 +344,7 @@ def crossed(
     cursor: CursorText = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
-    """Blocks that tenants reused of one another in [since, until), by reader, owner, and grant or segment.
+    """Count the blocks that tenants reused of one another in [since, until), by reader, owner, and grant or segment.
 
     With `tenant`, those where it is either.
     """
@@ -358,7 +358,7 @@ def crossed(
 
 
 def gaps(caller: CallerDep, desk: DeskDep, cursor: CursorText = None, limit: Limit = 100) -> dict[str, Any]:
-    """Evidence that is missing and known to be: of all tenants together, so for those who see all."""
+    """List missing evidence that is known. It concerns all tenants, so only callers who see all may read it."""
     with desk.reading() as connection:
         found = sequence_gaps.gaps(connection)
     return page(desk, CursorBinding("listGaps", caller.name, {}), facts(found), cursor, limit)
@@ -372,7 +372,7 @@ def findings(
     cursor: CursorText = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
-    """Orphan findings, and what became of each."""
+    """List orphan findings, and the outcome of each."""
     mine = desk.tenant_of(caller, READ, tenant)
     with desk.reading(mine) as connection:
         found = queries.findings(connection, tenant=mine)
@@ -390,7 +390,7 @@ def history(
     generation: Place,
     pool: Annotated[int, Query(ge=0, le=1 << 20), NUMBER] = 0,
 ) -> dict[str, Any]:
-    """Everything on record about one (block, generation): of your own tenant, where you have one."""
+    """Get everything on record about one (block, generation), within your own tenant if you have one."""
     with desk.reading(caller.tenant) as connection:
         found = queries.block_history(connection, incarnation, block, generation, pool)
     if caller.reach(READ) is Reach.OWN:

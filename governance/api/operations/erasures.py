@@ -85,28 +85,28 @@ def add_erasures(api: Declarations) -> None:
         answers=ErasureStatus,
         problems=("not-found",),
     )
-    one = "/v1/erasures/{erasure}"
+    erasure_path = "/v1/erasures/{erasure}"
     missing = ("not-found", "conflict")
-    made = _paper(
+    certificate = _paper(
         "getCertificate",
-        path=f"{one}/certificate",
+        path=f"{erasure_path}/certificate",
         action=Permission.READ_CERTIFICATE,
         command="erasure fetch-certificate",
     )
-    api.add(made, certificate_of, answers=Certificate, problems=missing)
+    api.add(certificate, certificate_of, answers=Certificate, problems=missing)
     page_ = _paper(
         "getCertificatePage",
-        path=f"{one}/certificate.html",
+        path=f"{erasure_path}/certificate.html",
         action=Permission.READ_CERTIFICATE,
         command="erasure fetch-page",
     )
     api.add(page_, certificate_page, media="text/html", problems=(*missing, "not-acceptable"))
-    opens = _paper("getOpening", path=f"{one}/opening", action=Permission.CERTIFY, command="erasure opening")
+    opens = _paper("getOpening", path=f"{erasure_path}/opening", action=Permission.CERTIFY, command="erasure opening")
     api.add(opens, opening_of, answers=OpeningModel, problems=("not-found",))
 
 
 def request(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> dict[str, Any]:
-    """Ask that all custody of a selector end by a deadline, in every worker.
+    """Request that all custody of a selector end by a deadline, on every worker.
 
     Refused while a case restricts the processing of anybody whom it covers.
     """
@@ -134,7 +134,7 @@ def request(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> dic
 
 
 def previewed(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> dict[str, Any]:
-    """What this erasure would cover if it were asked for now: live residencies by tenant and classification.
+    """Preview an erasure: the live residencies that it would cover now, by tenant and classification.
 
     Parts of the selector that the ledger does not know of a residency are named in `not_counted`: then it covers at
     most what is counted. Nothing is erased.
@@ -153,7 +153,7 @@ def previewed(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> d
             beyond.append("session")
     periods = service.work_periods()
     with service.reading(tenant) as connection:
-        found = preview(
+        affected = preview(
             connection,
             now_us=service.clock.utc_us(),
             tenant=tenant,
@@ -163,15 +163,15 @@ def previewed(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> d
             not_counted=sorted(beyond),
             periods=periods,
         )
-    figures = {"residencies": found.residencies, "running": found.running, "is_cut": found.is_cut}
-    named = {"not_counted": list(found.not_counted), "workers": list(found.workers)}
-    return {"tenant": tenant, "selector": selector.kind, "rows": facts(found.rows), **figures, **named}
+    figures = {"residencies": affected.residencies, "running": affected.running, "is_cut": affected.is_cut}
+    named = {"not_counted": list(affected.not_counted), "workers": list(affected.workers)}
+    return {"tenant": tenant, "selector": selector.kind, "rows": facts(affected.rows), **figures, **named}
 
 
 def erasures(
     caller: CallerDep, desk: DeskDep, tenant: Tenant = None, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
-    """Erasures that were asked for, newest first, and how each stands."""
+    """List requested erasures, newest first, with the state of each."""
     mine = desk.tenant_of(caller, READ, tenant)
     periods = desk.work_periods()
     with desk.reading(mine) as connection:
@@ -183,46 +183,46 @@ def erasures(
 
 
 def erasure_of(caller: CallerDep, desk: DeskDep, erasure: ErasureId) -> dict[str, Any]:
-    """One erasure: which workers have answered, which have not, what each ended, and which legal holds are beside it.
+    """Get one erasure: answers of workers, those outstanding, what each ended, and legal holds that apply.
 
     Holds bind the ledger's record of it, and no block. The reason of one on everything is for those who see all.
     """
     periods = desk.work_periods()
     with desk.reading(caller.tenant) as connection:
         try:
-            found = ledger.status(connection, erasure, desk.clock.utc_us(), periods)
+            progress = ledger.status(connection, erasure, desk.clock.utc_us(), periods)
         except LedgerError as error:
             raise desk.absent(error) from None
-    if caller.reach(READ) is Reach.OWN and found.request.tenant != caller.tenant:
+    if caller.reach(READ) is Reach.OWN and progress.request.tenant != caller.tenant:
         raise not_found()
     with desk.reading() as connection:  # no wall: a hold on everything is in the system log
-        holds = holds_on_erasure(connection, found.request.tenant, found.request.subject)
+        holds = holds_on_erasure(connection, progress.request.tenant, progress.request.subject)
     sees_all = caller.reach(READ) is Reach.ALL
     held = [hold if sees_all or hold.tenant is not None else hold._replace(reason="") for hold in holds]
     standing = {
-        **found.standing._asdict(),
-        "outcome": found.outcome,
-        "waiting": list(found.waiting),
-        "unreachable": list(found.unreachable),
+        **progress.standing._asdict(),
+        "outcome": progress.outcome,
+        "waiting": list(progress.waiting),
+        "unreachable": list(progress.unreachable),
     }
-    return _shown(found.request) | standing | {"answers": facts(found.answers), "holds": facts(held)}
+    return _shown(progress.request) | standing | {"answers": facts(progress.answers), "holds": facts(held)}
 
 
 def certificate_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> Content:
-    """The certificate of an erasure as it stands: figures, proofs, what remains and why, under one signature."""
+    """Get the certificate of an erasure: figures, proofs, what remains and why, under one signature."""
     _check_reach(caller, service, erasure, Permission.READ_CERTIFICATE)
     return Content(certificate(service, erasure).to_bytes())
 
 
 def certificate_page(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> Content:
-    """The certificate as one page for people, which prints."""
+    """Get the certificate as one printable page."""
     _check_reach(caller, service, erasure, Permission.READ_CERTIFICATE)
     made = service.documents.certificate(certificate(service, erasure))
     return Content(made, "text/html; charset=utf-8")
 
 
 def opening_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> dict[str, Any]:
-    """What opens the commitment of an erasure's certificate: it names the selector; keep it from others."""
+    """Get the opening of an erasure certificate's commitment. It reveals the selector: keep it secret."""
     _check_reach(caller, service, erasure, Permission.CERTIFY)
     return opening(service, erasure)._asdict()
 

@@ -1,4 +1,4 @@
-"""The ledger as a stream for security monitoring: pulled, in the order of seals, resumable for ever.
+"""The ledger as a stream for security monitoring: pulled, in sealing order, resumable at any time.
 
 1. `next` is always there: asked for with it, the answer goes on where this one ended, without a hole or a double.
    After a restore of the ledger the answer begins again at its first leaf, and says so.
@@ -69,19 +69,19 @@ async def stream(
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> Content:
-    """Leaves in the order in which they were sealed, from where the cursor left off; held open up to `wait` seconds."""
+    """Read leaves in sealing order from the cursor on; held open up to `wait` seconds."""
     mine = service.tenant_of(caller, Permission.READ_CUSTODY, tenant)
-    question = CursorBinding("streamEvents", caller.name, {"tenant": mine})
-    given = service.cursors.read(question, cursor)
+    binding = CursorBinding("streamEvents", caller.name, {"tenant": mine})
+    given = service.cursors.read(binding, cursor)
     at = None if given is None else Position(int(given[0]), int(given[1]), str(given[2]))
-    found = await _news(service, caller, mine, at, begin, limit, wait)
+    batch = await _news(service, caller, mine, at, begin, limit, wait)
     told_as = open_shape(shape, service.identity)
     answer: dict[str, Any] = {
-        "items": [told_as.shape(row) for row in found.rows],
-        "next": service.cursors.write(question, list(found.position)),
-        "more": found.more,
-        "restarted": found.restarted,
-        "purged": found.purged,
+        "items": [told_as.shape(row) for row in batch.rows],
+        "next": service.cursors.write(binding, list(batch.position)),
+        "more": batch.more,
+        "restarted": batch.restarted,
+        "purged": batch.purged,
     }
     return Content(orjson.dumps(answer))
 
@@ -116,13 +116,13 @@ async def _news(
     seal = partial(service.writer.seal, _SEAL_SECONDS)  # the order of commits is that of their seals
     if at is None and begin == "newest":
         await run_sync(seal)
-    found = await run_sync(look)
-    if not (found.rows or found.more):
+    batch = await run_sync(look)
+    if not (batch.rows or batch.more):
         await run_sync(seal)
-        found = await run_sync(look, found)
+        batch = await run_sync(look, batch)
     while True:
-        if found.rows or found.more or time.monotonic() >= ends or service.stopping.is_set():
-            return found
+        if batch.rows or batch.more or time.monotonic() >= ends or service.stopping.is_set():
+            return batch
         service.writer.seal_soon()
         await asyncio.sleep(_LOOK_SECONDS)
-        found = await run_sync(look_again, found)
+        batch = await run_sync(look_again, batch)

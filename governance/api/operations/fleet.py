@@ -1,4 +1,4 @@
-"""Operations for those who run a fleet: scans for orphans, quotas, capacity, webhooks, the clock.
+"""Operations for fleet operators: orphan scans, quotas, capacity, webhooks, the clock.
 
 1. They show what a fleet needs to be run, by tenant's name and in blocks: never a subject, a session or a leaf.
 
@@ -110,12 +110,12 @@ _SINK_ACTS = {
 
 
 def start_scan(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
-    """Scan the ledger for what it says against itself; the job's result names the scan."""
+    """Scan the ledger for contradictions; the job's result names the scan."""
     return shown(service.scans.start(caller.name))
 
 
 def listed_scans(caller: CallerDep, desk: DeskDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
-    """Scans of workers and of the ledger, newest first."""
+    """List scans of workers and of the ledger, newest first."""
     question = CursorBinding("listScans", caller.name, {})
     position = desk.cursors.read(question, cursor)
     after = None if position is None else (int(position[0]), int(position[1]), int(position[2]))
@@ -126,7 +126,7 @@ def listed_scans(caller: CallerDep, desk: DeskDep, cursor: Cursor = None, limit:
 
 
 def one_scan(desk: DeskDep, incarnation: Incarnation, scan: Number) -> dict[str, Any]:
-    """One scan, and everything that it found."""
+    """Get one scan and its findings."""
     with desk.reading() as connection:
         found = scan_of(connection, incarnation, scan)
     if found is None:
@@ -137,7 +137,7 @@ def one_scan(desk: DeskDep, incarnation: Incarnation, scan: Number) -> dict[str,
 def quotas(
     caller: CallerDep, desk: DeskDep, tenant: Tenant = None, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
-    """What each tenant may hold by the policy in effect, what it holds by the ledger, what workers charge it for."""
+    """Compare each tenant's quota under the policy, its custody in the ledger, and what workers charge it for."""
     with desk.reading() as connection:
         totals = tenant_totals(connection)
     held = {row.tenant: row.held_blocks for row in totals}
@@ -147,17 +147,17 @@ def quotas(
     effect = desk.policies_in_effect()
     policies = [one for one in effect.policies if not one.stage]
     policy = policies[0].policy if len(policies) == 1 else None  # several: no share is everybody's
-    named = {} if policy is None else {found.id: found for found in policy.tenants}
+    named = {} if policy is None else {listed.id: listed for listed in policy.tenants}
     rows = []
     for name in sorted(held.keys() | named.keys() | charged.keys()):
         if tenant in (None, name):
-            found = named.get(name)
+            listed = named.get(name)
             rows.append(
                 {
                     "tenant": name,
-                    "group": None if found is None else found.group,
-                    "guaranteed": None if found is None else _percent(found.guaranteed),
-                    "cap": None if found is None else _percent(found.cap),
+                    "group": None if listed is None else listed.group,
+                    "guaranteed": None if listed is None else _percent(listed.guaranteed),
+                    "cap": None if listed is None else _percent(listed.cap),
                     "held_blocks": held.get(name, 0),
                     "charged_blocks": charged[name],
                 }
@@ -170,24 +170,24 @@ def quotas(
 
 
 def capacity(caller: CallerDep, desk: DeskDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
-    """The blocks of every running worker by state, as it last said."""
+    """Get every running worker's blocks by state, from its last report."""
     rows = [_capacity(worker) for worker in desk.fleet.running()]
     found = page(desk, CursorBinding("getCapacity", caller.name, {}), rows, cursor, limit)
     return found | {"blocks": sum(row["blocks"] for row in rows)}
 
 
 def sinks(service: ServiceDep) -> dict[str, Any]:
-    """The webhooks that the settings name: delivered, given up, and why one does not go on."""
+    """List the webhooks of the settings: delivered, given up, and why one has stopped."""
     return {"items": [status._asdict() for status in service.sinks.listed()], "next": None}
 
 
 def clock_state(service: ServiceDep) -> dict[str, Any]:
-    """The time by which the service compares deadlines, and how far the machine's clock is ahead of it or behind it."""
+    """Get the time that deadlines are compared with, and the difference of the machine's clock."""
     return service.clock.state()._asdict()
 
 
 def confirm_clock(caller: CallerDep, service: ServiceDep, what: ClockReason) -> dict[str, Any]:
-    """Believe the machine's clock, which is further ahead than a clock steps by itself: on record first.
+    """Accept the machine's clock after a jump that no clock makes by itself. The reason goes on record first.
 
     Every deadline before its time is over from then on, for good. Workers whose own clocks agree go on by theirs.
     """
@@ -227,7 +227,7 @@ def _capacity(worker: WorkerRun) -> dict[str, Any]:
 
 
 def whole(value: float) -> int:
-    """What a worker says of a count, as one that can be shown."""
+    """Return a reported count as a whole number."""
     return int(min(max(value, 0), LARGE - 1))
 
 
@@ -261,7 +261,7 @@ def add_scan_orders(api: Declarations) -> None:
 
 
 def order_scan(caller: CallerDep, service: ServiceDep, worker: WorkerName, what: ScanWanted) -> dict[str, Any]:
-    """Ask a worker to scan all of its memory for orphans and to repair what it finds, at its next pull.
+    """Order a worker to scan all of its memory for orphans and repair its findings, at its next pull.
 
     The order that already waits for this worker is given again.
     """
@@ -273,7 +273,7 @@ def order_scan(caller: CallerDep, service: ServiceDep, worker: WorkerName, what:
 def listed_scan_orders(
     caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
-    """Scans that workers were asked for, newest first, with what became of each."""
+    """List scan orders, newest first, with the outcome of each."""
     question = CursorBinding("listScanOrders", caller.name, {})
     position = service.cursors.read(question, cursor)
     before = None if position is None else (int(position[0]), str(position[1]))
@@ -283,7 +283,7 @@ def listed_scan_orders(
 
 
 def one_scan_order(service: ServiceDep, order: OrderId) -> dict[str, Any]:
-    """One order; a scan's findings are those of `getScan` by its incarnation and number."""
+    """Get one order; `getScan` has the findings, by the scan's incarnation and number."""
     return service.scans.orders.get(order)._asdict()
 
 
@@ -293,7 +293,7 @@ async def owed(
     wait: Wait = 0,
     known: Annotated[str, Query(max_length=4096, pattern=r"^[a-f0-9,]*$", description="Orders that it has.")] = "",
 ) -> dict[str, Any]:
-    """Scans that this worker is asked for; held open up to `wait` seconds for one that it does not know."""
+    """List the scans ordered from this worker; held open up to `wait` seconds for a new one."""
     taken = set(known.split(","))
     return await long_poll(
         service,
@@ -308,7 +308,7 @@ async def owed(
 def answer_scan_order(
     caller: CallerDep, service: ServiceDep, incarnation: Uuid, order: OrderId, what: ScanDone
 ) -> dict[str, Any]:
-    """What became of an order. The same answer again changes nothing; a scan must be in the ledger first."""
+    """Report the outcome of an order. A repeated answer changes nothing; the scan must be in the ledger first."""
     service.fleet.sender(caller.name, incarnation)
     orders = service.scans.orders
     return orders.answer(caller.name, order, incarnation, scan=what.scan, reason=what.reason)._asdict()
@@ -326,7 +326,9 @@ def get_showback(
     until: Until = None,
     tenant: Tenant = None,
 ) -> dict[str, Any]:
-    """What each tenant held and what reuse saved it, in [since, until) UTC microseconds; the last day by default."""
+    """Get each tenant's custody and the prefill that reuse avoided, in [since, until) UTC microseconds; by default the
+    last day.
+    """
     since_us, until_us = last_day_or(desk, since, until)
     with desk.reading() as connection:
         rows = showback(connection, since_us, until_us, costs_of(statuses(connection)))
@@ -349,7 +351,9 @@ def list_prefixes(
     tenant: Tenant = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
-    """Requests whose blocks saved later ones most in [since, until) UTC microseconds; the last day by default."""
+    """List the requests whose blocks saved later ones most, in [since, until) UTC microseconds; by default the last
+    day.
+    """
     since_us, until_us = last_day_or(desk, since, until)
     with desk.reading() as connection:
         costs = costs_of(statuses(connection))

@@ -1,4 +1,4 @@
-"""Operations of an owner on what it has granted: see it, and take it back at once.
+"""Operations of a data owner on its grants: list them, and withdraw one at once.
 
 1. An owner takes back what the revisions in effect say is its own alone. Another tenant's grant and none: one answer.
 2. It takes effect before it is on record, for good, on every worker by its next pull, which is held open for it.
@@ -44,7 +44,7 @@ def add_grants(api: Declarations) -> None:
 
 
 def own_grants(caller: CallerDep, desk: DeskDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
-    """Grants and segments in effect that open your own tenant's blocks: to whom, up to what, until when."""
+    """List the grants and segments in effect on your own tenant's blocks: to whom, how much, until when."""
     effect = desk.policies_in_effect()
     ways = effect.openings(desk.clock.utc_us(), owner=caller.tenant or "")
     items = [{name: getattr(way, name) for name in _FIELDS} for way in ways]
@@ -53,7 +53,7 @@ def own_grants(caller: CallerDep, desk: DeskDep, cursor: Cursor = None, limit: L
 
 
 def withdraw(caller: CallerDep, service: ServiceDep, what: SignedStep) -> Content:
-    """Take back, at once and for good, grants and segments that open your own tenant's blocks."""
+    """Withdraw grants and segments on your own tenant's blocks, at once and permanently."""
 
     def check(state: ReleaseState, record: ReleaseRecord) -> None:
         ids = record.body.get("ids")

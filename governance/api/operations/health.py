@@ -1,4 +1,4 @@
-"""Operations of health: is it alive, is it ready, what is wrong, what is measured, what waits for whoever asks."""
+"""Operations of health: liveness, readiness, problems, metrics, and the caller's open tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kvcustody.times import DAY_US
 
 
 def add_health(api: Declarations) -> None:
-    """Declare the operations. The two open ones say a word, and nothing of what runs here."""
+    """Declare the operations. The two public ones answer one word and reveal nothing else."""
     api.add(
         Operation("live", "GET", "/health/live", None, "operations", command="service live"),
         live,
@@ -54,26 +54,26 @@ def add_health(api: Declarations) -> None:
 
 
 def live() -> dict[str, Any]:
-    """The process answers."""
+    """Answer that the process runs."""
     return {"status": "ok"}
 
 
 def ready(service: ServiceDep) -> dict[str, Any]:
-    """Requests can be served: the ledger records, and the database answers."""
+    """Answer whether requests can be served: the ledger records, and the database answers."""
     if not service.ready():
         raise ProblemError("unavailable", headers={"Retry-After": "2"})
     return {"status": "ok"}
 
 
 async def metrics(service: ServiceDep) -> Content:
-    """Every measure in Prometheus' text format; tenants by pseudonym unless the settings say otherwise."""
+    """Get every metric in Prometheus' text format; tenants by pseudonym unless the settings say otherwise."""
     measuring = service.measuring
     text = await run_sync(lambda: exposition(measuring.samples()), limiter=measuring.threads)
     return Content(text, "text/plain; version=0.0.4; charset=utf-8")
 
 
 def health(service: ServiceDep) -> dict[str, Any]:
-    """The ledger's writer, its signatures and witnesses, the batches of workers and the workers themselves.
+    """Get the state of the ledger's writer, its signatures and witnesses, workers' batches and the workers.
 
     Where the database does not answer, so does this within two seconds, and says why.
     """
@@ -114,6 +114,6 @@ def health(service: ServiceDep) -> dict[str, Any]:
 
 
 def inbox(caller: CallerDep, desk: DeskDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
-    """What waits for you: approvals, consents, missed erasures, and what is about to end; the most urgent first."""
+    """List your open tasks: approvals, consents, missed erasures, and what ends soon; the most urgent first."""
     items = [item.data() for item in desk.inbox_of(caller)]
     return page(desk, CursorBinding("listInbox", caller.name, {}), items, cursor, limit)

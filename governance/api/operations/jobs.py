@@ -1,4 +1,4 @@
-"""Operations on jobs: exports of the ledger; the progress of every job, its end, its files.
+"""Operations on jobs: export of the ledger; progress, result and files of every job.
 
 1. A job is its principal's own. What an export holds is what its principal may see.
 2. That something was taken out of the ledger is on record before it is (class A), whoever does it.
@@ -69,7 +69,7 @@ def add_jobs(api: Declarations) -> None:
 
 
 def export(caller: CallerDep, service: ServiceDep, what: ExportRequest) -> dict[str, Any]:
-    """Take leaves out of the ledger, with everything that is needed to verify them offline, as one tar file."""
+    """Export leaves with everything that is needed to verify them offline, as one tar file."""
     mine = service.tenant_of(caller, READ, what.tenant)
     if what.since is not None and what.until is not None and what.since >= what.until:
         raise ProblemError("invalid", "`since` must be before `until`")
@@ -84,7 +84,7 @@ def export(caller: CallerDep, service: ServiceDep, what: ExportRequest) -> dict[
             service.cover()
         source = LedgerSource(service.reader, as_of=what.as_of)
         folder = progress.folder / "export"
-        made = write_export(
+        export = write_export(
             folder,
             source,
             selection,
@@ -93,7 +93,7 @@ def export(caller: CallerDep, service: ServiceDep, what: ExportRequest) -> dict[
             progress=lambda log, done, total: progress(done, total),
         )
         packed = _pack(folder)
-        return {"leaves": made.leaves, "checkpoint": made.root.size, "files": [packed]}
+        return {"leaves": export.leaves, "checkpoint": export.root.size, "files": [packed]}
 
     parameters = what.model_dump(exclude_none=True)
     return shown(
@@ -104,7 +104,7 @@ def export(caller: CallerDep, service: ServiceDep, what: ExportRequest) -> dict[
 
 
 def jobs(caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 50) -> dict[str, Any]:
-    """Your jobs, newest first."""
+    """List your jobs, newest first."""
     question = CursorBinding("listJobs", caller.name, {})
     position = service.cursors.read(question, cursor)
     before = None if position is None else (int(position[0]), str(position[1]))
@@ -114,17 +114,17 @@ def jobs(caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: L
 
 
 def job_of(caller: CallerDep, service: ServiceDep, job: JobId) -> dict[str, Any]:
-    """One of your jobs."""
+    """Get one of your jobs."""
     return shown(service.verdicts.on(service.jobs.get(job, principal=caller.name)))
 
 
 def cancel(caller: CallerDep, service: ServiceDep, job: JobId) -> dict[str, Any]:
-    """Ask one of your jobs to stop; what it made is removed."""
+    """Ask one of your jobs to stop; its files are removed."""
     return shown(service.jobs.cancel(job, principal=caller.name))
 
 
 def file_of(caller: CallerDep, service: ServiceDep, job: JobId, name: FileName) -> FileContent:
-    """A file that one of your jobs made."""
+    """Get a file of one of your jobs."""
     path = service.jobs.file(job, name, principal=caller.name)
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
     return FileContent(path, "application/octet-stream", headers)

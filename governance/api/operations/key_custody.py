@@ -59,12 +59,12 @@ def add_key_custody(api: Declarations) -> None:
 
 
 def signing_keys(service: ServiceDep) -> dict[str, Any]:
-    """Every public key that signs or signed this ledger, oldest first, and the sizes that each may sign."""
+    """List every public key that signs or signed this ledger, oldest first, with the sizes that each may sign."""
     return {"items": [period._asdict() for period in custody.signing_keys(service)]}
 
 
 def rotate(caller: CallerDep, service: ServiceDep, how: HandoverModel) -> dict[str, Any]:
-    """Hand the ledger over to a new signing key: both sign the handover, which is on record before the new one signs.
+    """Hand the ledger over to a new signing key. Both sign the handover, which is on record before the new key signs.
 
     The old key stays beside the new one, under its id, and may sign nothing newer. Give auditors the new public key.
     """
@@ -72,7 +72,8 @@ def rotate(caller: CallerDep, service: ServiceDep, how: HandoverModel) -> dict[s
 
 
 def confirm_break(caller: CallerDep, service: ServiceDep, what: BreakReason) -> dict[str, int]:
-    """Go on signing a ledger that lost what was signed: its key states the break, on record first.
+    """Resume signing a ledger that lost signed leaves. Its key signs a statement of the break, which is on record
+    first.
 
     Have workers hand in again what they kept before. The break stays: who holds the lost checkpoint sees it.
     """
@@ -82,7 +83,9 @@ def confirm_break(caller: CallerDep, service: ServiceDep, what: BreakReason) -> 
 
 
 def unlink(caller: CallerDep, service: ServiceDep, who: SubjectNamed) -> dict[str, Any]:
-    """Destroy what says who a subject's pseudonyms are; every leaf and proof stays. Says what remains where."""
+    """Destroy the link between a subject and its pseudonyms; leaves and proofs stay. The answer says what remains
+    where.
+    """
     service.check_can_name()
     return custody.unlink(
         service, service.named(who.tenant), who.subject, actor=caller.name, reason=who.reason
@@ -90,7 +93,7 @@ def unlink(caller: CallerDep, service: ServiceDep, who: SubjectNamed) -> dict[st
 
 
 def orders(caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
-    """Orders on tenants' keys, newest first, and how far each is; workers' acts are in the tenant's log.
+    """List orders on tenants' keys, newest first, with their progress; workers' acts are in the tenant's log.
 
     An order to destroy is complete when every process that was at work then holds nothing of it any more, and every key
     that a key service was to destroy is gone. Without a service, the last backup has to be gone that somebody told of

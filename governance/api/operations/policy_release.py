@@ -1,4 +1,4 @@
-"""Operations of the policy's release: what stands, the revisions, and the signed steps that people take.
+"""Operations of the policy release: its state, the revisions, and the steps that people sign.
 
 1. A step arrives signed by its caller's own key; each operation takes the kind of step that its role may take.
 2. Who acts for one tenant alone sees of a release where it stands and what waits for that tenant's consent: no
@@ -179,24 +179,24 @@ def add_policies(api: Declarations) -> None:
 
 
 def revisions(caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
-    """Every revision, newest first."""
+    """List every revision, newest first."""
     state = _state(service.policies)
     items = [_revision(state, state.proposals[number]) for number in sorted(state.proposals, reverse=True)]
     return page(service, CursorBinding("listRevisions", caller.name, {}), items, cursor, limit)
 
 
 def release(caller: CallerDep, service: ServiceDep) -> Content:
-    """Where the release stands."""
+    """Get the state of the release."""
     return _release(_state(service.policies), caller.tenant)
 
 
 def in_effect(desk: DeskDep) -> dict[str, Any]:
-    """Which policies workers run, released or from a file, by their leaves; where none is at work, the release's."""
+    """List the policies that workers run, released or from a file, by their leaves; with no worker, the release's."""
     return desk.policies_in_effect().data()
 
 
 def order_enforcement(caller: CallerDep, service: ServiceDep, what: EnforcementAsked) -> dict[str, Any]:
-    """Order for whom every worker enforces its policy, and until when; of the others it only records what it would do.
+    """Order for whom every worker enforces its policy, and until when. For the others it only records decisions.
 
     A worker follows where its setting `monitoring` allows it and its policy's profile is `shared`; else it enforces.
     """
@@ -212,15 +212,15 @@ def order_enforcement(caller: CallerDep, service: ServiceDep, what: EnforcementA
 
 
 def enforce_policy(caller: CallerDep, service: ServiceDep, why: EnforcingAsked) -> dict[str, Any]:
-    """Order that every worker enforce its policy for everybody, at once."""
+    """Order every worker to enforce its policy for everybody, at once."""
     return enforcement_orders.order(
         service, "enforce", tenants=[], share="", until_us=None, actor=caller.name, reason=why.reason
     )
 
 
 def consents(caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
-    """What a proposed revision would open on your own tenant's data, and has no consent yet."""
-    found = pending_consents(_state(service.policies), caller.tenant or "", service.policy_work.assess)
+    """List what a proposed revision would open on your own tenant's data and that has no consent yet."""
+    pending = pending_consents(_state(service.policies), caller.tenant or "", service.policy_work.assess)
     items = [
         {
             "revision": item.revision,
@@ -230,13 +230,13 @@ def consents(caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limi
             "opening": item.id,
             "what": item.opening.data(),
         }
-        for item in found
+        for item in pending
     ]
     return page(service, CursorBinding("listConsents", caller.name, {}), items, cursor, limit)
 
 
 def records(caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
-    """The signed steps themselves, oldest first: whoever trusts nobody folds and verifies them."""
+    """Get the signed steps, oldest first, to verify them yourself."""
     service.policies.trust  # noqa: B018 - `conflict` where there is none
     items = [{"record": data.decode()} for data in service.policies.records()]
     found = page(service, CursorBinding("listReleaseRecords", caller.name, {}), items, cursor, limit)
@@ -244,14 +244,14 @@ def records(caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit
 
 
 def revision_of(service: ServiceDep, revision: Number) -> dict[str, Any]:
-    """One revision, with its document."""
+    """Get one revision, with its document."""
     state = _state(service.policies)
     found = _proposal(state, revision)
     return _revision(state, found) | {"document": found.document}
 
 
 def review(service: ServiceDep, revision: Number) -> Content:
-    """The proof of a revision, what it changes against the active one, and the consents that are missing."""
+    """Get the proof of a revision, its differences from the active one, and the missing consents."""
     state = _state(service.policies)
     proposal = _proposal(state, revision)
     found = service.policy_work.review(*gates.compared(state, proposal), proposal.manifest.id)
@@ -289,7 +289,7 @@ def taken(
     staged: bool | None,
     check: Callable[[ReleaseState, ReleaseRecord], None] | None = None,
 ) -> Content:
-    """Take a signed step of one of these kinds, and tell the workers that wait."""
+    """Accept a signed step of one of these kinds, and notify waiting workers."""
     desk = service.policies
     desk.trust  # noqa: B018 - `conflict` where there is none
     state = desk.take(what.record.encode(), caller=caller.name, steps=steps, staged=staged, check=check)
@@ -330,30 +330,30 @@ def _proposal(state: ReleaseState, revision: int) -> Proposal:
         raise not_found() from None
 
 
-def _revision(state: ReleaseState, found: Proposal) -> dict[str, Any]:
-    standing = "approved" if found.approval is not None else "proposed"
-    if found is state.staged:
+def _revision(state: ReleaseState, proposal: Proposal) -> dict[str, Any]:
+    standing = "approved" if proposal.approval is not None else "proposed"
+    if proposal is state.staged:
         standing = "staged"
-    elif found is state.active:
+    elif proposal is state.active:
         standing = "active"
-    elif found.activated:
+    elif proposal.activated:
         standing = "past"
     return {
-        "revision": found.revision,
-        "name": found.policy.name,
-        "digest": found.manifest.digest,
-        "author": found.author,
-        "note": found.note,
+        "revision": proposal.revision,
+        "name": proposal.policy.name,
+        "digest": proposal.manifest.digest,
+        "author": proposal.author,
+        "note": proposal.note,
         "state": standing,
-        "approver": None if found.approval is None else found.approval.approver,
-        "issued_us": found.manifest.issued_us,
-        "expires_us": found.manifest.expires_us,
-        "restores": found.restores,
+        "approver": None if proposal.approval is None else proposal.approval.approver,
+        "issued_us": proposal.manifest.issued_us,
+        "expires_us": proposal.manifest.expires_us,
+        "restores": proposal.restores,
     }
 
 
 def enforcement_on_record(desk: Desk) -> dict[str, Any]:
-    """The newest order, what processes at work do, when anybody was monitored, and what was foreseen."""
+    """Read the newest order, what running processes do, when anybody was monitored, and the forecast."""
     with desk.reading() as connection:
         order = recorded.newest_order(connection)
         return {
@@ -365,5 +365,5 @@ def enforcement_on_record(desk: Desk) -> dict[str, Any]:
 
 
 def enforcement(desk: DeskDep, caller: CallerDep) -> dict[str, Any]:
-    """For whom workers enforce: the order, what each does, and what was foreseen of whom they monitor."""
+    """Get for whom workers enforce: the order, what each does, and the forecast of those it monitors."""
     return enforcement_on_record(desk)

@@ -88,14 +88,14 @@ def add_workbench(api: Declarations) -> None:
 
 
 def validated(service: ServiceDep, what: PolicySource) -> dict[str, Any]:
-    """What is wrong with a document, each with line, column, code and what to do; nothing is guessed or repaired."""
+    """List the problems of a document with line, column, code and remedy; nothing is guessed or repaired."""
     found = service.policy_work.call(tasks.validated, Draft(what.source))
     problems = [_problem(problem) for problem in found.problems]
     return {"sound": found.sound, "digest": found.digest, "problems": problems, "omitted": found.omitted}
 
 
 def linted(service: ServiceDep, what: PolicySource) -> dict[str, Any]:
-    """What in a sound document is probably not meant: rules that do nothing, grants that end, names that look alike.
+    """List probable mistakes in a valid document: rules without effect, grants that end, names that look alike.
 
     Also tiers that none of the workers that run has.
     """
@@ -107,23 +107,23 @@ def linted(service: ServiceDep, what: PolicySource) -> dict[str, Any]:
 
 
 def tested(service: ServiceDep, what: CasesRequest) -> Content:
-    """Run cases against a document: each result, and what the cases did not reach."""
+    """Run cases against a document: each result, and the rules that no case reached."""
     more = tasks.weight_of(what.cases)
     return _answer(service, tasks.tested, Draft(what.source), what.cases, NAME, more=more)
 
 
 def compared(service: ServiceDep, what: PolicyPair) -> Content:
-    """What a document decides differently from another, or from the one in effect: cells, openings, obligations."""
+    """Compare a document's decisions with another's, or the one in effect: cells, openings, obligations."""
     return _answer(service, tasks.compared, _old(service, what), _draft(what))
 
 
 def proved(service: ServiceDep, what: PolicySource) -> Content:
-    """Prove isolation over the whole finite domain of a document, or show the request that breaks it."""
+    """Prove isolation over the whole finite domain of a document, or show a request that breaks it."""
     return _answer(service, tasks.proved, _draft(what))
 
 
 def simulated(service: ServiceDep, what: SimulationRequest) -> dict[str, Any]:
-    """Decide recorded requests again under a document: what each tenant would lose, and why; exact for what was hit."""
+    """Decide recorded requests again under a document: what each tenant would lose, and why; exact for hits."""
     with service.reading() as connection, service.reading() as other:
         asked = recorded_requests(connection, since_us=what.since, revision=what.revision)
         some = list(islice(asked, what.requests_max + 1))
@@ -139,7 +139,7 @@ def simulated(service: ServiceDep, what: SimulationRequest) -> dict[str, Any]:
 
 
 def explained(service: ServiceDep, what: PolicyQuestion) -> Content:
-    """Why one request is permitted or denied; for a deny, the nearest permit and the term that failed."""
+    """Explain why one request is permitted or denied; for a denial, the nearest permit and the failed term."""
     asked = Question(
         PolicyAction[what.action.upper()],
         what.reader,
@@ -166,7 +166,7 @@ def _old(service: Service, what: PolicyPair) -> Compiled:
 
 
 def policy_of(source: str) -> Policy:
-    """The policy of a document; raises `invalid` with every problem where it is refused."""
+    """Return the policy of a document; raises `invalid` with every problem."""
     with _rejecting():
         return load_policy(source, name=NAME)
 

@@ -1,4 +1,4 @@
-"""Operations of key custodians on who may ask: see principals and their keys, disable them, refuse their keys.
+"""Operations on principals: list them and their keys, disable them, refuse their keys.
 
 1. They take away: whoever was disabled is let back in, and given a key, with the bootstrap key alone. One thing they
    give: a key that somebody else made for itself is kept beyond the key that it was made with (`keepKey`).
@@ -79,7 +79,7 @@ def add_principal_endings(api: Declarations) -> None:
 
 
 def disable(caller: CallerDep, service: ServiceDep, who: Ending) -> dict[str, Any]:
-    """End a principal with all of its keys and sessions, at once; its tokens too, where an issuer keeps it.
+    """Disable a principal with all of its keys and sessions, at once; with its tokens too, where an issuer keeps it.
 
     Whatever it shows is answered as an unknown key is. Questions that it holds open are not answered any more.
     """
@@ -88,14 +88,14 @@ def disable(caller: CallerDep, service: ServiceDep, who: Ending) -> dict[str, An
     return shown(found)
 
 
-def revoke_keys(caller: CallerDep, service: ServiceDep, which: KeyEnding) -> dict[str, Any]:
-    """Refuse one key of a principal from now on, or all of them and its sessions; its keys, as they are then.
+def revoke_keys(caller: CallerDep, service: ServiceDep, ending: KeyEnding) -> dict[str, Any]:
+    """Refuse one key of a principal from now on, or all of its keys and sessions; answers with its keys.
 
     With one key end the sessions that were begun with it, and the keys that were made with it.
     """
-    book, allow, name = service.principals, which.allow_last, which.name
-    if which.prefix is not None:
-        name = book.revoke_key(which.prefix, principal=name, allow_last=allow, by=caller.name).principal
+    book, allow, name = service.principals, ending.allow_last, ending.name
+    if ending.prefix is not None:
+        name = book.revoke_key(ending.prefix, principal=name, allow_last=allow, by=caller.name).principal
     else:
         assert name is not None, "the model refuses neither"
         book.revoke_keys(name, allow_last=allow, by=caller.name)
@@ -103,14 +103,14 @@ def revoke_keys(caller: CallerDep, service: ServiceDep, which: KeyEnding) -> dic
     return {"principal": name, "items": [key._asdict() for key in book.keys(name)]}
 
 
-def keep_key(caller: CallerDep, service: ServiceDep, which: KeyKeeping) -> dict[str, Any]:
-    """Let a key that its principal made stand alone: it ends no longer with the key that it was made with.
+def keep_key(caller: CallerDep, service: ServiceDep, keeping: KeyKeeping) -> dict[str, Any]:
+    """Keep a key that its principal made: it no longer ends with the key that it was made with.
 
     Its principal cannot do this itself.
     """
     book = service.principals
-    book.keep_key(which.prefix, principal=which.name, days=which.days, by=caller.name)
-    return {"items": [key._asdict() for key in book.keys(which.name)]}
+    book.keep_key(keeping.prefix, principal=keeping.name, days=keeping.days, by=caller.name)
+    return {"items": [key._asdict() for key in book.keys(keeping.name)]}
 
 
 Named = Annotated[str, Path(min_length=1, max_length=128, examples=["alice"])]
@@ -123,14 +123,14 @@ def add_enrolment(api: Declarations) -> None:
         "listPrincipals", "GET", "/v1/principals", also=(Permission.MANAGE_KEYS,), command="principal list"
     )
     api.add(listing, principals, answers=PrincipalPage, problems=("cursor-invalid",))
-    one = _enrol(
+    enrolment = _enrol(
         "getPrincipal",
         "GET",
         "/v1/principals/{name}",
         also=(Permission.MANAGE_KEYS,),
         command="principal show",
     )
-    api.add(one, principal, answers=PrincipalModel, problems=("not-found",))
+    api.add(enrolment, principal, answers=PrincipalModel, problems=("not-found",))
     enrolling = _enrol("enrolPrincipal", "POST", "/v1/principals", keyed=True, command="principal add")
     api.add(enrolling, enrol, answers=Enrolled, status=201)
     issuing = _enrol("issueKey", "POST", "/v1/principals/{name}/keys", keyed=True, command="apikey issue")
@@ -140,7 +140,7 @@ def add_enrolment(api: Declarations) -> None:
 
 
 def principal(service: ServiceDep, name: Named) -> dict[str, Any]:
-    """One principal."""
+    """Get one principal."""
     return shown(service.principals.get(name))
 
 
@@ -157,7 +157,7 @@ def enrol(caller: CallerDep, service: ServiceDep, who: Enrolment) -> dict[str, A
 
 
 def issue_key(caller: CallerDep, service: ServiceDep, name: Named, how: KeyRequest) -> dict[str, Any]:
-    """A further key for a principal that was enrolled and has lost its own; not for the bootstrap role.
+    """Issue a further key for a principal that has lost its own; not for the bootstrap role.
 
     With `overlap_days` the principal's other keys end after so many days: the way to another client certificate.
     """
@@ -170,7 +170,7 @@ def issue_key(caller: CallerDep, service: ServiceDep, name: Named, how: KeyReque
 
 
 def enable(caller: CallerDep, service: ServiceDep, who: PrincipalName) -> dict[str, Any]:
-    """Let a principal ask again that was disabled. No key or session from before works: issue a new key."""
+    """Enable a disabled principal again. Its earlier keys and sessions stay invalid: issue a new key."""
     return shown(service.principals.enable(who.name, by=caller.name))
 
 
@@ -202,14 +202,14 @@ def add_self_service(api: Declarations) -> None:
 
 
 def document() -> Content:
-    """The document of this API, OpenAPI 3.1."""
+    """Get this API's OpenAPI 3.1 document."""
     from kvcustody.governance.api import openapi_document
 
     return Content(openapi_document.document())
 
 
 def whoami(caller: CallerDep) -> dict[str, Any]:
-    """Who you are to this service, and what your roles let you do."""
+    """Get who you are to this service, and what your roles permit."""
     actions = {action.value: reach(caller.roles, action) for action in Permission}
     return {
         "name": caller.name,
@@ -221,23 +221,23 @@ def whoami(caller: CallerDep) -> dict[str, Any]:
 
 
 def version() -> Content:
-    """The versions that decide how this service behaves."""
-    found = {
+    """Get the versions that decide how this service behaves."""
+    versions = {
         "kvcustody": __version__,
         "api": "v1",
         "schema": SCHEMA_REVISION,
         "python": platform.python_version(),
     }
-    return Content(orjson.dumps(found))
+    return Content(orjson.dumps(versions))
 
 
 def own_keys(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
-    """Your keys, newest first: when they were issued and last used, never what they are."""
+    """List your keys, newest first: when they were issued and last used, never their secrets."""
     return {"items": [key._asdict() for key in service.principals.keys(caller.name)]}
 
 
 def rotate_own_key(caller: CallerDep, service: ServiceDep, wire: WireDep, how: RotationModel) -> dict[str, Any]:
-    """A new key for yourself; your other keys end after the overlap.
+    """Issue a new key for yourself; your other keys end after the overlap.
 
     It is bound to the client certificate that the key you ask with is bound to; with `bind`, to the one of this
     connection. It is revoked with the key you ask with. Asked for in a session, it also expires no later than the key
@@ -260,7 +260,7 @@ def rotate_own_key(caller: CallerDep, service: ServiceDep, wire: WireDep, how: R
 
 
 def revoke_own_key(caller: CallerDep, service: ServiceDep, prefix: Prefix, allow_last: AllowLast = False) -> Content:
-    """Refuse one of your keys, and those that were made with it, from now on; not the other key that you ask with."""
+    """Refuse one of your keys, and those made with it, from now on; not the key that you call with."""
     keep = caller.key if caller.by == "key" else ""
     service.principals.revoke_key(prefix, principal=caller.name, keep=keep, allow_last=allow_last, by=caller.name)
     service.changed()
@@ -268,7 +268,7 @@ def revoke_own_key(caller: CallerDep, service: ServiceDep, prefix: Prefix, allow
 
 
 def begin_session(caller: CallerDep, service: ServiceDep, wire: WireDep) -> Content:
-    """Begin a session of a person at the console: sets its cookie."""
+    """Begin a person's session at the console, and set its cookie."""
     _enrolled(caller.by)
     made = service.sessions.begin(caller.name, key=caller.key)
     seconds = service.settings.session_minutes * 60
@@ -293,12 +293,12 @@ def _enrolled(by: str) -> None:
 
 
 def shown(found: PrincipalRecord) -> dict[str, Any]:
-    """A principal as it is shown."""
+    """Return a principal as the API shows it."""
     return found._asdict() | {"roles": sorted(found.roles)}
 
 
 def principals(desk: DeskDep, caller: CallerDep, *, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
-    """Every principal that was ever enrolled, in the order of names."""
+    """List every principal that was ever enrolled, by name."""
     question = CursorBinding("listPrincipals", caller.name, {})
     position = desk.cursors.read(question, cursor)
     after = str(position[0]) if position else ""
@@ -309,7 +309,7 @@ def principals(desk: DeskDep, caller: CallerDep, *, cursor: Cursor = None, limit
 
 
 def keys(desk: DeskDep, caller: CallerDep, *, name: Named) -> dict[str, Any]:
-    """The keys of a principal, newest first: when they were issued and last used, never what they are."""
+    """List the keys of a principal, newest first: when they were issued and last used, never their secrets."""
     with desk.reading() as connection:
         if find_principal(connection, name) is None:
             raise not_found()

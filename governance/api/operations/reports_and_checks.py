@@ -1,4 +1,4 @@
-"""Evidence reports and checks of the whole ledger, as jobs.
+"""Evidence reports and full checks of the ledger, as jobs.
 
 1. A report is of what its principal may see; a check reads every log, so it is for those who see all.
 2. That any was asked for is on record before it begins, for those whose reads are events.
@@ -143,18 +143,18 @@ SCHEDULE_ACTS = {
 
 
 def destinations(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
-    """Where schedules of yours may hand reports over to: the names in the settings of the service."""
+    """List the destinations that your schedules may deliver reports to, by their names in the settings."""
     named = service.settings.report_destinations
     return {"items": listed_destinations(named, caller.tenant), "next": None}
 
 
 def schedules_of(service: Service, caller: Caller) -> list[Schedule]:
-    """The schedules of which this person may see the reports."""
+    """Return the schedules whose reports this person may see."""
     return service.schedules.listed(tenant=caller.tenant_of(READ, None))
 
 
 def make_schedule(caller: CallerDep, service: ServiceDep, what: ScheduleRequest) -> dict[str, Any]:
-    """Have a report made of every week, month or quarter from now on, and handed over."""
+    """Schedule a report of every week, month or quarter from now on, with its deliveries."""
     return _new_schedule(caller, service, what).data(service.clock.utc_us())
 
 
@@ -184,20 +184,22 @@ def _check_hands_over(caller: Caller, destinations: Sequence[object]) -> None:
 
 
 def change_schedule(caller: Caller, service: Service, schedule: str, act: str, reason: str) -> Schedule:
-    """Pause, resume or delete: for whoever made it, those who see all, and its tenant's administrators."""
-    found = service.schedules.get(schedule)
+    """Pause, resume or delete a schedule: allowed to its maker, to those who see all, and to its tenant's
+    administrators.
+    """
+    current = service.schedules.get(schedule)
     whole = caller.reach(READ) is Reach.ALL
-    if not whole and (caller.tenant is None or found.tenant != caller.tenant):
+    if not whole and (caller.tenant is None or current.tenant != caller.tenant):
         raise not_found()
-    if not whole and found.principal != caller.name and Role.TENANT_ADMIN not in caller.roles:
+    if not whole and current.principal != caller.name and Role.TENANT_ADMIN not in caller.roles:
         raise ProblemError("forbidden", "another person made it")
     if act == "resume":
-        _check_hands_over(caller, found.destinations)
+        _check_hands_over(caller, current.destinations)
     return service.schedules.change(schedule, act, by=caller.name, reason=reason)
 
 
 def retry(caller: CallerDep, service: ServiceDep, report: ReportId) -> dict[str, Any]:
-    """Try again what failed for good: making a scheduled report, or handing it over."""
+    """Retry a scheduled report or a delivery that failed permanently."""
     return _retried_report(caller, service, report).data()
 
 
@@ -224,8 +226,8 @@ def _changing(act: str, says: str) -> Callable[..., dict[str, Any]]:
 
 
 def frameworks(desk: DeskDep) -> dict[str, Any]:
-    """The frameworks that reports are arranged by, and the controls that there is evidence for."""
-    found = [load_framework(name) for name in NAMES]
+    """List the frameworks that reports follow, and the controls that the ledger has evidence for."""
+    loaded = [load_framework(name) for name in NAMES]
     return {
         "items": [
             {
@@ -236,7 +238,7 @@ def frameworks(desk: DeskDep) -> dict[str, Any]:
                 "ids_taken": item.ids_taken,
                 "controls": [_control(control) for control in item.controls],
             }
-            for item in found
+            for item in loaded
         ],
         "next": None,
     }
@@ -252,7 +254,7 @@ def _control(control: Control) -> dict[str, Any]:
 
 
 def check(caller: CallerDep, service: ServiceDep, what: CheckRequest) -> dict[str, Any]:
-    """Compute trees, roots, checkpoints and derived rows again from the leaves; the result names the first bad one."""
+    """Recompute trees, roots, checkpoints and derived rows from the leaves; the result names the first error."""
     try:
         keys = [parse_vkey(text) for text in what.keys]
     except NoteError as error:
@@ -299,7 +301,7 @@ def _found(report: FsckReport) -> dict[str, Any]:
 def list_reports(
     desk: DeskDep, caller: CallerDep, *, cursor: Cursor = None, limit: Limit = 50, tenant: Tenant = None
 ) -> dict[str, Any]:
-    """Reports that were made, or are due by a schedule, newest first: opinion, digest, signature, deliveries."""
+    """List reports that exist or are due by a schedule, newest first: opinion, digest, signature, deliveries."""
     mine = desk.tenant_of(caller, READ, tenant)
     question = CursorBinding("listReports", caller.name, {"tenant": tenant})
     position = desk.cursors.read(question, cursor)
@@ -311,7 +313,7 @@ def list_reports(
 
 
 def schedules(desk: DeskDep, caller: CallerDep) -> dict[str, Any]:
-    """Schedules of reports that you may see: those of your tenant, or all."""
+    """List the report schedules that you may see: your tenant's, or all."""
     with desk.reading() as connection:
         found = read_schedules(connection, tenant=caller.tenant_of(READ, None))
     now_us = desk.clock.utc_us()

@@ -1,4 +1,4 @@
-"""What was decided about moving copies: by tier, one by one, and for one request.
+"""Operations on transfer decisions: by tier, one by one, and for one request.
 
 1. Every answer is about the tenant that the caller's credential names, or about the one asked for by those who see
    all. Those who run a fleet see all: what is shown names tenants and requests, and neither subjects nor leaves.
@@ -75,7 +75,7 @@ def add_tiers(api: Declarations) -> None:
 
 
 def whose(desk: Desk, caller: Caller, tenant: str | None) -> str | None:
-    """The tenant to answer about, by whichever of the actions the caller has (rule 1)."""
+    """Return the tenant to answer about, by the permission that the caller has (rule 1)."""
     reads = caller.reach(Permission.READ_CUSTODY) is not Reach.NONE
     return desk.tenant_of(caller, Permission.READ_CUSTODY if reads else Permission.READ_OPERATIONS, tenant)
 
@@ -83,7 +83,7 @@ def whose(desk: Desk, caller: Caller, tenant: str | None) -> str | None:
 def tiers(
     desk: DeskDep, caller: CallerDep, *, tenant: Tenant = None, since: Since = None, until: Until = None
 ) -> dict[str, Any]:
-    """Every tier: its copies of all time, and what was decided in [since, until), the last day by default."""
+    """List every tier: its copies since it began, and the decisions in [since, until), by default the last day."""
     mine = whose(desk, caller, tenant)
     since_us, until_us = last_day_or(desk, since, until)
     with desk.reading(mine) as connection:
@@ -98,7 +98,7 @@ def _with_sizes(totals: TransferSummary) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class TransferQuery(ParameterGroup):
-    """Which decisions are listed."""
+    """Conditions on decisions."""
 
     tenant: Tenant = None
     tier: Annotated[str | None, Query(pattern=r"^(host|nvme|remote)$", description="Only about this tier.")] = None
@@ -149,7 +149,7 @@ def listed_transfers(
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
-    """Decisions about moving copies: what either way was predicted to take, and what it took."""
+    """List decisions about moving copies: predicted time of either way, and the time taken."""
     mine = whose(desk, caller, sought.tenant)
     wanted = sought.filter(mine)
     question = CursorBinding("listTransfers", caller.name, wanted._asdict() | {"order": str(order)})
@@ -177,7 +177,7 @@ def explained(
     ] = None,
     tenant: Tenant = None,
 ) -> dict[str, Any]:
-    """What was decided about restoring blocks for one request: found where, predicted, chosen, measured."""
+    """Explain the restore decisions of one request: where copies were, predicted, chosen, measured."""
     mine = whose(desk, caller, tenant)
     with desk.reading(mine) as connection:
         found = explain_request(connection, residency, incarnation=incarnation, worker=worker, tenant=mine)

@@ -1,4 +1,4 @@
-"""Operations on and of workers: what operators see of them, and how they hand in their ledgers.
+"""Operations on and by workers: what operators see of them, and how workers hand in their ledgers.
 
 1. A worker speaks for the incarnations that its own key registered: another's are absent.
 2. A batch that was answered with 200 is durable. The same batch again adds nothing.
@@ -144,7 +144,7 @@ def add_doors(api: Declarations) -> None:
 
 
 def close_worker(caller: CallerDep, service: ServiceDep, what: DeadProcess) -> dict[str, Any]:
-    """Declare a silent process dead, and its spill lost; another person says the same within a day, and it is closed.
+    """Declare a silent process dead, and its spill lost. Another person must confirm within a day; then it is closed.
 
     What it held is closed as unproven, as behind a crash. A process that was heard in the last minute is refused.
     """
@@ -158,7 +158,7 @@ async def policy_records(
     after: Annotated[int, Query(ge=0, lt=1 << 31), NUMBER] = 0,
     wait: Wait = 0,
 ) -> dict[str, Any]:
-    """Signed steps of the policy's release from `after` on; held open up to `wait` seconds for a new one."""
+    """Get signed steps of the policy release from `after` on; held open up to `wait` seconds for a new one."""
     return await long_poll(
         service,
         caller,
@@ -196,7 +196,7 @@ async def erasures(
         ),
     ] = False,
 ) -> dict[str, Any]:
-    """Erasures that this worker owes an answer for, and orders on keys; held open up to `wait` seconds for news.
+    """Get the erasures that this worker owes an answer for, and key orders; held open up to `wait` seconds for news.
 
     And for whom it enforces its policy, and whose processing is restricted.
     """
@@ -223,13 +223,13 @@ async def erasures(
 
 
 def assign_issuer(caller: CallerDep, service: ServiceDep, what: MetIssuer) -> dict[str, Any]:
-    """Put an issuer of tenants on record that the ledger has not met: the control plane writes the leaf."""
+    """Put a tenant issuer that is new to the ledger on record; the control plane writes the leaf."""
     found = worker_requests.assign_issuer(service, caller.name, what.issuer, what.tenants)
     return {"issuers": list(found.all)}
 
 
 def request_erasure(caller: CallerDep, service: ServiceDep, erasure: ErasureId, what: BegunErasure) -> dict[str, Any]:
-    """Put an erasure on record that this worker's engine began: every other worker carries it out as well.
+    """Put an erasure that this worker's engine began on record; every other worker carries it out too.
 
     The request names this worker as its actor.
     """
@@ -238,7 +238,7 @@ def request_erasure(caller: CallerDep, service: ServiceDep, erasure: ErasureId, 
 
 
 def listed(caller: CallerDep, desk: DeskDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
-    """Incarnations of workers, oldest first; of those that have not ended, which erase epochs they act by."""
+    """List incarnations of workers, oldest first; for running ones, the erase epochs that they act by."""
     question = CursorBinding("listWorkers", caller.name, {})
     position = desk.cursors.read(question, cursor)
     found = desk.fleet.listed(after=int(position[0]) if position else 0, limit=limit + 1)
@@ -247,7 +247,7 @@ def listed(caller: CallerDep, desk: DeskDep, cursor: Cursor = None, limit: Limit
 
 
 def register(caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: IncarnationModel) -> dict[str, Any]:
-    """Put a new incarnation of this worker on record; closes the custody of its dead predecessors.
+    """Put a new incarnation of this worker on record, and close the custody of its dead predecessors.
 
     It may be repeated, to hear again which issuers of tenants the ledger knows. A process whose clock is too far from
     the service's is refused: every time that it puts on record would be wrong by as much.
@@ -264,7 +264,7 @@ def register(caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: In
 
 
 def report(caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: WorkerReport) -> dict[str, Any]:
-    """What the worker says of itself: counters by name, the policy revision that it enforces, blocks by tenant."""
+    """Report the worker's status: counters by name, its policy revision, blocks by tenant."""
     service.fleet.sender(caller.name, incarnation)
     tenants = {str(measure): dict(values) for measure, values in what.tenants.items()}
     service.fleet.heard(
@@ -279,7 +279,7 @@ def report(caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: Work
 
 
 def attempts(caller: CallerDep, service: ServiceDep, what: AttemptsReport) -> dict[str, Any]:
-    """Identities that the door before this worker's engine has refused: they go on record, as of that door."""
+    """Report identities that the door of this worker's engine refused; they go on record for that door."""
     now_us = service.clock.now_us()
     found = [
         Attempted(one.reason, one.source, one.attempts, now_us - MICROSECONDS * what.seconds) for one in what.items
@@ -289,7 +289,9 @@ def attempts(caller: CallerDep, service: ServiceDep, what: AttemptsReport) -> di
 
 
 def check_pseudonyms(service: ServiceDep, what: PseudonymsModel) -> dict[str, Any]:
-    """Which of these pseudonyms nobody is behind any more: a worker forgets them, and who comes back gets another."""
+    """Return which of these pseudonyms no longer belong to anybody. The worker forgets them; a returning person gets a
+    new one.
+    """
     with service.reading() as connection:
         return {"gone": unknown_pseudonyms(connection, what.names)}
 
@@ -297,7 +299,7 @@ def check_pseudonyms(service: ServiceDep, what: PseudonymsModel) -> dict[str, An
 async def ship(
     caller: CallerDep, service: ServiceDep, incarnation: Uuid, sequence: Sequence, wire: WireDep
 ) -> dict[str, Any]:
-    """Take a batch of leaves; the answer comes when it is durable. `sequence` is that of its first event."""
+    """Hand in a batch of leaves; the answer means that it is durable. `sequence` is that of its first event."""
     sent, encoding = wire.body, wire.headers.get("content-encoding")
     bytes_max = int(service.settings.batch_bytes_max)
 
@@ -324,7 +326,7 @@ async def ship(
 
 
 def check_kept(caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: KeptModel) -> dict[str, Any]:
-    """What of a worker's kept leaves is here, and under a signed checkpoint: that need be kept no longer."""
+    """Return which kept leaves are in the ledger under a signed checkpoint; the worker may delete those."""
     service.fleet.sender(caller.name, incarnation, fresh=True)
     runs = [LeafRun(run.incarnation, run.first, run.last) for run in what.runs]
     with service.reading() as connection:
@@ -339,7 +341,7 @@ def check_kept(caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: 
 
 
 def listed_doors(service: ServiceDep) -> dict[str, Any]:
-    """Doors and workers that ask for erase epochs: the version each acts by, and since when it lacks the newest."""
+    """List doors and workers that take erase epochs: the version each acts by, and since when it lags behind."""
     return {"items": [one._asdict() for one in service.epochs.takers.listed()], "next": None}
 
 
@@ -371,7 +373,7 @@ async def epochs(
     ] = None,
     wait: Wait = 0,
 ) -> dict[str, Any]:
-    """Erase epochs raised since a version, up to 10,000; held open up to `wait` seconds for news.
+    """Get the erase epochs raised since a version, up to 10,000; held open up to `wait` seconds for news.
 
     A page after which more follow has no digest. Whoever puts the pages together has the snapshot of the digest. By
     which scopes requests are named is in a door's answer where it is other than `scopes`. With `lost` the fleet's epoch
@@ -393,7 +395,7 @@ async def epochs(
 
 
 def role_of(caller: Caller) -> str:
-    """`door` for a door before a router, else `worker`."""
+    """Return `door` for a door before a router, otherwise `worker`."""
     return (Role.DOOR if Role.DOOR in caller.roles else Role.WORKER).value
 
 
@@ -415,7 +417,7 @@ def _epochs_after(service: ServiceDep, start: int, known_scopes: str | None) -> 
 
 
 def plain_body(body: bytes, encoding: str | None, bytes_max: int) -> bytes:
-    """A batch without its `Content-Encoding`; raises `unsupported-media-type`, `too-large` or `malformed`."""
+    """Decode a batch's `Content-Encoding`; raises `unsupported-media-type`, `too-large` or `malformed`."""
     if encoding is None:
         return body
     if encoding.strip().lower() != ENCODING:

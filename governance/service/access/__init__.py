@@ -1,1 +1,1 @@
-"""Who may ask the service: principals, API keys, tokens, sessions, roles and rate limits."""
+"""Access to the service: principals, API keys, tokens, sessions, roles and rate limits."""

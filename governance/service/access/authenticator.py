@@ -1,4 +1,4 @@
-"""From what a request carries to a caller, or to the one refusal.
+"""Authenticates a request's credential: a caller, or one uniform refusal.
 
 1. There is one refusal, whatever was wrong: the reason goes to the log, never to the requester.
 2. Exactly one credential a request. A key, a token and a session are told apart by their form alone.
@@ -44,7 +44,7 @@ _KNOWN_MAX = 4096
 
 
 class ServiceAuthenticator:
-    """Checks credentials; thread-safe, may ask the database for one that it has not seen."""
+    """Checks credentials; thread-safe. It asks the database for one that it has not seen."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ServiceAuthenticator:
         sessions: Sessions,
         failures: RateLimiter,
         key_failures: RateLimiter,
-        told: Callable[[str, str], None],
+        tell: Callable[[str, str], None],
         clock: Clock,
         credentials_seen: Callable[[], Hashable] = lambda: None,
     ) -> None:
@@ -62,7 +62,7 @@ class ServiceAuthenticator:
         `credentials_seen`: what a look into the database saw of all keys and principals a moment ago; else None.
         """
         self._credentials_seen = credentials_seen
-        self._tell = told
+        self._tell = tell
         self._clock = clock
         self._principals = principals
         self._tokens = tokens
@@ -75,7 +75,7 @@ class ServiceAuthenticator:
     def caller(
         self, authorization: str | None, cookie: str | None, address: str, certificate: str | None = None
     ) -> Caller:
-        """Who is asking; raises `unauthenticated`, or `too-many-requests` after too many failures.
+        """Return the caller; raises `unauthenticated`, or `too-many-requests` after too many failures.
 
         `certificate`: the thumbprint of the client certificate that TLS verified (rule 4).
         """
@@ -94,27 +94,27 @@ class ServiceAuthenticator:
         raise unauthenticated()
 
     def known(self, authorization: str | None, certificate: str | None = None) -> Caller | None:
-        """Who is asking, where that was proven a moment ago (rule 6); None: ask `caller`. No I/O."""
+        """Return a caller that was verified a moment ago (rule 6); None: ask `caller`. No I/O."""
         if authorization is None:
             return None
-        found = self._known.get(self._digest(authorization, certificate))
-        if found is None or found.narrowings != self._principals.narrowings:
+        remembered = self._known.get(self._digest(authorization, certificate))
+        if remembered is None or remembered.narrowings != self._principals.narrowings:
             return None
         now_us = self._clock.now_us()
-        if now_us < found.until_us:
-            return found.caller
-        unchanged = now_us < found.unchanged_until_us and found.seen == self._credentials_seen()
-        return found.caller if unchanged and found.seen is not None else None
+        if now_us < remembered.until_us:
+            return remembered.caller
+        unchanged = now_us < remembered.unchanged_until_us and remembered.seen == self._credentials_seen()
+        return remembered.caller if unchanged and remembered.seen is not None else None
 
     def remembered(self, authorization: str | None, certificate: str | None = None) -> Caller | None:
-        """Who is asking, where that was proven within the hour and the key has not ended (rule 7). No I/O."""
+        """Return a caller that was verified within the hour and whose key has not ended (rule 7). No I/O."""
         found = None if authorization is None else self._known.get(self._digest(authorization, certificate))
         if found is None or found.narrowings != self._principals.narrowings:
             return None
         return found.caller if self._clock.now_us() < found.remembered_until_us else None
 
     def of_session(self, cookie: str) -> Caller | None:
-        """Who a session's cookie stands for; None where it is over or never was."""
+        """Return the principal of a session's cookie; None where the session is over or unknown."""
         session = self._sessions.find(cookie)
         found = None if session is None else self._principals.find(session.principal)
         if session is None or found is None or found.disabled_us is not None or found.unread:
@@ -122,7 +122,7 @@ class ServiceAuthenticator:
         return _caller(found, "session")._replace(key=session.key, session=session.digest)
 
     def check_still_valid(self, caller: Caller) -> None:
-        """Raise `unauthenticated` where a caller was ended after its request had begun (rule 5)."""
+        """Raise `unauthenticated` where a caller was disabled after its request began (rule 5)."""
         if caller.by == "local":
             return
         over = caller.until_us is not None and self._clock.utc_us() >= caller.until_us
@@ -131,7 +131,7 @@ class ServiceAuthenticator:
             raise unauthenticated()
 
     def source_of(self, caller: Caller) -> KeySource:
-        """What a key is made with that a caller asks for itself; raises `unauthenticated` where that has ended."""
+        """Return the credential that a caller's new key depends on; raises `unauthenticated` where that has ended."""
         if caller.by != "session":
             return KeySource(caller.key, None)
         until_us = self._sessions.expiry(caller.session)
@@ -198,7 +198,7 @@ class ServiceAuthenticator:
 
 
 class KnownCaller(NamedTuple):
-    """Somebody whose key was found valid."""
+    """A caller whose key was verified."""
 
     caller: Caller
     until_us: int  # by the boot clock
@@ -209,7 +209,7 @@ class KnownCaller(NamedTuple):
 
 
 def unauthenticated() -> ProblemError:
-    """The one refusal (rule 1)."""
+    """Return the uniform refusal (rule 1)."""
     return ProblemError("unauthenticated", headers={"WWW-Authenticate": "Bearer"})
 
 

@@ -1,4 +1,4 @@
-"""Who is asking, once a credential has been checked; and what that lets them see.
+"""An authenticated caller, and what it may see.
 
 1. The tenant of a caller comes from the credential alone. Asking about another one is asking about nothing.
 """
@@ -12,7 +12,7 @@ from kvcustody.governance.service.problem_details import ProblemError, not_found
 
 
 class Caller(NamedTuple):
-    """An authenticated caller. `by` is how: `key`, `token` or `session`."""
+    """An authenticated caller. `by` is the kind of credential: `key`, `token` or `session`."""
 
     name: str
     roles: frozenset[Role]
@@ -23,16 +23,16 @@ class Caller(NamedTuple):
     until_us: int | None = None  # UTC; when a token expires
 
     def reach(self, action: Permission) -> Reach:
-        """How far the caller's roles go."""
+        """The reach of the caller's roles."""
         return reach(self.roles, action)
 
     def must(self, *actions: Permission) -> None:
-        """Raise `forbidden` unless some role of the caller may do one of these."""
+        """Raise `forbidden` unless a role of the caller permits one of these."""
         if all(self.reach(action) is Reach.NONE for action in actions):
             raise ProblemError("forbidden")
 
     def tenant_of(self, action: Permission, asked: str | None) -> str | None:
-        """The tenant to answer about: None for all of them; raises `not-found` where it is not the caller's."""
+        """Return the tenant to answer about: None for all; raises `not-found` where it is not the caller's."""
         self.must(action)
         if self.reach(action) is Reach.ALL:
             return asked
@@ -42,10 +42,10 @@ class Caller(NamedTuple):
 
     @property
     def party(self) -> str:
-        """With whom the caller shares what is bounded by party: its tenant's people, else nobody."""
+        """The party whose limits apply to the caller: its tenant's people, or the caller alone."""
         return self.name if self.tenant is None else f"tenant {self.tenant}"
 
     @property
     def recorded(self) -> bool:
-        """Whether the caller's reads of the ledger are events of their own."""
+        """Whether the caller's reads of the ledger are recorded as events."""
         return bool(self.roles & RECORDED)

@@ -1,4 +1,4 @@
-"""What an administrator of the machine does on the ledger itself, without a server: the first key, principals, keys.
+"""Administration on the ledger's own files, without a server: the first key, principals, keys.
 
 1. Whoever may write the database may do this; everything done is on record as `local:<user>`.
 2. A bootstrap key can only enrol principals, and ends after hours.
@@ -32,7 +32,7 @@ LOCAL_SPILL = "spill-local"  # in the state folder, apart from a server's
 
 
 class Administration(NamedTuple):
-    """The book of principals, and by whom it is changed."""
+    """The book of principals, and the actor that changes it."""
 
     principals: Principals
     by: str
@@ -55,7 +55,7 @@ def open_administration(settings: ServiceSettings, *, clock: Clock | None = None
 
 
 def make_bootstrap(administration: Administration, *, hours: float) -> IssuedKey:
-    """A principal that can only enrol others, and its key."""
+    """Create a principal that can only enrol others, and its key."""
     principals, by = administration
     number = 1
     while principals.find(f"bootstrap-{number}") is not None:
@@ -67,7 +67,9 @@ def make_bootstrap(administration: Administration, *, hours: float) -> IssuedKey
 
 @contextmanager
 def local_turn(settings: ServiceSettings) -> Iterator[None]:
-    """Whoever is inside writes under the commands' name (rule 3). Raises `LedgerError` where another is long inside."""
+    """Write under the commands' name inside the block (rule 3). Raises `LedgerError` where another command holds the
+    turn too long.
+    """
     settings.make_state_folder()
     deadline = time.monotonic() + TURN_SECONDS
     descriptor = os.open(settings.state_path / "local.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -87,12 +89,12 @@ def local_turn(settings: ServiceSettings) -> Iterator[None]:
 
 
 def local_writer(settings: ServiceSettings) -> str:
-    """The name of whoever writes the ledger beside the service that these settings are of."""
+    """Return the name of the commands that write the ledger beside the service of these settings."""
     return f"{settings.name}.local"
 
 
 def local_name() -> str:
-    """By whom an act on the ledger's own files is on record (rule 1)."""
+    """Return the actor of an act on the ledger's own files (rule 1)."""
     try:
         return f"local:{getpass.getuser()}"
     except (KeyError, OSError):

@@ -1,4 +1,4 @@
-"""OpenID Connect tokens: which principal, roles and tenant the claims of a verified token name.
+"""OpenID Connect tokens: the principal, roles and tenant in a verified token's claims.
 
 A role that the settings do not name gives nothing. Roles that nobody may hold together refuse the token.
 """
@@ -17,7 +17,7 @@ from kvcustody.governance.service.settings import Issuer
 
 
 class VerifiedClaims(NamedTuple):
-    """What a verified token says."""
+    """The claims of a verified token."""
 
     principal: str
     roles: frozenset[Role]
@@ -45,7 +45,7 @@ class OidcTokens:
         )
 
     def verify(self, token: str, certificate: str | None = None) -> VerifiedClaims:
-        """What the token proves; raises `IdentityError` for one that proves nothing.
+        """Return what the token proves; raises `IdentityError` for one that proves nothing.
 
         `certificate`: the thumbprint of the client certificate that came with it.
         """

@@ -1,4 +1,4 @@
-"""Principals and their keys as the database has them, and which keys count.
+"""Principals and their keys in the database, and which keys are valid.
 
 A role that this release does not know, as one of a later release, gives nothing; it is logged once.
 """
@@ -22,7 +22,7 @@ _NAMES_KEPT = 64
 
 
 class PrincipalRecord(NamedTuple):
-    """Somebody who may ask the service: a person or a machine.
+    """A principal of the service: a person or a machine.
 
     `kind` is `token` for one whom an issuer of tokens keeps: it is here because it was disabled here, and its roles
     are in its tokens.
@@ -40,7 +40,7 @@ class PrincipalRecord(NamedTuple):
 
 
 class ApiKeyRecord(NamedTuple):
-    """What may be known of a key: never its secret, never its hash."""
+    """The public facts of a key: never its secret, never its hash."""
 
     prefix: str
     principal: str
@@ -63,7 +63,7 @@ class IssuedKey(NamedTuple):
 
 
 class KeySource(NamedTuple):
-    """What a principal makes a key of its own with: the key that it showed, or its session and the key of that.
+    """What a principal's own new key depends on: the key that it used, or its session and that session's key.
 
     `until_us` (UTC): the key expires no later; None: it replaces what it was made with. `session`: its digest.
     """
@@ -78,20 +78,20 @@ KEY_COLUMNS = [*(service_keys.c[name] for name in _STORED), service_keys.c.hash]
 
 
 def key_of(row: StoredRow) -> ApiKeyRecord:
-    """The key of a row of `KEY_COLUMNS`."""
+    """Return the key of a row of `KEY_COLUMNS`."""
     stored = {name: row.values[name] for name in _STORED}
     source, session = source_of(row.hash) or None, bool(session_of(row.hash))
     return ApiKeyRecord(**stored, made_with=source, in_session=session, unread=row.unread)
 
 
 def principal_of(row: StoredRow) -> PrincipalRecord:
-    """The principal of a row that has its columns."""
+    """Return the principal of a row that has its columns."""
     values = {name: getattr(row, name) for name in PrincipalRecord._fields}
     return PrincipalRecord(**values | {"roles": roles_of(str(values["roles"]))})
 
 
 def roles_of(text: str) -> frozenset[Role]:
-    """The roles that are stored so, without those that nobody here knows."""
+    """Parse stored roles, without unknown ones."""
     found = (_role(name) for name in text.split(",") if name)
     return frozenset(role for role in found if role is not None)
 
@@ -106,18 +106,18 @@ def _role(name: str) -> Role | None:
 
 
 def roles_text(roles: Iterable[Role]) -> str:
-    """Roles as they are stored."""
+    """Return roles in their stored form."""
     return ",".join(sorted(roles))
 
 
 def find_principal(connection: Connection, name: str) -> PrincipalRecord | None:
-    """The principal of this name, if there ever was one."""
+    """Return the principal of this name, or None."""
     row = stored_row(connection, select(service_principals).where(service_principals.c.name == name))
     return None if row is None else principal_of(row)
 
 
 def principals_after(connection: Connection, after: str, limit: int | None) -> tuple[list[PrincipalRecord], bool]:
-    """Principals in the order of their names, from behind a name on, and whether more follow.
+    """Return principals in order of name, after a name, and whether more follow.
 
     `limit`, and more where the name of the last could not be read; None: all of them.
     """
@@ -130,7 +130,7 @@ def principals_after(connection: Connection, after: str, limit: int | None) -> t
 
 
 def keys_of_principal(connection: Connection, name: str, now_us: int) -> list[ApiKeyRecord]:
-    """Every key that a principal ever had, newest first; at most 1,000."""
+    """Return every key that a principal ever had, newest first; at most 1,000."""
     query = select(*KEY_COLUMNS).where(service_keys.c.principal == name)
     rows = stored_rows(connection, query.order_by(service_keys.c.issued_us.desc()).limit(1000))
     ends = [session_end(connection, row.hash, now_us) for row in rows]
@@ -141,7 +141,7 @@ def keys_of_principal(connection: Connection, name: str, now_us: int) -> list[Ap
 
 
 def valid_keys(connection: Connection, name: str, now_us: int) -> list[str]:
-    """The prefixes of a principal's keys that are neither revoked nor expired, and whose session is not over.
+    """Return the prefixes of a principal's keys that are not revoked, not expired, and whose session has not ended.
 
     One that cannot be read whole is none.
     """
@@ -152,7 +152,7 @@ def valid_keys(connection: Connection, name: str, now_us: int) -> list[str]:
 
 
 def session_end(connection: Connection, stored: str, now_us: int) -> int | None:
-    """When the session ended that a key ends with, now at the latest; None: it goes on, or there is none."""
+    """Return when the session ended that a key depends on, at the latest now; None: it goes on, or there is none."""
     digest = session_of(stored)
     if not digest:
         return None

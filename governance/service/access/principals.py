@@ -1,4 +1,4 @@
-"""The principals of the service and their keys: who may ask, until when, with which roles.
+"""The service's principals and their keys: who may call it, until when, with which roles.
 
 1. A principal's name is never given twice, not even after it was disabled.
 2. Whatever changes here is on record in the ledger before it takes effect if it widens, and takes effect at once if
@@ -116,7 +116,7 @@ TOKEN = "token"  # noqa: S105 - the kind of a principal whom an issuer of tokens
 
 
 def claim_apart(connection: Connection, by: str, roles: frozenset[Role]) -> None:
-    """Keep which roles that nobody holds together a bootstrap key gives; raises `conflict` for the second (rule 8)."""
+    """Reserve which of two exclusive roles a bootstrap key grants; raises `conflict` for the other (rule 8)."""
     table = service_principals
     found = stored_row(connection, select(table).where(table.c.name == by).with_for_update())
     if found is None or Role.BOOTSTRAP not in principal_of(found).roles:
@@ -137,7 +137,7 @@ def claim_apart(connection: Connection, by: str, roles: frozenset[Role]) -> None
 
 
 class FoundKey(NamedTuple):
-    """A valid key: whose it is, its prefix, and until when it is valid; None: until its session ends."""
+    """A valid key: its principal, its prefix, and its expiry; None: the end of its session."""
 
     principal: PrincipalRecord
     prefix: str
@@ -166,29 +166,31 @@ class Principals:
     def enrol(
         self, name: str, roles: Iterable[Role], *, tenant: str | None = None, kind: str = "person", by: str
     ) -> PrincipalRecord:
-        """Add a principal; raises `IdentityError` where roles or name do not allow it, `conflict` if it is taken."""
+        """Add a principal; raises `IdentityError` for roles or a name that are not permitted, `conflict` for a taken
+        name.
+        """
         _checked_name(name)
         held = check_roles(roles, tenant)
         if tenant is not None:
             tenant = self.named(check_tenant_name(tenant))
         if held & ALONE:
             kind = "machine"
-        found = PrincipalRecord(name, kind, held, tenant, self._clock.utc_us(), by, None, 1)
+        record = PrincipalRecord(name, kind, held, tenant, self._clock.utc_us(), by, None, 1)
         if self.find(name) is not None:
             raise _taken(name)
         self._claim(by, held)
-        self._note(found, "enrolled", by)
-        values = found._asdict() | {"roles": roles_text(held)}
+        self._note(record, "enrolled", by)
+        values = record._asdict() | {"roles": roles_text(held)}
         del values["unread"]
         try:
             with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
                 connection.execute(insert(service_principals).values(**values))
         except IntegrityError:
             raise _taken(name) from None
-        return found
+        return record
 
     def disable(self, name: str, *, version: int | None = None, allow_last: bool = False, by: str) -> PrincipalRecord:
-        """End a principal and all of its keys and sessions at once; on record afterwards.
+        """Disable a principal with all of its keys and sessions at once; recorded afterwards.
 
         Raises `conflict` for the last who manages keys, unless `allow_last`.
         """
@@ -214,7 +216,7 @@ class Principals:
         return found
 
     def enable(self, name: str, *, by: str) -> PrincipalRecord:
-        """Let a principal that was disabled ask again, once it has a new key (rule 5); on record before."""
+        """Enable a disabled principal, which needs a new key (rule 5); recorded before."""
         found = self.get(name)
         if found.disabled_us is None:
             return found
@@ -239,7 +241,7 @@ class Principals:
         source: KeySource | None = None,
         by: str,
     ) -> IssuedKey:
-        """A new key for a principal; with `overlap_days` its other keys expire after so many days.
+        """Issue a key for a principal; with `overlap_days` its other keys expire after that many days.
 
         `certificate` binds it (rule 4): workers alone present one. `source`: what it is made with (rule 6), where its
         principal makes it; raises `unauthenticated` where that has ended.
@@ -256,12 +258,12 @@ class Principals:
         now_us = self._clock.utc_us()
         if certificate is None and overlap_days is not None:
             certificate = self._binding(name, now_us)
-        made = self._hasher.make()
+        fresh = self._hasher.make()
         expires_us = now_us + int(days * DAY_US)
         if source is not None and source.until_us is not None:
             expires_us = min(expires_us, source.until_us)
-        issued = IssuedKey(made.prefix, made.key, expires_us)
-        detail = made.prefix if certificate is None else f"{made.prefix} x5t#S256={certificate}"
+        issued = IssuedKey(fresh.prefix, fresh.key, expires_us)
+        detail = fresh.prefix if certificate is None else f"{fresh.prefix} x5t#S256={certificate}"
         self._note(principal, "key-replaced" if overlap_days is not None else "key-issued", by, detail)
         source_key = "" if source is None else source.key
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
@@ -279,12 +281,12 @@ class Principals:
             elif len(valid) >= _KEYS_MAX:
                 raise ProblemError("conflict", f"principal `{name}` has `{_KEYS_MAX}` valid keys; revoke one")
             row = {
-                "prefix": made.prefix,
+                "prefix": fresh.prefix,
                 "principal": name,
                 "issued_us": now_us,
                 "expires_us": issued.expires_us,
                 "certificate": certificate,
-                "hash": with_source(made.hash, source_key, session),
+                "hash": with_source(fresh.hash, source_key, session),
             }
             connection.execute(insert(service_keys).values(row))
         self.narrowings += 1
@@ -299,7 +301,7 @@ class Principals:
         allow_last: bool = False,
         by: str,
     ) -> ApiKeyRecord:
-        """Refuse a key, and those that were made with it (rule 6), from now on; on record afterwards.
+        """Refuse a key, and those made with it (rule 6), from now on; recorded afterwards.
 
         Another principal's key is absent where one is named. `keep`: the prefix of a key that stays all the same.
         Raises `conflict` for the last key of the last who manages keys, unless `allow_last`.
@@ -325,7 +327,7 @@ class Principals:
         return key_of(row)._replace(revoked_us=row.revoked_us or now_us)
 
     def keep_key(self, prefix: str, *, principal: str, days: float, by: str) -> ApiKeyRecord:
-        """Let a key that was made with another stand alone (rule 6), for so many days from now; on record before.
+        """Make a key independent of the one that it was made with (rule 6), for some days from now; recorded before.
 
         Raises `conflict` for a key of `by`, for one that stands alone, and for one that is not valid any more.
         """
@@ -338,8 +340,8 @@ class Principals:
             is_valid = prefix in valid_keys(connection, owner.name, now_us)
         if row is None:
             raise not_found()
-        found = key_of(row)
-        if not is_valid or not (found.made_with or found.in_session):
+        key = key_of(row)
+        if not is_valid or not (key.made_with or key.in_session):
             why = "stands alone already" if is_valid else "is not valid any more"
             raise ProblemError("conflict", f"key `{prefix}` {why}")
         check_read(owner)
@@ -353,10 +355,10 @@ class Principals:
         self.narrowings += 1
         if not kept:
             raise ProblemError("conflict", f"key `{prefix}` is not valid any more")
-        return found._replace(expires_us=expires_us, made_with=None, in_session=False)
+        return key._replace(expires_us=expires_us, made_with=None, in_session=False)
 
     def revoke_keys(self, name: str, *, allow_last: bool = False, by: str) -> list[ApiKeyRecord]:
-        """Refuse every key of a principal from now on, and end its sessions; on record afterwards."""
+        """Refuse every key of a principal from now on, and end its sessions; recorded afterwards."""
         principal, now_us = self.get(name), self._clock.utc_us()
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             if not allow_last:
@@ -368,29 +370,29 @@ class Principals:
         return self.keys(name)
 
     def find(self, name: str) -> PrincipalRecord | None:
-        """The principal of this name, if there ever was one."""
+        """Return the principal of this name, or None."""
         with self._engine.connect() as connection:
             return find_principal(connection, name)
 
     def get(self, name: str) -> PrincipalRecord:
-        """The principal of this name; raises `not-found`."""
+        """Return the principal of this name; raises `not-found`."""
         found = self.find(name)
         if found is None:
             raise not_found()
         return found
 
     def listed(self, *, after: str = "", limit: int = 100) -> tuple[list[PrincipalRecord], bool]:
-        """Principals in the order of their names, and whether more follow: `principals_after`."""
+        """Return principals in order of name, and whether more follow: `principals_after`."""
         with self._engine.connect() as connection:
             return principals_after(connection, after, limit)
 
     def keys(self, name: str) -> list[ApiKeyRecord]:
-        """Every key that a principal ever had, newest first; at most 1,000."""
+        """Return every key that a principal ever had, newest first; at most 1,000."""
         with self._engine.connect() as connection:
             return keys_of_principal(connection, name, self._clock.utc_us())
 
     def by_key(self, prefix: str | None, key: str, certificate: str | None = None) -> FoundKey | None:
-        """Whose valid key this is; equally dear for all that are not (rule 9).
+        """Return the principal of a valid key; the cost is equal for every other key (rule 9).
 
         `certificate`: the thumbprint of the client certificate that came with it (rule 4).
         """
@@ -414,12 +416,12 @@ class Principals:
         return FoundKey(principal_of(row), prefix, None if session_of(row.hash) else row.expires_us)
 
     def named(self, tenant: str) -> str:
-        """The name of the tenant that somebody calls so; raises `ConfigError` where that could be several."""
+        """Return the unambiguous name of a tenant; raises `ConfigError` where several match."""
         with self._engine.connect() as connection:
             return named_tenant(connection, tenant)
 
     def ended(self, name: str, prefix: str = "") -> bool:
-        """Whether a principal, or the key that it used, was ended since: for answers that take long, and for tokens."""
+        """Whether a principal, or the key that it used, has ended since: for long answers, and for tokens."""
         whose = service_principals.c
         over = select(literal(1)).where(whose.name == name, whose.disabled_us.is_not(None))
         with self._engine.connect() as connection:

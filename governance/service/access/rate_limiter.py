@@ -1,4 +1,4 @@
-"""How often somebody may ask, by name: a bucket of tokens each."""
+"""Rate limits by name: one token bucket each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RateLimiter:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, and when
 
     def take(self, name: str) -> float:
-        """Take a token: 0.0 where there was one, else the seconds until there is."""
+        """Take a token and return 0.0, or return the seconds until one is available."""
         with self._lock:
             tokens, now = self._tokens(name), self._seconds()
             if tokens < 1.0:
@@ -45,13 +45,13 @@ class RateLimiter:
             return 0.0
 
     def wait(self, name: str) -> float:
-        """The seconds until a token is there; takes none."""
+        """Return the seconds until a token is available; takes none."""
         with self._lock:
             tokens = self._tokens(name)
         return 0.0 if tokens >= 1.0 else (1.0 - tokens) / self._per_second
 
     def left(self, name: str) -> int:
-        """Whole tokens that are left."""
+        """Return the number of whole tokens left."""
         with self._lock:
             return int(self._tokens(name))
 
@@ -63,5 +63,5 @@ class RateLimiter:
 
 
 def too_many(wait_seconds: float) -> ProblemError:
-    """Refused for its rate."""
+    """Return the refusal for a rate."""
     return ProblemError("too-many-requests", headers={"Retry-After": str(max(1, round(wait_seconds + 0.5)))})

@@ -1,4 +1,4 @@
-"""Roles and what each may do: the table of the design, in one place.
+"""Roles and what each permits: the table of the design.
 
 1. What is not in the table is not allowed. No role implies another.
 2. A reach of `OWN` is the tenant that the credential names, and no other.
@@ -32,7 +32,7 @@ class Role(StrEnum):
 
 
 class Permission(StrEnum):
-    """Something that an operation of the service does."""
+    """A permission that an operation of the service needs."""
 
     READ_CUSTODY = "custody.read"  # custody, log and reports
     READ_HEALTH = "health.read"
@@ -56,7 +56,7 @@ class Permission(StrEnum):
 
 
 class Reach(Enum):
-    """How far an action goes."""
+    """The reach of a permission: none, the own tenant, or all."""
 
     NONE = 0
     OWN = 1
@@ -121,7 +121,7 @@ RECORDED = frozenset({Role.DPO, Role.AUDITOR, Role.TENANT_ADMIN})  # whose reads
 
 @cache
 def reach(roles: frozenset[Role], action: Permission) -> Reach:
-    """How far these roles together may go."""
+    """Return the reach of these roles together."""
     best = Reach.NONE
     for role in roles:
         found = PERMISSIONS[role].get(action, Reach.NONE)
@@ -131,7 +131,7 @@ def reach(roles: frozenset[Role], action: Permission) -> Reach:
 
 
 def check_roles(roles: Iterable[Role], tenant: str | None) -> frozenset[Role]:
-    """The roles, if one principal may hold them together; raises `IdentityError` where it may not (rule 3)."""
+    """Return the roles if one principal may hold them together; raises `IdentityError` otherwise (rule 3)."""
     held = frozenset(roles)
     if not held:
         raise _refused("must hold at least one role")

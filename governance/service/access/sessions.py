@@ -1,4 +1,4 @@
-"""Sessions of people at the console: a cookie that stands for a credential, and what keeps others from using it.
+"""Console sessions: a cookie that stands for a credential, and its protection against use by others.
 
 1. The cookie holds 256 random bits, and the public prefix of the key that the session was begun with; the database
    holds the keyed digest of both. A session ends at its deadline, when it is idle too long, when its key does (revoked,
@@ -38,7 +38,7 @@ class NewSession(NamedTuple):
 
 
 class StandingSession(NamedTuple):
-    """A session that is not over: whose it is, and the prefix of the key that it was begun with (empty: of none)."""
+    """A running session: its principal, and the prefix of the key that began it (empty: none did)."""
 
     principal: str
     key: str
@@ -56,7 +56,7 @@ class Sessions:
         self._us, self._idle_us = seconds * MICROSECONDS, idle_seconds * MICROSECONDS
 
     def begin(self, principal: str, *, key: str) -> NewSession:
-        """A session for a principal who has just shown a credential; sessions that are over are removed.
+        """Begin a session for a principal that has just shown a credential; ended sessions are removed.
 
         `key`: the prefix of the API key that was shown; empty where a link or nothing of the kind was.
         """
@@ -71,7 +71,7 @@ class Sessions:
         return NewSession(token, self.csrf(token), now_us + self._us)
 
     def find(self, token: str) -> StandingSession | None:
-        """The session of a cookie, if it is one and not over; notes that it was used."""
+        """Return the running session of a cookie, and note its use."""
         form, now_us, table = _TOKEN.fullmatch(token), self._clock.utc_us(), service_sessions
         if form is None:
             return None
@@ -87,14 +87,14 @@ class Sessions:
         return StandingSession(str(row.principal), form[1], digest)
 
     def expiry(self, digest: str) -> int | None:
-        """When a session ends at the latest (UTC)."""
+        """Return when a session ends at the latest (UTC)."""
         query = select(service_sessions).where(service_sessions.c.digest == digest)
         with self._engine.connect() as connection:
             row = stored_row(connection, query)
         return None if row is None or row.unread else int(row.begun_us) + self._us
 
     def stands(self, digest: str, key: str) -> bool:
-        """Whether a session that was found is not over now."""
+        """Whether a session is still running."""
         with self._engine.connect() as connection:
             return self._standing(connection, digest, key, self._clock.utc_us()) is not None
 
@@ -107,7 +107,7 @@ class Sessions:
         return row if not key or key in valid_keys(connection, row.principal, now_us) else None
 
     def end(self, token: str) -> None:
-        """End a session; one that is over, or never was, is not an error."""
+        """End a session; an ended or unknown one is no error."""
         where = service_sessions.c.digest == self._digest(token)
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             connection.execute(delete(service_sessions).where(where))

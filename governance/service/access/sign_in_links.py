@@ -1,4 +1,4 @@
-"""Links that sign a person in once, from this machine alone, for whoever has begun a service by hand.
+"""One-time sign-in links, from this machine only, for a service that was started by hand.
 
 1. A link holds 256 random bits; what is kept is their digest, in memory: no link outlives the process.
 2. It is good for `LINK_SECONDS`, once. Whoever uses it second finds nothing, as with one that never was.
@@ -21,14 +21,16 @@ _TOKEN_CHARACTERS = 43
 
 
 class SignInLink(NamedTuple):
-    """A link that was just made: its token goes into the address. `expires_us` is boot time."""
+    """A new link: its token goes into the address. `expires_us` is boot time."""
 
     token: str
     expires_us: int
 
 
 class TakenLink(NamedTuple):
-    """Whom a link signs in, and since when it waited (UTC): what narrowed the principal since ends the link too."""
+    """The principal that a link signs in, and its creation (UTC): what narrows the principal afterwards ends
+    the link.
+    """
 
     principal: str
     made_us: int
@@ -40,7 +42,7 @@ class _Waiting(NamedTuple):
 
 
 class SignInLinks:
-    """Makes and takes links; thread-safe. Of more than `LINKS_MAX` that wait, the oldest goes."""
+    """Makes and takes links; thread-safe. Beyond `LINKS_MAX` waiting links, the oldest is dropped."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -48,7 +50,7 @@ class SignInLinks:
         self._lock = threading.Lock()
 
     def make(self, principal: str) -> SignInLink:
-        """A link that signs this principal in."""
+        """Return a link that signs this principal in."""
         token, expires_us = secrets.token_urlsafe(32), self._clock.now_us() + LINK_SECONDS * MICROSECONDS
         with self._lock:
             while len(self._waiting) >= LINKS_MAX:
@@ -57,7 +59,7 @@ class SignInLinks:
         return SignInLink(token, expires_us)
 
     def take(self, token: str, *, direct: bool) -> TakenLink | None:
-        """Whom a link signs in, which it then does no more; None where it does not. `direct`: see `is_direct`."""
+        """Use a link up, and return whom it signs in, or None. `direct`: see `is_direct`."""
         if not direct or len(token) != _TOKEN_CHARACTERS:
             return None
         with self._lock:
@@ -66,7 +68,7 @@ class SignInLinks:
 
 
 def is_direct(peer: str | None, host: str, *, forwarded: bool) -> bool:
-    """Whether a request comes from this machine by an address of it, and nobody says to have passed it on (rule 3)."""
+    """Whether a request comes from this machine by its own address, without any proxy's header (rule 3)."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
     return not forwarded and _loopback(peer or "") and (name == "localhost" or _loopback(name.strip("[]")))
 

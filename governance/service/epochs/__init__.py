@@ -1,1 +1,1 @@
-"""Erase epochs as the control plane raises them, gives them out and knows who follows."""
+"""Erase epochs at the control plane: raising them, serving them, and knowing who follows."""

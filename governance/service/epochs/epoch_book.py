@@ -1,4 +1,4 @@
-"""Erase epochs as the control plane gives them out: what each erasure raises, and what doors and workers know of it.
+"""The control plane's erase epochs: what each erasure raises, and what doors and workers know of it.
 
     book.raise_for(selector, erasure, deadline_us)     # before the erasure's own leaf: narrowing takes effect first
     book.page(after=17, floor=3)                       # what came after version 17, for who asks `takeEpochs`
@@ -79,7 +79,7 @@ class Raise(NamedTuple):
 
 
 class EpochPage(NamedTuple):
-    """What came after a version: up to `version`, of which `digest` is empty where more follow."""
+    """Raises after a version, up to `version`; `digest` is empty where more follow."""
 
     version: int
     floor: int
@@ -116,7 +116,7 @@ class EpochBook:
     # -- raising -----------------------------------------------------------------------------------------------
 
     def raise_for(self, selector: Selector, erasure: str, deadline_us: int, at_us: int) -> list[Event]:
-        """Raise what an erasure narrows (rule 1); its leaves, to be queued at once.
+        """Raise the epochs that an erasure narrows (rule 1); returns leaves to queue at once.
 
         `deadline_us` is UTC, `at_us` boot time.
         """
@@ -132,21 +132,22 @@ class EpochBook:
         return made + self._taken_events()
 
     def raise_batches(self, at_us: int, *, now_us: int | None = None) -> list[Event]:
-        """Raise the shared names that are due (rule 2); the leaves of erasures that waited, to be queued at once."""
+        """Raise the shared names that are due (rule 2); returns the waiting erasures' leaves, to queue at once."""
         now_us = self._clock.utc_us() if now_us is None else now_us
         with self._engine.connect() as connection:
             is_due = bool(self._due(connection, now_us))
-        made: list[Event] = []
+        events: list[Event] = []
         if is_due:
             ends_us = self._end_us()
             with self._writing() as connection:  # seen again: another process may have been first
                 for shared in self._due(connection, now_us):
                     [number] = self._insert(connection, [Raise(SHARED, shared, shared)], "", None, ends_us)
-                    made += self._settle(connection, at_us, shared, SHARED, number)
-        return made + self._taken_events()
+                    events += self._settle(connection, at_us, shared, SHARED, number)
+        return events + self._taken_events()
 
     def raise_above(self, known: int | None, at_us: int) -> list[Event]:
-        """Raise the fleet above a version that somebody knows (None: any), unless it is (rule 6); leaves to be queued.
+        """Raise the fleet above a version that somebody knows (None: any) unless it is (rule 6); returns leaves to
+        queue.
 
         Raises `conflict` for a version that nobody can know, `unavailable` within `RESTORED_SECONDS` of the last time.
         """
@@ -180,7 +181,7 @@ class EpochBook:
         ]
 
     def prune(self) -> int:
-        """Forget what has ended (rule 4); how many rows."""
+        """Forget ended raises (rule 4); returns the number of rows."""
         ceiling_us = self._ceiling_us()
         if ceiling_us is None:
             return 0
@@ -207,15 +208,15 @@ class EpochBook:
         people: Sequence[str] | None = [selector.subject] if selector.subject else []
         if not (selector.subject or selector.session):
             return whole
-        made: list[Raise] = []
+        raises: list[Raise] = []
         if selector.session:
             own = EpochScope(issuer, tenant, session=selector.session)
-            made.append(Raise(SESSION, self._tags.of(own), shared))
+            raises.append(Raise(SESSION, self._tags.of(own), shared))
             if not people:
                 people = subjects_of_session(connection, selector.tenant, selector.session)
         if people is None:
             return whole
-        return made + [Raise(SUBJECT, self._tags.of(EpochScope(issuer, tenant, one)), shared) for one in people]
+        return raises + [Raise(SUBJECT, self._tags.of(EpochScope(issuer, tenant, one)), shared) for one in people]
 
     def _insert(
         self,
@@ -258,14 +259,14 @@ class EpochBook:
         waits = [_table.deadline_us.is_not(None), *([] if shared is None else [_table.shared == shared])]
         erasures = connection.scalars(select(_table.erasure).where(*waits).order_by(_table.number)).all()
         connection.execute(update(erase_epochs).where(*waits).values(deadline_us=None))
-        made: list[Event] = []
+        events: list[Event] = []
         for erasure in dict.fromkeys(erasures):
             try:
                 tenant = request(connection, erasure).tenant
             except LedgerError:  # it was raised for, and then not recorded
                 continue
-            made.append(EpochRaised(at_us, erasure, tenant, kind, number))
-        return made
+            events.append(EpochRaised(at_us, erasure, tenant, kind, number))
+        return events
 
     def _due(self, connection: Connection, now_us: int) -> list[bytes]:
         """The tags of shared names whose end is due (rule 2): a raise waits for one while it has a deadline."""
@@ -298,7 +299,9 @@ class EpochBook:
     # -- giving out --------------------------------------------------------------------------------------------
 
     def page(self, *, after: int) -> EpochPage:
-        """What came after a version, at most `PAGE_RAISES` of it; of what is there, where nothing of that is kept."""
+        """Return at most `PAGE_RAISES` raises after a version; the present ones where that version is no
+        longer kept.
+        """
         snapshot, digest = self._current()
         rows = snapshot.after(after, PAGE_RAISES)
         if len(rows) < PAGE_RAISES or rows[-1].number == snapshot.version:
@@ -362,7 +365,7 @@ class EpochBook:
 
 
 class EpochTurns:
-    """One thread, which raises shared names when they are due and forgets what has ended; close it at the end."""
+    """One thread that raises shared names when due and forgets ended raises; close it at the end."""
 
     def __init__(self, book: EpochBook, clock: Clock, record: Callable[[Sequence[Event]], None]) -> None:
         """`record` queues leaves, and tells whoever waits that there is something new."""
@@ -372,7 +375,7 @@ class EpochTurns:
         self._thread.start()
 
     def wake(self) -> None:
-        """An erasure is on record: look at what waits."""
+        """Look now, because an erasure was recorded."""
         self._wake.set()
 
     def turn(self) -> None:
@@ -382,7 +385,7 @@ class EpochTurns:
             self._record(made)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         self._ending = True
         self._wake.set()
         self._thread.end(_END_SECONDS)

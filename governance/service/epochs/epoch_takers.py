@@ -1,4 +1,4 @@
-"""Doors and workers that ask for erase epochs: which version each acts by, and since when it lacks the newest.
+"""Doors and workers that take erase epochs: the version each acts by, and since when it lags behind.
 
 1. A question is the acknowledgement: who asks with a version acts by it.
 2. Whoever was not heard for `LIVE_SECONDS` is silent, and not counted as behind: past its lease it reuses nothing.
@@ -22,7 +22,7 @@ _table, _takers = erase_epochs.c, service_epoch_takers.c
 
 
 class EpochTaker(NamedTuple):
-    """A door or a worker, the version that it acts by, and since when it lacks the newest (UTC µs; None: it has it)."""
+    """A door or a worker, its version, and since when it lags behind the newest (UTC µs; None: it does not)."""
 
     name: str
     role: str
@@ -36,15 +36,15 @@ class EpochTaker(NamedTuple):
 
 
 def newest_and_floor(connection: Connection) -> tuple[int, int]:
-    """The newest number, and the one before the oldest that is kept."""
+    """Return the newest number, and the one before the oldest kept."""
     first, last = connection.execute(select(func.min(_table.number), func.max(_table.number))).one()
     return (0, 0) if last is None else (int(last), int(first) - 1)
 
 
 def listed_takers(connection: Connection, now_us: int) -> list[EpochTaker]:
-    """Every door and worker that ever asked, by name; `now_us` is UTC."""
+    """Return every door and worker that ever took epochs, by name; `now_us` is UTC."""
     newest, _ = newest_and_floor(connection)
-    made = []
+    takers = []
     for row in stored_rows(connection, select(service_epoch_takers).order_by(_takers.name)):
         behind_us = None
         if row.version < newest:
@@ -53,12 +53,12 @@ def listed_takers(connection: Connection, now_us: int) -> list[EpochTaker]:
         silent = now_us - row.heard_us > LIVE_SECONDS * MICROSECONDS
         state = "silent" if silent else "current" if behind_us is None else "behind"
         said = row.name, row.role, row.version, row.since_us, newest, row.heard_us
-        made.append(EpochTaker(*said, behind_us, state, row.unread))
-    return made
+        takers.append(EpochTaker(*said, behind_us, state, row.unread))
+    return takers
 
 
 class EpochTakers:
-    """Who takes the erase epochs of one ledger; thread-safe."""
+    """The takers of one ledger's erase epochs; thread-safe."""
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine, self._clock = engine, clock
@@ -81,6 +81,6 @@ class EpochTakers:
         self._heard[name] = version, now_us
 
     def listed(self) -> list[EpochTaker]:
-        """As `listed_takers`, now."""
+        """Return `listed_takers` for now."""
         with self._engine.connect() as connection:
             return listed_takers(connection, self._clock.utc_us())

@@ -1,4 +1,4 @@
-"""By which scopes doors name requests now: what the policies in effect say, read at most every two seconds."""
+"""The scopes of doors' names under the policies in effect, read at most every two seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECONDS: Final = 2.0
 
 
 class ScopesInEffect:
-    """Thread-safe. Where one of the policies is known by its digest alone no scope is known; the others place still."""
+    """Thread-safe. Where a policy is known only by its digest, no scope is known; the other policies still place."""
 
     def __init__(self, policies: Callable[[], PoliciesInEffect]) -> None:
         self._policies = policies
@@ -23,7 +23,7 @@ class ScopesInEffect:
         self._read = float("-inf")
 
     def now(self) -> NameScopes:
-        """Those of this moment, two seconds old at most."""
+        """Return the scopes, two seconds old at most."""
         with self._lock:
             if time.monotonic() - self._read >= _SECONDS:
                 effect = self._policies()

@@ -1,1 +1,1 @@
-"""The workers of a control plane: their registrations, reports, scans, keys, releases and webhooks."""
+"""The workers of a control plane: registrations, reports, scans, keys, releases and webhooks."""

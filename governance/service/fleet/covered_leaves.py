@@ -1,4 +1,4 @@
-"""What of a worker's leaves is in the ledger, and under the newest signed checkpoint: the worker keeps the rest.
+"""Which of a worker's leaves the ledger has under the newest signed checkpoint; the worker keeps the rest.
 
 1. A leaf is covered where a root leaf below the signed size seals its log beyond it.
 2. Of a process that is another worker's, or that the ledger does not know (any more), nothing is there.
@@ -17,7 +17,7 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 
 
 class LeafRun(NamedTuple):
-    """Sequences of one process, from the first to the last."""
+    """Sequences of one process, from first to last."""
 
     incarnation: str
     first: int
@@ -25,19 +25,19 @@ class LeafRun(NamedTuple):
 
 
 class FoundRun(NamedTuple):
-    """How many leaves of a run are there, and whether all of them are covered."""
+    """The number of a run's leaves in the ledger, and whether all of them are covered."""
 
     leaves: int
     covered: bool
 
 
 def find_runs(connection: Connection, worker: str, runs: Sequence[LeafRun], signed_size: int | None) -> list[FoundRun]:
-    """What became of each run; `signed_size`: root leaves under the newest signed checkpoint, None: there is none."""
+    """Return the state of each run; `signed_size`: root leaves under the newest signed checkpoint, None without one."""
     query = select(incarnations.c.uuid, incarnations.c.id).join(workers, workers.c.id == incarnations.c.worker)
     mine = query.where(workers.c.name == worker, incarnations.c.uuid.in_({run.incarnation for run in runs}))
     ids = {row.uuid: row.id for row in connection.execute(mine)}
     proofs, sealed = LedgerProofs(connection), dict[str, int]()
-    found = []
+    covered_runs = []
     for run in runs:
         counted = (
             select(logs.c.name, func.count().label("leaves"), func.max(events.c.idx).label("idx"))
@@ -51,5 +51,5 @@ def find_runs(connection: Connection, worker: str, runs: Sequence[LeafRun], sign
             if signed_size is not None and row.name not in sealed:
                 sealed[row.name] = proofs.head(row.name, as_of=signed_size).size
         covered = all(row.idx < sealed.get(row.name, 0) for row in rows)
-        found.append(FoundRun(sum(row.leaves for row in rows), bool(rows) and covered))
-    return found
+        covered_runs.append(FoundRun(sum(row.leaves for row in rows), bool(rows) and covered))
+    return covered_runs

@@ -1,4 +1,5 @@
-"""Closes processes that do not come back: behind their successors, after so long a silence, or as two people declare.
+"""Closes processes that will not return: those with a successor, those silent too long, those that two people declare
+dead.
 
     dead.close_before(worker, incarnation)     # a process was registered; what takes long goes on in the background
     dead.declare(incarnation, "olive", why)    # "asked"; by another person within a day "closed", or "closing"
@@ -49,7 +50,7 @@ _log = get_logger(__name__)
 
 
 class DeadWorkers:
-    """One thread, which looks for silent processes and ends what was begun; close it at the end."""
+    """One thread that looks for silent processes and finishes closings; close it at the end."""
 
     def __init__(
         self,
@@ -103,30 +104,30 @@ class DeadWorkers:
             self._wanted.set()
 
     def declare(self, incarnation: str, actor: str, reason: str) -> str:
-        """Ask that a silent process be closed, or agree with another person who asked within a day (rule 3).
+        """Ask to close a silent process, or confirm another person's request of the last day (rule 3).
 
         `asked`, `closed`, or `closing` where that takes longer. Raises `not-found` where no such process is open, and
         `conflict` where it was heard just now.
         """
         now_us = self._clock.utc_us()
         with self._engine.connect() as connection:
-            found = open_processes(connection, incarnations.c.uuid == incarnation)
-            if not found:
+            open_lives = open_processes(connection, incarnations.c.uuid == incarnation)
+            if not open_lives:
                 raise not_found()
-            heard_us = last_heard_us(connection, found[0], now_us)
+            heard_us = last_heard_us(connection, open_lives[0], now_us)
             asked = _asked_by_another(connection, incarnation, actor, now_us - ASKED_US)
         silent_seconds = (now_us - heard_us) // SECOND_US
         if silent_seconds < AT_WORK_SECONDS:
             raise ProblemError("conflict", f"the process was heard {silent_seconds} s ago: it is at work")
         if asked is None:
-            self._record(WorkerClosingAsked(self._clock.now_us(), found[0].worker, incarnation, actor, reason))
+            self._record(WorkerClosingAsked(self._clock.now_us(), open_lives[0].worker, incarnation, actor, reason))
             return "asked"
         said = asked["reason"] if asked["reason"] == reason else f"{asked['reason']}; {reason}"
         why = Closing(DECLARED, silent_seconds, 0, asked["actor"], actor, said, spill_lost=True)
         return "closed" if self._begin(incarnation, why) else "closing"
 
     def turn(self) -> None:
-        """Go on with what was begun, and close who is silent (rule 1). One that cannot be closed hinders no other."""
+        """Continue begun closings, and close silent processes (rule 1). One that fails delays no other."""
         with self._turning:
             self._turn()
 

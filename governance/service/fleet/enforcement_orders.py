@@ -1,4 +1,4 @@
-"""Orders that say for whom workers enforce their policy.
+"""Orders that set for whom workers enforce their policy.
 
 1. An order is on record before any worker hears of it. It is refused where a worker at work runs a policy of a profile
    that is never monitored: every worker refuses for itself, too, what its own settings do not allow.
@@ -30,12 +30,12 @@ def order(
     actor: str,
     reason: str,
 ) -> dict[str, Any]:
-    """Give an order; raises `ConfigError` for one that does not fit, and `conflict` (rule 1)."""
+    """Record an order; raises `ConfigError` for one that does not fit, and `conflict` (rule 1)."""
     if mode != ENFORCE:
         _refuse_isolated(service)
     with service.reading() as connection:
         previous = enforcement.newest_order(connection)
-    made = enforcement_order(
+    order = enforcement_order(
         previous,
         mode,
         at_us=service.clock.now_us(),
@@ -46,7 +46,7 @@ def order(
         actor=actor,
         reason=reason,
     )
-    service.record(made)
+    service.record(order)
     service.changed()
     with service.reading() as connection:
         found = enforcement.newest_order(connection)

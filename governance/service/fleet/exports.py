@@ -1,4 +1,4 @@
-"""Whether a tenant's leaves may leave the control plane: asked as `export` wherever they are handed over.
+"""Whether a tenant's leaves may leave the control plane: decided as `export` wherever they are handed over.
 
 1. Asked: exports, reports and their files, events by the API (pages and stream), webhooks. What is asked about are the
    classifications that the tenant's log holds: one that may not leave keeps the whole log here.
@@ -30,7 +30,7 @@ _TENANT = log_of("")
 
 
 class Exports:
-    """Asks for one service; every method may be called on any thread."""
+    """Decides for one service; every method may be called on any thread."""
 
     def __init__(
         self, policies: PolicyReleases, reading: Callable[[str | None], AbstractContextManager[Connection]]
@@ -40,12 +40,12 @@ class Exports:
         self._held: dict[str, tuple[frozenset[str], int]] = {}  # by tenant, and up to which leaf of its log
 
     def check(self, caller: Caller, *, once: bool = False) -> None:
-        """Let a tenant's own people take leaves of its log out, or raise `forbidden`; on record (`authorize`)."""
+        """Let a tenant's own people export leaves of its log, or raise `forbidden`; recorded (`authorize`)."""
         if caller.tenant is not None:
             self._check(caller.tenant, caller.roles, once=once)
 
     def leaving(self, rows: Sequence[EventRow]) -> list[EventRow]:
-        """Those of the rows that a webhook may be given; the system log's are the operator's."""
+        """Return the rows that a webhook may get; those of the system log belong to the operator."""
         logs = {row.log for row in rows}
         may = {log for log in logs if log == SYSTEM or self._permitted(log.removeprefix(_TENANT))}
         return [row for row in rows if row.log in may]

@@ -1,4 +1,5 @@
-"""Keeps the ledger's figures ready in the background: folds deltas, judges coverage by hour, keeps whole sequences.
+"""Keeps the ledger's figures current in the background: folds deltas, judges coverage by hour, keeps complete
+sequences.
 
 1. Nobody waits for it. Until its first pass there are no verdicts, and a reader is told so; a pass that fails leaves
    those that are there, with their age.
@@ -34,7 +35,7 @@ _log = get_logger(__name__)
 
 
 class FigureKeeper:
-    """One thread; close it at the end. `waited` says whether workers wait for the database or a processor."""
+    """One thread; close it at the end. `waited`: whether workers wait for the database or a processor."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class FigureKeeper:
         self._thread.start()
 
     def keep(self) -> None:
-        """Fold what there is, and judge; raises what the databases raise."""
+        """Fold the deltas, and judge; raises what the database raises."""
         if time.monotonic() >= self._fold_at:
             started = time.monotonic()
             self._fold_behind = all(

@@ -1,4 +1,4 @@
-"""What key custodians do with the keys behind a ledger: its signing key, subjects' keys, tenants' keys on every worker.
+"""A key custodian's acts on a ledger's keys: its signing key, subjects' keys, tenants' keys on every worker.
 
 1. The signing key is handed over on record while the service runs: the old signer ends, both keys sign the handover,
    the next signer begins. Where it cannot be recorded, or another process signs with the key, the old one goes on.
@@ -34,7 +34,7 @@ _handing_over = threading.Lock()
 
 
 class SigningPeriod(NamedTuple):
-    """A key may sign trees of `first_size` up to and with `last_size` leaves (none: it signs now)."""
+    """A key may sign trees from `first_size` through `last_size` leaves (None: it signs now)."""
 
     key: str
     first_size: int
@@ -42,12 +42,12 @@ class SigningPeriod(NamedTuple):
 
 
 def signing_keys(service: Service) -> list[SigningPeriod]:
-    """Every key that signs or signed this ledger, oldest first, as its own leaves say."""
+    """Return every key that signs or signed this ledger, oldest first, from its own leaves."""
     return [SigningPeriod(str(key), first, last) for key, first, last in recorded_keys(service.engine)]
 
 
 def hand_over(service: Service, actor: str, kind: SigningKind | None) -> list[SigningPeriod]:
-    """Hand the ledger over to a new signing key (rule 1); every key, as then."""
+    """Hand the ledger over to a new signing key (rule 1); returns every key afterwards."""
     with _handing_over:
         if service.signer is None:
             raise ProblemError("conflict", "another process signs this ledger; it hands its key over")
@@ -66,7 +66,7 @@ def hand_over(service: Service, actor: str, kind: SigningKind | None) -> list[Si
 
 
 def confirm_break(service: Service, actor: str, reason: str) -> LogBreak:
-    """Have the signer go on behind what the ledger lost, with a statement of its key on record (rule 1).
+    """Resume signing after the ledger lost leaves, with the key's statement on record (rule 1).
 
     Erasures may be among what is lost: every router's name ends.
     """
@@ -89,7 +89,7 @@ def confirm_break(service: Service, actor: str, reason: str) -> LogBreak:
 
 
 def unlink(service: Service, tenant: str, subject: str, *, actor: str, reason: str) -> UnlinkedSubject:
-    """Destroy what says who a subject's pseudonyms are (rule 3); says what remains in which copies."""
+    """Destroy the link of a subject's pseudonyms (rule 3); returns what remains in which copies."""
     check_tenant_name(tenant)
     check_identifier("subject", subject)
     keys = service.settings.open_subject_keys()  # of its own: the writer's belong to its thread
@@ -112,7 +112,7 @@ def unlink(service: Service, tenant: str, subject: str, *, actor: str, reason: s
 
 
 def order(service: Service, tenant: str, action: str, *, actor: str, reason: str) -> KeyOrderStanding:
-    """Order that every worker rotate, or destroy, the epochs that a tenant's keys have now (rule 2)."""
+    """Order every worker to rotate or destroy a tenant's present key epochs (rule 2)."""
     check_tenant_name(tenant)
     if action == DESTROY:
         _check_not_restricted(service, tenant)
@@ -131,6 +131,6 @@ def _check_not_restricted(service: Service, tenant: str) -> None:
 
 
 def orders(service: Service) -> list[KeyOrderStanding]:
-    """Every order on tenants' keys and how far it is, oldest first."""
+    """Return every order on tenants' keys with its progress, oldest first."""
     with service.reading() as connection:
         return order_standings(connection)

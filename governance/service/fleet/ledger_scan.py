@@ -1,4 +1,4 @@
-"""The control plane's own scan: what the ledger says against itself, of all workers, put on record.
+"""The control plane's own scan: contradictions within the ledger, of all workers, put on record.
 
 1. It finds processes that ended without a word, and gaps that no finding has named; a worker's memory is scanned by
    the worker itself, which records its scans in the same way, by itself or when it is asked to (scan_orders).
@@ -30,7 +30,7 @@ _STEPS = 3
 
 
 class LedgerScans:
-    """Scans of one service, one at a time: their numbers follow each other."""
+    """Scans of one service, one at a time, with consecutive numbers."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class LedgerScans:
                 for one in dead_incarnations(connection)
             ]
             known = set(connection.scalars(select(orphan_findings.c.cause).where(has_leaf(orphan_findings))))
-            dead = [found for found in dead if found[1] not in known]
+            dead = [findings for findings in dead if findings[1] not in known]
             progress(1, _STEPS)
             gaps = [("ledger gap", gap_cause(gap)) for gap in new_gaps(connection)]
             progress(2, _STEPS)
@@ -77,15 +77,15 @@ class LedgerScans:
                 .where(incarnations.c.uuid == writer.incarnation, has_leaf(orphan_scans))
             )
             number = (connection.scalar(last) or 0) + 1
-        found = dead + gaps
-        writer.submit(list(_events(self._clock.now_us(), number, started_us, found)))
+        findings = dead + gaps
+        writer.submit(list(_events(self._clock.now_us(), number, started_us, findings)))
         writer.flush()
         progress(_STEPS, _STEPS)
         return {
             "incarnation": writer.incarnation,
             "scan": number,
             "processes": lives,
-            "findings": len(found),
+            "findings": len(findings),
         }
 
 

@@ -1,4 +1,4 @@
-"""Figures of a database for `/metrics`, read on a thread of their own: a scrape shows what was read last.
+"""Database figures for `/metrics`, read on their own thread; a scrape shows the last ones.
 
     collector = MetricsCollector("ledger", read, fresh_seconds=10)
     collector.ask()                      # nothing waits
@@ -32,7 +32,7 @@ _log = get_logger(__name__)
 
 
 class Collected(NamedTuple, Generic[Read]):
-    """What was read last; `value` None: nothing, or it is too old (rule 2)."""
+    """The last reading; `value` None: there is none, or it is too old (rule 2)."""
 
     value: Read | None
     age_seconds: float | None  # None: nothing was read yet
@@ -40,7 +40,7 @@ class Collected(NamedTuple, Generic[Read]):
 
 
 class MetricsCollector(Generic[Read]):
-    """Owns the thread that reads; close it at the end."""
+    """Owns the reading thread; close it at the end."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class MetricsCollector(Generic[Read]):
         self._thread.start()
 
     def ask(self) -> None:
-        """What is there is to be read again, where it is old enough: by a read that begins from now on."""
+        """Ask for a new reading where the last one is old enough; it begins after this call."""
         with self._state:
             now = self._clock()
             if self._asked_at is not None:
@@ -78,7 +78,7 @@ class MetricsCollector(Generic[Read]):
                 self._state.notify_all()
 
     def latest(self, patience_seconds: float) -> Collected[Read]:
-        """What was read last; what was asked for is waited for so long."""
+        """Return the last reading; waits up to `patience` for the one asked for."""
         with self._state:
             self._state.wait_for(lambda: self._ended >= self._wanted, patience_seconds)
             age = None if self._at is None else self._clock() - self._at
@@ -109,11 +109,11 @@ class MetricsCollector(Generic[Read]):
 
     def _collect(self, began: float) -> None:
         try:
-            found = self._read()
+            value = self._read()
         except Exception:
             if not self._failing:
                 _log.warning("metrics cannot be read", collector=self.name, exc_info=True)
             self._failing = True
         else:
             with self._state:
-                self._value, self._at, self._failing = found, began, False
+                self._value, self._at, self._failing = value, began, False

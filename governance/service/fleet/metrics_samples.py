@@ -1,8 +1,8 @@
-"""What a service measures, as samples for `governance.metrics`: its writer, its workers, the ledger, its requests.
+"""A service's metrics as samples for `governance.metrics`: its writer, its workers, the ledger, its requests.
 
 1. What the ledger says is read from its figures (`evidence.counters`): no leaf and no row of evidence is looked at, and
    of tenants no more rows than labels are shown. It is read at most every ten seconds, whoever asks. Route receipts
-   are read as rows (`route_samples`).
+   of the last ten minutes are read as rows, the newest 20,000 of them, at most every 30 seconds (`route_samples`).
 2. A scrape waits for no database (`MetricsCollector`): what comes of it says how old it is, and whether reading fails.
 """
 
@@ -12,13 +12,15 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import anyio
 from sqlalchemy import Connection
 
 from kvcustody.audit.evidence.counters.hourly_coverage import judged_state, recent_sums
 from kvcustody.audit.evidence.counters.read_figures import denials_by_rule, largest_tenants, orphans_by_class
+from kvcustody.audit.evidence.routes.route_measures import measure as measure_routes
+from kvcustody.audit.evidence.routes.route_receipts import RoutePeriod, by_problem, read_routes
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.root_sealer import unsealed
 from kvcustody.clock import MICROSECONDS
@@ -30,7 +32,6 @@ from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.epochs.epoch_book import EpochBook
 from kvcustody.governance.service.epochs.epoch_takers import EpochTaker
 from kvcustody.governance.service.fleet.metrics_collector import Collected, MetricsCollector
-from kvcustody.governance.service.fleet.route_samples import FRESH_SECONDS, route_samples
 from kvcustody.governance.service.fleet.webhooks import Sinks
 from kvcustody.governance.service.fleet.workers import Fleet, WorkerRun
 from kvcustody.governance.service.health.verdict import ServiceVerdict, TroubleKind
@@ -39,6 +40,7 @@ from kvcustody.governance.service.ingest.ingest import Ingest
 from kvcustody.governance.service.ingest.traced_writer import TracedWriter
 from kvcustody.governance.service.schedules.made_reports import Verdicts, report_figures, undelivered
 from kvcustody.governance.service.settings import ServiceSettings
+from kvcustody.times import SECOND_US
 
 _FRESH_SECONDS = 10.0
 PATIENCE_SECONDS = 0.02  # of a scrape, with what is read anew
@@ -49,6 +51,11 @@ _BY_TENANT = {
     "recomputed_blocks": "tenant_recomputed_blocks",
     "thrashing": "tenant_cache_thrashing",
 }  # what workers say of tenants, and the metric that it is
+
+
+FRESH_SECONDS: Final = 30.0
+WINDOW_US: Final = 600 * SECOND_US
+HALVES_MAX: Final = 20_000
 
 
 class MeasuredService(Protocol):
@@ -77,11 +84,11 @@ class MeasuredService(Protocol):
 
     @property
     def attempts(self) -> AttemptsReporter:
-        """Credentials that were refused."""
+        """The refused credentials."""
 
     @property
     def verdict(self) -> ServiceVerdict:
-        """What is wrong, if anything is."""
+        """The verdict on the service."""
 
     @property
     def sinks(self) -> Sinks:
@@ -89,13 +96,13 @@ class MeasuredService(Protocol):
 
     @property
     def verdicts(self) -> Verdicts:
-        """What is shown of reports' verdicts."""
+        """The verdicts of reports."""
 
     def reading(self) -> AbstractContextManager[Connection]:
         """A connection in one read transaction."""
 
     def inbox(self) -> InboxContents:
-        """What waits for somebody, and its dates."""
+        """The open tasks, and their dates."""
 
 
 class _OfLedger(NamedTuple):
@@ -113,7 +120,7 @@ class _OfFleet(NamedTuple):
 
 
 class ServiceMetrics:
-    """Collects the samples of one service; `requests` is filled by its gate, by (operation, status). Close it."""
+    """Collects the samples of one service; its gate fills `requests` by (operation, status). Close it."""
 
     def __init__(self, service: MeasuredService) -> None:
         self._service = service
@@ -126,13 +133,13 @@ class ServiceMetrics:
         self.ledger = MetricsCollector("ledger", self._read_ledger, fresh_seconds=_FRESH_SECONDS)
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self.workers.close()
         self.routes.close()
         self.ledger.close()
 
     def samples(self) -> Iterator[Sample]:
-        """Everything, as it is now or, of what a database is asked for, as it was read last (rule 2)."""
+        """Return every sample: present values, and the last readings of the database (rule 2)."""
         until = time.monotonic() + PATIENCE_SECONDS
         for collector in (self.ledger, self.workers, self.routes):
             collector.ask()
@@ -164,6 +171,8 @@ class ServiceMetrics:
         yield "ledger_backlog_events", (), status.backlog
         yield "ledger_spilled_bytes", (), status.spilled_bytes
         yield "ledger_received_leaves_total", (), service.ingest.stored_leaves
+        for part, value in service.ingest.seconds.copy().figures(""):
+            yield "batch_commit_seconds", (part.removeprefix("."),), value
         if service.signer is not None:
             signed = service.signer.status()
             yield "ledger_checkpoint_size", (), signed.size
@@ -198,7 +207,7 @@ class ServiceMetrics:
     def _read_fleet(self) -> _OfFleet:
         return _OfFleet(tuple(self._service.fleet.running()), tuple(self._service.epochs.takers.listed()))
 
-    def _add_tenants(self, worker: WorkerRun, found: Counter[Place]) -> None:
+    def _add_tenants(self, worker: WorkerRun, totals: Counter[Place]) -> None:
         """What a worker says of tenants: added up, but for what is so or not."""
         for measure, values in ({"charged": worker.charged} | worker.tenants).items():
             name = _BY_TENANT.get(measure)
@@ -206,7 +215,7 @@ class ServiceMetrics:
                 continue
             for tenant, value in values.items():
                 place = (name, (self._label(tenant, self._shown),))
-                found[place] = max(found[place], int(value)) if measure == "thrashing" else found[place] + int(value)
+                totals[place] = max(totals[place], int(value)) if measure == "thrashing" else totals[place] + int(value)
 
     def _read_routes(self) -> tuple[Sample, ...]:
         with self._service.reading() as connection:
@@ -216,7 +225,7 @@ class ServiceMetrics:
         now_us = self._service.clock.utc_us()
         with self._service.reading() as connection:
             tenants = largest_tenants(connection, self._service.settings.tenant_labels_max)
-            found = recent_sums(connection, tenants.leaves)
+            recent = recent_sums(connection, tenants.leaves)
             state = judged_state(connection)
             denials = denials_by_rule(connection)
             orphans = orphans_by_class(connection)
@@ -230,7 +239,7 @@ class ServiceMetrics:
             added["ledger_leaves", (OTHER,)] += tenants.others
         due: Counter[str] = Counter()
         covered: Counter[str] = Counter()
-        for sums in found:
+        for sums in recent:
             label = self._label(sums.tenant, shown)
             due[label] += sums.due
             covered[label] += sums.covered
@@ -242,19 +251,19 @@ class ServiceMetrics:
             added["reuse_denied_requests_total", (self._label(denial.reader, shown), denial.rule)] += denial.requests
         for orphan, number in orphans.items():
             added["orphan_findings", (orphan,)] += number
-        made: list[Sample] = [(name, labels, value) for (name, labels), value in sorted(added.items())]
+        samples: list[Sample] = [(name, labels, value) for (name, labels), value in sorted(added.items())]
         for label in sorted(due):
             ratio = covered[label] / due[label] if due[label] else 1.0
-            made.append(("deletion_coverage_ratio", (label,), ratio))
-        made.append(("ledger_unsealed_leaves", (), waiting.leaves))
-        made.append(("ledger_unsealed_age_seconds", (), waiting.age_us / MICROSECONDS))
+            samples.append(("deletion_coverage_ratio", (label,), ratio))
+        samples.append(("ledger_unsealed_leaves", (), waiting.leaves))
+        samples.append(("ledger_unsealed_age_seconds", (), waiting.age_us / MICROSECONDS))
         if state is not None:
-            lag_us = max((sums.lag_us_max for sums in found), default=0)
-            made.append(("deletion_lag_seconds_max", (), lag_us / MICROSECONDS))
-            made.append(("deletion_judged_age_seconds", (), max(0, now_us - state.at_us) / MICROSECONDS))
-        made += reports
-        made += _of_inbox(self._service.inbox(), now_us)
-        return _OfLedger(tuple(made), shown)
+            lag_us = max((sums.lag_us_max for sums in recent), default=0)
+            samples.append(("deletion_lag_seconds_max", (), lag_us / MICROSECONDS))
+            samples.append(("deletion_judged_age_seconds", (), max(0, now_us - state.at_us) / MICROSECONDS))
+        samples += reports
+        samples += _of_inbox(self._service.inbox(), now_us)
+        return _OfLedger(tuple(samples), shown)
 
     def _label(self, tenant: str, shown: Collection[str]) -> str:
         """How a tenant appears: bounded, and by pseudonym unless the settings say otherwise."""
@@ -273,27 +282,27 @@ def _of_takers(takers: Iterable[EpochTaker], now_us: int) -> Iterator[Sample]:
     yield "epoch_behind_seconds", (), max(0, now_us - since_us) / MICROSECONDS
 
 
-def _of_inbox(found: InboxContents, now_us: int) -> Iterator[Sample]:
+def _of_inbox(inbox: InboxContents, now_us: int) -> Iterator[Sample]:
     """What waits for somebody, and when what ends will."""
-    items = Counter((item.kind.value, item.state.value) for item in found.items)
+    items = Counter((item.kind.value, item.state.value) for item in inbox.items)
     for labels, number in sorted(items.items()):
         yield "inbox_items", labels, number
-    for state, number in found.erasures.items():
+    for state, number in inbox.erasures.items():
         yield "erasures", (state.value,), number
-    if found.next_deadline_us is not None:
-        yield "erasure_next_deadline_seconds", (), max(0, found.next_deadline_us - now_us) / MICROSECONDS
-    overdue_us = 0 if found.missed_deadline_us is None else max(0, now_us - found.missed_deadline_us)
+    if inbox.next_deadline_us is not None:
+        yield "erasure_next_deadline_seconds", (), max(0, inbox.next_deadline_us - now_us) / MICROSECONDS
+    overdue_us = 0 if inbox.missed_deadline_us is None else max(0, now_us - inbox.missed_deadline_us)
     yield "erasure_overdue_seconds_max", (), overdue_us / MICROSECONDS
-    for case_state, number in found.cases.items():
+    for case_state, number in inbox.cases.items():
         yield "subject_cases", (case_state.value,), number
-    if found.next_case_us is not None:
-        yield "subject_case_next_deadline_seconds", (), max(0, found.next_case_us - now_us) / MICROSECONDS
-    missed_us = 0 if found.missed_case_us is None else max(0, now_us - found.missed_case_us)
+    if inbox.next_case_us is not None:
+        yield "subject_case_next_deadline_seconds", (), max(0, inbox.next_case_us - now_us) / MICROSECONDS
+    missed_us = 0 if inbox.missed_case_us is None else max(0, now_us - inbox.missed_case_us)
     yield "subject_case_overdue_seconds_max", (), missed_us / MICROSECONDS
-    for kind, ends_us in sorted(found.ends.items()):
+    for kind, ends_us in sorted(inbox.ends.items()):
         yield "next_end_seconds", (kind.value,), (ends_us - now_us) / MICROSECONDS
-    yield "ledger_witnesses", (), found.witnesses
-    yield "ledger_unwitnessed_seconds", (), found.unwitnessed_us / MICROSECONDS
+    yield "ledger_witnesses", (), inbox.witnesses
+    yield "ledger_unwitnessed_seconds", (), inbox.unwitnessed_us / MICROSECONDS
 
 
 def _of_reports(connection: Connection, now_us: int, verdicts: Verdicts) -> Iterator[Sample]:
@@ -313,3 +322,33 @@ def _ages(*every: tuple[str, Collected[Any]]) -> Iterator[Sample]:
         if found.age_seconds is not None:
             yield "metrics_collector_age_seconds", (name,), found.age_seconds
         yield "metrics_collector_success", (name,), float(not found.failing and found.value is not None)
+
+
+def route_samples(connection: Connection, now_us: int) -> Iterator[Sample]:
+    """Yield the samples of route receipts; none where no request of that time has one."""
+    period = RoutePeriod(now_us - WINDOW_US, now_us + 1)
+    joined = read_routes(connection, period, now_us=now_us, halves_max=HALVES_MAX)
+    if not joined.receipts:
+        return
+    measures = measure_routes(joined.receipts)
+    yield "route_receipts", (), len(joined.receipts)
+    yield "route_receipts_awaited", (), joined.awaited
+    for problem, number in by_problem(joined.findings).items():
+        yield "route_findings", (problem,), number
+    if measures.queue_delta_mean is not None:
+        yield "route_queue_delta", (), measures.queue_delta_mean
+    if measures.imbalance is not None:
+        yield "route_imbalance", (), measures.imbalance
+    if measures.promises:
+        yield "route_promised_tokens", (), measures.promised_tokens
+        yield "route_promised_found_tokens", (), measures.kept_tokens
+    for worker in measures.workers:
+        labels = (worker.worker,)
+        yield "route_requests", labels, worker.requests
+        if worker.locality is not None:
+            yield "route_locality_ratio", labels, worker.locality
+        yield "route_hit_tokens_mean", labels, worker.found_tokens / worker.requests
+        yield "route_queue_mean", labels, worker.queue_mean
+        yield "route_free_blocks", labels, worker.free_blocks_last
+        if worker.promises:
+            yield "route_stale_misses", labels, worker.stale_misses

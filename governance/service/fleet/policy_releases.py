@@ -1,4 +1,4 @@
-"""The release of policies as the service keeps it: signed steps in, each checked again here; nothing is signed here.
+"""The service's policy release: it takes signed steps and checks each again; it signs nothing.
 
 1. People sign with keys of their own, elsewhere. The service verifies a step against its own trust configuration,
    asks the gates, puts it on record, stores it. A step whose signer is not the caller is refused.
@@ -42,7 +42,7 @@ _NARROWING = (ReleaseAction.REVOKED, ReleaseAction.BROKE_GLASS)
 
 
 class PolicyReleases:
-    """Takes signed steps into the ledger's release. `trust` None: this service releases no policies."""
+    """Adds signed steps to the ledger's release. `trust` None: this service releases no policies."""
 
     def __init__(
         self,
@@ -63,21 +63,21 @@ class PolicyReleases:
 
     @property
     def trust(self) -> Trust:
-        """The trust configuration; raises `conflict` where there is none."""
+        """The trust configuration; raises `conflict` without one."""
         if self._trust is None:
             raise ProblemError("conflict", "this service has no trust configuration for policies; set `policy_trust`")
         return self._trust.current()
 
     def records(self) -> list[bytes]:
-        """Every signed step, as it is stored."""
+        """Return every signed step in its stored form."""
         return self._store.read()
 
     def state(self) -> ReleaseState:
-        """What the release has come to, every record verified."""
+        """Return the state of the release, with every record verified."""
         return fold(self._store.read(), self.trust)
 
     def released(self) -> ReleaseState | None:
-        """The release, to be read alone; None where this service releases no policies.
+        """Return the release for reading; None where this service releases no policies.
 
         Every record is read each time; they are verified anew where they are not, byte for byte, those of before,
         or where the trust configuration has changed.
@@ -109,7 +109,7 @@ class PolicyReleases:
         *,
         once: bool = False,
     ) -> None:
-        """Let a tenant act on what is its own, of these classifications, or raise `forbidden`; on record first.
+        """Let a tenant act on its own data of these classifications, or raise `forbidden`; recorded first.
 
         Where no policy is released here, roles alone decide, and that is on record (rule 4): what workers run from
         files is not asked. `once`: a decision that is on record under this state of the release, in this process, is
@@ -151,7 +151,7 @@ class PolicyReleases:
         staged: bool | None = None,
         check: Callable[[ReleaseState, ReleaseRecord], None] | None = None,
     ) -> ReleaseState:
-        """Take a signed step of one of these kinds; raises `ReleaseError` or `ProblemError`, and changes nothing then.
+        """Take a signed step of one of these kinds; raises `ReleaseError` or `ProblemError` and then changes nothing.
 
         `staged`: whether an activation must be, or must not be, a staged one (None: it is none). `check` is asked, and
         raises, before a step that follows the last one is applied.

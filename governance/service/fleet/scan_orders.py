@@ -1,4 +1,4 @@
-"""Full scans that operators ask workers for: waiting until the worker's next pull, then answered by what it recorded.
+"""Scan orders: full scans that operators order from workers, taken at the next pull and answered by the recorded scan.
 
 1. A worker has at most one order that waits: asking again gives that one.
 2. An order that was not answered is handed to whichever process of its worker asks, until its deadline: it survives
@@ -27,7 +27,7 @@ _table = service_scan_orders.c
 
 
 class ScanOrder(NamedTuple):
-    """A scan that a worker was asked for. Times are UTC µs.
+    """A scan that was ordered from a worker. Times are UTC µs.
 
     `outcome`: `waiting` for the worker's next pull, `taken` by it, `scanned`, `failed` (and `reason` says why), or
     `unreachable`: no answer by the deadline. A scan is named by `incarnation` and `scan`.
@@ -62,7 +62,7 @@ class ScanOrders:
         self._lock = threading.Lock()
 
     def ask(self, worker: str, actor: str, deadline_seconds: int) -> ScanOrder:
-        """Ask a worker for a full scan, or give the order that waits (rule 1).
+        """Order a full scan from a worker, or return the waiting order (rule 1).
 
         Raises `not-found` for a worker that never was, `conflict` for one without a process that asks for orders.
         """
@@ -88,19 +88,21 @@ class ScanOrders:
             return self._get(connection, order, now_us)
 
     def owed(self, worker: str) -> list[ScanOrder]:
-        """What a worker is still to do, oldest first; what is shown here first counts as taken (rule 2)."""
+        """Return a worker's open orders, oldest first; one that is returned for the first time counts as taken (rule
+        2).
+        """
         now_us = self._clock.utc_us()
         with self._engine.connect() as connection:
-            found = self._open(connection, worker, now_us)
-        fresh = [order.order for order in found if order.taken_us is None]
+            orders = self._open(connection, worker, now_us)
+        fresh = [order.order for order in orders if order.taken_us is None]
         if fresh:
             where = _table.scan_order.in_(fresh) & _table.taken_us.is_(None)
             with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
                 connection.execute(update(service_scan_orders).where(where).values(taken_us=now_us))
-        return found
+        return orders
 
     def answer(self, worker: str, order: str, incarnation: str, *, scan: int | None, reason: str | None) -> ScanOrder:
-        """What became of an order: the number of a scan of this incarnation, or why there is none.
+        """Record the outcome of an order: the number of this incarnation's scan, or why there is none.
 
         The first answer stays. Raises `not-found` for another worker's order, `conflict` while the ledger has no such
         scan (rule 3).
@@ -122,12 +124,12 @@ class ScanOrders:
             return self._get(connection, order, now_us)
 
     def get(self, order: str) -> ScanOrder:
-        """One order; raises `not-found`."""
+        """Return one order; raises `not-found`."""
         with self._engine.connect() as connection:
             return self._get(connection, order, self._clock.utc_us())
 
     def listed(self, *, before: tuple[int, str] | None = None, limit: int = 100) -> tuple[list[ScanOrder], bool]:
-        """Orders, newest first, from the one `before` (its `at_us` and `order`) on; whether more are.
+        """Return orders, newest first, from before `before` (its `at_us` and `order`) on, and whether more follow.
 
         `limit`, and more where the order of the last could not be read.
         """

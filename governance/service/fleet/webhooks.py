@@ -1,4 +1,4 @@
-"""The webhooks that a service pushes its ledger to: one thread each, started and ended with the service.
+"""The webhooks that a service pushes its ledger to: one thread each, for the life of the service.
 
 1. Where a webhook goes and its key are settings: nobody makes a service send the ledger elsewhere over the API.
 2. That a sink is detached, attached again, given its dead batches again, or that its losses were seen, is on record
@@ -60,23 +60,23 @@ class Sinks:
         return elsewhere + [self._pumps[name].status() for name in sorted(self._pumps)]
 
     def troubles(self) -> list[tuple[str, SinkTrouble]]:
-        """What somebody must see of each, with its name."""
+        """Return each sink's problems with its name."""
         return _troubles(self.listed(), self._clock.utc_us())
 
     def detach(self, name: str, *, by: str, reason: str) -> SinkStatus:
-        """Give a sink nothing more, over restarts too; its place stays."""
+        """Stop feeding a sink, over restarts too; its position stays."""
         pump = self._changed(name, "detached", by, reason)
         pump.detach()
         return pump.status()
 
     def attach(self, name: str, *, by: str, reason: str) -> SinkStatus:
-        """Go on where it was."""
+        """Resume a sink at its position."""
         pump = self._changed(name, "attached", by, reason)
         pump.attach()
         return pump.status()
 
     def retry(self, name: str, *, by: str, reason: str) -> SinkStatus:
-        """Send the batches again that were given up; `unavailable` where the receiver still does not take them."""
+        """Send given-up batches again; `unavailable` where the receiver still refuses them."""
         pump = self._changed(name, "retried", by, reason)
         try:
             pump.retry_dead()
@@ -85,13 +85,13 @@ class Sinks:
         return pump.status()
 
     def acknowledge(self, name: str, *, by: str, reason: str) -> SinkStatus:
-        """Show no longer what the sink lost so far: somebody saw it."""
+        """Stop reporting what the sink has lost so far, because somebody has seen it."""
         pump = self._changed(name, "acknowledged", by, reason)
         pump.acknowledge()
         return pump.status()
 
     def close(self) -> None:
-        """End the threads after the batches under way."""
+        """End the threads after the batches in flight."""
         for pump in self._pumps.values():
             pump.close()
 
@@ -106,7 +106,7 @@ class Sinks:
 
 
 def stored_troubles(settings: ServiceSettings, now_us: int) -> list[tuple[str, SinkTrouble]]:
-    """What somebody must see of the sinks of a service, from its files alone."""
+    """Return the problems of a service's sinks from its files."""
     troubles = list[tuple[str, SinkTrouble]]()
     for name in sorted(webhook.name for webhook in settings.webhooks):
         folder = SinkFolder(settings.state_path / "sinks" / name)

@@ -1,4 +1,4 @@
-"""What workers ask the control plane to put on record: issuers that they met, and erasures that their engines began.
+"""What workers ask the control plane to record: issuers that they met, and erasures that their engines began.
 
 1. The control plane writes the leaf, and names the worker that asked as its actor.
 2. The same request a second time changes nothing.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def assign_issuer(service: Service, worker: str, issuer: str, tenants: str) -> Issuers:
-    """Have an issuer on record; the issuers that the ledger knows then. Raises `conflict` (rule 3)."""
+    """Record an issuer; returns the issuers that the ledger then knows. Raises `conflict` (rule 3)."""
     with service.requests_of_workers:
         with service.reading() as connection:
             known = known_issuers(connection)
@@ -40,18 +40,18 @@ def assign_issuer(service: Service, worker: str, issuer: str, tenants: str) -> I
 
 
 def request_erasure(service: Service, worker: str, erasure: str, selector: str, deadline_us: int) -> bool:
-    """Have an erasure that a worker began on record; False where it was there. `deadline_us` is UTC.
+    """Record an erasure that a worker began; False where it was recorded before. `deadline_us` is UTC.
 
     Raises `invalid` for a selector that is none, and `conflict` where a case restricts whom it covers, or where
     somebody else asked for an erasure of this id.
     """
     try:
-        made = selector_from(selector)
-        if made.tenant is not None:
-            check_tenant_name(made.tenant)
+        chosen = selector_from(selector)
+        if chosen.tenant is not None:
+            check_tenant_name(chosen.tenant)
         for name in ("subject", "session", "classification", "segment"):
-            if getattr(made, name) is not None:
-                check_identifier(name, getattr(made, name))
+            if getattr(chosen, name) is not None:
+                check_identifier(name, getattr(chosen, name))
     except (ConfigError, IdentityError) as error:
         raise ProblemError("invalid", error.message) from None
     with service.requests_of_workers:
@@ -61,22 +61,22 @@ def request_erasure(service: Service, worker: str, erasure: str, selector: str, 
             except LedgerError:
                 there = None
             if there is not None:
-                if there.actor != worker or there.tenant != made.tenant:
+                if there.actor != worker or there.tenant != chosen.tenant:
                     raise ProblemError("conflict", "an erasure of this id is on record, and is another")
                 return False
-            issuer = (made.tenant or "").partition(SEPARATOR)[2]
+            issuer = (chosen.tenant or "").partition(SEPARATOR)[2]
             if issuer and not known_issuers(connection).knows(issuer):
                 raise ProblemError(
                     "conflict",
                     f"the ledger knows no issuer `{issuer}`: have it assigned first (`assignIssuer`)",
                 )
             try:
-                check_not_restricted(connection, made, service.subject_keys)
+                check_not_restricted(connection, chosen, service.subject_keys)
             except ConfigError as error:
                 raise ProblemError("conflict", error.message) from None
         deadline = deadline_us - service.writer.offset_us
-        event = request_event(made, erasure, worker, deadline, service.clock.now_us())
-        service.record_erasure(event, made)
+        event = request_event(chosen, erasure, worker, deadline, service.clock.now_us())
+        service.record_erasure(event, chosen)
     return True
 
 

@@ -1,4 +1,4 @@
-"""Workers as the control plane knows them: their incarnations, when they were last heard, what they said of themselves.
+"""The control plane's register of workers: incarnations, when each was last heard, and their reports.
 
 1. A worker's name is its principal's name: nobody else can write for it.
 2. Registering an incarnation closes the custody of its dead predecessors as unproven, once.
@@ -58,7 +58,7 @@ _HEARD_LATE = _HEARD.where(service_workers.c.seen_us <= bindparam("then_us"))
 
 
 class WorkerState(StrEnum):
-    """The one word for a process: `at work` while no end is on record, `silent` where it was not heard for a minute."""
+    """The state of a process: `at work` until its end is recorded, `silent` after a minute without a word."""
 
     AT_WORK = "at work"
     SILENT = "silent"
@@ -108,7 +108,7 @@ def _with_reports(connection: Connection, processes: Iterator[RowMapping]) -> It
 
 
 def statuses(connection: Connection) -> dict[str, dict[str, float]]:
-    """What every worker last said of itself, by its name: of its newest process that said anything."""
+    """Return every worker's last status by name, of its newest process that sent one."""
     column = service_workers.c
     columns = (column.incarnation, column.worker, column.status)
     query = select(*columns).where(column.status != "{}").order_by(column.seen_us)
@@ -116,7 +116,7 @@ def statuses(connection: Connection) -> dict[str, dict[str, float]]:
 
 
 class Fleet:
-    """The register of workers; `close_before` closes a worker's processes before the one that it names."""
+    """The register of workers; `close_before` closes a worker's processes before the named one."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Fleet:
         *,
         role: str = Role.WORKER.value,
     ) -> bool:
-        """Put an incarnation on record; False where it was there. Raises `not-found` where it is another worker's.
+        """Record an incarnation; False where it was recorded before. Raises `not-found` for another worker's.
 
         `utc_us`: by its clock, None for a process that has ended. Raises `conflict` where that is too far from ours.
         """
@@ -184,7 +184,7 @@ class Fleet:
         return True
 
     def check_dates(self, batch: LeafBatch) -> None:
-        """Raise `unavailable` where leaves are dated ahead of this clock: they are taken once it has come so far.
+        """Raise `unavailable` for leaves dated ahead of this clock; they are taken when the clock has caught up.
 
         So nothing is lost where it is this clock that is wrong; the worker keeps them in its spill.
         """
@@ -202,11 +202,11 @@ class Fleet:
         )
 
     def forget(self) -> None:
-        """The database was away: who was on record may be there no more."""
+        """Forget known incarnations after the database was away: some may no longer be on record."""
         self._senders = {}
 
     def sender(self, worker: str, incarnation: str, *, fresh: bool = False) -> Sender:
-        """The sender of a batch; raises `not-found` where the incarnation is not this worker's.
+        """Return the sender of a batch; raises `not-found` where the incarnation is not this worker's.
 
         `fresh`: by the ledger, whatever is remembered.
         """
@@ -224,7 +224,7 @@ class Fleet:
         return known
 
     def received(self, incarnation: str, sequence: int) -> None:
-        """Note that a batch of an incarnation arrived; written behind (`flush`)."""
+        """Note the arrival of an incarnation's batch; `flush` writes it later."""
         with self._lock:
             known = self._received.get(incarnation, (0, 0))[0]
             self._received[incarnation] = (max(known, sequence), self._clock.utc_us())
@@ -239,7 +239,7 @@ class Fleet:
         charged: dict[str, int] | None = None,
         tenants: dict[str, dict[str, float]] | None = None,
     ) -> None:
-        """Note what an incarnation says of itself, and write what all have said, once a second.
+        """Note an incarnation's report, and write all reports, once a second.
 
         Raises `not-found` where it is not this worker's, `SchemaChangedError` where another program's schema is there.
         """
@@ -258,7 +258,7 @@ class Fleet:
             raise problem
 
     def flush(self, *, now: bool = False) -> None:
-        """Write what was received and heard, once a second for all workers; what cannot be written is tried again.
+        """Write notes and reports of all workers, once a second; a failed write is tried again.
 
         A report that is tried again undoes none that the worker has made to another control plane since.
 
@@ -306,7 +306,7 @@ class Fleet:
         return None
 
     def listed(self, *, after: int = 0, limit: int = 100, only_open: bool = False) -> list[tuple[int, WorkerRun]]:
-        """Incarnations in the order of their registration, each with its position."""
+        """Return incarnations in order of registration, each with its position."""
         self.flush(now=True)
         now_us = self._clock.utc_us()
         with self._engine.connect() as connection:
@@ -323,7 +323,7 @@ class Fleet:
                 query = query.where(or_(incarnations.c.uuid.in_(running), incarnations.c.end.is_(None)))
             takers = {one.name: one for one in listed_takers(connection, now_us)}
             processes = (row for row in connection.execute(query).mappings() if not (only_open and row["uuid"] in over))
-            found = []
+            workers_found = []
             for row, report in _with_reports(connection, processes):
                 uuid, seen_us = row["uuid"], report.seen_us
                 period, end = periods.get(uuid), over.get(uuid)
@@ -353,22 +353,22 @@ class Fleet:
                     None if taker is None else taker.behind_since_us,
                     report.unread,
                 )
-                found.append((row["id"], worker))
-                if len(found) == limit:
+                workers_found.append((row["id"], worker))
+                if len(workers_found) == limit:
                     break
-        return found
+        return workers_found
 
     def running(self) -> list[WorkerRun]:
-        """The newest incarnation of every worker that has not ended, by the worker's name."""
+        """Return the newest running incarnation of every worker, by name."""
         latest = {worker.worker: worker for _, worker in self.listed(limit=_RUNNING_MAX, only_open=True)}
         return [latest[name] for name in sorted(latest)]
 
     def silent_names(self) -> tuple[str, ...]:
-        """Workers whose newest process is silent, by name."""
+        """Return the names of workers whose newest process is silent."""
         return tuple(run.worker for run in self.running() if run.state is WorkerState.SILENT)
 
     def own_ledgers(self) -> tuple[str, ...]:
-        """Workers at work that write this ledger themselves and check nobody's signature of an order, by name."""
+        """Return running workers that write this ledger themselves and check no signature of orders, by name."""
         with self._engine.connect() as connection:
             known = self._lives.all(connection)
             running = set(at_work(known.periods)) - known.signed

@@ -1,4 +1,4 @@
-"""Whether the database answers, asked so that nobody waits longer than a bound, whatever the database does.
+"""A database probe with a bound: no caller waits longer, whatever the database does.
 
     found = probe.look(1.5)        # what was read just now; else why not
 
@@ -28,7 +28,7 @@ Read = TypeVar("Read")
 
 
 class DatabaseAnswer(NamedTuple, Generic[Read]):
-    """What was read; else `away`, why it could not be, or `silent_seconds` that there has been no answer."""
+    """The reading; otherwise `away`, the error, or `silent_seconds` without an answer."""
 
     value: Read | None
     away: str = ""
@@ -50,7 +50,7 @@ class DatabaseProbe(Generic[Read]):
         self._thread.start()
 
     def look(self, patience_seconds: float) -> DatabaseAnswer[Read]:
-        """What is read now, or was a moment ago; what takes longer than the patience is `silent_seconds`."""
+        """Return the reading of now or a moment ago; after the patience, `silent_seconds`."""
         began = time.monotonic()
         with self._state:
             if began - self._found_at >= FRESH_SECONDS:

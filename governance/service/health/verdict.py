@@ -1,4 +1,4 @@
-"""The one verdict on a service: everything that keeps it from what it is for, by kind, with a sentence for each.
+"""The verdict on a service: every problem that keeps it from its work, by kind, each with a sentence.
 
     verdict.troubles()       # () where all is well; takes two seconds at most, whatever the database does
     verdict.is_ready()       # whether requests can be served
@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 1.5
 
 
 class TroubleKind(StrEnum):
-    """What can be wrong."""
+    """The kinds of problems."""
 
     DATABASE = "database"
     SCHEMA = "schema"
@@ -48,14 +48,14 @@ NOT_READY = frozenset({TroubleKind.DATABASE, TroubleKind.SCHEMA, TroubleKind.THR
 
 
 class Trouble(NamedTuple):
-    """One thing that is wrong, in a sentence for an operator."""
+    """One problem, in a sentence for an operator."""
 
     kind: TroubleKind
     text: str
 
 
 class SeenOfLedger(NamedTuple):
-    """What the database said: its revision, what is not sealed, and how far checkpoints go and are signed."""
+    """The database's part: its revision, unsealed leaves, and the newest checkpoints, sealed and signed."""
 
     revision: str
     waiting: Unsealed
@@ -64,26 +64,26 @@ class SeenOfLedger(NamedTuple):
 
 
 class Observed(Protocol):
-    """What a service says of its own parts, without a database."""
+    """A service's parts, without a database."""
 
     def writer_status(self) -> WriterStatus:
         """The ledger's writer."""
 
     def batch_refusal(self) -> str:
-        """Why the last batch of a worker was not committed; empty where it was."""
+        """Why the last batch of a worker was not committed; empty after a success."""
 
     def signer_status(self) -> SignerStatus | None:
-        """The signer's last try; None where another process signs."""
+        """The signer's last attempt; None where another process signs."""
 
     def clock_in_doubt(self) -> bool:
-        """Whether nobody knows what time it is."""
+        """Whether the time is in doubt."""
 
     def sink_troubles(self) -> list[str]:
-        """A sentence for each."""
+        """One sentence for each sink problem."""
 
 
 def read_ledger(connection: Connection, now_us: int) -> SeenOfLedger:
-    """What the verdict asks of the database; `now_us` is UTC."""
+    """Read the verdict's part of the database; `now_us` is UTC."""
     revision = connection.scalar(text(f"SELECT max(version_num) FROM {VERSION_TABLE}"))  # noqa: S608 - ours
     if revision != SCHEMA_REVISION:  # other tables may be there
         return SeenOfLedger(str(revision), Unsealed(0, 0, 0), 0, 0)
@@ -92,7 +92,7 @@ def read_ledger(connection: Connection, now_us: int) -> SeenOfLedger:
 
 
 class ServiceVerdict:
-    """Finds what is wrong; thread-safe. Whoever makes it closes the probe."""
+    """Finds problems; thread-safe. Its maker closes the probe."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class ServiceVerdict:
         self._unsigned: tuple[int, float] | None = None  # behind which signed size, and since when (rule 2)
 
     def troubles(self) -> tuple[Trouble, ...]:
-        """Everything that is wrong, what keeps requests away first."""
+        """Return every problem, those that stop requests first."""
         found = [*self._of_database(), *self._of_parts()]
         return tuple(sorted(found, key=lambda one: one.kind not in NOT_READY))
 
@@ -122,7 +122,7 @@ class ServiceVerdict:
         return admits and not any(one.kind in NOT_READY for one in self.troubles())
 
     def database_answers(self) -> bool:
-        """Whether a question to the database is answered now."""
+        """Whether the database answers now."""
         return self._probe.look(PATIENCE_SECONDS).value is not None
 
     def _of_database(self) -> Iterator[Trouble]:

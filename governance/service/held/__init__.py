@@ -1,1 +1,1 @@
-"""Questions of workers that are held open: what they wait for, and what they are told."""
+"""Held requests of workers: what they wait for, and their answers."""

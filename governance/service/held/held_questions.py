@@ -1,4 +1,4 @@
-"""Wakes the questions that are held open: at once for what this process changes, within two seconds for the rest.
+"""Wakes held requests: at once for changes by this process, within two seconds for others.
 
     seen = held.version
     answer = ask()
@@ -53,7 +53,7 @@ class _Stopping(threading.Event):
 
 
 class HeldQuestions(Generic[Seen]):
-    """Who waits, and the thread that looks for them; `look` gives what is equal while nothing changed."""
+    """The waiting requests, and the thread that looks for news; `look` returns equal values while nothing changes."""
 
     def __init__(self, look: Callable[[], Seen]) -> None:
         self.threads = CapacityLimiter(_THREADS)  # that questions are asked on: others keep their database connections
@@ -69,32 +69,32 @@ class HeldQuestions(Generic[Seen]):
         self._thread: GuardingThread | None = None
 
     def changed(self) -> None:
-        """There is something new."""
+        """Note that something changed."""
         with self._state:
             self.version += 1
         self._wake()
 
     def keep(self, question: Hashable, version: int, answer: dict[str, Any]) -> None:
-        """Remember what a question came to, asked at this version."""
+        """Remember a request's answer at this version."""
         with self._state:
             if len(self._answers) >= _KEPT_MAX:
                 self._answers.clear()
             self._answers[question] = version, answer
 
     def known(self, question: Hashable) -> dict[str, Any] | None:
-        """What the question came to, where nothing has changed since; None: ask it (rule 4)."""
+        """Return the remembered answer where nothing has changed since; None: ask again (rule 4)."""
         with self._state:
             version, answer = self._answers.get(question, (-1, None))
             is_seen = self._looked_at >= time.monotonic() - _UNSEEN_SECONDS
             return answer if version == self.version and is_seen else None
 
     def seen_lately(self) -> Seen | None:
-        """What the last look saw, where that began less than `LATELY_SECONDS` ago; else None."""
+        """Return the last look's reading if it began less than `LATELY_SECONDS` ago; otherwise None."""
         with self._state:
             return self._seen if self._looked_at >= time.monotonic() - LATELY_SECONDS else None
 
     async def wait(self, seen: int, seconds: float) -> bool:
-        """Wait for another version than `seen`, the end, or so many seconds; False: surely nothing changed."""
+        """Wait for a version other than `seen`, the end, or the time; False: certainly nothing changed."""
         waiter = asyncio.get_running_loop(), asyncio.Event()
         began = time.monotonic()
         with self._state:
@@ -115,7 +115,7 @@ class HeldQuestions(Generic[Seen]):
         return version != seen or looked_at < max(began, time.monotonic() - _UNSEEN_SECONDS)
 
     def close(self) -> None:
-        """Look no more; may be called again."""
+        """Stop looking; may be called again."""
         with self._state:
             self._ending = True
             self._state.notify_all()

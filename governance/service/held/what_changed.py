@@ -1,4 +1,4 @@
-"""What tells whether a ledger has news for workers that wait: one statement, whose cost is the number of orders.
+"""Whether a ledger has news for waiting workers: one statement, whose cost grows with the orders.
 
     before = read_orders_seen(connection)
     ...
@@ -33,7 +33,7 @@ _VERSIONS = 1 << 20  # of a principal: an odd row, however large, ends no sum
 
 
 class CredentialsSeen(NamedTuple):
-    """What is another number where a key was added, revoked or given an earlier end, or a principal changed."""
+    """A value that changes when a key is added, revoked or shortened, or a principal changes."""
 
     keys: int
     revoked_keys: int
@@ -42,7 +42,7 @@ class CredentialsSeen(NamedTuple):
 
 
 class OrdersSeen(NamedTuple):
-    """How much there is of everything that a worker is told of, and of what ends a credential."""
+    """The amount of everything that workers are sent, and of everything that ends a credential."""
 
     erasures: int
     erasure_results: int
@@ -91,7 +91,7 @@ _SEEN = select(
 
 
 def read_orders_seen(connection: Connection) -> OrdersSeen:
-    """As they are now, in one statement."""
+    """Read both in one statement."""
     *orders, keys, revoked, ends_s, ends_us, principals, unlinked = connection.execute(_SEEN).one()
     ends_us = MICROSECONDS * int(ends_s) + int(ends_us)
     return OrdersSeen._make((*orders, CredentialsSeen(keys, revoked, ends_us, int(principals)), unlinked))

@@ -1,4 +1,4 @@
-"""What a worker is told of: erasures that it owes an answer for, orders on keys, enforcement and restrictions.
+"""A worker's orders: erasures that it owes an answer for, key orders, enforcement and restrictions.
 
 1. Where there is nothing, that is known from `OrdersSeen` alone, and no leaf is read. What there is, is read anew for
    each answer: a person whose name was destroyed since is not named from memory.
@@ -45,14 +45,14 @@ class WorkerOrders:
         self._owes_nothing: dict[str, tuple[int, int, int]] = {}  # by worker: erasures, answers and processes then
 
     def owed(self, worker: str) -> dict[str, Any]:
-        """What a worker is told, with the erasures that it owes an answer for."""
+        """Return a worker's orders, with the erasures that it owes an answer for."""
         with self._reading() as connection:
             seen = read_orders_seen(connection)
             found = self._owed(connection, worker, seen) if seen.erasures else ()
             return self._told(connection, seen, found)
 
     def completed(self, worker: str) -> dict[str, Any]:
-        """The same, with the erasures of a subject or tenant that it has answered as complete."""
+        """Return the same, with the erasures of a subject or tenant that it completed."""
         with self._reading() as connection:
             found = completed(connection, self._lives.of_worker(connection, worker))
             return self._told(connection, read_orders_seen(connection), found)

@@ -1,1 +1,1 @@
-"""What waits for somebody: approvals, consents, missed erasures, and what is about to end."""
+"""Open tasks: approvals, consents, missed erasures, and what ends soon."""

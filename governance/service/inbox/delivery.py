@@ -1,4 +1,4 @@
-"""Takes what waits to people who look elsewhere: each item once, to a webhook and by mail.
+"""Delivers open tasks to a webhook and by mail, each once.
 
 1. An item is delivered when it is first seen, and again when it becomes overdue. What was delivered is kept in the
    service's folder, so that a restart repeats nothing; what a receiver did not take is offered again at the next turn.
@@ -36,7 +36,7 @@ Deliver = Callable[[Sequence[InboxItem]], None]
 
 
 class InboxDelivery:
-    """Delivers on a thread of its own, where the settings name a receiver. Close it before the ledger."""
+    """Delivers on its own thread where the settings name a receiver. Close it before the ledger."""
 
     def __init__(self, settings: ServiceSettings, folder: Path, read: Callable[[], tuple[InboxItem, ...]]) -> None:
         self._read = read
@@ -55,25 +55,25 @@ class InboxDelivery:
             self._thread.start()
 
     def close(self) -> None:
-        """Deliver no more; a second time changes nothing."""
+        """Stop delivering; a second call changes nothing."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(_END_SECONDS)
 
     def deliver_once(self) -> None:
-        """Offer every receiver what it was not told yet (rule 1)."""
+        """Offer every receiver the tasks that it has not received (rule 1)."""
         items = self._read()
         names = {_name(item): item for item in items}
         for receiver, deliver in self._receivers.items():
-            told = self._told[receiver] & names.keys()  # what is gone may come again
-            fresh = [item for name, item in names.items() if name not in told]
+            told_before = self._told[receiver] & names.keys()  # what is gone may come again
+            fresh = [item for name, item in names.items() if name not in told_before]
             if fresh:
                 try:
                     deliver(fresh)
                 except (SinkError, OSError, smtplib.SMTPException) as error:
                     _log.warning("inbox not delivered", receiver=receiver, reason=type(error).__name__)
                     fresh = []
-            self._told[receiver] = told | {_name(item) for item in fresh}
+            self._told[receiver] = told_before | {_name(item) for item in fresh}
         self._keep()
 
     def _run(self) -> None:
@@ -138,17 +138,17 @@ def _mail(where: InboxMail, ledger: str) -> Deliver:
 
 
 def _letter(where: InboxMail, ledger: str, items: Sequence[InboxItem]) -> EmailMessage:
-    made = EmailMessage()
+    letter = EmailMessage()
     overdue = sum(item.state == "overdue" for item in items)
     more = f", {overdue} overdue" if overdue else ""
-    made["Subject"] = f"kvcustody: {len(items)} wait{'s' if len(items) == 1 else ''} for somebody{more}"
-    made["From"], made["To"] = where.sender, ", ".join(where.to)
+    letter["Subject"] = f"kvcustody: {len(items)} wait{'s' if len(items) == 1 else ''} for somebody{more}"
+    letter["From"], letter["To"] = where.sender, ", ".join(where.to)
     lines = [f"In the ledger {ledger}:", ""]
     for item in items:
         until = "" if item.due_us is None else f" (until {readable(item.due_us)} UTC)"
         lines += [f"{item.state}: {item.text}{until}", f"    {item.command}", f"    /console{item.page}", ""]
-    made.set_content("\n".join(lines))
-    return made
+    letter.set_content("\n".join(lines))
+    return letter
 
 
 def _secret(path: Path, what: str) -> bytes:

@@ -1,4 +1,4 @@
-"""One thing that waits for somebody, and for whom: the model behind the page, the API, the command, metrics and mail.
+"""One open task, and for whom: the model behind the page, the API, the command, metrics and mail.
 
 1. `waiting` has no date, `soon` ends within its kind's time, `overdue` is past its date.
 2. An item is shown to those who can do something about it: by permission, of a tenant its own people alone, of a key
@@ -19,7 +19,7 @@ from kvcustody.times import DAY_US, SECOND_US
 
 
 class InboxKind(StrEnum):
-    """What can wait."""
+    """The kinds of tasks."""
 
     APPROVAL = "approval"
     ACTIVATION = "activation"
@@ -37,7 +37,7 @@ class InboxKind(StrEnum):
 
 
 class InboxState(StrEnum):
-    """Rule 1."""
+    """The states of tasks (rule 1)."""
 
     WAITING = "waiting"
     SOON = "soon"
@@ -71,7 +71,8 @@ _ORDER = {InboxState.OVERDUE: 0, InboxState.SOON: 1, InboxState.WAITING: 2}
 
 
 class InboxItem(NamedTuple):
-    """One of them. Times are UTC microseconds; `due_us` None: no date. `page` is of the console, `command` of the CLI.
+    """One task. Times are UTC microseconds; `due_us` None: no date. `page` is the console's, `command` the command
+    line's.
 
     `about` is what the id is made of besides the kind: a revision, an erasure, a key's prefix.
     """
@@ -89,11 +90,11 @@ class InboxItem(NamedTuple):
 
     @property
     def id(self) -> str:
-        """What names it (rule 3)."""
+        """The task's id (rule 3)."""
         return f"{self.kind}:{self.about}"
 
     def is_for(self, caller: Caller) -> bool:
-        """Whether this person can do something about it (rule 2)."""
+        """Whether this person can do the task (rule 2)."""
         if self.principal is not None and self.principal == caller.name:
             return True
         reach = caller.reach(_PERMISSION[self.kind])
@@ -102,19 +103,19 @@ class InboxItem(NamedTuple):
         return reach is Reach.ALL or (reach is Reach.OWN and self.tenant == caller.tenant is not None)
 
     def data(self) -> dict[str, object]:
-        """As JSON data."""
+        """Return JSON data."""
         return {"id": self.id, **self._asdict()}
 
 
 def state_until(kind: InboxKind, due_us: int, now_us: int) -> InboxState | None:
-    """The state of what ends at `due_us`; None where that is far away."""
+    """Return the state of something that ends at `due_us`; None where that is far away."""
     if due_us <= now_us:
         return InboxState.OVERDUE
     return InboxState.SOON if due_us - now_us < SOON_US[kind] else None
 
 
 def in_order(items: Iterable[InboxItem]) -> tuple[InboxItem, ...]:
-    """What is most urgent first: overdue, then what ends soon, by date; then what waits longest."""
+    """Sort the most urgent first: overdue, then ending soon by date, then the longest waiting."""
     late = 1 << 62
     return tuple(
         sorted(

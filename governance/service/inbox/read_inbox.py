@@ -1,5 +1,4 @@
-"""Reads what waits, from where it is kept: the release, the ledger, the book of principals, certificates and sinks on
-disk.
+"""Reads open tasks from their sources: the release, the ledger, the book of principals, certificates and sinks on disk.
 
     inbox = InboxReader(certificates=(path,))
     found = inbox.read(connection, now_us, release=state, effect=effect)
@@ -51,7 +50,7 @@ _COMPARED_MAX = 64
 
 
 class InboxContents(NamedTuple):
-    """What waits, the most urgent first, and the dates behind it that metrics show.
+    """The open tasks, the most urgent first, and the dates behind them for metrics.
 
     `cases`: how many requests of people there are by state; `next_case_us` and `missed_case_us`: the first deadline of
     one that is open, and the first that was missed.
@@ -81,7 +80,7 @@ class _End(NamedTuple):
 
 
 class InboxReader:
-    """Reads everything that waits. `certificates`: PEM files whose end matters.
+    """Reads every open task. `certificates`: PEM files whose expiry matters.
 
     `troubles`: of the sinks, by name. `verdict`: what else keeps the service from what it is for, once each.
     """
@@ -107,7 +106,7 @@ class InboxReader:
         release: ReleaseState | None = None,
         effect: PoliciesInEffect | None = None,
     ) -> InboxContents:
-        """Everything that waits for anybody; `connection` sees every tenant's rows."""
+        """Return everybody's open tasks; `connection` sees every tenant's rows."""
         ends = [*_keys(connection, now_us), *_policy(release, now_us), *_grants(effect, now_us)]
         for path in self._certificates:
             ends += _certificates(path, now_us)
@@ -280,17 +279,17 @@ def _keys(connection: Connection, now_us: int) -> Iterator[_End]:
         yield _End(InboxKind.KEY, ends_us, item)
 
 
-def _witness(found: WitnessStatus, now_us: int) -> Iterator[InboxItem]:
-    if not found.signed_size:
+def _witness(witness: WitnessStatus, now_us: int) -> Iterator[InboxItem]:
+    if not witness.signed_size:
         return  # nothing is signed that a witness could see
-    if not found.witnesses:
+    if not witness.witnesses:
         yield InboxItem(
             InboxKind.WITNESS, "none", InboxState.WAITING,
             "no witness has signed this ledger: split views and cut tails are undetected", None, None, None, None,
             "/health", "kvcustody witness serve",
         )  # fmt: skip
-    elif found.unwitnessed_us > WITNESS_AGE_US:
-        since_us = now_us - found.unwitnessed_us
+    elif witness.unwitnessed_us > WITNESS_AGE_US:
+        since_us = now_us - witness.unwitnessed_us
         yield InboxItem(
             InboxKind.WITNESS, "behind", InboxState.OVERDUE, "no witness has signed what was written since",
             since_us, since_us + WITNESS_AGE_US, None, None, "/health", "kvcustody audit status",

@@ -1,1 +1,1 @@
-"""Batches that workers send: read, checked in processes of their own, merged and committed."""
+"""Batches from workers: read, checked in separate processes, merged and committed."""

@@ -1,4 +1,4 @@
-"""What a worker's or a door's batch must be before any of it is written: its own leaves, canonical, of its kinds.
+"""Checks of a worker's or a door's batch before anything is written: own leaves, canonical, of its kinds.
 
 1. A leaf has the fields and the types of its kind (`leaf_schema`), and its bytes are the canonical form of what they
    say: a forged, further, repeated or reordered key does not survive the comparison.
@@ -59,12 +59,12 @@ class Sender(NamedTuple):
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds that it hands in."""
+        """The kinds that it may hand in."""
         return DOORS_KINDS if self.role == Role.DOOR.value else WORKERS_KINDS
 
 
 class Received(NamedTuple):
-    """A batch that may be written, and the span of its sequences; 0 to 0 where it has no leaf."""
+    """A valid batch, and the span of its sequences; 0 to 0 without a leaf."""
 
     names: list[Name]
     batch: LeafBatch
@@ -73,7 +73,7 @@ class Received(NamedTuple):
 
 
 def read_batch(body: bytes, sender: Sender) -> Received:
-    """The batch in a request: a line of names, then a leaf a line. Raises `malformed` or `refused-leaf`."""
+    """Parse the batch in a request: a line of names, then a leaf a line. Raises `malformed` or `refused-leaf`."""
     head, lines = lines_of(body)
     if sender.role == Role.DOOR.value and head != _NO_NAMES:
         raise ProblemError("malformed", "a door hands in no names")
@@ -87,7 +87,7 @@ def read_batch(body: bytes, sender: Sender) -> Received:
 
 
 def lines_of(body: bytes) -> tuple[bytes, list[bytes]]:
-    """The line of names, and those of leaves; raises `malformed`."""
+    """Return the line of names, and the lines of leaves; raises `malformed`."""
     lines = body.split(b"\n")
     if lines[-1] == b"":
         lines.pop()
@@ -97,12 +97,12 @@ def lines_of(body: bytes) -> tuple[bytes, list[bytes]]:
 
 
 def unwritable() -> ProblemError:
-    """Some leaf of a batch that only its own writing can find."""
+    """Return the refusal of a leaf that only the database found to be wrong."""
     return ProblemError("refused-leaf", "the ledger refuses a leaf of this batch; send them one by one")
 
 
 def write_batch(names: Iterable[Name], leaves: Iterable[bytes]) -> bytes:
-    """The body of a batch."""
+    """Return the body of a batch."""
     return b"\n".join((orjson.dumps(list(names)), *leaves))
 
 
@@ -174,7 +174,7 @@ def _check_kind(group: LeafGroup, sequences: Sequence[int], sender: Sender) -> N
 
 
 def refused_field(kind: str, field: str, value: object, allowed: str) -> LedgerError:
-    """What is wrong with a leaf that names what its worker may not: the field, the value, and what it may be.
+    """Return why a leaf names what its worker may not: the field, the value, and the permitted ones.
 
     No tenant is quoted (rule 3 of `problem_details`).
     """
@@ -239,7 +239,7 @@ def _are_texts(texts: Sequence[Any]) -> bool:
 
 
 def worker_fields_table() -> str:
-    """The table of docs/operate/service.md: the kinds that are handed in, by whom, and what their fields may name."""
+    """Return the table of kinds that are handed in, by whom, and what their fields may name."""
     rows = ["| kind | handed in by | fields |", "|---|---|---|"]
     for kind in sorted(WORKERS_KINDS | DOORS_KINDS):
         by = [name for name, kinds in (("workers", WORKERS_KINDS), ("doors", DOORS_KINDS)) if kind in kinds]

@@ -1,4 +1,4 @@
-"""Control planes that meet each other's tenants commit one after the other, instead of each in small parts.
+"""Turns between control planes: those that share tenants commit one after the other, instead of each in small parts.
 
 1. A commit to which others left less than three quarters of what it wanted begins turns: whoever has the ledger's turn
    commits, and the others come back a moment later. Nobody waits for a lock meanwhile, and what waits grows together.
@@ -20,7 +20,7 @@ _TURNS, _TURNS_MOST = 64, 4096
 
 
 class CommitTurns:
-    """Whether the next commit of one plane needs the turn; for one thread."""
+    """Whether one plane's next commit needs the turn; for one thread."""
 
     def __init__(self) -> None:
         self._turns = _TURNS
@@ -30,18 +30,18 @@ class CommitTurns:
 
     @property
     def needed(self) -> bool:
-        """Whether the next commit is made in turn (rules 1 and 3)."""
+        """Whether the next commit needs the turn (rules 1 and 3)."""
         waited = 0.0 if self._since is None else time.monotonic() - self._since
         return self._left > 0 and waited < PATIENCE_SECONDS
 
     def missed(self) -> None:
-        """Another has the turn: comes back when it was time to look again."""
+        """Wait a moment, because another plane has the turn."""
         if self._since is None:
             self._since = time.monotonic()
         time.sleep(_POLL_SECONDS)
 
     def committed(self, added: int, wanted: int, seconds: float) -> None:
-        """So many leaves were committed, of so many that were to be, and how long that took."""
+        """Note the number of committed leaves out of those wanted, and the commit's duration."""
         self._since = None
         self._rest_seconds = max(2 * _POLL_SECONDS, seconds / _REST_SHARE)
         if self._left:
@@ -52,6 +52,6 @@ class CommitTurns:
             self._turns = _TURNS
 
     def rest(self) -> None:
-        """After a commit: returns when the others had a chance to have the turn."""
+        """Wait after a commit, so that others get a chance to take the turn."""
         if self._left:
             time.sleep(self._rest_seconds)

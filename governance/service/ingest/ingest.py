@@ -1,4 +1,4 @@
-"""Workers' batches into the ledger: those that wait are committed together, and each is acknowledged once durable.
+"""Commits workers' batches: waiting ones go together, and each is acknowledged when durable.
 
 1. A batch that was acknowledged is committed. One that was not may have been: sent again, its known leaves are
    skipped.
@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import anyio
+import numpy as np
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -36,6 +37,7 @@ from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.audit.write.committer import Committer, refused
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
+from kvcustody.governance.observability.histogram import Histogram
 from kvcustody.governance.service.ingest.check_leaves import Name, Received, Sender, read_batch, unwritable
 from kvcustody.governance.service.ingest.commit_turns import TURN, CommitTurns
 from kvcustody.governance.service.ingest.reader_processes import BatchReaders
@@ -47,12 +49,13 @@ _WAITING_LEAVES_MAX_OF_WORKER = _WAITING_LEAVES_MAX // 8
 _TOGETHER_LEAVES, _TOGETHER_LEAVES_MIN = 10_000, 600
 _PATIENT_ROUNDS = 3  # that a leaf is left for the same log
 _SHARE_MIN = 8
+SECONDS_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _SEEN_MAX = 4096
 _READING = 4
 
 
 class IngestCounts(NamedTuple):
-    """What a batch came to: leaves that were new, leaves that the ledger had, and how often subjects were unlinked."""
+    """The result of a batch: new leaves, known leaves, and the number of subject unlinkings."""
 
     added: int
     known: int
@@ -60,10 +63,10 @@ class IngestCounts(NamedTuple):
 
 
 class WaitingBatch:
-    """A batch that was taken in; `decided` is called, on the thread that commits, once `end` has its answer."""
+    """A batch that waits; `decided` is called on the committing thread when `end` has its answer."""
 
     __slots__ = (
-        *("batch", "decided", "done", "incarnation", "left", "names", "problem"),
+        *("batch", "began", "decided", "done", "incarnation", "left", "names", "problem"),
         *("stopped_by", "stops", "stored", "worker"),
     )
 
@@ -78,12 +81,13 @@ class WaitingBatch:
             0,
         )  # the log of the first leaf that is left, and how often it was locked
         self.decided = decided
+        self.began = time.monotonic()
         self.done = False
         self.stored = IngestCounts(0, 0)
         self.problem: ProblemError | None = None
 
     def note(self, added: int, known: int, stopped_by: str = "") -> None:
-        """So many of its leaves are in the ledger, the first of those that were left; and what stopped it."""
+        """Note the number of its leaves in the ledger, the first one left out, and what stopped it."""
         is_same = not added and stopped_by == self.stopped_by
         self.stopped_by, self.stops = stopped_by, (self.stops if is_same else 0) + bool(stopped_by)
         self.names = ()
@@ -130,12 +134,13 @@ class Ingest:
         self._together = _TOGETHER_LEAVES_MIN
         self._turns = CommitTurns()
         self.stored_leaves = 0
+        self.seconds = Histogram(SECONDS_BOUNDS)  # from the queue to the disk, of each accepted batch
         self.refusal = ""  # why the last commit was not made, though nothing was wrong with its leaves
         self._thread = GuardingThread(self._run, name="kvcustody-ingest")
         self._thread.start()
 
     def read(self, body: bytes, sender: Sender) -> Received:
-        """The batch in a request, checked as `read_batch` does: by another process, or here, one at a time."""
+        """Parse the batch in a request with `read_batch`, in another process, or here one at a time."""
         found = self._readers.read(body, sender)
         if found is not None:
             return found
@@ -143,14 +148,14 @@ class Ingest:
             return read_batch(body, sender)
 
     def put(self, worker: str, incarnation: str, batch: Received) -> IngestCounts:
-        """Commit a batch; returns once it is durable, raises `unavailable` or `refused-leaf` where it is not."""
+        """Commit a batch; returns when it is durable, raises `unavailable` or `refused-leaf` otherwise."""
         decided = threading.Event()
         waiting = self.begin(worker, incarnation, batch, decided.set)
         decided.wait(self.timeout_seconds)
         return self.end(waiting)
 
     def begin(self, worker: str, incarnation: str, batch: Received, decided: Callable[[], object]) -> WaitingBatch:
-        """Take a batch in, for `end`; raises `unavailable` where too much waits. No thread need wait meanwhile."""
+        """Queue a batch for `end`; raises `unavailable` where too many wait. No thread need wait meanwhile."""
         waiting = WaitingBatch(worker, incarnation, batch, decided)
         with self._wake:
             own = self._of_worker[worker]
@@ -165,7 +170,7 @@ class Ingest:
         return waiting
 
     def end(self, waiting: WaitingBatch) -> IngestCounts:
-        """What a batch came to: it is durable; raises as `put` where it is not, or not yet."""
+        """Return a durable batch's result; raises as `put` where it is not, or not yet, durable."""
         if not waiting.done:
             raise _unavailable("the ledger is slow")
         if waiting.problem is not None:
@@ -178,7 +183,7 @@ class Ingest:
         return self._leaves > 0
 
     def close(self) -> None:
-        """Commit what waits, take no more, end the thread."""
+        """Commit waiting batches, take no more, and end the thread."""
         with self._wake:
             self._ending = True
             self._wake.notify()
@@ -208,6 +213,8 @@ class Ingest:
                     waiting.problem = _unavailable(describe(error))
             self.refusal = next((_refusal_of(waiting) for waiting in group if _refusal_of(waiting)), "")
             self._put_back([waiting for waiting in group if waiting.left.data and waiting.problem is None])
+            accepted = [waiting.began for waiting in group if waiting.problem is None and not waiting.left.data]
+            self.seconds.add_many(time.monotonic() - np.array(accepted))
             for waiting in group:
                 if waiting.problem is not None or not waiting.left.data:
                     waiting.done = True
@@ -304,14 +311,14 @@ class Ingest:
         patience = 1 if self._waits else _PATIENT_ROUNDS
         waits_for = {waiting.stopped_by for waiting in group if waiting.stops >= patience}
         turn, began = TURN if self._turns.needed else None, time.monotonic()
-        found = self._committer.write_free(batches, waits_for, names, turn=turn)
-        if found is None:
+        written = self._committer.write_free(batches, waits_for, names, turn=turn)
+        if written is None:
             return False
-        added = sum(found.added)
+        added = sum(written.added)
         wanted = sum(len(batch.data) for batch in batches)
         self._measure(added, wanted)
         self.stored_leaves += added
-        for waiting, count, stopped_by in zip(group, *found, strict=True):
+        for waiting, count, stopped_by in zip(group, *written, strict=True):
             if count:
                 self._note_highest(waiting.incarnation, max(waiting.left.sequences[:count]))
             waiting.note(count, 0, stopped_by)
@@ -349,7 +356,7 @@ class Ingest:
 
 
 def highest_sequence(connection: Connection, incarnation: str) -> int:
-    """The highest sequence that the ledger has of an incarnation; 0 where it has none."""
+    """Return an incarnation's highest sequence in the ledger; 0 without one."""
     life = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
     # The first from above: PostgreSQL finds a maximum by its index only where nothing else is asked of a row.
     query = select(events.c.sequence).where(events.c.incarnation == life, has_leaf(events))

@@ -1,4 +1,4 @@
-"""Workers' batches read in processes of their own: what a batch must be is checked there, beside the commits.
+"""Processes that parse workers' batches: checks run there, beside the commits.
 
 Reading takes as long as committing, and both need the interpreter: in one process they wait for each other.
 1. What comes back is what `read_batch` gives here. A batch that the other process does not take is read here, which
@@ -45,7 +45,7 @@ _READY = b"ready"
 
 
 class BatchReaders:
-    """Some processes that read batches; none is started before the first large one comes."""
+    """Processes that parse batches; the first one starts with the first large batch."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -54,7 +54,7 @@ class BatchReaders:
             self._idle.put(_Process())
 
     def read(self, body: bytes, sender: Sender) -> Received | None:
-        """The batch in a request; None where it is to be read here (rule 1)."""
+        """Return the batch in a request; None where it must be parsed here (rule 1)."""
         if len(body) < SMALL_BYTES:
             return None
         try:
@@ -70,7 +70,7 @@ class BatchReaders:
         return None if found is None else _received(found, body)
 
     def close(self) -> None:
-        """End the processes that are idle; those at work end with this one."""
+        """End idle processes; busy ones end with this process."""
         while True:
             try:
                 self._idle.get_nowait().end()
@@ -123,9 +123,9 @@ class _Process:
             return
 
 
-def _told(found: Received) -> bytes:
+def _told(received: Received) -> bytes:
     """A batch as bytes, without those of its leaves, which its reader has."""
-    batch = found.batch
+    batch = received.batch
     groups = [
         (
             group.kind,
@@ -137,7 +137,7 @@ def _told(found: Received) -> bytes:
     ]
     founders = {uuid: tuple(founder) for uuid, founder in batch.founders.items()}
     columns: list[Sequence[Any]] = [list(column) for column in batch[:8]]
-    return marshal.dumps((found.names, columns, groups, founders, list(batch.hashes), *found[2:]))
+    return marshal.dumps((received.names, columns, groups, founders, list(batch.hashes), *received[2:]))
 
 
 def _received(data: bytes, body: bytes) -> Received:
@@ -153,7 +153,7 @@ def _received(data: bytes, body: bytes) -> Received:
 
 
 def main() -> None:
-    """Answer one batch after the other until standard input ends."""
+    """Parse one batch after the other until standard input ends."""
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else is printed is no answer
     with gc_seldom():  # the lists of a thousand leaves are no cycles

@@ -1,4 +1,4 @@
-"""The service's own events under the trace of the request that they come from.
+"""Stamps the service's own events with the trace of the request that caused them.
 
 1. An event that may have a trace and has none gets the one of the request that is answered where it is submitted;
    what a job or a timer does belongs to no request. Workers' leaves are not touched: they come as they are.

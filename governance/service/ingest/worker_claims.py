@@ -1,4 +1,4 @@
-"""What workers' leaves say beyond themselves, held against the ledger: what a worker holds, and what it was told.
+"""Checks workers' leaves against the ledger: what a worker holds, and what it was ordered.
 
 1. A tenant of which a worker ends custody is one of which it recorded a request, a key or a copy before, in a leaf that
    is here and says whom it served. A tenant that a worker serves is of an issuer that the ledger knows.
@@ -48,14 +48,14 @@ _NOBODY = frozenset({None, ""})
 
 
 class Fact(NamedTuple):
-    """Something that a leaf takes for granted: `ask` finds out whether the ledger says so."""
+    """A fact that a leaf presupposes: `ask` finds out whether the ledger has it."""
 
     name: tuple[Hashable, ...]
     ask: Callable[[Connection], bool]
 
 
 class WorkerClaims:
-    """Checks batches that `read_batch` took; thread-safe."""
+    """Checks parsed batches; thread-safe."""
 
     def __init__(self, engine: Engine, released: Callable[[], ReleaseState | None]) -> None:
         """`released`: the release of policies; None where none are released here."""
@@ -64,7 +64,7 @@ class WorkerClaims:
         self._found: set[tuple[Hashable, ...]] = set()  # names of facts that the ledger has stated (rule 6)
 
     def check(self, sender: Sender, batch: LeafBatch) -> None:
-        """Raise `refused-leaf` for the first leaf that claims what its worker neither holds nor was told."""
+        """Raise `refused-leaf` for the first leaf that claims what its worker neither holds nor was ordered."""
         served = {name for group in batch.groups for name in _column(group, FieldMeaning.SERVED)}
         self._keep({("held", sender.worker, name) for name in served})
         new = [

@@ -1,4 +1,4 @@
-"""The version of what workers and a control plane say to each other, which each side states.
+"""The version of the protocol between workers and a control plane, which each side states.
 
 Version 2: the control plane writes the leaves that assign issuers and request erasures, and refuses them from workers.
 1. A worker states its version in a header of every request, the control plane its own when a worker registers.
@@ -20,13 +20,13 @@ _FIRST = 1  # of workers that state none
 
 
 def stated_protocol(headers: Mapping[str, str]) -> int:
-    """The version that a request states; `headers` by their names in lower case."""
+    """Return the version that a request states; `headers` by lower-case name."""
     said = headers.get(HEADER.lower(), "")
     return int(said) if said.isascii() and said.isdigit() and len(said) <= 4 else _FIRST
 
 
 def answer_older(refused: ProblemError, headers: Mapping[str, str]) -> ProblemError:
-    """The answer to a batch that was refused: another one for an older worker, of a kind that was its own (rule 2)."""
+    """Return a refused batch's answer in a form that an older worker knows (rule 2)."""
     protocol, kind = stated_protocol(headers), refused.extra.get("kind")
     if protocol >= PROTOCOL or kind in WORKERS_KINDS or kind not in LEAF_KEYS:
         return refused

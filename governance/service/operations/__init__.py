@@ -1,1 +1,1 @@
-"""The operations of a control plane, and the one gate that every call of them passes, with HTTP or without."""
+"""The operations of a control plane, and the gate of every call, with HTTP or without."""

@@ -1,4 +1,4 @@
-"""What an operation answers: as its function makes it, as it leaves the gate, and how one is kept and told apart."""
+"""Answers of operations: from their functions, behind the gate, stored, and compared."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Answer(NamedTuple):
-    """A whole answer."""
+    """A complete answer."""
 
     status: int
     headers: Headers
     body: bytes
 
     def header(self, name: str) -> str:
-        """The first header of a name; empty where there is none."""
+        """Return the first header of a name; empty without one."""
         wanted = name.lower().encode()
         return next((value.decode("latin-1") for key, value in self.headers if key.lower() == wanted), "")
 
     def packed(self) -> bytes:
-        """The answer as bytes to be kept; `unpacked` reads them."""
+        """Return the answer as bytes to store; `unpacked` reads them."""
         head = [
             self.status,
             [[name.decode("latin-1"), value.decode("latin-1")] for name, value in self.headers],
@@ -37,12 +37,12 @@ class Answer(NamedTuple):
         return len(text).to_bytes(4, "little") + text + self.body
 
     def without_length(self) -> Answer:
-        """The answer without the length that whoever sends it states anew."""
+        """Return the answer without its length, which its sender states again."""
         return self._replace(headers=[pair for pair in self.headers if pair[0].lower() != b"content-length"])
 
 
 def unpacked(data: bytes) -> Answer:
-    """A kept answer, without its length."""
+    """Return a stored answer, without its length."""
     end = 4 + int.from_bytes(data[:4], "little")
     status, headers = orjson.loads(data[4:end])
     pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
@@ -50,18 +50,18 @@ def unpacked(data: bytes) -> Answer:
 
 
 def problem_answer(problem: ProblemError) -> Answer:
-    """A problem as an answer."""
+    """Return a problem as an answer."""
     extra = [(name.lower().encode(), value.encode("latin-1")) for name, value in problem.headers.items()]
     return Answer(problem.type.status, [(b"content-type", MEDIA_TYPE.encode()), *extra], problem.body())
 
 
 def etag_of(body: bytes) -> str:
-    """What tells the content of an answer from another: of an operation that gives no `ETag` of its own."""
+    """Return the `ETag` of an answer's content, for an operation that sets none."""
     return f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
 
 
 class Content(NamedTuple):
-    """What an operation answers whose bytes it made itself."""
+    """The answer of an operation that made the bytes itself."""
 
     body: bytes = b""
     media: str | None = "application/json"
@@ -69,7 +69,7 @@ class Content(NamedTuple):
     headers: Mapping[str, str] = MappingProxyType({})
 
     def answer(self) -> Answer:
-        """As it leaves the gate; a text of no stated encoding is UTF-8."""
+        """Return the answer behind the gate; a text without an encoding is UTF-8."""
         headers = dict(self.headers)
         if self.media is not None:
             unsaid = self.media.startswith("text/") and "charset=" not in self.media
@@ -79,12 +79,12 @@ class Content(NamedTuple):
 
 
 class FileContent(NamedTuple):
-    """What an operation answers that hands out a file."""
+    """The answer of an operation that returns a file."""
 
     path: Path
     media: str
     headers: Mapping[str, str]
 
     def answer(self) -> Answer:
-        """The file in one piece."""
+        """Return the file in one piece."""
         return Content(self.path.read_bytes(), self.media, headers=self.headers).answer()

@@ -1,4 +1,4 @@
-"""What an operation that only reads may ask of where it is asked: a service that is open, or a ledger that is read.
+"""What a reading operation may use: an open service, or a ledger that is only read.
 
 1. An answer takes a desk, who asks, and the operation's parameters by their names. HTTP, pages and commands share it.
 2. An answer uses of a desk what it needs. A ledger's desk opens nothing before.
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
 
 
 class UtcClock(Protocol):
-    """The time by which deadlines are compared."""
+    """The time that deadlines are compared with."""
 
     def utc_us(self) -> int:
         """UTC in microseconds."""
 
 
 class PageCursors(Protocol):
-    """Writes where a page ended, and reads it."""
+    """Writes and reads cursors of pages."""
 
     def write(self, question: CursorBinding, position: list[Any]) -> str:
         """The cursor of a position."""
 
     def read(self, question: CursorBinding, cursor: str | None) -> list[Any] | None:
-        """The position in a cursor; None where there is none. Raises a `CustodyError` for what is no cursor."""
+        """Return the position of a cursor; None without one. Raises a `CustodyError` for an invalid cursor."""
 
 
 class Desk(Protocol):
-    """Where an operation that only reads is asked."""
+    """The service or ledger that a reading operation is asked on."""
 
     @property
     def clock(self) -> UtcClock:
@@ -64,7 +64,7 @@ class Desk(Protocol):
 
     @property
     def subject_keys(self) -> SubjectKeys | None:
-        """The store of subject keys; None where there is none."""
+        """The store of subject keys; None without one."""
 
     @property
     def token_issuers(self) -> Sequence[str]:
@@ -72,54 +72,56 @@ class Desk(Protocol):
 
     @property
     def verdicts(self) -> Verdicts:
-        """What is shown of reports' verdicts."""
+        """The verdicts of reports."""
 
     @property
     def fleet(self) -> Fleet:
         """The workers."""
 
     def released(self) -> ReleaseState | None:
-        """The policies that were released; None where none were, or where nothing says by what they are checked."""
+        """The released policies; None without any, or without a trust configuration to check them."""
 
     def absent(self, error: LedgerError) -> CustodyError:
-        """What is said of something that is not there, or that may not be told."""
+        """Return the error for something absent, or hidden from the caller."""
 
     def check_said(self, connection: Connection, wanted: EventFilter) -> None:
-        """Refuse a name that no leaf has, of a filter that found nothing, where that may be told."""
+        """Refuse a filter's name that no leaf has, after it matched nothing, where the caller may know that."""
 
     def reading(self, tenant: str | None = None) -> AbstractContextManager[Connection]:
-        """A connection in one read transaction; with `tenant`, behind the wall of its rows where there is one."""
+        """Return a connection in one read transaction; with `tenant`, under row-level security where the database has
+        it.
+        """
 
     def reading_for_long(self, tenant: str | None = None) -> AbstractContextManager[Connection]:
-        """As `reading`, for an answer that takes long on a large ledger."""
+        """Return a connection as `reading`, for an answer that takes long on a large ledger."""
 
     def tenant_of(self, caller: Caller, action: Permission, said: str | None) -> str | None:
-        """The tenant to answer a caller about, as they named it: None for all of them."""
+        """Return the tenant to answer a caller about, as they named it: None for all."""
 
     def names_of(self, tenant: str, subject: str) -> list[str]:
-        """Every pseudonym of a subject of a tenant."""
+        """Return every pseudonym of a tenant's subject."""
 
     def work_periods(self) -> dict[str, WorkPeriod]:
-        """Which processes were at work, and when."""
+        """Return which processes ran, and when."""
 
     def marked(self) -> Marked:
-        """Which processes replayed or generated what they recorded."""
+        """Return the processes that replayed or generated what they recorded."""
 
     def policies_in_effect(self) -> PoliciesInEffect:
-        """Which policies workers run, by their leaves; else what is released."""
+        """Return the policies that workers run by their leaves; otherwise the released one."""
 
     def inbox_of(self, caller: Caller) -> list[InboxItem]:
-        """What waits for a caller, the most urgent first."""
+        """Return a caller's open tasks, the most urgent first."""
 
     def cover(self) -> None:
-        """Have what is committed sealed and signed, where somebody here seals and signs."""
+        """Seal and sign committed leaves, where a local process does so."""
 
     def seal_soon(self) -> None:
-        """As `cover`, without waiting for it."""
+        """Start `cover` without waiting."""
 
 
 class LedgerReads:
-    """What a desk reads of its ledger. No wall: all of it is in the system log, or names no tenant."""
+    """A desk's reads of its ledger, without row-level security: they are of the system log, or name no tenant."""
 
     def names_of(self: Desk, tenant: str, subject: str) -> list[str]:
         """Every pseudonym of a subject of a tenant. Who is behind a pseudonym is in no tenant's log."""
@@ -142,7 +144,7 @@ class LedgerReads:
 
 
 def last_day_or(desk: Desk, since: int | None, until: int | None) -> tuple[int, int]:
-    """The period that is asked about, in UTC µs: up to now and a day long where it is not said.
+    """Return the requested period in UTC µs; by default the last day.
 
     Raises `invalid` for an empty one.
     """

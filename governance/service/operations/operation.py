@@ -1,4 +1,4 @@
-"""What every operation of the API declares; what is not declared is not served.
+"""The declaration of every API operation; an undeclared one is not served.
 
 1. An operation names the actions of which a caller's roles must allow one, and whether for all tenants. Only health
    checks have none. An operation asks nothing more of its caller's roles by itself. One that hands leaves over
@@ -52,20 +52,20 @@ class Operation:
 
     @property
     def needs(self) -> str:
-        """What a caller must be allowed to do, as its documentation says it."""
+        """The permissions that a caller needs, for the documentation."""
         if self.action is None:
             return "nothing"
         either = " or ".join(f"`{action.value}`" for action in (self.action, *self.also))
         return f"{either}, of all tenants" if self.whole else either
 
     def parameters(self, path: str) -> dict[str, str]:
-        """What stands in a path of this operation for the names in its own."""
+        """Return the values in a request path for the names in this operation's path."""
         found = self.pattern.fullmatch(path)
         return {} if found is None else found.groupdict()
 
 
 def check_permission(operation: Operation, caller: Caller) -> None:
-    """Raise `forbidden` unless the caller's roles may ask this."""
+    """Raise `forbidden` unless the caller's roles permit this operation."""
     if operation.action is None:
         return
     caller.must(operation.action, *operation.also)
@@ -84,7 +84,7 @@ class Operations:
         self._patterns: list[Operation] = []
 
     def add(self, operation: Operation) -> None:
-        """Declare an operation; its name, its command, and its method and path are its own."""
+        """Declare an operation; its name, its command, and its method with path must be unique."""
         place = (operation.method, operation.path)
         assert operation.name not in self.by_name and place not in self._literal
         assert operation.command not in self._commands, operation.command
@@ -97,7 +97,7 @@ class Operations:
             self._paths.setdefault(operation.path, []).append(operation.method)
 
     def find(self, method: str, path: str) -> Operation | None:
-        """The operation of a request; a path without parameters has the methods that the table gives it alone."""
+        """Return the operation of a request; a path without parameters wins over one with."""
         if path in self._paths:
             return self._literal.get((method, path))
         for operation in self._patterns:
@@ -106,7 +106,7 @@ class Operations:
         return None
 
     def methods(self, path: str) -> list[str]:
-        """The methods that a path has, for `Allow`; HEAD where it has GET."""
+        """Return a path's methods for `Allow`; HEAD where it has GET."""
         methods = set(self._paths.get(path, ()))
         if not methods:
             here: Iterable[Operation] = self._patterns
@@ -114,6 +114,6 @@ class Operations:
         return sorted(methods | {"HEAD"} if "GET" in methods else methods)
 
     def are_open(self, path: str) -> bool:
-        """Whether all that a path serves is open to everybody."""
+        """Whether every operation of a path is open to everybody."""
         served = [self._literal[method, path] for method in self._paths.get(path, ())]
         return bool(served) and all(operation.action is None for operation in served)

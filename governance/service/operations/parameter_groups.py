@@ -1,4 +1,4 @@
-"""Parameters that belong together, declared once: a function takes them as one object, its callers as they are.
+"""Groups of parameters, declared once: a function takes them as one object, its callers pass them singly.
 
     @dataclass(frozen=True, kw_only=True)
     class Period(ParameterGroup):
@@ -32,7 +32,7 @@ class ParameterGroup:
 
 
 def grouped(function: Function) -> Function:
-    """The function with each group among its parameters laid out (rule 1)."""
+    """Return the function with each group's fields as parameters (rule 1)."""
     signature = inspect.signature(function, eval_str=True)
     laid_out: list[inspect.Parameter] = []
     groups: dict[str, type[ParameterGroup]] = {}
@@ -69,7 +69,7 @@ def _kinds(group: type[Any]) -> dict[str, Any]:
 
 
 def parameters_of(group: type[ParameterGroup]) -> Iterator[inspect.Parameter]:
-    """Each field of a group as a parameter (rule 2)."""
+    """Return each field of a group as a parameter (rule 2)."""
     assert is_dataclass(group)
     defaults = {field.name: field.default for field in fields(group)}
     for name, kind in _kinds(group).items():
@@ -81,7 +81,7 @@ def parameters_of(group: type[ParameterGroup]) -> Iterator[inspect.Parameter]:
 
 
 def taken(group: type[Group], given: dict[str, Any]) -> Group:
-    """The group of what was given by the names of its parameters, taken out of `given`."""
+    """Build a group from `given`, and remove its parameters there."""
     values = {}
     for name, kind in _kinds(group).items():  # type: ignore[arg-type]  # a class is hashable
         if _is_group(kind):

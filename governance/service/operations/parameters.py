@@ -1,4 +1,4 @@
-"""The parameters that operations share: pages, a tenant, a period, a checkpoint, a process. HTTP is not named here."""
+"""Parameters that operations share: pages, a tenant, a period, a checkpoint, a process. Independent of HTTP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvcustody.times import WHOLE_NUMBER, moment_us
 
 
 class RequestPart(FieldInfo):  # type: ignore[misc]  # as frameworks do; it is final for type checkers alone
-    """Where a parameter stands in a request, and what is said of its value."""
+    """A parameter's place in a request, and its description."""
 
     def __init__(self, name: str, **said: Any) -> None:
         """`name`: `path`, `query` or `header`; `said`: as pydantic's `Field`."""

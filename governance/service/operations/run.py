@@ -1,4 +1,4 @@
-"""The gate before every operation: who asks, may they, how often, was it asked before, and is it on record.
+"""The gate before every operation: authentication, permission, rate, idempotency, and the access record.
 
 HTTP and the command line call it. Neither calls an operation past it.
 
@@ -40,20 +40,20 @@ T = TypeVar("T")
 
 
 class Waiter(Protocol):
-    """How a call waits for what takes time (rule 5)."""
+    """How a call waits for slow work (rule 5)."""
 
     async def work(self, act: Callable[[], T]) -> T:
-        """Do what may block."""
+        """Run a function that may block."""
 
     async def surely(self, act: Callable[[], None]) -> None:
-        """Do what may block, to its end, even where the call is cut off meanwhile."""
+        """Run a function that may block to its end, even if the call is cut off."""
 
     async def record(self, event: Event) -> None:
         """Return once a class A event is durable; raises `unavailable` where it is not within the deadline."""
 
 
 class OperationCall(NamedTuple):
-    """One call of an operation: who asks, and all that is asked."""
+    """One call of an operation: its caller and its arguments."""
 
     operation: Operation
     caller: Caller
@@ -63,7 +63,7 @@ class OperationCall(NamedTuple):
 
 
 class OperationGate:
-    """Lets the calls of one service's operations through."""
+    """The gate of one service's operations."""
 
     def __init__(self, service: Service, waiter: Waiter, *, workers_only: bool = False) -> None:
         self._service = service
@@ -71,7 +71,7 @@ class OperationGate:
         self._workers_only = workers_only
 
     def admit(self, caller: Caller, has_gone: Callable[[], bool] | None = None) -> None:
-        """Take a call of somebody into account; raises `too-many-requests`.
+        """Count a caller's call; raises `too-many-requests`.
 
         Args:
             caller: Who asks.
@@ -83,13 +83,15 @@ class OperationGate:
             raise too_many(wait_seconds)
 
     def permit(self, operation: Operation, caller: Caller) -> None:
-        """Raise `forbidden` unless the caller may ask this (rule 1); `not-found` for what is not served here."""
+        """Raise `forbidden` unless the caller may call this (rule 1); `not-found` for an operation that is not served
+        here.
+        """
         check_permission(operation, caller)
         if self._workers_only and operation.action is not None and not _for_workers(operation, caller):
             raise ProblemError("not-found")
 
     async def run(self, call: OperationCall, act: Callable[[], Awaitable[Answer | None]]) -> Answer | None:
-        """Call an operation that the caller was permitted (rules 2 to 4).
+        """Execute a permitted call (rules 2 to 4).
 
         Args:
             call: What is asked, and by whom.
@@ -155,7 +157,7 @@ class OperationGate:
 
 
 def problem_of(error: Exception) -> ProblemError | None:
-    """The problem that an error is answered with; None for a defect of ours.
+    """Return the problem of an error; None for a defect of ours.
 
     The caller's mistakes have their message. What the ledger said is for the operator's log.
     """

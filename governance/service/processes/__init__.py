@@ -1,1 +1,1 @@
-"""Processes of the service's own, for what would hold the interpreter that answers everybody."""
+"""Processes of the service for work that would block its interpreter."""

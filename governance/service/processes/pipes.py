@@ -1,4 +1,4 @@
-"""Parts of known length over the pipes of a process that runs a module of ours, and nothing that waits for ever.
+"""Length-framed messages over the pipes of a child process, with a time limit on every wait.
 
 1. The process knows no setting of the service, and ends with its parent: its standard input does.
 """
@@ -21,7 +21,7 @@ _LENGTH = 8
 
 
 def start_module(module: str, *words: str, more: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start a module of ours with these words and variables; raises `OSError`."""
+    """Start a module of ours with these arguments and variables; raises `OSError`."""
     known = {name: value for name, value in os.environ.items() if not name.startswith("KVCUSTODY")}
     process = subprocess.Popen(  # noqa: S603 - our own module
         [sys.executable, "-P", "-m", module, *words],
@@ -36,7 +36,7 @@ def start_module(module: str, *words: str, more: Mapping[str, str] | None = None
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
-    """Kill it, and wait until it is gone."""
+    """Kill the process, and wait for its end."""
     process.kill()
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
@@ -55,7 +55,7 @@ def _widen(*pipes: IO[bytes] | None) -> None:
 
 
 def is_there(process: subprocess.Popen[bytes], wanted: int, seconds: float) -> bool:
-    """Whether a process can be written to, or read from, within some seconds."""
+    """Whether a process accepts or offers data within some seconds."""
     pipe = process.stdin if wanted == select.POLLOUT else process.stdout
     assert pipe is not None
     poll = select.poll()  # `select` knows the first 1,024 descriptors of a process alone
@@ -64,7 +64,7 @@ def is_there(process: subprocess.Popen[bytes], wanted: int, seconds: float) -> b
 
 
 def send(process: subprocess.Popen[bytes], data: bytes, until: float) -> None:
-    """Write to its standard input; raises `TimeoutError` where it does not listen until then."""
+    """Write to its standard input; raises `TimeoutError` where it does not read in time."""
     assert process.stdin is not None
     left, descriptor = memoryview(data), process.stdin.fileno()
     while left:
@@ -76,28 +76,28 @@ def send(process: subprocess.Popen[bytes], data: bytes, until: float) -> None:
 
 
 def receive(process: subprocess.Popen[bytes], until: float) -> bytes:
-    """One answer; raises `TimeoutError` where it is not complete until then, `EOFError` where it ended."""
+    """Return one answer; raises `TimeoutError` where it is incomplete in time, `EOFError` where the process ended."""
     assert process.stdout is not None
-    found, descriptor, wanted = bytearray(), process.stdout.fileno(), _LENGTH
-    while len(found) < wanted:
+    received, descriptor, wanted = bytearray(), process.stdout.fileno(), _LENGTH
+    while len(received) < wanted:
         if not is_there(process, select.POLLIN, until - time.monotonic()):
             raise TimeoutError("it does not answer")
         some = os.read(descriptor, PIPE_BYTES)
         if not some:
             raise EOFError
-        found += some
-        if len(found) >= _LENGTH:
-            wanted = _LENGTH + int.from_bytes(found[:_LENGTH], "little")
-    return bytes(found[_LENGTH:])
+        received += some
+        if len(received) >= _LENGTH:
+            wanted = _LENGTH + int.from_bytes(received[:_LENGTH], "little")
+    return bytes(received[_LENGTH:])
 
 
 def length(data: bytes) -> bytes:
-    """What a part begins with."""
+    """Return a message's length prefix."""
     return len(data).to_bytes(_LENGTH, "little")
 
 
 def read_part(file: IO[bytes]) -> bytes:
-    """The next part of a question, in the other process."""
+    """Read the next message, in the child process."""
     length = file.read(_LENGTH)
     data = file.read(int.from_bytes(length, "little"))
     if len(length) < _LENGTH or len(data) < int.from_bytes(length, "little"):

@@ -1,4 +1,4 @@
-"""What the service does with whole policies, each as one task: the same in its own process and in another.
+"""The service's work on whole policies, one function a task: the same in its own process and in a child.
 
 1. A policy of more grants than are worked on here is refused before anything is made of it (`check_size`).
 2. `answer` gives bytes: the process that answers everybody has nothing left to make of a large result.
@@ -44,7 +44,7 @@ _SMALL_CHARACTERS = 16 << 10
 
 
 class Draft(NamedTuple):
-    """A document, the revision that it is compiled as, and the ids that are revoked."""
+    """A document, the revision number that it is compiled as, and the revoked ids."""
 
     source: str
     revision: int = 1
@@ -52,18 +52,18 @@ class Draft(NamedTuple):
     name: str = "policy"  # as problems call it
 
     def policy(self) -> Policy:
-        """Its policy; raises `PolicyRejected` and `TooCostlyError`."""
+        """The draft's policy; raises `PolicyRejected` and `TooCostlyError`."""
         policy = load_policy(self.source, name=self.name)
         check_size(policy)
         return policy
 
     def table(self) -> DecisionTable:
-        """Its decision table; raises as `policy` does."""
+        """The draft's decision table; raises as `policy` does."""
         return compile_policy(self.policy(), revision=self.revision, revoked=self.revoked)
 
     @property
     def is_small(self) -> bool:
-        """Whether work on it is done sooner than it is sent; so is what is rejected."""
+        """Whether work on it takes less time than sending it; true for a rejected one."""
         if len(self.source) > _SMALL_CHARACTERS:
             return False
         try:
@@ -76,7 +76,7 @@ Compiled = Draft | DecisionTable
 
 
 class Question(NamedTuple):
-    """A request as somebody asks about it: tenants as they call them, the classification by its name."""
+    """A request to explain: tenants by their names, the classification by its name."""
 
     action: Action
     reader: str
@@ -89,7 +89,7 @@ class Question(NamedTuple):
 
 
 def count_grants(policy: Policy) -> int:
-    """The grants of a policy, those that sharing groups stand for counted, and none of these made."""
+    """Count a policy's grants, with those that sharing groups stand for, without making them."""
     members = Counter(tenant.group for tenant in policy.tenants)
     shared = [members[group.id] for group in policy.groups if group.at_most is not None]
     return len(policy.grants) + sum(count * (count - 1) for count in shared)
@@ -103,59 +103,59 @@ def check_size(policy: Policy) -> None:
 
 
 def is_small(policy: Policy) -> bool:
-    """Whether work on a policy is done sooner than it is sent."""
+    """Whether work on a policy takes less time than sending it."""
     sections = (policy.tenants, policy.segments, policy.rules, policy.classify)
     total = sum(map(len, sections)) + count_grants(policy)
     return total <= _SMALL and len(policy.tenants) <= _SMALL_TENANTS
 
 
 def answer(task: Callable[..., Any], *given: Any) -> bytes:
-    """What a task finds, as the API answers it."""
+    """Return a task's result in the API's form."""
     return orjson.dumps(task(*given).data(), default=str)
 
 
 def validated(draft: Draft) -> Validation:
-    """What is wrong with a document; of a sound one, its digest, and no policy."""
+    """Return a document's problems, or a valid one's digest."""
     found = validate(draft.source, name=draft.name)
     return replace(found, policy=None)
 
 
 def weight_of(cases: str) -> int:
-    """What running cases counts beside the policy: what must never be is a proof each."""
+    """Return the weight of running cases beside the policy: each prohibition costs a proof."""
     return len(cases) // 16 + 1_000 * cases.count("never")
 
 
 def linted(draft: Draft, now_us: int, tiers: Collection[str] | None) -> tuple[str, tuple[Problem, ...]]:
-    """The digest of a sound document, and what is probably not meant in it."""
+    """Return a valid document's digest, and its probable mistakes."""
     table = draft.table()
     return table.digest, lint(table, now_us=now_us, tiers=tiers)
 
 
 def tested(draft: Draft, cases: str, cases_name: str) -> CasesReport:
-    """What cases say of a document."""
+    """Return the results of cases against a document."""
     table = draft.table()
     return run_cases(table, load_cases(cases, name=cases_name, policy=table.policy))
 
 
 def compared(old: Compiled, new: Draft) -> PolicyDiff:
-    """What a document decides differently."""
+    """Return a document's different decisions."""
     return diff(_table(old), new.table())
 
 
 def proved(draft: Draft) -> Proof:
-    """The proof of a document."""
+    """Return the proof of a document."""
     return prove(draft.table())
 
 
 def simulated(
     old: Compiled, new: Draft, requests: Sequence[Recorded], denials: Sequence[RecordedDenials]
 ) -> Simulation:
-    """What recorded requests would lose."""
+    """Return what recorded requests would lose."""
     return simulate(_table(old), new.table(), requests, denials)
 
 
 def explained(given: Compiled, asked: Question) -> Explanation:
-    """Why one request is permitted or denied; raises `ConfigError` where it names what the policy does not have."""
+    """Explain why one request is permitted or denied; raises `ConfigError` for names that the policy lacks."""
     table = _table(given)
     policy = table.policy
     if asked.classification not in policy.classifications:
@@ -166,12 +166,12 @@ def explained(given: Compiled, asked: Question) -> Explanation:
 
 
 def assessed(candidate: Draft, base: Draft | None) -> Assessment:
-    """What the gates see of a revision."""
+    """Return a revision's assessment for the gates."""
     return assess(_compiled_as(candidate), None if base is None else _compiled_as(base))
 
 
 class ReviewFacts(NamedTuple):
-    """What a reviewer is shown of a revision: proof and change as the API answers them, and what has to be asked."""
+    """A reviewer's facts of a revision: proof and change in the API's form, and the required consents."""
 
     proof: bytes
     change: bytes
@@ -180,12 +180,12 @@ class ReviewFacts(NamedTuple):
 
 
 def reviewed(candidate: Draft, base: Draft | None, manifest: str) -> ReviewFacts:
-    """`assessed`, for a reviewer of the revision with this manifest."""
+    """Return `assessed` for a reviewer of the revision with this manifest."""
     return review_facts(assessed(candidate, base), manifest)
 
 
 def review_facts(found: Assessment, manifest: str) -> ReviewFacts:
-    """What a reviewer is shown of an assessment."""
+    """Return a reviewer's facts of an assessment."""
     proof, change = (orjson.dumps(part.data(), default=str) for part in found)
     asked = [opening.data() for opening in found.change.consents]
     openings = {opening_id(manifest, what): orjson.dumps(what, default=str) for what in asked}

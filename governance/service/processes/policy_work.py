@@ -1,4 +1,4 @@
-"""Work on whole policies, in a process of its own: what one author asks for slows nobody else.
+"""Work on whole policies in a separate process: one author's work slows nobody else.
 
 1. One task at a time. Two of one party, and sixteen in all, run or wait; more are refused as not now.
 2. The process is niced, and bounded in memory and time. A task ends when its caller has gone, or with the service.
@@ -72,7 +72,7 @@ class _Reply(NamedTuple):
 
 
 class PolicyWork:
-    """The process, and who waits for it. Close it at the end."""
+    """The process, and those who wait for it. Close it at the end."""
 
     def __init__(self, *, seconds: float, bytes_max: int) -> None:
         self._seconds = seconds
@@ -84,7 +84,7 @@ class PolicyWork:
         self._kept: OrderedDict[object, Any] = OrderedDict()
 
     def call(self, task: Callable[..., Found], *given: Any, more: int = 0) -> Found:
-        """What a task finds of drafts and tables; `more` counts what else it goes through.
+        """Return a task's result for drafts and tables; `more` counts what else it visits.
 
         Raises `PolicyRejected` as it does, `TooCostlyError`, and `unavailable` where too many wait or the caller has
         gone.
@@ -98,28 +98,28 @@ class PolicyWork:
         return found
 
     def answer(self, task: Callable[..., Any], *given: Any, more: int = 0) -> bytes:
-        """What a task finds, as the API answers it."""
+        """Return a task's result in the API's form."""
         return self.call(tasks.answer, task, *given, more=more)
 
     def assess(self, candidate: PolicyAt, base: PolicyAt | None) -> Assessment:
-        """`activation_gates.assess`, kept."""
+        """Return `activation_gates.assess`, cached."""
         if not _are_of_documents(candidate, base):
             return assess(candidate, base)
         return self._keeping(tasks.assessed, _draft(candidate), None if base is None else _draft(base))
 
     def review(self, candidate: PolicyAt, base: PolicyAt | None, manifest: str) -> ReviewFacts:
-        """What a reviewer is shown of the same, kept: laid out in the process, as it may be megabytes."""
+        """Return a reviewer's facts, cached; made in the process because they may be megabytes."""
         if not _are_of_documents(candidate, base):
             return tasks.review_facts(assess(candidate, base), manifest)
         before = None if base is None else _draft(base)
         return self._keeping(tasks.reviewed, _draft(candidate), before, manifest)
 
     def proved(self, draft: Draft) -> Proof:
-        """The proof of a document, kept."""
+        """Return the proof of a document, cached."""
         return self._keeping(tasks.proved, draft)
 
     def close(self) -> None:
-        """End the process and whatever it works on."""
+        """End the process and its work."""
         with self._turn:
             self._closing = True
             self._turn.notify_all()
@@ -131,19 +131,19 @@ class PolicyWork:
         key = (task.__name__, *given)
         if key not in self._kept:
             try:
-                made: Any = self.call(task, *given)
+                outcome: Any = self.call(task, *given)
             except TooCostlyError as error:
-                made = error
-            self._kept[key] = made
+                outcome = error
+            self._kept[key] = outcome
             while len(self._kept) > _KEPT_MAX:
                 with suppress(KeyError):  # another thread was first
                     self._kept.popitem(last=False)
-        made = self._kept.get(key)
-        if made is None:
+        outcome = self._kept.get(key)
+        if outcome is None:
             return self._keeping(task, *given)
-        if isinstance(made, TooCostlyError):
-            raise TooCostlyError(made.message)
-        found: Found = made
+        if isinstance(outcome, TooCostlyError):
+            raise TooCostlyError(outcome.message)
+        found: Found = outcome
         return found
 
     @contextmanager
@@ -284,7 +284,7 @@ def _be_nice() -> None:
 
 
 def main() -> None:
-    """Do one task after the other until standard input ends."""
+    """Run one task after the other until standard input ends."""
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else is printed is no answer
     bytes_max, seconds = map(int, sys.argv[1:])

@@ -1,4 +1,4 @@
-"""For whom the service works at the moment, as far as long work has to know."""
+"""The party that the service works for at the moment, for long work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _stays() -> bool:
 
 
 class WorkFor(NamedTuple):
-    """The party that asked, and whether whoever asked has gone: work that nobody waits for ends."""
+    """The requesting party, and whether it has gone: work that nobody waits for ends."""
 
     party: str = ""
     has_gone: Callable[[], bool] = _stays

@@ -1,1 +1,1 @@
-"""Reports that are made by a calendar, and handed over where the settings say."""
+"""Scheduled reports: made by a calendar, and delivered to the destinations of the settings."""

@@ -1,4 +1,4 @@
-"""Which weeks, months and quarters of a time zone have ended, and when the report of each is due.
+"""Ended weeks, months and quarters of a time zone, and when each one's report is due.
 
 1. A period begins and ends at midnight of its zone: weeks on Monday, quarters in January, April, July, October. Where
    clocks are put forward over a midnight, the day begins at the moment that has its name.
@@ -28,7 +28,7 @@ class Cadence(StrEnum):
 
 
 class Period(NamedTuple):
-    """What a report is of, and when it is due; UTC microseconds, `until_us` exclusive."""
+    """The period of a report, and when it is due; UTC microseconds, `until_us` exclusive."""
 
     since_us: int
     until_us: int
@@ -36,14 +36,14 @@ class Period(NamedTuple):
 
 
 class Calendar(NamedTuple):
-    """When the reports of one schedule are due."""
+    """The due dates of one schedule's reports."""
 
     every: Cadence
     zone: str
     hour: int
 
     def periods(self, after_us: int, until_us: int) -> Iterator[Period]:
-        """The periods whose reports are due after one moment and not after another, the oldest first."""
+        """Return the periods whose reports are due after one moment and up to another, oldest first."""
         for period in self._from(after_us):
             if period.due_us > until_us:
                 return
@@ -51,7 +51,7 @@ class Calendar(NamedTuple):
                 yield period
 
     def next(self, after_us: int) -> Period:
-        """The first period whose report is due after a moment."""
+        """Return the first period whose report is due after a moment."""
         return next(period for period in self._from(after_us) if period.due_us > after_us)
 
     def _from(self, after_us: int) -> Iterator[Period]:

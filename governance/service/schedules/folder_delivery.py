@@ -1,4 +1,4 @@
-"""Reports in a folder: each in a folder of its own, which is there whole or not at all.
+"""Delivers reports into a folder: each gets a folder of its own, complete or absent.
 
 1. The folder is the service's own user's, nobody else may write in it, and it is no link: what another could have
    placed there is never written into, nor through.

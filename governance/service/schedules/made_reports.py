@@ -1,4 +1,4 @@
-"""What was made: every report of the service with its opinion and its digest, and how it was handed over.
+"""The list of reports with their opinions, digests and deliveries.
 
 1. A report that somebody made by hand is here once it is finished; one of a schedule from when it is due.
 2. It is shown to those who may see what is in it: one tenant's, or all.
@@ -31,7 +31,7 @@ _UNTIL_MADE = ("waiting", "making", "failed")
 
 
 class Delivery(NamedTuple):
-    """How a report was handed over to one destination: `waiting`, `delivered` or `given-up`."""
+    """The delivery of a report to one destination: `waiting`, `delivered` or `given-up`."""
 
     destination: str
     state: str
@@ -71,12 +71,12 @@ class MadeReport(NamedTuple):
     unread: str = ""  # what of its row cannot be read
 
     def data(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return JSON data."""
         return self._asdict() | {"deliveries": [each._asdict() for each in self.deliveries]}
 
 
 class Verdict(NamedTuple):
-    """What a report comes to: its opinion with reasons, its digest, and which key signed it."""
+    """The result of a report: its opinion with reasons, its digest, and the key that signed it."""
 
     digest: str
     opinion: str
@@ -85,7 +85,7 @@ class Verdict(NamedTuple):
 
     @classmethod
     def of(cls, report: Report) -> Verdict:
-        """The verdict of a report."""
+        """Return the verdict of a report."""
         reasons = [
             {"id": each.id, "adverse": each.is_adverse, "amount": each.amount, "cause": each.cause}
             for each in report[OPINION].exceptions
@@ -109,7 +109,7 @@ def add_report(
     verdict: Verdict,
     now_us: int,
 ) -> None:
-    """List a report that somebody made by hand (rule 1); `job` is its job's name, and its own."""
+    """List a report that a person requested (rule 1); `job` is its job's unique name."""
     values = {
         "report": job, "schedule": None, "job": job, "principal": principal, "tenant": asked.tenant,
         "framework": asked.framework, "formats": ",".join(formats), "since_us": asked.since_us,
@@ -131,7 +131,7 @@ def made_reports(
     only: str | None = None,
     verdicts: Verdicts,
 ) -> tuple[list[MadeReport], bool]:
-    """Reports of one tenant (None: all), newest first, from the one `before` (`created_us` and `report`) on.
+    """Return reports of one tenant (None: all), newest first, from before `before` (`created_us` and `report`) on.
 
     `limit`, and more where the order of the last could not be read; and whether more follow. `only`: the one of this
     name. `verdicts`: what is shown of a verdict (`signed_verdicts`), whatever a row says.
@@ -167,7 +167,7 @@ def made_reports(
 
 
 class Undelivered(NamedTuple):
-    """A report that could not be made (`destination` empty) or was not taken, of a schedule that is not deleted."""
+    """A report that could not be made (`destination` empty) or delivered, of a schedule that is not deleted."""
 
     report: str
     schedule: str
@@ -182,18 +182,18 @@ class Undelivered(NamedTuple):
 
 
 def undelivered(connection: Connection) -> list[Undelivered]:
-    """All of them, the oldest first."""
+    """Return all of them, oldest first."""
     table = service_report_schedules.c
     lives = select(table.schedule).where(table.state != DELETED)
-    made = select(service_reports).where(
+    query = select(service_reports).where(
         _reports.schedule.in_(lives), _reports.state.in_(_UNTIL_MADE), _reports.tries > 0
     )
-    found = [
+    reports = [
         Undelivered(
             row.report, row.schedule, row.framework, row.tenant, row.principal, "", row.state == "failed",
             row.tries, row.due_us or 0, row.error or "",
         )
-        for row in stored_rows(connection, made)
+        for row in stored_rows(connection, query)
         if row.error
     ]  # fmt: skip
     handed = (
@@ -207,18 +207,18 @@ def undelivered(connection: Connection) -> list[Undelivered]:
         .join_from(service_report_deliveries, service_reports, _reports.report == _deliveries.report)
         .where(_reports.schedule.in_(lives), _deliveries.state != "delivered", _deliveries.tries > 0)
     )
-    found += [
+    reports += [
         Undelivered(
             row.report, row.schedule, row.framework, row.tenant, row.principal, row.destination,
             row.state == "given-up", row.tries, row.failing_us or row.next_us, row.error or "",
         )
         for row in stored_rows(connection, handed)
     ]  # fmt: skip
-    return sorted(found, key=lambda each: (each.since_us, each.report, each.destination))
+    return sorted(reports, key=lambda each: (each.since_us, each.report, each.destination))
 
 
 def report_figures(connection: Connection, verdicts: Verdicts) -> dict[str, dict[str, int]]:
-    """How many schedules, reports by the opinion of their verdicts, and deliveries there are, by state."""
+    """Count schedules, reports by the opinion of their verdicts, and deliveries, by state."""
     columns = (_reports.report, _reports.schedule, _reports.job, _reports.digest)
     rows = stored_rows(connection, select(*columns).where(_reports.state == "made"))
     opinions = Counter(verdict.opinion for verdict in verdicts(connection, rows).values())

@@ -1,4 +1,4 @@
-"""The destinations that the settings name, opened: what cannot be one is an error at the start of the service."""
+"""Opens the destinations of the settings; an unusable one is an error when the service starts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from kvcustody.governance.tiers.stores.s3_requests import S3Key
 
 
 def open_destinations(named: Sequence[ReportDestination]) -> dict[str, Destination]:
-    """Every destination by its name; raises `ConfigError` or `SinkError`."""
+    """Open every destination by name; raises `ConfigError` or `SinkError`."""
     return {each.name: _opened(each) for each in named}
 
 
 def may_receive(named: ReportDestination, of_tenant: str | None) -> bool:
-    """Whether people of a tenant (None: of none) may send reports of theirs there."""
+    """Whether people of a tenant (None: of none) may have their reports delivered there."""
     return of_tenant is None or of_tenant in named.tenants
 
 
 def may_hand_over(caller: Caller) -> bool:
-    """Whether somebody may send reports elsewhere at all: of a tenant's people, its administrators."""
+    """Whether a person may have reports delivered at all: of a tenant's people, only its administrators."""
     return caller.tenant is None or Role.TENANT_ADMIN in caller.roles
 
 

@@ -1,4 +1,4 @@
-"""What is handed over of a scheduled report, and the port of those who take it.
+"""The parcel of a scheduled report, and the port of its destinations.
 
 1. Where reports may go is in the settings, by name: nobody makes the service write to a path, or ask an address, that
    its operator did not list.
@@ -14,7 +14,7 @@ SCHEMA = "kvcustody/report-delivery@1"
 
 
 class Parcel(NamedTuple):
-    """A report's files under the name of its folder, and what is known of it."""
+    """A report's files under its folder's name, and its metadata."""
 
     report: str
     name: str
@@ -22,7 +22,7 @@ class Parcel(NamedTuple):
     files: dict[str, bytes]
 
     def ordered(self) -> list[tuple[str, bytes]]:
-        """Its files; report.json, which whoever waits for a report looks for, is the last."""
+        """The files in order; report.json is last, because receivers wait for it."""
         return sorted(self.files.items(), key=lambda item: (item[0] == "report.json", item[0]))
 
 
@@ -33,4 +33,4 @@ class Destination(Protocol):
     kind: str
 
     def deliver(self, parcel: Parcel) -> str:
-        """Hand a parcel over (rule 2)."""
+        """Deliver a parcel (rule 2)."""

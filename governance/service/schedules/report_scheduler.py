@@ -1,4 +1,4 @@
-"""Makes the reports that schedules want, and hands them over: each once, over restarts and with services side by side.
+"""Makes scheduled reports and delivers them: each once, across restarts and several services.
 
 1. A report that is due is a row with its schedule and period as its key. The service that claims the row makes it, for
    as long as it renews its lease; a lease that ran out is taken over. What was due while no service ran is made at the
@@ -68,7 +68,7 @@ _schedules, _reports, _deliveries = (
 
 
 class ScheduledService(ReportingService, Protocol):
-    """The parts of a service that a scheduler stands on, besides what a report does."""
+    """The parts of a service that a scheduler needs, besides those of reports."""
 
     @property
     def principals(self) -> Principals:
@@ -86,7 +86,7 @@ class ScheduledService(ReportingService, Protocol):
 
 
 class ReportScheduler:
-    """Looks on a thread of its own for what is due. Close it before the jobs and the ledger."""
+    """Looks for due reports on its own thread. Close it before the jobs and the ledger."""
 
     def __init__(self, service: ScheduledService, book: ScheduleBook) -> None:
         self._service = service
@@ -100,13 +100,13 @@ class ReportScheduler:
         self._thread.start()
 
     def close(self) -> None:
-        """Begin nothing more; a second time changes nothing."""
+        """Start nothing more; a second call changes nothing."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(_END_SECONDS)
 
     def turn(self) -> None:
-        """Look once for what is due, what was made, and what waits to be handed over."""
+        """Look once for due reports, finished reports, and waiting deliveries."""
         with self._turning:
             if not self._service.clock.in_doubt:  # rule 5
                 self._plan()
@@ -138,8 +138,8 @@ class ReportScheduler:
 
     def _add(self, schedule: Schedule, due: list[Period], now_us: int) -> None:
         """Put periods on the list; whoever moves the schedule on does, and nobody else (rule 1)."""
-        made = [self._row(schedule, period, now_us) for period in due]
-        for row in made[:-_CAUGHT_UP_MAX]:
+        rows = [self._row(schedule, period, now_us) for period in due]
+        for row in rows[:-_CAUGHT_UP_MAX]:
             row |= {"state": "skipped", "error": "too many were missed"}
         table = _schedules
         mine = and_(
@@ -150,7 +150,7 @@ class ReportScheduler:
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             moved = connection.execute(update(service_report_schedules).where(mine).values(after_us=due[-1].due_us))
             if moved.rowcount:
-                connection.execute(dialect_of(connection).insert_new(service_reports), made)
+                connection.execute(dialect_of(connection).insert_new(service_reports), rows)
 
     def _row(self, schedule: Schedule, period: Period, now_us: int) -> dict[str, Any]:
         key = f"{schedule.schedule} {period.since_us}".encode()
@@ -234,13 +234,13 @@ class ReportScheduler:
 
     def _caller(self, schedule: Schedule) -> Caller:
         """Whoever made the schedule, as they are now (rule 2); raises `forbidden` for one who was disabled."""
-        found: PrincipalRecord | None = self._service.principals.find(schedule.principal)
-        if found is not None and (found.disabled_us is not None or found.unread):
+        record: PrincipalRecord | None = self._service.principals.find(schedule.principal)
+        if record is not None and (record.disabled_us is not None or record.unread):
             raise ProblemError("forbidden")
-        if found is None or found.kind == TOKEN:  # whom no book here has: by the roles of then
+        if record is None or record.kind == TOKEN:  # whom no book here has: by the roles of then
             roles = frozenset(Role(role) for role in schedule.roles)
             return Caller(schedule.principal, roles, schedule.of_tenant, "schedule")
-        return Caller(found.name, found.roles, found.tenant, "schedule")
+        return Caller(record.name, record.roles, record.tenant, "schedule")
 
     def _watch(self) -> None:
         """See what became of the jobs of this service, and renew its leases."""
@@ -408,7 +408,7 @@ class ReportScheduler:
         job = self._job(row)
         if job is None or job.result is None:
             return None
-        found: dict[str, bytes] = {}
+        contents: dict[str, bytes] = {}
         for each in job.result["files"]:
             try:
                 path = self._service.jobs.file(job.job, each["name"], principal=row.principal)
@@ -417,8 +417,8 @@ class ReportScheduler:
                 return None
             if hashlib.sha256(data).hexdigest() != each["sha256"]:
                 return None
-            found[each["name"]] = data
-        return found
+            contents[each["name"]] = data
+        return contents
 
     def _note(self, row: StoredRow, destination: str, action: str, reason: str = "") -> None:
         self._service.record(

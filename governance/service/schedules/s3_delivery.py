@@ -1,4 +1,4 @@
-"""Reports in a store that speaks S3: one object a file, signed with AWS Signature Version 4, over plain HTTP requests.
+"""Delivers reports to an S3 store: one object a file, by plain HTTP requests with AWS Signature Version 4.
 
 1. Objects are addressed by path (`ENDPOINT/BUCKET/KEY`). The endpoint is https, or http to loopback alone; redirects
    are not followed.

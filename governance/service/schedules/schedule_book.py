@@ -1,4 +1,4 @@
-"""The book of schedules: who has which reports made, how often, and handed over where.
+"""The book of schedules: whose reports, how often, and their destinations.
 
 1. Whatever changes here is on record first (class A), with who does it.
 2. A schedule makes what its maker may see, asked anew each time (`report_scheduler`). It names destinations of the
@@ -44,7 +44,7 @@ _schedules, _reports, _deliveries = (
 
 
 class Maker(NamedTuple):
-    """Who makes a schedule: by name, with these roles, of this tenant's people."""
+    """The maker of a schedule: name, roles, and tenant."""
 
     name: str
     roles: tuple[str, ...]
@@ -52,7 +52,7 @@ class Maker(NamedTuple):
 
 
 class WantedSchedule(NamedTuple):
-    """What somebody asks for; `zone` None: that of the tenant, or of the service, by the settings."""
+    """A requested schedule; `zone` None: the tenant's or the service's, from the settings."""
 
     framework: str
     tenant: str | None
@@ -64,7 +64,7 @@ class WantedSchedule(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """A schedule. `roles` and `of_tenant` are its maker's when it was made."""
+    """A schedule. `roles` and `of_tenant` are its maker's at the time."""
 
     schedule: str
     principal: str
@@ -86,14 +86,14 @@ class Schedule(NamedTuple):
 
     @property
     def calendar(self) -> Calendar:
-        """When its reports are due; raises `ConfigError` where nobody here can say."""
+        """Return its due dates; raises `ConfigError` for an unknown time zone."""
         check_read(self)
         if self.every not in list(Cadence) or not 0 <= self.hour < 24:
             raise ConfigError(f"`{self.every}` at hour {self.hour} is no time that this release knows")
         return Calendar(Cadence(self.every), self.zone, self.hour)
 
     def data(self, now_us: int) -> dict[str, Any]:
-        """What is shown of it; `next_us` None: nothing is due while it is paused, or its time is `unread` here."""
+        """Return what is shown of it; `next_us` None: it is paused, or its time is `unread` here."""
         facts = self._asdict()
         for name in ("roles", "of_tenant", "after_us", "unread"):
             del facts[name]
@@ -107,7 +107,7 @@ class Schedule(NamedTuple):
 
 
 def read_schedules(connection: Connection, *, tenant: str | None = None) -> list[Schedule]:
-    """Schedules that are not deleted, the oldest first: of one tenant, or all."""
+    """Return the schedules that are not deleted, oldest first: of one tenant, or all."""
     query = select(service_report_schedules).where(_schedules.state != DELETED)
     if tenant is not None:
         query = query.where(_schedules.tenant == tenant)
@@ -128,7 +128,7 @@ class ScheduleBook:
         self.destinations: Mapping[str, ReportDestination] = {each.name: each for each in settings.report_destinations}
 
     def make(self, by: Maker, wanted: WantedSchedule) -> Schedule:
-        """Make a schedule; raises `invalid` for a destination or zone that is none, `conflict` where there are many."""
+        """Make a schedule; raises `invalid` for an unknown destination or zone, `conflict` where there are too many."""
         self._check(by, wanted)
         zone = wanted.zone or self._zones.get(wanted.tenant or "", self._zone)
         try:
@@ -136,19 +136,21 @@ class ScheduleBook:
         except ConfigError as error:
             raise ProblemError("invalid", error.message) from None
         now_us = self._clock.utc_us()
-        made = Schedule(
+        schedule = Schedule(
             uuid.uuid4().hex[:16], by.name, by.roles, by.of_tenant, wanted.tenant, wanted.framework, wanted.formats,
             wanted.destinations, wanted.every.value, zone, wanted.hour, ACTIVE, now_us, now_us, now_us, by.name,
         )  # fmt: skip
-        self._note(made, "made", by.name)
-        values = made._asdict() | {name: ",".join(getattr(made, name)) for name in ("roles", "formats", "destinations")}
+        self._note(schedule, "made", by.name)
+        values = schedule._asdict() | {
+            name: ",".join(getattr(schedule, name)) for name in ("roles", "formats", "destinations")
+        }
         del values["unread"]
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             connection.execute(insert(service_report_schedules).values(**values))
-        return made
+        return schedule
 
     def get(self, schedule: str, *, deleted: bool = False) -> Schedule:
-        """A schedule; raises `not-found`, for one that was deleted too unless `deleted`."""
+        """Return a schedule; raises `not-found`, for a deleted one too unless `deleted`."""
         query = select(service_report_schedules).where(_schedules.schedule == schedule)
         with self._engine.connect() as connection:
             row = stored_row(connection, query)
@@ -157,12 +159,12 @@ class ScheduleBook:
         return schedule_of(row)
 
     def listed(self, *, tenant: str | None = None) -> list[Schedule]:
-        """Those that are not deleted, the oldest first: of one tenant, or all."""
+        """Return those that are not deleted, oldest first: of one tenant, or all."""
         with self._engine.connect() as connection:
             return read_schedules(connection, tenant=tenant)
 
     def change(self, schedule: str, act: str, *, by: str, reason: str = "") -> Schedule:
-        """`pause`, `resume` or `delete` one; on record before it is done. What is so already changes nothing."""
+        """Pause, resume or delete a schedule; recorded first. No change where it is so already."""
         found = self.get(schedule)
         state, now_us = _STATES[act], self._clock.utc_us()
         if found.state == state:
@@ -188,7 +190,7 @@ class ScheduleBook:
         return self.get(schedule, deleted=True)
 
     def retry(self, report: str, *, by: str) -> None:
-        """Make a report that failed again, or hand it over again where it was given up; on record before.
+        """Make a failed report again, or deliver a given-up one again; recorded first.
 
         Raises `not-found`, and `conflict` where there is nothing to try again.
         """
@@ -246,7 +248,7 @@ class ScheduleBook:
 
 
 def schedule_of(row: StoredRow) -> Schedule:
-    """The schedule of a row that has its columns."""
+    """Return the schedule of a row."""
     values: dict[str, Any] = {name: getattr(row, name) for name in Schedule._fields}
     for name in ("roles", "formats", "destinations"):
         values[name] = tuple(filter(None, str(values[name]).split(",")))
@@ -254,5 +256,5 @@ def schedule_of(row: StoredRow) -> Schedule:
 
 
 def listed_destinations(named: Sequence[ReportDestination], of_tenant: str | None) -> list[dict[str, str]]:
-    """Names and kinds of what people of a tenant (None: of none) may send reports to; no address."""
+    """Return names and kinds of the destinations for people of a tenant (None: of none); no address."""
     return [{"name": each.name, "kind": each.kind} for each in named if may_receive(each, of_tenant)]

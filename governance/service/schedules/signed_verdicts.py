@@ -1,4 +1,4 @@
-"""Verdicts of reports, read from the reports themselves: the list of what was made has copies, and anybody may edit it.
+"""Verdicts read from the signed reports themselves, because anybody could edit the list of reports.
 
 1. A verdict that is shown is that of `report.json` in the folder of its job, which must be of the digest that its row
    names; what else the row says of it is not looked at.
@@ -38,7 +38,7 @@ _KIND = "scheduled-report-made"
 
 
 class ReportsHere(NamedTuple):
-    """The folder of the jobs of this process, the log's keys that the ledger names, and whether it signs reports."""
+    """This process's job folder, the ledger's signing keys, and whether the ledger signs reports."""
 
     folder: Path
     keys: Callable[[], Sequence[VerifierKey]]
@@ -46,7 +46,7 @@ class ReportsHere(NamedTuple):
 
 
 class SignedVerdicts:
-    """The verdicts behind rows; without `here` those of leaves alone."""
+    """The verdicts of listed reports; without `here` only those of leaves."""
 
     def __init__(self, here: ReportsHere | None = None) -> None:
         self._here = here
@@ -64,7 +64,7 @@ class SignedVerdicts:
         return shown | _of_leaves(connection, elsewhere)
 
     def of_job(self, job: str | None) -> Verdict | None:
-        """The verdict of the report that a job made; None where it is not here, or is no report of ours."""
+        """Return the verdict of the report that a job made; None where it is elsewhere, or not signed by us."""
         if self._here is None or job is None or _JOB.fullmatch(job) is None:
             return None
         path = self._here.folder / job / DOCUMENT
@@ -89,7 +89,7 @@ class SignedVerdicts:
             return None
 
     def on(self, job: Job) -> Job:
-        """A job as it is shown: of one that made a report, the verdict is the report's too."""
+        """Return a job as it is shown; a report's job has the report's verdict."""
         if job.kind != "report" or job.result is None:
             return job
         verdict = self.of_job(job.job) or Verdict("", "", [], None)
@@ -98,15 +98,15 @@ class SignedVerdicts:
 
 def _of_leaves(connection: Connection, reports: set[str]) -> dict[str, Verdict]:
     """The verdicts of scheduled reports by their leaves, the newest of each, in one pass that ends with the last."""
-    found: dict[str, Verdict] = {}
+    verdicts: dict[str, Verdict] = {}
     if not reports:
-        return found
+        return verdicts
     query = select(events.c.leaf).where(events.c.kind == _KIND, has_leaf(events)).order_by(events.c.at_us.desc())
     with connection.execution_options(yield_per=200).scalars(query) as leaves:
         for leaf in leaves:
             body = orjson.loads(leaf)
-            if body["report"] in reports and body["report"] not in found:
-                found[body["report"]] = Verdict(body["digest"], body["opinion"], [], body["signed_by"] or None)
-                if len(found) == len(reports):
+            if body["report"] in reports and body["report"] not in verdicts:
+                verdicts[body["report"]] = Verdict(body["digest"], body["opinion"], [], body["signed_by"] or None)
+                if len(verdicts) == len(reports):
                     break
-    return found
+    return verdicts

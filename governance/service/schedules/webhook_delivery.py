@@ -1,4 +1,4 @@
-"""Reports posted to a webhook: one JSON document with every file in it, signed as Standard Webhooks says.
+"""Delivers reports to a webhook: one JSON document with every file, signed by Standard Webhooks.
 
 1. Its id is the report's, so that a receiver knows a repetition as one.
 2. What is larger than `_BODY_BYTES_MAX` is not sent in part: the delivery fails, and says why.

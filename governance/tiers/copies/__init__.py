@@ -1,1 +1,1 @@
-"""The parts of one tier: what it has, how copies end, and what others stored."""
+"""The parts of one tier: its index, the ends of copies, and others' copies."""

@@ -1,4 +1,4 @@
-"""How copies of a tier end, and what proves it (`tiers.tier`, rules 2, 3 and 9)."""
+"""Ends of a tier's copies, and their proof (`tiers.tier`, rules 2, 3 and 9)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ASK_AGAIN_US = 100_000  # of a store that could not delete
 
 
 class CopyEnds:
-    """Ends copies of one index, and says so."""
+    """Ends copies of one index, and reports it."""
 
     def __init__(self, index: CopyIndex) -> None:
         self._index = index
@@ -43,7 +43,7 @@ class CopyEnds:
         self._ask_again_us, self._shreds_seen = 0, index.shred.changes()
 
     def is_due(self, now_us: int) -> bool:
-        """Whether `expire` may have something to do at this boot time."""
+        """Whether `expire` may have work at this boot time."""
         return (
             self._clock.of_boot(now_us) >= self._index.due_us
             or self._shred.changes() != self._shreds_seen
@@ -52,7 +52,7 @@ class CopyEnds:
         )
 
     def expire(self) -> int:
-        """End every copy that is due or whose keys are destroyed, and the keys of buckets that are over; how many."""
+        """End every copy that is due or whose keys are destroyed, and the keys of ended buckets; returns the number."""
         now_us, index = self._clock.now_us(), self._rows
         rows = index.rows(index.column("due_us") <= now_us)
         self.end(rows, "ceiling")
@@ -101,7 +101,7 @@ class CopyEnds:
         return max(self._clock.boot_us() + _ASK_AGAIN_US, self._clock.to_boot(min(self._locked.values())))
 
     def narrow(self) -> int:
-        """The policy, a keyring or a file of shred keys has changed: end what may be here no longer; how many.
+        """End copies that a changed policy, keyring or shred-key file no longer permits; returns the number.
 
         What may stay is due no later than the tier's present `absolute`, counted from now.
         """
@@ -127,7 +127,7 @@ class CopyEnds:
         return ended + self._end_keyless()
 
     def end_tenant(self, tenant: str) -> int:
-        """A tenant is not here any more: its copies make room; how many."""
+        """End the copies of a tenant that has left; returns the number."""
         numbers = [number for number, owner in enumerate(self._index.owners) if owner.tenant == tenant]
         rows = self._rows.rows(np.isin(self._rows.column("domain"), numbers))
         self.end(rows, "evicted")
@@ -145,7 +145,7 @@ class CopyEnds:
         return len(rows)
 
     def erase(self, erasure: str, selector: Selector, before_us: int) -> TierErased:
-        """End every copy that may be of the selector: the index first, then its subjects' keys, then the bytes.
+        """End every copy that the selector may cover: the index first, then its subjects' keys, then the bytes.
 
         Copies that were stored after `before_us` end too: a cache may always be emptied sooner. So do those of wider
         domains of the tenant: who wrote a block of them is known to the ledger, not to a tier.
@@ -175,7 +175,7 @@ class CopyEnds:
         return self._erased_so_far(erasure, selector, objects, size)
 
     def erase_returned(self, complete: CompletedErasure) -> int:
-        """Carry out an erasure again where a key from before it is there; how many keys.
+        """Repeat an erasure whose older keys came back; returns the number of keys.
 
         It destroyed every such key: one that is there was put back with an older copy of the file.
         """
@@ -206,25 +206,25 @@ class CopyEnds:
         return TierErased(objects - waiting, size - waiting_bytes, waiting, unsure=unsure)
 
     def destroy(self, keys: Collection[bytes]) -> int:
-        """End these objects, known or not; how many the store had."""
+        """End these objects, known or not; returns how many the store had."""
         rows = [row for row in map(self._rows.find, keys) if row >= 0]
         self.forget_rows(rows, "orphan")
         return self.delete(keys)
 
     def forget(self, keys: Collection[bytes]) -> int:
-        """Drop what the index has of these; how many there were."""
+        """Remove these from the index; returns how many it had."""
         rows = [row for row in map(self._rows.find, keys) if row >= 0]
         self.forget_rows(rows, "orphan")
         self.delete([])
         return len(rows)
 
     def end(self, rows: list[int], cause: str) -> None:
-        """Nothing finds these any more; their bytes go now, as far as the store does it."""
+        """Make these unfindable; the store deletes their bytes now, as far as it can."""
         self.forget_rows(rows, cause)
         self.delete([])
 
     def forget_rows(self, rows: list[int], cause: str, erasure: str = "") -> list[bytes]:
-        """Nothing finds these any more; their bytes wait for the store."""
+        """Make these unfindable; their bytes wait for the store."""
         names, index = [], self._rows
         for row in rows:
             name, known = index.name(row), index.row(row)
@@ -262,7 +262,7 @@ class CopyEnds:
         return self._index.store.ends_by == KEY_DESTROYED and cause == "evicted"
 
     def delete(self, names: Iterable[bytes]) -> int:
-        """Delete these and some of what waits, at most `_DELETES` more; what fails waits on, behind the others."""
+        """Delete these and at most `_DELETES` of those waiting; failed ones wait at the end."""
         asked = list(names)
         for name in asked:
             self.waiting.setdefault(name, None)
@@ -299,7 +299,7 @@ class CopyEnds:
         return gone.objects
 
     def delete_all(self) -> int:
-        """Delete what waits, as far as the store does it now."""
+        """Delete waiting objects, as far as the store can now."""
         count = self.delete([])
         while self._has_more:
             count += self.delete([])
@@ -333,7 +333,7 @@ class CopyEnds:
         return ended._replace(is_destroyed=True)
 
     def unproven(self) -> Iterator[EndedCopy]:
-        """Copies that ended, and whose bytes the store may have or has lost."""
+        """Ended copies whose bytes the store may still have or has lost."""
         for ended in chain(self.waiting.values(), self.lost.values()):
             if ended is not None and ended.number:
                 yield ended

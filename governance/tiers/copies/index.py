@@ -1,4 +1,4 @@
-"""Which copies a tier has, whose they are, and by which names they are found (`tiers.tier`, rules 1 and 5).
+"""The index of a tier's copies: owners, and names by which they are found (`tiers.tier`, rules 1 and 5).
 
 `rows` has every object that can be found: this worker's own copies, and other workers' (`number` 0). Times in rows are
 the tier's own UTC; what goes out is boot time. All in microseconds.
@@ -39,14 +39,14 @@ _CONTENT_SIZE = slice(8, 16)  # of a header
 
 
 class TierShare(NamedTuple):
-    """What of a tier's bytes is a tenant's own, and the most that it may have."""
+    """A tenant's bytes in a tier, and its limit."""
 
     guaranteed: float = 0.0
     cap: float = 1.0
 
 
 class CopyLimit(NamedTuple):
-    """How long copies may be in a tier, 0: not at all; how wide the time buckets are whose keys end them."""
+    """How long copies may stay in a tier (0: not at all), and the width of the time buckets whose keys end them."""
 
     absolute_us: int
     bucket_us: int
@@ -78,7 +78,7 @@ class TierTerms(NamedTuple):
 
 
 class CopyOwner(NamedTuple):
-    """Whose the copies of one domain are; `label` None: an earlier process stored them, and nobody asked yet."""
+    """The owner of one domain's copies; `label` None: an earlier process stored them, and nobody has asked yet."""
 
     tenant: str
     classification: str
@@ -87,7 +87,7 @@ class CopyOwner(NamedTuple):
 
 
 class EndedCopy(NamedTuple):
-    """A copy that nothing finds any more and whose bytes may still be there."""
+    """An unfindable copy whose bytes may still exist."""
 
     number: int
     tenant: str
@@ -117,7 +117,7 @@ class PublishedRun(NamedTuple):
 
 
 class CopyIndex:
-    """What one tier has. Its store, keys, clock and terms are here for all of its parts."""
+    """The index of one tier, with the store, keys, clock and terms of all of its parts."""
 
     def __init__(
         self,
@@ -152,11 +152,11 @@ class CopyIndex:
 
     @property
     def copies_count(self) -> int:
-        """Copies of this worker's that can be found."""
+        """The number of this worker's findable copies."""
         return len(self.rows) - self.borrowed
 
     def admits(self, label: DomainLabel) -> bool:
-        """Whether policy lets blocks of this domain be here, and nothing withholds them."""
+        """Whether the policy permits this domain's blocks here, and nothing withholds them."""
         terms = self.terms
         return (
             label.spec is not None
@@ -165,7 +165,7 @@ class CopyIndex:
         )
 
     def has_each(self, label: DomainLabel, lasts: Iterable[bytes]) -> bool:
-        """Whether an object of the domain ends with each of these blocks."""
+        """Return for each block whether an object of the domain ends with it."""
         spec = label.spec
         if spec is None or spec not in self.domains or self.terms.withholds(label):
             return False
@@ -176,22 +176,22 @@ class CopyIndex:
         return all(self.rows.find(name(last)) >= 0 for last in lasts)
 
     def has(self, label: DomainLabel, last: bytes) -> bool:
-        """Whether a copy that ends with this block can be found."""
+        """Whether a findable copy ends with this block."""
         return self.rows.may_end(last) and self.has_each(label, (last,))
 
     def has_run(self, label: DomainLabel, keys: bytes, depth: int) -> bool:
-        """Whether every object that `store` would make of these blocks, of which the first is at `depth`, is here."""
+        """Whether the tier has every object that `store` would make of these blocks, the first at `depth`."""
         step, may_end = self.terms.object_blocks, self.rows.may_end
         ends = range(KEY_BYTES * (step - depth % step), len(keys), KEY_BYTES * step)
         lasts = [keys[-KEY_BYTES:], *[keys[end - KEY_BYTES : end] for end in ends]]
         return all(map(may_end, lasts)) and self.has_each(label, lasts)
 
     def namer(self, spec: DomainSpec) -> Callable[[bytes], bytes]:
-        """What names objects of a domain by the key of their last block."""
+        """Return the function that names a domain's objects by their last block's key."""
         return self.keys.namer(spec, shard=self.terms.shard, layout=self.terms.layout)
 
     def facts(self, spec: DomainSpec, part: PublishedRun, subject: bytes, bucket: bytes) -> ObjectFacts:
-        """What is sealed with an object that `part` becomes."""
+        """Return the facts that are sealed with the object of `part`."""
         terms, blocks = self.terms, len(part.keys) // KEY_BYTES
         return ObjectFacts(
             self.keys.domain(spec),
@@ -216,7 +216,7 @@ class CopyIndex:
         )
 
     def facts_of(self, name: bytes, size: int | None) -> ObjectFacts | None:
-        """What is enclosed in an object of `size` bytes, None: as long as it says itself; None: it does not open."""
+        """Open the facts of an object of `size` bytes (None: of its stated length); None where it does not open."""
         if not self.store.outlives:
             return None
         try:
@@ -231,14 +231,14 @@ class CopyIndex:
             return None
 
     def pseudonym(self, tenant: str) -> bytes:
-        """What stands for a tenant in what is sealed."""
+        """Return a tenant's pseudonym in sealed facts."""
         known = self.pseudonyms.get(tenant)
         if known is None:
             known = self.pseudonyms[tenant] = self.shred.pseudonym(tenant.encode())
         return known
 
     def is_known(self, label: DomainLabel, spec: DomainSpec) -> bool:
-        """Whether copies of the domain may be here; those of an earlier process get their label."""
+        """Whether the tier may have copies of the domain; those of an earlier process get their label."""
         if spec in self.domains:
             return True
         if not self.unclaimed:
@@ -251,7 +251,7 @@ class CopyIndex:
         return True
 
     def domain(self, spec: DomainSpec, label: DomainLabel) -> int:
-        """The domain's number; from now on it has one."""
+        """Return the domain's number, a new one if needed."""
         number = self.domains.get(spec)
         if number is None:
             number = self.domains[spec] = len(self.owners)
@@ -260,11 +260,11 @@ class CopyIndex:
         return number
 
     def subject(self, label: DomainLabel) -> bytes:
-        """The shred key of whose the domain is: its subject's, or one of all its tenant's people together."""
+        """Return the shred key of a domain: its subject's, or the one for all of its tenant's people."""
         return self.shred.of_subject(shred_name(label.tenant, label.subject), label.tenant).id
 
     def shred_number(self, id_: bytes) -> int:
-        """The shred key's number; from now on it has one."""
+        """Return the shred key's number, a new one if needed."""
         number = self.shred_numbers.get(id_)
         if number is None:
             number = self.shred_numbers[id_] = len(self.shreds)
@@ -272,7 +272,7 @@ class CopyIndex:
         return number
 
     def row_of(self, number: int, facts: ObjectFacts, size: int, domain: int) -> IndexRow:
-        """What the index keeps of an object by its facts."""
+        """Return the index row of an object by its facts."""
         return IndexRow(
             number,
             facts.born_us,
@@ -289,7 +289,7 @@ class CopyIndex:
         )
 
     def begin(self, name: bytes, row: IndexRow) -> None:
-        """A copy is here from now on."""
+        """Add a copy."""
         owner = self.owners[row.domain]
         self.numbered = row.number
         self.rows.add(name, row)
@@ -299,7 +299,7 @@ class CopyIndex:
         self.tell("stored", name, copy)
 
     def tell(self, step: str, name: bytes, what: EndedCopy, cause: str = "") -> None:
-        """Put a step of a copy among the events."""
+        """Add a copy's step to the events."""
         number, tenant, classification, blocks, size, due_us, _, erasure, _ = what
         at_us, due_us = self.clock.boot_us(), self.clock.to_boot(due_us)
         self.events.append(
@@ -307,7 +307,7 @@ class CopyIndex:
         )
 
     def entry(self, row: int) -> TierEntry:
-        """Whose the object in this row is, and since when."""
+        """Return the owner and age of the object in this row."""
         owner = self.owners[self.rows.value("domain", row)]
         return TierEntry(owner.tenant, self.clock.to_boot(self.rows.value("born_us", row)))
 
@@ -316,7 +316,7 @@ class CopyIndex:
         return self.rows.value("number", row) > 0
 
     def held_copy(self, name: bytes, row: int) -> HeldCopy:
-        """The copy in this row."""
+        """Return the copy in this row."""
         known = self.rows.row(row)
         owner = self.owners[known.domain]
         since_us, due_us = self.clock.to_boot(known.born_us), self.clock.to_boot(known.due_us)
@@ -324,20 +324,20 @@ class CopyIndex:
         return HeldCopy(name, known.number, *whose, known.blocks, known.size, since_us, due_us)
 
     def entries(self) -> Mapping[bytes, TierEntry]:
-        """Every copy of this worker's that can be found."""
+        """Every findable copy of this worker."""
         return {name: self.entry(row) for name, row in self.rows.names() if self.is_ours(row)}
 
     def copies(self) -> Sequence[HeldCopy]:
-        """Every copy that can be found."""
+        """Every findable copy."""
         return [self.held_copy(name, row) for name, row in self.rows.names() if self.is_ours(row)]
 
     def copy(self, name: bytes) -> HeldCopy | None:
-        """The copy that can be found under this name, whichever worker stored it; the number of another's is 0."""
+        """Return the findable copy of this name, of any worker; another worker's has number 0."""
         row = self.rows.find(name)
         return None if row < 0 else self.held_copy(name, row)
 
     def listed(self) -> Iterator[list[Listed]]:
-        """All that the store says it has, page by page.
+        """List the store's objects, page by page.
 
         Raises `StoreError` for a store of others' that lists more than twice what its quota has room for: each name
         that it invents would take memory here.
@@ -352,7 +352,7 @@ class CopyIndex:
             after = page[-1].name
 
     def forget_unused(self) -> None:
-        """Domains and shred keys of which nothing is here any more are not kept."""
+        """Remove domains and shred keys without copies."""
         self.pseudonyms.clear()
         old = self.rows.renumber("domain")
         self.owners = [self.owners[number] for number in old]
@@ -368,5 +368,5 @@ class CopyIndex:
 
 
 def shred_name(tenant: str, subject: str | None) -> bytes:
-    """What a subject's shred key is found by, among all tenants'; None: that of all of the tenant's together."""
+    """Return the unique name of a subject's shred key; None: of the one for all of the tenant's people."""
     return tenant.encode() if subject is None else f"{tenant}\0{subject}".encode()

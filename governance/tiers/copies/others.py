@@ -1,4 +1,4 @@
-"""What others stored in a tier's place: an earlier process, whose copies are adopted or ended, and other workers.
+"""Copies by others in a tier's place: an earlier process's, which are adopted or ended, and other workers'.
 
 The rules are 5 and 8 of `tiers.tier`.
 """
@@ -26,7 +26,7 @@ _EVICTED = 1024  # at once, where as many are borrowed as may be
 
 
 class OthersCopies:
-    """Finds what others stored, for one tier."""
+    """Finds others' copies for one tier."""
 
     def __init__(self, index: CopyIndex, ends: CopyEnds) -> None:
         self._index = index
@@ -37,7 +37,7 @@ class OthersCopies:
         self._deaths = self._deaths_of_others()
 
     def seek(self, label: DomainLabel, spec: DomainSpec, keys: bytes, depth: int, end: int) -> bool:
-        """Whether another worker stored an object that ends at `end`, which the index did not have (rule 8)."""
+        """Whether another worker stored an object that ends at `end` and that the index lacks (rule 8)."""
         name = self._index.namer(spec)(keys[KEY_BYTES * (end - 1) : KEY_BYTES * end])
         now_us = self._clock.now_us()
         if self._rows.find(name) >= 0 or name in self._ends.waiting or self._index.unfound_until.get(name, 0) > now_us:
@@ -58,7 +58,7 @@ class OthersCopies:
     def is_of(
         self, facts: ObjectFacts, label: DomainLabel, spec: DomainSpec, keys: bytes, depth: int, end: int
     ) -> bool:
-        """Whether an object's facts are those of this chain's blocks that end at `end`, and it may be here still."""
+        """Whether an object's facts match this chain's blocks up to `end`, and it may still be here."""
         begin, terms, now_us = facts.depth, self._terms, self._clock.now_us()
         parent = keys[KEY_BYTES * (begin - 1) : KEY_BYTES * begin] if begin else bytes(KEY_BYTES)
         limit_us = terms.limit(label.tenant, label.classification).absolute_us
@@ -95,14 +95,14 @@ class OthersCopies:
         self._index.due_us = min(self._index.due_us, facts.due_us)
 
     def is_own_residue(self, name: bytes) -> bool:
-        """Whether what is under this name is this worker's: of what cannot be read now a scan finds whose it is."""
+        """Whether the object of this name is this worker's; a scan decides for one that cannot be read now."""
         begins: bytes | None = None
         with suppress(StoreError):
             begins = self._index.store.peek(name, 1)
         return begins is not None and self.is_own(name)
 
     def is_own(self, name: bytes) -> bool:
-        """Whether this worker stored what it has read the beginning of: not in the index, it has ended."""
+        """Whether this worker stored the object whose beginning it read; without an index entry, it has ended."""
         return self._index.store.is_own(name)
 
     def _death_before(self) -> WorkerDeath | None:
@@ -134,7 +134,7 @@ class OthersCopies:
         return deaths
 
     def write_holder(self, *, is_stopped: bool) -> None:
-        """Say who has the tier, and of whom it took copies over that they have passed.
+        """Write who holds the tier, and whose copies it took over.
 
         While a copy that must end is still there, the mark stays the one before.
         """
@@ -177,7 +177,7 @@ class OthersCopies:
         return restores
 
     def find_what_is_there(self) -> tuple[int, int]:
-        """Index what may stay, end the rest; how many of each.
+        """Index the copies that may stay, and end the rest; returns the number of each.
 
         A store that is shared may be away: its worker starts without it, and a scan ends what it finds later.
         """

@@ -1,1 +1,1 @@
-"""The sealed object: one format that any store can hold, and what seals and opens it."""
+"""The sealed object: one format for every store, and how it is sealed and opened."""

@@ -39,7 +39,7 @@ class ExtendedNonceKey:
         self._inputs = int.from_bytes(both, "big") ^ subkey * _TWICE  # of the two blocks, but for the nonce
 
     def of_message(self, nonce: bytes) -> tuple[AESGCM, bytes]:
-        """The AES-256-GCM key of the message with this 24-byte nonce, and its 12-byte nonce."""
+        """Return the AES-256-GCM key of the message with this 24-byte nonce, and its 12-byte nonce."""
         if self._blocks is None:
             raise SealError("the sealing key was destroyed")
         assert len(nonce) == NONCE_BYTES

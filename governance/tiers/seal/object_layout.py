@@ -1,4 +1,4 @@
-"""The bytes of a sealed object: where each part lies, and what is bound to its content (docs/build/sealed-object.md).
+"""The layout of a sealed object: its parts, and what is bound to its content (docs/reference/formats/sealed-object.md).
 
     header (72) ‖ facts, sealed (0, or 328 + 16) ‖ content, sealed (n + 16) ‖ CRC-32 (0 or 4)
 
@@ -42,7 +42,7 @@ _AROUND = [  # bytes of an object beside its content, by its flags
 
 
 class ObjectFacts(NamedTuple):
-    """Whose an object is and what it holds. Digests are 32 bytes; times are UTC in microseconds.
+    """An object's owner and content. Digests are 32 bytes; times are UTC microseconds.
 
     `first` and `last` are the keys of its first and last block, `parent` that of the block before (zeros: none);
     `depth` is the first block's place in its chain, `tokens` how many its blocks hold. `shard` of `shards` workers made
@@ -72,18 +72,18 @@ class ObjectFacts(NamedTuple):
     tenant: bytes
 
     def to_bytes(self) -> bytes:
-        """The fixed layout. Raises `SealError` for a value that has no place in it."""
+        """Return the fixed layout. Raises `SealError` for a value that does not fit."""
         return _FACTS.pack(self[0], _classification_bytes(self[1]), *self[2:])
 
     @classmethod
     def from_bytes(cls, packed: bytes) -> Self:
-        """What was enclosed. The bytes must have been opened: nothing else vouches for them."""
+        """Parse enclosed facts. The bytes must come from an opened object, which authenticates them."""
         domain, classification, *others = _FACTS.unpack(packed)
         return cls(domain, classification.rstrip(b"\0").decode(), *others)
 
 
 class Header(NamedTuple):
-    """What of an object is readable without a key. `size` is the length of its content."""
+    """The part of an object that is readable without a key. `size` is its content's length."""
 
     flags: int
     size: int
@@ -111,7 +111,7 @@ class Header(NamedTuple):
 
 
 def header_bytes(flags: int, size: int, name: bytes, nonce: bytes) -> bytes:
-    """The 72 bytes, without a `Header` in between."""
+    """Return the 72 bytes without making a `Header`."""
     return _HEADER.pack(MAGIC, VERSION, XAES_256_GCM, flags, size, name, nonce)
 
 
@@ -124,12 +124,12 @@ def _classification_bytes(classification: str) -> bytes:
 
 
 def object_bytes(content: int, *, enclosed: bool, checked: bool) -> int:
-    """How long an object with `content` bytes is."""
+    """Return the length of an object with `content` bytes."""
     return content + _AROUND[ENCLOSED * enclosed | CHECKED * checked]
 
 
 def read_header(sealed: memoryview, size: int | None = None) -> Header:
-    """The header of what a store returned. Raises `SealError` where it is no object of this format and this length.
+    """Parse the header of a store's bytes. Raises `SealError` unless they are an object of this format and length.
 
     `size`: the length of the object, where `sealed` is its beginning alone.
     """

@@ -1,4 +1,4 @@
-"""What shows a governed engine that the cache layer beside it seals all that it keeps.
+"""A notice that shows a governed engine that the cache layer beside it seals everything it keeps.
 
     notice = SealNotice(salts_path, shred, port)      # in the cache layer, as long as it lives
     is_sealing(salts_path, shred, port)               # in the engine, on the same machine
@@ -25,7 +25,9 @@ _DIGEST_BYTES = 32
 
 
 class SealNotice:
-    """Held by a process that keeps nothing in clear behind `port`. Raises `ConfigError` where it cannot be had."""
+    """Held by a process that keeps nothing in clear behind `port`. Raises `ConfigError` where another process
+    holds it.
+    """
 
     def __init__(self, salts_path: Path, shred: ShredKeys, port: int) -> None:
         self._path = _path(salts_path, port)
@@ -44,12 +46,12 @@ class SealNotice:
         os.pwrite(self._file, _digest(shred, port), 0)
 
     def close(self) -> None:
-        """It says nothing from now on."""
+        """Withdraw the notice."""
         os.close(self._file)
 
 
 def is_sealing(salts_path: Path, shred: ShredKeys, port: int) -> bool:
-    """Whether a process that lives has said so of this port."""
+    """Whether a living process holds the notice of this port."""
     try:
         file = os.open(_path(salts_path, port), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

@@ -1,4 +1,4 @@
-"""Seal and open: content and facts in, an object out, and back; for any store that keeps bytes.
+"""Seals content and facts into an object and opens it again, for any store of bytes.
 
     key = ExtendedNonceKey(...)                                 # of the domain, its subject and its time bucket
     size = seal_into(key, name, facts, content, arena)          # arena[:size] may leave the process
@@ -51,7 +51,7 @@ def seal_into(
     facts_key: ExtendedNonceKey | None = None,
     checked: bool = False,
 ) -> int:
-    """Seal `content` under `name`; returns how many bytes of `into` the object has.
+    """Seal `content` under `name`; returns the object's length in `into`.
 
     `facts_key`: enclose the facts, sealed under this key; `checked`: end with a checksum that needs no key. Raises
     `SealError` where `into` is too short or the content too long.
@@ -76,7 +76,7 @@ def seal_into(
 
 
 def open_into(key: ExtendedNonceKey, name: bytes, facts: ObjectFacts, sealed: memoryview, into: memoryview) -> None:
-    """Open what a store returned for `name`, expecting `facts`; `into` has the content's length.
+    """Open a store's bytes for `name`, expecting `facts`; `into` has the content's length.
 
     Raises `SealError`, with `into` all zeros, unless every byte is what was sealed under this name with these facts.
     """
@@ -95,7 +95,7 @@ def open_enclosed(
     into: memoryview,
     key_of: Callable[[ObjectFacts], ExtendedNonceKey],
 ) -> None:
-    """Open an object of which no index knows, in one pass: `key_of` is told its facts, and says what it opens with.
+    """Open an object without an index entry in one pass: `key_of` gets its facts and returns its key.
 
     `sealed` may go on behind the object. Raises `SealError`, and what `key_of` raises, with `into` all zeros.
     """
@@ -110,7 +110,7 @@ def open_enclosed(
 
 
 def read_facts(facts_key: ExtendedNonceKey, name: bytes, sealed: memoryview, size: int | None = None) -> ObjectFacts:
-    """The enclosed facts of an object that lies under `name`, of which no index knows. Raises `SealError`.
+    """Open the facts of the object under `name` without an index entry. Raises `SealError`.
 
     They say how to open it; that its content belongs to them, `open_into` finds. `size`: the object's length, where
     `sealed` is its beginning alone.
@@ -145,7 +145,7 @@ def _open_facts(facts_key: ExtendedNonceKey, header: Header, name: bytes, sealed
 
 
 def is_sound(sealed: memoryview) -> bool | None:
-    """Whether the bytes are those that were written, by the checksum alone; None where the object has none.
+    """Whether the bytes match their checksum; None where the object has none.
 
     It finds rot, and needs no key; it says nothing against who can write.
     """

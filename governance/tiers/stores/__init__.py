@@ -1,1 +1,1 @@
-"""Places that keep sealed objects: each implements one port, and passes one suite of tests."""
+"""Stores of sealed objects: each implements one port, and passes one suite of tests."""

@@ -41,7 +41,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class FileStore(OwnPlace):
-    """`capacity_bytes` of files in `folder`. Raises `ConfigError`, which names the folder and what to do."""
+    """`capacity_bytes` of files in `folder`. Raises a `ConfigError` that names the folder and the remedy."""
 
     kind, ends_by, outlives, is_shared, in_flight = "nvme", "unlinked", True, False, 1
     prepares_in_memory = True  # memory is handed out and given back on any thread, and no disk is asked
@@ -66,15 +66,15 @@ class FileStore(OwnPlace):
 
     @property
     def used_bytes(self) -> int:
-        """Of the files that are there, and of what is being written."""
+        """The bytes of stored files, and of those being written."""
         return self._used + self._preparing
 
     def taken(self, size: int) -> int:
-        """Its own bytes."""
+        """The object's own bytes."""
         return size
 
     def prepare_store(self, name: bytes, size: int, until_us: int = 0) -> memoryview | None:
-        """Memory to seal into, which is written whole."""
+        """Lend memory to seal into, which is written as a whole."""
         self.abandon_store(name)
         if self.used_bytes + size > self.capacity_bytes:
             return None
@@ -86,10 +86,10 @@ class FileStore(OwnPlace):
         return memoryview(made)[:size]
 
     def start_store(self, name: bytes) -> None:
-        """Nothing: whoever wants it at the same time has a thread for it (`GuardedStore`)."""
+        """Do nothing: `GuardedStore` has a thread for concurrent stores."""
 
     def complete_store(self, name: bytes) -> bool:
-        """Write and rename. Raises `StoreError` where the medium does not take it: nothing is there then."""
+        """Write and rename. Raises `StoreError` where the medium refuses; nothing is stored then."""
         data, size = self._take(name)
         if data is None:
             raise StoreError(f"nvme tier `{self.folder}`: object `{name.hex()[:16]}` was not prepared")
@@ -117,7 +117,7 @@ class FileStore(OwnPlace):
         return True
 
     def abandon_store(self, name: bytes) -> None:
-        """Nothing was written yet."""
+        """Give the memory back: nothing was written yet."""
         data, size = self._take(name)
         if data is not None:
             self._spare(data, size)
@@ -128,13 +128,13 @@ class FileStore(OwnPlace):
             return self._prepared.pop(name, None), self._prepared_sizes.pop(name, 0)
 
     def start_load(self, name: bytes) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def abandon_load(self, name: bytes) -> None:
-        """Nothing was started."""
+        """Do nothing: no load was started."""
 
     def prepare_load(self, name: bytes) -> memoryview | None:
-        """The file's bytes, in memory until `complete_load`, whoever deletes it."""
+        """Return the file's bytes, in memory until `complete_load`, even if the file is deleted."""
         if name not in self._sizes:
             return None
         descriptor = self._opened(name.hex())
@@ -154,7 +154,7 @@ class FileStore(OwnPlace):
         return memoryview(data)[:read].toreadonly()
 
     def complete_load(self, name: bytes) -> None:
-        """Their memory is for the next."""
+        """Release the memory for the next load."""
         with self._lock:
             loading = self._loading[name]
             data = loading.pop()
@@ -163,7 +163,7 @@ class FileStore(OwnPlace):
         self._spare(data)
 
     def peek(self, name: bytes, size: int) -> bytes | None:
-        """The file's first bytes."""
+        """Return the file's first bytes."""
         descriptor = self._opened(name.hex())
         if descriptor is None:
             return None
@@ -188,7 +188,7 @@ class FileStore(OwnPlace):
         return None
 
     def delete(self, names: Iterable[bytes]) -> Deleted:
-        """Unlink, and sync the folders: what is told to be ended does not come back."""
+        """Unlink, and sync the folders, so that a reported end is permanent."""
         objects = size = 0
         absent, failed, touched = [], [], set()
         for name in names:
@@ -222,8 +222,8 @@ class FileStore(OwnPlace):
         return Deleted(objects, size, tuple(absent), tuple(failed))
 
     def page(self, after: bytes, limit: int) -> list[Listed]:
-        """What the folder itself has, by name: not what is believed of it."""
-        found: list[Listed] = []
+        """List the folder itself by name, not the books about it."""
+        entries: list[Listed] = []
         for number in range(after[0] if after else 0, 256):
             fan = f"{number:02x}"
             try:
@@ -233,37 +233,37 @@ class FileStore(OwnPlace):
             try:
                 if self._is_strange(fan):
                     name = _name_of_strange(number)
-                    found += [Listed(name, status.st_size)] if name > after else []
+                    entries += [Listed(name, status.st_size)] if name > after else []
                 else:
-                    found += self._page_of(fan, after, limit - len(found))
+                    entries += self._page_of(fan, after, limit - len(entries))
             except OSError as error:
                 raise StoreError(f"nvme tier `{self.folder}`: cannot be read ({error.strerror})") from None
-            if len(found) == limit:
+            if len(entries) == limit:
                 break
-        return found
+        return entries
 
     def _page_of(self, fan: str, after: bytes, limit: int) -> list[Listed]:
-        found: list[Listed] = []
+        entries: list[Listed] = []
         for file in sorted(_listed(self._fan(fan))):
             name = _name_of(file)
-            if name is None or name <= after or len(found) == limit:
+            if name is None or name <= after or len(entries) == limit:
                 continue
             try:
                 size = os.stat(file, dir_fd=self._fan(fan), follow_symlinks=False).st_size
             except FileNotFoundError:  # since it was listed
                 continue
-            found.append(Listed(name, size))
-        return found
+            entries.append(Listed(name, size))
+        return entries
 
     def holder(self) -> bytes:
-        """What whoever holds the folder wrote last (`tiers.heirs`); nothing in a new one."""
+        """Return the folder holder's last note (`tiers.heirs`); empty in a new one."""
         try:
             return os.pread(self._mark, _HOLDER_BYTES, 0)
         except OSError:
             return b""
 
     def write_holder(self, written: bytes, mark: bytes | None = None) -> None:
-        """Put down who holds the folder; synced. Raises `StoreError`."""
+        """Write the folder holder's note durably. Raises `StoreError`."""
         try:
             os.ftruncate(self._mark, 0)
             os.pwrite(self._mark, written, 0)
@@ -272,7 +272,7 @@ class FileStore(OwnPlace):
             raise StoreError(f"nvme tier `{self.folder}`: cannot be written ({error.strerror})") from None
 
     def close(self) -> None:
-        """Let the folder go, with what is in it."""
+        """Close the folder; its files stay."""
         for fan in self._fans.values():
             os.close(fan)
         self._fans.clear()
@@ -356,15 +356,15 @@ class FileStore(OwnPlace):
     def _fan(self, file: str) -> int:
         """The folder of this file, opened once."""
         fan = file[:2]
-        found = self._fans.get(fan)
-        if found is None:
+        descriptor = self._fans.get(fan)
+        if descriptor is None:
             try:
                 os.mkdir(fan, 0o700, dir_fd=self._root)
                 os.fsync(self._root)
             except FileExistsError:
                 pass
-            found = self._fans[fan] = os.open(fan, _READ | os.O_DIRECTORY, dir_fd=self._root)
-        return found
+            descriptor = self._fans[fan] = os.open(fan, _READ | os.O_DIRECTORY, dir_fd=self._root)
+        return descriptor
 
     def _allocate(self, descriptor: int, size: int) -> None:
         """Room for the whole file. Raises `OSError` where there is none."""

@@ -1,4 +1,4 @@
-"""Any store, with a deadline for each call and a breaker: whoever asks waits so long and no longer.
+"""Any store behind a deadline for each call and a circuit breaker.
 
     store = GuardedStore(FileStore(folder, capacity), seconds=0.5, clock=clock)
 
@@ -64,7 +64,7 @@ class GuardedStore:
 
     @property
     def is_open(self) -> bool:
-        """Whether the store would be asked now."""
+        """Whether the breaker lets calls through now."""
         return self._answers and self._clock.now_us() >= self._closed_until_us
 
     @property
@@ -90,7 +90,7 @@ class GuardedStore:
             self._start()
 
     def start_store(self, name: bytes) -> None:
-        """The thread completes it, at once or behind what is asked next to prepare."""
+        """Have the thread complete the store, at once or after the next prepare."""
         self._start()
         self._ready = name
         if self.prepares_in_memory:
@@ -102,7 +102,7 @@ class GuardedStore:
             self._storing[name] = self._thread.submit(self._store.complete_store, name)
 
     def complete_store(self, name: bytes) -> bool:
-        """As the store's, or what came of what was started."""
+        """Complete as the store does, or return the result of a started one."""
         self._ready = None if self._ready == name else self._ready
         return self._ask(lambda: self._store.complete_store(name), started=self._storing.pop(name, None))
 
@@ -118,12 +118,12 @@ class GuardedStore:
         self._ask(lambda: self._store.abandon_store(name))
 
     def start_load(self, name: bytes) -> None:
-        """The thread reads it from now on."""
+        """Have the thread read from now on."""
         if self.is_open and name not in self._loading:
             self._loading[name] = self._thread.submit(self._store.prepare_load, name)
 
     def abandon_load(self, name: bytes) -> None:
-        """The thread lets go of what it has read, behind everything that it was asked."""
+        """Have the thread release what it read, after everything else it was asked."""
         started = self._loading.pop(name, None)
         if started is None or started.cancel():
             return
@@ -134,7 +134,7 @@ class GuardedStore:
             self._thread.submit(let_go, started)
 
     def prepare_load(self, name: bytes) -> memoryview | None:
-        """As the store's, or what came of what was started."""
+        """Prepare as the store does, or return the result of a started load."""
         return self._ask(
             lambda: self._store.prepare_load(name),
             undo=lambda: self._store.complete_load(name),
@@ -183,7 +183,7 @@ class GuardedStore:
         self._ask(lambda: self._store.write_holder(written, mark), even_closed=True)
 
     def close(self) -> None:
-        """Close the store, unless it does not answer: then it is left to the end of the process."""
+        """Close the store; one that does not answer is left until the process ends."""
         try:
             self._ask(self._store.close, even_closed=True)
         except StoreError:

@@ -1,4 +1,4 @@
-"""Objects in the host's memory: one arena, mapped once, in extents that are zeroed when they end.
+"""Objects in host memory: one arena, mapped once, in extents that are zeroed when they end.
 
 1. An object lies in one piece; the smallest free extent that holds it is taken, and free neighbours are joined.
 2. A freed extent is zeroed, and read back, before it can be handed out again. Objects are sealed, so this is the second
@@ -36,7 +36,7 @@ class _Placed:
 
 
 class HostArena(OwnPlace):
-    """`capacity_bytes` of host memory. Raises `ConfigError` where the system does not give them."""
+    """`capacity_bytes` of host memory. Raises `ConfigError` where the system refuses them."""
 
     kind, ends_by, outlives, is_shared, in_flight = "host", "zeroed", False, False, 1
 
@@ -64,15 +64,15 @@ class HostArena(OwnPlace):
 
     @property
     def used_bytes(self) -> int:
-        """Of extents that are not free, whole pages."""
+        """The bytes of used extents, in whole pages."""
         return self._used
 
     def taken(self, size: int) -> int:
-        """Whole pages."""
+        """The object's bytes rounded up to whole pages."""
         return _pages(size)
 
     def prepare_store(self, name: bytes, size: int, until_us: int = 0) -> memoryview | None:
-        """Memory in the arena itself: what is sealed into it is not copied again."""
+        """Lend memory in the arena itself, so that a sealed object is not copied again."""
         self.abandon_store(name)
         start = self._take(size)
         if start is None:
@@ -81,10 +81,10 @@ class HostArena(OwnPlace):
         return self._view[start : start + size]
 
     def start_store(self, name: bytes) -> None:
-        """Nothing: it is there already."""
+        """Do nothing: the object is in place."""
 
     def complete_store(self, name: bytes) -> bool:
-        """The object is there; an older one of its name ends."""
+        """Publish the object, and end an older one of its name."""
         prepared = self._prepared.pop(name, None)
         if prepared is None:
             raise StoreError(f"host tier: object `{name.hex()[:16]}` was not prepared")
@@ -95,19 +95,19 @@ class HostArena(OwnPlace):
         return True
 
     def abandon_store(self, name: bytes) -> None:
-        """The extent is zeroed and free."""
+        """Zero and free the extent."""
         prepared = self._prepared.pop(name, None)
         if prepared is not None:
             self._end(prepared)
 
     def start_load(self, name: bytes) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def abandon_load(self, name: bytes) -> None:
-        """Nothing was started."""
+        """Do nothing: no load was started."""
 
     def prepare_load(self, name: bytes) -> memoryview | None:
-        """The object where it lies."""
+        """Return the object in place."""
         placed = self._placed.get(name)
         if placed is None:
             return None
@@ -116,7 +116,7 @@ class HostArena(OwnPlace):
         return self._view[placed.start : placed.start + placed.size].toreadonly()
 
     def complete_load(self, name: bytes) -> None:
-        """The last reader of an object that has ended frees it."""
+        """Release the object; its last reader frees an ended one."""
         loading = self._loading[name]
         placed = loading.pop()
         if not loading:
@@ -126,12 +126,12 @@ class HostArena(OwnPlace):
             self._free(placed)
 
     def peek(self, name: bytes, size: int) -> bytes | None:
-        """Its beginning, copied."""
+        """Return a copy of its beginning."""
         placed = self._placed.get(name)
         return None if placed is None else bytes(self._view[placed.start : placed.start + min(size, placed.size)])
 
     def delete(self, names: Iterable[bytes]) -> Deleted:
-        """Zero these extents, those that are being read when that is over."""
+        """Zero these extents; those being read are zeroed afterwards."""
         objects = size = 0
         absent = []
         for name in names:
@@ -145,12 +145,12 @@ class HostArena(OwnPlace):
         return Deleted(objects, size, tuple(absent))
 
     def page(self, after: bytes, limit: int) -> list[Listed]:
-        """By name, behind `after`."""
+        """List objects by name after `after`."""
         names = sorted(name for name in self._placed if name > after)[:limit]
         return [Listed(name, self._placed[name].size) for name in names]
 
     def close(self) -> None:
-        """Zero everything that is there, and let the memory go."""
+        """Zero every extent, and release the memory."""
         ctypes.memset(self._address, 0, self.capacity_bytes if self._used else 0)
         self._placed.clear()
         self._prepared.clear()

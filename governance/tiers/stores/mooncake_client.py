@@ -32,7 +32,7 @@ _LISTING_BYTES_MAX = 256 << 20
 
 
 class MooncakePlace(NamedTuple):
-    """A master (HOST:PORT), its HTTP address, and what this tier's names begin with."""
+    """A master (HOST:PORT), its HTTP address, and the prefix of this tier's names."""
 
     master: str
     http: str
@@ -51,7 +51,7 @@ class MooncakeClient:
         except ImportError as error:
             raise ConfigError(
                 f"remote tier: `mooncake` does not load ({error}); pip install 'kvcustody[mooncake]', and see "
-                "docs/tiers/remote.md for the system's libraries"
+                "docs/how-to/storage/remote-store.md for the system's libraries"
             ) from None
         self.place = f"remote tier `mooncake://{place.master}/{place.prefix}`"
         self._http, self._seconds = place.http.rstrip("/"), seconds
@@ -80,13 +80,13 @@ class MooncakeClient:
         self._names: list[bytes] = []  # as the last listing found them
 
     def put(self, name: bytes, data: memoryview, lives_us: int) -> bool:
-        """Rule 1. Mooncake has no expiry of its own, so `lives_us` is not told."""
+        """Put as rule 1 says. Mooncake has no expiry of its own, so `lives_us` is not passed on."""
         key, begins = self._key(name), min(len(data), _COMPARED_BYTES)
         self._checked(self._store.put(key, data), "a put failed")
         return self._beginning(key, begins) == bytes(data[:begins])
 
     def get(self, name: bytes, size_max: int, room: Callable[[int], memoryview]) -> memoryview | None:
-        """The object in the library's own buffer, which lives as long as the view."""
+        """Return the object in the library's own buffer, which lives as long as the view."""
         key = self._key(name)
         held = self._store.get_buffer(key)
         if held is not None:
@@ -114,7 +114,7 @@ class MooncakeClient:
         raise StoreError(f"{self.place}: an object's beginning cannot be read (error {read})")
 
     def delete(self, names: Sequence[bytes]) -> Deleted:
-        """Rules 2 and 3."""
+        """Delete as rules 2 and 3 say."""
         objects = size = 0
         absent, failed = [], []
         for name in names:
@@ -130,17 +130,17 @@ class MooncakeClient:
         return Deleted(objects, size, tuple(absent), tuple(failed))
 
     def page(self, after: bytes, limit: int) -> list[Listed]:
-        """The master lists all names at once: it is asked when a listing begins, and pages are of that."""
+        """Return a page of the list that the master gave when the listing began."""
         if not after:
             self._names = self._list()
-        found: list[Listed] = []
+        entries: list[Listed] = []
         at = bisect_right(self._names, after)
-        while len(found) < limit and at < len(self._names):
+        while len(entries) < limit and at < len(self._names):
             length = self._size(self._key(self._names[at]))
             if length is not None:
-                found.append(Listed(self._names[at], length))
+                entries.append(Listed(self._names[at], length))
             at += 1
-        return found
+        return entries
 
     def read_note(self, name: str) -> bytes:
         """One small object."""
@@ -154,7 +154,7 @@ class MooncakeClient:
         self._checked(self._store.put(key, data), "a note is not written")
 
     def write_first_note(self, name: str, data: bytes) -> bool:
-        """As an object: what was there stays, and what is there then says whose it is (rule 1)."""
+        """Put it as an object: an existing one stays, and its content decides (rule 1)."""
         key = self._notes + name
         if self._size(key) is not None:
             return False

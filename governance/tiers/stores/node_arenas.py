@@ -1,6 +1,9 @@
-"""The host's memory as one arena for each memory node: an object lies near the processor that sealed it.
+"""Host memory as one arena for each memory node: an object lies near the processor that sealed it.
 
     store = open_host_arena(capacity_bytes)       # one arena where the machine has one node
+    nodes = read_nodes()                          # those with memory; empty where the system does not say
+    here = node_here(nodes)                       # of the processor that this thread runs on
+    is_bound = prefer_node(address, size, node)   # a preference: a full node's memory comes from another
 
 1. Each arena has an equal part of the capacity, and its memory lies on its node, where the system lets us say so.
    Where a part would be less than 1 GiB there is one arena: an object lies in one piece, and must find room.
@@ -11,14 +14,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import heapq
+import platform
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
 
 from kvcustody.errors import StoreError
 from kvcustody.governance.tiers.stores.host_arena import HostArena
-from kvcustody.governance.tiers.stores.memory_nodes import MemoryNode, node_here, prefer_node, read_nodes
 from kvcustody.governance.tiers.stores.store_protocol import Deleted, Listed, OwnPlace, TierStore
 from kvcustody.logger import get_logger
 
@@ -26,8 +32,80 @@ _PART_BYTES_MIN = 1 << 30
 _log = get_logger(__name__)
 
 
+NODES = Path("/sys/devices/system/node")
+_CALLS = {"x86_64": (237, 239), "aarch64": (235, 236)}  # mbind, get_mempolicy
+_PREFERRED, _BY_ADDRESS = 1, 2  # linux/mempolicy.h
+_WORD_BITS, _WORDS = 64, 16
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class MemoryNode(NamedTuple):
+    """One node: its number, its processors, and its distance to each node with memory, by number; 10 is itself."""
+
+    number: int
+    processors: frozenset[int]
+    distances: dict[int, int]
+
+
+def read_nodes(root: Path = NODES) -> list[MemoryNode]:
+    """Return the nodes with memory, by number; empty where the system does not report them."""
+    try:
+        online = _listed((root / "online").read_text())
+        with_memory = _listed((root / "has_memory").read_text())
+        nodes = []
+        for number in sorted(with_memory):
+            folder = root / f"node{number}"
+            apart = [int(word) for word in (folder / "distance").read_text().split()]
+            distances = dict(zip(sorted(online), apart, strict=True))
+            near = {other: distances[other] for other in with_memory}
+            nodes.append(MemoryNode(number, _listed((folder / "cpulist").read_text()), near))
+    except (OSError, ValueError, KeyError):
+        return []
+    return nodes
+
+
+def node_here(nodes: list[MemoryNode]) -> int:
+    """Return the number of the node whose processor runs this thread; the first one where none matches."""
+    processor = _LIBC.sched_getcpu()
+    return next((node.number for node in nodes if processor in node.processors), nodes[0].number)
+
+
+def prefer_node(address: int, size: int, node: int) -> bool:
+    """Prefer `node` for this memory's pages that are not yet used; False where the system refuses."""
+    calls = _CALLS.get(platform.machine())
+    if calls is None or not 0 <= node < _WORD_BITS * _WORDS:
+        return False
+    mask = (ctypes.c_uint64 * _WORDS)()
+    mask[node // _WORD_BITS] = 1 << node % _WORD_BITS
+    bits = ctypes.c_ulong(_WORD_BITS * _WORDS + 1)
+    where, length = ctypes.c_void_p(address), ctypes.c_ulong(size)
+    return bool(_LIBC.syscall(calls[0], where, length, _PREFERRED, mask, bits, 0) == 0)
+
+
+def preferred_node(address: int) -> int | None:
+    """Return the node preferred for memory at this address; None without one, or where the system does not say."""
+    calls = _CALLS.get(platform.machine())
+    mode, mask = ctypes.c_int(-1), (ctypes.c_uint64 * _WORDS)()
+    bits, where = ctypes.c_ulong(_WORD_BITS * _WORDS + 1), ctypes.c_void_p(address)
+    if calls is None or _LIBC.syscall(calls[1], ctypes.byref(mode), mask, bits, where, _BY_ADDRESS):
+        return None
+    if mode.value != _PREFERRED:
+        return None
+    return next((at * _WORD_BITS + word.bit_length() - 1 for at, word in enumerate(map(int, mask)) if word), None)
+
+
+def _listed(text: str) -> frozenset[int]:
+    """`0-3,8` as numbers."""
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first:
+            found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
 def open_host_arena(capacity_bytes: int, nodes: list[MemoryNode] | None = None) -> TierStore:
-    """Host memory for a tier, by the machine's nodes. Raises `ConfigError` where the system does not give it."""
+    """Open host memory for a tier, by the machine's nodes. Raises `ConfigError` where the system refuses it."""
     nodes = read_nodes() if nodes is None else nodes
     if len(nodes) < 2 or capacity_bytes // len(nodes) < _PART_BYTES_MIN:
         return HostArena(capacity_bytes)
@@ -39,7 +117,7 @@ def _distance(node: MemoryNode, other: int) -> tuple[int, int]:
 
 
 class NodeArenas(OwnPlace):
-    """`capacity_bytes` over several nodes. Raises `ConfigError` where the system does not give them."""
+    """`capacity_bytes` over several nodes. Raises `ConfigError` where the system refuses them."""
 
     kind, ends_by, outlives, is_shared, in_flight = "host", "zeroed", False, False, 1
 
@@ -75,7 +153,7 @@ class NodeArenas(OwnPlace):
         return next(iter(self.arenas.values())).taken(size)
 
     def prepare_store(self, name: bytes, size: int, until_us: int = 0) -> memoryview | None:
-        """Memory near the caller, or the nearest that is free."""
+        """Lend memory near the caller, or the nearest free."""
         self.abandon_store(name)
         for number in self._nearest[self._here(self._nodes)]:
             arena = self.arenas[number]
@@ -89,7 +167,7 @@ class NodeArenas(OwnPlace):
         """Nothing: it is there already."""
 
     def complete_store(self, name: bytes) -> bool:
-        """The object is there; an older one of its name ends, wherever it lies."""
+        """Publish the object, and end an older one of its name, in whichever arena."""
         arena = self._preparing.pop(name, None)
         if arena is None:
             raise StoreError(f"host tier: object `{name.hex()[:16]}` was not prepared")

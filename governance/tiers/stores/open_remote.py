@@ -1,4 +1,4 @@
-"""The store beyond the machine that a worker's settings name.
+"""Opens the remote store of a worker's settings.
 
     place = RemotePlan(url="s3://kv-objects/fleet-1", capacity_bytes=..., ...)
     store = open_remote(place, worker="gpu-1", object_bytes_max=largest, clock=clock, shard=0)
@@ -38,7 +38,7 @@ _AWS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 class RemotePlan(NamedTuple):
-    """What to open. `labels`: the values of labels that the place has, by name, as the policy's `match` asks.
+    """The remote store to open. `labels`: the place's label values by name, for the policy's `match`.
 
     `heir_of`: workers whose objects there are taken over where they died.
     """
@@ -63,7 +63,7 @@ class RemotePlan(NamedTuple):
 
 
 def open_remote(plan: RemotePlan, *, worker: str, object_bytes_max: int, clock: Clock, shard: int = 0) -> GuardedStore:
-    """The store, with its deadline and breaker. Objects of another shard are another store's."""
+    """Open the store with its deadline and breaker. Objects of another shard belong to another store."""
     client = _client(plan, shard, object_bytes_max)
     store = RemoteStore(
         client,

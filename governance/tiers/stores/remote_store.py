@@ -1,4 +1,4 @@
-"""Sealed objects in a store on other machines, which several workers share: the part that is alike for every store.
+"""Sealed objects in a remote store that several workers share: the part that is equal for every store.
 
     store = RemoteStore(client, worker="gpu-1", capacity_bytes=quota, object_bytes_max=largest)
     guarded = GuardedStore(store, seconds=1.0, clock=clock)      # deadlines, a breaker, and `in_flight` lanes
@@ -50,56 +50,56 @@ Answer = TypeVar("Answer")
 
 
 class ObjectClient(Protocol):
-    """What one kind of store does. Safe for threads; each call is one request or a few, and ends by itself.
+    """The client of one kind of store. Thread-safe; each call is one request or a few, and ends by itself.
 
     Raises `StoreError`, which never has a secret in it.
     """
 
     @property
     def place(self) -> str:
-        """What messages call it."""
+        """The store's name in messages."""
 
     @property
     def ends_by(self) -> str:
-        """What a delete of its shows, as `TierStore` says it."""
+        """What its delete proves, as in `TierStore`."""
 
     @property
     def deletes_max(self) -> int:
-        """How many names it ends well within a deadline."""
+        """The number of names that it deletes well within a deadline."""
 
     def put(self, name: bytes, data: memoryview, lives_us: int) -> bool:
-        """Store where nothing has this name; whether that was so. `lives_us`: when it may go by itself; 0: never."""
+        """Store where the name is free; returns whether it was. `lives_us`: when the object may expire; 0: never."""
 
     def get(self, name: bytes, size_max: int, room: Callable[[int], memoryview]) -> memoryview | None:
-        """The object, of one that is longer the first `size_max` bytes; None where there is none.
+        """Return the object, or the first `size_max` bytes of a longer one; None without one.
 
         It may be received into `room(size)`, which is at least as long.
         """
 
     def peek(self, name: bytes, size: int) -> bytes | None:
-        """At most the first `size` bytes; None where there is none."""
+        """Return at most the first `size` bytes; None without an object."""
 
     def delete(self, names: Sequence[bytes]) -> Deleted:
-        """End these with all that the store keeps of them."""
+        """Delete these with everything that the store keeps of them."""
 
     def page(self, after: bytes, limit: int) -> list[Listed]:
-        """The next names with their bytes, in order, as the store lists them; none where that was all."""
+        """Return the next names with their sizes, in the store's order; none at the end."""
 
     def read_note(self, name: str) -> bytes:
-        """A few bytes beside the objects; nothing where there are none."""
+        """Return a note beside the objects; empty without one."""
 
     def write_note(self, name: str, data: bytes) -> None:
-        """Put them there, in place of what was."""
+        """Write a note, and replace the one before."""
 
     def write_first_note(self, name: str, data: bytes) -> bool:
-        """Put them there where nothing was; whether that was so."""
+        """Write a note where there is none; returns whether it was written."""
 
     def close(self) -> None:
-        """Let connections go."""
+        """Close connections."""
 
 
 def owner_of(*parts: str) -> bytes:
-    """What stands for a worker in its objects: it tells nobody the worker's name who cannot guess it."""
+    """Return a worker's mark in its objects; without a guess of the name it reveals nothing."""
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=OWNER_BYTES, person=b"kvc owner").digest()
 
 
@@ -156,17 +156,17 @@ class RemoteStore:
 
     @property
     def used_bytes(self) -> int:
-        """Of what this owner has there, and of what it is storing."""
+        """The bytes of this owner's stored objects, and of those in flight."""
         return self._used + self._preparing
 
     def taken(self, size: int) -> int:
-        """Its own bytes."""
+        """The object's own bytes."""
         return size
 
     # -- in -------------------------------------------------------------------------------------------------------
 
     def prepare_store(self, name: bytes, size: int, until_us: int = 0) -> memoryview | None:
-        """Memory to seal into, which is sent as it is."""
+        """Lend memory to seal into, which is sent as it is."""
         self.abandon_store(name)
         with self._lock:
             if self._used + self._preparing + size > self.capacity_bytes:
@@ -186,10 +186,10 @@ class RemoteStore:
         return bytearray(size)
 
     def start_store(self, name: bytes) -> None:
-        """Nothing: lanes are `GuardedStore`'s."""
+        """Do nothing: `GuardedStore` has the lanes."""
 
     def complete_store(self, name: bytes) -> bool:
-        """Send it, where nobody has the name (rule 2)."""
+        """Send it where the name is free (rule 2)."""
         prepared = self._prepared.pop(name, None)
         if prepared is None:
             raise StoreError(f"{self._client.place}: object `{name.hex()[:16]}` was not prepared")
@@ -215,7 +215,7 @@ class RemoteStore:
         return there is not None and there == view[:begins]
 
     def abandon_store(self, name: bytes) -> None:
-        """Nothing was sent yet; of what is being sent a scan ends what came of it."""
+        """Give the memory back: nothing was sent. A scan ends the result of a send in flight."""
         prepared = self._prepared.pop(name, None)
         if prepared is not None:
             self._spare(prepared)
@@ -234,13 +234,13 @@ class RemoteStore:
     # -- back -----------------------------------------------------------------------------------------------------
 
     def start_load(self, name: bytes) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def abandon_load(self, name: bytes) -> None:
-        """Nothing was started."""
+        """Do nothing: no load was started."""
 
     def prepare_load(self, name: bytes) -> memoryview | None:
-        """The object's bytes, in memory until `complete_load`; of one that grew no more than shows it."""
+        """Return the object's bytes, in memory until `complete_load`; of one that grew only as much as shows it."""
         most = ENVELOPE_BYTES + self._sizes.get(name, self._object_bytes_max) + 1
         memory: bytearray | None = None
 
@@ -257,7 +257,7 @@ class RemoteStore:
         return found[ENVELOPE_BYTES:].toreadonly()
 
     def complete_load(self, name: bytes) -> None:
-        """Their memory is free. What is loaded twice at a time is not used again: whose is which is not known."""
+        """Release the memory. An object loaded twice at a time is not reused: its owner is ambiguous."""
         with self._lock:
             loading = self._loading[name]
             memory = loading.pop()
@@ -269,7 +269,7 @@ class RemoteStore:
                 self._give_back(memory)
 
     def peek(self, name: bytes, size: int) -> bytes | None:
-        """Its beginning, behind the envelope; whose it is is known then."""
+        """Return its beginning after the envelope, which names the owner."""
         found = self._ask(lambda: self._client.peek(name, ENVELOPE_BYTES + size))
         if found is None:
             return None
@@ -279,7 +279,7 @@ class RemoteStore:
     # -- ends -----------------------------------------------------------------------------------------------------
 
     def delete(self, names: Iterable[bytes]) -> Deleted:
-        """End these; of more than `deletes_max` the rest failed, and is to be asked again."""
+        """Delete these; beyond `deletes_max` the rest count as failed, to be asked again."""
         listed, most = list(names), self._client.deletes_max
         now, later = listed[:most], tuple(listed[most:])
         gone = self._ask(lambda: self._client.delete(now)) if now else Deleted(0, 0)
@@ -294,7 +294,7 @@ class RemoteStore:
         return gone._replace(size=max(0, size), failed=gone.failed + later)
 
     def page(self, after: bytes, limit: int) -> list[Listed]:
-        """The next that are this owner's or overdue (rule 3); fewer than `limit` may be followed by others."""
+        """Return the next objects that are this owner's or overdue (rule 3); more may follow a short page."""
         for _ in range(_PAGES_MAX):
             listed = self._ask(lambda: self._client.page(after, limit))  # noqa: B023 - it is called here
             if not listed:
@@ -306,16 +306,16 @@ class RemoteStore:
                 if begins is not None:
                     self._note_owner(name, begins)
             overdue_us = self._utc_us() - OVERDUE_US
-            found = []
+            entries = []
             for one in listed:
                 size = max(0, one.size - ENVELOPE_BYTES)
                 due_us = self._others.get(one.name)
                 if due_us is None:
                     self._note_own(one.name, size)
                 if due_us is None or 0 < due_us < overdue_us:
-                    found.append(Listed(one.name, size))
-            if found:
-                return found
+                    entries.append(Listed(one.name, size))
+            if entries:
+                return entries
             after = listed[-1].name
         raise StoreError(f"{self._client.place}: its listing does not end")
 
@@ -338,11 +338,11 @@ class RemoteStore:
                 self._others.popitem(last=False)
 
     def is_own(self, name: bytes) -> bool:
-        """Whether this owner has custody of it, as far as was read."""
+        """Whether this owner has custody of the object, as far as it was read."""
         return name not in self._others
 
     def left_by(self, name: bytes) -> bytes:
-        """The mark of what this owner has, where that is another's whose heir it is; else nothing."""
+        """Return the mark of an inherited object's worker; empty for other objects."""
         return self._left.get(name, b"")
 
     def _note_own(self, name: bytes, size: int) -> None:
@@ -370,15 +370,15 @@ class RemoteStore:
         return [marks[at : at + OWNER_BYTES] for at in range(0, len(marks) - OWNER_BYTES + 1, OWNER_BYTES)]
 
     def holder(self, mark: bytes | None = None) -> bytes:
-        """What this owner, or who has this mark, wrote of itself last (`tiers.heirs`)."""
+        """Return the last note of this owner, or of this mark (`tiers.heirs`)."""
         return self._note(self._marks()[0] if mark is None else mark)
 
     def write_holder(self, written: bytes, mark: bytes | None = None) -> None:
-        """Put down who holds the objects of this owner's mark, or of another that it has taken over."""
+        """Write the holder of this owner's objects, or of another mark that it took over."""
         self._client.write_note((self._marks()[0] if mark is None else mark).hex(), written)
 
     def inherit(self, died: Callable[[bytes], bool]) -> dict[bytes, bytes]:
-        """Take over what workers left that died: what each wrote of itself, by the mark of its objects (rule 7).
+        """Take over the objects of dead workers; returns each one's note by its mark (rule 7).
 
         `died`: whether what one wrote says so. A mark that was taken over before is given again until `write_holder`
         has put another end to it.
@@ -415,7 +415,7 @@ class RemoteStore:
         self._own_marks = [own, *inherited]
 
     def close(self) -> None:
-        """Let the store go, with what is in it."""
+        """Close the store; its objects stay."""
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._client.close()
 

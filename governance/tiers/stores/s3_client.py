@@ -1,4 +1,4 @@
-"""Objects in a store that speaks S3: bytes through `obstore`, ends through requests that name versions.
+"""Objects in an S3 store: bytes through `obstore`, deletions through requests that name versions.
 
     client = S3Client(S3Place(bucket="kv", prefix="fleet-1", endpoint=None), key, seconds=2.0)
 
@@ -35,7 +35,7 @@ Answer = TypeVar("Answer")
 
 
 class S3Place(NamedTuple):
-    """A bucket, and the prefix under which this tier's objects are. `endpoint` None: AWS in the key's region."""
+    """A bucket, and the prefix of this tier's objects. `endpoint` None: AWS in the key's region."""
 
     bucket: str
     prefix: str
@@ -87,7 +87,7 @@ class S3Client:
         self._listing = ThreadPoolExecutor(in_flight, thread_name_prefix="kvcustody-versions")
 
     def put(self, name: bytes, data: memoryview, lives_us: int) -> bool:
-        """One request. A bucket's lifecycle rule knows no object's own time, so `lives_us` is not told."""
+        """Put in one request. A bucket's lifecycle rule knows no object's own time, so `lives_us` is not passed on."""
         return self._put_first(self._key(name), data)
 
     def _put_first(self, key: str, data: memoryview | bytes) -> bool:
@@ -99,7 +99,7 @@ class S3Client:
         return True
 
     def get(self, name: bytes, size_max: int, room: Callable[[int], memoryview]) -> memoryview | None:
-        """One request; a second where the object is longer than it may be. The library has memory of its own."""
+        """Get in one request; a second one where the object is longer than allowed. The library owns the memory."""
 
         def read() -> memoryview:
             found = self._obstore.get(self._store, self._key(name))
@@ -122,7 +122,7 @@ class S3Client:
             return None
 
     def delete(self, names: Sequence[bytes]) -> Deleted:
-        """Rules 2 and 3."""
+        """Delete as rules 2 and 3 say."""
         kept = list(self._listing.map(self._versions, names))
         absent = tuple(name for name, versions in zip(names, kept, strict=True) if not versions)
         refused: dict[str, list[str]] = {}
@@ -148,17 +148,17 @@ class S3Client:
         return Deleted(objects, size, absent, tuple(failed), versions_ended, markers, tuple(locked))
 
     def page(self, after: bytes, limit: int) -> list[Listed]:
-        """One request of at most a thousand versions. Names with old versions or markers alone are listed too."""
-        found: dict[bytes, int] = {}
+        """Return a page of at most a thousand versions. Names with only old versions or markers are listed too."""
+        sizes: dict[bytes, int] = {}
         start = {"key-marker": self._objects + after.hex()} if after else {}
         for versions in self._pages(self._objects, start):
             for one in versions:
                 name = self._name(one.key)
                 if name is not None and name > after:
-                    found[name] = max(found.get(name, 0), one.size)
-            if len(found) > limit:  # of the last name there may be more versions
+                    sizes[name] = max(sizes.get(name, 0), one.size)
+            if len(sizes) > limit:  # of the last name there may be more versions
                 break
-        return [Listed(name, found[name]) for name in sorted(found)[:limit]]
+        return [Listed(name, sizes[name]) for name in sorted(sizes)[:limit]]
 
     def read_note(self, name: str) -> bytes:
         """One request."""
@@ -214,19 +214,21 @@ class S3Client:
     def _list(self, ask: Mapping[str, str]) -> tuple[list[_Version], dict[str, str]]:
         """A page of versions, and what to ask for the next; nothing where that was all."""
         text = self._asked("GET", "", {"versions": "", **ask}).decode(errors="replace")
-        found = []
+        versions = []
         for kind, inside in _VERSION.findall(text):
             size = _field(inside, "Size")
             length = int(size) if size.isdecimal() else 0
-            found.append(_Version(_field(inside, "Key"), _field(inside, "VersionId"), length, kind == "DeleteMarker"))
+            versions.append(
+                _Version(_field(inside, "Key"), _field(inside, "VersionId"), length, kind == "DeleteMarker")
+            )
         behind = _VERSION.sub("", text)
         if _field(behind, "IsTruncated") != "true":
-            return found, {}
+            return versions, {}
         marks = {"key-marker": "NextKeyMarker", "version-id-marker": "NextVersionIdMarker"}
         following = {name: said for name, tag in marks.items() if (said := _field(behind, tag))}
         if following.items() <= dict(ask).items():
             raise StoreError(f"{self.place}: its listing does not go on")
-        return found, following
+        return versions, following
 
     def _end(self, versions: Sequence[_Version]) -> list[tuple[str, str]]:
         """End these; keys and ids of those that stay."""

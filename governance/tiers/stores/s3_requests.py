@@ -1,4 +1,4 @@
-"""Requests to stores that speak S3, signed with AWS Signature Version 4: what no client library here can say.
+"""Signed requests to S3 stores (AWS Signature Version 4), for what no client library here offers.
 
     requests = S3Requests("https://s3.example", "bucket", key, seconds=2.0)
     answer = requests.ask("GET", "", {"versions": "", "prefix": "objects/"})
@@ -38,14 +38,14 @@ class S3Key(NamedTuple):
 
 
 class S3Answer(NamedTuple):
-    """What the store said."""
+    """The store's answer."""
 
     status: int
     body: bytes
 
 
 class S3Requests:
-    """One bucket. Safe for threads. Raises `ValueError` for an endpoint that is none, or that anybody could read."""
+    """One bucket. Thread-safe. Raises `ValueError` for an invalid endpoint, or one without encryption."""
 
     def __init__(self, endpoint: str, bucket: str, key: S3Key, *, seconds: float, connections: int = 8) -> None:
         import httpx
@@ -67,16 +67,16 @@ class S3Requests:
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
     ) -> S3Answer:
-        """What the store answers. Raises `OSError` where it does not, in time and within bounds."""
+        """Return the store's answer. Raises `OSError` without one in time and within bounds."""
         import httpx
 
-        path, said = f"/{self._bucket}/{name}" if name else f"/{self._bucket}", canonical_query(query or {})
+        path, query_text = f"/{self._bucket}/{name}" if name else f"/{self._bucket}", canonical_query(query or {})
         given = dict(headers or {})
         if body:
             digest = hashlib.md5(body, usedforsecurity=False).digest()
             given["content-md5"] = base64.b64encode(digest).decode()
-        signed = signed_headers(method, self._host, path, given, body, self._key, datetime.now(UTC), said)
-        url = self._endpoint + quote(path) + (f"?{said}" if said else "")
+        signed = signed_headers(method, self._host, path, given, body, self._key, datetime.now(UTC), query_text)
+        url = self._endpoint + quote(path) + (f"?{query_text}" if query_text else "")
         request = self._client.build_request(method, url, content=body, headers=signed)
         try:
             answer = read_bounded(self._client, request, deadline_seconds=self._seconds, bytes_max=ANSWER_BYTES_MAX)
@@ -85,12 +85,12 @@ class S3Requests:
         return S3Answer(answer.status_code, answer.content)
 
     def close(self) -> None:
-        """Let connections go."""
+        """Close connections."""
         self._client.close()
 
 
 def canonical_query(query: Mapping[str, str]) -> str:
-    """A query as it is sent and signed: by name, with what has to be escaped escaped."""
+    """Return a query as it is sent and signed: sorted by name and escaped."""
     return "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in sorted(query.items()))
 
 
@@ -104,7 +104,7 @@ def signed_headers(
     now: datetime,
     query: str = "",
 ) -> dict[str, str]:
-    """The headers of a request with its signature; names are in small letters.
+    """Return a request's headers with its signature, by lower-case name.
 
     `query`: as `canonical_query` makes it.
     """

@@ -1,4 +1,4 @@
-"""What a tier asks of a place that keeps bytes, in vLLM's words for the same steps.
+"""What a tier needs of a store of bytes, in vLLM's words for the same steps.
 
     into = store.prepare_store(name, size, until_us)    # None: it has no room
     ...                                         # seal into it
@@ -31,14 +31,15 @@ NAME_BYTES = 32
 
 
 class Locked(NamedTuple):
-    """An object whose bytes the store keeps until `until_us` (UTC), whoever asks."""
+    """An object that the store keeps until `until_us` (UTC), whoever deletes it."""
 
     name: bytes
     until_us: int
 
 
 class Deleted(NamedTuple):
-    """What a delete did, `size` in bytes. `absent` were not there; `failed` may still be, and are to be asked again.
+    """The result of a delete, `size` in bytes. `absent` did not exist; `failed` may still exist and must be asked
+    again.
 
     `locked` are there until their time, and are not worth asking for before. Of a store that keeps versions `versions`
     and `markers` say how many of each were ended: an object is gone with the last of both.
@@ -54,7 +55,7 @@ class Deleted(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """One object that a store says it has, and its bytes."""
+    """One object in a store's listing, and its size."""
 
     name: bytes
     size: int
@@ -65,44 +66,44 @@ class TierStore(Protocol):
 
     @property
     def kind(self) -> str:
-        """`host`, `nvme` or `remote`, as the policy names tiers."""
+        """`host`, `nvme` or `remote`, the policy's names of tiers."""
 
     @property
     def ends_by(self) -> str:
-        """What a delete does to the bytes: `zeroed`, `unlinked`; `deleted` where only the store's listing shows it.
+        """What a delete proves of the bytes: `zeroed`, `unlinked`; `deleted` where only the store's listing shows it.
 
         `key-destroyed` where it does nothing that can be shown: then the end of a key is the only proof.
         """
 
     @property
     def outlives(self) -> bool:
-        """Whether what it keeps is there after the process."""
+        """Whether its objects outlive the process."""
 
     @property
     def is_shared(self) -> bool:
-        """Whether other workers store into it, and may find what this one stored."""
+        """Whether other workers store into it, and may find this worker's objects."""
 
     @property
     def in_flight(self) -> int:
-        """How many starts are worth having at a time."""
+        """The useful number of concurrent starts."""
 
     @property
     def prepares_in_memory(self) -> bool:
-        """Whether memory is handed out and given back on any thread, and nothing that may hang is asked for it."""
+        """Whether preparing needs no call that may hang, so that any thread may do it."""
 
     @property
     def capacity_bytes(self) -> int:
-        """The most that it keeps; of a store that many share, the quota of this process."""
+        """Its capacity; for a shared store, this process's quota."""
 
     @property
     def used_bytes(self) -> int:
-        """What it keeps, by its own books."""
+        """The bytes in use by its own books."""
 
     def taken(self, size: int) -> int:
-        """How much of the capacity an object of `size` bytes takes."""
+        """Return the capacity that an object of `size` bytes takes."""
 
     def prepare_store(self, name: bytes, size: int, until_us: int = 0) -> memoryview | None:
-        """Memory to seal `size` bytes into; None where there is no room.
+        """Lend memory to seal `size` bytes into; None without room.
 
         `until_us` (UTC): the store may let the object go by itself from then on; 0: never. It proves nothing.
         """

@@ -133,14 +133,14 @@ class ValkeyClient:
         """Rule 3; what went since the listing began is left out."""
         if not after:
             self._names = self._call(self._scan)
-        found: list[Listed] = []
+        entries: list[Listed] = []
         begin = bisect_right(self._names, after)
-        while len(found) < limit and begin < len(self._names):
-            names = self._names[begin : begin + limit - len(found)]
+        while len(entries) < limit and begin < len(self._names):
+            names = self._names[begin : begin + limit - len(entries)]
             begin += len(names)
             sizes = self._call(lambda: self._sizes(names))  # noqa: B023 - it is called here
-            found += [Listed(name, size) for name, size in zip(names, sizes, strict=True) if size]
-        return found
+            entries += [Listed(name, size) for name, size in zip(names, sizes, strict=True) if size]
+        return entries
 
     def read_note(self, name: str) -> bytes:
         """One request."""

@@ -255,7 +255,7 @@ class SchedulerSide:
             if sealed.clear and self.port.table.policy.profile.isolating:
                 raise ConfigError(
                     f"{sealed.clear} keeps KV blocks in clear, or does not show that it seals them, which profile "
-                    f"`{self.port.table.policy.profile.value}` does not allow (docs/start/lmcache.md)"
+                    f"`{self.port.table.policy.profile.value}` does not allow (docs/reference/engines/lmcache.md)"
                 )
             if path is not None:
                 directory = ScopeDirectory(path, keys)

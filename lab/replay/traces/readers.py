@@ -118,7 +118,7 @@ class Agentic:
     block_tokens = 64
     partial_tail = False
     relative_sessions = True
-    _fix = "see docs/operate/capacity.md#replays: a session line, then request lines with t, in, out, st, keep and new"
+    _fix = "see docs/how-to/operate/replay-a-trace.md: a session line, then lines with t, in, out, st, keep, new"
 
     def read(self, path: Path) -> Iterator[TraceRequest]:
         """Requests in file order, `at_us` from their session's start."""

@@ -1,5 +1,5 @@
 """Makes a multi-turn, multi-tenant workload from a seed, with statistics known in closed form
-(docs/operate/capacity.md#the-generated-workload).
+(docs/reference/formats/workload.md).
 
 A conversation starts with a system prompt (its tenant's, or the house prompt that every tenant may use), then
 turns: the user writes, the model answers, the user thinks. Some conversations branch: a second one goes on

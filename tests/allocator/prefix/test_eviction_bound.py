@@ -139,7 +139,7 @@ def test_generated_workloads_need_no_traces_and_repeat():
 
 @pytest.mark.system
 def test_the_command_keeps_its_figures_and_rewrites_its_page(tmp_path):
-    page = tmp_path / "docs" / "policy" / "eviction.md"
+    page = tmp_path / "docs" / "reference" / "measurements" / "eviction.md"
     page.parent.mkdir(parents=True)
     (tmp_path / "docs" / "images").mkdir()
     marks = ("<!-- measured: benchmarks/eviction.py --page -->", "<!-- end of what is measured -->")

@@ -1,4 +1,4 @@
-"""`kvcustody audit` and `kvcustody witness` as people run them; docs/audit/walkthrough.md, end to end."""
+"""`kvcustody audit` and `kvcustody witness` as people run them; docs/tutorials/check-an-export.md, end to end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from standins.audit.verifiers import ALONE
 from standins.console.command_line import Run, answer
 from standins.sinks import WebhookReceiver
 
-DOCS = Path(__file__).parents[3] / "docs" / "audit" / "walkthrough.md"
+DOCS = Path(__file__).parents[3] / "docs" / "tutorials" / "check-an-export.md"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
@@ -395,7 +395,7 @@ def test_every_command_teaches_by_example(run: Run) -> None:
 
 @pytest.mark.system("the walkthrough page no longer runs")
 def test_the_walkthrough_runs_as_it_is_written(run: Run, place: Path) -> None:
-    """Every command in docs/audit/walkthrough.md, in its order, in one folder, with its stated exit status."""
+    """Every command in docs/tutorials/check-an-export.md, in its order, in one folder, with its stated exit status."""
     text = DOCS.read_text()
     commands = re.findall(r"^    \$ (.+?)(?:   # exit (\d))?$", text, re.MULTILINE)
     assert len(commands) >= 8

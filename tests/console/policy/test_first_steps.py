@@ -1,4 +1,4 @@
-"""docs/policy/first-steps.md is a recorded session: every command runs here and prints what the page shows.
+"""docs/tutorials/first-policy.md is a recorded session: every command runs here and prints what the page shows.
 
 `CELLS` in a command stands for the widening digest that was printed last.
 """
@@ -13,7 +13,7 @@ import pytest
 
 from standins.docs.recorded_page import RECORDS, Session, normal, played, terminal
 
-PAGE = Path(__file__).parents[3] / "docs" / "policy" / "first-steps.md"
+PAGE = Path(__file__).parents[3] / "docs" / "tutorials" / "first-policy.md"
 BINDS = {"CELLS": r"widening digest: (sha256:[0-9a-f]{64})"}
 
 

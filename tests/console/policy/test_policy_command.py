@@ -48,7 +48,7 @@ def test_validate(files):
     assert "sound, sha256:" in policy("validate", "a.yaml")
     assert "broken.yaml:60:13: KVP401" in policy("validate", "a.yaml", "broken.yaml", code=1)
     (one, two) = json.loads(policy("validate", "a.yaml", "broken.yaml", "--json", code=1))
-    assert one["sound"] and two["problems"][0]["help"] == "docs/policy/codes.md#kvp401"
+    assert one["sound"] and two["problems"][0]["help"] == "docs/reference/policy-codes.md#kvp401"
     sarif = json.loads(policy("validate", "broken.yaml", "--format", "sarif", code=1))
     (result,) = sarif["runs"][0]["results"]
     region = result["locations"][0]["physicalLocation"]["region"]

@@ -14,8 +14,8 @@ from kvcustody.console.main import app
 from kvcustody.console.policy.command import app as policy_app
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGE = (DOCS / "policy" / "workflow.md").read_text()
-LANGUAGE = (DOCS / "policy" / "language.md").read_text()
+PAGE = (DOCS / "how-to" / "policy" / "write-a-policy.md").read_text()
+LANGUAGE = (DOCS / "reference" / "policy-language.md").read_text()
 COMMANDS = re.findall(r"^\$ kvcustody (.*)$", PAGE, re.MULTILINE)
 
 

@@ -21,7 +21,7 @@ from kvcustody.policies import library
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A database; the recorded session of docs/policy/first-steps.md has a folder."""
+    """A database; the recorded session of docs/tutorials/first-policy.md has a folder."""
     monkeypatch.chdir(tmp_path)
     for name in list(os.environ):
         if name.startswith("KVCUSTODY_"):

@@ -3,7 +3,7 @@
     python tests/engines/releases/newest.py              # asks pip what is newest, and says how it stands
     python tests/engines/releases/newest.py --run        # and runs the suite on one that nobody tested, refused or not
     python tests/engines/releases/newest.py --run --only vllm==0.34.0
-    python tests/engines/releases/newest.py --page       # the table of docs/start/support.md
+    python tests/engines/releases/newest.py --page       # the table of docs/reference/engines/releases.md
 
 A release that is refused is run with its bounds widened in its tests' processes alone (`tried_release.py`): what broke
 is then what stands between it and being governed. Exit code 1: a release that nobody tested broke something, or is

@@ -112,12 +112,8 @@ def test_a_ticket_that_comes_again_and_again_is_on_record_once(pair: Pair, label
     for text in (first, first, first, second, second):
         pair.fetch(text)
     until(lambda: len(pair.given) == 4)
-    assert [(given.nonce[-1], given.reason) for given in pair.given] == [
-        (1, ""),
-        (1, "used"),
-        (2, ""),
-        (2, "used"),
-    ]
+    given = sorted((given.nonce[-1], given.reason) for given in pair.given)  # an answer is noted once it was sent
+    assert given == [(1, ""), (1, "used"), (2, ""), (2, "used")]
 
 
 @pytest.mark.parametrize("life", ["\0" * 32, "ü" * 32, "CD" * 16, "cd" * 15])

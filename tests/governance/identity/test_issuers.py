@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -344,11 +345,13 @@ class SharedLedger(CountingLedger):
 
 def names(folder: Path, shared: SharedLedger, listed: tuple[str, ...] = ()) -> TenantNames:
     clock = VirtualClock()
-    keyring = Keyring(FileKeyStore(folder / "keys.json"), RootKeyWrapping(ROOT), clock)
+    keyring = Keyring(FileKeyStore(folder / "keys.json"), RootKeyWrapping(root_key()), clock)
     return TenantNames(shared, keyring, clock, listed)
 
 
-ROOT = KeyBuffer.random(KEY_BYTES)
+@cache
+def root_key() -> KeyBuffer:
+    return KeyBuffer.random(KEY_BYTES)
 
 
 def test_of_two_first_issuers_one_is_the_home(tmp_path: Path) -> None:

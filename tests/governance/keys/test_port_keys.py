@@ -26,7 +26,7 @@ def state() -> hashlib.blake2b:
 
 
 def one_by_one(extras: dict[int, bytes]) -> list[bytes]:
-    """The keys as docs/operate/keys.md says: a digest behind each whole block and its extra content."""
+    """The keys as docs/concepts/keys.md says: a digest behind each whole block and its extra content."""
     running, data, keys = state(), prompt(extras).data, []
     for block in range(len(TOKENS) // BLOCK_TOKENS):
         running.update(data[16 * block : 16 * block + 16] + extras.get(block, b""))

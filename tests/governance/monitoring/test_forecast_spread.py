@@ -22,7 +22,7 @@ pytestmark = pytest.mark.system
 
 ENGINES = {"own": test_governor_monitor, "port": test_port_monitor}
 ORDERS = 5
-MISSED = {("own", "agentic", 80, 8)}  # docs/operate/adoption.md says so
+MISSED = {("own", "agentic", 80, 8)}  # docs/how-to/operate/adopt.md says so
 
 
 def in_another_order(asks: list[RequestSpec], at_once: int, seed: int) -> list[RequestSpec]:

@@ -1,4 +1,4 @@
-"""The table of docs/build/requirements.md names what is there, and it leaves no worker's metric out.
+"""The table of docs/reference/requirements.md names what is there, and it leaves no worker's metric out.
 
 A row is a requirement, or one measure of it. A verdict is `yes`, or `absent: ` and why.
 """
@@ -15,7 +15,7 @@ import pytest
 from kvcustody.governance.observability.metrics import BY_NAME, MEASURES
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = ROOT / "docs" / "build" / "requirements.md"
+PAGE = ROOT / "docs" / "reference" / "requirements.md"
 
 
 class RequirementRow(NamedTuple):

@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from kvcustody.governance.tiers.stores import memory_nodes
+from kvcustody.governance.tiers.stores import node_arenas
 from kvcustody.governance.tiers.stores.host_arena import HostArena
-from kvcustody.governance.tiers.stores.memory_nodes import (
+from kvcustody.governance.tiers.stores.node_arenas import (
     MemoryNode,
+    NodeArenas,
     node_here,
+    open_host_arena,
     prefer_node,
     preferred_node,
     read_nodes,
 )
-from kvcustody.governance.tiers.stores.node_arenas import NodeArenas, open_host_arena
 
 SIZE = 4096
 
@@ -82,7 +83,7 @@ def test_this_thread_s_node_follows_its_processor(tmp_path: Path, monkeypatch: p
         def sched_getcpu(self) -> int:
             return runs_on[-1]
 
-    monkeypatch.setattr(memory_nodes, "_LIBC", Libc())
+    monkeypatch.setattr(node_arenas, "_LIBC", Libc())
     for processor, node in ((0, 0), (9, 0), (5, 1), (64, 0)):
         runs_on.append(processor)
         assert node_here(nodes) == node

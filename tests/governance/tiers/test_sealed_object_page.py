@@ -20,7 +20,7 @@ from kvcustody.governance.tiers.seal.object_layout import ObjectFacts
 from kvcustody.governance.tiers.seal.sealer import open_into, read_facts
 from standins.governance.sealed_objects import facts, sealed
 
-PAGE = Path(__file__).parents[3] / "docs/build/sealed-object.md"
+PAGE = Path(__file__).parents[3] / "docs/reference/formats/sealed-object.md"
 CONTENT = b"what a tier may never read"
 NAME = bytes(range(0x60, 0x80))
 OBJECT_KEY, CATALOGUE_KEY = bytes(range(32)), bytes(range(0x20, 0x40))

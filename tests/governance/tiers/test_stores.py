@@ -19,8 +19,7 @@ from kvcustody.errors import ConfigError, StoreError
 from kvcustody.governance.tiers.stores import file_store
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
-from kvcustody.governance.tiers.stores.memory_nodes import MemoryNode
-from kvcustody.governance.tiers.stores.node_arenas import NodeArenas
+from kvcustody.governance.tiers.stores.node_arenas import MemoryNode, NodeArenas
 from kvcustody.governance.tiers.stores.store_protocol import Deleted, Listed, TierStore
 from standins.governance.store_servers import KINDS, StoreServer
 

@@ -119,7 +119,7 @@ def test_a_door_for_two_issuers_needs_a_policy_that_lists_them(tmp_path: Path) -
 
 
 def test_the_documented_example_is_read() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "operate" / "identity.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "operate" / "set-up-identity.md").read_text()
     example = page.split("```yaml\n")[1].split("```")[0]
-    document = parse_model(IdentityDocument, example.encode(), "docs/operate/identity.md")
+    document = parse_model(IdentityDocument, example.encode(), "docs/how-to/operate/set-up-identity.md")
     assert document.issuers and document.api_keys is not None

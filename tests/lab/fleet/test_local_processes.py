@@ -53,7 +53,7 @@ def test_a_program_is_found_in_a_folder_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ROUTERS)
 def test_a_router_gets_the_flags_of_its_page(name: str) -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "routers" / f"{name}.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "routers" / f"{name}.md").read_text()
     command = router_command(name, Path("/bin/router"), ["http://w1"], port=1, metrics_port=2, is_bounded=True)
     flags = [word for word in ROUTERS[name].bounds if word.startswith("--")]
     assert flags and all(flag in page and flag in command for flag in flags)

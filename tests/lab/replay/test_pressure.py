@@ -124,5 +124,5 @@ def test_a_scenario_reads_no_file(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_every_scenario() -> None:
-    page = (ROOT / "docs" / "operate" / "metrics.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "operate" / "watch.md").read_text(encoding="utf-8")
     assert all(f"kvcustody replay --trace-format {name}" in page for name in SCENARIOS)

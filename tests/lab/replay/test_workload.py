@@ -1,4 +1,4 @@
-"""The generated workload keeps what docs/operate/capacity.md promises, measured from its requests."""
+"""The generated workload keeps what docs/how-to/operate/size-a-pool.md promises, measured from its requests."""
 
 from __future__ import annotations
 

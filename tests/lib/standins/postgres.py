@@ -95,12 +95,21 @@ def _server(place: str, settings: str) -> Iterator[Any]:
     server.ensure_pgdata_inited()
     with (folder / "postgresql.auto.conf").open("a") as file:
         file.write(settings)
-    server.start()
+    _start(server)
     try:
         yield server
     finally:
         server.cleanup()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(server: Any) -> None:
+    """Start a server; its library waits 10 s each time, which a loaded machine may exceed."""
+    for _ in range(5):
+        with suppress(subprocess.TimeoutExpired):
+            server.start()
+            return
+    server.start()
 
 
 @contextmanager

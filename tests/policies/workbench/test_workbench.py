@@ -359,7 +359,7 @@ def fits(text):
 
 def test_every_document_of_ours_fits_the_schema(base):
     jsonschema.Draft202012Validator.check_schema(schema())
-    page = (HERE.parents[1] / "docs" / "policy" / "language.md").read_text()
+    page = (HERE.parents[1] / "docs" / "reference" / "policy-language.md").read_text()
     whole = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1]
     for text in (base, (HERE / "strict.yaml").read_text(), whole, *map(library.source, library.names())):
         assert fits(text) == []

@@ -1,7 +1,7 @@
 """E5: the tier's folder and the file of shred keys are put back together, as they were before an erasure.
 
 What was destroyed is remembered where that copy does not reach: in the receipts beside the file, and in the ledger. The
-controls put those back too, or leave the look out: then everything opens again, as docs/operate/keys.md says.
+controls put those back too, or leave the look out: then everything opens again, as docs/concepts/keys.md says.
 """
 
 from __future__ import annotations

@@ -35,9 +35,9 @@ def test_the_query_that_is_taken_is_the_one_that_is_documented() -> None:
 
 
 def test_the_pages_show_every_role_and_problem() -> None:
-    text = (ROOT / "docs" / "operate" / "service.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "roles.md").read_text(encoding="utf-8")
     assert all(f"| `{role.value}` |" in text for role in PERMISSIONS)
-    problems = (ROOT / "docs" / "operate" / "problems.md").read_text(encoding="utf-8")
+    problems = (ROOT / "docs" / "reference" / "problems.md").read_text(encoding="utf-8")
     assert all(kind.uri in problems for kind in TYPES.values())
 
 

@@ -421,7 +421,7 @@ def test_every_operation_has_a_row(operations) -> None:
 
 def _documented_needs() -> dict[str, str]:
     """The column `needs` of the page, by method and path."""
-    page = (Path(__file__).parents[3] / "docs" / "build" / "api.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([A-Z]+ [^`]+)` \| `[^`]+` \| ([^|]+) \|", page, re.MULTILINE)
     return {place: needs.strip() for place, needs in rows}
 
@@ -553,22 +553,26 @@ class Recorded:
 
     def __init__(self, service: Service, actor: str) -> None:
         self._service, self._actor = service, actor
-        self._before = {place for place, *_ in self._leaves()}
+        self._record_all()
+        sizes = self._rows("SELECT log, max(idx) FROM events GROUP BY log")
+        self._before = " OR ".join(f"log = {log} AND idx <= {idx}" for log, idx in sizes)
 
     def leaves(self) -> list[tuple[str, Any]]:
         """Their kinds, and what they say."""
-        since = [(kind, orjson.loads(leaf)) for place, kind, leaf in self._leaves() if place not in self._before]
+        self._record_all()
+        rows = self._rows(
+            f"SELECT kind, leaf FROM events WHERE leaf IS NOT NULL AND NOT ({self._before}) ORDER BY log, idx"
+        )
+        since = [(kind, orjson.loads(leaf)) for kind, leaf in rows]
         return [(kind, steady(body)) for kind, body in since if body.get("actor") == self._actor]
 
-    def _leaves(self) -> list[tuple[tuple[int, int], str, bytes]]:
+    def _record_all(self) -> None:
         ends = time.monotonic() + 60
         while (waiting := self._rows("SELECT job FROM service_jobs WHERE ended_us IS NULL")) and (
             time.monotonic() < ends
         ):
             time.sleep(0.01)
         assert not waiting and self._service.writer.flush()
-        rows = self._rows("SELECT log, idx, kind, leaf FROM events ORDER BY log, idx")
-        return [((log, idx), kind, leaf) for log, idx, kind, leaf in rows if leaf is not None]
 
     def _rows(self, query: str) -> list[Any]:
         with self._service.reading() as connection:

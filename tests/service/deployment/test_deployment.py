@@ -255,7 +255,7 @@ def test_what_kubernetes_mounts_and_probes_is_what_the_service_uses(made: Any) -
     assert {(one["port"], one["scheme"]) for one in probed} == {("api", "HTTPS")}
     named = {one["valueFrom"]["secretKeyRef"]["name"] for one in service["env"] if "secretKeyRef" in str(one)}
     named |= {one["secret"]["secretName"] for one in pod["volumes"] if "secret" in one}
-    page = (PACKAGING.parent / "docs" / "operate" / "service.md").read_text(encoding="utf-8")
+    page = (PACKAGING.parent / "docs" / "how-to" / "operate" / "start-the-service.md").read_text(encoding="utf-8")
     assert named and all(f"`{name}`" in page for name in named), "whoever installs it is told of each secret"
 
 
@@ -322,7 +322,7 @@ def test_a_query_for_what_is_not_there_is_seen() -> None:
 
 
 def test_the_page_of_metrics_has_what_the_dashboard_shows() -> None:
-    page = (PACKAGING.parent / "docs" / "operate" / "metrics.md").read_text(encoding="utf-8")
+    page = (PACKAGING.parent / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
     dashboard = (PACKAGING / "grafana" / "kvcustody.json").read_text()
     for name in set(re.findall(r"kvcustody_\w+", dashboard)):
         assert re.sub(r"_bucket$", "", name) in page, name

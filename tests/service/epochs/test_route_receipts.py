@@ -10,7 +10,7 @@ from kvcustody.audit.evidence.routes.route_receipts import RoutePeriod, read_rou
 from kvcustody.audit.kinds import RouteFound, RouteSent
 from kvcustody.governance.edge.route_receipt import request_digest
 from kvcustody.governance.observability.metrics import MEASURES
-from kvcustody.governance.service.fleet.route_samples import route_samples
+from kvcustody.governance.service.fleet.metrics_samples import route_samples
 from kvcustody.governance.service.ingest.worker_protocol import HEADER, PROTOCOL
 from kvcustody.governance.service.service import Service
 from standins.service.service_world import MEDIA, Batch, Worker, register

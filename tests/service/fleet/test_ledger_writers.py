@@ -451,7 +451,7 @@ def test_a_control_plane_that_hangs_holds_up_no_engine(world: World, monkeypatch
         writer._plane._connection = ControlPlaneConnection(f"http://127.0.0.1:{hangs.getsockname()[1]}", "nobody")
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
-        asking.join(15)  # the connection's own bound is 30 seconds
+        asking.join(25)  # the connection's own bound is 30 seconds
         assert said == ["KVC610"]
         writer._plane._connection = there
     assert writer.issuers() is not None

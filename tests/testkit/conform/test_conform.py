@@ -106,7 +106,7 @@ def test_every_public_report_is_a_case_or_is_left_out_with_a_reason() -> None:
         (place.split("/vuln")[0] if "nvd" in place else "/".join(place.split("/")[:2]), number)
         for place, number in found
     } == told
-    text = (ROOT / "docs" / "start" / "other-systems.md").read_text()
+    text = (ROOT / "docs" / "reference" / "measurements" / "other-systems.md").read_text()
     assert all(one.source in text and one.reason in text for one in LEFT_OUT)
 
 
@@ -344,7 +344,7 @@ def test_the_page_says_what_the_records_say() -> None:
         assert {one["case"] for one in body["cases"]} == set(TARGET_OF[name].cases)
         assert NOT_RUN not in {one["verdict"] for one in body["cases"]}
     kit = ROOT / "benchmarks" / "results" / "conformance-kit"
-    assert page(records, kit) == (ROOT / "docs" / "start" / "other-systems.md").read_text()
+    assert page(records, kit) == (ROOT / "docs" / "reference" / "measurements" / "other-systems.md").read_text()
 
 
 def test_every_engine_of_ours_has_a_run_of_the_whole_kit() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 from kvcustody.testkit.conformance import ALL, FAULTS
 from kvcustody.testkit.conformance.mutants import native, reference
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "build" / "engine-port.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+PAGE = "".join((DOCS / name / "engine-port.md").read_text(encoding="utf-8") for name in ("build", "reference/formats"))
 
 
 def test_the_example_runs():

@@ -83,7 +83,7 @@ CaseModel = create_model(
 
 
 class CaseRequest(Model):
-    """A request of a person: whose data, what they ask for, how and when it came in (default: now)."""
+    """A person's request: whose data, what they ask for, how and when it arrived (default: now)."""
 
     model_config = example({"tenant": "acme", "subject": "user-17", "right": "erasure", "channel": "mail"})
 
@@ -95,7 +95,7 @@ class CaseRequest(Model):
 
 
 class StepRequest(Model):
-    """A step of a case; which parts it has depends on its kind, and a refusal says which."""
+    """A step of a case; its kind decides which fields it needs, and a refusal names them."""
 
     model_config = example({"step": "identity", "outcome": "confirmed"})
 
@@ -108,7 +108,7 @@ class StepRequest(Model):
 
 
 class LetterForm(StrEnum):
-    """What a letter is written as."""
+    """The format of a letter."""
 
     TEXT = "text"
     HTML = "html"
@@ -119,7 +119,7 @@ Address = Annotated[str, Field(max_length=1000)]
 
 
 class LetterRequest(Model):
-    """What a letter has that its case has not: it is in the letter, and kept nowhere."""
+    """Details for a letter that its case does not hold; they go into the letter and are not stored."""
 
     model_config = example({"addressee": "Ada Lovelace", "sender": "Example AG, Bonn", "date": "2026-06-20"})
 

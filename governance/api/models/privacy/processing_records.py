@@ -18,7 +18,7 @@ Statement = Annotated[str, Field(max_length=1000)]
 
 
 class ProcessingRequest(Model):
-    """What a record of processing is made of: a period of the ledger, and the controller's or processor's own words.
+    """The input of a record of processing: a period of the ledger, and the controller's or processor's own text.
 
     It has every policy that workers ran in the period, else what is released; `policy` puts one beside them. A
     statement that is left out stays open in the record, and says so.
@@ -110,6 +110,6 @@ ProcessingRecordFacts = shown(ropa.ProcessingRecord, "ProcessingRecordFacts", _R
 
 
 class ProcessingRecordModel(ProcessingRecordFacts, SignedDocument):  # type: ignore[misc,valid-type]
-    """A record of processing as `kvcustody report verify` checks it; without a signature where nothing is signed."""
+    """A record of processing as `kvcustody report verify` checks it; without a signature where no key signs."""
 
     model_config = of_document(_RECORD, RECORD, "kvcustody.example/ledger/report+0a1b2c3d+…")

@@ -1,4 +1,4 @@
-"""Route receipts as the API shows them: joined halves, what is wrong with them, and what they measure."""
+"""Route receipts as the API shows them: joined halves, their problems, and measures."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ ScoreStepModel = shown(ScoreStep, "ScoreStep", {"score_from": 0.5, **_SUMS})
 
 
 class JoinedReceipt(BaseModel):
-    """A receipt of one request; `sent` is null where there is no door's half."""
+    """The receipt of one request; `sent` is null where the door's half is missing."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -88,7 +88,7 @@ RouteReceipts = page_of(JoinedReceipt, "RouteReceipts")
 
 
 class RoutesOfWorker(shown(WorkerRoutes, "WorkerRoutes", _WORKER)):  # type: ignore[misc]
-    """One worker: what it answered, what was found there; shares are null where nothing is known of them."""
+    """One worker: its answers, and the tokens found there; shares are null where they are unknown."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_WORKER | _SHARES]})
 
@@ -97,7 +97,7 @@ class RoutesOfWorker(shown(WorkerRoutes, "WorkerRoutes", _WORKER)):  # type: ign
 
 
 class RoutesOfTenant(shown(TenantRoutes, "TenantRoutes", {"tenant": "acme", **_SUMS, **_STALE})):  # type: ignore[misc]
-    """One tenant: its requests with a receipt, and what they found where they went."""
+    """One tenant: its requests with a receipt, and the tokens that they found."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"tenant": "acme", **_SUMS, **_STALE, "locality": 0.75}]})
 
@@ -105,7 +105,7 @@ class RoutesOfTenant(shown(TenantRoutes, "TenantRoutes", {"tenant": "acme", **_S
 
 
 class RouteMeasuresModel(BaseModel):
-    """What the receipts of [since, until) measure; null where no receipt has something to say of it.
+    """The measures of the receipts in [since, until); null where no receipt contributes.
 
     `findings`: how many there are of each kind. `awaited`: receipts whose other half may still come. All of it is of
     receipts from `measured_since_us` on, which is later than `since_us` where the period has too many.

@@ -1,1 +1,1 @@
-"""Operations of data protection: requests of people as cases, and records of processing."""
+"""Operations of data protection: cases of people's requests, and records of processing."""

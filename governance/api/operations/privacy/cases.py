@@ -1,4 +1,4 @@
-"""Operations on cases: record a request of a person, take its steps, see how it stands, write the letter.
+"""Operations on cases: open one, take its steps, see its state, write the letter.
 
 1. A tenant's administrator has that tenant's cases alone; the tenant comes from the credential.
 2. A case and a step are durable in the ledger before they are answered. A step that may not be taken is a `conflict`.
@@ -96,7 +96,7 @@ def add_cases(api: Declarations) -> None:
 
 
 def open_case(caller: CallerDep, service: ServiceDep, what: CaseRequest) -> dict[str, Any]:
-    """Record a request of a person as a case: the answer is due one month after it came in."""
+    """Open a case for a person's request: the answer is due one month after it arrived."""
     mine = service.tenant_of(caller, Permission.ERASE, what.tenant)
     if mine is None:
         raise ProblemError("invalid", "`tenant` is needed: whose subject it is")
@@ -118,18 +118,18 @@ def open_case(caller: CallerDep, service: ServiceDep, what: CaseRequest) -> dict
 
 
 def take_step(caller: CallerDep, service: ServiceDep, case: CaseId, what: StepRequest) -> dict[str, Any]:
-    """Take a step of a case; what may not follow, or the ledger contradicts, is refused with the reason."""
-    found = find_case(service, caller, case, Permission.ERASE)
+    """Take a step of a case. A step that may not follow, or that the ledger contradicts, is refused with the reason."""
+    opened = find_case(service, caller, case, Permission.ERASE)
     _authorize(caller, service)
     now_us = service.clock.utc_us()
     given = what.model_dump() | {"step": what.step.value}
     step = CaseStep(**given, actor=caller.name, at_us=now_us)
     try:
         with service.reading() as connection:  # no wall: who is behind a pseudonym is in no tenant's log
-            check_step(connection, found, step, keys=service.subject_keys)
+            check_step(connection, opened, step, keys=service.subject_keys)
     except ConfigError as error:
         raise ProblemError("conflict", error.message) from None
-    service.record(step_event(service.clock.now_us(), found, step))
+    service.record(step_event(service.clock.now_us(), opened, step))
     if step.step in (StepKind.RESTRICT, StepKind.LIFT):
         service.changed()  # workers wait for it
     made = find_case(service, caller, case, Permission.ERASE)
@@ -139,7 +139,9 @@ def take_step(caller: CallerDep, service: ServiceDep, case: CaseId, what: StepRe
 
 
 def letter(caller: CallerDep, service: ServiceDep, case: CaseId, what: LetterRequest) -> Content:
-    """The letter to the person: the answer, the extension or the question who they are. It is kept nowhere."""
+    """Write the letter to the person: the answer, the extension, or the request for identification. It is not
+    stored.
+    """
     found = find_case(service, caller, case, Permission.CERTIFY)
     if what.form.value not in service.documents.letter_forms():
         raise ProblemError("not-acceptable", "this service cannot write letters in this form")
@@ -160,7 +162,7 @@ def _authorize(caller: Caller, service: Service) -> None:
 
 
 def find_case(desk: Desk, caller: Caller, case_id: str, action: Permission = READ) -> SubjectCase:
-    """The case, if it is there and the caller may do this with its tenant's (rule 1)."""
+    """Return the case, if it exists and the caller may do this with its tenant's cases (rule 1)."""
     caller.must(action)
     own = caller.tenant if caller.reach(action) is Reach.OWN else None
     with desk.reading(own) as connection:
@@ -174,7 +176,7 @@ def find_case(desk: Desk, caller: Caller, case_id: str, action: Permission = REA
 
 
 def view_of(desk: Desk, caller: Caller, case: SubjectCase) -> dict[str, Any]:
-    """The case with everything about it (rule 4)."""
+    """Return the case with everything about it (rule 4)."""
     with desk.reading() as connection:  # no wall: who is behind a pseudonym is in no tenant's log
         view = view_case(
             connection,
@@ -193,7 +195,7 @@ def view_of(desk: Desk, caller: Caller, case: SubjectCase) -> dict[str, Any]:
 def cases(
     desk: DeskDep, caller: CallerDep, *, tenant: Tenant = None, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
-    """Cases, newest first, and how each stands by its own clock."""
+    """List cases, newest first, each with its deadline and state."""
     mine = desk.tenant_of(caller, READ, tenant)
     now_us = desk.clock.utc_us()
     with desk.reading(mine) as connection:
@@ -203,5 +205,5 @@ def cases(
 
 
 def case_of(desk: DeskDep, caller: CallerDep, *, case: CaseId) -> dict[str, Any]:
-    """One case: its steps, erasures, legal holds and recipients, what is still to be done, and what contradicts it."""
+    """Get one case: its steps, erasures, legal holds and recipients, open tasks, and contradictions."""
     return view_of(desk, caller, find_case(desk, caller, case))

@@ -50,7 +50,7 @@ def add_processing_records(api: Declarations) -> None:
 
 
 def processing_record(caller: CallerDep, service: ServiceDep, what: ProcessingRequest) -> Content:
-    """The record of processing activities (GDPR 30): every policy in effect in the period, limits and recipients.
+    """Make the record of processing activities (GDPR 30): every policy in effect in the period, limits and recipients.
 
     It names every tenant that reads another's blocks, so it is for those who see all. Nothing is changed or kept.
     """

@@ -1,4 +1,4 @@
-"""Route receipts: what they measure, each of them, and what is wrong with them. For those who run or audit a fleet.
+"""Operations on route receipts, for those who run or audit a fleet: measures, receipts and problems.
 
 A tenant's own viewers see its halves as leaves of its log; what a fleet's workers have to do is not shown to tenants.
 """
@@ -70,7 +70,7 @@ def add_routes(api: Declarations) -> None:
 def summary(
     desk: DeskDep, caller: CallerDep, *, tenant: Tenant = None, since: Since = None, until: Until = None
 ) -> dict[str, Any]:
-    """What route receipts of [since, until) measure of routing, the last day by default.
+    """Measure routing from the route receipts of [since, until), by default the last day.
 
     They are of the newest 50,000 halves of doors and as many of workers.
     """
@@ -85,7 +85,7 @@ def summary(
 
 
 def measures_of(joined: JoinedRoutes, measures: RouteMeasures) -> dict[str, Any]:
-    """The figures as they are answered."""
+    """Convert the measures to the API's form."""
     return measures._asdict() | {
         "locality": measures.locality,
         "hit_length": measures.hit_length,
@@ -113,7 +113,7 @@ def listed(
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
-    """Route receipts: both halves of each, in the order of time; of the last day by default."""
+    """List route receipts in order of time, with both halves of each; by default the last day."""
     prefix = (receipt or "") if request is None else request_digest(request)
     period = _period(desk, caller, tenant, since, until)._replace(prefix=prefix)
     question = _question("listRouteReceipts", caller, period, since, until)
@@ -136,13 +136,13 @@ def findings(
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
-    """What is wrong with route receipts: a half that is missing, a promise that was not found, a claim of elsewhere.
+    """List problems of route receipts: a missing half, a promise that was not kept, a claim from another worker.
 
     A page looks at 20,000 receipts at most: one with fewer items than `limit` may have a following page.
     """
     period = _period(desk, caller, tenant, since, until)._replace(prefix=receipt or "")
-    question = _question("listRouteFindings", caller, period, since, until)
-    position = desk.cursors.read(question, cursor)
+    binding = _question("listRouteFindings", caller, period, since, until)
+    position = desk.cursors.read(binding, cursor)
     after, shown = (
         BEFORE_ALL,
         0,
@@ -163,7 +163,7 @@ def findings(
             if number == _JUDGED_MAX:
                 following = [*after, 0]
                 break
-    return {"items": items, "next": desk.cursors.write(question, following) if following else None}
+    return {"items": items, "next": desk.cursors.write(binding, following) if following else None}
 
 
 def _period(desk: Desk, caller: Caller, tenant: str | None, since: int | None, until: int | None) -> RoutePeriod:

@@ -190,7 +190,7 @@ def test_what_is_revoked_before_a_fork_is_not_copied_into_the_children(
         assert engine.cache.custody.records[name].hit_tokens > 0, "void: the parent must read what is granted"
         assert set(engine.tables()) == {name}, "void: it has forked already"
         if how != "kept":
-            engine.governor.revoke(["way"], actor="t")
+            engine.batching.call(lambda governor: governor.revoke(["way"], actor="t"))
         while engine.tables().keys() == {name}:
             engine.step()
         children = [table for other, table in engine.tables().items() if other != name]

@@ -201,7 +201,7 @@ def test_positive_control_an_erasure_that_misses_what_is_cached(monkeypatch: pyt
     with governed() as engine:
         engine.submit(person(), PROMPT)
         engine.run()
-        engine.governor.erase(Selector(tenant="a", subject="ada"))
+        engine.batching.erase(Selector(tenant="a", subject="ada"))
         again = engine.submit(person(), PROMPT)
         engine.run()
         assert engine.reused[again] == HIT

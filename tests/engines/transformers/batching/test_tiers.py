@@ -65,7 +65,7 @@ def test_own_hits_come_back_from_a_tier_and_foreign_ones_do_not(kind: str, tmp_p
         assert restored(engine) == 0
         found, answer = ask(engine, "a", mine)
         assert found == 128 and restored(engine) >= 4 and answer == expected
-        engine.governor.erase(Selector("a", "ada"))
+        engine.batching.erase(Selector("a", "ada"))
         crowd(engine, 3)
         assert ask(engine, "a", mine) == (0, expected), "after an erasure"
 

@@ -143,7 +143,7 @@ def roots_from_proof(
 
 
 def check_leaf_file(data: bytes, leaf: bytes, vkey: str) -> str | None:
-    """The sub-log that a leaf's proof places it in, by the formats of docs/audit/ledger.md#proofs-of-the-ledger."""
+    """The sub-log that a leaf's proof places it in, by docs/reference/formats/proofs.md."""
     try:
         of_leaf, of_head, note = data.decode().split("\n\n", 2)
         kind, index, *path = of_leaf.split("\n")

@@ -1,7 +1,7 @@
 """A second opinion on rows: every table that follows from leaves, in plain Python, from the bytes of leaves alone.
 
 Nothing is shared with the product: the standard library and `coverage_oracle` (examples/reperform), which has nothing
-else either. It is slow, and meant to be read beside docs/audit/ledger.md.
+else either. It is slow, and meant to be read beside docs/concepts/ledger/overview.md.
 
     opinion = Opinion(Stored(log, idx, leaf) …)
     opinion.rows["custody_ends"]      # {(log, idx, item): {column: value}}
