@@ -166,13 +166,13 @@ def by_period(lives: Iterable[LifeUnits], since_us: int, period_us: int) -> Iter
             yield since_us + number * period_us, part
 
 
-def lags_of(each: LifeUnits) -> dict[tuple[str, str], int]:
+def lags_of(life_units: LifeUnits) -> dict[tuple[str, str], int]:
     """Return the longest time from due to the last receipt among one incarnation's units, by tenant and
     classification.
     """
-    of_row, everybody = each.ends.codes("tenant", "classification")
+    of_row, everybody = life_units.ends.codes("tenant", "classification")
     longest = np.zeros(len(everybody), np.int64)
-    np.maximum.at(longest, of_row[each.units.row], each.units.lag)
+    np.maximum.at(longest, of_row[life_units.units.row], life_units.units.lag)
     return dict(zip(everybody, longest.tolist(), strict=True))
 
 
