@@ -24,14 +24,14 @@ from kvcustody.times import readable
 _DAY_SECONDS = 86_400
 app = typer.Typer(
     no_args_is_help=True,
-    help="The time by which deadlines are compared: where it is, and confirming this machine's clock.",
-    epilog="No step of a clock revives what has ended; docs/how-to/operate/handle-an-incident.md says what to do.",
+    help="The clock for deadlines: show it, and confirm this machine's clock.",
+    epilog="A clock step never revives data that has ended (docs/how-to/operate/handle-an-incident.md).",
 )
 File = Annotated[
     Path | None,
     typer.Option(
         "--file",
-        help="Where time is kept; without it, where the settings say (`clock_path`).",
+        help="The clock file; default: the setting `clock_path`.",
         metavar="FILE",
     ),
 ]
@@ -46,7 +46,7 @@ def show(*, file: File = None, as_json: Json = False) -> None:
 @app.command(name="confirm", epilog="Example: `kvcustody clock confirm --reason 'the RTC battery was replaced'`")
 def confirm(
     *,
-    reason: Annotated[str, typer.Option(help="Why it is right; it is put on record.")],
+    reason: Annotated[str, typer.Option(help="Why the clock is right; it is recorded.")],
     file: File = None,
     ledger: Ledger = DEFAULT,
     as_json: Json = False,
@@ -72,12 +72,13 @@ def confirm(
 
 
 def deadline_us() -> int:
-    """UTC µs as deadlines know it on this machine: by what a worker and a service keep where the settings say.
+    """Return the time of deadlines on this machine in UTC µs, from what a worker and a service keep as the settings
+    say.
 
     By the wall clock where nobody keeps time here.
     """
     both = (load_settings(), load_service_settings())
-    found = [
+    deadlines = [
         DeadlineClock(
             SystemClock(),
             each.clock_file,
@@ -87,7 +88,7 @@ def deadline_us() -> int:
         for each in both
         if each.clock_file.exists()
     ]
-    return max(found, default=SystemClock().utc_us())
+    return max(deadlines, default=SystemClock().utc_us())
 
 
 def _open(file: Path | None) -> DeadlineClock:
@@ -95,7 +96,7 @@ def _open(file: Path | None) -> DeadlineClock:
     settings = load_settings()
     path = settings.clock_file if file is None else file
     if not path.exists():
-        raise ConfigError(f"clock file `{path}` does not exist: no process has kept time there", path=path)
+        raise ConfigError(f"clock file `{path}` does not exist: no process has stored a time there", path=path)
     jump, away = settings.clock_jump_seconds_max, settings.clock_away_days_max * _DAY_SECONDS
     return DeadlineClock(SystemClock(), path, jump_seconds=jump, away_seconds=away)
 
@@ -108,4 +109,4 @@ def _print(state: ClockState, as_json: bool) -> None:
     apart = state.ahead_us or -state.behind_us
     say(f"this clock  {readable(state.wall_us)} UTC ({apart / MICROSECONDS:+.3f} s)")
     if state.in_doubt:
-        say("in doubt: no grant is opened anew; set the clock right, or `kvcustody clock confirm`")
+        say("in doubt: no new grant takes effect; correct the clock, or run `kvcustody clock confirm`")

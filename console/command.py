@@ -1,4 +1,4 @@
-"""How every command of kvcustody behaves: one-line errors, exit codes, JSON on request, progress on stderr.
+"""The common behaviour of all commands: one-line errors, exit codes, JSON on request, progress on stderr.
 
 1. A `CustodyError` prints `error: KVC…: message` on stderr and exits 2; there is no traceback for a user's mistake.
 2. Ctrl-C exits 130 after everything that was open has been closed.
@@ -51,7 +51,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 
 
 class _Marked(NamedTuple):
-    """What this command has said of replayed or generated history, and the processes that it is of."""
+    """The replayed or generated history that this command has reported, and its processes."""
 
     said: bool
     processes: list[dict[str, Any]]
@@ -59,16 +59,20 @@ class _Marked(NamedTuple):
 
 _MARKED: ContextVar[_Marked] = ContextVar("marked")
 
-Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking once more: for scripts.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation: for scripts.")]
 
 
 def confirm(what: str, word: str, *, yes: bool) -> None:
-    """Have somebody at a terminal type `word` before `what` is ended; raises `ConfigError` where nobody did."""
+    """Require a person at a terminal to type `word` before `what` is ended.
+
+    Raises:
+        ConfigError: nobody typed it.
+    """
     if yes:
         return
     if not _terminal():
-        raise ConfigError(f"{what} is ended, which cannot be taken back: give --yes where nobody can be asked")
-    asked = f"This ends {what}, and cannot be taken back. Type {word} to go on"
+        raise ConfigError(f"{what} would end, which cannot be undone: give --yes in scripts")
+    asked = f"This ends {what}, and cannot be undone. Type {word} to go on"
     typed: str = typer.prompt(asked, default="", show_default=False, err=True)
     if typed.strip() != word:
         raise ConfigError(f"{what} is not ended: `{word}` was not typed")
@@ -83,21 +87,21 @@ UsageError: Any = typer.BadParameter.__bases__[0]
 
 
 def _one_line(error: Exception) -> str:
-    """A usage error in our form: lowercase, one line, no full stop."""
+    """Return a usage error in our format: lowercase, one line, no full stop."""
     text = " ".join(str(getattr(error, "format_message", error.__str__)()).split()).rstrip(".")
     text = _NOT_OFFERED.sub(_with_nearest, text)
     return text[:1].lower() + text[1:]
 
 
 def _with_nearest(found: re.Match[str]) -> str:
-    """What is said of a value that is not offered: what is, and which of it may have been meant."""
+    """Return the message for an unknown value: the known values, and the nearest one."""
     close = get_close_matches(found[1], re.findall("'([^']*)'", found[2]), n=1)
     hint = f"; did you mean `{close[0]}`?" if close else ""
     return f"`{found[1]}` is not one of {found[2]}{hint}"
 
 
 def prepare(command: Any) -> None:
-    """Have a command, or every command of a group, behave as ours: its help, its texts, its numbers."""
+    """Give a command, or every command of a group, the common behaviour: help, texts, numbers."""
     if hasattr(command, "is_prepared"):
         return
     command.is_prepared = True
@@ -126,7 +130,7 @@ def _help_option(get: Callable[[Any], Any], ctx: Any) -> Any:
 
 
 def _take_texts(param: Any) -> None:
-    """Have a parameter take a text as it is: typer would make a validator first, and import pydantic for it."""
+    """Make a parameter take its text unchanged: typer would build a validator, and import pydantic for it."""
     if hasattr(param, "takes_texts") or not hasattr(param, "get_runtime_param"):
         return
     param.takes_texts = True
@@ -137,18 +141,20 @@ def _take_texts(param: Any) -> None:
 
 
 class _Text(NamedTuple):
-    """What typer asks for the value of a parameter."""
+    """The parameter type that typer uses for texts."""
 
     validator: Callable[[], Any]
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """A text of ASCII as it is, and nothing where there is none; anything else as the validator takes it."""
+        """Return an ASCII text or a missing value as it is; pass any other through the validator."""
         is_text = isinstance(value, str) and value.isascii() and param.type_descriptor.annotation is str
         return value if value is None or is_text else self.validator().coerce(value, param=param, ctx=ctx)
 
 
 def _written_one_way(param: Any) -> Callable[[Any, Any], Any]:
-    """Takes a parameter's whole numbers as queries do: in digits, without `_`, a plus, spaces or zeros before them."""
+    """Make a parameter take whole numbers in the form of queries: digits, without `_`, plus, spaces or leading
+    zeros.
+    """
     process = param.process_value
 
     def processing(ctx: Any, value: Any) -> Any:
@@ -175,7 +181,7 @@ def _resolving(resolve: Callable[[Any, list[str]], Any]) -> Callable[[Any, list[
 
 
 def check_once(ctx: Any) -> None:
-    """Refuse an option that takes one value and is given two: the first would be lost without a word."""
+    """Refuse an option that takes one value and is given twice, because the first value would be lost silently."""
     typed = [word.partition("=")[0] for word in ctx.meta.get(_TYPED, ()) if word.startswith("--")]
     for param in ctx.command.params:
         if not (getattr(param, "multiple", False) or getattr(param, "is_flag", False)):
@@ -201,7 +207,7 @@ class CustodyGroup(typer.core.TyperGroup):
     """The command group: turns our errors into one line and an exit code."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse U+0000 in an argument: no database takes it."""
+        """Refuse U+0000 in an argument: no database stores it."""
         if any("\0" in text for text in args):
             raise UsageError("an argument has the character U+0000", ctx=ctx)
         ctx.meta.setdefault(_TYPED, list(args))
@@ -210,22 +216,22 @@ class CustodyGroup(typer.core.TyperGroup):
         return list(super().parse_args(ctx, args))
 
     def get_help_option(self, ctx: Any) -> Any:
-        """As for any group."""
+        """Return the help option that every group has."""
         return _help_option(super().get_help_option, ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The page of the group."""
+        """Print the group's help page."""
         _print_help(self, ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As for any group; the command is one of ours."""
+        """Return the command as any group does; it is one of ours."""
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None:
             prepare(command)
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command under rule 1 and rule 2."""
+        """Run the command by rule 1 and rule 2."""
         outer = _MARKED.set(_Marked(False, []))
         try:
             return super().invoke(ctx)
@@ -248,7 +254,7 @@ class CustodyGroup(typer.core.TyperGroup):
 
 
 def _former_name(error: Any, at: Any, program: Any) -> str | None:
-    """What a usage error is answered with, where a command or an option was typed by its old name."""
+    """Return the hint for a command or an option that was typed by its former name."""
     from kvcustody.console.former_names import former_names
 
     names, option = former_names(), getattr(error, "option_name", None)
@@ -261,8 +267,7 @@ def _former_name(error: Any, at: Any, program: Any) -> str | None:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], None]]:
-    """Turn Ctrl-C into a `KeyboardInterrupt` at the next call of what this yields, never in the middle of an
-    act.
+    """Turn Ctrl-C into a `KeyboardInterrupt` at the next call of the yielded function, never in the middle of an act.
 
     A second Ctrl-C interrupts at once.
     """
@@ -289,7 +294,7 @@ def interruptible() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def following(lost: Callable[[], bool]) -> Iterator[None]:
-    """Go on until Ctrl-C or SIGTERM; the exit status is then 1 where `lost` says so, and 130 elsewhere."""
+    """Run the block until Ctrl-C or SIGTERM; the exit status is then 1 where `lost` returns True, and 130 elsewhere."""
     main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler) if main else None
     try:
@@ -297,7 +302,7 @@ def following(lost: Callable[[], bool]) -> Iterator[None]:
     except KeyboardInterrupt:
         if not lost():
             raise
-        say("error: interrupted, after what is said above", file=sys.stderr)
+        say("error: interrupted; the output above is incomplete", file=sys.stderr)
         raise typer.Exit(EXIT_NO) from None
     finally:
         if main:
@@ -305,7 +310,9 @@ def following(lost: Callable[[], bool]) -> Iterator[None]:
 
 
 def tell_history(text: str, processes: Sequence[dict[str, Any]] = ()) -> None:
-    """Rule 5: once a command on stderr, and in its JSON document where the processes are known."""
+    """Report marked history (rule 5): once per command on stderr, and in its JSON document where the processes are
+    known.
+    """
     told = _MARKED.get(None)
     if told is None or not told.said:
         say(f"note: {text}", file=sys.stderr)
@@ -313,7 +320,9 @@ def tell_history(text: str, processes: Sequence[dict[str, Any]] = ()) -> None:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout; of a ledger with marked processes an object names them, as `marked` (rule 5)."""
+    """Print one JSON document on stdout; an object about a ledger with marked processes names them in `marked` (rule
+    5).
+    """
     told = _MARKED.get(None)
     if told is not None and told.processes and isinstance(value, dict):
         value = value | {"marked": told.processes}
@@ -322,27 +331,27 @@ def print_json(value: Any) -> None:
 
 
 def print_more(answer: dict[str, Any]) -> None:
-    """Say how the page after this one is asked for, where there is one."""
+    """Print how to get the next page, where there is one."""
     if answer["next"] is not None:
         say(f"more: --cursor {answer['next']}")
 
 
 def print_dated(data: Any) -> None:
-    """Print facts that no operation answers as one JSON document, each moment in both forms."""
+    """Print facts that no operation returns as one JSON document, with each moment in both formats."""
     from kvcustody.governance.api.http.answer_times import dated_data
 
     print_json(dated_data(data))
 
 
 def progress_bar() -> Progress:
-    """A bar on stderr; where stderr is not a terminal, a line now and then."""
+    """Return a progress bar on stderr, or occasional lines where stderr is no terminal."""
     from kvcustody.console.terminal.progress import make_progress
 
     return make_progress()
 
 
 def make_table(title: str, *columns: str, left: int = 1) -> Table:
-    """A plain table; the first `left` columns are text, the rest numbers."""
+    """Return a plain table; the first `left` columns are text, the others numbers."""
     from rich.text import Text
 
     from kvcustody.console.terminal.tables import PlainTable
@@ -354,7 +363,7 @@ def make_table(title: str, *columns: str, left: int = 1) -> Table:
 
 
 def stdout() -> Console:
-    """The terminal for results; wide enough for a table when stdout is not a terminal."""
+    """Return the terminal for results, wide enough for a table where stdout is no terminal."""
     from rich.console import Console
 
     console = Console()

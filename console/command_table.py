@@ -1,4 +1,4 @@
-"""Every command with what it takes and how it ends: the table of docs/reference/commands.md, made from the commands.
+"""Every command with its parameters and exit codes: the table in docs/reference/commands.md, made from the commands.
 
 Every command ends with 0 when it was done, 2 when it could not be (`error: …` on stderr) and 130 when it was
 interrupted. A command that answers a question ends with 1 when the answer is no.
@@ -55,7 +55,7 @@ class CommandRow(NamedTuple):
 
 
 def every_command() -> Iterator[tuple[str, Any]]:
-    """The name and the command of all that can be run."""
+    """Yield the name and the command of everything that can be run."""
 
     def walk(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         if not isinstance(command, typer.core.TyperGroup):
@@ -73,7 +73,7 @@ def _program() -> Any:
 
 
 def rows() -> list[CommandRow]:
-    """Every command, in the order of the help."""
+    """Return every command in the order of the help."""
     return [_row(name, command) for name, command in every_command()]
 
 
@@ -92,21 +92,21 @@ def _row(name: str, command: Any) -> CommandRow:
 
 
 def _offered(function: Any) -> set[str]:
-    """The parameters of a command whose values are known: of an enumeration, or with a list of their own."""
-    found = set()
+    """Return a command's parameters with known values: those of an enumeration, or with their own list."""
+    names = set()
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         kind, *said = get_args(parameter.annotation) or (parameter.annotation,)
         kinds = [kind, *get_args(kind)]
         if any(isinstance(one, type) and issubclass(one, Enum) for one in kinds) or any(
             getattr(one, "autocompletion", None) for one in said
         ):
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
 def commands_table() -> str:
-    """The table in Markdown."""
-    made = [
+    """Return the table in Markdown."""
+    lines = [
         "| command | `--json` | `--ledger` | `--server` | values offered | ends with 1 when |",
         "|---|---|---|---|---|---|",
     ]
@@ -114,5 +114,5 @@ def commands_table() -> str:
         marks = ["yes" if mark else "" for mark in (row.as_json, row.ledger, row.server)]
         marks[0] = marks[0] or "prints as it goes"
         choices = ", ".join(f"`{flag}`" for flag in row.choices)
-        made.append(f"| `{row.name}` | {' | '.join(marks)} | {choices} | {ANSWERS.get(row.name, '')} |")
-    return "\n".join(made) + "\n"
+        lines.append(f"| `{row.name}` | {' | '.join(marks)} | {choices} | {ANSWERS.get(row.name, '')} |")
+    return "\n".join(lines) + "\n"

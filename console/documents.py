@@ -1,4 +1,4 @@
-"""What the console renders for the service: reports in every format, certificates and letters as pages.
+"""Documents that the console renders for the service: reports in every format, certificates and letters as pages.
 
 A service has it from its start, so what renders is imported when something is rendered.
 """
@@ -14,36 +14,36 @@ if TYPE_CHECKING:
 
 
 class ConsoleDocuments:
-    """Renders by the same code as `kvcustody report make` and `kvcustody erasure certificate`."""
+    """Renders with the code of `kvcustody report make` and `kvcustody erasure certificate`."""
 
     def formats(self) -> tuple[str, ...]:
-        """The formats that this installation can write: PDF needs an extra."""
+        """Return the formats that this installation can write: PDF needs an extra."""
         from kvcustody.console.render.document_forms import FORMATS
         from kvcustody.console.render.pdf import can_make_pdf
 
         return tuple(name for name in FORMATS if name != "pdf" or can_make_pdf())
 
     def report(self, report: Report, formats: Sequence[str]) -> dict[str, bytes]:
-        """The files of a report by name."""
+        """Return a report's files by name."""
         from kvcustody.console.render.document_forms import render_all
 
         return render_all(report, formats)
 
     def certificate(self, document: Document) -> bytes:
-        """The page of an erasure's certificate."""
+        """Return the page of an erasure certificate."""
         from kvcustody.console.render.document_forms import render
 
         return render(document, "html")
 
     def letter_forms(self) -> tuple[str, ...]:
-        """What a letter to a person can be written as: PDF needs an extra."""
+        """Return the formats for a letter: PDF needs an extra."""
         from kvcustody.console.case.letter import LETTER_FORMS
         from kvcustody.console.render.pdf import can_make_pdf
 
         return tuple(form for form in LETTER_FORMS if form != "pdf" or can_make_pdf())
 
     def letter(self, case: dict[str, Any], details: dict[str, str], form: str) -> bytes:
-        """The letter of a case, by the template of `kvcustody case letter`."""
+        """Return a case's letter, from the template of `kvcustody case letter`."""
         from kvcustody.console.case.letter import LetterDetails, write_letter
         from kvcustody.console.render.document_forms import render
 

@@ -1,4 +1,4 @@
-"""Files that commands read and write, with errors that name the file."""
+"""Reads and writes commands' files; errors name the file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from kvcustody.files import evidence_folder, evidence_mode, write_file
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of a file; raises `ConfigError` where it cannot be read."""
+    """Return a file's bytes.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
         return path.read_bytes()
     except OSError as error:
@@ -17,12 +21,16 @@ def read_file(path: Path) -> bytes:
 
 
 def read_words(path: Path) -> str:
-    """The text of a file that a person wrote, with or without a byte order mark; raises as `read_file`."""
+    """Return the text of a file that a person wrote, with or without a byte order mark. Raises as `read_file` does."""
     return read_file(path).decode("utf-8-sig", errors="replace")
 
 
 def write_files(folder: Path, files: dict[str, bytes]) -> None:
-    """Write files into a folder, each whole or not at all; raises `ConfigError` where that fails."""
+    """Write files into a folder, each completely or not at all.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
     try:
         evidence_folder(folder)
         for name, data in files.items():

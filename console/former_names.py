@@ -1,4 +1,4 @@
-"""The names that commands and options had before: whoever types one is told the name of now.
+"""Former names of commands and options, with the names that replace them.
 
 1. `former_names.json` has every old name beside the new one; those of operations follow from the operations' names.
    An old name does nothing: it is answered, with exit 2.
@@ -21,14 +21,16 @@ FILE = "former_names.json"
 
 
 class FormerCommand(NamedTuple):
-    """A command's old and new name, without `kvcustody`."""
+    """A command's former and present names, without `kvcustody`."""
 
     old: str
     new: str
 
 
 class FormerOption(NamedTuple):
-    """An option's old and new name; `command` is the command's name of now. An argument's old name has no dashes."""
+    """An option's former and present names; `command` is its command's present name. Former arguments have no
+    dashes.
+    """
 
     command: str
     old: str
@@ -36,13 +38,13 @@ class FormerOption(NamedTuple):
 
 
 class FormerNames(NamedTuple):
-    """Every name that is no name any more."""
+    """All former names."""
 
     commands: tuple[FormerCommand, ...]
     options: tuple[FormerOption, ...]
 
     def command_hint(self, typed: Sequence[str]) -> str | None:
-        """What somebody is told who typed these words after `kvcustody`; None where no old command begins them."""
+        """Return the hint for words that begin with a former command's name, or None."""
         for old, new in self.commands:
             words = old.split()
             if list(typed[: len(words)]) == words:
@@ -50,7 +52,7 @@ class FormerNames(NamedTuple):
         return None
 
     def argument_hint(self, command: str, missing: Sequence[str]) -> str | None:
-        """What somebody is told whose words do not fit a command that took an argument, now an option.
+        """Return the hint for words that a command once took as an argument and now takes as an option.
 
         `missing`: the names of the option that was left out, where that is what does not fit.
         """
@@ -61,7 +63,7 @@ class FormerNames(NamedTuple):
         return None
 
     def option_hint(self, command: str, option: str) -> str | None:
-        """What somebody is told who gave a command this option; None where it never had one of that name."""
+        """Return the hint for a command's former option, or None."""
         for row in self.options:
             if (row.command, row.old) == (command, option):
                 return f"`{option}` of `kvcustody {command}` is `{row.new}` now"
@@ -69,7 +71,7 @@ class FormerNames(NamedTuple):
 
 
 def _of_operations() -> Iterator[FormerCommand]:
-    """Operations had commands of their own names, in the group `api`: that of `listEvents` was `list-events`."""
+    """Yield the former names of operations, which were commands of a group `api`: `listEvents` was `list-events`."""
     for command in read_commands():
         words = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", command.operation).lower()
         yield FormerCommand(f"api {words}", command.name)
@@ -77,7 +79,7 @@ def _of_operations() -> Iterator[FormerCommand]:
 
 @cache
 def former_names() -> FormerNames:
-    """What the file has."""
+    """Return the former names in the file."""
     read = orjson.loads(files("kvcustody.console").joinpath(FILE).read_bytes())
     return FormerNames(
         (*(FormerCommand(**one) for one in read["commands"]), *_of_operations()),

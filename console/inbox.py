@@ -1,4 +1,4 @@
-"""`kvcustody inbox`: what waits for somebody, of a ledger or of whoever asks a control plane."""
+"""`kvcustody inbox`: the open tasks in a ledger, or a caller's own at a control plane."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def inbox(
     source: ServiceSource,
     as_json: Json = False,
 ) -> None:
-    """What waits for somebody: approvals, consents, missed erasures, and what is about to end.
+    """Open tasks: approvals, consents, missed erasures, and what is about to end.
 
     Grants, keys, certificates and the policy itself end. With --server: what you can do something about. Of a ledger
     itself: everything; proposals where the settings (--config) name the trust configuration that they are checked by.

@@ -1,4 +1,4 @@
-"""`kvcustody keys`: the root key file under which every secret is wrapped, and the hierarchy of those below it."""
+"""`kvcustody keys`: the root key file that wraps every secret, and the hierarchy of keys below it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ app = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
     help="Make and check the root key file: 32 random bytes, mode 0600, on a local disk.",
-    epilog="docs/concepts/keys.md says which keys exist, where each one lives and how it ends.",
+    epilog="docs/concepts/keys.md lists the keys, their places and how each one ends.",
 )
 
 KeyringFile = Annotated[
@@ -67,7 +67,7 @@ def init(file: _File = DEFAULT, *, as_json: Json = False) -> None:
     give workers the file with KVCUSTODY_ROOT_KEY_SOURCE=file and KVCUSTODY_ROOT_KEY_PATH.
     """
     if not file.parent.is_dir():
-        raise KeyringError(f"root key `{file}`: no such folder; create it, closed to others", path=file)
+        raise KeyringError(f"root key `{file}`: no such folder; create it, without access for others", path=file)
     create_root_key(file)
     _show(file, as_json, "created")
 
@@ -112,7 +112,7 @@ def rewrap(
         bool,
         typer.Option(
             "--end-old",
-            help="Then destroy the old root key, and a key service's old keys: no backup from before opens any more.",
+            help="Then destroy the old root key, and a key service's old keys; earlier backups become unreadable.",
         ),
     ] = False,
     *,
@@ -174,7 +174,9 @@ def _port(root: Path, service: Path | None) -> WrappingPort:
 
 
 def _end_old(keyring: Keyring, port: WrappingPort) -> int:
-    """Destroy what wrapped the keyring's epochs before; when the last of it goes (UTC µs), 0: it is gone."""
+    """Destroy what wrapped the keyring's epochs before; return when the last of it ends (UTC µs), or 0 if it has
+    ended.
+    """
     until_us = 0
     if port.ends_under:
         for owner in keyring.owners():
@@ -188,7 +190,7 @@ def _end_old(keyring: Keyring, port: WrappingPort) -> int:
     "    kvcustody keys backup --days 30 --to /backup/kvcustody-2026-12-01"
 )
 def backup(
-    days: Annotated[int, typer.Option("--days", min=1, max=3650, help="For how many days the backup is kept at most.")],
+    days: Annotated[int, typer.Option("--days", min=1, max=3650, help="Maximum age of the backup in days.")],
     to: Annotated[
         Path | None,
         typer.Option(
@@ -211,7 +213,7 @@ def backup(
     reads = {store: Path.read_bytes, shred or settings.shred_keys_path: whole_file}
     files = {path: read for path, read in reads.items() if path.exists()}
     if not files:
-        raise KeyringError("no file of keys is here to be backed up; name it", path=keyring)
+        raise KeyringError("there is no key file to back up; name one", path=keyring)
     now_us = SystemClock().utc_us()
     until_us = now_us + days * DAY_US
     try:
@@ -238,9 +240,7 @@ def backup(
 def tree(
     keyring: KeyringFile = None,
     shred: ShredKeysFile = None,
-    last: Annotated[
-        int, typer.Option("--last", min=0, help="How many of the keys that were destroyed, the newest first.")
-    ] = 10,
+    last: Annotated[int, typer.Option("--last", min=0, help="How many destroyed keys to show, the newest first.")] = 10,
     *,
     as_json: Json = False,
 ) -> None:
@@ -262,7 +262,7 @@ def tree(
 
 
 def _show(file: Path, as_json: bool, status: str) -> None:
-    """What may be known of a key: where it is, and the public half of its signing key."""
+    """Print the public facts about a key: its place, and its signing key's public half."""
     public = RootKeyWrapping(read_root_key(file)).verification_key().hex()
     if as_json:
         print_json({"path": str(file), "status": status, "bytes": KEY_BYTES, "verification_key": public})
@@ -270,26 +270,29 @@ def _show(file: Path, as_json: bool, status: str) -> None:
         say(f"{status}: {file} ({KEY_BYTES} bytes, closed to others); verification key {public}")
 
 
-def _show_tree(found: KeyHierarchy, last: int) -> None:
+def _show_tree(hierarchy: KeyHierarchy, last: int) -> None:
     out = stdout()
     say("root key: wraps every secret below; without it none of them can be opened")
     table = make_table("epoch secrets", "owner", "epoch", "made", "ends", "when", left=5)
-    for key in found.epochs:
+    for key in hierarchy.epochs:
         state = f"{key.epoch}, current" if key.is_current else str(key.epoch)
         table.add_row(str(key.owner), state, readable(key.created_us), EPOCH_ENDS, EPOCH_WHEN)
     out.print(table)
     table = make_table("shred keys", "of", "keys", "made", "ends", "when", left=5)
-    if found.subjects:
-        made = [key.created_us for key in found.subjects]
+    if hierarchy.subjects:
+        made = [key.created_us for key in hierarchy.subjects]
         since = f"{readable(min(made))} to {readable(max(made))}"
         table.add_row("subjects", str(len(made)), since, SUBJECT_ENDS, SUBJECT_WHEN)
-    for bucket in found.buckets:
-        when = f"{readable(bucket.until_us)}{', overdue' if bucket in found.overdue else ''}"
+    for bucket in hierarchy.buckets:
+        when = f"{readable(bucket.until_us)}{', overdue' if bucket in hierarchy.overdue else ''}"
         table.add_row(f"bucket of {bucket.label}", "1", readable(bucket.created_us), BUCKET_ENDS, when)
     out.print(table)
-    _show_destroyed(found, last)
-    if found.overdue:
-        say(f"over, with the key still there: {several(len(found.overdue), 'bucket')}: start a worker with these tiers")
+    _show_destroyed(hierarchy, last)
+    if hierarchy.overdue:
+        say(
+            f"expired, but with an existing key: {several(len(hierarchy.overdue), 'bucket')}: "
+            "start a worker with these tiers"
+        )
 
 
 def _show_destroyed(found: KeyHierarchy, last: int) -> None:

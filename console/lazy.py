@@ -1,4 +1,4 @@
-"""Commands that are imported when they are asked for: what one costs to start does not grow by the others.
+"""Commands that are imported when they run, so that a command's start time does not depend on the others.
 
 1. A listing (`--help`, shell completion) imports none of ours: it shows the summaries of the table, which a test
    holds to be how the commands' own help begins.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lazy:
-    """One command before its import: a typer app or a function as `module:attribute`.
+    """One command before its import: a typer app or function as `module:attribute`.
 
     `summary` is how its help begins (left out: it is read from the module's text). `epilog` names the module's text
     that is shown below a function's help; `example` is one instead. Where `below` is said, the target makes the app, of
@@ -45,44 +45,44 @@ class Lazy:
 
 @dataclass(frozen=True)
 class Needs:
-    """The modules that a command cannot do without, and the extra of the package that brings them."""
+    """The modules that a command requires, and the extra that provides them."""
 
     modules: tuple[str, ...]
     extra: str
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Those that are not installed."""
+        """The modules that are not installed."""
         return tuple(name for name in self.modules if find_spec(name) is None)
 
 
 class LazyGroup(CustodyGroup):
-    """A group whose commands are made when they are asked for: a subclass says which there are, and makes one."""
+    """A group that builds its commands on demand; a subclass lists them and builds each one."""
 
     _listing = False
 
     def names(self) -> list[str]:
-        """The commands' names, in the order of a listing."""
+        """Return the commands' names in the order of the listing."""
         raise NotImplementedError
 
     def has(self, name: str) -> bool:
-        """Whether there is a command of this name."""
+        """Return whether the group has a command of this name."""
         return name in self.names()
 
     def summary(self, name: str) -> str | None:
-        """How the help of a command begins, without making it; None where only the command can say."""
+        """Return the first sentence of a command's help without building it, or None where that needs the command."""
         raise NotImplementedError
 
     def load(self, name: str) -> Any:
-        """The command of a name."""
+        """Return the command of this name."""
         raise NotImplementedError
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names."""
+        """Return the names."""
         return self.names()
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a name, None where there is none; within a listing its summary alone (rule 1)."""
+        """Return the command of this name, or None; a listing gets only its summary (rule 1)."""
         if cmd_name not in self.commands:
             if not self.has(cmd_name):
                 return None
@@ -93,7 +93,7 @@ class LazyGroup(CustodyGroup):
         return self.commands[cmd_name]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that was typed; of one that does not exist, what may have been meant."""
+        """Return the typed command; an unknown one is refused with the nearest name."""
         try:
             return super().resolve_command(ctx, args)
         except UsageError as error:
@@ -103,12 +103,12 @@ class LazyGroup(CustodyGroup):
             raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The help of the group: a listing."""
+        """Print the group's help, which is a listing."""
         with self._list():
             super().format_help(ctx, formatter)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """The names that a shell offers: a listing."""
+        """Return the names that a shell completes, as a listing."""
         with self._list():
             return super().shell_complete(ctx, incomplete)
 
@@ -127,20 +127,20 @@ class TableGroup(LazyGroup):
     table: ClassVar[Mapping[str, Lazy]] = {}
 
     def names(self) -> list[str]:
-        """The table's names."""
+        """Return the table's names."""
         return list(self.table)
 
     def summary(self, name: str) -> str | None:
-        """As the table has it, or the module's text."""
+        """Return the summary from the table, or from the module's text."""
         return self.table[name].summary or summary_of(*self.table[name].target.split(":"))
 
     def load(self, name: str) -> Any:
-        """What the table names."""
+        """Return the command from the table."""
         return _loaded(name, self.table[name])
 
 
 class ExtendedGroup(TableGroup):
-    """The commands of the table, then those that other packages add; a name of the table cannot be taken.
+    """The table's commands followed by those of other packages, which cannot take a name of the table.
 
     `elsewhere` names commands of a distribution of ours that may not be installed, and what installs it. `needs` says
     what commands cannot do without: a listing has those alone that run here, and can still be asked for any.
@@ -150,15 +150,15 @@ class ExtendedGroup(TableGroup):
     needs: ClassVar[Mapping[str, Needs]] = {}
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names of commands that run here."""
+        """Return the names of the commands that run here."""
         return [name for name in self.names() if name not in self.absent()]
 
     def absent(self) -> dict[str, str]:
-        """Commands that do not run here, and the extra that each lacks."""
+        """Return the commands that do not run here, each with the missing extra."""
         return {name: needs.extra for name, needs in self.needs.items() if needs.missing and name in self.names()}
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """As for any group; a command that is not installed says how to install it."""
+        """Return the command as any group does; one that is not installed says how to install it."""
         found = super().get_command(ctx, cmd_name)
         if found is None and cmd_name in self.elsewhere:
             made = typer.Typer(cls=CustodyGroup)
@@ -167,22 +167,22 @@ class ExtendedGroup(TableGroup):
         return found
 
     def names(self) -> list[str]:
-        """Ours in the order of the table, then the others by name."""
+        """Return our names in the table's order, then the others by name."""
         return [*self.table, *(name for name in self._others() if name not in self.table)]
 
     def has(self, name: str) -> bool:
-        """Ours by the table; others' packages are looked through for other names alone."""
+        """Return whether there is such a command; other packages are searched only for names that are not ours."""
         return name in self.table or super().has(name)
 
     def summary(self, name: str) -> str | None:
-        """As the table or the other package's text has it."""
+        """Return the summary from the table, or from the other package's text."""
         if name in self.table:
             return super().summary(name)
         entry = self._others()[name]
         return summary_of(entry.module, entry.attr)
 
     def load(self, name: str) -> Any:
-        """Ours, or what the other package's entry point names."""
+        """Return our command, or the one at the other package's entry point."""
         if name in self.table:
             return super().load(name)
         made = typer.Typer()
@@ -190,7 +190,7 @@ class ExtendedGroup(TableGroup):
         return typer.main.get_group(made).commands[name]
 
     def class_of_group(self, name: str) -> type[typer.core.TyperGroup] | None:
-        """Of a group that another package brings; None: as it says itself."""
+        """Return the class for another package's group; None: its own."""
         return None
 
     def _others(self) -> dict[str, EntryPoint]:
@@ -201,13 +201,13 @@ class ExtendedGroup(TableGroup):
 def _loaded(name: str, lazy: Lazy) -> Any:
     """Made once in a process: in tests, many command lines run in one."""
     module, _, attribute = lazy.target.partition(":")
-    found = getattr(import_module(module), attribute)
+    target = getattr(import_module(module), attribute)
     if lazy.below is not None:
-        found = found(lazy.summary, lazy.below)
-    made = typer.Typer()
-    if isinstance(found, typer.Typer):
-        made.add_typer(found, name=name)
+        target = target(lazy.summary, lazy.below)
+    group = typer.Typer()
+    if isinstance(target, typer.Typer):
+        group.add_typer(target, name=name)
     else:
         epilog = f"Example: `{lazy.example}`" if lazy.example else getattr(import_module(module), lazy.epilog)
-        made.command(name=name, epilog=epilog)(found)
-    return typer.main.get_group(made).commands[name]
+        group.command(name=name, epilog=epilog)(target)
+    return typer.main.get_group(group).commands[name]

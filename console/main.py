@@ -1,4 +1,4 @@
-"""The `kvcustody` command: its name for each room, and what the room does in one sentence."""
+"""The `kvcustody` command: one name for each room, with a one-sentence summary."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMMANDS = {
     ),
     "simulate": Lazy(
         "kvcustody.console.simulate.command:app",
-        "What a fleet would find in its caches, in fast time.",
+        "A fleet's expected cache hits, modelled faster than real time.",
     ),
     "size": Lazy(
         "kvcustody.console.size.command:app",
@@ -52,7 +52,7 @@ COMMANDS = {
     ),
     "db": Lazy(
         "kvcustody.console.db.command:app",
-        "The ledger's database: its schema, its roles, its months, and moving it from SQLite to PostgreSQL.",
+        "The ledger's database: schema, roles, partitions by month, and moving it from SQLite to PostgreSQL.",
     ),
     "policy": Lazy(
         "kvcustody.console.policy.command:app",
@@ -65,7 +65,7 @@ COMMANDS = {
     ),
     "principal": Lazy(
         "kvcustody.console.principal.command:principals",
-        "Enrol, list, disable and enable the people and machines that may ask a control plane.",
+        "Enrol, list, disable and enable the people and machines that may use a control plane.",
     ),
     "apikey": Lazy(
         "kvcustody.console.principal.keys:keys",
@@ -73,20 +73,20 @@ COMMANDS = {
     ),
     "audit": Lazy(
         "kvcustody.console.audit.command:app",
-        "Look into the ledger, prove what it says, export it and check it.",
+        "Look into the ledger, prove its entries, export it and check it.",
     ),
     "witness": Lazy(
         "kvcustody.console.witness.command:app",
-        "Run a witness (C2SP tlog-witness): somebody else who signs that a ledger only grew.",
+        "Run a witness (C2SP tlog-witness): a third party that signs that a ledger only grew.",
     ),
     "custody": Lazy(
         _OPERATIONS,
-        "What is held and was held: blocks, residencies, totals, refusals, and what crossed between tenants.",
+        "Present and past custody: blocks, residencies, totals, refusals, and reuse across tenants.",
         below="",
     ),
     "coverage": Lazy(
         "kvcustody.console.coverage.command:app",
-        "Deletion coverage: of all custody due to end, how much has evidence of its end, in time.",
+        "Deletion coverage: the share of due custody that ended in time, with evidence.",
     ),
     "report": Lazy(
         "kvcustody.console.report.command:app",
@@ -98,35 +98,35 @@ COMMANDS = {
     ),
     "erasure": Lazy(
         "kvcustody.console.erasure.command:app",
-        "End everything that is held of a tenant, subject, session, domain or model, and prove it.",
+        "Erase everything held of a tenant, subject, session, domain or model, and prove it.",
     ),
     "case": Lazy(
         "kvcustody.console.case.command:app",
-        "Requests of people about their data as cases: receipt, identity, the clock of one month, decision, letter.",
+        "Subject requests as cases: receipt, identity, the deadline of one month, decision, letter.",
     ),
     "inbox": Lazy(
         "kvcustody.console.inbox:inbox",
-        "What waits for somebody: approvals, consents, missed erasures, and what is about to end.",
+        "Open tasks: approvals, consents, missed erasures, and what is about to end.",
         "EPILOG",
     ),
-    "scan": Lazy("kvcustody.console.scan.command:app", "Orphans: custody that two sources disagree about."),
+    "scan": Lazy("kvcustody.console.scan.command:app", "Orphans: custody about which two sources disagree."),
     "worker": Lazy(
         "kvcustody.console.worker:app",
-        "Workers' processes in a ledger: which have not ended, and closing one that does not come back.",
+        "Workers' processes in a ledger: list those that have not ended, and close dead ones.",
     ),
     "job": Lazy(
         _OPERATIONS,
-        "Long work of a control plane, as checks, exports and reports are: list, follow, cancel, fetch its files.",
+        "A control plane's jobs, such as checks, exports and reports: list, follow, cancel, fetch their files.",
         below="",
     ),
     "tier": Lazy(
         _OPERATIONS,
-        "Tiers: what was stored off the device and came back, what was left alone, and why.",
+        "Tiers: what was stored off the device, what was restored, what was not moved, and why.",
         below="docs/how-to/storage/set-up-tiers.md#why-was-it-moved-or-not explains decisions and figures.",
     ),
     "routes": Lazy(
         _OPERATIONS,
-        "Routes: where requests went that came through a door, what they found there, and receipts that lack a half.",
+        "Routes: the workers of requests from doors, their cache hits, and incomplete receipts.",
         below="docs/concepts/route-receipts.md says what each figure means.",
     ),
     "showback": Lazy(
@@ -136,8 +136,8 @@ COMMANDS = {
     ),
     "prefixes": Lazy(
         _OPERATIONS,
-        "Which prefixes are worth keeping: what later requests reused of what one had written.",
-        below="docs/how-to/audit/bill-tenants.md#prefixes says what a row is; no content is read or shown.",
+        "The prefixes most worth keeping, by later reuse.",
+        below="docs/how-to/audit/bill-tenants.md#prefixes explains a row; no content is read or shown.",
     ),
     "top": Lazy(
         "kvcustody.console.live.top:top",
@@ -151,12 +151,12 @@ COMMANDS = {
     ),
     "service": Lazy(
         _OPERATIONS,
-        "What a control plane says of itself: health, readiness, metrics, versions, its API document.",
+        "A control plane's health, readiness, metrics, versions and API document.",
         below="",
     ),
     "protocol": Lazy(
         _OPERATIONS,
-        "What workers and their control plane say to each other, for whoever writes or checks a worker.",
+        "The protocol between workers and their control plane, for authors of workers.",
         below="",
     ),
     "doctor": Lazy(
@@ -166,7 +166,7 @@ COMMANDS = {
     ),
     "clock": Lazy(
         "kvcustody.console.clock:app",
-        "The time by which deadlines are compared: where it is, and confirming this machine's clock.",
+        "The clock for deadlines: show it, and confirm this machine's clock.",
     ),
     "version": Lazy(
         "kvcustody.console.version:version",
@@ -190,21 +190,23 @@ _NEW_OBJECTS = 50_000  # that are not freed again; Python's own number is 700
 
 
 class Kvcustody(ExtendedGroup):
-    """Every command of this package; its help ends with where to start, by what runs here."""
+    """Every command of this package; its help ends with first steps that work on this installation."""
 
     table = COMMANDS
     elsewhere = dict.fromkeys(("conformance", "known-bugs"), "kvcustody[testkit]")
     needs = NEEDS
 
     def class_of_group(self, name: str) -> type[typer.core.TyperGroup] | None:
-        """Groups of doors and others have commands for the operations of their name."""
+        """Return the class of other packages' groups: doors and others have commands for the operations of their
+        name.
+        """
         from kvcustody.console.api.group import OperationGroup
         from kvcustody.console.api.operation_commands import commands_of
 
         return OperationGroup if commands_of(name) else None
 
     def main(self, *given: Any, **named: Any) -> Any:
-        """Run the program. What it imports is no garbage, so garbage is looked for after many more new objects."""
+        """Run the program. Garbage is collected less often, because imported objects are no garbage."""
         before = gc.get_threshold()
         gc.set_threshold(_NEW_OBJECTS, *before[1:])
         try:
@@ -213,7 +215,7 @@ class Kvcustody(ExtendedGroup):
             gc.set_threshold(*before)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The help, and what else there is where an extra is lacking."""
+        """Print the help, and what is missing where an extra is not installed."""
         absent = self.absent()
         first = next(text for name, text in _FIRST.items() if name not in absent)
         extras: dict[str, list[str]] = {}
@@ -249,7 +251,7 @@ def _kvcustody(
         typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """What is logged on the way of a command goes to stderr: stdout is its answer."""
+    """Send log lines to stderr: stdout is for a command's answer."""
     configure_logging(_log_to_stderr)
 
 

@@ -1,4 +1,4 @@
-"""What the shared options name, opened: a ledger to read, a snapshot of it, a ledger to act on, a control plane."""
+"""Opens what the shared options name: a ledger to read, its snapshot, a ledger for an act, a control plane."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _TRUST_VARIABLES = frozenset({"KVCUSTODY_POLICY_TRUST", "KVCUSTODY_CONFIG"})
 
 @contextmanager
 def reading(ledger: str) -> Iterator[Engine]:
-    """The ledger's engine, checked; a failure of the database is one line.
+    """Yield the ledger's engine, checked; a database failure is a one-line error.
 
     Orders count as the settings of workers say (`policy_trust`): what is printed is what workers follow.
     """
@@ -57,7 +57,7 @@ def reading(ledger: str) -> Iterator[Engine]:
 
 
 def tell_marked(connection: Connection) -> None:
-    """Say what of the ledger is replayed or generated, before anything of it is shown."""
+    """Report replayed or generated history in the ledger, before anything else is shown."""
     marked = read_marked(connection)
     if marked:
         tell_history(history(marked), [one._asdict() for one in marked])
@@ -65,7 +65,7 @@ def tell_marked(connection: Connection) -> None:
 
 @contextmanager
 def writing(ledger: str) -> Iterator[Engine]:
-    """The ledger's engine for an act that is put on record; orders are signed where the worker's settings say so."""
+    """Yield the ledger's engine for a recorded act; orders are signed where the worker's settings say so."""
     check_there(ledger)
     orders = _signed_orders(may_sign=True)
     engine = open_store(ledger, timeout_seconds=5.0)
@@ -90,7 +90,7 @@ def _signed_orders(*, may_sign: bool) -> SignedOrders | None:
 
 @contextmanager
 def subject_store(url: str | None, ledger: str) -> Iterator[SubjectKeys | None]:
-    """The store of subject keys that is named, else the one beside the ledger; None where there is none."""
+    """Yield the named store of subject keys, else the one next to the ledger; None where there is none."""
     beside = store_beside(ledger)
     if url is None and beside is not None and beside.exists():
         url = str(beside)
@@ -103,23 +103,23 @@ def subject_store(url: str | None, ledger: str) -> Iterator[SubjectKeys | None]:
 
 
 def key_texts(given: list[str]) -> list[str]:
-    """Keys as they were given, or from the files that were named (one key a line, `#` begins a comment)."""
-    made: list[str] = []
+    """Return the given keys, or those in the named files (one key per line, `#` begins a comment)."""
+    texts: list[str] = []
     for text in given:
         path = Path(text)
         try:
             lines = read_words(path).splitlines() if len(text) < 1000 and path.is_file() else [text]
         except (OSError, UnicodeDecodeError) as problem:
             raise ConfigError(f"key file `{text}` cannot be read: {problem}") from None
-        made += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    if given and not made:
+        texts += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if given and not texts:
         raise ConfigError(f"`{given[0]}` holds no key; name a public key, or a file that holds one")
-    return made
+    return texts
 
 
 @contextmanager
 def snapshot(ledger: str) -> Iterator[Connection]:
-    """A read-only connection in one snapshot, which may be read for long and holds no writer up (`private_copy`).
+    """Yield a read-only connection in one snapshot; a long read blocks no writer (`private_copy`).
 
     Raises `LedgerError` where there is no ledger of this schema.
     """
@@ -137,14 +137,18 @@ def snapshot(ledger: str) -> Iterator[Connection]:
 
 
 def one_ledger(ctx: typer.Context) -> None:
-    """Raises `ConfigError` where a command that asks a control plane was given a ledger's own files too."""
+    """Refuse a ledger's own files beside a control plane.
+
+    Raises:
+        ConfigError: both were given.
+    """
     source = ctx.get_parameter_source("ledger")
     if source is not None and source.name == "COMMANDLINE":
-        raise ConfigError("--server and --ledger name two ledgers: give one of them (KVCUSTODY_SERVER counts as well)")
+        raise ConfigError("--server and --ledger name two ledgers: give one of them (KVCUSTODY_SERVER counts, too)")
 
 
 def state_of(connection: Connection, checkpoint: int | None) -> AsOf | None:
-    """The state that a checkpoint left; None for the ledger as it is."""
+    """Return the state at a checkpoint; None for the current ledger."""
     if checkpoint is None:
         return None
     return as_of_sizes(connection, LedgerProofs(connection).sizes(checkpoint))
@@ -158,7 +162,11 @@ def selection(
     model: str | None,
     tier: str | None,
 ) -> CustodySelection:
-    """What was asked for; raises `ConfigError` for a time that is none, or a period that is empty."""
+    """Return the selection.
+
+    Raises:
+        ConfigError: a time is invalid, or a period is empty.
+    """
     made = CustodySelection(moment_us(since), moment_us(until), tenant, classification, model, tier)
     if made.since_us is not None and made.until_us is not None and made.since_us >= made.until_us:
         raise ConfigError(f"the period from `{since}` to `{until}` is empty", since=since, until=until)
@@ -166,7 +174,7 @@ def selection(
 
 
 def ledger_of(source: ServiceSource) -> str | None:
-    """The ledger of a command: its option's, else that of `KVCUSTODY_DATABASE_URL`; None: the settings name it.
+    """Return a command's ledger: its option's, else that of `KVCUSTODY_DATABASE_URL`; None: the settings name it.
 
     Settings of a service are stronger than the variable, which is the workers'.
     """
@@ -177,7 +185,7 @@ def ledger_of(source: ServiceSource) -> str | None:
 
 
 def service_settings(config: Path | None, ledger: str | None, **explicit: str | None) -> ServiceSettings:
-    """The settings of a service; what was given as an option is stronger."""
+    """Return a service's settings; given options override them."""
     from kvcustody.governance.service.settings import load_service_settings
 
     given = {"database_url": None if ledger is None else url_of(ledger), **explicit}
@@ -187,7 +195,11 @@ def service_settings(config: Path | None, ledger: str | None, **explicit: str | 
 def connect(
     plane: ControlPlane, certificate: Path | None = None, certificate_key: Path | None = None
 ) -> ControlPlaneConnection:
-    """The connection that the options name; `certificate` is a client's own, with its key. Raises `ConfigError`."""
+    """Return the connection that the options name; `certificate` is a client's, with its key.
+
+    Raises:
+        ConfigError: the options are wrong.
+    """
     from kvcustody.governance.control_plane.connection import ControlPlaneConnection, read_key_file
 
     if plane.server is None:
@@ -205,6 +217,10 @@ def connect(
 
 
 def control_plane(source: ServiceSource) -> ControlPlaneConnection:
-    """The connection of a command that names a ledger or a control plane; raises `ConfigError` where both are given."""
+    """Return the connection of a command that names a ledger or a control plane.
+
+    Raises:
+        ConfigError: both are given.
+    """
     one_ledger(source.ctx)
     return connect(source.plane)

@@ -1,4 +1,4 @@
-"""The options that commands share, each declared once: which ledger, which control plane, which part, as of when.
+"""The options that commands share, each declared once: ledger, control plane, selection, and time.
 
 Importing this costs nothing: what opens a ledger or a connection is in `opening`.
 """
@@ -37,13 +37,13 @@ Config = Annotated[
     typer.Option(
         "--config",
         envvar="KVCUSTODY_SERVICE_CONFIG",
-        help="Settings of the service: TOML or YAML; the environment is stronger.",
+        help="Settings of the service: TOML or YAML; environment variables override them.",
         metavar="FILE",
     ),
 ]
 SettledLedger = Annotated[
     str | None,
-    typer.Option("--ledger", help=f"The ledger: {_LEDGER}; stronger than the settings.", metavar="PATH|URL"),
+    typer.Option("--ledger", help=f"The ledger: {_LEDGER}; overrides the settings.", metavar="PATH|URL"),
 ]
 As = Annotated[
     str | None,
@@ -54,7 +54,7 @@ Server = Annotated[
     typer.Option(
         "--server",
         envvar="KVCUSTODY_SERVER",
-        help="Ask this control plane: https://HOST:PORT, http://127.0.0.1:PORT or unix:PATH.",
+        help="Use this control plane: https://HOST:PORT, http://127.0.0.1:PORT or unix:PATH.",
         metavar="URL",
     ),
 ]
@@ -89,7 +89,7 @@ SubjectStore = Annotated[
 
 
 class SubjectNames(StrEnum):
-    """As the setting `subject_names`."""
+    """The values of the setting `subject_names`."""
 
     SEALED = "sealed"
     CLEAR = "clear"
@@ -123,7 +123,7 @@ At = Annotated[int | None, typer.Option("--as-of", help="The ledger as this chec
 
 @dataclass(frozen=True, kw_only=True)
 class ControlPlane(ParameterGroup):
-    """The control plane that is asked instead of a ledger itself; none where `server` is None."""
+    """The control plane to call instead of reading a ledger; none where `server` is None."""
 
     server: Server = None
     key_file: KeyFile = None
@@ -132,7 +132,7 @@ class ControlPlane(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSource(ParameterGroup):
-    """The ledger that the settings of a service name, or a control plane that is asked instead."""
+    """The ledger that a service's settings name, or a control plane to call instead."""
 
     ctx: typer.Context
     plane: ControlPlane
@@ -144,7 +144,7 @@ class ServiceSource(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class ActSource(ServiceSource):
-    """Where an act is put on record, and the act's own key: the same again does nothing, and is answered alike."""
+    """Where an act is recorded, and the act's own key: repeating it changes nothing and gives the same answer."""
 
     key: ActKey = None
 
@@ -171,7 +171,7 @@ def moment_us(text: str | None, option: str = "time") -> int | None:
 
 
 def period_us(since: str | None, until: str | None, *, span_us: int = 0) -> tuple[int, int]:
-    """The period from `--since` up to `--until`, which is now where it is not given; UTC µs.
+    """Return the period from `--since` to `--until`, which defaults to now; UTC µs.
 
     Without `--since` it is `span_us` long, or refused where that is 0. Raises `ConfigError`.
     """

@@ -1,4 +1,4 @@
-"""Commands that other packages, and our own integrations, add to `kvcustody`: entry points in `kvcustody.commands`.
+"""Commands that other packages and our integrations add to `kvcustody`, by entry points in `kvcustody.commands`.
 
 1. An entry point is a typer app (its commands become `kvcustody NAME …`) or a function (it becomes `kvcustody NAME`;
    its module's `EPILOG` is shown below its help).
@@ -27,21 +27,21 @@ GROUP = "kvcustody.commands"
 
 @cache
 def installed() -> tuple[EntryPoint, ...]:
-    """The entry points of the group in order of name, of each name one."""
+    """Return the group's entry points in order of name, one for each name."""
     from importlib.metadata import entry_points
 
     return tuple({entry.name: entry for entry in sorted(entry_points(group=GROUP))}.values())
 
 
 def add_to_group(app: typer.Typer, group: str) -> None:
-    """Add the commands of a group of ours that others bring (rule 2)."""
+    """Add others' commands to one of our groups (rule 2)."""
     for entry in installed():
         if entry.name.startswith(f"{group}."):
             add_command(app, type(entry)(entry.name.removeprefix(f"{group}."), entry.value, entry.group))
 
 
 def summary_of(module: str, attribute: str) -> str | None:
-    """How the help of a command begins, from its module's text; None where only the module can say.
+    """Return the first sentence of a command's help from its module's text, or None where that needs the module.
 
     So a listing imports no command, however much it needs.
     """
@@ -65,7 +65,7 @@ def summary_of(module: str, attribute: str) -> str | None:
 
 
 def add_command(app: typer.Typer, entry: EntryPoint, cls: type[typer.core.TyperGroup] | None = None) -> None:
-    """Add the command of one entry point, or one that says why it cannot be loaded (rule 3); `cls` is of its group."""
+    """Add an entry point's command, or one that says why it cannot be loaded (rule 3); `cls` is its group's class."""
     try:
         loaded = entry.load()
         if isinstance(loaded, typer.Typer):
@@ -82,7 +82,7 @@ def add_command(app: typer.Typer, entry: EntryPoint, cls: type[typer.core.TyperG
 
 
 def add_absent(app: typer.Typer, name: str, requirement: str) -> None:
-    """Add a command that says which distribution brings it."""
+    """Add a command that names the distribution that provides it."""
     says = f"`kvcustody {name}` is not installed: pip install '{requirement}'"
     _add_refusal(app, name, says, f"(pip install '{requirement}')")
 

@@ -1,4 +1,4 @@
-"""`kvcustody version`: what decides how this installation behaves."""
+"""`kvcustody version`: the versions that determine how this installation behaves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def version(as_json: Json = False) -> None:
 
 
 def versions() -> dict[str, Any]:
-    """kvcustody, Python and the libraries that touch memory or the ledger."""
+    """Return the versions of kvcustody, Python and the libraries that handle memory or the ledger."""
     return {
         "kvcustody": __version__,
         "python": platform.python_version(),

@@ -30,8 +30,8 @@ _RECORDER = "console:closing"
 app = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
-    help="Workers' processes in a ledger: which have not ended, and closing one that does not come back.",
-    epilog="docs/how-to/operate/handle-an-incident.md says when a process is closed by itself.",
+    help="Workers' processes in a ledger: list those that have not ended, and close dead ones.",
+    epilog="docs/how-to/operate/handle-an-incident.md says when a process is closed automatically.",
 )
 
 
@@ -72,11 +72,9 @@ def list_open(*, oldest_first: OldestFirst = False, ledger: Ledger = DEFAULT, as
 def close(
     target: Annotated[str, typer.Argument(help="A worker's name, or one process.", metavar="NAME|INCARNATION")],
     *,
-    spill_lost: Annotated[
-        bool, typer.Option("--spill-lost", help="Nothing that it spilled will come any more.")
-    ] = False,
+    spill_lost: Annotated[bool, typer.Option("--spill-lost", help="The process's spill is lost.")] = False,
     actor: Annotated[str, typer.Option(help="Who does it, for the record.")],
-    approver: Annotated[str, typer.Option(help="Who approved it; somebody else.")],
+    approver: Annotated[str, typer.Option(help="Who approved it; another person.")],
     reason: Annotated[str, typer.Option(help="Why, for the record.")],
     ledger: Ledger = DEFAULT,
     as_json: Json = False,
@@ -88,21 +86,21 @@ def close(
     `worker_silence_days`.
     """
     if not spill_lost:
-        raise ConfigError("--spill-lost is needed: what a process spilled, and what it closes, cannot both be counted")
+        raise ConfigError("--spill-lost is needed: closed custody and later spilled records would be counted twice")
     if not approver or actor == approver:
         raise ConfigError("a process is declared dead by two people: --approver is not the --actor")
     clock = SystemClock()
     closed: list[dict[str, Any]] = []
     with writing(ledger) as engine:
         with engine.connect() as connection:
-            found = _named(connection, target)
+            processes = _named(connection, target)
             now_us = clock.utc_us()
-            silent = {one.uuid: (now_us - last_heard_us(connection, one, now_us)) // SECOND_US for one in found}
+            silent = {one.uuid: (now_us - last_heard_us(connection, one, now_us)) // SECOND_US for one in processes}
         for uuid, seconds in silent.items():
             if seconds < LIVE_US // SECOND_US:
                 raise ConfigError(f"process `{uuid}` was heard {seconds} s ago: it is at work")
         with closing_committer(engine, clock) as committer:
-            for one in found:
+            for one in processes:
                 asked = partial(WorkerClosingAsked, worker=one.worker, incarnation=one.uuid, actor=actor, reason=reason)
                 record_operator_act(engine, asked, clock=clock)
                 why = Closing(DECLARED, silent[one.uuid], 0, actor, approver, reason, spill_lost=True)
@@ -113,12 +111,12 @@ def close(
         print_json({"processes": closed})
         return
     for each in closed:
-        said = "closed" if each["closed"] else "not closed, it hands in leaves"
+        said = "closed" if each["closed"] else "not closed: it still submits leaves"
         say(f"{said}: {each['incarnation']} of {each['worker']}")
 
 
 def _named(connection: Connection, target: str) -> list[OpenProcess]:
-    """The open processes of a name, or the one of an id."""
+    """Return the open processes of a name, or the one with an id."""
     one = re.fullmatch(r"[0-9a-f]{32}", target)
     where = incarnations.c.uuid == target if one else workers.c.name == target
     found = open_processes(connection, where)
@@ -128,7 +126,7 @@ def _named(connection: Connection, target: str) -> list[OpenProcess]:
 
 
 def _of_run(run: WorkerRun | None) -> dict[str, Any]:
-    """What a control plane knows of a process; nothing of one that registered nowhere."""
+    """Return what a control plane knows about a process; nothing for one that registered nowhere."""
     run = run or WorkerRun("", "", 0, None, None, 0, False, 0, 0, {}, {}, {})
     epochs = ("epoch_version", "epoch_since_us", "epoch_behind_since_us")
     return {"state": run.state} | {name: getattr(run, name) for name in epochs}
@@ -142,11 +140,11 @@ def _epochs(row: dict[str, Any]) -> str:
     return said if behind_us is None else f"{said}, behind since {readable(behind_us)}"
 
 
-def _row(connection: Connection, one: OpenProcess, now_us: int) -> dict[str, Any]:
+def _row(connection: Connection, process: OpenProcess, now_us: int) -> dict[str, Any]:
     return {
-        "worker": one.worker,
-        "incarnation": one.uuid,
-        "started_us": one.started_us,
-        "heard_us": last_heard_us(connection, one, now_us),
-        "memory": one.memory,
+        "worker": process.worker,
+        "incarnation": process.uuid,
+        "started_us": process.started_us,
+        "heard_us": last_heard_us(connection, process, now_us),
+        "memory": process.memory,
     }

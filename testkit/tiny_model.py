@@ -1,4 +1,4 @@
-"""The identity of a model that nobody trained: what a test says of it, and defaults for the rest."""
+"""The identity of an untrained model: the fields that a test states, and defaults for the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvcustody.governance.identity.model_identity import ModelIdentity
 
 
 def tiny_model(**stated: Any) -> ModelIdentity:
-    """A model's identity; `stated` are fields of `ModelIdentity`."""
+    """Return a model's identity; `stated` are fields of `ModelIdentity`."""
     fields: dict[str, Any] = {
         "weights_digest": "sha256:aa",
         "weights_epoch": 1,

@@ -149,3 +149,26 @@ def test_its_program_uses_public_names_alone() -> None:
     named = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.ImportFrom)]
     assert named and all(node.module == "kvcustody" for node in named)
     assert {alias.name for node in named for alias in node.names} <= set(kvcustody.__all__)
+
+
+def figures(cell: str) -> set[str]:
+    """The numbers of a cell, without links."""
+    return set(re.findall(r"\d[\d.,⁰-⁹–]*", re.sub(r"\]\([^)]*\)", "", cell)))
+
+
+def other_figures(evidence: str) -> list[str]:
+    """Rows of the page of evidence whose command is a row's of README, with a number that README does not give."""
+    told: dict[str, set[str]] = {}
+    for claim, figure, command in rows():
+        told.setdefault(re.findall(r"`([^`]+)`", command)[0], set()).update(figures(claim + figure))
+    lines = [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in evidence.splitlines() if line[:2] == "| "
+    ]
+    asked = [line for line in lines if len(line) > 3 and line[2].strip("`") in told]
+    return [line[0] for line in asked if not figures(line[1]) <= told[line[2].strip("`")]]
+
+
+def test_the_page_of_evidence_gives_the_same_figures() -> None:
+    page = (ROOT / "docs" / "reference" / "evidence.md").read_text(encoding="utf-8")
+    assert other_figures(page) == []
+    assert other_figures(page.replace("p99 5–17 ms", "p99 5–18 ms")) != [], "control"

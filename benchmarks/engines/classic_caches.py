@@ -29,9 +29,8 @@ from transformers import Cache, DynamicCache, LlamaConfig, LlamaForCausalLM, Qua
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.worker import open_worker
-from kvcustody.integrations.transformers.classic.custodian import Custodian
+from kvcustody.integrations.transformers.classic.custodian import Custodian, SlabMemory
 from kvcustody.integrations.transformers.classic.governed_cache import governed_cache
-from kvcustody.integrations.transformers.classic.slab_memory import SlabMemory
 from kvcustody.testkit.tiny_model import tiny_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))

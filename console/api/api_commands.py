@@ -1,4 +1,4 @@
-"""Commands of operations: one that is declared has its command, with its parameters as options.
+"""Commands made from the API's operations: each operation has a command, with its parameters as options.
 
 1. What a path or a query must have is an argument, another parameter or a part of the body an option, by the name in
    the document. An `order` of newest and oldest is the flag `--oldest-first`, newest without it; one that has other
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import time
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -20,13 +21,14 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from kvcustody.console.api.client import asking, call, every_page
+from kvcustody.console.api.api_reply import ApiReply
+from kvcustody.console.api.client import Asker, asking, call, every_page, one_segment
 from kvcustody.console.api.command_parts import Command, Part
 from kvcustody.console.api.presenters import PRESENTERS
-from kvcustody.console.api.print_answer import finished, tell
-from kvcustody.console.command import Json, check_once
+from kvcustody.console.command import Json, check_once, make_table, print_json, printable, say, stdout
 from kvcustody.console.options import ActKey, OldestFirst, ServiceSource, moment_us
 from kvcustody.errors import ConfigError
+from kvcustody.files import evidence_folder, evidence_mode, write_file
 from kvcustody.governance.service.operations.parameter_groups import parameters_of, taken
 from kvcustody.times import WHOLE_NUMBER
 
@@ -35,12 +37,12 @@ _BY_TIME = {"newest", "oldest"}
 _TYPES: dict[str, type] = {"integer": int, "number": float, "boolean": bool, "string": str}
 All = Annotated[bool, typer.Option("--all", help="Follow the pages to the last one.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Follow the job to its end.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Where content goes: a file; the files of a job: a folder.")]
+Out = Annotated[Path | None, typer.Option("--out", help="The file for content, or the folder for the files of a job.")]
 Body = Annotated[Path | None, typer.Option("--body", help="File with the whole body.", metavar="FILE")]
 
 
 def function_of(command: Command) -> Callable[..., None]:
-    """What typer runs: a function whose signature is the command's.
+    """Return the function that typer runs; its signature is the command's.
 
     The commands are those of the API's own description, read when the program starts, and typer takes a command's
     options from a signature alone: there is no source text that could state them, so the signature is made.
@@ -74,7 +76,7 @@ def function_of(command: Command) -> Callable[..., None]:
 
 
 def _signature(command: Command) -> Iterator[inspect.Parameter]:
-    """Arguments first, then options, then those that every command has."""
+    """Yield arguments first, then options, then the options that every command has."""
     for part in sorted(command.parts, key=lambda part: not part.is_argument):
         kind = _kind(part.schema)
         shown = _shown(part)
@@ -120,7 +122,7 @@ def _kind(schema: dict[str, Any]) -> Any:
 
 
 def _values(command: Command, given: dict[str, Any]) -> dict[str, Any]:
-    """What was typed, by the names of parameters."""
+    """Return the typed values by parameter name."""
     values = {part.name: _value(part, given.get(part.here)) for part in command.parts}
     if any(_orders(part) >= _BY_TIME for part in command.parts) and values["order"] is None:
         values["order"] = "oldest" if given.get("oldest_first") else "newest"
@@ -136,7 +138,7 @@ def _shown(part: Part) -> str:
 
 
 def _value(part: Part, value: Any) -> Any:
-    """A parameter from what was typed, a part of the body by rule 2; None: left out."""
+    """Return a parameter's typed value, or a part of the body by rule 2; None: left out."""
     if value is None or value == []:
         return None
     if part.place != "body":
@@ -153,7 +155,7 @@ def _value(part: Part, value: Any) -> Any:
 
 
 def _check(part: Part, value: Any) -> None:
-    """Raise `ConfigError` for a text that does not fit the schema of its parameter (rule 4)."""
+    """Raise `ConfigError` for a text that does not match its parameter's schema (rule 4)."""
     if not isinstance(value, str):
         return
     name = part.name.upper() if part.is_argument else f"--{_shown(part)}"
@@ -174,3 +176,82 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"`{path}`: {error.strerror}", path=path) from None
+
+
+# Printing an answer of the API: a job is followed to its end, files and contents are written, a page becomes a table,
+# and any other answer becomes names and values.
+
+_KEEP = 0.2
+
+
+def finished(asker: Asker, answer: ApiReply, out: Path | None) -> ApiReply:
+    """Wait until a job has ended, write its files into the folder `out`, and return it (rule 3 of `api_commands`)."""
+    job = orjson.loads(answer.body)["job"]
+    while (job_state := orjson.loads(call(asker, "getJob", {"job": job}).body))["ended_us"] is None:
+        time.sleep(_KEEP)
+    files = (job_state["result"] or {}).get("files", [])
+    if out is None and files and not asker.lasting:
+        raise ConfigError("--out is needed: this job's files are deleted when the command ends")
+    for item in files if out is not None else ():
+        name = one_segment(item["name"])  # an answer never says where in the file system it goes
+        _write(Path(str(out)) / name, call(asker, "getJobFile", {"job": job, "name": name}).body)
+    return answer._replace(body=orjson.dumps(job_state))
+
+
+def tell(answer: ApiReply, as_json: bool, out: Path | None) -> None:
+    """Print an answer, or write its content to `out`."""
+    is_json = answer.media.startswith("application/json")
+    if out is not None:
+        _write(out, answer.body)
+        if as_json:
+            print_json({"path": str(out), "bytes": len(answer.body), "etag": answer.etag})
+    elif as_json:
+        text = None if not answer.body else answer.body.decode("utf-8", "replace")
+        print_json(orjson.loads(answer.body) if is_json else {"content": text})
+    elif is_json:
+        show(orjson.loads(answer.body))
+    else:
+        typer.echo(answer.body, nl=False)
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        evidence_folder(path.parent)
+        write_file(path, data, mode=evidence_mode())
+    except OSError as error:
+        raise ConfigError(f"`{path}`: {error.strerror}", path=path) from None
+
+
+_COLUMNS_MAX = 8
+
+
+def show(value: Any) -> None:
+    """Print an answer."""
+    if isinstance(value, dict) and isinstance(value.get("items"), list):
+        _page(value["items"])
+        if value.get("next"):
+            say(f"more: --cursor {value['next']}")
+        return
+    for name, item in value.items():
+        say(f"{printable(name)}: {printable(_cell(item))}")
+
+
+def _page(items: list[Any]) -> None:
+    if not items:
+        say("nothing")
+        return
+    if not all(isinstance(item, dict) for item in items):
+        for item in items:
+            say(printable(_cell(item)))
+        return
+    names = list(items[0])[:_COLUMNS_MAX]
+    table = make_table("", *names, left=len(names))
+    for item in items:
+        table.add_row(*(_cell(item.get(name)) for name in names))
+    stdout().print(table, markup=False)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else orjson.dumps(value).decode()

@@ -1,4 +1,4 @@
-"""What whoever is asked by a command replies."""
+"""The reply to a command, from a control plane or from the ledger."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class ApiReply(NamedTuple):
     body: bytes
 
 
-def refusal(found: ApiReply) -> ServiceError:
-    """A problem document as the error that a command prints, with what is wrong in which place."""
-    if not found.media.startswith("application/problem+json"):
-        return ServiceError(f"answered {found.status}", problem="unknown", status=found.status)
-    problem = orjson.loads(found.body)
+def refusal(reply: ApiReply) -> ServiceError:
+    """Return a problem document as the error that a command prints, with each wrong field."""
+    if not reply.media.startswith("application/problem+json"):
+        return ServiceError(f"answered {reply.status}", problem="unknown", status=reply.status)
+    problem = orjson.loads(reply.body)
     says = problem.get("detail") or problem["title"].lower()
     for item in problem.get("errors", ())[:3]:
         says += f"; `{item['at']}` {item['what']}"
-    return ServiceError(says, problem=problem["type"].rpartition(":")[2], status=found.status)
+    return ServiceError(says, problem=problem["type"].rpartition(":")[2], status=reply.status)

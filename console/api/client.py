@@ -1,4 +1,4 @@
-"""The one place that decides whom a command asks: a control plane by its address, or the ledger's own files.
+"""Decides which service answers a command: a control plane by its address, or the ledger's own files.
 
 1. With `--server` the key of `--api-key-file` asks. Without, the service's own operations run in this process on the
    ledger that the settings name: same checks, same records, as `local:<user>` or as an enrolled principal (`--as`).
@@ -42,12 +42,16 @@ _LOCAL_ROLES = (frozenset(Role) - OF_TENANTS - ALONE) | {Role.BOOTSTRAP}
 
 
 class Asker(Protocol):
-    """Whom a command asks."""
+    """A service that answers operations."""
 
     lasting: bool  # it goes on with jobs after the command has ended
 
     def ask(self, asked: OperationRequest) -> ApiReply:
-        """What is replied; raises `ServiceError` for whatever is not a success."""
+        """Return the reply.
+
+        Raises:
+            ServiceError: the reply is no success.
+        """
 
 
 def call(
@@ -102,14 +106,14 @@ def done(
     settings: Mapping[str, str | None] = MappingProxyType({}),
     **values: Any,
 ) -> dict[str, Any]:
-    """What an operation answers that is called once, by its name: `asking` and `call` say the arguments."""
+    """Call one operation once, by its name, and return its answer; `asking` and `call` describe the arguments."""
     key = source.key if isinstance(source, ActSource) else None
     with asking(source, operation, settings) as asker:
         return dict(orjson.loads(call(asker, operation, values, key=key).body))
 
 
 def every_page(asker: Asker, operation: str, values: Mapping[str, Any], first: ApiReply) -> ApiReply:
-    """Every page of a list as one, from its first on."""
+    """Return all pages of a list as one."""
     page = orjson.loads(first.body)
     items = page["items"]
     while page["next"] is not None:
@@ -119,9 +123,13 @@ def every_page(asker: Asker, operation: str, values: Mapping[str, Any], first: A
 
 
 def one_segment(text: str) -> str:
-    """`text` where it names one thing; raises `ConfigError` for what would lead elsewhere in a path."""
+    """Return `text` as one path segment.
+
+    Raises:
+        ConfigError: the text would change the path.
+    """
     if not text or "/" in text or "?" in text or "#" in text or text in (".", ".."):
-        raise ConfigError(f"`{text}` is no name of one thing")
+        raise ConfigError(f"`{text}` is not a single name")
     return text
 
 
@@ -129,7 +137,8 @@ def one_segment(text: str) -> str:
 def asking(
     source: ServiceSource, operation: str, settings: Mapping[str, str | None] = MappingProxyType({})
 ) -> Iterator[Asker]:
-    """Whom the options name (rule 1), for one operation; what only reads a ledger opens no service.
+    """Yield the service that the options name (rule 1), for one operation; an operation that only reads opens no
+    service.
 
     Args:
         source: The options.
@@ -142,7 +151,7 @@ def asking(
     stated = {name: value for name, value in settings.items() if value is not None}
     if source.plane.server is not None:
         if source.as_name is not None:
-            raise ConfigError("--as works on the ledger itself; against a server the key says who asks")
+            raise ConfigError("--as works only on the ledger itself; at a server the key identifies the caller")
         if stated:
             raise ConfigError(f"with --server, the control plane's settings say `{'`, `'.join(stated)}`")
         with control_plane(source) as connection:
@@ -169,7 +178,7 @@ def asking(
 
 
 class _Remote:
-    """A control plane."""
+    """A control plane, over the network."""
 
     lasting = True
 
@@ -177,20 +186,20 @@ class _Remote:
         self._connection = connection
 
     def ask(self, asked: OperationRequest) -> ApiReply:
-        """One request over the network."""
-        found = self._connection.request(
+        """Send one request over the network and return the reply."""
+        response = self._connection.request(
             asked.method,
             quote(asked.path, safe="/:"),
             params=asked.query,
             headers=asked.headers,
             content=asked.body or None,
         )
-        media = found.headers.get("content-type", "")
-        return ApiReply(found.status_code, media, found.headers.get("etag", ""), found.content)
+        media = response.headers.get("content-type", "")
+        return ApiReply(response.status_code, media, response.headers.get("etag", ""), response.content)
 
 
 class LocalAsker:
-    """The service's own operations in this process, as one caller."""
+    """The service's own operations in this process, for one caller."""
 
     lasting = False
 
@@ -200,7 +209,7 @@ class LocalAsker:
         self._caller = caller
 
     def ask(self, asked: OperationRequest) -> ApiReply:
-        """One call through the gate."""
+        """Make one call through the gate and return the reply."""
         found = self._calls.call(self._caller, asked)
         marked = self._service.marked()
         if marked:
@@ -212,7 +221,9 @@ class LocalAsker:
 
 
 def _of_workers(own: ServiceSettings) -> dict[str, Path]:
-    """Who may order, and the key that signs an order, as the settings of workers say where no other do (rule 3)."""
+    """Return the trusted order keys and the signing key from workers' settings, where no other settings name them (rule
+    3).
+    """
     from kvcustody.governance.settings import load_settings
 
     if own.policy_trust is not None:
@@ -232,5 +243,5 @@ def _local(service: Service, name: str | None) -> Caller:
         return Caller(local_name(), _LOCAL_ROLES, None, "local")
     found = service.principals.find(name)
     if found is None or found.disabled_us is not None:
-        raise ConfigError(f"--as `{name}`: nobody of that name is enrolled", name=name)
+        raise ConfigError(f"--as `{name}`: no principal has that name", name=name)
     return Caller(found.name, found.roles, found.tenant, "local")

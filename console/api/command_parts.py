@@ -1,4 +1,4 @@
-"""What a command of an operation takes."""
+"""The parts of a command that calls an operation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ FILE = "commands.json"  # every command; made by the build and by `make setup`, 
 
 
 class Part(NamedTuple):
-    """One parameter: its name in the document and here, where it goes, its schema."""
+    """One parameter: its name in the document and in the command, its location, and its schema."""
 
     name: str
     here: str
@@ -19,7 +19,7 @@ class Part(NamedTuple):
 
     @property
     def is_argument(self) -> bool:
-        """Whether a command takes it by its place, without a name."""
+        """Whether the command takes it as an argument instead of an option."""
         return self.place == "path" or (self.place == "query" and self.required)
 
 

@@ -1,4 +1,5 @@
-"""Writes what commands of operations need of the API document into `commands.json`: reading it would cost a second.
+"""Writes the parts of the API document that commands need to `commands.json`, because reading the document takes a
+second.
 
 The build runs `python -m kvcustody.console.api.generate_commands` (packaging/build_backend.py); `make setup` does too.
 Run it after a change of the API; without the file the commands are made from the document each time.
@@ -23,7 +24,7 @@ _WORDS = re.compile(r"\^\(([a-z|-]+)\)\$")  # a pattern that lists what it fits
 
 
 def generated() -> bytes:
-    """The file's content: one line for each operation."""
+    """Return the file's content: one line for each operation."""
     from kvcustody.governance.api.openapi_document import whole_document
 
     every = every_operation().by_name
@@ -33,16 +34,16 @@ def generated() -> bytes:
 
 
 def commands(document: dict[str, Any], declared: Mapping[str, DeclaredOperation]) -> Iterator[Command]:
-    """The command of every operation of an API document; `declared`: by their names."""
+    """Yield the command of every operation of an API document; `declared`: the operations by name."""
     for path, item in document["paths"].items():
         for method, operation in item.items():
-            one = declared[operation["operationId"]]
+            declaration = declared[operation["operationId"]]
             parts = [*_given(document, operation), *_of_body(document, operation)]
             given = {item["name"] for item in operation.get("parameters", ())}
             media = list(operation.get("requestBody", {}).get("content", {}))
             answers = str(operation["responses"].get("202", {}).get("content", ""))
             yield Command(
-                one.operation.command,
+                declaration.operation.command,
                 operation["operationId"],
                 method.upper(),
                 path,
@@ -51,7 +52,7 @@ def commands(document: dict[str, Any], declared: Mapping[str, DeclaredOperation]
                 "cursor" in given and operation["operationId"] != "streamEvents",
                 "schemas/Job" in answers,
                 media[0] if media and media[0] != "application/json" else "",
-                one.reads,
+                declaration.reads,
                 tuple(parts),
             )
 
@@ -76,7 +77,7 @@ def _of_body(document: dict[str, Any], operation: dict[str, Any]) -> Iterator[Pa
 
 
 def _resolved(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema without its reference, and without the null that stands for left out."""
+    """Return a schema with its reference resolved, and without the null that means "left out"."""
     for option in schema.get("anyOf", ()):
         if option.get("type") != "null":
             return _resolved(document, option)
@@ -87,16 +88,16 @@ def _resolved(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any
 
 
 def _kept(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """What an option's type follows from, and what it is checked by before anybody is asked."""
+    """Return the fields of a schema that decide an option's type and check its value before the call."""
     resolved = _resolved(document, schema)
-    found = {name: resolved[name] for name in _KEPT if name in resolved}
-    if "items" in found:
-        found["items"] = _kept(document, found["items"])
-    words = _WORDS.fullmatch(found.get("pattern", ""))
+    kept_fields = {name: resolved[name] for name in _KEPT if name in resolved}
+    if "items" in kept_fields:
+        kept_fields["items"] = _kept(document, kept_fields["items"])
+    words = _WORDS.fullmatch(kept_fields.get("pattern", ""))
     if words is not None:
-        del found["pattern"]
-        found["enum"] = words[1].split("|")
-    return found
+        del kept_fields["pattern"]
+        kept_fields["enum"] = words[1].split("|")
+    return kept_fields
 
 
 def _here(name: str) -> str:

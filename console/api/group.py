@@ -1,4 +1,4 @@
-"""Groups that have a command for each operation of their name; only the one that is asked for is made.
+"""Groups with a command for each operation of their name; only the requested command is built.
 
 1. An operation says what its command is called (`Operation.command`).
 2. A command that is written for a group is that of the operation of its name. The others are made.
@@ -18,23 +18,23 @@ from kvcustody.console.lazy import TableGroup
 
 
 class OperationGroup(TableGroup):
-    """The commands that were written for the group, then one for each other operation (rule 2)."""
+    """The commands written for the group, followed by one command for each other operation (rule 2)."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._written = [*self.table, *self.commands]
 
     def names(self) -> list[str]:
-        """The names, those of operations in the order of the alphabet."""
+        """Return the names; operations follow in alphabetical order."""
         made = commands_of(self.name or "")
         return [*self._written, *(name for name in made if name not in self._written)]
 
     def summary(self, name: str) -> str | None:
-        """As for any table, or what the operation does."""
+        """Return the summary from the table, or the operation's."""
         return super().summary(name) if name in self.table else commands_of(self.name or "")[name].says
 
     def load(self, name: str) -> Any:
-        """What the table names, or the command of an operation."""
+        """Return the command from the table, or the operation's command."""
         if name in self.table:
             return super().load(name)
         from kvcustody.console.api.api_commands import function_of
@@ -47,7 +47,7 @@ class OperationGroup(TableGroup):
 
 
 def _examples(command: Command) -> str:
-    """How a command is used: as its presenter says, else with its arguments."""
+    """Return examples: the presenter's, or else one made from the arguments."""
     presenter = PRESENTERS.get(command.operation)
     if presenter is None:
         arguments = " ".join(part.name.upper() for part in command.parts if part.is_argument)
@@ -58,7 +58,7 @@ def _examples(command: Command) -> str:
 
 
 def group_of_operations(summary: str, below: str) -> typer.Typer:
-    """A group that has commands of operations alone; `below` ends its help."""
+    """Return a group whose commands are all operations; `below` ends its help."""
     made = typer.Typer(cls=OperationGroup, no_args_is_help=True, help=summary, epilog=below or None)
     made.callback()(lambda: None)
     return made

@@ -1,4 +1,4 @@
-"""What an operation that only reads answers of a ledger itself: the same as a control plane, without one.
+"""Answers reading operations from a ledger as a control plane does, without one.
 
 1. A ledger is only read. Its parts open when the answer uses them, so a question works on a read-only ledger, beside a
    running server, on a standby and without settings of a service.
@@ -51,7 +51,7 @@ _READER = Caller("local", frozenset({Role.AUDITOR, Role.KEY_CUSTODIAN}), None, "
 
 
 class LedgerAsker:
-    """Answers operations that only read from a ledger itself."""
+    """Answers reading operations from a ledger."""
 
     lasting = False
 
@@ -59,7 +59,7 @@ class LedgerAsker:
         self._desk = desk
 
     def ask(self, asked: OperationRequest) -> ApiReply:
-        """What the operation answers."""
+        """Return the operation's answer."""
         declared = operations_at(asked.path)
         operation = declared.operations.find(asked.method, asked.path)
         assert operation is not None and declared.by_name[operation.name].reads, asked
@@ -74,7 +74,7 @@ class LedgerAsker:
 
 @contextmanager
 def open_ledger(source: ServiceSource) -> Iterator[LedgerAsker]:
-    """Whoever answers from the ledger that the options name."""
+    """Yield the asker for the ledger that the options name."""
     named = ledger_of(source)
     settings = cache(partial(service_settings, source.config, named))
     settled = named is None or source.config is not None
@@ -88,12 +88,12 @@ def open_ledger(source: ServiceSource) -> Iterator[LedgerAsker]:
 
 
 class LedgerDesk(LedgerReads):
-    """A ledger that operations read (rule 1). Use it as a context manager."""
+    """The ledger that operations read (rule 1). Use it as a context manager."""
 
     def __init__(
         self, ledger: str, subject_keys: Callable[[], str | None], settings: Callable[[], ServiceSettings]
     ) -> None:
-        """`subject_keys`: the URL of their store; None: the one beside the ledger, if there is one."""
+        """Open the ledger. `subject_keys`: their store's URL; None: the store next to the ledger, if there is one."""
         self._ledger = ledger
         self._keys = subject_keys
         self._settings = settings
@@ -102,22 +102,22 @@ class LedgerDesk(LedgerReads):
 
     @cached_property
     def clock(self) -> _DeadlineClock:
-        """The time by which deadlines are compared on this machine."""
+        """The time with which deadlines are compared on this machine."""
         return _DeadlineClock()
 
     @cached_property
     def subject_keys(self) -> SubjectKeys | None:
-        """The store of subject keys; None where there is none."""
+        """The store of subject keys, or None."""
         return self._stack.enter_context(subject_store(self._keys(), self._ledger))
 
     @property
     def token_issuers(self) -> tuple[str, ...]:
-        """None: the settings of a service are not read."""
+        """None: a service's settings are not read."""
         return ()
 
     @cached_property
     def verdicts(self) -> SignedVerdicts:
-        """What is shown of reports' verdicts: those of leaves alone."""
+        """The verdicts on reports: only those recorded in leaves."""
         from kvcustody.governance.service.schedules.signed_verdicts import SignedVerdicts
 
         return SignedVerdicts()
@@ -134,23 +134,23 @@ class LedgerDesk(LedgerReads):
         return fold(SqlStore(self._engine).read(), read_trust(trust))
 
     def released(self) -> ReleaseState | None:
-        """The policies that were released; None where the settings name no trust."""
+        """Return the released policies; None where the settings name no trust configuration."""
         return self._release
 
     @cached_property
     def fleet(self) -> Fleet:
-        """The workers as the ledger has them; nobody is registered through it."""
+        """The workers on record; nothing can be registered here."""
         from kvcustody.governance.service.fleet.workers import Fleet
 
         return Fleet(self._engine, SystemClock(), _closes_nothing, apart_us=0)
 
     def marked(self) -> Marked:
-        """Which processes replayed or generated what they recorded."""
+        """Return the processes whose records are replayed or generated."""
         with self.reading() as connection:
             return read_marked(connection)
 
     def inbox_of(self, caller: Caller) -> list[InboxItem]:
-        """Everything that waits; proposals where the settings name the trust configuration that they are checked by."""
+        """Return all open tasks; proposals only where the settings name the trust configuration that checks them."""
         from kvcustody.governance.service.fleet.webhooks import stored_troubles
         from kvcustody.governance.service.inbox.read_inbox import InboxReader
 
@@ -161,17 +161,17 @@ class LedgerDesk(LedgerReads):
             return list(reader.read(connection, now_us, release=self.released(), effect=effect).items)
 
     def cover(self) -> None:
-        """Nothing: whoever reads seals nothing."""
+        """Do nothing: reading seals nothing."""
 
     def seal_soon(self) -> None:
-        """Nothing: whoever reads seals nothing."""
+        """Do nothing: reading seals nothing."""
 
     def absent(self, error: LedgerError) -> LedgerError:
-        """What is not in the ledger is said by its name."""
+        """Return the error for something that the ledger does not hold, with its name."""
         return error
 
     def check_said(self, connection: Connection, wanted: EventFilter) -> None:
-        """A name that no leaf has is refused with the nearest that one has (rule 3)."""
+        """Refuse a name that no leaf has, and suggest the nearest known one (rule 3)."""
         check_said(connection, wanted)
 
     @cached_property
@@ -180,23 +180,23 @@ class LedgerDesk(LedgerReads):
 
     @contextmanager
     def reading(self, tenant: str | None = None) -> Iterator[Connection]:
-        """A connection in one read transaction."""
+        """Yield a connection in one read transaction."""
         with _reading(self._engine) as connection:
             yield connection
 
     @contextmanager
     def reading_for_long(self, tenant: str | None = None) -> Iterator[Connection]:
-        """The same of a copy where the ledger is a file: it holds the log of no writer (`private_copy`)."""
+        """Yield such a connection to a copy of a file ledger, so that a long read blocks no writer (`private_copy`)."""
         with at_rest(self._engine) as engine, _reading(engine) as connection:
             yield connection
 
-    def tenant_of(self, caller: Caller, action: Permission, said: str | None) -> str | None:
-        """The tenant to answer about (rule 3)."""
+    def tenant_of(self, caller: Caller, action: Permission, name: str | None) -> str | None:
+        """Return the tenant to which the answer is limited (rule 3)."""
         caller.must(action)
-        if said is None:
+        if name is None:
             return None
         with self.reading() as connection:
-            return known_tenant(connection, said)
+            return known_tenant(connection, name)
 
     def __enter__(self) -> LedgerDesk:
         return self
@@ -215,37 +215,41 @@ def _reading(engine: Engine) -> Iterator[Connection]:
 
 
 def _closes_nothing(worker: str, incarnation: str) -> None:
-    """Whoever looks registers nobody."""
+    """Do nothing: reading registers nothing."""
     raise CustodyError(f"`{worker}` was registered by somebody who only looks")
 
 
 class _DeadlineClock:
-    """Reads the settings that say where time is kept when it is asked."""
+    """Reads the settings about the clock when the time is needed."""
 
     def utc_us(self) -> int:
-        """UTC in microseconds."""
+        """Return UTC in microseconds."""
         from kvcustody.console.clock import deadline_us
 
         return deadline_us()
 
 
 class PlainCursors:
-    """Cursors of whoever reads the ledger itself, who needs no proof that a cursor is their own."""
+    """Unsigned cursors: a caller who reads the ledger itself needs no proof that a cursor is their own."""
 
     def write(self, question: CursorBinding, position: list[Any]) -> str:
-        """The cursor of a position."""
+        """Return the cursor of a position."""
         return urlsafe_b64encode(orjson.dumps(position)).rstrip(b"=").decode()
 
     def read(self, question: CursorBinding, cursor: str | None) -> list[Any] | None:
-        """The position in a cursor; raises `ConfigError`."""
+        """Return the position in a cursor.
+
+        Raises:
+            ConfigError: it is no cursor.
+        """
         if cursor is None:
             return None
         try:
-            found = orjson.loads(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+            position = orjson.loads(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
         except ValueError:
-            found = None
-        if not isinstance(found, list):
+            position = None
+        if not isinstance(position, list):
             raise ConfigError(
-                f"--cursor `{cursor}` is no cursor of this command; give what `more:` said", cursor=cursor
+                f"--cursor `{cursor}` is no cursor of this command; give the one printed after `more:`", cursor=cursor
             )
-        return found
+        return position

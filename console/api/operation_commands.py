@@ -1,4 +1,6 @@
-"""The command of every operation, as the build writes it from the API document: reading the document costs a second."""
+"""Every operation's command, as the build wrote it from the API document, because reading the document takes a
+second.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from kvcustody.console.api.command_parts import FILE, Command, Part
 
 @cache
 def read_commands() -> tuple[Command, ...]:
-    """The commands, from the file that this version was built with; a checkout may lack it."""
+    """Return the commands from the file of this build; a checkout may lack it."""
     try:
         written = (Path(__file__).parent / FILE).read_bytes()
     except FileNotFoundError:
@@ -29,12 +31,12 @@ def _by_operation() -> dict[str, Command]:
 
 
 def by_operation(name: str) -> Command:
-    """The command of an operation."""
+    """Return an operation's command."""
     return _by_operation()[name]
 
 
 def commands_of(group: str) -> dict[str, Command]:
-    """Those of one group, by their last word, in the order of the alphabet."""
+    """Return one group's commands by their last word, in alphabetical order."""
     words = [(*command.name.rpartition(" ")[::2], command) for command in read_commands()]
     return dict(
         sorted((name, command) for place, name, command in words if place == group or place.endswith(f" {group}"))

@@ -1,4 +1,4 @@
-"""What commands print of an answer for people; an operation that is not here is printed as names and values.
+"""How commands print an answer for people; answers of other operations are printed as names and values.
 
 The parameters of such a command are the operation's. With `--json` it prints the answer itself.
 """
@@ -11,20 +11,20 @@ from typing import Any, NamedTuple
 
 
 class Presenter(NamedTuple):
-    """The function that prints an answer, as `module:function` within the console, and how the command is used.
+    """The function that prints an answer, as `module:function` in the console, with examples of the command.
 
-    `told`: parameters that the function is given as well, by their names in the API document.
+    `parameters`: the parameters of the call that the function takes too, by their names in the API document.
     """
 
     function: str
     examples: tuple[str, ...]  # without `kvcustody`
-    told: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
 
     def show(self, answer: dict[str, Any], values: Mapping[str, Any]) -> None:
-        """Print what was answered to these values of parameters."""
+        """Print the answer to a call with these parameter values."""
         module, _, name = self.function.partition(":")
-        told = {parameter: values[parameter] for parameter in self.told}
-        getattr(import_module(f"kvcustody.console.{module}"), name)(answer, **told)
+        more = {parameter: values[parameter] for parameter in self.parameters}
+        getattr(import_module(f"kvcustody.console.{module}"), name)(answer, **more)
 
 
 PRESENTERS = {

@@ -1,1 +1,1 @@
-"""`kvcustody audit`: what the ledger holds, shown, exported, checked and kept."""
+"""`kvcustody audit`: shows, exports, checks and retains the ledger's content."""

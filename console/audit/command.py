@@ -1,4 +1,4 @@
-"""`kvcustody audit`: the command group. Every answer is a call of `kvcustody.audit`; here it is only rendered."""
+"""`kvcustody audit`: the command group. Every answer comes from `kvcustody.audit` and is only rendered here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _command(target: str, example: str) -> Lazy:
 
 
 class AuditGroup(OperationGroup):
-    """What is asked of a ledger."""
+    """The commands of `kvcustody audit`."""
 
     table = {  # noqa: RUF012
         "status": _command("query:status", "status --json"),
@@ -54,8 +54,8 @@ class AuditGroup(OperationGroup):
 app = typer.Typer(
     cls=AuditGroup,
     no_args_is_help=True,
-    help="Look into the ledger, prove what it says, export it and check it.",
-    epilog="docs/tutorials/check-an-export.md takes an auditor from an export and a key to a verdict.",
+    help="Look into the ledger, prove its entries, export it and check it.",
+    epilog="docs/tutorials/check-an-export.md leads an auditor from an export and a key to a verdict.",
 )
 
 

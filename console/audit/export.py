@@ -1,4 +1,4 @@
-"""`kvcustody audit export` and `verify`: of an export, or of one leaf with its proof (`audit prove --out`)."""
+"""`kvcustody audit export` and `verify`, for an export or for one leaf with its proof (`audit prove --out`)."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ EXIT_NOT_SOUND = 1
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="The folder to make; it must not exist.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to create; it must not exist.")],
     ledger: Ledger = DEFAULT,
-    form: Annotated[LeafFormat, typer.Option("--format", help="How leaves are written.")] = LeafFormat.NDJSON,
+    form: Annotated[LeafFormat, typer.Option("--format", help="The format of the leaves.")] = LeafFormat.NDJSON,
     log: Annotated[
         list[str] | None, typer.Option(help="Only this log (`system`, `tenant/NAME`); may be given again.")
     ] = None,
@@ -69,7 +69,7 @@ def export(
                 size = newest_witnessed(connection)
             if size is None:
                 raise ConfigError("--witnessed: no witness has signed a checkpoint of this ledger yet")
-        made = write_export(
+        written = write_export(
             folder,
             LedgerSource(engine, as_of=size),
             selection,
@@ -78,18 +78,20 @@ def export(
             progress=_progress(bar),
         )
     if as_json:
-        logs = {each.name: {"first": each.range.first, "end": each.range.end} for each in made.logs}
-        facts: dict[str, Any] = {"folder": str(folder), "origin": made.origin, "checkpoint": made.root.size}
-        print_json(facts | {"leaves": made.leaves, "whole": made.openings, "logs": logs, "witnesses": made.witnesses})
+        logs = {each.name: {"first": each.range.first, "end": each.range.end} for each in written.logs}
+        facts: dict[str, Any] = {"folder": str(folder), "origin": written.origin, "checkpoint": written.root.size}
+        print_json(
+            facts | {"leaves": written.leaves, "whole": written.openings, "logs": logs, "witnesses": written.witnesses}
+        )
         return
     table = make_table(
-        f"{several(made.leaves, 'leaf')} of {made.origin}, checkpoint {made.root.size}",
+        f"{several(written.leaves, 'leaf')} of {written.origin}, checkpoint {written.root.size}",
         "log",
         "from",
         "to",
         "of",
     )
-    for each in made.logs:
+    for each in written.logs:
         table.add_row(each.name, str(each.range.first), str(each.range.end), str(each.head.size))
     stdout().print(table)
     say(f"exported: {folder}; check it with `kvcustody audit verify {folder} --key …`")
@@ -107,7 +109,7 @@ def verify(
     ] = None,
     tsa_certificate: Annotated[
         Path | None,
-        typer.Option(help="A timestamp authority's certificate (PEM): it must have stamped this."),
+        typer.Option(help="The certificate (PEM) of a timestamp authority that must have stamped this."),
     ] = None,
     tsa_roots: Annotated[Path | None, typer.Option(help="The roots that it must lead to (PEM).")] = None,
     *,
@@ -135,7 +137,7 @@ def verify(
     authorities = _authorities(tsa_certificate, tsa_roots)
     began = time.monotonic()
     with progress_bar() as bar:
-        found = verify_export(
+        verdict = verify_export(
             folder,
             key_texts(key),
             witnesses=witnesses,
@@ -144,44 +146,44 @@ def verify(
             authorities=authorities,
             progress=_progress(bar),
         )
-    if found.marked:
-        tell_history(history(found.marked), [one._asdict() for one in found.marked])
+    if verdict.marked:
+        tell_history(history(verdict.marked), [one._asdict() for one in verdict.marked])
     if as_json:
-        print_json(_facts(found))
+        print_json(_facts(verdict))
     else:
-        _print(found, time.monotonic() - began)
-    if not found.ok:
+        _print(verdict, time.monotonic() - began)
+    if not verdict.ok:
         raise typer.Exit(EXIT_NOT_SOUND)
 
 
-def _facts(found: ExportVerdict) -> dict[str, Any]:
+def _facts(verdict: ExportVerdict) -> dict[str, Any]:
     logs = [
         {"name": log.name, "size": log.size, "first": log.first, "end": log.end, "kinds": dict(log.kinds),
          "first_us": log.first_us, "last_us": log.last_us}
-        for log in found.logs
+        for log in verdict.logs
     ]  # fmt: skip
-    witnesses = {line.key.name: line.at_seconds for line in found.signed.witnesses} if found.signed else {}
+    witnesses = {line.key.name: line.at_seconds for line in verdict.signed.witnesses} if verdict.signed else {}
     return {
-        "sound": found.ok,
-        "origin": found.origin,
-        "checkpoint": found.root.size,
-        "leaves": found.leaves,
-        "whole": found.whole,
+        "sound": verdict.ok,
+        "origin": verdict.origin,
+        "checkpoint": verdict.root.size,
+        "leaves": verdict.leaves,
+        "whole": verdict.whole,
         "witnesses": witnesses,
-        "handovers": found.handovers,
-        "breaks": [{"lost": what.lost.size, "base": what.base.size} for what in found.breaks],
-        "timestamps": [stamp._asdict() for stamp in found.stamps],
-        "problems": found.problems,
-        "not_shown": found.limits,
+        "handovers": verdict.handovers,
+        "breaks": [{"lost": what.lost.size, "base": what.base.size} for what in verdict.breaks],
+        "timestamps": [stamp._asdict() for stamp in verdict.stamps],
+        "problems": verdict.problems,
+        "not_shown": verdict.limits,
         "logs": logs,
     }
 
 
-def _print(found: ExportVerdict, seconds: float) -> None:
+def _print(verdict: ExportVerdict, seconds: float) -> None:
     table = make_table(
-        f"{found.origin}, checkpoint {found.root.size}", "log", "first", "last", "from", "to", "of", left=3
+        f"{verdict.origin}, checkpoint {verdict.root.size}", "log", "first", "last", "from", "to", "of", left=3
     )
-    for log in found.logs:
+    for log in verdict.logs:
         table.add_row(
             log.name,
             readable(log.first_us),
@@ -191,23 +193,23 @@ def _print(found: ExportVerdict, seconds: float) -> None:
             str(log.size),
         )
     stdout().print(table)
-    for problem in found.problems:
+    for problem in verdict.problems:
         say(f"not sound: {problem}")
-    if found.ok:
-        say(f"sound: {several(found.leaves, 'leaf')} are what the ledger's key signed ({seconds:.1f} s)")
-    for line in found.signed.witnesses if found.signed else ():
+    if verdict.ok:
+        say(f"sound: {several(verdict.leaves, 'leaf')} are as the ledger's key signed them ({seconds:.1f} s)")
+    for line in verdict.signed.witnesses if verdict.signed else ():
         say(f"witness {line.key.name} signed at {readable(line.at_seconds * 1_000_000)} UTC")
-    for stamp in found.stamps:
+    for stamp in verdict.stamps:
         say(f"{stamp.authority} saw the checkpoint of {stamp.size} at {readable(stamp.at_us)} UTC")
-    if found.handovers:
-        say(f"{found.handovers} handovers of the signing key are on record")
-    for what in found.breaks:
+    if verdict.handovers:
+        say(f"{verdict.handovers} handovers of the signing key are on record")
+    for what in verdict.breaks:
         say(
             f"the log broke: a signed checkpoint of {what.lost.size} root leaves was lost, and signing went on from "
             f"{what.base.size}, as its key states"
         )
     say("not shown:")
-    for limit in found.limits:
+    for limit in verdict.limits:
         say(f"  - {limit}")
 
 
@@ -238,21 +240,21 @@ def _progress(bar: Any) -> Progress:
 
 
 _NOT_SHOWN = (
-    "what else the log holds, and that its head is the newest: this is one leaf",
-    "whether the process that wrote it was an engine at work: the leaf of its start (`origin`) says so",
+    "the log's other leaves, and whether its head is the newest: this is only one leaf",
+    "whether its process was a production engine: see `origin` in the leaf of the process's start",
     "what a key signed that yours handed over to: give the key of that time, or check an export",
 )
 
 
 def is_leaf_proof(path: Path) -> bool:
-    """True for the proof of a leaf; what else is checked is a folder."""
+    """Return True for a leaf's proof; any other input is a folder."""
     return path.suffix == ".proof" and path.is_file()
 
 
 def check_leaf_proof(
     path: Path, keys: Sequence[str], witnesses: Sequence[str], threshold: int, *, as_json: bool
 ) -> bool:
-    """Check NAME.leaf by NAME.proof and say what they show; whether they are sound."""
+    """Check NAME.leaf by NAME.proof and print what they show; return whether they are sound."""
     facts: dict[str, Any] = {"sound": False, "problems": []}
     try:
         leaf, proof = path.with_suffix(".leaf").read_bytes(), path.read_bytes()

@@ -1,4 +1,4 @@
-"""`kvcustody audit fsck`: the whole ledger computed again from its leaves."""
+"""`kvcustody audit fsck`: recomputes the whole ledger from its leaves."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ def check(
         def show(log: str, done: int, total: int) -> None:
             bar.update(task, description=log, completed=done, total=total)
 
-        told: Progress = show
-        found = fsck(
+        progress: Progress = show
+        report = fsck(
             connection,
             keys=keys,
             kept=[_read(path) for path in note or ()],
             witnesses=witnesses,
-            progress=told,
+            progress=progress,
             overdue_before_us=_overdue_before_us(),
         )
     if as_json:
         facts = {
-            name: getattr(found, name)
+            name: getattr(report, name)
             for name in (
                 "logs",
                 "leaves",
@@ -83,30 +83,33 @@ def check(
                 "remarks",
             )
         }
-        print_json(facts | {"sound": found.ok, "problems": [problem._asdict() for problem in found.problems]})
+        print_json(facts | {"sound": report.ok, "problems": [problem._asdict() for problem in report.problems]})
     else:
-        for problem in found.problems:
+        for problem in report.problems:
             say(f"not sound: {problem}")
-        verdict = "sound" if found.ok else f"{several(len(found.problems), 'problem')}"
-        by_hash = f" ({found.purged} by their hashes alone" if found.purged else ""
-        by_hash += f", {found.segmented} of them by the roots of their tiles" if found.segmented else ""
-        by_hash += ")" if found.purged else ""
-        say(f"{verdict}: {several(found.leaves, 'leaf')} of {several(found.logs, 'log')}{by_hash}")
-        say(f"{found.checkpoints} checkpoints, {found.signed} signed, {found.verified} verified by your keys")
-        if found.unsealed:
-            say(f"under no checkpoint yet: {several(found.unsealed, 'leaf')}, as their logs' frontiers have them")
-        for what in found.unproved:
+        verdict = "sound" if report.ok else f"{several(len(report.problems), 'problem')}"
+        by_hash = f" ({report.purged} by their hashes alone" if report.purged else ""
+        by_hash += f", {report.segmented} of them by the roots of their tiles" if report.segmented else ""
+        by_hash += ")" if report.purged else ""
+        say(f"{verdict}: {several(report.leaves, 'leaf')} of {several(report.logs, 'log')}{by_hash}")
+        say(f"{report.checkpoints} checkpoints, {report.signed} signed, {report.verified} verified by your keys")
+        if report.unsealed:
+            say(f"under no checkpoint yet: {several(report.unsealed, 'leaf')}, as their logs' frontiers have them")
+        for what in report.unproved:
             say(f"not proved: {what}")
-        for what in found.remarks:
+        for what in report.remarks:
             say(f"note: {what}")
-        if found.ok and not note:
-            say("not shown: whether the end was cut off. Give --note with a checkpoint that was kept elsewhere.")
-    if not found.ok:
+        if report.ok and not note:
+            say(
+                "not shown: whether the newest leaves were removed. Give --note with a checkpoint that you "
+                "stored elsewhere."
+            )
+    if not report.ok:
         raise typer.Exit(EXIT_NOT_SOUND)
 
 
 def _overdue_before_us() -> int:
-    """What is committed before then should be under a checkpoint by now (UTC µs)."""
+    """Return the time (UTC µs) before which every committed leaf should be under a checkpoint now."""
     return time.time_ns() // 1000 - round(OVERDUE_INTERVALS * load_settings().root_interval_seconds * 1e6)
 
 

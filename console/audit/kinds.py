@@ -1,4 +1,4 @@
-"""`kvcustody audit kinds`: every kind of leaf, and an example of each. It opens no ledger."""
+"""`kvcustody audit kinds`: every kind of leaf, each with an example. It opens no ledger."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def kinds(
 
 
 def facts(kind: type[Event]) -> dict[str, Any]:
-    """What is known of a kind beside its fields."""
+    """Return the facts about a kind besides its fields."""
     return {
         "kind": KINDS[kind].name,
         "outage": KINDS[kind].outage,
@@ -65,7 +65,7 @@ def facts(kind: type[Event]) -> dict[str, Any]:
 
 
 def kinds_table() -> str:
-    """The table of docs/reference/formats/leaves.md: every kind of leaf."""
+    """Return the table of every kind of leaf for docs/reference/formats/leaves.md."""
     rows = ["| kind | class | recorded by | what it says |", "|---|---|---|---|"]
     for kind in sorted(KINDS, key=lambda each: KINDS[each].name):
         told = facts(kind)
@@ -74,6 +74,6 @@ def kinds_table() -> str:
 
 
 def _in_short(told: dict[str, Any]) -> str:
-    """The first paragraph, without the class that has a column of its own."""
+    """Return the first paragraph, without the outage class, which has its own column."""
     first = " ".join(told["says"].partition("\n\n")[0].split())
     return first.replace(f" (class {told['outage']})", "")

@@ -1,4 +1,4 @@
-"""What is taken out of a ledger by a command on the ledger itself: on record before it is handed over.
+"""Records, before leaves are handed over, that a command takes them out of the ledger.
 
 No policy is asked: whoever opens a ledger's own database has all of it. Where it cannot be written (a copy, a login
 that may only read) the command says so, and does what it is asked to with `--unrecorded`.
@@ -18,13 +18,17 @@ from kvcustody.errors import ConfigError, LedgerError
 
 Unrecorded = Annotated[
     bool,
-    typer.Option("--unrecorded", help="The ledger cannot be written: hand over without a word in it."),
+    typer.Option("--unrecorded", help="Hand over without a record, because the ledger cannot be written."),
 ]
 ROLE = "ledger"  # no role of the service: who has the database
 
 
 def record_taken(ledger: str, operation: str, *, unrecorded: bool) -> None:
-    """Put on record that leaves are taken out of the ledger (class A); raises `ConfigError` where that cannot be."""
+    """Record that leaves are taken out of the ledger (class A).
+
+    Raises:
+        ConfigError: it cannot be recorded.
+    """
     if unrecorded:
         return
     try:
@@ -32,7 +36,7 @@ def record_taken(ledger: str, operation: str, *, unrecorded: bool) -> None:
             record_operator_act(engine, lambda at_us: AccessRecorded(at_us, _user(), (ROLE,), operation))
     except LedgerError as error:
         raise ConfigError(
-            f"{error.message}; so it cannot be put on record that leaves are taken out: `--unrecorded` goes without"
+            f"{error.message}; so the export cannot be recorded: `--unrecorded` skips the record"
         ) from None
 
 

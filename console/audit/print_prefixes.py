@@ -1,4 +1,4 @@
-"""Prints which prefixes are worth keeping."""
+"""Prints the prefixes that are most worth keeping."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvcustody.times import readable
 
 
 def print_prefixes(answer: dict[str, Any]) -> None:
-    """The requests whose blocks saved later ones most: by tenant and classification, in prefill seconds.
+    """Print the requests whose blocks saved the most prefill seconds, by tenant and classification.
 
     Seconds are by the cost that each worker measured of its own prefills; where none is told, blocks decide.
     """

@@ -1,4 +1,4 @@
-"""`kvcustody audit tail`, `query`, `prove` and `status`: what the ledger holds."""
+"""`kvcustody audit tail`, `query`, `prove` and `status`: the ledger's content."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def tail(
     tenant: _Tenant = None,
     kind: _Kind = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many.")] = 20,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing new leaves until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep showing new leaves until Ctrl-C.")] = False,
     *,
     as_json: Json = False,
 ) -> None:
@@ -93,7 +93,7 @@ def tail(
 @grouped
 def prove(
     log: Annotated[str, typer.Argument(help="The log: `system` or `tenant/NAME`.")],
-    idx: Annotated[int, typer.Argument(help="The leaf's place in it.", min=0)],
+    idx: Annotated[int, typer.Argument(help="The leaf's index in the log.", min=0)],
     as_of: Annotated[int | None, typer.Option(help="A signed checkpoint, by its root leaves.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write PREFIX.leaf and PREFIX.proof instead.")] = None,
     *,
@@ -105,8 +105,8 @@ def prove(
     `kvcustody audit verify PREFIX.proof --key …` checks what --out wrote, and so does the lone `verify_kvcustody.py`;
     docs/reference/formats/proofs.md has the format.
     """
-    found = done("proveEvent", source, log=log, idx=idx, as_of=as_of)
-    leaf, proof = found["canonical"], found["proof"]
+    event = done("proveEvent", source, log=log, idx=idx, as_of=as_of)
+    leaf, proof = event["canonical"], event["proof"]
     if out is not None:
         try:
             write_file(out.with_name(out.name + ".leaf"), leaf.encode(), mode=evidence_mode())
@@ -114,7 +114,7 @@ def prove(
         except OSError as error:
             raise ConfigError(f"proof `{out}` cannot be written: {error.strerror}", path=out) from None
     if as_json:
-        print_json(found)
+        print_json(event)
     elif out is not None:
         say(f"written: {out}.leaf, {out}.proof")
     else:
@@ -124,35 +124,38 @@ def prove(
 def status(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
     """Show how far the ledger is committed, signed and witnessed, and the head of every log."""
     with reading(ledger) as engine, engine.connect() as connection:
-        found = witness_status(connection, time.time_ns() // 1000)
+        witnessed = witness_status(connection, time.time_ns() // 1000)
         waiting = unsealed(connection, time.time_ns() // 1000)
         logs = LedgerProofs(connection).logs()
     overdue = waiting.overdue(load_settings().root_interval_seconds)
     if as_json:
         heads = {log.name: {"size": log.head.size, "root": log.head.root.hex()} for log in logs}
-        facts = found._asdict() | {"witnesses": [seen._asdict() for seen in found.witnesses]}
+        facts = witnessed._asdict() | {"witnesses": [seen._asdict() for seen in witnessed.witnesses]}
         print_json(facts | {"unsealed": waiting._asdict() | {"overdue": overdue}, "logs": heads})
         return
     table = make_table("logs", "log", "leaves", "root")
     for log in logs:
         table.add_row(log.name, str(log.head.size), log.head.root.hex()[:16] + "…")
     stdout().print(table)
-    say(f"root log: {several(found.size, 'leaf')}, {found.signed_size} signed, {found.witnessed_size} witnessed")
+    say(
+        f"root log: {several(witnessed.size, 'leaf')}, {witnessed.signed_size} signed, "
+        f"{witnessed.witnessed_size} witnessed"
+    )
     age = f", the oldest for {waiting.age_us / 1e6:.0f} s" if waiting.leaves else ""
     say(f"under no checkpoint yet: {several(waiting.leaves, 'leaf')} of {several(waiting.logs, 'log')}{age}")
     if overdue:
-        say("warning: nobody seals this ledger; `kvcustody audit sign` does")
-    for seen in found.witnesses:
+        say("warning: no process signs this ledger; run `kvcustody audit sign`")
+    for seen in witnessed.witnesses:
         say(f"witness {seen.name}: {seen.size} at {readable(seen.at_us)} UTC, {seen.age_us / 1e6:.0f} s ago")
-    if found.warning:
-        say(f"warning: {found.warning}")
+    if witnessed.warning:
+        say(f"warning: {witnessed.warning}")
 
 
 def times(
     ledger: Ledger = DEFAULT,
     *,
     tenant: _Tenant = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 1000,
+    limit: Annotated[int, typer.Option(min=1, help="The maximum number.")] = 1000,
     oldest_first: OldestFirst = False,
     as_json: Json = False,
 ) -> None:
@@ -166,12 +169,12 @@ def times(
         logs = [log.name for log in LedgerProofs(connection).logs()]
         asked = [log for log in logs if name is None or log == log_of(name)]
         every = (odd for log in asked for odd in LedgerTimes(connection).odd(log))
-        found = sorted(every, key=lambda odd: odd.at_us, reverse=not oldest_first)[:limit]
+        odd_times = sorted(every, key=lambda odd: odd.at_us, reverse=not oldest_first)[:limit]
     if as_json:
-        print_json({"times": [odd._asdict() for odd in found]})
+        print_json({"times": [odd._asdict() for odd in odd_times]})
         return
     table = make_table(
-        f"{len(found)} odd times (UTC)",
+        f"{len(odd_times)} odd times (UTC)",
         "log",
         "leaf",
         "kind",
@@ -181,7 +184,7 @@ def times(
         "not after",
         left=7,
     )
-    for odd in found:
+    for odd in odd_times:
         between = (readable(odd.not_before_us) if odd.not_before_us else "", readable(odd.not_after_us))
         table.add_row(odd.log, str(odd.idx), odd.kind, odd.why, readable(odd.at_us), *between)
     stdout().print(table, markup=False)
@@ -213,13 +216,13 @@ def _show(rows: tuple[EventRow, ...], as_json: bool) -> None:
 
 
 def print_events(answer: dict[str, Any]) -> None:
-    """Leaves by what they say."""
+    """Print leaves, each as a sentence."""
     _print_leaves([one | {"event": one["leaf"]} for one in answer["items"]])
     print_more(answer)
 
 
 def _print_leaves(found: list[dict[str, Any]]) -> None:
-    """One line a leaf, cut at the terminal's width: `--json` has the leaf itself."""
+    """Print one line per leaf, cut at the terminal's width; `--json` has the whole leaf."""
     table = make_table(several(len(found), "leaf"), "time (UTC)", "log", "idx", "what happened", left=4)
     for column in table.columns:
         column.no_wrap, column.overflow = True, "ellipsis"

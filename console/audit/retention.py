@@ -1,4 +1,4 @@
-"""`kvcustody audit purge`, `hold`, `redact`: how long content is kept, and for whom it means somebody."""
+"""`kvcustody audit purge`, `hold`, `redact`: how long content is kept, and who can still be identified."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _Reason = Annotated[str, typer.Option(help="Why, for the record.")]
 
 @dataclass(frozen=True, kw_only=True)
 class AccountOptions(ParameterGroup):
-    """Who answers for it."""
+    """Who is accountable for the act."""
 
     actor: Annotated[str, typer.Option(help="Who does it, for the record.")] = ""
     approver: Annotated[str, typer.Option(help="Who approved it; somebody else.")] = ""
@@ -55,15 +55,15 @@ def drop(
     ledger: Ledger = DEFAULT,
     to: Annotated[
         Path | None,
-        typer.Option(help="Export what goes to this folder, verify it, drop it: some at a time."),
+        typer.Option(help="Export the content to this folder, verify it and drop it, in parts."),
     ] = None,
     exported: Annotated[
-        Path | None, typer.Option("--export", help="A sound export of what is to go, made before.")
+        Path | None, typer.Option("--export", help="An earlier, sound export of the content to drop.")
     ] = None,
     key: Annotated[list[str] | None, typer.Option("--key", help="Public key by which the export is verified.")] = None,
     who: AccountOptions,
     jobs: Annotated[int, typer.Option(min=1, help="Parts of --to beside each other, on PostgreSQL.")] = JOBS,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and drop nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be dropped, and drop nothing.")] = False,
     as_json: Json = False,
 ) -> None:
     """Drop old content of tenants' logs; proofs of what is left stay. Without --to or --export: show what would go.
@@ -73,7 +73,7 @@ def drop(
     """
     until_us = moment_us(until, "--until") or 0
     if to is not None and exported is not None:
-        raise ConfigError("--to writes the export that --export would name: give one of them")
+        raise ConfigError("--to creates the export that --export names: give one of them")
     parts: tuple[PurgedPart, ...] = ()
     dropping = not dry_run and (to or exported) is not None
     if not dropping:
@@ -81,7 +81,7 @@ def drop(
             plans = plan_purge(connection, until_us)
     else:
         if not who.actor:
-            raise ConfigError("--actor is needed: who drops the content")
+            raise ConfigError("--actor is needed: the person who drops the content")
         keys = key_texts(key or [])
         with writing(ledger) as engine, progress_bar() as bar:
             tasks: dict[str, Any] = {}
@@ -136,7 +136,7 @@ def place(
     actor: _Actor,
     reason: _Reason,
     tenant: Annotated[str | None, typer.Option(help="On this tenant (default: on everything).")] = None,
-    subject: Annotated[str | None, typer.Option(help="On what is held of this subject of the tenant alone.")] = None,
+    subject: Annotated[str | None, typer.Option(help="Only on the records of this subject of the tenant.")] = None,
     ledger: Ledger = DEFAULT,
     subject_keys: SubjectStore = None,
     subject_names: NamesOfSubjects = SubjectNames.SEALED,

@@ -1,4 +1,4 @@
-"""`kvcustody showback`: what each tenant had of the cache in a period, and what reuse saved it, as a bill."""
+"""`kvcustody showback`: each tenant's use of the cache in a period, and its savings from reuse, as a bill."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _COLUMNS = (*ShowbackRow._fields, "routed_requests", "routed_tokens", "routed_fo
 @grouped
 def bill(
     *,
-    since: Annotated[str, typer.Option(help="From this UTC date or moment on.")],
+    since: Annotated[str, typer.Option(help="From this UTC date or time on.")],
     until: PeriodEnd = None,
-    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated on stdout, a row a tenant.")] = False,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="CSV on stdout, one row per tenant.")] = False,
     source: ServiceSource,
     as_json: Json = False,
 ) -> None:

@@ -44,7 +44,7 @@ _Shape = Annotated[
     typer.Option(
         "--shape",
         metavar="[ocsf|cloudevents|leaf|plugin:NAME]",
-        help="How leaves are written: a shape of ours, or an extension's.",
+        help="The format of leaves: a built-in one, or an extension's.",
         autocompletion=_shapes,
     ),
 ]
@@ -61,7 +61,9 @@ def ship(
     positions: Annotated[Path, typer.Argument(help="The file that remembers where you were.")],
     ledger: Ledger = DEFAULT,
     shape: _Shape = SiemFormat.OCSF.value,
-    batch: Annotated[int, typer.Option(min=1, max=10_000, help="Leaves between two notes of the position.")] = 1000,
+    batch: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Number of leaves after which the position is saved.")
+    ] = 1000,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     unrecorded: Unrecorded = False,
 ) -> None:
@@ -81,20 +83,20 @@ def ship(
         while True:
             before = read_positions(positions)
             with engine.connect() as connection:
-                found = pull(connection, before, limit=batch)
-            for line in describe_losses(found.positions.losses.since(before.losses)):
+                batch_read = pull(connection, before, limit=batch)
+            for line in describe_losses(batch_read.positions.losses.since(before.losses)):
                 lost = True
                 say(line, file=sys.stderr)
-            if found.rows:
-                if not recorded and _news(found.rows, "audit ship"):
+            if batch_read.rows:
+                if not recorded and _news(batch_read.rows, "audit ship"):
                     record_taken(ledger, "audit ship", unrecorded=unrecorded)
                     recorded = True
-                sys.stdout.buffer.write(_lines(found.rows, told_as))
+                sys.stdout.buffer.write(_lines(batch_read.rows, told_as))
                 sys.stdout.buffer.flush()
-                write_positions(positions, found.positions)
+                write_positions(positions, batch_read.positions)
                 continue
-            if found.positions != before:
-                write_positions(positions, found.positions)
+            if batch_read.positions != before:
+                write_positions(positions, batch_read.positions)
             if not follow:
                 if lost:
                     raise typer.Exit(EXIT_NO)
@@ -136,14 +138,17 @@ def push(
             _follow(pump)
         while pump.step():
             pass
-    found = pump.status()
+    delivery = pump.status()
     if as_json:
-        print_json(found._asdict())
+        print_json(delivery._asdict())
     else:
-        say(f"{found.name}: {several(found.delivered, 'leaf')} delivered, {several(found.dead, 'batch')} given up")
-        for line in found.losses:
+        say(
+            f"{delivery.name}: {several(delivery.delivered, 'leaf')} delivered, "
+            f"{several(delivery.dead, 'batch')} given up"
+        )
+        for line in delivery.losses:
             say(line)
-    if found.dead or pump.positions.losses != before:
+    if delivery.dead or pump.positions.losses != before:
         raise typer.Exit(EXIT_NO)
 
 
@@ -153,9 +158,9 @@ def _shape(engine: Engine, name: str) -> LeafShape:
 
 
 def _follow(pump: DeliveryPump) -> None:
-    """Deliver until somebody ends it; a problem is said when it begins, and when it is another one."""
+    """Deliver until the user stops it; print a problem when it begins and when it changes."""
     before = pump.positions.losses
-    said: set[str] = set()
+    lines_before: set[str] = set()
     pump.start()
     try:
         with following(lambda: bool(pump.status().dead) or pump.positions.losses != before):
@@ -163,14 +168,14 @@ def _follow(pump: DeliveryPump) -> None:
                 time.sleep(1.0)
                 found = pump.status()
                 lines = {*found.losses, *([found.problem] if found.problem else [])}
-                for line in sorted(lines - said):
+                for line in sorted(lines - lines_before):
                     say(f"{found.name}: {line}", file=sys.stderr)
-                said = lines
+                lines_before = lines
     finally:
         pump.close()
 
 
-sink = typer.Typer(no_args_is_help=True, help="Detach a sink, attach it again, see what was given up.")
+sink = typer.Typer(no_args_is_help=True, help="Detach a sink, attach it again, show what was given up.")
 
 
 @sink.command(epilog="Example: `kvcustody audit sink status ./webhook --json`")
@@ -182,14 +187,14 @@ def status(folder: _Folder, *, as_json: Json = False) -> None:
     """
     files = SinkFolder(folder)
     dead, positions = files.reasons(), files.read_positions()
-    found = files.status(folder.name, positions)
+    shipping = files.status(folder.name, positions)
     places = {name: place.next for name, place in positions.places.items()}
-    troubles = [trouble.text for trouble in find_troubles(found, SystemClock().utc_us())]
+    troubles = [trouble.text for trouble in find_troubles(shipping, SystemClock().utc_us())]
     if as_json:
-        shown = {"failing_since_us": found.failing_since_us, "losses": found.losses, "troubles": troubles}
-        print_dated({"attached": found.attached, "positions": places, "dead": dead, **shown})
+        shown = {"failing_since_us": shipping.failing_since_us, "losses": shipping.losses, "troubles": troubles}
+        print_dated({"attached": shipping.attached, "positions": places, "dead": dead, **shown})
     else:
-        state = "attached" if found.attached else "detached"
+        state = "attached" if shipping.attached else "detached"
         say(f"{state}; {several(sum(places.values()), 'leaf')} behind it")
         for reason in dead:
             say(f"given up: {reason}")
@@ -256,7 +261,7 @@ def _change(
     as_json: bool,
 ) -> None:
     if not SinkFolder(folder).exists():
-        raise ConfigError(f"`{folder}` is no sink's folder; `kvcustody audit push` makes one")
+        raise ConfigError(f"`{folder}` is not a sink's folder; `kvcustody audit push` creates one")
     with writing(ledger) as engine:
         record_operator_act(engine, lambda at_us: SinkChanged(at_us, folder.name, action, actor, reason))
     act(SinkFolder(folder))
@@ -284,7 +289,7 @@ def _pump(
 
 
 def _news(rows: Sequence[EventRow], operation: str) -> bool:
-    """Whether there is more than what earlier runs put on record about themselves."""
+    """Return whether there is anything besides what earlier runs recorded about themselves."""
     return any(row.kind != "access" or row.body["operation"] != operation for row in rows)
 
 

@@ -1,4 +1,4 @@
-"""Which key signs the ledger's checkpoints, and who else states when one existed.
+"""The key that signs the ledger's checkpoints, and timestamps from third parties.
 
 `kvcustody audit sign`, `keys`, `rotate-key` (the next key), `confirm-break` (what was signed is lost) and `timestamp`
 (an RFC 3161 authority).
@@ -84,7 +84,7 @@ def rotate(
     with writing(ledger) as engine:
         periods = recorded_keys(engine)
         if not periods:
-            raise ConfigError("no signing key is on record in this ledger; the service makes one at its start")
+            raise ConfigError("no signing key is on record in this ledger; the service creates one at its start")
         with recorder(engine, clock) as writer:
             old = open_signing_key(signing_key, periods[-1].key.name, engine, writer, clock)
             if old is None:
@@ -107,7 +107,7 @@ def rotate(
 def confirm(
     signing_key: Annotated[Path, typer.Option(help="The file of the key that signs this ledger.")],
     actor: Annotated[str, typer.Option(help="Who does it, for the record.")],
-    reason: Annotated[str, typer.Option(help="Why the ledger lost what was signed, for the record.")],
+    reason: Annotated[str, typer.Option(help="Why the ledger lost signed content, for the record.")],
     ledger: Ledger = DEFAULT,
     *,
     as_json: Json = False,

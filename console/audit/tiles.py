@@ -1,4 +1,4 @@
-"""`kvcustody audit tiles`: a log as C2SP tiles, and the check of such a folder."""
+"""`kvcustody audit tiles`: a log as C2SP tiles, and the check of a folder of tiles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvcustody.plurals import several
 
 
 def tiles(
-    folder: Annotated[Path, typer.Argument(help="The folder to make; it must not exist.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to create; it must not exist.")],
     log: Annotated[str | None, typer.Option(help="This log (`system`, `tenant/NAME`); default: the root log.")] = None,
     ledger: Ledger = DEFAULT,
     as_of: Annotated[int | None, typer.Option(help="A signed checkpoint, by its root leaves.")] = None,
@@ -38,24 +38,24 @@ def tiles(
 
 
 def is_tiles(folder: Path) -> bool:
-    """True for a folder of tiles; an export of leaves has a manifest instead."""
+    """Return True for a folder of tiles; an export of leaves has a manifest instead."""
     return (folder / "tile").is_dir() and not (folder / "manifest.json").exists()
 
 
 def check_tiles(folder: Path, keys: Sequence[str], witnesses: Sequence[str], threshold: int) -> ExportReport:
-    """Every byte of a folder of tiles, by the reader's keys."""
+    """Check every byte of a folder of tiles against the reader's keys."""
     return verify_export(folder, keys, witnesses=witnesses, witness_threshold=threshold)
 
 
-def show_tiles(found: ExportReport, *, as_json: bool) -> None:
-    """The verdict, and what it does not show."""
-    problems = [problem.text for problem in found.problems]
+def show_tiles(report: ExportReport, *, as_json: bool) -> None:
+    """Print the verdict and its limits."""
+    problems = [problem.text for problem in report.problems]
     if as_json:
-        facts: dict[str, Any] = {"sound": found.ok, "log": found.name, "size": found.size}
-        print_json(facts | {"leaves": found.leaves, "root": found.root.hex(), "problems": problems})
+        facts: dict[str, Any] = {"sound": report.ok, "log": report.name, "size": report.size}
+        print_json(facts | {"leaves": report.leaves, "root": report.root.hex(), "problems": problems})
         return
     for text in problems:
         say(f"not sound: {text}")
-    if found.ok:
-        say(f"sound: {several(found.leaves, 'leaf')} of {found.name} are what the ledger's key signed")
-    say("not shown: other logs, and whether this one is longer now; give a witness's key for its word on that")
+    if report.ok:
+        say(f"sound: {several(report.leaves, 'leaf')} of {report.name} are what the ledger's key signed")
+    say("not shown: other logs, and whether this one has grown; give a witness's key to check that")

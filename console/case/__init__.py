@@ -1,1 +1,1 @@
-"""`kvcustody case`: requests of people about their data, from receipt to the letter."""
+"""`kvcustody case`: subject requests about personal data, from receipt to the letter."""

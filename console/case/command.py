@@ -23,8 +23,8 @@ from kvcustody.governance.service.operations.parameter_groups import grouped
 app = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
-    help="Requests of people about their data as cases: receipt, identity, the clock of one month, decision, letter.",
-    epilog="docs/concepts/cases.md says how the clock runs, what each step may follow, and what a case shows.",
+    help="Subject requests as cases: receipt, identity, the deadline of one month, decision, letter.",
+    epilog="docs/concepts/cases.md describes the deadline, the order of steps, and what a case shows.",
 )
 _Case = Annotated[str, typer.Argument(help="The case's id, as `open` printed it.", metavar="CASE")]
 
@@ -39,19 +39,19 @@ _Case = Annotated[str, typer.Argument(help="The case's id, as `open` printed it.
 @grouped
 def open_case(
     *,
-    tenant: Annotated[str, typer.Option(help="Whose subject it is.")],
+    tenant: Annotated[str, typer.Option(help="The subject's tenant.")],
     subject: Annotated[str, typer.Option(help="The person, as the tenant's identity names them.")],
-    right: Annotated[SubjectRight, typer.Option(help="What they ask for.")],
-    channel: Annotated[str, typer.Option(help="How it came in: `mail`, `letter`, `telephone`; no address.")],
+    right: Annotated[SubjectRight, typer.Option(help="The right that they exercise.")],
+    channel: Annotated[str, typer.Option(help="The channel: `mail`, `letter`, `telephone`; no address.")],
     received: Annotated[
-        str | None, typer.Option(help="When it came in (ISO 8601; without an offset UTC); default: now.")
+        str | None, typer.Option(help="Time of receipt (ISO 8601; UTC without an offset); default: now.")
     ] = None,
     zone: Annotated[
         str | None, typer.Option(help="The controller's time zone, by its IANA name; default: the settings'.")
     ] = None,
     holidays: Annotated[
         str | None,
-        typer.Option(help="The controller's public holidays: a file with a date a line.", metavar="FILE"),
+        typer.Option(help="The controller's public holidays: a file with one date per line.", metavar="FILE"),
     ] = None,
     subject_names: NamesOfSubjects = None,
     source: ActSource,
@@ -61,7 +61,7 @@ def open_case(
 
     A control plane has the zone and the holidays in its settings. The ledger knows the person by a pseudonym.
     """
-    made = done(
+    case = done(
         "openCase",
         source,
         {"case_zone": zone, "case_holidays_path": holidays, "subject_names": subject_names},
@@ -72,9 +72,9 @@ def open_case(
         received=moment_us(received, "--received"),
     )
     if as_json:
-        print_json(made)
+        print_json(case)
     else:
-        say(f"opened: {made['case_id']}, to be answered by {made['due_day']}")
+        say(f"opened: {case['case_id']}, to be answered by {case['due_day']}")
 
 
 @app.command(
@@ -88,7 +88,7 @@ def step(
     case_id: _Case,
     kind: Annotated[StepKind, typer.Argument(help="What was done.", metavar="STEP")],
     *,
-    outcome: Annotated[str, typer.Option(help="What it came to; a wrong one is answered with the list.")] = "",
+    outcome: Annotated[str, typer.Option(help="The outcome; a wrong one prints the list.")] = "",
     ground: Annotated[str, typer.Option(help="The ground in the GDPR, as `17(3)(e)`.")] = "",
     about: Annotated[
         str, typer.Option(help="An erasure's id, a recipient, a third party, or how an answer was sent.")
@@ -106,7 +106,7 @@ def step(
     A step that may not follow, or that the ledger contradicts, is refused with the reason, and nothing is recorded.
     """
     digest = "" if file is None else hashlib.sha256(read_file(file)).hexdigest()
-    made = done(
+    case = done(
         "takeCaseStep",
         source,
         {"subject_names": subject_names},
@@ -119,9 +119,9 @@ def step(
         digest=digest,
     )
     if as_json:
-        print_json(made)
+        print_json(case)
     else:
-        say(f"{kind.value}: {made['case_id'][:12]} is {made['state']}, to be answered by {made['due_day']}")
+        say(f"{kind.value}: {case['case_id'][:12]} is {case['state']}, to be answered by {case['due_day']}")
 
 
 @app.command(
@@ -132,12 +132,12 @@ def step(
 def letter(
     case_id: _Case,
     *,
-    to: Annotated[str, typer.Option("--to", help="Name and address; they are in the letter, and kept nowhere.")],
+    to: Annotated[str, typer.Option("--to", help="Name and address; they appear in the letter and are not stored.")],
     sender: Annotated[str, typer.Option("--from", help="Who writes: name and address.")] = "",
     kind: Annotated[str, typer.Option(help=f"One of: {', '.join(LETTER_KINDS)}.")] = "answer",
     date: Annotated[str | None, typer.Option(help="The letter's date; default: today (UTC).")] = None,
     template: Annotated[
-        Path | None, typer.Option(help="A Jinja2 template of your own, as `console/case/letter.txt`.")
+        Path | None, typer.Option(help="Your own Jinja2 template, like `console/case/letter.txt`.")
     ] = None,
     format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(LETTER_FORMS)}.")] = "text,html",
     out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("kvcustody-letter"),
@@ -148,14 +148,14 @@ def letter(
 
     Record the one that was sent with `case step CASE answer --about letter --file letter.pdf`.
     """
-    found = done("getCase", source, case=case_id)
+    case = done("getCase", source, case=case_id)
     today = datetime.now(UTC).date().isoformat()
     own = "" if template is None else read_words(template)
     details = LetterDetails(kind, to, sender, date or today, own)
     forms = [name.strip() for name in format.split(",") if name.strip()]
     if not forms:
         raise ConfigError(f"a letter's forms are: {', '.join(LETTER_FORMS)}")
-    files = render_all(write_letter(found, details), forms)
+    files = render_all(write_letter(case, details), forms)
     write_files(out, files)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
     if as_json:

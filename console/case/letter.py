@@ -1,4 +1,4 @@
-"""The letter to the person, as text, HTML and PDF, from a case and a template.
+"""The letter to the data subject, as text, HTML and PDF, from a case and a template.
 
     letter = write_letter(case, LetterDetails("answer", addressee, sender, "2026-11-26"))
     render(letter, "pdf")
@@ -36,7 +36,7 @@ GROUNDS = {
 
 
 class LetterDetails(NamedTuple):
-    """What a letter has that its case has not; `addressee` and `sender` may have several lines."""
+    """The details of a letter that its case lacks; `addressee` and `sender` may have several lines."""
 
     kind: str
     addressee: str
@@ -53,7 +53,7 @@ class LetterSection(NamedTuple):
 
 
 class Letter(NamedTuple):
-    """What a letter says, whatever it is written as."""
+    """A letter's content, whatever its format."""
 
     title: str
     subtitle: str
@@ -61,7 +61,7 @@ class Letter(NamedTuple):
     footer: str
 
     def text(self) -> bytes:
-        """The letter as plain text: headings underlined, paragraphs apart."""
+        """Return the letter as plain text: headings underlined, paragraphs separated."""
         parts = [self.title, self.subtitle]
         for section in self.sections:
             parts += [f"{section.title}\n{'-' * len(section.title)}", *section.paragraphs]
@@ -69,7 +69,11 @@ class Letter(NamedTuple):
 
 
 def write_letter(case: dict[str, Any], details: LetterDetails) -> Letter:
-    """The letter of a case; raises `ConfigError` where the case is not so far, or a template is wrong."""
+    """Return a case's letter.
+
+    Raises:
+        ConfigError: the case is not ready for this letter, or the template is wrong.
+    """
     sections = _sections(_rendered(case, details))
     subtitle = f"{details.date}. Reference {case['case_id'][:12]}."
     head = LetterSection("From and to", tuple(_lines(details)))
@@ -88,7 +92,7 @@ def _rendered(case: dict[str, Any], details: LetterDetails) -> str:
     if needed is None:
         raise ConfigError(f"a letter is one of: {', '.join(LETTER_KINDS)}")
     if needed not in last:
-        raise ConfigError(f"the case has no step `{needed}` yet that this letter could tell of")
+        raise ConfigError(f"the case has no step `{needed}` yet for this letter to report")
     source = details.template or (Path(__file__).parent / "letter.txt").read_text(encoding="utf-8")
     environment = SandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     try:
@@ -107,15 +111,15 @@ def _rendered(case: dict[str, Any], details: LetterDetails) -> str:
 
 
 def _sections(text: str) -> tuple[LetterSection, ...]:
-    found: list[tuple[str, list[str]]] = []
+    sections: list[tuple[str, list[str]]] = []
     for line in text.split("\n"):
         if line.startswith("# "):
-            found.append((line[2:].strip(), [""]))
-        elif not found:
+            sections.append((line[2:].strip(), [""]))
+        elif not sections:
             if line.strip():
                 raise ConfigError("the letter's template: it begins with a heading (`# `)")
         elif line.strip():
-            found[-1][1][-1] = f"{found[-1][1][-1]} {line.strip()}".strip()
-        elif found[-1][1][-1]:
-            found[-1][1].append("")
-    return tuple(LetterSection(title, tuple(text for text in paragraphs if text)) for title, paragraphs in found)
+            sections[-1][1][-1] = f"{sections[-1][1][-1]} {line.strip()}".strip()
+        elif sections[-1][1][-1]:
+            sections[-1][1].append("")
+    return tuple(LetterSection(title, tuple(text for text in paragraphs if text)) for title, paragraphs in sections)

@@ -1,4 +1,4 @@
-"""Prints cases, and one with everything about it."""
+"""Prints the list of cases, and one case in full."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kvcustody.times import readable
 
 
 def print_cases(answer: dict[str, Any]) -> None:
-    """Every case on record, and how it stands: `open`, `near`, `missed`, `answered` or `late`."""
-    found = answer["items"]
-    if not found:
-        say("no case is on record; `kvcustody case open` records a request of a person")
+    """Print every case on record with its state: `open`, `near`, `missed`, `answered` or `late`."""
+    cases = answer["items"]
+    if not cases:
+        say("no case is on record; `kvcustody case open` records a subject request")
         return
     table = make_table("", "case", "asks for", "tenant", "received", "due", "state", "decided", left=7)
-    for one in found:
+    for one in cases:
         days = (one["received_day"], one["due_day"])
         table.add_row(
             one["case_id"],
@@ -29,50 +29,50 @@ def print_cases(answer: dict[str, Any]) -> None:
             one["outcome"] or "no",
         )
     stdout().print(table)
-    for one in found:
+    for one in cases:
         if one["unread"]:
             say(f"case {one['case_id'][:12]}: {unread_text(one['unread'])}")
     print_more(answer)
 
 
-def print_case(found: dict[str, Any]) -> None:
-    """One case: its clock, its steps, erasures, legal holds and recipients, and what is still to be done.
+def print_case(case: dict[str, Any]) -> None:
+    """Print one case: its clock, its steps, erasures, legal holds and recipients, and its open tasks.
 
     Steps that count for nothing are shown with the reason, and so is what the ledger says against a decision.
     """
-    extended = f", extended from {found['first_due_day']}" if found["extended"] else ""
-    say(f"{found['state']}: {found['subject_right']} for {found['tenant']}, due {found['due_day']}{extended}")
-    if found["unread"]:
-        say(unread_text(found["unread"]))
-    say(f"received {found['received_day']} ({found['channel']}, {found['zone']}), decided: {found['outcome'] or 'no'}")
+    extended = f", extended from {case['first_due_day']}" if case["extended"] else ""
+    say(f"{case['state']}: {case['subject_right']} for {case['tenant']}, due {case['due_day']}{extended}")
+    if case["unread"]:
+        say(unread_text(case["unread"]))
+    say(f"received {case['received_day']} ({case['channel']}, {case['zone']}), decided: {case['outcome'] or 'no'}")
     table = make_table("", "when (UTC)", "step", "outcome", "ground", "about", "by", "why", left=7)
-    for one in found["steps"]:
+    for one in case["steps"]:
         why = f"void: {one['void']}" if one["void"] else one["reason"]
         cells = (one["step"], one["outcome"], one["ground"], one["about"], one["actor"], why)
         table.add_row(readable(one["at_us"]), *cells)
     stdout().print(table, markup=False)
-    for one in found["erasures"]:
+    for one in case["erasures"]:
         standing = f"not followed: {one['why']}" if one["why"] else one["state"]
         say(f"erasure {one['erasure']}: {standing}")
-    for one in found["holds"]:
+    for one in case["holds"]:
         on = "everything" if one["tenant"] is None else "this person" if one["subject"] else one["tenant"]
         say(f"legal hold {one['hold']} on {on}: {one['reason']}")
-    for one in found["recipients"]:
+    for one in case["recipients"]:
         say(f"recipient {one['reader']} by {one['by']}, up to {one['at_most']}: {one['told'] or 'not told'}")
-    for worker in found["followed_by"]:
+    for worker in case["followed_by"]:
         say(f"restriction followed by {worker}")
     for label, name in (("to do", "duties"), ("against it", "contradictions"), ("no principal", "strangers")):
-        for text in found[name]:
+        for text in case[name]:
             say(f"{label}: {text}")
 
 
 def unread_text(unread: str) -> str:
-    """What is said of a case whose leaf could not be read whole."""
+    """Return the text for a case whose leaf could not be read completely."""
     return f"not read: {unread}; the days shown are the earliest that may count"
 
 
 def _marked(state: str) -> Text:
-    """The word, standing out where the clock was not kept, or is about to run out."""
+    """Return the state, highlighted where the deadline was missed or is near."""
     if state in (CaseState.MISSED, CaseState.LATE):
         return Text(state, "bold red")
     return Text(state, "yellow" if state == CaseState.NEAR else "")

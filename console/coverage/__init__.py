@@ -1,1 +1,1 @@
-"""`kvcustody coverage`: deletion coverage, and its recomputation from leaves alone."""
+"""`kvcustody coverage`: deletion coverage, and its recomputation from leaves."""

@@ -1,4 +1,4 @@
-"""`kvcustody coverage`: what was due to end, what has evidence of it, and the same again from the leaves alone."""
+"""`kvcustody coverage`: the custody that was due to end, its evidence, and the same figures recomputed from leaves."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RECOMPUTE = """Examples:
 app = typer.Typer(
     cls=CustodyGroup,
     no_args_is_help=True,
-    help="Deletion coverage: of all custody due to end, how much has evidence of its end, in time. "
+    help="Deletion coverage: the share of due custody that ended in time, with evidence. "
     "docs/concepts/deletion-coverage.md has the definition.",
 )
 
@@ -75,7 +75,7 @@ def show(
     with snapshot(ledger) as connection:
         chosen = chosen._replace(tenant=known_tenant(connection, tenant))
         state = state_of(connection, as_of)
-        found = coverage(connection, **chosen._asdict(), as_of=state)
+        figures = coverage(connection, **chosen._asdict(), as_of=state)
         copies = copy_coverage(connection, chosen, as_of=state)
         monitored = monitored_periods(connection, chosen.since_us or 0, chosen.until_us, chosen.tenant)
         qualified = qualification(monitored)
@@ -83,10 +83,10 @@ def show(
         say(f"note: {qualified}", file=sys.stderr)
     if as_json:
         spans = [one._asdict() for one in unnamed(monitored)]
-        body = {"selection": chosen._asdict(), **coverage_json(found), "copies": _copies_json(copies)}
+        body = {"selection": chosen._asdict(), **coverage_json(figures), "copies": _copies_json(copies)}
         print_json({**body, "monitored": spans})
     else:
-        print_coverage(found)
+        print_coverage(figures)
         _print_copies(copies)
 
 
@@ -94,7 +94,7 @@ def recompute(
     *,
     ledger: Ledger = DEFAULT,
     export: Annotated[
-        Path | None, typer.Option(help="An export's folder instead of a ledger: nothing else is read.")
+        Path | None, typer.Option(help="An export's folder instead of a ledger; nothing else is read.")
     ] = None,
     since: Since = None,
     until: Until = None,
@@ -140,7 +140,9 @@ def recompute(
 
 
 def _tell_marked(export: Path) -> None:
-    """What the export itself says is replayed or generated; `kvcustody audit verify` holds it against the leaves."""
+    """Report history that the export marks as replayed or generated; `kvcustody audit verify` checks the mark by the
+    leaves.
+    """
     try:
         marked = parse_manifest((export / MANIFEST).read_bytes()).marked
     except OSError as problem:
@@ -150,7 +152,7 @@ def _tell_marked(export: Path) -> None:
 
 
 def coverage_json(found: CoverageSummary) -> dict[str, Any]:
-    """Rows, their total and the lags, as `--json` prints them."""
+    """Return rows, their total and the lags, as `--json` prints them."""
     lags = {name: getattr(found, name) for name in ("lag_us_p50", "lag_us_p99", "lag_us_max")}
     total = {**found.total._asdict(), "ended": found.total.ended, "coverage": round(found.total.coverage, 6)}
     return {"total": total, "rows": [row._asdict() for row in found.rows], **lags}
@@ -159,14 +161,14 @@ def coverage_json(found: CoverageSummary) -> dict[str, Any]:
 def _recount_json(
     chosen: CustodySelection, again: RecountResult, compared: tuple[Difference, ...] | None
 ) -> dict[str, Any]:
-    found = again.figures
+    figures = again.figures
     return {
         "selection": chosen._asdict(),
         "leaves": again.leaves,
         "as_of_us": again.as_of_us,
-        "total": _figures(found.total),
-        "rows": [row._asdict() for row in found.rows],
-        "lag_us": {"50": found.lag_us_p50, "99": found.lag_us_p99, "100": found.lag_us_max},
+        "total": _figures(figures.total),
+        "rows": [row._asdict() for row in figures.rows],
+        "lag_us": {"50": figures.lag_us_p50, "99": figures.lag_us_p99, "100": figures.lag_us_max},
         "copies": _copies_json(again.copies),
         "unaccounted": again.missing._asdict(),
         "agrees": None if compared is None else not compared,
@@ -188,14 +190,14 @@ _LEVELS = ("full", "sampled", "retired", "launched")
 
 
 def print_coverage(found: CoverageSummary) -> None:
-    """Units by tenant and classification, bytes by level, lags."""
+    """Print units by tenant and classification, bytes by level, and lags."""
     _units_and_bytes(found)
     lags = (found.lag_us_p50, found.lag_us_p99, found.lag_us_max)
     stdout().print(f"from due to destroyed: p50 {_ms(lags[0])}, p99 {_ms(lags[1])}, longest {_ms(lags[2])}")
 
 
 def print_recount(again: RecountResult, compared: tuple[Difference, ...] | None) -> None:
-    """The same tables from the leaves, what nothing accounts for, and where the tables say something else."""
+    """Print the same tables from the leaves, unaccounted custody, and differences from the ledger's tables."""
     missing = again.missing
     _units_and_bytes(again.figures)
     _print_copies(again.copies)
@@ -219,16 +221,16 @@ def print_recount(again: RecountResult, compared: tuple[Difference, ...] | None)
         console.print(table)
 
 
-def _units_and_bytes(found: CoverageSummary) -> None:
+def _units_and_bytes(figures: CoverageSummary) -> None:
     table = make_table("units: (block, generation, shard)", "tenant", "classification", *_COLUMNS, "share", left=2)
-    for row in (*found.rows, found.total._replace(tenant="all", classification="")):
+    for row in (*figures.rows, figures.total._replace(tenant="all", classification="")):
         share = percent(row.covered, row.due)
         table.add_row(row.tenant, row.classification, *(f"{getattr(row, name):,}" for name in _COLUMNS), share)
     stdout().print(table)
     table = make_table("bytes destroyed, by the weakest verification of their shards", "level", "bytes")
     for level in _LEVELS:
-        table.add_row(level, f"{getattr(found.total, f'{level}_bytes'):,}")
-    table.add_row("blocks read back in full", f"{found.total.reread_blocks:,}")
+        table.add_row(level, f"{getattr(figures.total, f'{level}_bytes'):,}")
+    table.add_row("blocks read back in full", f"{figures.total.reread_blocks:,}")
     stdout().print(table)
 
 
@@ -239,7 +241,7 @@ _OF_COPIES = (
 
 
 def _print_copies(copies: CopyCoverage) -> None:
-    """Copies by tier, where any was due."""
+    """Print copies by tier, where any was due."""
     if not copies.rows:
         return
     heads = (name.replace("_", " ") for name in _OF_COPIES)

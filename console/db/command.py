@@ -1,4 +1,4 @@
-"""`kvcustody db`: bring a ledger's schema up to date, set up its roles and months, move it to PostgreSQL."""
+"""`kvcustody db`: upgrades a ledger's schema, sets up its roles and partitions, moves it to PostgreSQL."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _URL = "an SQLite file or a PostgreSQL server, as a URL"
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="The ledger's database: its schema, its roles, its months, and moving it from SQLite to PostgreSQL.",
-    epilog="docs/concepts/ledger/overview.md says what the tables hold, and who may do what in them.",
+    help="The ledger's database: schema, roles, partitions by month, and moving it from SQLite to PostgreSQL.",
+    epilog="docs/concepts/ledger/overview.md describes the tables and the roles' rights.",
 )
 
 
@@ -74,9 +74,7 @@ def roles(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
 @app.command(epilog="Example, once a month: `kvcustody db partitions --ledger postgresql://ledger@db/kvcustody`")
 def partitions(
     ledger: Ledger = DEFAULT,
-    months: Annotated[
-        int, typer.Option(min=1, max=60, help="How many months to have ready after this one.")
-    ] = MONTHS_AHEAD,
+    months: Annotated[int, typer.Option(min=1, max=60, help="How many future months to prepare.")] = MONTHS_AHEAD,
     *,
     as_json: Json = False,
 ) -> None:
@@ -89,21 +87,21 @@ def partitions(
     check_there(ledger)
     with _open(ledger) as engine:
         check_store(engine)
-        made = ensure_partitions(engine, time.time_ns() // 1000, months)
+        new_partitions = ensure_partitions(engine, time.time_ns() // 1000, months)
         with engine.connect() as connection:
-            found = [
+            sizes = [
                 (part.name, size_bytes(connection, part), size_bytes(connection, part, ("events",)))
                 for part in every_partition(connection)
             ]
     if as_json:
-        shown = [{"name": name, "bytes": size, "leaves_bytes": leaves} for name, size, leaves in found]
-        print_json({"made": list(made), "partitions": shown})
+        shown = [{"name": name, "bytes": size, "leaves_bytes": leaves} for name, size, leaves in sizes]
+        print_json({"made": list(new_partitions), "partitions": shown})
         return
-    for name, size, leaves in found:
-        new = " (new)" if name in made else ""
+    for name, size, leaves in sizes:
+        new = " (new)" if name in new_partitions else ""
         say(f"{name}: {size / 2**20:.1f} MiB, {leaves / 2**20:.1f} of it leaves{new}")
-    if not found:
-        say("this ledger has no months: it is one file")
+    if not sizes:
+        say("this ledger has no partitions: it is one file")
 
 
 @app.command(
@@ -112,7 +110,7 @@ def partitions(
 )
 def move(
     source: Annotated[str, typer.Argument(help=f"The ledger to copy: {_URL}. It is only read.")],
-    target: Annotated[str, typer.Argument(help="An empty PostgreSQL database; its schema is made here.")],
+    target: Annotated[str, typer.Argument(help="An empty PostgreSQL database; its schema is created.")],
     *,
     as_json: Json = False,
 ) -> None:
@@ -143,7 +141,7 @@ def _open(url: str) -> Iterator[Engine]:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """A bar for each kind of work in turn."""
+    """Yield a bar for each kind of work in turn."""
     with progress_bar() as bar:
         task = bar.add_task("ledger", total=None)
 

@@ -1,1 +1,1 @@
-"""`kvcustody demo`: whole fleets on this machine, and what other packages show of engines."""
+"""`kvcustody demo`: whole fleets on this machine, and other packages' demonstrations with engines."""

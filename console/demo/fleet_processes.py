@@ -1,4 +1,4 @@
-"""The processes of `kvcustody demo fleet`: workers, a router over them, and doors before it.
+"""The processes of `kvcustody demo fleet`: workers, a router over them, and doors in front.
 
 1. Each worker is a governed pool behind its own door, without a model, in a process of its own behind the control
    plane; its identity document trusts doors alone. `ungoverned` ones have neither custody nor a door: the router sends
@@ -49,7 +49,7 @@ _SERVER: Final = "kvcustody.integrations.fleet_worker.server"
 
 
 class FleetPlan(NamedTuple):
-    """What the fleet is made of.
+    """The parts of the fleet.
 
     `router`: a name of `ROUTERS`, `dynamo` or `none`; `router_program` of `dynamo` is its Python. `envoy` and `nats`:
     their programs, None without them. `engine_python`: a Python that has vLLM, which workers then are; None: they have
@@ -67,29 +67,29 @@ class FleetPlan(NamedTuple):
 
     @property
     def worker_names(self) -> list[str]:
-        """The governed ones; their principals."""
+        """The governed workers' names, which are also their principals'."""
         return [f"worker-{number}" for number in range(1, self.workers + 1)]
 
     @property
     def ungoverned_names(self) -> list[str]:
-        """Those without custody."""
+        """The names of the workers without custody."""
         return [f"plain-{number}" for number in range(1, self.ungoverned + 1)]
 
     @property
     def door_names(self) -> list[str]:
-        """Their principals."""
+        """The doors' names, which are also their principals'."""
         return [f"door-{number}" for number in range(1, self.doors + 1)]
 
     @property
     def machines(self) -> dict[str, frozenset[Role]]:
-        """Principals of processes, with their roles."""
+        """The principals of the processes, with their roles."""
         workers = dict.fromkeys(self.worker_names, frozenset({Role.WORKER}))
         doors = [*self.door_names, *([KEEPER] if self.nats is not None else [])]
         return workers | dict.fromkeys(doors, frozenset({Role.DOOR}))
 
 
 class LocalFleet:
-    """Running processes; `close` of `processes` ends them. `folder` is the demo's own."""
+    """The running processes; closing `processes` ends them. `folder` is the demo's own."""
 
     def __init__(self, plan: FleetPlan, folder: Path, listen: str, processes: LocalProcesses) -> None:
         self.plan, self.processes = plan, processes
@@ -106,7 +106,7 @@ class LocalFleet:
     # -- workers and router -------------------------------------------------------------------------------------------
 
     def start_workers(self, stop: threading.Event) -> None:
-        """Start every worker, and return once all serve."""
+        """Start every worker and wait until all serve."""
         self._make_door_keys()
         names = [*self.plan.worker_names, *self.plan.ungoverned_names]
         ports = free_ports(2 * len(names))
@@ -136,7 +136,7 @@ class LocalFleet:
             self.processes.wait_for(name, f"{url}/health", stop=stop, seconds=seconds)
 
     def _start_vllm(self, name: str, port: int, environment: Mapping[str, str]) -> None:
-        """A real engine with a model of random weights, which all of them share."""
+        """Start a real engine with a model of random weights, which all engines share."""
         python = str(self.plan.engine_python)
         model = make_model(python, self._fleet)
         variables = vllm_variables(self._fleet, processor_build(python))
@@ -144,7 +144,7 @@ class LocalFleet:
         self.processes.start(name, command, environment={**environment, **variables}, folder=self._fleet / name)
 
     def _told_by(self, name: str) -> dict[str, Any]:
-        """The settings by which a worker tells its blocks, none where nobody listens."""
+        """Return the settings by which a worker publishes its blocks; none where nothing listens."""
         told = dict[str, Any]()
         if self.plan.router == DYNAMO:  # its index is of token ids, which stay on this machine
             told |= {"kv_events_endpoint": self._events_of[self.workers[name]], "kv_events_format": DYNAMO}
@@ -152,7 +152,7 @@ class LocalFleet:
         return told | self._nats_of(name, "worker")
 
     def _nats_of(self, name: str, role: str) -> dict[str, Any]:
-        """The settings by which a process reaches NATS, with credentials of its own; none where there is none."""
+        """Return the settings by which a process reaches NATS, with its own credentials; none without NATS."""
         if self.plan.nats is None:
             return {}
         file = self._fleet / "nats" / f"{name}.creds"
@@ -162,7 +162,7 @@ class LocalFleet:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def start_events(self, stop: threading.Event) -> None:
-        """Start NATS and the keeper of its stream where the plan has them, and return once the stream is kept."""
+        """Start NATS and its stream's keeper where the plan has them, and wait until the stream exists."""
         if self.plan.nats is None:
             return
         folder = self._fleet / "nats"
@@ -194,7 +194,7 @@ class LocalFleet:
         self._trust_at(home)
 
     def start_router(self, stop: threading.Event) -> None:
-        """Start the router over all workers, and return once it serves."""
+        """Start the router over all workers and wait until it serves."""
         plan = self.plan
         if plan.router == NO_ROUTER:
             groups = "".join(
@@ -221,13 +221,13 @@ class LocalFleet:
         self.processes.wait_for(plan.router, f"{self.router_url}/v1/models", stop=stop)
 
     def _placed(self, url: str) -> str:
-        """A router's address as this kind of door reads it."""
+        """Return a router's address in the form that this kind of door reads."""
         return url.removeprefix("http://") if self.plan.envoy is not None else url
 
     # -- doors --------------------------------------------------------------------------------------------------------
 
     def start_doors(self, tenants: list[str], stop: threading.Event) -> None:
-        """Give each tenant a key, start the doors, and return once they are open."""
+        """Give each tenant a key, start the doors and wait until they are open."""
         identity = self._fleet / "doors-identity.yaml"
         text = "schema: kvcustody/identity@1\napi_keys: {path: clients.yaml, asserted: "
         write_file(identity, f"{text}{{subject: {SUBJECT}, session: {SESSION}}}}}\n".encode())
@@ -284,7 +284,7 @@ class LocalFleet:
             )
 
     def replace_key(self, name: str, stop: threading.Event) -> bool:
-        """Give a door a new key while requests run (rule 5); False where it was told to end meanwhile."""
+        """Give a door a new key while requests run (rule 5); return False where a stop was requested meanwhile."""
         file = self._key(name)
         new = file.with_suffix(".new")
         create_signing_key(new, f"{name}.example")
@@ -319,7 +319,7 @@ class LocalFleet:
         write_file(home / "doors.vkeys", "".join(f"{key}\n" for key in self._trusted).encode())
 
     def _environment(self, settings: Settings, **more: Any) -> Mapping[str, str]:
-        """This process's, with these settings in place of any of its own."""
+        """Return this process's environment, with these settings in place of its own."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("KVCUSTODY_")}
         stated: dict[str, Any] = settings.model_dump(include=settings.model_fields_set)
         stated |= {"scope_token_key_path": self._folder / "worker" / "scope.key", "log_level": "error"}
@@ -332,7 +332,11 @@ def _ours(*words: str) -> list[str]:
 
 
 def _done(*words: str) -> bytes:
-    """What a command of ours prints, without any setting of this process; raises `ConfigError` where it fails."""
+    """Return the output of one of our commands, run without this process's settings.
+
+    Raises:
+        ConfigError: it fails.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KVCUSTODY_")}
     done = subprocess.run(_ours(*words), env=kept, capture_output=True, check=False)  # noqa: S603 - ours
     if done.returncode:

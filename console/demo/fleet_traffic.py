@@ -1,4 +1,4 @@
-"""Traffic of `kvcustody demo fleet`: tenants' requests through the doors, and people who try what they may not.
+"""The traffic of `kvcustody demo fleet`: tenants' requests through the doors, and attempts at forbidden access.
 
 1. Requests are those of the generated workload, at their times, as text, without those that no quota has room for.
    Doors are taken in turns.
@@ -45,7 +45,7 @@ _WORDS = 200
 
 @dataclass(slots=True)
 class TrafficFigures:
-    """What came of the requests. `failures`: by status, 0 where nothing answered."""
+    """The outcome of the requests. `failures`: by status; 0 is for requests without an answer."""
 
     answered: int = 0
     failures: Counter[int] = field(default_factory=Counter)
@@ -62,21 +62,21 @@ class TrafficFigures:
 
     @property
     def failed(self) -> int:
-        """Requests of people who may ask, without an answer."""
+        """The requests of authorised clients that were not answered."""
         return sum(self.failures.values())
 
     def as_json(self) -> dict[str, Any]:
-        """For a document."""
+        """Return the figures as JSON values."""
         counters = ("failures", "by_door", "by_worker")
         made: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__ if name not in counters}
         return made | {name: {str(key): n for key, n in getattr(self, name).items()} for name in counters}
 
 
 class FleetTraffic:
-    """Asks on threads of its own until it is told to stop."""
+    """Sends requests on its own threads until it is stopped."""
 
     def __init__(self, fleet: LocalFleet, spec: WorkloadSpec, policy: Policy, *, rolls_after: float = 10.0) -> None:
-        """`rolls_after`: seconds after which the first door gets a new key."""
+        """Prepare the traffic. `rolls_after`: seconds after which the first door gets a new key."""
         self._fleet, self._spec = fleet, spec
         self._population = LabelledPrincipals(policy, spec.tenants)
         self._prompts = ModellessPrompts() if fleet.plan.engine_python is None else VllmPrompts(spec.block_tokens)
@@ -90,12 +90,12 @@ class FleetTraffic:
         self._client = httpx.Client(timeout=_ANSWER_SECONDS)
 
     def start(self) -> None:
-        """Ask from now on."""
+        """Start sending requests."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Ask no more, and wait for what runs; a second time changes nothing."""
+        """Stop sending requests and wait for those that run; a second call does nothing."""
         self._stop.set()
         for thread in self._threads:
             if thread.ident is not None:
@@ -124,7 +124,7 @@ class FleetTraffic:
                 yield request, self._population.principal(label)
 
     def _ask(self, principal: Principal, prompt: str, **more: Any) -> int:
-        """One request through a door; how many of its tokens were found, -1 where it failed."""
+        """Send one request through a door; return how many of its tokens were cached, or -1 where it failed."""
         with self._lock:
             name, url = next(self._doors)
         headers = {
@@ -141,14 +141,14 @@ class FleetTraffic:
                 figures.failures[status] += 1
                 return -1
             usage = body["usage"]
-            found = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+            hit_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
             figures.answered += 1
             figures.by_door[name] += 1
             if self._fleet.plan.engine_python is None:  # a worker without a model says its name
                 figures.by_worker[str(body["choices"][0]["message"]["content"])] += 1
             figures.prompt_tokens += int(usage["prompt_tokens"])
-            figures.found_tokens += found
-            return found
+            figures.found_tokens += hit_tokens
+            return hit_tokens
 
     def _post(self, url: str, headers: dict[str, str], prompt: str, more: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         message = {"role": "user", "content": prompt}
@@ -170,7 +170,7 @@ class FleetTraffic:
             self._try_to_get_in()
 
     def _try_foreign(self, number: int) -> None:
-        """One tenant's prompt, asked for again by it and then by another with the salt of the first."""
+        """Repeat a tenant's prompt as the tenant, and then as another tenant with the first one's salt."""
         owner, reader = (_principal(self._population.names[place]) for place in (-1, 0))
         prompt, salt = self._prompts.secret(number), f"salt-{number}"
         self._ask(owner, prompt, cache_salt=salt)
@@ -184,7 +184,7 @@ class FleetTraffic:
             self.figures.foreign_found_tokens += foreign
 
     def _try_to_get_in(self) -> None:
-        """Past the doors with a client's key, and through one with nobody's."""
+        """Try to bypass the doors with a client's key, and to pass one with an unknown key."""
         fleet = self._fleet
         key = next(iter(fleet.client_keys.values()))
         places = [(fleet.workers[name], key) for name in fleet.plan.worker_names]
@@ -196,7 +196,7 @@ class FleetTraffic:
                 self.figures.let_in += status == 200
 
     def _roll(self) -> None:
-        """The first door's key is replaced, once, while requests run."""
+        """Replace the first door's key once, while requests run."""
         if not self._stop.wait(self._rolls_after):
             done = self._fleet.replace_key(self._fleet.plan.door_names[0], self._stop)
             with self._lock:
@@ -211,27 +211,27 @@ class ModellessPrompts:
     """Prompts for workers without a model, as `lab.fleet.prompt_tokens` reads them."""
 
     def of(self, request: TraceRequest, number: int) -> str:
-        """The request's blocks as words, and one word of its own."""
+        """Return the request's blocks as words, and one word that no other request has."""
         return " ".join([*(f"b{int(block):x}" for block in request.blocks), f"end-{number}"])
 
     def secret(self, number: int) -> str:
-        """A prompt that nobody else has."""
+        """Return a prompt that no other request has."""
         return " ".join(f"secret{number}-{word}" for word in range(_WORDS))
 
 
 class VllmPrompts:
-    """Prompts for a model whose vocabulary is numbered words, as long as quotas and its context allow."""
+    """Prompts for a model whose vocabulary is numbered words, as long as quotas and its context permit."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
 
     def of(self, request: TraceRequest, number: int) -> str:
-        """The request's tokens, and one of its own at the end."""
+        """Return the request's tokens, and one unique token at the end."""
         tokens = expand(request.blocks, self._block_tokens)[:VLLM_PROMPT_TOKENS_MAX]
         return " ".join(self._word(int(token)) for token in (*tokens, number))
 
     def secret(self, number: int) -> str:
-        """A prompt that nobody else has."""
+        """Return a prompt that no other request has."""
         return " ".join(self._word(7919 * number + word) for word in range(_WORDS))
 
     @staticmethod

@@ -1,1 +1,1 @@
-"""`kvcustody doctor`: what of this machine, the settings and the ledger would stop or weaken kvcustody."""
+"""`kvcustody doctor`: problems of this machine, the settings and the ledger that would stop or weaken kvcustody."""

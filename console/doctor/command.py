@@ -1,4 +1,4 @@
-"""`kvcustody doctor`: every check, each with what to do."""
+"""`kvcustody doctor`: every check, each with a fix."""
 
 from __future__ import annotations
 

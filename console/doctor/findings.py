@@ -1,4 +1,4 @@
-"""What a check says, and the list of checks.
+"""The result of a check, and the list of checks.
 
     @check("disk", "there is room")
     def disk(subject: Examined) -> Iterator[Diagnosis]:
@@ -31,7 +31,7 @@ from kvcustody.governance.settings import Settings
 
 
 class State(StrEnum):
-    """How a check ended: `problem` stops or weakens something now, `warning` will."""
+    """The state of a check: a `problem` stops or weakens something now, a `warning` will."""
 
     OK = "ok"
     WARNING = "warning"
@@ -40,7 +40,7 @@ class State(StrEnum):
 
 
 class Diagnosis(NamedTuple):
-    """What one check says, in a sentence, and what to do about it."""
+    """A check's finding in a sentence, and its fix."""
 
     state: State
     text: str
@@ -52,7 +52,7 @@ AnySettings = tuple[ServiceSettings | Settings, ...]
 
 
 class Examined(NamedTuple):
-    """What is examined: settings that were given, the ledger that they name, and this process's surroundings."""
+    """The subject of the checks: the given settings, their ledger, and this process's environment."""
 
     service: ServiceSettings | None
     worker: Settings | None
@@ -63,12 +63,12 @@ class Examined(NamedTuple):
 
     @property
     def settings(self) -> AnySettings:
-        """Those that were given."""
+        """The given settings."""
         return tuple(given for given in (self.service, self.worker) if given is not None)
 
     @property
     def signing_keys(self) -> list[Path]:
-        """The files of the keys that sign checkpoints, as the settings name them."""
+        """The files of the checkpoint signing keys, as the settings name them."""
         paths = [] if self.service is None else [self.service.signing_key_path]
         if self.worker is not None and not self.worker.control_plane:
             paths.append(self.worker.signing_key_file)
@@ -81,7 +81,7 @@ RunOf = Callable[[Examined, Part], Iterator[Diagnosis]]
 
 
 class Check(NamedTuple):
-    """A check's name, what is so where it finds nothing, and the check."""
+    """A check, its name, and the sentence for no finding."""
 
     name: str
     fine: str
@@ -92,7 +92,7 @@ CHECKS: list[Check] = []
 
 
 def check(name: str, fine: str) -> Callable[[Run], Run]:
-    """Add a check to the list; `fine` is the sentence where it finds nothing."""
+    """Add a check to the list; `fine` is the sentence for no finding."""
 
     def add(run: Run) -> Run:
         CHECKS.append(Check(name, fine, run))
@@ -104,7 +104,7 @@ def check(name: str, fine: str) -> Callable[[Run], Run]:
 def _checks_of(
     part: Callable[[Examined], Part | None], absent: str
 ) -> Callable[[str, str], Callable[[RunOf[Part]], RunOf[Part]]]:
-    """`check` for checks of one part of what is examined; `absent` says why they are skipped."""
+    """Return `check` for the checks of one part; `absent` says why they are skipped without that part."""
 
     def check_of(name: str, fine: str) -> Callable[[RunOf[Part]], RunOf[Part]]:
         def add(run: RunOf[Part]) -> RunOf[Part]:
@@ -138,29 +138,29 @@ ledger_check = _checks_of(_readable_ledger, "there is no ledger here that can be
 
 
 def open_to_others(path: Path, remedy: str = "chmod 600 it") -> Iterator[Diagnosis]:
-    """A problem where others than its user may do something with a file or folder."""
+    """Yield a problem where other users than the owner can access a file or folder."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         yield problem(f"`{path}` has mode `{mode:04o}`, open to others", remedy)
 
 
 def problem(text: str, remedy: str) -> Diagnosis:
-    """Something does not work, or protects less than it says."""
+    """Return a problem: something does not work, or protects less than it claims."""
     return Diagnosis(State.PROBLEM, text, remedy)
 
 
 def warning(text: str, remedy: str) -> Diagnosis:
-    """Something will not work soon, or is unusual."""
+    """Return a warning: something will stop working soon, or is unusual."""
     return Diagnosis(State.WARNING, text, remedy)
 
 
 def skipped(text: str) -> Diagnosis:
-    """The check does not apply here."""
+    """Return the note that the check does not apply here."""
     return Diagnosis(State.SKIPPED, text)
 
 
 def examine(subject: Examined, started: Callable[[str], None] = lambda _: None) -> list[Diagnosis]:
-    """Run every check; each yields one finding at least. `started` is told each name before it runs."""
+    """Run every check; each yields at least one finding. `started` is called with each name before its check runs."""
     findings: list[Diagnosis] = []
     for checked in CHECKS:
         started(checked.name)
@@ -169,14 +169,14 @@ def examine(subject: Examined, started: Callable[[str], None] = lambda _: None) 
 
 
 def run_check(checked: Check, subject: Examined) -> list[Diagnosis]:
-    """What one check says; one finding at least."""
+    """Return a check's findings; there is at least one."""
     try:
         return list(checked.run(subject)) or [Diagnosis(State.OK, checked.fine)]
     except CustodyError as error:
-        return [problem(error.message, "put this right, then run `kvcustody doctor` again")]
+        return [problem(error.message, "fix this, then run `kvcustody doctor` again")]
     except SQLAlchemyError as error:
         assert subject.engine is not None
-        return [problem(ledger_error(subject.engine, error).message, "see whether the database answers")]
+        return [problem(ledger_error(subject.engine, error).message, "check whether the database answers")]
     except OSError as error:
         where = error.filename or "a file"
         return [problem(f"`{where}`: {error.strerror}", f"let user {os.geteuid()} read it")]

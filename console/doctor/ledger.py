@@ -1,4 +1,4 @@
-"""Checks of the ledger: its schema, place, role, signatures, witnesses, and the keys that are in it."""
+"""Checks of the ledger: its schema, location, role, signatures, witnesses, and credentials."""
 
 from __future__ import annotations
 
@@ -39,18 +39,20 @@ _CLOCKS_APART_US = 5 * SECOND_US
 _MOUNTS = Path("/proc/self/mounts")
 
 
-@check("ledger", "the ledger is there, and has this program's schema")
+@check("ledger", "the ledger exists, with this program's schema")
 def ledger(subject: Examined) -> Iterator[Diagnosis]:
-    """A pooler that drops session options is refused when it is met."""
+    """Check that the ledger opens at this program's schema. A pooler that drops session options is refused when it is
+    met.
+    """
     if subject.engine is None:
         yield skipped("no ledger was named (`--ledger`, `--service` or `--worker`)")
     else:
         check_store(subject.engine)
 
 
-@check("disk", "there is room, on disks of this machine")
+@check("disk", "there is free space on local disks")
 def disk(subject: Examined) -> Iterator[Diagnosis]:
-    """Where the ledger, the spill, the service's folder and the NVMe tier are."""
+    """Check the disks of the ledger, the spill, the service's folder and the NVMe tier."""
     folders: dict[str, Path] = {}
     place = database_place(subject.ledger) if subject.ledger is not None else None
     if isinstance(place, SqliteFile) and place.path.exists():
@@ -83,13 +85,13 @@ def _folder(name: str, path: Path) -> Iterator[Diagnosis]:
         yield problem(f"{name} (`{path}`) is in memory (`{kind}`) and ends with the machine", "move it to a disk")
     elif kind and kind not in _LOCAL:
         yield warning(
-            f"{name} (`{path}`) is on `{kind}`, which is no known local file system: locks and fsync may not hold",
+            f"{name} (`{path}`) is on `{kind}`, which is not a known local file system: locks and fsync may not work",
             "move it to a local disk, or use PostgreSQL for the ledger",
         )
 
 
 def filesystem_of(path: Path, mounts: str | None = None) -> str:
-    """The kind of file system that a path is on, as the kernel names it; empty where it does not say."""
+    """Return the kernel's name for the file system of a path; empty where it names none."""
     best, kind = "", ""
     resolved = str(path.resolve())
     if mounts is None:
@@ -105,9 +107,9 @@ def filesystem_of(path: Path, mounts: str | None = None) -> str:
 
 @ledger_check("database-role", "the ledger's connection has no more rights than it needs")
 def database_role(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
-    """A superuser passes every wall and every trigger, and its clock is compared with this machine's."""
+    """Check the database role and clock: a superuser bypasses every row rule and trigger."""
     if not dialect_of(engine).roles:
-        yield skipped("the ledger is no PostgreSQL server's")
+        yield skipped("the ledger is not on a PostgreSQL server")
         return
     with engine.connect() as connection:
         name, is_superuser = connection.execute(
@@ -130,7 +132,7 @@ def database_role(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
 
 @ledger_check("signatures", "checkpoints are signed, by the key that these settings name")
 def signatures(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
-    """What is sealed waits for a signature; whoever has the ledger's key signs."""
+    """Check that no sealed checkpoint waits long for a signature; the holder of the ledger's key signs."""
     now_us = subject.clock.utc_us()
     with engine.connect() as connection:
         waiting = unsealed(connection, now_us)
@@ -157,24 +159,24 @@ def signatures(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
 
 @ledger_check("witnesses", "others have signed the ledger's state today")
 def witnesses(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
-    """Without a witness a rewritten ledger is undetected."""
+    """Check the witnesses: without one, a rewritten ledger is undetected."""
     with engine.connect() as connection:
         last_us = connection.scalar(select(func.max(cosignatures.c.at_us)))
     if last_us is None:
         yield warning(
-            "no witness has signed this ledger: who has its key can show another one",
+            "no witness has signed this ledger: the holder of its key could present another one",
             "set `witnesses_path`, or keep a checkpoint elsewhere (docs/concepts/ledger/trees.md)",
         )
     elif subject.clock.utc_us() - last_us > _UNWITNESSED_US:
         days = (subject.clock.utc_us() - last_us) // DAY_US
         yield problem(
-            f"no witness has signed this ledger for {several(days, 'day')}", "see whether the witness answers"
+            f"no witness has signed this ledger for {several(days, 'day')}", "check whether the witness answers"
         )
 
 
 @ledger_check("credentials", "no key of a worker or person ends within 14 days")
 def credentials(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
-    """Only a principal's last key counts, of principals that are enabled. A bootstrap key is to end."""
+    """Check the keys of enabled principals, where only the last key counts; a bootstrap key should have ended."""
     now_us = subject.clock.utc_us()
     last = func.max(service_keys.c.expires_us)
     query = (

@@ -39,7 +39,7 @@ _ALSO = {"mooncake-transfer-engine": "mooncake-transfer-engine-non-cuda"}  # the
 
 @check("files", "enough files may be open")
 def files(subject: Examined) -> Iterator[Diagnosis]:
-    """A service needs a file for each connection that it accepts."""
+    """Check the limit of open files: a service needs one for each connection."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _FILES_OF_WORKER if subject.service is None else files_needed(subject.service)
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -47,9 +47,9 @@ def files(subject: Examined) -> Iterator[Diagnosis]:
         yield problem(f"{hard} files may be open at most, and {needed} are needed", f"raise it by {where}")
 
 
-@check("core-dumps", "no crash writes memory to a disk")
+@check("core-dumps", "crashes do not write memory to disk")
 def core_dumps(subject: Examined) -> Iterator[Diagnosis]:
-    """A core dump holds tenants' blocks and keys."""
+    """Check that core dumps are off: they contain tenants' blocks and keys."""
     switches = switched_on(subject.environment)
     if switches:
         yield problem(
@@ -60,13 +60,13 @@ def core_dumps(subject: Examined) -> Iterator[Diagnosis]:
     if soft:
         yield warning(
             "a crash writes this process's memory to a file",
-            "set `LimitCORE=0`, or `ulimit -c 0`; the strict profile sets it by itself",
+            "set `LimitCORE=0`, or `ulimit -c 0`; the strict profile sets it itself",
         )
 
 
-@worker_check("locked-memory", "keys and plaintext of tiers are kept out of swap")
+@worker_check("locked-memory", "keys and tiers' plaintext stay out of swap")
 def locked_memory(_subject: Examined, worker: Settings) -> Iterator[Diagnosis]:
-    """Keys and staging buffers are locked in memory."""
+    """Check the limit of locked memory: keys and staging buffers are locked."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     tiers = worker.host_tier_bytes or worker.nvme_tier_path or worker.remote_tier_url
     needed = (64 << 20) if tiers else (1 << 20)
@@ -79,27 +79,27 @@ def locked_memory(_subject: Examined, worker: Settings) -> Iterator[Diagnosis]:
 
 @check("time", "the machine's clock is synchronised")
 def synchronised_clock(_subject: Examined) -> Iterator[Diagnosis]:
-    """Deadlines are compared by this machine's clock."""
+    """Check that the clock is synchronised: deadlines are compared with this machine's clock."""
     if clock_status() == _TIME_ERROR:
         yield warning("the machine's clock is not synchronised", "start chrony, ntpd or systemd-timesyncd")
 
 
 def clock_status() -> int:
-    """What adjtimex(2) returns; -1 where it is not allowed."""
+    """Return the result of adjtimex(2); -1 where it is not permitted."""
     buffer = ctypes.create_string_buffer(512)  # struct timex, with room: all zero asks and changes nothing
     return int(ctypes.CDLL(None).adjtimex(buffer))
 
 
 @check("variables", "every variable that begins with KVCUSTODY_ is a setting")
 def variables(subject: Examined) -> Iterator[Diagnosis]:
-    """A misspelt variable does nothing."""
+    """Check for misspelt variables, which have no effect."""
     for name in unknown_variables(subject.environment):
-        yield warning(f"variable `{name}` is no setting, and does nothing", "correct its name, or unset it")
+        yield warning(f"variable `{name}` is not a setting, and has no effect", "correct its name, or unset it")
 
 
 @check("packages", "every package that the settings need is installed")
 def packages(subject: Examined) -> Iterator[Diagnosis]:
-    """What the given settings use must be there."""
+    """Check that the packages for the given settings are installed."""
     used = [] if subject.worker is None else ["engine"]
     if (service := subject.service) is not None:
         used += ["service", *(["otel"] if service.tracing == "otlp" else [])]
@@ -116,7 +116,7 @@ def packages(subject: Examined) -> Iterator[Diagnosis]:
 
 @check("extras", "every optional part is installed")
 def extras(_subject: Examined) -> Iterator[Diagnosis]:
-    """Which extras lack what; none of them is needed by itself."""
+    """Check which extras lack a package; none is required in itself."""
     absent: dict[str, list[str]] = {}
     for name, extra, _ in _optional():
         if extra not in _NOT_OF_USERS and _version(name) is None:
@@ -127,7 +127,7 @@ def extras(_subject: Examined) -> Iterator[Diagnosis]:
 
 @check("engines", "every engine that is installed is a known release")
 def engines(_subject: Examined) -> Iterator[Diagnosis]:
-    """Each adapter knows some releases of its engine."""
+    """Check the installed engines' releases: each adapter knows some of them."""
     known: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {"vllm": (VLLM_OLDEST, VLLM_BELOW)}
     for name, _, bounds in _optional():
         least, below = re.search(">=([0-9.]+)", bounds), re.search("<([0-9.]+)", bounds)
@@ -147,7 +147,7 @@ def engines(_subject: Examined) -> Iterator[Diagnosis]:
 
 
 def _optional() -> Iterator[tuple[str, str, str]]:
-    """Each optional package: its name, the extra that it is in, and what is asked of its version."""
+    """Yield each optional package: its name, its extra, and its version requirement."""
     for text in metadata.requires("kvcustody") or ():
         parts = _OPTIONAL.fullmatch(text)
         if parts is not None:
@@ -171,10 +171,10 @@ def _text(numbers: tuple[int, ...]) -> str:
 
 @worker_check("scrub-tuning", "the file of scrub tuning can be read")
 def scrub_tuning(_subject: Examined, worker: Settings) -> Iterator[Diagnosis]:
-    """Without it a device is measured again at each start."""
+    """Check for stored scrub tuning: without it the device is measured again at each start."""
     path = worker.scrub_tuning_path
     if not path.exists():
-        yield skipped("there is none: it is made on a machine with a GPU")
+        yield skipped("there is none: it is created on a machine with a GPU")
         return
     if find_spec("torch") is None:
         yield skipped("torch is not installed")

@@ -32,16 +32,16 @@ _SOCKET_PATH_BYTES = 107  # of sockaddr_un, without the last zero
 _KEY_BYTES = 24  # Standard Webhooks
 
 
-@service_check("state-folder", "the service's folder is its user's alone")
+@service_check("state-folder", "only the service's user can access its folder")
 def state_folder(_subject: Examined, service: ServiceSettings) -> Iterator[Diagnosis]:
-    """The service's secret and spill are in it."""
+    """Check the state folder, which holds the service's secret and its spill."""
     if service.state_path.exists():
         yield from open_to_others(service.state_path, "chmod 700 it")
 
 
-@settings_check("signing-keys", "the keys that sign are there, and closed to others")
+@settings_check("signing-keys", "the signing keys exist, and others cannot access them")
 def signing_keys(subject: Examined, _settings: object) -> Iterator[Diagnosis]:
-    """A key that is missing is made only where the ledger has none yet."""
+    """Check the signing keys: a missing key is created only where the ledger has none yet."""
     reports = [] if subject.service is None else [subject.service.report_key_file]
     for path in (*subject.signing_keys, *reports):
         if path.exists():
@@ -51,7 +51,7 @@ def signing_keys(subject: Examined, _settings: object) -> Iterator[Diagnosis]:
 
 @check("certificates", "certificates are valid, and belong to their keys")
 def certificates(subject: Examined) -> Iterator[Diagnosis]:
-    """Each certificate that the settings name, for the next 30 days."""
+    """Check each certificate that the settings name, for the next 30 days."""
     named: list[tuple[Path | None, Path | None]] = []
     if (service := subject.service) is not None:
         named += [
@@ -90,7 +90,9 @@ def _certificate(path: Path, key: Path | None, now_us: int) -> Iterator[Diagnosi
         return
     yield from open_to_others(key, "chmod 600 it, and replace the key")
     if b"ENCRYPTED" in key.read_bytes():  # OpenSSL would ask for it at the terminal, and wait
-        yield problem(f"`{key}` is protected by a password, for which no start asks", "write it there without one")
+        yield problem(
+            f"`{key}` is protected by a password, which the service cannot enter", "write it there without one"
+        )
         return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(path, key)
@@ -101,7 +103,7 @@ def _certificate(path: Path, key: Path | None, now_us: int) -> Iterator[Diagnosi
 
 @service_check("address", "the service can listen at its address")
 def listening(_subject: Examined, service: ServiceSettings) -> Iterator[Diagnosis]:
-    """An address in use ends a start; a running service of these settings has it."""
+    """Check the address: one in use prevents a start, unless a running service of these settings has it."""
     for where in filter(None, (service.listen, service.workers_listen)):
         host, place = address(where)
         if host is None:
@@ -119,13 +121,13 @@ def listening(_subject: Examined, service: ServiceSettings) -> Iterator[Diagnosi
             except OSError as error:
                 yield warning(
                     f"`{where}` cannot be bound ({error.strerror})",
-                    "nothing is wrong where the service runs; else choose another address, or end who has it",
+                    "ignore this where the service runs; else choose another address, or stop the process that has it",
                 )
 
 
-@service_check("destination-keys", "keys of webhooks and stores are there, and closed to others")
+@service_check("destination-keys", "keys of webhooks and stores exist, and others cannot access them")
 def destination_keys(_subject: Examined, service: ServiceSettings) -> Iterator[Diagnosis]:
-    """Each is a file of mode 0600; a webhook's has 24 bytes or more."""
+    """Check the destinations' keys: each is a file of mode 0600; a webhook's has 24 bytes or more."""
     for name, path in _key_files(service):
         if not path.exists():
             yield problem(f"{name}: `{path}` does not exist", "write its key there, mode 0600")
@@ -151,7 +153,7 @@ def _key_files(service: ServiceSettings) -> Iterator[tuple[str, Path]]:
 
 @check("policy-trust", "policies and orders are signed by keys that are trusted")
 def policy_trust(subject: Examined) -> Iterator[Diagnosis]:
-    """Without a trust configuration no policy is released; without an order key no order is written."""
+    """Check the trust configuration and the order key: without them no policy is released and no order written."""
     trusting = [settings for settings in subject.settings if settings.policy_trust]
     if not trusting:
         yield skipped("the settings name no trust configuration (`policy_trust`)")

@@ -28,9 +28,9 @@ from kvcustody.times import SECOND_US
 _ANSWER_SECONDS = 5.0  # for a part of an answer
 
 
-@worker_check("keys", "the worker's keys are there, and closed to others")
+@worker_check("keys", "the worker's keys exist, and others cannot access them")
 def keys(_subject: Examined, worker: Settings) -> Iterator[Diagnosis]:
-    """The root key, the keyring, the key of scope tokens, the shred keys."""
+    """Check the root key, the keyring, the key of scope tokens and the shred keys."""
     if worker.root_key_source == "file" and not worker.root_key_path.exists():
         yield problem(f"root key `{worker.root_key_path}` does not exist", "create it with `kvcustody keys init`")
     for key_path in (worker.root_key_path, worker.scope_token_key_path):
@@ -40,14 +40,14 @@ def keys(_subject: Examined, worker: Settings) -> Iterator[Diagnosis]:
             yield from open_to_others(path)
     if worker.keyring_path.exists() and worker.root_key_source == "generated" and not worker.root_key_path.exists():
         yield problem(
-            f"keyring `{worker.keyring_path}` is there, and its root key `{worker.root_key_path}` is not",
+            f"keyring `{worker.keyring_path}` exists, but not its root key `{worker.root_key_path}` is not",
             "restore the root key: a new one opens nothing of this keyring",
         )
 
 
-@settings_check("subject-keys", "names of subjects can be sealed, and opened again")
+@settings_check("subject-keys", "subjects' names can be sealed and opened again")
 def subject_keys(subject: Examined, given: AnySettings) -> Iterator[Diagnosis]:
-    """A ledger on a server needs a store of its own for these keys."""
+    """Check the subject keys' store: a ledger on a server needs a separate one."""
     for settings in given:
         place = database_place(settings.database_url)
         behind = subject.worker is settings and subject.worker.control_plane
@@ -65,7 +65,7 @@ def subject_keys(subject: Examined, given: AnySettings) -> Iterator[Diagnosis]:
 
 @worker_check("policy", "the policy can be compiled for this worker's profile")
 def policy(subject: Examined, worker: Settings) -> Iterator[Diagnosis]:
-    """What a worker would start with; a released policy is checked by its signatures when it is read."""
+    """Check the policy that a worker would start with; a released policy's signatures are checked when it is read."""
     if worker.policy_release:
         yield skipped(f"it comes from `{worker.policy_release}`")
     elif not worker.policy_path.exists():
@@ -76,7 +76,7 @@ def policy(subject: Examined, worker: Settings) -> Iterator[Diagnosis]:
 
 @settings_check("deadline-clock", "deadlines run by the wall clock")
 def deadline_clock(subject: Examined, given: AnySettings) -> Iterator[Diagnosis]:
-    """A wall clock that is ahead of its floor's limit is in doubt; one that is behind is not followed."""
+    """Check the deadline clock: a wall clock beyond its floor's limit is in doubt, and one behind is not followed."""
     for path in dict.fromkeys(settings.clock_file for settings in given):
         floor = read_floor(path)
         if floor is not None:
@@ -92,18 +92,18 @@ def _of_floor(path: Path, floor: TimeFloor, subject: Examined) -> Iterator[Diagn
     elif floor.boot == subject.clock.boot and now_us > floor.limit_us + since_us:
         yield problem(
             f"the wall clock is in doubt: it stepped ahead by more than is allowed (`{path}`)",
-            "set it right, or confirm it with `kvcustody clock confirm`",
+            "correct it, or confirm it with `kvcustody clock confirm`",
         )
 
 
-@worker_check("tiers", "tiers have room, and are closed to others")
+@worker_check("tiers", "tiers have space, and others cannot access them")
 def tiers(_subject: Examined, worker: Settings) -> Iterator[Diagnosis]:
-    """A tier's folder is the worker's own."""
+    """Check the tiers' folders: each belongs to one worker."""
     path = worker.nvme_tier_path
     if path is None and worker.nvme_tier_bytes:
-        yield problem("`nvme_tier_bytes` is set, and `nvme_tier_path` is not: there is no such tier", "set both")
+        yield problem("`nvme_tier_bytes` is set, but not `nvme_tier_path`: the tier does not exist", "set both")
     if worker.remote_tier_bytes and not worker.remote_tier_url:
-        yield problem("`remote_tier_bytes` is set, and `remote_tier_url` is not: there is no such tier", "set both")
+        yield problem("`remote_tier_bytes` is set, but not `remote_tier_url`: the tier does not exist", "set both")
     if path is not None and path.exists():
         yield from open_to_others(path, "chmod 700 it")
         held = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
@@ -114,9 +114,9 @@ def tiers(_subject: Examined, worker: Settings) -> Iterator[Diagnosis]:
             )
 
 
-@worker_check("control-plane", "the control plane answers, and takes the worker's key")
+@worker_check("control-plane", "the control plane answers, and accepts the worker's key")
 def control_plane(_subject: Examined, worker: Settings) -> Iterator[Diagnosis]:
-    """One request, with the worker's own key."""
+    """Check the control plane with one request and the worker's own key."""
     if worker.control_plane_key_path is None:
         yield skipped("the settings name none (`control_plane`)")
         return

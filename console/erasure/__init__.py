@@ -1,1 +1,1 @@
-"""`kvcustody erasure`: request an erasure, see who has answered, and get and check its certificate."""
+"""`kvcustody erasure`: requests erasures, shows workers' answers, and issues and checks certificates."""

@@ -59,24 +59,24 @@ from kvcustody.governance.service.operations.parameter_groups import ParameterGr
 app = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
-    help="End everything that is held of a tenant, subject, session, domain or model, and prove it.",
-    epilog="docs/concepts/erasure.md says what it covers, what may lawfully stay, and what its certificate shows.",
+    help="Erase everything held of a tenant, subject, session, domain or model, and prove it.",
+    epilog="docs/concepts/erasure.md describes its scope, what may lawfully remain, and the certificate.",
 )
 _Id = Annotated[str, typer.Argument(help="The erasure's id, as `request` printed it.", metavar="ERASURE")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectorOptions(ParameterGroup):
-    """What is erased."""
+    """The data to erase."""
 
     tenant: Annotated[str | None, typer.Option(help="Whose data.")] = None
-    subject: Annotated[str | None, typer.Option(help="Of this subject alone; needs the tenant.")] = None
-    session: Annotated[str | None, typer.Option(help="Of this session alone; needs the tenant.")] = None
+    subject: Annotated[str | None, typer.Option(help="Only this subject; needs the tenant.")] = None
+    session: Annotated[str | None, typer.Option(help="Only this session; needs the tenant.")] = None
     model: Annotated[str | None, typer.Option(help="A model's digest, in hex.")] = None
     classification: Annotated[str | None, typer.Option(help="Domains of this classification.")] = None
     segment: Annotated[str | None, typer.Option(help="The domain of this declared segment.")] = None
     key_epoch: Annotated[int | None, typer.Option(help="Domains of this key epoch.")] = None
-    label: Annotated[list[str] | None, typer.Option(help="Domains with this label, as `region=eu`.")] = None
+    label: Annotated[list[str] | None, typer.Option(help="Domains with this label, such as `region=eu`.")] = None
 
 
 @app.command(
@@ -109,7 +109,7 @@ def request(
         )
     stated = {field.name: getattr(what, field.name) for field in fields(what)}
     labels = dict(_labels(stated.pop("label") or []))
-    made = done(
+    requested = done(
         "requestErasure",
         source,
         {"subject_names": subject_names},
@@ -118,19 +118,22 @@ def request(
         deadline_seconds=deadline_seconds,
     )
     if as_json:
-        print_json(made)
+        print_json(requested)
     else:
-        say(f"requested: {made['erasure']} ({made['selector']}); see `kvcustody erasure status {made['erasure']}`")
+        say(
+            f"requested: {requested['erasure']} ({requested['selector']}); "
+            f"see `kvcustody erasure status {requested['erasure']}`"
+        )
 
 
 def _labels(given: list[str]) -> tuple[tuple[str, str], ...]:
-    made = []
+    labels = []
     for text in given:
         name, found, value = text.partition("=")
         if not (name and found and value):
             raise ConfigError(f"label `{text}` is not `name=value`")
-        made.append((name, value))
-    return tuple(sorted(made))
+        labels.append((name, value))
+    return tuple(sorted(labels))
 
 
 @app.command(
@@ -142,7 +145,7 @@ def _labels(given: list[str]) -> tuple[tuple[str, str], ...]:
 def show_status(
     erasure: _Id,
     *,
-    wait_seconds: Annotated[int, typer.Option(min=0, help="Wait so long for it to be complete.")] = 0,
+    wait_seconds: Annotated[int, typer.Option(min=0, help="Wait up to this time for completion.")] = 0,
     source: ServiceSource,
     as_json: Json = False,
 ) -> None:
@@ -150,14 +153,14 @@ def show_status(
     until = time.monotonic() + wait_seconds
     with asking(source, "getErasure") as asker:
         while True:
-            found = orjson.loads(call(asker, "getErasure", {"erasure": erasure}).body)
-            if found["outcome"] == "complete" or time.monotonic() >= until:
+            state = orjson.loads(call(asker, "getErasure", {"erasure": erasure}).body)
+            if state["outcome"] == "complete" or time.monotonic() >= until:
                 break
             time.sleep(0.25)
     if as_json:
-        print_json(found)
+        print_json(state)
     else:
-        print_status(found)
+        print_status(state)
 
 
 @app.command(
@@ -168,10 +171,10 @@ def certificate(
     erasure: _Id,
     *,
     signing_key: Annotated[Path, typer.Option(help="The ledger's signing key file.")],
-    out: Annotated[Path, typer.Option(help="Where the certificate goes; an existing file is replaced.")],
-    html: Annotated[Path | None, typer.Option(help="Where its page for people goes.")] = None,
+    out: Annotated[Path, typer.Option(help="The file for the certificate; an existing one is replaced.")],
+    html: Annotated[Path | None, typer.Option(help="The file for its HTML page.")] = None,
     opening: Annotated[
-        Path | None, typer.Option(help="Where the opening goes, for the requester: it names the selector.")
+        Path | None, typer.Option(help="The file for the requester's opening, which names the selector.")
     ] = None,
     ledger: Ledger = DEFAULT,
     subject_keys: SubjectStore = None,
@@ -212,7 +215,7 @@ def certificate(
 
 
 def _issued(ledger: str, erasure: str, key: SigningKey, path: Path, opens: SelectorOpening) -> Document:
-    """The certificate; where its leaves are not signed yet, as nobody has the ledger open, its key signs them first."""
+    """Return the certificate; unsigned leaves of it are signed first where no process has the ledger open."""
     clock = SystemClock()
     try:
         with reading(ledger) as engine, engine.connect() as connection:

@@ -1,4 +1,4 @@
-"""Prints erasures, and how one stands in every worker."""
+"""Prints the list of erasures, and one erasure's state in every worker."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _GOOD = ("open", "complete")
 
 
 def print_erasures(answer: dict[str, Any]) -> None:
-    """Every erasure on record, and how it stands.
+    """Print every erasure on record with its state.
 
     Workers do not follow an order that no trusted key signed, where the settings name `policy_trust`.
     """
     if not answer["items"]:
-        say("no erasure was asked for; `kvcustody erasure request --tenant TENANT --subject NAME` asks for one")
+        say("no erasure was requested; `kvcustody erasure request --tenant TENANT --subject NAME` requests one")
         return
     table = make_table("", "erasure", "kind", "tenant", "asked by", "deadline (UTC)", "state", left=6)
     for one in answer["items"]:
@@ -28,16 +28,18 @@ def print_erasures(answer: dict[str, Any]) -> None:
     print_more(answer)
 
 
-def print_status(found: dict[str, Any]) -> None:
-    """Which workers have answered, what each did, what stays and why, and who has not answered."""
-    say(f"{_words(found)}: {found['erasure']} ({found['selector']})")
+def print_status(state: dict[str, Any]) -> None:
+    """Print which workers have answered with what, the data that remains and why, and which workers have not
+    answered.
+    """
+    say(f"{_words(state)}: {state['erasure']} ({state['selector']})")
     table = make_table("", "worker", "answer", "reason", "residencies", "blocks", "remaining", left=3)
-    for one in found["answers"]:
-        answer = one["outcome"] or ("unreachable" if one["worker"] in found["unreachable"] else "none yet")
+    for one in state["answers"]:
+        answer = one["outcome"] or ("unreachable" if one["worker"] in state["unreachable"] else "none yet")
         counts = (str(one[name]) for name in ("residencies", "blocks", "remaining"))
         table.add_row(one["worker"], answer, one["reason"], *counts)
     stdout().print(table)
-    for hold in found["holds"]:
+    for hold in state["holds"]:
         whose = f"{'a subject of ' if hold['subject'] else ''}{hold['tenant']}"
         on = "everything" if hold["tenant"] is None else whose
         say(f"legal hold {hold['hold']} on {on} since {readable(hold['at_us'])}: {printable(hold['reason'])}")
@@ -48,5 +50,5 @@ def _words(one: dict[str, Any]) -> str:
 
 
 def _standing(one: dict[str, Any]) -> Text:
-    """The state in words, standing out where a deadline was not kept or nobody follows the order."""
+    """Return the state, highlighted where a deadline was missed or no worker follows the order."""
     return Text(printable(_words(one)), "" if one["state"] in _GOOD else "bold red")

@@ -1,1 +1,1 @@
-"""What workers last said of themselves, in a terminal: `kvcustody top` and `kvcustody advise`."""
+"""Workers' latest status in a terminal: `kvcustody top` and `kvcustody advise`."""

@@ -1,4 +1,4 @@
-"""`kvcustody advise`: seven questions about a cache, answered from what running workers last said or of a trace."""
+"""`kvcustody advise`: seven questions about a cache, answered from running workers' status or from a trace."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceOptions(ParameterGroup):
-    """The trace that is replayed, where no worker is asked."""
+    """The trace to replay instead of using workers' status."""
 
     trace_format: Annotated[
         str | None, typer.Option(help="What the trace is, as `replay` has it; `generated` reads no file.")
@@ -75,16 +75,16 @@ def advise(
     if trace is not None or load.trace_format is not None:
         given = [source.ctx.get_parameter_source(name) for name in ("server", "ledger")]
         if any(said is not None and said.name == "COMMANDLINE" for said in given):
-            raise ConfigError("a trace is replayed here: leave out --server and --ledger")
+            raise ConfigError("a trace is replayed locally: omit --server and --ledger")
         choice = Choice(trace, load.trace_format, load.tenants, unit=read_unit(load.unit), limit=load.limit)
         with replayed_aside(choice, load.policy, load.pool_blocks) as (report, _):
             seen = [as_worker(report)]
             findings = trace_findings(report, model, prefill_rate)
             of = {"title": report.title, "origin": report.origin, **report.settings}
-            found = questions.advise(seen, custody_of(report), trace=findings)
+            advice = questions.advise(seen, custody_of(report), trace=findings)
     else:
         if model is not None or prefill_rate is not None:
-            raise ConfigError("`--model` and `--prefill-rate` are of a trace: workers say their own")
+            raise ConfigError("`--model` and `--prefill-rate` apply to a trace: workers report their own")
         with worker_statuses(source) as look:
             seen = look()
         custody = None
@@ -94,14 +94,14 @@ def advise(
                 engine.connect() as connection,
             ):
                 custody = _of_ledger(connection)
-        found = questions.advise(seen, custody, prefixes=_prefixes_command())
-    _show(seen, found, of, as_json)
+        advice = questions.advise(seen, custody, prefixes=_prefixes_command())
+    _show(seen, advice, of, as_json)
 
 
-def _show(seen: list[SeenWorker], found: list[questions.Advice], of: dict[str, str] | None, as_json: bool) -> None:
-    """`of`: what was replayed, and how."""
+def _show(seen: list[SeenWorker], advice: list[questions.Advice], of: dict[str, str] | None, as_json: bool) -> None:
+    """Print the answers. `of`: what was replayed, and how."""
     if as_json:
-        answers = [one._asdict() | {"evidence": [row._asdict() for row in one.evidence]} for one in found]
+        answers = [one._asdict() | {"evidence": [row._asdict() for row in one.evidence]} for one in advice]
         told = {"workers": [one.worker for one in seen], "answers": answers}
         print_json(told if of is None else {"replay": of} | told)
         return
@@ -109,7 +109,7 @@ def _show(seen: list[SeenWorker], found: list[questions.Advice], of: dict[str, s
     if of is not None:
         console.print(Text(f"{of['title']}: {of['origin']} traffic, {of['pool']}; no engine served it", "bold"))
         console.print()
-    for number, one in enumerate(found, 1):
+    for number, one in enumerate(advice, 1):
         console.print(Text(f"{number}. {one.question}", "bold"))
         console.print(Text(one.answer))
         if one.evidence:
@@ -125,14 +125,14 @@ def _show(seen: list[SeenWorker], found: list[questions.Advice], of: dict[str, s
 
 
 def _of_ledger(connection: Connection) -> dict[str, float]:
-    """What a ledger has of orphans, and of custody that was due in the last hours."""
-    found: Counter[str] = Counter()
+    """Return a ledger's figures about orphans and about custody due in the last hours."""
+    counts: Counter[str] = Counter()
     for orphan, number in orphans_by_class(connection).items():
-        found[f'orphan_findings{{orphan="{orphan}"}}'] += number
+        counts[f'orphan_findings{{orphan="{orphan}"}}'] += number
     for unit in recent(connection).rows:
         for name in ("due", "covered", "overdue", "unproven"):
-            found[f"deletion_{name}_units"] += getattr(unit, name)
-    return dict(found)
+            counts[f"deletion_{name}_units"] += getattr(unit, name)
+    return dict(counts)
 
 
 def _prefixes_command() -> str | None:

@@ -1,4 +1,4 @@
-"""`kvcustody top`: what every worker does now, and which tenants it does it for.
+"""`kvcustody top`: what every worker does now, and for which tenants.
 
 1. What is shown is what workers last said of themselves, ten seconds old at most: of a control plane (`--server`), or
    as the ledger has it. Nothing is asked of an engine.
@@ -41,8 +41,8 @@ EPILOG = "Example: `kvcustody top --server https://kv.example:8443 --api-key-fil
 def top(
     *,
     source: ServiceSource,
-    interval: Annotated[float, typer.Option(min=0.5, max=600, help="Seconds between two looks.")] = 5.0,
-    once: Annotated[bool, typer.Option("--once", help="One look, and end.")] = False,
+    interval: Annotated[float, typer.Option(min=0.5, max=600, help="Seconds between refreshes.")] = 5.0,
+    once: Annotated[bool, typer.Option("--once", help="Print once, and exit.")] = False,
     tenants: Annotated[int, typer.Option(min=0, max=1000, help="How many tenants to show, the busiest.")] = 10,
     as_json: Json = False,
 ) -> None:
@@ -83,7 +83,7 @@ def _document(seen: list[SeenWorker], tenants: int) -> dict[str, Any]:
 
 
 def _tenants(seen: list[SeenWorker]) -> list[dict[str, Any]]:
-    """What workers say of tenants, added up; whoever thrashes anywhere first, then the busiest."""
+    """Return tenants' figures, summed over workers: tenants that thrash first, then the busiest."""
     charged: Counter[str] = Counter()
     measures: dict[str, Counter[str]] = {"active_tokens": Counter(), "recomputed_blocks": Counter()}
     thrashing: set[str] = set()
@@ -108,9 +108,11 @@ def _tenants(seen: list[SeenWorker]) -> list[dict[str, Any]]:
 
 def _shown(seen: list[SeenWorker], before: Mapping[str, Status], tenants: int) -> Group:
     if not seen:
-        return Group("no worker has said anything of itself yet; docs/how-to/operate/connect-workers.md enrols one")
+        return Group(
+            "no worker has reported its status yet; docs/how-to/operate/connect-workers.md shows how to enrol one"
+        )
     workers = make_table(
-        "workers, " + ("since the last look" if before else "since each began"),
+        "workers, " + ("since the last refresh" if before else "since each began"),
         *(
             "worker",
             "heard",
@@ -154,7 +156,7 @@ def _shown(seen: list[SeenWorker], before: Mapping[str, Status], tenants: int) -
 
 
 def _tiers(seen: list[SeenWorker], before: Mapping[str, Status]) -> list[Table | str]:
-    """The tiers of workers that have one, and what the columns mean."""
+    """Return the tiers of the workers that have one, and the meaning of the columns."""
     table = make_table(
         "tiers",
         *("worker", "tier", "used", "of", "copies", "stored", "restored", "storing", "restoring"),
@@ -183,21 +185,21 @@ def _tiers(seen: list[SeenWorker], before: Mapping[str, Status]) -> list[Table |
     ]
 
 
-def _add(table: Table, one: SeenWorker, said: ServingSummary) -> None:
+def _add(table: Table, one: SeenWorker, serving: ServingSummary) -> None:
     table.add_row(
         Text(one.worker),
         Text(f"{one.age_seconds} s", "red" if one.silent else ""),
-        f"{said.running:,}",
-        share_text(said.usage),
-        share_text(said.hit_share),
-        seconds_text(said.first_token_hit),
-        seconds_text(said.first_token_miss),
-        seconds_text(said.queue),
-        seconds_text(said.avoided_seconds),
-        f"{said.evicted_blocks:,}",
-        Text(f"{said.recomputed_blocks:,}", "red" if said.recomputed_blocks else ""),
-        "–" if said.advised_blocks is None else f"{said.advised_blocks:,}",
-        share_text(said.waste),
-        seconds_text(said.cancel),
-        f"{said.without_kinds:,}",
+        f"{serving.running:,}",
+        share_text(serving.usage),
+        share_text(serving.hit_share),
+        seconds_text(serving.first_token_hit),
+        seconds_text(serving.first_token_miss),
+        seconds_text(serving.queue),
+        seconds_text(serving.avoided_seconds),
+        f"{serving.evicted_blocks:,}",
+        Text(f"{serving.recomputed_blocks:,}", "red" if serving.recomputed_blocks else ""),
+        "–" if serving.advised_blocks is None else f"{serving.advised_blocks:,}",
+        share_text(serving.waste),
+        seconds_text(serving.cancel),
+        f"{serving.without_kinds:,}",
     )

@@ -1,4 +1,4 @@
-"""Every worker as it last said it is: of a control plane, or as the ledger has it. Nothing is asked of an engine."""
+"""Every worker's latest status, from a control plane or the ledger. It sends no request to an engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PAGE, _OPEN_MAX = 1000, 10_000
 
 @contextmanager
 def worker_statuses(source: ServiceSource) -> Iterator[Callable[[], list[SeenWorker]]]:
-    """What looks up all running workers that said anything, ten seconds old at most."""
+    """Yield the function that returns all running workers with a status, at most ten seconds old."""
     clock = SystemClock()
     with asking(source, "listWorkers") as asker:
 
@@ -36,7 +36,7 @@ def worker_statuses(source: ServiceSource) -> Iterator[Callable[[], list[SeenWor
 
 
 def open_runs(engine: Engine) -> list[WorkerRun]:
-    """The processes of a ledger whose end is not on record, as a control plane sees them."""
+    """Return a ledger's processes whose end is not on record, as a control plane sees them."""
     return [run for _, run in _looking(engine, SystemClock()).listed(limit=_OPEN_MAX, only_open=True)]
 
 
@@ -45,7 +45,7 @@ def _looking(engine: Engine, clock: Clock) -> Fleet:
 
 
 def _closes_nothing(worker: str, incarnation: str) -> None:
-    """Whoever looks registers nobody."""
+    """Do nothing: reading registers nothing."""
     raise CustodyError(f"`{worker}` was registered by somebody who only looks")
 
 

@@ -1,1 +1,1 @@
-"""`kvcustody policy`: author, review and release the policy; one noun a file, rendering apart from the library."""
+"""`kvcustody policy`: author, review and release the policy; one noun per file, apart from the library."""

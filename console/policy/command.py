@@ -15,8 +15,8 @@ from kvcustody.console.policy import init_fmt_schema as write
 from kvcustody.console.policy import validate as author
 
 EPILOG = (
-    "Start with `kvcustody policy init`; docs/reference/policy-language.md is the language, "
-    "docs/reference/policy-codes.md lists every code."
+    "Start with `kvcustody policy init`; docs/reference/policy-language.md describes the language, "
+    "docs/reference/policy-codes.md every code."
 )
 
 app = typer.Typer(

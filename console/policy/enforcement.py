@@ -1,4 +1,4 @@
-"""`kvcustody policy enforcement` and `enforce`: for whom workers enforce their policy, and what they foresee of others.
+"""`kvcustody policy enforcement` and `enforce`: the tenants for which workers enforce, and forecasts for the others.
 
 On the ledger itself, or against a control plane with `--server`. docs/how-to/operate/adopt.md walks a whole adoption.
 """
@@ -24,22 +24,22 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="enforce", epilog=_ORDER)(order_command)
 
 
-def print_enforcement(found: dict[str, Any]) -> None:
-    """For whom workers enforce their policy, and what enforcing would have denied and cost where they monitor.
+def print_enforcement(enforcement: dict[str, Any]) -> None:
+    """Print for which tenants workers enforce their policy, and what enforcement would have denied and cost the others.
 
     Refused tokens were reused and would not have been; what is prefilled again is what enforcing would have cost.
     """
-    order_ = found["order"]
+    order_ = enforcement["order"]
     if order_ is None:
-        say("ordered: nothing; every worker enforces its policy for everybody")
+        say("no order: every worker enforces its policy for every tenant")
     else:
         say(f"ordered by {order_['actor']}: {_said(order_)}, because: {order_['reason']}")
     out = stdout()
     table = make_table("workers", "worker", "mode", "since", "not followed because", left=4)
-    for one in found["workers"]:
+    for one in enforcement["workers"]:
         table.add_row(one["worker"], _said(one), readable(one["since_us"]), one["refused"])
     out.print(table)
-    if found["forecasts"]:
+    if enforcement["forecasts"]:
         columns = (
             "tenant",
             "requests",
@@ -50,7 +50,7 @@ def print_enforcement(found: dict[str, Any]) -> None:
             "prefilled again",
         )
         table = make_table("monitored, in requests and tokens", *columns, left=1)
-        for one in found["forecasts"]:
+        for one in enforcement["forecasts"]:
             table.add_row(
                 one["tenant"],
                 *(
@@ -87,7 +87,7 @@ def order_command(
         str, typer.Option("--share", help="Of a canary: a share of the sessions of all others, as 5%.")
     ] = "",
     until: Annotated[
-        str | None, typer.Option("--until", help="When everybody is enforced for again (ISO 8601, UTC).")
+        str | None, typer.Option("--until", help="When the policy is enforced for everyone again (ISO 8601, UTC).")
     ] = None,
     *,
     source: ActSource,
@@ -100,7 +100,7 @@ def order_command(
     """
     if mode not in MODES:
         raise ConfigError(f"`{mode}` is none of {', '.join(MODES)}")
-    made = done(
+    order = done(
         "orderEnforcement",
         source,
         mode=mode,
@@ -110,18 +110,18 @@ def order_command(
         reason=reason,
     )
     if as_json:
-        print_json(made)
+        print_json(order)
     else:
-        say(f"ordered: {_said(made)}")
+        say(f"ordered: {_said(order)}")
 
 
-def _said(one: Mapping[str, Any]) -> str:
-    """For whom is enforced, in words."""
-    if one["mode"] == ENFORCE:
+def _said(order: Mapping[str, Any]) -> str:
+    """Return in words for which tenants the policy is enforced."""
+    if order["mode"] == ENFORCE:
         return "enforced for everybody"
-    until = f" until {readable(one['until_us'])}"
-    if one["mode"] == MONITOR:
+    until = f" until {readable(order['until_us'])}"
+    if order["mode"] == MONITOR:
         return f"monitored only{until}"
-    share = one["share_millionths"] * 100 / MILLIONTHS
-    parts = [*one["tenants"], *([f"{share:g}% of the sessions of others"] if share else [])]
+    share = order["share_millionths"] * 100 / MILLIONTHS
+    parts = [*order["tenants"], *([f"{share:g}% of the sessions of others"] if share else [])]
     return f"enforced for {', '.join(parts)}, the others monitored{until}"

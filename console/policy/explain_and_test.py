@@ -1,4 +1,4 @@
-"""`kvcustody policy explain` and `test`: why one decision, and whether all the expected ones come out."""
+"""`kvcustody policy explain` and `test`: the reasons of one decision, and whether all expected decisions are made."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _EXPLAIN = (
     "--kind 1024:2048=pasted_log\n\n"
     "    kvcustody policy explain policy.yaml --reader acme --route /v1/chat/completions --placement placement.yaml"
 )
-Reader = Annotated[str, typer.Option("--reader", help="The tenant that asks.")]
+Reader = Annotated[str, typer.Option("--reader", help="The reading tenant.")]
 Owner = Annotated[str | None, typer.Option("--owner", help="Whose blocks; the reader's own if left out.")]
 Level = Annotated[
     str | None, typer.Option("--classification", "-c", help="Of the blocks; with --route, of the credential.")
@@ -84,7 +84,7 @@ PromptKinds = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class AccessOptions(ParameterGroup):
-    """The request that is explained."""
+    """The request to explain."""
 
     reader: Reader
     classification: Level = None
@@ -145,7 +145,7 @@ def explain_command(
         _explain_route(table, access, placed, placed.route, as_json=as_json)
         return
     if access.classification is None:
-        raise ConfigError("`--classification`: say of which blocks")
+        raise ConfigError("`--classification`: name the blocks' classification")
     if prompt.evict:
         level = _level(table, access.classification)
         spans = [_span(text, "--kind") for text in prompt.kind or ()]
@@ -165,13 +165,13 @@ def explain_command(
         return
     in_tier = _tier(access.tier, access.action)
     request = _request(table, access)
-    found = explain(table, request)
+    explanation = explain(table, request)
     if as_json:
-        print_json(found.data())
+        print_json(explanation.data())
     else:
-        _print(found, in_tier)
-    reached = in_tier is None or any(one.tier is in_tier and one.permitted for one in found.tiers)
-    if not found.decision.permitted or not reached:
+        _print(explanation, in_tier)
+    reached = in_tier is None or any(one.tier is in_tier and one.permitted for one in explanation.tiers)
+    if not explanation.decision.permitted or not reached:
         raise typer.Exit(EXIT_NO)
 
 
@@ -243,50 +243,53 @@ def _span(text: str, option: str) -> KindRange:
     return KindRange(int(found[1]), int(found[2]), found[3])
 
 
-def _print_eviction(found: EvictionExplanation) -> None:
-    say(f"line {found.line}: eviction `{found.policy}`: {found.order}; children before parents")
-    idle, absolute = duration(found.idle_us), duration(found.absolute_us)
-    say(f"kept at most {idle} after the last use and {absolute} in all ({found.tenant}, {found.classification})")
-    for signal in found.signals:
+def _print_eviction(explanation: EvictionExplanation) -> None:
+    say(f"line {explanation.line}: eviction `{explanation.policy}`: {explanation.order}; children before parents")
+    idle, absolute = duration(explanation.idle_us), duration(explanation.absolute_us)
+    say(
+        f"kept at most {idle} after the last use and {absolute} in all "
+        f"({explanation.tenant}, {explanation.classification})"
+    )
+    for signal in explanation.signals:
         say(f"  signal {signal.signal}: {signal.says}")
-    if found.learned is not None:
-        say(f"  think times are learned from the {found.learned}'s own requests")
-    if not found.ranges:
+    if explanation.learned is not None:
+        say(f"  think times are learned from the {explanation.learned}'s own requests")
+    if not explanation.ranges:
         say("priorities and kinds of content have no part in this order")
         return
     say(f"{'tokens':>17}  {'priority':>8}  {'for':>8}  why")
-    for each in found.ranges:
+    for each in explanation.ranges:
         span = f"{each.first}..{each.until}"
         lasts = "always" if each.for_us is None else duration(each.for_us)
         say(f"{span:>17}  {each.priority:>8}  {lasts:>8}  line {each.line}: {each.because}")
 
 
-def _tier(said: str | None, action: str) -> Tier | None:
-    if said is None:
+def _tier(name: str | None, action: str) -> Tier | None:
+    if name is None:
         return None
     if action != Action.OFFLOAD.name.lower():
-        raise ConfigError("`--tier` goes with `--action offload`", value=said)
-    if said not in set(Tier):
-        hint = did_you_mean(said, Tier) or f"tiers are {', '.join(Tier)}"
-        raise ConfigError(f"`--tier` {quote(said)} is no tier; {hint}", value=said)
-    return Tier(said)
+        raise ConfigError("`--tier` goes with `--action offload`", value=name)
+    if name not in set(Tier):
+        hint = did_you_mean(name, Tier) or f"tiers are {', '.join(Tier)}"
+        raise ConfigError(f"`--tier` {quote(name)} is no tier; {hint}", value=name)
+    return Tier(name)
 
 
-def _print(found: Explanation, tier: Tier | None) -> None:
-    say(found.request.text(found.classifications))
-    say(found.summary)
-    for entry in found.considered:
+def _print(explanation: Explanation, tier: Tier | None) -> None:
+    say(explanation.request.text(explanation.classifications))
+    say(explanation.summary)
+    for entry in explanation.considered:
         fit = "fits" if entry.fits else f"fails by {', '.join(entry.failing)}"
         say(f"  line {entry.mark.line}: {entry.kind} {entry.id} ({entry.effect}): {fit}")
-    if found.nearest is not None:
-        changes = ", ".join(f"{term} {new} instead of {old}" for term, old, new in found.nearest.changed)
-        say(f"nearest permit: {changes or 'through another source'} (by {', '.join(found.nearest.reasons)})")
-    for answer in found.tiers:
+    if explanation.nearest is not None:
+        changes = ", ".join(f"{term} {new} instead of {old}" for term, old, new in explanation.nearest.changed)
+        say(f"nearest permit: {changes or 'through another source'} (by {', '.join(explanation.nearest.reasons)})")
+    for answer in explanation.tiers:
         if tier in (None, answer.tier):
             say(answer)
             for source in answer.sources:
                 say(f"  line {source.line}: {source.what}: {source.says}")
-    for error in found.decision.errors:
+    for error in explanation.decision.errors:
         say(f"  error: {error}")
 
 
@@ -300,7 +303,7 @@ MinCells = Annotated[int, typer.Option("--min-cells", min=0, max=100, help="Perc
 
 
 class CasesFormat(StrEnum):
-    """How results are printed."""
+    """The format of the results."""
 
     TEXT = "text"
     JSON = "json"
@@ -351,4 +354,4 @@ def _print_report(report: CasesReport) -> None:
     if coverage.not_named:
         say(f"not reached: {', '.join(coverage.not_named)}")
     if not report.results:
-        say(f"{report.file}: there are no cases; an empty file shows nothing")
+        say(f"{report.file}: there are no cases; an empty file proves nothing")

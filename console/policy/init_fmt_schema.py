@@ -1,4 +1,4 @@
-"""`kvcustody policy init`, `fmt` and `schema`: start a policy, lay it out, complete it in an editor."""
+"""`kvcustody policy init`, `fmt` and `schema`: start a policy, format it, complete it in an editor."""
 
 from __future__ import annotations
 
@@ -121,7 +121,11 @@ def fmt_command(files: Files, *, write: Write = False, check: Check = False, as_
 
 
 def policy_text(path: Path) -> str:
-    """A policy file's text. Raises `PolicyError`."""
+    """Return a policy file's text.
+
+    Raises:
+        PolicyError: it cannot be read.
+    """
     try:
         return read_source(path).decode()
     except UnicodeDecodeError:
@@ -129,7 +133,7 @@ def policy_text(path: Path) -> str:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Replace a policy file's text; the file stays open to nobody to whom it was closed."""
+    """Replace a policy file's text; its permissions stay as strict as they were."""
     try:
         write_file(path, text.encode(), mode=stat.S_IMODE(path.stat().st_mode))
     except OSError as error:

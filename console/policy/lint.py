@@ -1,4 +1,4 @@
-"""`kvcustody policy lint`: what is sound and yet probably not meant."""
+"""`kvcustody policy lint`: findings in a sound policy that are probably mistakes."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _EPILOG = (
     "    kvcustody policy lint policy.yaml --ledger kvcustody.db\n\n"
     "    kvcustody policy lint policy.yaml --scrub-rate benchmarks/results/scrub-cpu.json --pool 64GiB"
 )
-Soon = Annotated[int, typer.Option("--soon-days", min=0, help="Tell of grants that end within this many days.")]
+Soon = Annotated[int, typer.Option("--soon-days", min=0, help="Report grants that end within this many days.")]
 At = Annotated[str | None, typer.Option("--at", help="The day to lint for, as 2027-03-31; today if left out.")]
-Tenants = Annotated[Path | None, typer.Option("--tenants", help="A file with the tenants that exist, one a line.")]
-Used = Annotated[Path | None, typer.Option("--used", help="A file with the grants and segments in use, one a line.")]
+Tenants = Annotated[Path | None, typer.Option("--tenants", help="A file with the existing tenants, one per line.")]
+Used = Annotated[Path | None, typer.Option("--used", help="A file with the grants and segments in use, one per line.")]
 Rate = Annotated[
     Path | None,
     typer.Option("--scrub-rate", help="What `benchmarks/device/scrub.py --json` measured on the device."),
@@ -53,18 +53,18 @@ Rate = Annotated[
 Pool = Annotated[str | None, typer.Option("--pool", help="The bytes of the device's pool, such as 64GiB.")]
 Engine = Annotated[
     PoolOwner | None,
-    typer.Option("--engine", help="Tell also what does nothing beside this engine."),
+    typer.Option("--engine", help="Also report what has no effect with this engine."),
 ]
 TiersOption = Annotated[
     str | None,
-    typer.Option("--tiers", help="The tiers that workers have, as host,nvme: tell which others do nothing."),
+    typer.Option("--tiers", help="The tiers that workers have, as host,nvme: report others, which have no effect."),
 ]
 Strict = Annotated[bool, typer.Option("--fail", help="Exit 1 when there is a finding.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeenOptions(ParameterGroup):
-    """What of the policy is in use, and by whom."""
+    """The tenants and ids that are in use."""
 
     tenants: Tenants = None
     used: Used = None
@@ -73,7 +73,7 @@ class SeenOptions(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareOptions(ParameterGroup):
-    """What the policy runs on."""
+    """The hardware that the policy runs on."""
 
     scrub_rate: Rate = None
     pool: Pool = None
@@ -106,10 +106,10 @@ def lint_command(
     if seen.ledger is not None:
         known, reused = _from_ledger(seen.ledger, known, reused)
     rate, now_us, configured = _rate(runs.scrub_rate, runs.pool), day_us(at), _tiers(runs.tiers)
-    found: dict[str, tuple[Problem, ...]] = {}
+    problems_of: dict[str, tuple[Problem, ...]] = {}
     for path in files:
         table = load_table(path)
-        found[str(path)] = lint(
+        problems_of[str(path)] = lint(
             table,
             now_us=now_us,
             soon_days=soon_days,
@@ -119,29 +119,29 @@ def lint_command(
             owner=runs.engine,
             tiers=configured,
         )
-    problems = [problem for each in found.values() for problem in each]
-    _show(found, problems, ProblemFormat.JSON if as_json else style)
+    problems = [problem for each in problems_of.values() for problem in each]
+    _show(problems_of, problems, ProblemFormat.JSON if as_json else style)
     if any(fail or problem.code in ERRORS for problem in problems):
         raise typer.Exit(EXIT_NO)
 
 
-def _show(found: dict[str, tuple[Problem, ...]], problems: list[Problem], style: ProblemFormat) -> None:
+def _show(problems_of: dict[str, tuple[Problem, ...]], problems: list[Problem], style: ProblemFormat) -> None:
     if style is ProblemFormat.JSON:
         print_json([problem_data(problem) for problem in problems])
     elif style is ProblemFormat.SARIF:
         say(sarif(problems, level="warning"))
     elif style is ProblemFormat.JUNIT:
-        say(junit("lint", list(found.items())))
+        say(junit("lint", list(problems_of.items())))
     else:
         for problem in problems:
             say(problem)
-        say(f"{several(len(problems), 'finding')} in {several(len(found), 'file')}")
+        say(f"{several(len(problems), 'finding')} in {several(len(problems_of), 'file')}")
 
 
 def _from_ledger(
     ledger: str, known: frozenset[str] | None, seen: frozenset[str] | None
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """(tenants, ids in use) as the ledger has them; a file that was given says more than the ledger."""
+    """Return (tenants, ids in use) from the ledger; a given file overrides it."""
     with snapshot(ledger) as connection:
         return (
             tenants_seen(connection) if known is None else known,
@@ -173,7 +173,11 @@ def _read(path: Path) -> str:
 
 
 def day_us(at: str | None) -> int:
-    """The start of a UTC day, or now, in microseconds. Raises `ConfigError`."""
+    """Return the start of a UTC day, or now, in microseconds.
+
+    Raises:
+        ConfigError: it is no day.
+    """
     if at is None:
         return int(datetime.now(tz=UTC).timestamp() * 1_000_000)
     try:
@@ -184,7 +188,7 @@ def day_us(at: str | None) -> int:
 
 
 def _rate(measured: Path | None, pool: str | None) -> ScrubRate | None:
-    """The slowest of the measured points: a deadline is kept on bad days too."""
+    """Return the slowest measured point, because a deadline must be met on bad days too."""
     if measured is None and pool is None:
         return None
     if measured is None or pool is None:

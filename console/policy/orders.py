@@ -1,4 +1,4 @@
-"""Orders that a person writes into a ledger: whose tenants it names, and signatures of orders from before.
+"""Orders that a person writes into a ledger: issuers of tenants, and signatures of earlier orders.
 
 `assign-issuer`: a worker behind a control plane has it assign issuers; one with a ledger of its own assigns them where
 the database lets it. On PostgreSQL the role `kvcustody_worker` writes no order, so a person assigns each issuer first.
@@ -52,7 +52,7 @@ def assign_command(
     *,
     bare: Annotated[
         bool,
-        typer.Option("--bare", help="The ledger's first issuer: ids that stand alone are its own, for good."),
+        typer.Option("--bare", help="The ledger's first issuer, which owns bare ids permanently."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -68,7 +68,7 @@ def assign_command(
         if not known.knows(issuer):
             if bare and known.home:
                 raise ConfigError(
-                    f"`{issuer}`: the bare ids of this ledger are `{known.home}`'s for good; leave `--bare` out"
+                    f"`{issuer}`: the bare ids of this ledger are `{known.home}`'s permanently; omit `--bare`"
                 )
             if not bare and not known.home:
                 raise ConfigError(
@@ -137,7 +137,7 @@ def sign_orders_command(
 
 
 class OrderCount(NamedTuple):
-    """How many orders of a kind somebody gave."""
+    """The number of orders of a kind that one author gave."""
 
     kind: str
     author: str
@@ -154,7 +154,7 @@ def _authors(listed: Sequence[UnsignedOrder]) -> str:
 
 
 def _list_orders(listed: Sequence[UnsignedOrder]) -> None:
-    """Each order, and how many of each kind and author: shown before anything is signed."""
+    """Print each order, and the number by kind and author, before anything is signed."""
     table = make_table("", "order", "kind", "at", "author", left=4)
     for one in listed:
         table.add_row(f"{one.log}/{one.idx}", one.kind, iso(one.at_us), one.actor)
@@ -169,8 +169,12 @@ def _chosen(
     kinds: list[str] | None,
     authors: list[str] | None,
 ) -> list[UnsignedOrder]:
-    """Those that every given choice names. Raises `ConfigError` for a place, kind or author without such an order."""
-    found = unsigned
+    """Return the orders that match every given choice.
+
+    Raises:
+        ConfigError: a place, kind or author has no such order.
+    """
+    chosen = unsigned
     choices: tuple[tuple[list[str] | None, str, Callable[[UnsignedOrder], str]], ...] = (
         (places, "at this place", lambda one: f"{one.log}/{one.idx}"),
         (kinds, "of this kind", lambda one: one.kind),
@@ -181,10 +185,10 @@ def _chosen(
         for name in wanted or ():
             if name not in known:
                 raise ConfigError(f"`{name}`: there is no unsigned order {where}")
-        found = [one for one in found if not wanted or name_of(one) in wanted]
-    return found
+        chosen = [one for one in chosen if not wanted or name_of(one) in wanted]
+    return chosen
 
 
 def order_signature(order: UnsignedOrder, at_us: int, actor: str, reason: str) -> Event:
-    """What is put on record of an order that `actor` signs."""
+    """Return the record of an order that `actor` signs."""
     return OrderSigned(at_us, order.tenant, order.kind, order.idx, order.digest, actor, reason)

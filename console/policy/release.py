@@ -1,4 +1,4 @@
-"""`kvcustody policy propose … history`: the steps of a release, each one call of the release desk.
+"""`kvcustody policy propose … history`: the steps of a release, each one call to the release desk.
 
 Each prints its review, proposal or history as data (`--json`) or in lines.
 """
@@ -128,13 +128,13 @@ def consent(
     """The owner's consent to what a revision opens of its blocks, and to nothing else."""
     if at.remote.server is not None:  # an owner sees what waits for the own tenant's consent, and nothing else
         with at.owner_consents() as consents:
-            made = consents.consent(revision, source, signer_of(signing_key))
+            consent_data = consents.consent(revision, source, signer_of(signing_key))
     else:
         with at.desk() as desk:
-            made = [opening.data() for opening in desk.consent(revision, source, signer_of(signing_key))]
+            consent_data = [opening.data() for opening in desk.consent(revision, source, signer_of(signing_key))]
     if at.as_json:
-        print_json(made)
-    for opening in () if at.as_json else made:
+        print_json(consent_data)
+    for opening in () if at.as_json else consent_data:
         levels = ", ".join(opening["classifications"])
         say(
             f"consented: {opening['reader']} reads {opening['owner']}'s {levels} through {opening['id']}, "
@@ -242,14 +242,14 @@ def break_glass(
     """
     text = None if document is None else read_document(document)
     with at.desk() as desk, _waiting("proving"):
-        found = desk.break_glass(
+        reviewed = desk.break_glass(
             signer_of(signing_key), reason=reason, seconds=minutes * 60, document=text, restores=restore
         )
     if at.as_json:
-        print_json(review_data(found))
+        print_json(review_data(reviewed))
     else:
-        until = instant(found.proposal.until_us)
-        say(f"GLASS BROKEN: revision {found.proposal.revision} is active until {until}; release a successor")
+        until = instant(reviewed.proposal.until_us)
+        say(f"GLASS BROKEN: revision {reviewed.proposal.revision} is active until {until}; release a successor")
 
 
 _HISTORY = "Example:\n\n    kvcustody policy history --json"
@@ -265,13 +265,13 @@ def history(
     with at.desk() as desk:
         state = desk.state()
     effect = at.in_effect(state)
-    told = history_data(state)
-    told["steps"] = told["steps"] if oldest_first else told["steps"][::-1]
+    steps_data = history_data(state)
+    steps_data["steps"] = steps_data["steps"] if oldest_first else steps_data["steps"][::-1]
     if at.as_json:
-        print_json(told | {"in_effect": effect})
+        print_json(steps_data | {"in_effect": effect})
         return
     table = make_table("steps", "step", "at", "who", "what", "revision", "detail", left=6)
-    for row in told["steps"]:
+    for row in steps_data["steps"]:
         table.add_row(*(str(value) for value in row.values()))
     stdout().print(table)
     staged = "" if state.staged is None else f"; revision {state.staged.revision} is staged for {state.stage}"
@@ -284,15 +284,15 @@ def history(
 
 
 def _running_lines(effect: dict[str, Any]) -> Iterator[str]:
-    """What workers run, a line each; a release that nobody runs is none that is in effect."""
+    """Yield what workers run, one line each; a release that no worker runs has no effect yet."""
     if not effect["at_work"] and not effect["unsaid"]:
-        yield "in effect: nothing yet, no worker is at work; the active revision is what the next one will run"
+        yield "in effect: nothing yet, because no worker runs; the next worker will run the active revision"
     for one in effect["items"] if effect["at_work"] else ():
         what = f"revision {one['revision']}" if one["source"] == "release" else "not of this release"
         stage = f", for {one['stage']}" if one["stage"] else ""
         yield f"in effect on {', '.join(one['workers'])}: {one['name']} ({what}{stage}), {one['digest']}"
     for worker in effect["unsaid"]:
-        yield f"in effect on {worker}: no leaf says what it runs"
+        yield f"in effect on {worker}: its policy is not on record"
     for one in effect["monitoring"]:
         yield f"not enforced for everybody on {one['worker']} ({one['mode']}): `kvcustody policy enforcement` says more"
 
@@ -314,21 +314,21 @@ def _waiting(what: str) -> Any:
     return bar
 
 
-def review_data(found: Review) -> dict[str, Any]:
-    """A review as JSON data."""
+def review_data(reviewed: Review) -> dict[str, Any]:
+    """Return a review as JSON data."""
     return {
-        "revision": found.proposal.revision,
-        "digest": found.proposal.manifest.digest,
-        "verdict": found.change.verdict.value,
-        "cells": found.cells,
-        "missing_consents": [opening.data() for opening in found.missing],
-        "proved": found.proof.holds,
-        "difference": found.change.data(),
+        "revision": reviewed.proposal.revision,
+        "digest": reviewed.proposal.manifest.digest,
+        "verdict": reviewed.change.verdict.value,
+        "cells": reviewed.cells,
+        "missing_consents": [opening.data() for opening in reviewed.missing],
+        "proved": reviewed.proof.holds,
+        "difference": reviewed.change.data(),
     }
 
 
 def history_data(state: ReleaseState) -> dict[str, Any]:
-    """A release as JSON data."""
+    """Return a release as JSON data."""
     return {
         "audience": state.trust.audience,
         "active": state.active_revision,
@@ -363,7 +363,7 @@ def _detail(body: Any) -> str:
 
 
 def show_proposal(made: Proposal, as_json: bool) -> None:
-    """A proposal in a line, or as JSON."""
+    """Print a proposal in one line, or as JSON."""
     manifest = made.manifest
     if as_json:
         print_json({"manifest": manifest.form(), "id": manifest.id, "author": made.author})
@@ -372,7 +372,7 @@ def show_proposal(made: Proposal, as_json: bool) -> None:
 
 
 def show_review(found: Review) -> None:
-    """Whether isolation is proved, and whose consent is lacking."""
+    """Print whether isolation is proved, and whose consent is missing."""
     say("isolation: proved" if found.proof.holds else "isolation: NOT PROVED; see `kvcustody policy prove`")
     for opening in found.missing:
         say(f"lacks the consent of {opening.owner} to {opening.id}")

@@ -1,4 +1,4 @@
-"""`kvcustody policy key`, `trust`, `bundle` and `verify-bundle`: who signs a policy, and what they have signed."""
+"""`kvcustody policy key`, `trust`, `bundle` and `verify-bundle`: the signers of a policy, and signed policies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _KEY = "Example:\n\n    kvcustody policy key ada.key --name ada"
 def key_command(
     file: Annotated[Path, typer.Argument(help="The private key's new file.", metavar="FILE")],
     *,
-    name: Annotated[str, typer.Option("--name", help="Whose key it is, as the trust configuration will say.")],
+    name: Annotated[str, typer.Option("--name", help="The key's owner, for the trust configuration.")],
     as_json: Json = False,
 ) -> None:
     """Make a key to sign policies with: FILE, of mode 0600, and FILE.pub to hand out. No file is overwritten."""
@@ -67,7 +67,7 @@ def key_command(
     if as_json:
         print_json({"name": name, "private": str(file), "public": str(public), "key": str(key.verifier)})
     else:
-        say(f"created: {file} (keep it to yourself) and {public} (hand it out)")
+        say(f"created: {file} (keep it secret) and {public} (hand it out)")
 
 
 _TRUST = (
@@ -78,7 +78,7 @@ _TRUST = (
 
 @dataclass(frozen=True, kw_only=True)
 class TrustedKeys(ParameterGroup):
-    """Whose signatures count."""
+    """The keys whose signatures count."""
 
     author: _Public
     approver: _Public
@@ -94,9 +94,9 @@ def trust_command(
     file: Annotated[Path, typer.Argument(help="The trust configuration's new file.", metavar="FILE")],
     audience: Annotated[str, typer.Option("--audience", help="The name of this deployment.")],
     public: TrustedKeys,
-    hours: Annotated[int, typer.Option("--break-glass-hours", help="The longest that breaking the glass lasts.")] = 4,
+    hours: Annotated[int, typer.Option("--break-glass-hours", help="The longest duration of a break-glass act.")] = 4,
     folder: Annotated[
-        Path | None, typer.Option("--folder", help="Make this release folder too, if it is not there.")
+        Path | None, typer.Option("--folder", help="Also create this release folder, if it does not exist.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -137,7 +137,7 @@ _BUNDLE = "Example:\n\n    kvcustody policy bundle 3 --out policy.bundle"
 def bundle_command(
     revision: Revision,
     *,
-    out: Annotated[Path, typer.Option("--out", help="Where the bundle goes.")] = Path("policy.bundle"),
+    out: Annotated[Path, typer.Option("--out", help="The file for the bundle.")] = Path("policy.bundle"),
     at: At,
 ) -> None:
     """Write an approved revision as one signed file, for workers that have no store to follow."""
@@ -170,15 +170,15 @@ def verify_command(
     except OSError as error:
         raise ConfigError(f"bundle `{file}`: {error.strerror}", path=file) from None
     try:
-        found = verify(data, trusted, now_utc_us=SystemClock().utc_us(), revision_min=at_least)
+        verified = verify(data, trusted, now_utc_us=SystemClock().utc_us(), revision_min=at_least)
     except PolicyError as error:
         if as_json:
             print_json({"accepted": False, "reason": error.message})
         else:
             say(f"refused: {error.message}")
         raise typer.Exit(EXIT_NO) from None
-    manifest = found.bundle.manifest
+    manifest = verified.bundle.manifest
     if as_json:
-        print_json({"accepted": True, "signers": list(found.signers), "manifest": manifest.form()})
+        print_json({"accepted": True, "signers": list(verified.signers), "manifest": manifest.form()})
     else:
-        say(f"accepted: {manifest.name}, revision {manifest.revision}, signed by {', '.join(found.signers)}")
+        say(f"accepted: {manifest.name}, revision {manifest.revision}, signed by {', '.join(verified.signers)}")

@@ -1,4 +1,4 @@
-"""What the release commands share: their options, and the desk that they open."""
+"""The release commands' shared options, and the desk that they open."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ Store = Annotated[
     ),
 ]
 Revision = Annotated[int, typer.Argument(help="A revision's number.", metavar="REVISION", min=1)]
-Reason = Annotated[str, typer.Option("--reason", help="Why; it goes on record.")]
-Note = Annotated[str, typer.Option("--note", help="What changes and why; it goes on record.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why; it is recorded.")]
+Note = Annotated[str, typer.Option("--note", help="What changes and why; it is recorded.")]
 
 TRUST, STORE = Path("trust.toml"), "release"
 _NOWHERE = ControlPlane()
@@ -61,7 +61,7 @@ _NOWHERE = ControlPlane()
 
 @dataclass(frozen=True, kw_only=True)
 class At(ParameterGroup):
-    """Which release a command is about, and how it answers."""
+    """The release that a command is about, and the format of its answer."""
 
     store: Store = STORE
     trust: TrustFile = TRUST
@@ -69,11 +69,13 @@ class At(ParameterGroup):
     as_json: Json = False
 
     def desk(self) -> AbstractContextManager[ReleaseWorkflow]:
-        """The desk over this release."""
+        """Return the desk for this release."""
         return open_workflow(self.store, self.trust, self.remote)
 
     def in_effect(self, state: ReleaseState) -> dict[str, Any] | None:
-        """What workers of this ledger run, as the API tells it; None for a folder: its ledger has no workers."""
+        """Return the policies that workers run, as the API reports them; None for a folder, whose ledger has no
+        workers.
+        """
         if self.remote.server is not None:
             with connect(self.remote) as plane:
                 found: dict[str, Any] = plane.get("/v1/policies/in-effect")
@@ -84,19 +86,19 @@ class At(ParameterGroup):
             return policies_in_effect(read_running_policies(connection), state, worker_enforcement(connection)).data()
 
     def owner_consents(self) -> AbstractContextManager[OwnerConsents]:
-        """An owner's part in it, at a control plane."""
+        """Return the owner's part in a release at a control plane."""
         return owner_consents(self.remote, self.trust)
 
 
 def acts_as_owner(trust: Path, signer: Signer) -> bool:
-    """Whether this key is an owner's, and nothing that reaches further."""
+    """Return whether this key is an owner's and permits nothing more."""
     key = read_trust(trust).keys.get(signer.name)
     return key is not None and key.roles == {KeyRole.OWNER}
 
 
 @contextmanager
 def owner_consents(remote: ControlPlane, trust: Path) -> Iterator[OwnerConsents]:
-    """An owner's part in a release at a control plane: consents that wait, grants to take back."""
+    """Yield an owner's part in a release at a control plane: pending consents, and grants to revoke."""
     assert remote.server is not None
     with connect(remote) as connection:
         yield OwnerConsents(connection, read_trust(trust).audience, SystemClock())
@@ -104,8 +106,10 @@ def owner_consents(remote: ControlPlane, trust: Path) -> Iterator[OwnerConsents]
 
 @contextmanager
 def open_workflow(store: str, trust: Path, remote: ControlPlane = _NOWHERE) -> Iterator[ReleaseWorkflow]:
-    """The desk over a store. Every step goes into the ledger: the database's own, the one in the release folder, or
-    the control plane's, which records it itself.
+    """Yield the desk over a store.
+
+    Every step is recorded in the ledger: the database's own, the one in the release folder, or the control plane's,
+    which records it itself.
     """
     if remote.server is not None:
         if store != STORE:
@@ -138,7 +142,7 @@ def open_workflow(store: str, trust: Path, remote: ControlPlane = _NOWHERE) -> I
 
 
 def _bring_up(engine: Engine) -> None:
-    """The ledger's schema as this program knows it; looking first is quicker than migrating nothing."""
+    """Upgrade the ledger's schema to this program's; checking first is faster than an empty migration."""
     try:
         check_store(engine)
     except LedgerError:
@@ -146,12 +150,16 @@ def _bring_up(engine: Engine) -> None:
 
 
 def signer_of(path: Path) -> Signer:
-    """The key in a file, or the extension that holds it."""
+    """Return the signer for a key file, or for the extension that holds the key."""
     return open_signer(path)
 
 
 def read_document(path: Path) -> str:
-    """A policy document's text; raises `ConfigError`."""
+    """Return a policy document's text.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
         return read_words(path)
     except OSError as error:
@@ -161,7 +169,11 @@ def read_document(path: Path) -> str:
 
 
 def read_public(path: Path) -> str:
-    """A public key's text, from the `.pub` file beside a private key; raises `ConfigError`."""
+    """Return a public key's text from the `.pub` file next to a private key.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
         text = read_words(path).strip()
     except (OSError, UnicodeDecodeError) as error:

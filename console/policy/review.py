@@ -1,4 +1,4 @@
-"""`kvcustody policy diff`, `check-no-new-access` and `prove`: what a reviewer asks before a policy is released."""
+"""`kvcustody policy diff`, `check-no-new-access` and `prove`: a reviewer's questions before a release."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ _CHECK = "Example:\n\n    kvcustody policy check-no-new-access active.yaml polic
 
 def check_command(old: Old, new: New, *, revoked: Revoked = None, as_json: Json = False) -> None:
     """A gate for CI: exit 0 when the new policy opens, shares and keeps nothing more than the old one, else 1."""
-    found = _diff(old, new, revoked)
+    difference = _diff(old, new, revoked)
     if as_json:
-        print_json({"new_access": found.widens, "verdict": found.verdict.value, **found.widening()})
-    elif found.widens:
-        print_diff(found)
+        print_json({"new_access": difference.widens, "verdict": difference.verdict.value, **difference.widening()})
+    elif difference.widens:
+        print_diff(difference)
     else:
-        say(f"no new access: the new policy is {found.verdict}")
-    if found.widens:
+        say(f"no new access: the new policy is {difference.verdict}")
+    if difference.widens:
         raise typer.Exit(EXIT_NO)
 
 
@@ -75,13 +75,13 @@ def _diff(old: Path, new: Path, revoked: list[str] | None) -> PolicyDiff:
     return diff(load_table(old, revoked=tombstones), load_table(new, revoked=tombstones))
 
 
-def print_diff(found: PolicyDiff) -> None:
-    """A difference as tables, and the digest of what widens."""
+def print_diff(difference: PolicyDiff) -> None:
+    """Print a difference as tables, and the digest of what it widens."""
     out = stdout()
-    say(f"verdict: {found.verdict}")
-    for title, entries in (("opens", found.openings), ("closes", found.closings)):
+    say(f"verdict: {difference.verdict}")
+    for title, entries in (("opens", difference.openings), ("closes", difference.closings)):
         _print_openings(title, entries)
-    cells = _grouped(found.cells)
+    cells = _grouped(difference.cells)
     if cells:
         table = make_table("decisions", "change", "action", "reader", "owner", "classification", "scope", "via", "when",
                            "named", left=9)  # fmt: skip
@@ -90,19 +90,19 @@ def print_diff(found: PolicyDiff) -> None:
         out.print(table)
         if len(cells) > ROWS_MAX:
             say(f"{several(len(cells) - ROWS_MAX, 'more row')}; --json gives every cell")
-    if found.duties:
+    if difference.duties:
         table = make_table("obligations", "tenant", "of", "field", "before", "after", "is", left=6)
-        for duty in found.duties[:ROWS_MAX]:
+        for duty in difference.duties[:ROWS_MAX]:
             table.add_row(*(str(value) for value in duty[:5]), duty.data()["direction"])
         out.print(table)
-        if len(found.duties) > ROWS_MAX:
-            say(f"{several(len(found.duties) - ROWS_MAX, 'more row')}; --json gives every one")
-    if found.settings:
+        if len(difference.duties) > ROWS_MAX:
+            say(f"{several(len(difference.duties) - ROWS_MAX, 'more row')}; --json gives every one")
+    if difference.settings:
         table = make_table("settings (no access changes)", "of", "field", "before", "after", left=4)
-        for setting in found.settings[:ROWS_MAX]:
+        for setting in difference.settings[:ROWS_MAX]:
             table.add_row(*setting)
         out.print(table)
-    say(f"widening digest: {found.cells_digest}" if found.widens else "nothing widens")
+    say(f"widening digest: {difference.cells_digest}" if difference.widens else "nothing widens")
 
 
 def _print_openings(title: str, entries: tuple[WidenedAccess, ...]) -> None:
@@ -118,7 +118,7 @@ def _print_openings(title: str, entries: tuple[WidenedAccess, ...]) -> None:
 
 
 def _grouped(cells: tuple[CellChange, ...]) -> list[tuple[str, ...]]:
-    """Rows for people: cells that differ in classification and scope alone share one."""
+    """Return rows for people: cells that differ only in classification and scope share one."""
     rows: dict[tuple[object, ...], tuple[list[str], list[str], CellChange]] = {}
     for cell in cells:
         key = (cell.opens, cell.action, cell.reader, cell.owner, cell.via, cell.start_us, cell.end_us)

@@ -22,23 +22,23 @@ _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def problem_data(problem: Problem) -> dict[str, Any]:
-    """One problem as JSON data."""
+    """Return one problem as JSON data."""
     return {**problem._asdict(), "help": f"{CODES_PAGE}#{problem.code.lower()}"}
 
 
-def validation_data(found: Validation) -> dict[str, Any]:
-    """One document's validation as JSON data."""
+def validation_data(validation: Validation) -> dict[str, Any]:
+    """Return one document's validation as JSON data."""
     return {
-        "file": found.file,
-        "sound": found.sound,
-        "digest": found.digest,
-        "problems": [problem_data(problem) for problem in found.problems],
-        "omitted": found.omitted,
+        "file": validation.file,
+        "sound": validation.sound,
+        "digest": validation.digest,
+        "problems": [problem_data(problem) for problem in validation.problems],
+        "omitted": validation.omitted,
     }
 
 
 def sarif(problems: Sequence[Problem], level: str = "error") -> str:
-    """Problems as one SARIF run."""
+    """Return problems as one SARIF run."""
     codes = sorted({problem.code for problem in problems})
     driver = {
         "name": "kvcustody policy",
@@ -73,7 +73,7 @@ def _location(problem: Problem) -> dict[str, Any]:
 
 
 def junit(suite: str, cases: Iterable[tuple[str, Sequence[object]]]) -> str:
-    """One JUnit test case per (name, failures); a case without failures passes."""
+    """Return one JUnit test case per (name, failures); a case without failures passes."""
     cases = list(cases)
     failed = sum(1 for _, failures in cases if failures)
     name = quoteattr(f"kvcustody policy {suite}")

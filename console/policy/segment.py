@@ -86,12 +86,12 @@ def add_to(parent: typer.Typer) -> None:
 
 @app.callback()
 def _group() -> None:
-    """Keeps `add` a command of its own."""
+    """Keep `add` a command of its own in the group."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentOptions(ParameterGroup):
-    """What the policy says of the segment."""
+    """The segment's entry in the policy."""
 
     id_: Id
     owner: Owner
@@ -105,7 +105,7 @@ class SegmentOptions(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixOptions(ParameterGroup):
-    """The prefix that is declared, and how it becomes token ids."""
+    """The prefix to declare, and how it becomes token ids."""
 
     text: Text = None
     tokenizer: Tokenizer = None
@@ -159,7 +159,7 @@ def add_command(
 
 
 def _declare(issuer: str, owner: str, ids: NDArray[np.int64], model: bytes, block_tokens: int) -> DeclaredSegment:
-    """The digest under the owner's current key epoch; a tenant without one gets its first."""
+    """Return the digest under the owner's current key epoch; a tenant without one gets its first."""
     settings = load_settings()
     if settings.root_key_source == "generated":
         settings = settings.model_copy(update={"root_key_source": "file"})  # never made here
@@ -171,7 +171,11 @@ def _declare(issuer: str, owner: str, ids: NDArray[np.int64], model: bytes, bloc
 
 
 def _token_ids(text: Path | None, tokenizer: Path | None, tokens: Path | None, *, special: bool) -> NDArray[np.int64]:
-    """Token ids from a text and its tokenizer, or from a list of them. Raises `ConfigError`, without the content."""
+    """Return token ids from a text and its tokenizer, or from a list.
+
+    Raises:
+        ConfigError: the input is wrong; the message omits the content.
+    """
     if (text is None) == (tokens is None) or (text is None) != (tokenizer is None):
         raise ConfigError("give `--text` with `--tokenizer`, or `--tokens`")
     ids: Any = json_of(tokens) if tokens is not None else _tokenized(text, tokenizer, special)
@@ -206,7 +210,7 @@ def _content(path: Path) -> str:
 
 
 def json_of(path: Path) -> Any:
-    """A file's JSON; an error names the file and none of its content."""
+    """Return a file's JSON; an error names the file but none of its content."""
     try:
         return json.loads(_content(path))
     except (ValueError, RecursionError):
@@ -214,7 +218,7 @@ def json_of(path: Path) -> Any:
 
 
 def _model(model: str, block_tokens: int | None) -> tuple[bytes, int]:
-    """(digest, tokens in a block) of a model identity, given as hex digits or as a file with its fields."""
+    """Return (digest, tokens per block) of a model identity, given as hex digits or as a file with its fields."""
     if len(model) == 2 * DIGEST_BYTES and set(model) <= set("0123456789abcdef"):
         if block_tokens is None:
             raise ConfigError("`--block-tokens` is missing; it goes with a model's digest")

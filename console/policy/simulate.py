@@ -1,4 +1,4 @@
-"""`kvcustody policy simulate`: what a new policy would have done to recorded requests, or does to a trace."""
+"""`kvcustody policy simulate`: a new policy's effect on recorded requests or on a trace."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Replay only t
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedOptions(ParameterGroup):
-    """The requests of a ledger."""
+    """The recorded requests of a ledger."""
 
     ledger: GivenLedger = None
     revision: Revision = None
@@ -105,12 +105,12 @@ def _from_ledger(old: Path, new: Path, ledger: str, revision: int | None) -> Sim
             return simulate(one, two, tracked, list(recorded_denials(other)))
 
 
-def _print(found: Simulation, block_tokens: int) -> None:
+def _print(simulation: Simulation, block_tokens: int) -> None:
     table = make_table(
         "recorded requests, decided again",
         "tenant", "requests", "refused", "hit tokens", "lost tokens", "lost", "denied then", "kept idle: was", "is",
     )  # fmt: skip
-    for change in found.tenants:
+    for change in simulation.tenants:
         row = change.data(block_tokens)
         share = _lost_share(change)
         was, is_now = (span(row[name] // 1_000 * 1_000) for name in ("mean_idle_before_us", "mean_idle_after_us"))
@@ -119,25 +119,26 @@ def _print(found: Simulation, block_tokens: int) -> None:
             f"{row['lost_tokens']:,}", share, f"{change.denied_requests:,}", was, is_now,
         )  # fmt: skip
     stdout().print(table)
-    _print_tiers(found)
+    _print_tiers(simulation)
     causes: dict[str, int] = {}
-    for change in found.tenants:
+    for change in simulation.tenants:
         for cause, blocks in change.lost_by.items():
             causes[cause] = causes.get(cause, 0) + blocks
     for cause, blocks in sorted(causes.items(), key=lambda entry: -entry[1]):
         say(f"lost by {cause}: {several(blocks * block_tokens, 'token')}")
-    shortened = sum(change.shortened_blocks for change in found.tenants)
+    shortened = sum(change.shortened_blocks for change in simulation.tenants)
     if shortened:
         say(
-            f"{several(shortened * block_tokens, 'token')} hit under a retention that gets shorter. The ledger does "
-            "not say how long a block was idle before a hit, so all may be lost. --trace or --generated measures it."
+            f"{several(shortened * block_tokens, 'token')} hit under a retention that gets shorter. The "
+            "ledger does not record idle times before hits, so all may be lost. --trace or --generated "
+            "measures it."
         )
-    if found.unknown_levels:
-        say(f"{several(found.unknown_levels, 'request')} with a classification that the new policy does not know")
+    if simulation.unknown_levels:
+        say(f"{several(simulation.unknown_levels, 'request')} with a classification that the new policy does not know")
 
 
 def _lost_share(change: TenantChange) -> str:
-    """The share of hits that would be lost; from, to where a shorter retention may take more."""
+    """Return the share of hits that would be lost, as a range where a shorter retention may lose more."""
     if not change.hit_blocks:
         return "-"
     least = f"{change.lost_blocks / change.hit_blocks:.1%}"
@@ -147,7 +148,7 @@ def _lost_share(change: TenantChange) -> str:
 
 
 def _print_tiers(found: Simulation) -> None:
-    """Only what changes: copies of whose requests may be where, and for how long."""
+    """Print only the changes: whose copies may be in which tier, and for how long."""
     table = make_table("copies off the device", "tenant", "tier", "requests: was", "is", "at most: was", "is", left=2)
     for change in found.tenants:
         for tier, counted in change.tiers.items():
@@ -180,14 +181,14 @@ def _replay(policy: Path, choice: Choice) -> ReplayReport:
 
 
 def compare_replays(before: ReplayReport, after: ReplayReport) -> list[dict[str, Any]]:
-    """What each tenant asked and found under the two policies, largest change of hit tokens first."""
-    one = {row.tenant: row for row in before.tenants}
+    """Return each tenant's requests and hits under the two policies, the largest change in hit tokens first."""
+    before_rows = {row.tenant: row for row in before.tenants}
     two = {row.tenant: row for row in after.tenants}
     rows: list[dict[str, Any]] = []
-    for tenant in sorted(one.keys() | two.keys()):
+    for tenant in sorted(before_rows.keys() | two.keys()):
         row: dict[str, Any] = {"tenant": tenant}
         for field in ("requests", "refused", "input_tokens", "hit_tokens", "shared_hit_tokens"):
-            for label, side in (("before", one), ("after", two)):
+            for label, side in (("before", before_rows), ("after", two)):
                 row[f"{field}_{label}"] = getattr(side[tenant], field) if tenant in side else 0
         rows.append(row)
     return sorted(rows, key=lambda row: -abs(row["hit_tokens_before"] - row["hit_tokens_after"]))

@@ -1,4 +1,4 @@
-"""`kvcustody policy validate`: what is wrong with a policy, where, and what to do about it."""
+"""`kvcustody policy validate`: a policy's problems, their places, and their fixes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ File = Annotated[Path, typer.Argument(help="A policy file.", metavar="FILE")]
 
 
 class ProblemFormat(StrEnum):
-    """How problems are printed."""
+    """The format of printed problems."""
 
     TEXT = "text"
     JSON = "json"
@@ -56,7 +56,7 @@ def validate_command(files: Files, *, style: FormatOption = ProblemFormat.TEXT, 
     """
     sources: dict[str, str] = {}
     unread: list[PolicyError] = []
-    found: list[Validation] = []
+    validations: list[Validation] = []
     with progress_bar() as bar:
         for path in bar.track(files, description="validating"):
             try:
@@ -65,24 +65,24 @@ def validate_command(files: Files, *, style: FormatOption = ProblemFormat.TEXT, 
                 unread.append(error)
                 continue
             sources[str(path)] = source.decode(errors="replace")  # to be shown
-            found.append(validate(source, name=str(path)))
+            validations.append(validate(source, name=str(path)))
     style = ProblemFormat.JSON if as_json else style
     if style is ProblemFormat.JSON:
-        print_json([validation_data(item) for item in found])
+        print_json([validation_data(item) for item in validations])
     elif style is ProblemFormat.TEXT:
-        _print(found, sources)
+        _print(validations, sources)
     else:
-        problems = [problem for item in found for problem in item.problems]
+        problems = [problem for item in validations for problem in item.problems]
         say(
             sarif(problems)
             if style is ProblemFormat.SARIF
-            else junit("validate", [(v.file, v.problems) for v in found])
+            else junit("validate", [(v.file, v.problems) for v in validations])
         )
     for refused in unread[:-1]:
         say(f"error: {refused}", file=sys.stderr)
     if unread:
         raise unread[-1]
-    if not all(item.sound for item in found):
+    if not all(item.sound for item in validations):
         raise typer.Exit(EXIT_NO)
 
 
@@ -100,7 +100,7 @@ def _print(found: list[Validation], sources: dict[str, str]) -> None:
 
 
 def shown_at(lines: Sequence[str], problem: Problem) -> list[str]:
-    """The line that a problem is in, and a caret under its column; nothing where there is no such line.
+    """Return a problem's line with a caret under its column; nothing where there is no such line.
 
     A long line is cut around the place. What is not printable stands as `?`: no line can move the cursor.
     """

@@ -1,1 +1,1 @@
-"""`kvcustody principal` and `kvcustody apikey`: who may ask a control plane."""
+"""`kvcustody principal` and `kvcustody apikey`: the principals of a control plane."""

@@ -1,4 +1,4 @@
-"""`kvcustody principal`: who may ask a control plane; on the ledger itself, or against a server with `--server`.
+"""`kvcustody principal`: the principals of a control plane, in the ledger itself or at a server with `--server`.
 
 1. Against a server a bootstrap key enrols and enables, a key custodian's disables; on the ledger's own machine
    whoever may write the ledger does all of it.
@@ -29,8 +29,8 @@ from kvcustody.governance.service.operations.parameter_groups import grouped
 principals = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
-    help="Enrol, list, disable and enable the people and machines that may ask a control plane.",
-    epilog="Roles and what each may do: docs/reference/roles.md. Nobody is both author and approver.",
+    help="Enrol, list, disable and enable the people and machines that may use a control plane.",
+    epilog="Roles and their rights: docs/reference/roles.md. No one is both author and approver.",
 )
 
 
@@ -55,8 +55,8 @@ def add(
     kind = "machine" if machine else "person"
     bound = bound_to(certificate)
     if bound is not None and not PROCESSES.intersection(role):
-        raise ConfigError("--certificate: a key is bound to a certificate for a worker or a door alone")
-    made = done(
+        raise ConfigError("--certificate: only workers' and doors' keys are bound to certificates")
+    principal = done(
         "enrolPrincipal",
         source,
         name=name,
@@ -66,7 +66,7 @@ def add(
         key_days=days,
         certificate=bound,
     )
-    print_key(made["key"], as_json)
+    print_key(principal["key"], as_json)
 
 
 @principals.command(

@@ -1,4 +1,4 @@
-"""`kvcustody apikey`: the keys of principals; on the ledger itself, or against a server with `--server`.
+"""`kvcustody apikey`: principals' keys, in the ledger itself or at a server with `--server`.
 
 1. A new key is printed once, on stdout, and kept nowhere.
 2. Against a server everybody replaces and revokes their own keys, a bootstrap key issues them, a key custodian's
@@ -34,7 +34,7 @@ keys = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
     help="Issue, replace, list and revoke API keys: of principals, and of an engine's tenants.",
-    epilog="Keys end by themselves; `kvcustody apikey issue --replace` gives a new one and lets the old ones end.",
+    epilog="Keys expire; `kvcustody apikey issue --replace` issues a new one and lets the old ones end.",
 )
 
 
@@ -60,7 +60,7 @@ def issue(
     With --replace it is bound to the certificate that the key before was bound to, unless --certificate names another.
     """
     bound = bound_to(certificate)
-    made = done(
+    issued = done(
         "issueKey",
         source,
         name=name,
@@ -68,7 +68,7 @@ def issue(
         certificate=bound,
         overlap_days=overlap_days if replace else None,
     )
-    print_key(made, as_json)
+    print_key(issued, as_json)
 
 
 @keys.command(
@@ -114,7 +114,7 @@ def revoke(
     ] = None,
     of: Annotated[
         str | None,
-        typer.Option(help="Whose key it is; without it, whoever has the PREFIX.", metavar="NAME"),
+        typer.Option(help="The key's principal; default: the one with this PREFIX.", metavar="NAME"),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every key of the principal, and its sessions.")] = False,
     allow_last: AllowLast = False,

@@ -1,4 +1,4 @@
-"""What the commands on principals and on their keys share: options, the book of the ledger itself, a new key's print.
+"""Shared parts of the commands about principals and keys: options, the ledger's own book, and printing a new key.
 
 1. A new key is printed once, on stdout, and kept nowhere.
 """
@@ -15,7 +15,7 @@ from kvcustody.governance.credentials.certificate_thumbprint import thumbprint_i
 from kvcustody.times import TO_THE_MINUTE, readable
 
 Name = Annotated[str, typer.Argument(help="The principal.", metavar="NAME")]
-AllowLast = Annotated[bool, typer.Option("--allow-last", help="Even where nobody who manages keys would be left.")]
+AllowLast = Annotated[bool, typer.Option("--allow-last", help="Permit it even if no one could manage keys afterwards.")]
 Bound = Annotated[
     Path | None,
     typer.Option(
@@ -28,17 +28,17 @@ Days = Annotated[int | None, typer.Option(min=1, max=366, help="Days until the k
 
 
 def bound_to(certificate: Path | None) -> str | None:
-    """How a key names the certificate in a file."""
+    """Return a key's name for the certificate in a file."""
     return None if certificate is None else thumbprint_in(certificate)
 
 
-def print_key(made: dict[str, Any], as_json: bool) -> None:
-    """The key on stdout, what is known of it on stderr."""
+def print_key(issued: dict[str, Any], as_json: bool) -> None:
+    """Print the key on stdout and its facts on stderr."""
     if as_json:
-        print_json(made)
+        print_json(issued)
         return
-    say(made["key"])
+    say(issued["key"])
     typer.echo(
-        f"prefix {made['prefix']}, ends {readable(made['expires_us'], TO_THE_MINUTE)}; shown this once",
+        f"prefix {issued['prefix']}, ends {readable(issued['expires_us'], TO_THE_MINUTE)}; shown this once",
         err=True,
     )

@@ -1,4 +1,4 @@
-"""Charts as geometry: bars, lines and words with places, drawn alike by the HTML page and the PDF.
+"""Charts as geometry: bars, lines and words with positions, drawn alike by the HTML page and the PDF.
 
 1. Every value drawn is also in a table or in the JSON.
 2. A chart of nothing says so.
@@ -20,7 +20,7 @@ _LETTER = 8.0  # width of a letter, rather more than it takes
 
 
 class ChartRectangle(NamedTuple):
-    """A filled rectangle; the origin is the top left corner. `hint` says its value."""
+    """A filled rectangle; the origin is the top left corner. `hint` is its value as text."""
 
     x: float
     y: float
@@ -58,7 +58,7 @@ def columns(
     unit: str,
     counted: str,
 ) -> Figure:
-    """Stacked columns: `values[i]` are the parts of column i, one a legend entry.
+    """Return stacked columns: `values[i]` are the parts of column i, one a legend entry.
 
     `unit` is that of the labels, `counted` what the height of a column counts.
     """
@@ -89,7 +89,7 @@ def columns(
 
 
 def _label(x: float, y: float, text: str) -> Word:
-    """A word below its column, or as near as the right edge lets it be."""
+    """Return a word below its column, or as close as the right edge permits."""
     if x + len(text) * _LETTER / 2 > WIDTH:
         return Word(WIDTH, y, text, "end")
     return Word(x, y, text, "middle")
@@ -102,7 +102,7 @@ def rows(
     legend: Sequence[tuple[str, int]],
     notes: Sequence[str],
 ) -> Figure:
-    """Stacked horizontal bars, one a name, with a note at the end of each."""
+    """Return stacked horizontal bars, one a name, with a note at the end of each."""
     largest = max((sum(parts) for parts in values), default=0)
     if largest <= 0:
         return _empty(title)
@@ -122,7 +122,7 @@ def rows(
 
 
 def period_labels(starts_us: Sequence[int], period_us: int) -> list[str]:
-    """When each part of a period begins: a day, a minute, or a second where parts are shorter than a minute."""
+    """Return the label of each part of a period: a day, a minute, or a second where parts are shorter than a minute."""
     if period_us > 2 * DAY_US:
         return [minute(start)[:10] for start in starts_us]
     step_us = starts_us[1] - starts_us[0] if len(starts_us) > 1 else period_us
@@ -130,7 +130,7 @@ def period_labels(starts_us: Sequence[int], period_us: int) -> list[str]:
 
 
 def without_values(title: str, why: str) -> Figure:
-    """A figure that says why it shows nothing."""
+    """Return a figure that states why it is empty."""
     return Figure(title, 40, (), (Word(WIDTH / 2, 24, why, "middle"),), (), ())
 
 

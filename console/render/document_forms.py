@@ -1,4 +1,4 @@
-"""A document in the forms that leave the house: HTML by its template, a PDF of that HTML, its canonical JSON, others.
+"""A document in its published formats: HTML by a template, a PDF of that HTML, canonical JSON, and others.
 
 `FORMS` has every kind of document: its template, what the template gets, and its forms with the names of their files.
 """
@@ -37,7 +37,7 @@ WATERMARK = "REPLAYED OR GENERATED HISTORY"  # on every page of a report that co
 
 
 class DocumentForms(NamedTuple):
-    """The template of a kind of document, what it gets, the name of the file of each form, and what makes other forms.
+    """A kind of document: its template and values, each format's file name, and the functions that make other formats.
 
     A form is `html`, `pdf`, `json`, or one of `others`.
     """
@@ -72,7 +72,7 @@ def _of_report(report: Report) -> Mapping[str, Any]:
 
 
 def cited_sections(shown: Sequence[Section[Any]]) -> dict[str, str]:
-    """By the name that controls cite: the section that prints it, by the number and title that the contents have."""
+    """Return, by the name that controls cite, the section's number and title as the contents list them."""
     titles = {one.name: f"{number}.\u00a0{one.title}" for number, one in enumerate(shown, 1)}
     return {
         name: titles[one.printed_in or one.name]
@@ -131,18 +131,22 @@ FORMS: dict[type | DocumentKind, DocumentForms] = {
 
 
 def forms_of(document: Any) -> DocumentForms:
-    """The forms of a document."""
+    """Return a document's formats."""
     return FORMS[document.kind if isinstance(document, Document) else type(document)]
 
 
 def rendered(document: Any) -> Rendered:
-    """The HTML of a document, with the CSV files of its long tables."""
+    """Return a document's HTML, with the CSV files of its long tables."""
     forms = forms_of(document)
     return render_template(forms.template, forms.values(document))
 
 
 def render(document: Any, form: str) -> bytes:
-    """A document in one form; raises `ConfigError` for a form that it has not."""
+    """Return a document in one format.
+
+    Raises:
+        ConfigError: it has no such format.
+    """
     forms = forms_of(document)
     if form not in forms.files:
         raise ConfigError(f"format `{form}` is none of: {', '.join(forms.files)}", format=form)
@@ -160,7 +164,7 @@ def render(document: Any, form: str) -> bytes:
 
 
 def render_all(document: Any, formats: Iterable[str] = FORMATS) -> dict[str, bytes]:
-    """The files of a document by name: those of the formats, and with a page the CSV files that it names."""
+    """Return a document's files by name: the requested formats, and with a page the CSV files that it names."""
     wanted, made = tuple(formats), dict[str, bytes]()
     if {"html", "pdf"} & {*wanted}:
         made |= rendered(document).files

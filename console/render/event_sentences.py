@@ -1,4 +1,4 @@
-"""What happened, in one sentence for each kind of leaf: who did it, to whose blocks, how many.
+"""Each kind of leaf as one sentence: who did what, to whose blocks, and how many.
 
     sentence_of(body)       # "acme: 1 request ended, 27 blocks released, 66 blocks overwritten (read back in full)"
 
@@ -29,7 +29,7 @@ _LEVELS = {
 
 
 def sentence_of(body: Body) -> str:
-    """What a leaf of any kind says."""
+    """Return the sentence for a leaf of any kind."""
     says, schema = SENTENCES.get(body["kind"]), SCHEMA_OF_NAME.get(body["kind"])
     if says is None or schema is None:
         return f"an event of the unknown kind {body['kind']}"
@@ -90,7 +90,7 @@ def _listed(names: Any) -> str:
 
 
 def _done(body: Body) -> str:
-    """The act as a verb in the past."""
+    """Return the act as a verb in the past."""
     return {"broke-glass": "broke the glass for"}.get(body["action"], str(body["action"]))
 
 
@@ -159,7 +159,7 @@ def _receipt(body: Body) -> str:
 
 
 def _changed(body: Body) -> str:
-    """What a process released, ended and overwrote of one tenant, added up."""
+    """Return what a process released, ended and overwrote of one tenant, summed."""
     sums: Counter[str] = Counter()
     causes: Counter[str] = Counter()
     levels: set[str] = set()

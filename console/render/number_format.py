@@ -1,4 +1,4 @@
-"""Numbers and times as readers see them, in one form everywhere."""
+"""Numbers and times for readers, in one format everywhere."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _LONG = 24  # letters of an identifier that is shown short
 
 
 def count(value: int) -> str:
-    """A whole number with thousands apart."""
+    """Return a whole number with separated thousands."""
     return f"{value:,}"
 
 
 def percent(part: int, whole: int) -> str:
-    """A share; never rounded up to 100 % while something is missing."""
+    """Return a share; never rounded up to 100 % while something is missing."""
     if not whole:
         return "-"
     hundredths = part * 10_000 // whole
@@ -26,22 +26,22 @@ def percent(part: int, whole: int) -> str:
 
 
 def moment(at_us: int) -> str:
-    """A UTC time to the microsecond; nothing for 0."""
+    """Return a UTC time to the microsecond; nothing for 0."""
     return iso(at_us) if at_us else ""
 
 
 def second(at_us: int) -> str:
-    """A UTC time to the second; nothing for 0."""
+    """Return a UTC time to the second; nothing for 0."""
     return f"{iso(at_us)[:19]}Z" if at_us else ""
 
 
 def minute(at_us: int) -> str:
-    """A UTC time to the minute."""
+    """Return a UTC time to the minute."""
     return f"{iso(at_us)[:16]}Z"
 
 
 def duration(value_us: int) -> str:
-    """A length of time in the unit that suits it."""
+    """Return a length of time in the unit that suits it."""
     for unit, length in (("d", DAY_US), ("h", HOUR_US), ("min", MINUTE_US), ("s", SECOND_US)):
         if value_us >= length:
             return f"{value_us // length}.{value_us * 10 // length % 10} {unit}".replace(".0 ", " ")
@@ -49,48 +49,48 @@ def duration(value_us: int) -> str:
 
 
 def time_text(value_us: int) -> str:
-    """A length of time below hours, with a digit more than `duration` where it is short."""
+    """Return a length of time below hours, with one digit more than `duration` where it is short."""
     if value_us < 1000:
         return f"{value_us} µs"
     return f"{value_us / 1000:,.1f} ms" if value_us < SECOND_US else f"{value_us / SECOND_US:,.1f} s"
 
 
 def size(value: int) -> str:
-    """Bytes in a binary unit, one digit after the point, rounded down."""
+    """Return bytes in a binary unit, one digit after the point, rounded down."""
     power = min(len(_UNITS) - 1, max(0, (value.bit_length() - 1) // 10)) if value else 0
     tenths = value * 10 >> (10 * power)
     return f"{tenths // 10}.{tenths % 10} {_UNITS[power]}"
 
 
 def share(low_ppm: int, high_ppm: int, unknown: int) -> str:
-    """A share of a million, as a range where so many units are unknown; never rounded up."""
+    """Return a share in millionths, as a range where that many units are unknown; never rounded up."""
     low, high = (f"{value // 10_000}.{value // 100 % 100:02d}" for value in (low_ppm, high_ppm))
     return f"{low}–{high} %" if low != high or unknown else f"{low} %"
 
 
 def ppm(value: int) -> str:
-    """A share of a million in percent, with as many digits as it has."""
+    """Return a share in millionths as a percentage, with as many digits as it has."""
     return f"{value / 10_000:.4f}".rstrip("0").rstrip(".") + " %"
 
 
 def short(identifier: str) -> str:
-    """The beginning of a long identifier or digest, for text; the whole one stands in an annex."""
+    """Return the beginning of a long identifier or digest; the full one is in an annex."""
     kind, colon, rest = identifier.rpartition(":")
     return f"{kind}{colon}{rest[:8]}" if len(rest) >= _LONG else identifier
 
 
 def coordinate(value: float) -> str:
-    """A coordinate with one digit after the point, and none where it is whole."""
+    """Return a coordinate with one digit after the point, and none where it is whole."""
     return f"{value:.1f}".removesuffix(".0")
 
 
 def local(at_us: int, zone: str) -> str:
-    """A time to the second in a zone of the IANA database, with the zone's short name; nothing for UTC."""
+    """Return a time to the second in an IANA time zone, with the zone's short name; nothing for UTC."""
     return "" if zone == "UTC" else utc(at_us).astimezone(ZoneInfo(zone)).strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
 def period_length(since_us: int, until_us: int, zone: str = "UTC") -> str:
-    """How long a period is: in whole months or days of the calendar (UTC, else the zone's), or as `duration`."""
+    """Return a period's length in whole calendar months or days (UTC, else the zone's), or as `duration`."""
     for name in dict.fromkeys(("UTC", zone)):
         first, last = (utc(at_us).astimezone(ZoneInfo(name)).replace(tzinfo=None) for at_us in (since_us, until_us))
         months = 12 * (last.year - first.year) + last.month - first.month

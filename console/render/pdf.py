@@ -1,4 +1,4 @@
-"""A PDF of a document's HTML, by WeasyPrint (the extra `reports`) in a process of its own.
+"""A PDF of a document's HTML, made by WeasyPrint (the extra `reports`) in its own process.
 
 1. The bytes are a function of the HTML, of the fonts in `fonts/` and of the versions of WeasyPrint, fontTools, Pango
    and HarfBuzz: fontconfig sees no font of the system, and the only date is the document's. The last line says them.
@@ -33,25 +33,25 @@ _WEASYPRINT = "a PDF needs `weasyprint`: install kvcustody with the extra `repor
 
 @cache
 def can_make_pdf() -> bool:
-    """Whether WeasyPrint and Pango are installed."""
+    """Return whether WeasyPrint and Pango are installed."""
     return find_spec("weasyprint") is not None and ctypes.util.find_library("pango-1.0") is not None
 
 
 def makers_of(pdf: bytes) -> str:
-    """The versions that made a PDF, as it says of itself; empty where it does not."""
+    """Return the versions that made a PDF, as it states them; empty where it does not."""
     last = pdf.rstrip().rpartition(b"\n")[2]
     return last[2:].decode(errors="replace") if last.startswith(b"% ") else ""
 
 
 def pdf_of(html: str) -> bytes:
-    """The PDF of an HTML document (tagged, for A4).
+    """Return the PDF of an HTML document (tagged, for A4).
 
     Raises `ConfigError` where WeasyPrint or Pango is missing, and as rules 2 and 3 say.
     """
     if find_spec("weasyprint") is None:
         raise ConfigError(_WEASYPRINT, missing="weasyprint")
     try:
-        made = subprocess.run(  # noqa: S603 - our own program
+        process = subprocess.run(  # noqa: S603 - our own program
             [sys.executable, "-I", str(_MAKER)],
             input=html.encode(),
             capture_output=True,
@@ -60,25 +60,25 @@ def pdf_of(html: str) -> bytes:
             timeout=_DEADLINE_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"the PDF was not made within {_DEADLINE_SECONDS:g} s: it is given up") from None
-    if made.returncode == 0:
-        return made.stdout
-    raise _refusal(made.stderr.decode(errors="replace"))
+        raise ConfigError(f"the PDF was not finished within {_DEADLINE_SECONDS:g} s: it is given up") from None
+    if process.returncode == 0:
+        return process.stdout
+    raise _refusal(process.stderr.decode(errors="replace"))
 
 
 def _refusal(said: str) -> ConfigError:
-    """The error that the process told of, in its last line."""
+    """Return the error that the process reported in its last line."""
     last = said.strip().rpartition("\n")[2]
     try:
-        told = json.loads(last)
+        refused = json.loads(last)
     except ValueError:
-        return ConfigError(f"the PDF could not be made: {last or 'its process ended without a word'}")
-    if "library" in told:
-        return ConfigError(f"{_PANGO} ({told['library']})", missing="pango")
-    if "urls" in told:
-        first = told["urls"][0][:200]
-        return ConfigError(f"a PDF fetches nothing, and the document names `{first}`", urls=told["urls"])
+        return ConfigError(f"the PDF could not be made: {last or 'its process ended without a message'}")
+    if "library" in refused:
+        return ConfigError(f"{_PANGO} ({refused['library']})", missing="pango")
+    if "urls" in refused:
+        first = refused["urls"][0][:200]
+        return ConfigError(f"PDFs may not load resources, but the document names `{first}`", urls=refused["urls"])
     return ConfigError(
-        f"a PDF cannot print `{told['word']}`: no font here has U+{told['code']:04X}; the HTML form has it",
-        word=told["word"],
+        f"a PDF cannot print `{refused['word']}`: no font here has U+{refused['code']:04X}; the HTML form has it",
+        word=refused["word"],
     )

@@ -1,4 +1,4 @@
-"""The process that makes a PDF: HTML on its input, the PDF on its output (`pdf.pdf_of` starts it).
+"""The process that makes a PDF: HTML on stdin, the PDF on stdout (`pdf.pdf_of` starts it).
 
 What it refuses is one JSON object on the last line of its errors: `library`, `urls`, or `word` with `code`. It imports
 nothing of kvcustody, so it starts in the time that WeasyPrint takes.
@@ -29,7 +29,7 @@ def refuse(**told: Any) -> NoReturn:
 
 
 def unprintable(words: Iterator[str]) -> tuple[str, int] | None:
-    """The first word with a character that no font here has, and that character's code point."""
+    """Return the first word with a character that no font here has, and its code point."""
     from fontTools.ttLib import TTFont
 
     left: dict[str, str] = {}
@@ -46,7 +46,7 @@ def unprintable(words: Iterator[str]) -> tuple[str, int] | None:
 
 
 def words_of(element: Any) -> Iterator[str]:
-    """Every word that is printed, in composed form."""
+    """Yield every printed word, in composed form."""
     for each in element.iter():
         if each.tag not in UNSEEN and each.text:
             yield from unicodedata.normalize("NFC", each.text).split()
@@ -55,16 +55,16 @@ def words_of(element: Any) -> Iterator[str]:
 
 
 def makers() -> str:
-    """The programs whose versions decide the bytes: a comment, the PDF's last line, says them."""
-    said = [f"WeasyPrint {version('weasyprint')}", f"fontTools {version('fonttools')}"]
+    """Return the programs whose versions decide the bytes; a comment in the PDF's last line states them."""
+    parts = [f"WeasyPrint {version('weasyprint')}", f"fontTools {version('fonttools')}"]
     for name, library, function in (
         ("Pango", "pango-1.0", "pango_version_string"),
         ("HarfBuzz", "harfbuzz", "hb_version_string"),
     ):
         found = getattr(ctypes.CDLL(ctypes.util.find_library(library)), function)
         found.restype = ctypes.c_char_p
-        said.append(f"{name} {found().decode()}")
-    return ", ".join(said)
+        parts.append(f"{name} {found().decode()}")
+    return ", ".join(parts)
 
 
 def main() -> None:

@@ -1,1 +1,1 @@
-"""`kvcustody replay`: its options, and how its figures are printed; what it runs is `kvcustody.lab.replay`."""
+"""`kvcustody replay`: its options and the printing of its figures; `kvcustody.lab.replay` runs it."""

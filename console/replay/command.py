@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,24 +11,43 @@ from typing import Annotated
 
 import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
+from rich.console import Console
+from rich.text import Text
 
 from kvcustody.audit.kinds import GENERATED
 from kvcustody.audit.store.database.database_place import SqliteFile, database_place
-from kvcustody.console.command import EXIT_INTERRUPTED, Json, interruptible, print_json, progress_bar, stdout
-from kvcustody.console.replay.printing import print_comparison, print_golden, print_report
+from kvcustody.console.command import (
+    EXIT_INTERRUPTED,
+    Json,
+    interruptible,
+    make_table,
+    print_json,
+    progress_bar,
+    stdout,
+)
 from kvcustody.errors import ConfigError
 from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.governance.settings import is_ledger_of, load_settings
+from kvcustody.governance.tiers.transfer_rates import TierUse
 from kvcustody.lab.replay.options import EnvironmentOptions, RunnerOptions, read_policy
-from kvcustody.lab.replay.report import ReplayReport
+from kvcustody.lab.replay.report import ReplayReport, pressure_findings
 from kvcustody.lab.replay.run import golden_check as golden
+from kvcustody.lab.replay.run.golden_check import Row
 from kvcustody.lab.replay.run.workload_from_options import (
     FORMATS,
     Choice,
     block_tokens_of,
     load_workload,
 )
-from kvcustody.lab.replay.summary import check_page, write_summary
+from kvcustody.lab.replay.summary import (
+    causes,
+    check_page,
+    percent,
+    pressure_rows,
+    spread_text,
+    thrashing_text,
+    write_summary,
+)
 from kvcustody.lab.replay.tier_row import TierRow
 from kvcustody.lab.replay.workload.labels import Unit
 from kvcustody.lab.replay.workload.scenarios import SCENARIOS
@@ -60,7 +79,7 @@ _POOL_BLOCKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions(ParameterGroup):
-    """Which requests are replayed, under which policy and as whom."""
+    """The requests to replay, their policy and their tenants."""
 
     trace: Annotated[
         Path | None, typer.Argument(help="A recorded trace, plain or gzip; none: a generated workload.")
@@ -73,7 +92,7 @@ class WorkloadOptions(ParameterGroup):
         str, typer.Option(help="A library policy (regulated-saas, single-org, public-api) or a YAML file.")
     ] = "regulated-saas"
     tenants: Annotated[int, typer.Option(help="How many tenants share the requests.")] = 8
-    seed: Annotated[int, typer.Option(help="Draws the workload, or the labels of a trace.")] = 1
+    seed: Annotated[int, typer.Option(help="Seed of the workload, or of the labels of a trace.")] = 1
     unit: Annotated[str, typer.Option(help="What belongs to one tenant: session, lineage or project.")] = "session"
     skew: Annotated[
         Path | None, typer.Option(help="Client weights (a ServeGen summary); without it Zipf, exponent 1.1.")
@@ -81,7 +100,11 @@ class WorkloadOptions(ParameterGroup):
     limit: Annotated[int | None, typer.Option(min=1, help="Replay only the first requests.")] = None
 
     def choice(self) -> Choice:
-        """The workload that the options name; raises `ConfigError`."""
+        """Return the workload that the options name.
+
+        Raises:
+            ConfigError: an option is wrong.
+        """
         return Choice(
             self.trace,
             self.trace_format,
@@ -95,7 +118,7 @@ class WorkloadOptions(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayPool(ParameterGroup):
-    """The pool that they are replayed on."""
+    """The pool for the replay."""
 
     pool_blocks: Annotated[int | None, typer.Option(min=8, help="Blocks of the pool.")] = None
     block_tokens: Annotated[
@@ -106,7 +129,7 @@ class ReplayPool(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayRecord(ParameterGroup):
-    """Where a replay is put on record."""
+    """Where a replay is recorded."""
 
     ledger: Annotated[
         str,
@@ -130,13 +153,13 @@ def replay(
     to: ReplayRecord,
     host_tier: Annotated[
         str | None,
-        typer.Option(help="A host tier of so many bytes for what is evicted, as 256MiB; without it: none."),
+        typer.Option(help="Size of a host tier for evicted blocks, such as 256MiB; default: none."),
     ] = None,
     compare_tiers: Annotated[
         bool,
         typer.Option(
             "--compare-tiers",
-            help="Instead: half of the pool, without a tier, with one, and with one and nobody isolated.",
+            help="Compare half of the pool without a tier, with one, and with one but no isolation.",
         ),
     ] = False,
     show_golden: Annotated[
@@ -203,7 +226,7 @@ def replay(
 def _compare(
     choice: Choice, policy: str, blocks: int, block_tokens: int | None, host_tier: str | None, as_json: bool
 ) -> None:
-    """Three replays of one workload whose ledgers are thrown away."""
+    """Replay one workload three times, with throw-away ledgers."""
     tier = read_bytes(host_tier) or HOST_TIER_BYTES
     rows = []
     for setup, under, size, as_one in (
@@ -222,7 +245,11 @@ def _compare(
 
 
 def read_bytes(text: str | None) -> int:
-    """A size as `256MiB`; 0 for none. Raises `ConfigError`."""
+    """Return a size such as `256MiB` in bytes; 0 for none.
+
+    Raises:
+        ConfigError: it is no size.
+    """
     if text is None:
         return 0
     try:
@@ -241,7 +268,7 @@ def replayed_aside(
     *,
     as_one: bool = False,
 ) -> Iterator[tuple[ReplayReport, Path]]:
-    """A replay whose ledger is thrown away afterwards, and that ledger; raises what ended the replay early.
+    """Yield a replay with a throw-away ledger, and that ledger; raises the error that ended the replay early.
 
     `as_one`: all its requests are one tenant's, of one classification.
     """
@@ -268,7 +295,11 @@ def replayed_aside(
 
 
 def _sqlite_file(ledger: str) -> Path:
-    """The file of a replay's ledger; raises `ConfigError` for a server, which keeps no spill folder beside itself."""
+    """Return the file of a replay's ledger.
+
+    Raises:
+        ConfigError: the ledger is on a server, which has no spill folder.
+    """
     place = database_place(ledger)
     if not isinstance(place, SqliteFile):
         raise ConfigError("--ledger: a replay writes an SQLite file; give its path, or `sqlite:///PATH`")
@@ -276,12 +307,12 @@ def _sqlite_file(ledger: str) -> Path:
 
 
 def pool_blocks_of(format: str | None) -> int:
-    """The pool of a replay of this format, where none was asked for."""
+    """Return the default pool for a replay of this format."""
     return _POOL_BLOCKS.get(format or GENERATED, 8192)
 
 
 def import_job() -> Callable[..., ReplayReport]:
-    """The part that needs torch, which is an extra of the package."""
+    """Return the module that needs torch, which is an extra of the package."""
     try:
         from kvcustody.lab.replay.run.job import run_job
     except ModuleNotFoundError as error:
@@ -292,7 +323,7 @@ def import_job() -> Callable[..., ReplayReport]:
 
 
 def _golden(as_json: bool, policy: str) -> None:
-    """Every reference figure of both recorded traces; exit code 1 where one differs."""
+    """Print every reference figure of both recorded traces; exit with 1 where one differs."""
     folder = golden.find_traces()
     if folder is None:
         raise ConfigError("no recorded traces here; set KVCUSTODY_TRACES to the folder of golden_metrics.json")
@@ -312,7 +343,7 @@ def _golden(as_json: bool, policy: str) -> None:
 
 @contextmanager
 def replay_progress() -> Iterator[Callable[[str, int | None], Callable[[], None]]]:
-    """One bar at a time on stderr."""
+    """Yield a function that shows one progress bar at a time on stderr."""
     with interruptible() as checkpoint, progress_bar() as bar:
 
         def start(name: str, steps: int | None) -> Callable[[], None]:
@@ -330,8 +361,159 @@ def replay_progress() -> Iterator[Callable[[str, int | None], Callable[[], None]
 
 
 def read_unit(name: str) -> Unit:
-    """What belongs to one tenant; raises `ConfigError`."""
+    """Return the unit that belongs to one tenant.
+
+    Raises:
+        ConfigError: it is unknown.
+    """
     units: dict[str, Unit] = {"session": "session", "lineage": "lineage", "project": "project"}
     if name not in units:
         raise ConfigError(f"--unit `{name}`: use session, lineage or project")
     return units[name]
+
+
+# Printing a replay's report on the terminal.
+
+LATE_BY_LOAD = "a replay skips only idle time: on a busy machine scrubs are later than `scrub.within`"
+
+
+def print_report(report: ReplayReport, console: Console) -> None:
+    """Print tables by tenant, then custody, coverage and conservation."""
+    rows = [*report.tenants, report.totals]
+    table = make_table(
+        report.title,
+        *("tenant", "requests", "prompt tokens", "hit tokens", "prefill avoided", "shared hits"),
+        *("first requests hit", "refused", "deferred", "blocks scrubbed"),
+    )
+    for row in rows:
+        table.add_row(
+            row.tenant,
+            f"{row.requests:,}",
+            f"{row.input_tokens:,}",
+            f"{row.hit_tokens:,}",
+            percent(row.prefill_avoided),
+            f"{row.shared_hit_tokens:,}",
+            f"{row.first_request_hits:,} of {row.first_requests:,}",
+            f"{row.refused:,}",
+            f"{row.deferred:,}",
+            f"{row.scrubbed_blocks:,}",
+        )
+    console.print(table)
+    again = [row for row in report.tenants if row.recomputed_blocks]
+    if again:
+        columns = ("blocks computed again", "may have", "would have kept them", "thrashing")
+        table = make_table("Evicted before they were wanted again", "tenant", *columns)
+        for row in again:
+            blocks = (row.recomputed_blocks, row.room_blocks, report.advised_blocks(row))
+            table.add_row(row.tenant, *(f"{count:,}" for count in blocks), thrashing_text(report, row))
+        console.print(table)
+    for finding in pressure_findings(report):
+        console.print(Text(finding, "yellow"))
+    ends = causes(report.totals.ended_blocks)
+    rules = sorted(report.totals.denials)
+    if ends:
+        table = make_table("Blocks whose custody ended, by cause", "tenant", *ends)
+        for row in rows:
+            table.add_row(row.tenant, *(f"{row.ended_blocks[cause]:,}" for cause in ends))
+        console.print(table)
+    if rules:
+        table = make_table("Denied reuse, by rule", "tenant", *rules)
+        for row in rows:
+            table.add_row(row.tenant, *(f"{row.denials[rule]:,}" for rule in rules))
+        console.print(table)
+    _print_custody(report, console)
+    if report.tiers:
+        _print_tiers(report.tiers, console)
+    _print_proofs(report, console)
+    console.print(f"This was a replay of {report.origin} traffic: the ledger says so of all that it recorded.")
+
+
+def _print_custody(report: ReplayReport, console: Console) -> None:
+    table = make_table("Custody", "figure", "value", left=2)
+    for name, ages in sorted(report.retention_age.items()):
+        table.add_row(f"age at end, {name} (p50 / p99)", spread_text(ages))
+    table.add_row("scrub lag, due to zeroed (p50 / p99)", spread_text(report.scrub_lag))
+    table.add_row("residencies expired", f"{report.expired_residencies:,}")
+    for reason, blocks in sorted(report.evicted_blocks.items()):
+        table.add_row(f"blocks evicted, {reason}", f"{blocks:,}")
+    for name, value in pressure_rows(report):
+        table.add_row(name, value)
+    table.add_row("non-zero bytes at hand-out", f"{report.residue_bytes:,} in {report.residue_checked_blocks:,} blocks")
+    table.add_row("wrong tokens found", f"{report.wrong_tokens:,} in {report.read_tokens:,} read back")
+    table.add_row("memory drift", f"{report.drift_blocks:,} blocks")
+    console.print(table)
+
+
+def _print_tiers(uses: list[TierUse], console: Console) -> None:
+    columns = (
+        "blocks stored",
+        "blocks restored",
+        "MiB/s out",
+        "MiB/s back",
+        "left alone",
+        "error of predictions",
+    )
+    table = make_table("Tiers: what was evicted, sealed, and came back", "tier", *columns)
+    for use in uses:
+        table.add_row(
+            use.tier,
+            f"{use.stored_blocks:,}",
+            f"{use.restored_blocks:,}",
+            _rate(use.stored_bytes, use.store_us),
+            _rate(use.restored_bytes, use.restore_us),
+            f"{use.decided_against:,} times",
+            "" if use.error is None else percent(use.error),
+        )
+    console.print(table)
+
+
+def print_comparison(rows: Iterable[TierRow], blocks: int, console: Console) -> None:
+    """Print the same workload in a small pool, with and without a tier, and without isolation."""
+    columns = ("prompt tokens", "from the device", "from the host tier", "prefill avoided")
+    table = make_table(f"The same workload, a pool of {blocks:,} blocks", "", *columns)
+    for row in rows:
+        table.add_row(
+            row.setup,
+            f"{row.input_tokens:,}",
+            f"{row.device_tokens:,}",
+            f"{row.host_tokens:,}",
+            percent(row.prefill_avoided),
+        )
+    console.print(table)
+
+
+def _rate(size: int, took_us: int) -> str:
+    return f"{size / (1 << 20) / (took_us / 1e6):,.0f}" if took_us else ""
+
+
+def _print_proofs(report: ReplayReport, console: Console) -> None:
+    coverage = report.coverage
+    table = make_table("Deletion coverage, from the ledger", "figure", "value", left=2)
+    table.add_row("custody ended in time, with evidence", f"{percent(coverage.share)} of {coverage.due:,} due")
+    table.add_row(
+        "not covered",
+        f"{coverage.late:,} late, {coverage.failed:,} failed, {coverage.missing:,} missing, "
+        f"{coverage.unproven:,} unproven, {coverage.overdue:,} overdue; {coverage.disputed:,} disputed",
+    )
+    if coverage.late:
+        table.add_row("late", LATE_BY_LOAD)
+    levels = ", ".join(f"{size:,} {level}" for level, size in coverage.bytes_by_level if size)
+    table.add_row("bytes destroyed, by verification", levels or "none")
+    console.print(table)
+    table = make_table("Conservation", "identity", "left", "right", "holds")
+    for row in report.identities:
+        holds = Text("yes", "green") if row.holds else Text("no", "bold red")
+        table.add_row(row.name, f"{row.left:,}", f"{row.right:,}", holds)
+    console.print(table)
+
+
+def print_golden(rows: Iterable[Row], console: Console) -> None:
+    """Print reference figures beside the Governor's."""
+    table = make_table("Recorded traces", "trace", "figure", "expected", "measured", "agrees", left=2)
+    for row in rows:
+        expected = "" if row.expected is None else f"{row.expected:,.{row.digits}f}"
+        verdict: Text | str = ""
+        if row.expected is not None:
+            verdict = Text("yes", "green") if row.agrees else Text("no", "bold red")
+        table.add_row(row.trace, row.figure, expected, f"{row.measured:,.{row.digits}f}", verdict)
+    console.print(table)

@@ -8,19 +8,20 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import orjson
 import typer
 from rich.console import Console
 from sqlalchemy import Connection
 
+from kvcustody._version import __version__
 from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
-from kvcustody.audit.reports.document import read_document
+from kvcustody.audit.reports.document import Document, read_document
 from kvcustody.audit.reports.framework import NAMES, Framework, load_framework, read_framework
 from kvcustody.audit.reports.given import PolicyProof, ReportedProperty, read_responses
-from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.model import REPORT, Report
 from kvcustody.audit.reports.parameters import ReportParameters
 from kvcustody.audit.reports.sections.coverage import SECTION as COVERAGE
 from kvcustody.audit.reports.sections.losses import SECTION as LOSSES
@@ -30,20 +31,20 @@ from kvcustody.audit.reports.sections.recount import SECTION as RECOUNT
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.verify.documents.certificate_rules import CertificateRules
-from kvcustody.audit.verify.documents.document_check import DocumentCheck
-from kvcustody.audit.verify.documents.report_rules import ReportRules
+from kvcustody.audit.verify.documents.document_check import DocumentCheck, Unchecked
+from kvcustody.audit.verify.documents.report_rules import ReportRules, open_report
 from kvcustody.audit.verify.documents.verify import verify as verify_document
 from kvcustody.console.api.group import OperationGroup
 from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.files import read_file, read_words, write_files
 from kvcustody.console.opening import key_texts, snapshot
 from kvcustody.console.options import DEFAULT, At, DuePeriod, GivenLedger, Keys, Ledger, moment_us
-from kvcustody.console.render.document_forms import FORMATS, render_all
+from kvcustody.console.render.document_forms import FORMATS, forms_of, render_all
 from kvcustody.console.render.number_format import count, percent, share
+from kvcustody.console.render.pdf import makers_of
 from kvcustody.console.report import keys as key_commands
 from kvcustody.console.report import ropa as ropa_command
 from kvcustody.console.report import schedules as schedule_commands
-from kvcustody.console.report.check_files import compare_files, document_file
 from kvcustody.console.report.package import command as package_command
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.keys.report_signing_key import (
@@ -70,7 +71,7 @@ app = typer.Typer(
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions(ParameterGroup):
-    """Which report of which ledger."""
+    """The report and its ledger."""
 
     framework: Annotated[
         str,
@@ -89,10 +90,10 @@ class ReportOptions(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions(ParameterGroup):
-    """How the sample is drawn, and how large it is."""
+    """The sample's size and draw."""
 
     seed: Annotated[
-        str, typer.Option(help="Draws the sample: an auditor's own text, or the value of a public beacon.")
+        str, typer.Option(help="Seed of the sample: an auditor's own text, or the value of a public beacon.")
     ] = "kvcustody"
     sample: Annotated[int, typer.Option(min=0, max=10_000, help="How many custodies are drawn.")] = 25
     risk: Annotated[
@@ -107,7 +108,7 @@ class SampleOptions(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceOptions(ParameterGroup):
-    """What the report says beside the figures of its period."""
+    """The report's content besides its period's figures."""
 
     extends: Annotated[
         int | None, typer.Option(help="An earlier report's checkpoint: a proof that this one extends it.")
@@ -122,23 +123,23 @@ class EvidenceOptions(ParameterGroup):
     )
     threshold: Annotated[
         float,
-        typer.Option(min=0, max=100, help="Percent of units in time that its reader asks for (first page)."),
+        typer.Option(min=0, max=100, help="The reader's target for units in time, in percent (first page)."),
     ] = 99.9
-    prepared_by: Annotated[str, typer.Option(help="Who answers for the report: a name and a role.")] = ""
-    organisation: Annotated[str, typer.Option(help="The organisation that the report is of.")] = ""
+    prepared_by: Annotated[str, typer.Option(help="Who is responsible for the report: a name and a role.")] = ""
+    organisation: Annotated[str, typer.Option(help="The report's organisation.")] = ""
     zone: Annotated[str, typer.Option(help="Time zone (IANA name) whose times the pages show beside UTC.")] = "UTC"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFiles(ParameterGroup):
-    """The files of a report."""
+    """The report's files."""
 
     format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(FORMATS)}.")] = ",".join(FORMATS)
     signing_key: Annotated[
         Path | None,
         typer.Option(help="The file of the key that signs reports (`report enrol-key`); without it, unsigned."),
     ] = None
-    out: Annotated[Path, typer.Option(help="The folder to write to; it is made where it is not there.")] = Path(
+    out: Annotated[Path, typer.Option(help="The folder to write to; it is created if needed.")] = Path(
         "kvcustody-report"
     )
 
@@ -254,23 +255,23 @@ def verify(
             source = stack.enter_context(_source(export, ledger))
         except (LedgerError, ConfigError) as problem:
             raise LedgerError(f"the document cannot be checked against the ledger: {problem.message}") from None
-        found = verify_document(data, vkeys, rules, expected_digest=digest, source=source, orders=orders)
-    if found.source_rejected and not found.problems:
+        checked = verify_document(data, vkeys, rules, expected_digest=digest, source=source, orders=orders)
+    if checked.source_rejected and not checked.problems:
         against = f"export `{export}`" if export is not None else "the ledger"
-        raise LedgerError(f"the document cannot be checked against {against}: {found.source_rejected}")
+        raise LedgerError(f"the document cannot be checked against {against}: {checked.source_rejected}")
     compared: tuple[str, ...] = ()
-    if folder is not None and found.ok:
+    if folder is not None and checked.ok:
         files = compare_files(folder, read_document(data, [each.kind for each in rules]))
-        unchecked = (*found.unchecked, *files.unchecked)
-        compared, found = files.compared, replace(found, problems=tuple(files.problems), unchecked=unchecked)
-    _tell(found, compared, as_json)
-    if not found.ok:
+        unchecked = (*checked.unchecked, *files.unchecked)
+        compared, checked = files.compared, replace(checked, problems=tuple(files.problems), unchecked=unchecked)
+    _tell(checked, compared, as_json)
+    if not checked.ok:
         raise typer.Exit(EXIT_NO)
 
 
 @contextmanager
 def _source(export: Path | None, ledger: str | None) -> Iterator[Connection | Path | None]:
-    """What a document is made again from."""
+    """Yield the source from which a document is recomputed."""
     if export is not None or ledger is None:
         yield export
         return
@@ -278,23 +279,23 @@ def _source(export: Path | None, ledger: str | None) -> Iterator[Connection | Pa
         yield connection
 
 
-def _tell(found: DocumentCheck, compared: tuple[str, ...], as_json: bool) -> None:
+def _tell(checked: DocumentCheck, compared: tuple[str, ...], as_json: bool) -> None:
     if as_json:
-        said = {field.name: getattr(found, field.name) for field in fields(found) if field.name not in _UNSAID}
-        unchecked = [{"path": each.path, "why": each.why} for each in found.unchecked]
-        print_json({**said, "unchecked": unchecked, "formats": list(compared), "ok": found.ok})
+        said = {field.name: getattr(checked, field.name) for field in fields(checked) if field.name not in _UNSAID}
+        unchecked = [{"path": each.path, "why": each.why} for each in checked.unchecked]
+        print_json({**said, "unchecked": unchecked, "formats": list(compared), "ok": checked.ok})
         return
-    for problem in found.problems:
+    for problem in checked.problems:
         say(f"problem: {problem}")
-    for each in found.unchecked:
+    for each in checked.unchecked:
         say(f"not checked: {each.path}: {each.why}")
-    signed = f"signed by {found.signed_by}" if found.signed_by else "not signed"
-    again = f", every figure made again from {found.source}" if found.source else ""
+    signed = f"signed by {checked.signed_by}" if checked.signed_by else "not signed"
+    again = f", every figure made again from {checked.source}" if checked.source else ""
     formats = f", {', '.join(compared)} the same byte for byte" if compared else ""
-    verdict = "sound, but for what was not checked" if found.ok else "not sound"
+    verdict = "sound, except for what was not checked" if checked.ok else "not sound"
     say(
-        f"{verdict}: {signed}{again}{formats}, {several(found.leaves, 'proved leaf')}, checkpoint {found.checkpoint}, "
-        f"SHA-256 {found.digest}"
+        f"{verdict}: {signed}{again}{formats}, {several(checked.leaves, 'proved leaf')}, "
+        f"checkpoint {checked.checkpoint}, SHA-256 {checked.digest}"
     )
 
 
@@ -316,14 +317,18 @@ app.add_typer(schedule_commands.app, name="schedules")
 
 
 def asked_framework(name: str) -> Framework:
-    """A framework of the library by its name, or of a file; raises `ConfigError` for neither."""
+    """Return a framework from the library by name, or from a file.
+
+    Raises:
+        ConfigError: it is neither.
+    """
     if name.endswith(".toml"):
         return read_framework(read_words(Path(name)))
     return load_framework(name)
 
 
 def prove_policy(path: Path) -> PolicyProof:
-    """The proof of a policy file, as a report states it."""
+    """Return a policy file's proof, as a report states it."""
     from kvcustody.policies.reading.load_policy import load_policy
     from kvcustody.policies.table.compile import compile_policy
     from kvcustody.policies.workbench.prove.prove import prove
@@ -376,7 +381,7 @@ def _answer(report: Report, out: Path, names: list[str], as_json: bool) -> None:
 
 
 class _telling:  # noqa: N801 - a context manager that reads as a verb
-    """Says on a terminal what is being done; silent elsewhere."""
+    """Prints progress on a terminal; silent elsewhere."""
 
     def __enter__(self) -> Callable[[str], None]:
         self._console = Console(stderr=True)
@@ -393,3 +398,63 @@ class _telling:  # noqa: N801 - a context manager that reads as a verb
     def __exit__(self, *_: object) -> None:
         if self._status:
             self._status.stop()
+
+
+# Comparing a document's files with its facts: each format, and each long table's CSV, is made again and compared as
+# bytes.
+
+_NAMES = ("report.json", "ropa.json")
+
+
+def document_file(folder: Path) -> Path:
+    """Return the JSON of a report or record in its folder.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = next((folder / name for name in _NAMES if (folder / name).exists()), None)
+    if found is None:
+        raise ConfigError(f"`{folder}` has no {' and no '.join(_NAMES)}", path=folder)
+    return found
+
+
+class ComparedFiles(NamedTuple):
+    """The compared files of a folder, their differences, and the files that could not be compared."""
+
+    compared: tuple[str, ...]
+    problems: list[str]
+    unchecked: tuple[Unchecked, ...] = ()
+
+
+def compare_files(folder: Path, document: Document) -> ComparedFiles:
+    """Make each file of the folder again and compare bytes. A PDF made by other versions is not compared."""
+    shown = open_report(document) if document.kind == REPORT else document
+    there = [form for form, name in forms_of(shown).files.items() if (folder / name).exists()]
+    version = document.facts["version"]
+    if version != __version__ and len(there) > 1:
+        said = f"version {version} rendered it and this is {__version__}: its pages can be compared with that one"
+        return ComparedFiles((), [said])
+    rendered_files = render_all(shown, there)
+    absent = [name for name in rendered_files if not (folder / name).exists()]
+    given = {name: read_file(folder / name) for name in rendered_files if name not in absent}
+    wrong = [name for name, data in given.items() if data != rendered_files[name]]
+    others = tuple(
+        Unchecked(
+            name, f"`{theirs}` made it and this is `{makers_of(rendered_files[name])}`: bytes differ between them"
+        )
+        for name in wrong
+        if name.endswith(".pdf") and (theirs := makers_of(given[name])) not in ("", makers_of(rendered_files[name]))
+    )
+    unlike = {each.path for each in others}
+    return ComparedFiles(
+        tuple(sorted(given.keys() - unlike)),
+        [
+            *(f"`{name}` is not there, and a page names it for its table's rows" for name in absent),
+            *(
+                f"`{name}` is not what the signed {document.kind.name} gives, byte for byte"
+                for name in wrong
+                if name not in unlike
+            ),
+        ],
+        others,
+    )

@@ -30,7 +30,7 @@ def enrol_key(
     signing_key: _SigningKey,
     actor: _Actor,
     ledger: Ledger = DEFAULT,
-    kind: Annotated[SigningKind, typer.Option(help="What kind is made where the file is not there.")] = "ed25519",
+    kind: Annotated[SigningKind, typer.Option(help="The new key's kind, where the file does not exist.")] = "ed25519",
     as_json: Json = False,
 ) -> None:
     """Put the key that signs reports on record in the ledger; it is made where the file is not there.
@@ -42,7 +42,7 @@ def enrol_key(
     with writing(ledger) as engine:
         periods = recorded_keys(engine)
         if not periods:
-            raise ConfigError("no key signs this ledger's checkpoints; `kvcustody audit sign` makes one")
+            raise ConfigError("no key signs this ledger's checkpoints; `kvcustody audit sign` creates one")
         if recorded_report_keys(engine):
             raise ConfigError("a key signs reports of this ledger already; `report rotate-key` hands over")
         with recorder(engine, clock) as writer:

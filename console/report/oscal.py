@@ -1,4 +1,4 @@
-"""A report as OSCAL assessment results (NIST, version 1.1.3): observations, and no verdict on any control.
+"""A report as OSCAL assessment results (NIST, version 1.1.3): observations, without a verdict on any control.
 
 1. One observation a control: what was looked at, by which method, where the evidence is. There are no findings, for a
    finding states whether its target is satisfied, and that is the assessor's to say.
@@ -33,7 +33,7 @@ _TESTED = frozenset({"recount", "reconciliation", "proof", "sample"})
 
 
 def assessment_results(report: Report, *, plan: str = "") -> bytes:
-    """The document's bytes; `plan` is the file of the plan that it imports, or it describes one itself."""
+    """Return the document's bytes; `plan` is the file of the imported plan, or empty to describe one in place."""
     digest = report.digest()
 
     def name(what: str) -> str:
@@ -109,7 +109,7 @@ def assessment_results(report: Report, *, plan: str = "") -> bytes:
 
 
 def _signature(report: Report) -> list[dict[str, str]]:
-    """The report's own signature, as every format has it."""
+    """Return the report's own signature, which every format carries."""
     signature = report.signature
     if signature is None:
         return []
@@ -120,7 +120,7 @@ def _signature(report: Report) -> list[dict[str, str]]:
 
 
 def control_id(text: str) -> str:
-    """An id as OSCAL has it: NIST's own form for its controls (`si-12.3`), a token for others."""
+    """Return a control's id for OSCAL: NIST's own form for its controls (`si-12.3`), a token for others."""
     nist = re.fullmatch(r"([A-Z]{2}-\d+)(?:\((\d+)\))?", text)
     if nist:
         return nist[1].lower() + (f".{nist[2]}" if nist[2] else "")

@@ -1,4 +1,4 @@
-"""Prints reports that a control plane made, and the schedules that it makes them by."""
+"""Prints a control plane's reports, and the schedules that make them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MARKS = {"adverse": "bold red", "qualified": "yellow", "failed": "bold red", "g
 
 
 def print_frameworks(answer: dict[str, Any]) -> None:
-    """The frameworks, and the controls that there is evidence for."""
+    """Print the frameworks, and the controls for which there is evidence."""
     table = make_table("frameworks", "name", "title", "edition", "controls", left=4)
     for item in answer["items"]:
         controls = ", ".join(control["id"] for control in item["controls"])
@@ -23,10 +23,10 @@ def print_frameworks(answer: dict[str, Any]) -> None:
 
 
 def print_schedules(answer: dict[str, Any]) -> None:
-    """The schedules of reports, and when each is due next."""
+    """Print the schedules of reports, and when each is due next."""
     items = answer["items"]
     if not items:
-        say("there is no schedule; `kvcustody report schedules add` makes one")
+        say("there is no schedule; `kvcustody report schedules add` creates one")
         return
     columns = ("schedule", "framework", "of", "every", "to", "state", "next (UTC)", "made by")
     table = make_table("schedules", *columns, left=len(columns))
@@ -42,10 +42,10 @@ def print_schedules(answer: dict[str, Any]) -> None:
 
 
 def print_reports(answer: dict[str, Any]) -> None:
-    """What a control plane made: each report's opinion, digest, signature, and how it was handed over."""
+    """Print a control plane's reports: opinion, digest, signature, and delivery of each."""
     items = answer["items"]
     if not items:
-        say("no report was made; `kvcustody report schedules add` has them made by a calendar")
+        say("no report was made; `kvcustody report schedules add` schedules reports")
         return
     columns = ("period (UTC)", "framework", "of", "verdict", "why", "handed over", "digest", "report")
     table = make_table(f"{several(len(items), 'report')}", *columns, left=len(columns))

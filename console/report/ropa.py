@@ -52,7 +52,7 @@ EPILOG = """Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordOptions(ParameterGroup):
-    """Whose record, of which period."""
+    """The record's controller or processor, and its period."""
 
     policy: Annotated[
         Path | None,
@@ -68,7 +68,7 @@ class RecordOptions(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class StatementOptions(ParameterGroup):
-    """What the controller or processor states."""
+    """The controller's or processor's own statements."""
 
     controller: Annotated[
         str, typer.Option(help="Name of the controller (30(1)(a)), or of the processor (30(2)(a)).")
@@ -87,7 +87,7 @@ class StatementOptions(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordFiles(ParameterGroup):
-    """The files of a record."""
+    """The record's files."""
 
     format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(FORMATS)}.")] = "html,json"
     signing_key: Annotated[
@@ -172,7 +172,7 @@ def _request(
     stated: ControllerStatement,
     named: tuple[ServedController, ...],
 ) -> RecordRequest:
-    """What is asked of a ledger: as its newest signed checkpoint left it, or, where none is signed, as it is."""
+    """Return the state of the ledger to read: at its newest signed checkpoint or, without one, as it is."""
     try:
         size = newest_checkpoint(connection) if as_of is None else LedgerProofs(connection).checkpoint(as_of).size
     except ProofError:
@@ -186,18 +186,26 @@ def _request(
 
 
 def served_controllers(given: list[str]) -> tuple[ServedController, ...]:
-    """Controllers as `TENANT=NAME`; raises `ConfigError` for another text."""
-    made = []
+    """Return controllers given as `TENANT=NAME`.
+
+    Raises:
+        ConfigError: a text has another form.
+    """
+    controllers = []
     for text in given:
         tenant, is_pair, name = text.partition("=")
         if not (tenant and is_pair and name):
             raise ConfigError(f"--controller-of `{text}` is not `TENANT=NAME`")
-        made.append(ServedController(tenant, name))
-    return tuple(sorted(made))
+        controllers.append(ServedController(tenant, name))
+    return tuple(sorted(controllers))
 
 
 def _document_of(body: dict[str, Any]) -> Document:
-    """The record that a control plane answered; raises `LedgerError` for another answer."""
+    """Return the record from a control plane's answer.
+
+    Raises:
+        LedgerError: the answer is no record.
+    """
     document = read_document(canonical_json(body), [RECORD])
     record_of_facts(document.facts)
     return document

@@ -1,4 +1,4 @@
-"""`kvcustody report schedules`, `report list` and `report retry`: what is made by a calendar, and what was made.
+"""`kvcustody report schedules`, `report list` and `report retry`: reports by calendar, and those made so far.
 
 On the ledger itself, as whoever may write it (on record as `local:<user>`), or asked of a control plane.
 """
@@ -27,8 +27,8 @@ RETRY_EPILOG = "Example:\n\n    kvcustody report retry 5446d35c1765446d35c176544
 app = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
-    help="Reports that are made by a calendar and handed over: make, pause, resume and delete schedules.",
-    epilog="docs/concepts/reports.md says when a report is due and what becomes of what is not taken.",
+    help="Scheduled reports and their delivery: create, pause, resume and delete schedules.",
+    epilog="docs/concepts/reports.md says when a report is due, and what happens to undelivered ones.",
 )
 
 
@@ -60,7 +60,7 @@ def add(
     formats = tuple(filter(None, (name.strip() for name in format.split(","))))
     if not formats or not set(formats) <= set(FORMATS):
         raise ConfigError(f"format `{format}` names none of: {', '.join(FORMATS)}", format=format)
-    made = done(
+    schedule = done(
         "makeReportSchedule",
         source,
         framework=framework,
@@ -71,7 +71,7 @@ def add(
         zone=zone,
         hour=hour,
     )
-    _told(made, as_json)
+    _told(schedule, as_json)
 
 
 @app.command(epilog="Example: `kvcustody report schedules pause 1f0c2a9d5e6b7788`")
@@ -126,7 +126,7 @@ def retry(
     if as_json:
         print_json(found)
         return
-    say(f"report {report} is tried again at the service's next look")
+    say(f"report {report} is tried again at the service's next check")
 
 
 def _change(source: ActSource, schedule: str, act: str, reason: str, as_json: bool) -> None:

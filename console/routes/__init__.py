@@ -1,1 +1,1 @@
-"""What `kvcustody routes` prints."""
+"""The output of `kvcustody routes`."""

@@ -1,4 +1,4 @@
-"""Prints what route receipts measure, receipts, and what is wrong with them."""
+"""Prints the figures of route receipts, the receipts, and their problems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNKNOWN = "–"
 
 
 def print_routes(answer: dict[str, Any]) -> None:
-    """What was measured: in all, by worker and by tenant."""
+    """Print the figures in total, by worker and by tenant."""
     since, until = readable(answer["measured_since_us"]), readable(answer["until_us"])
     if not answer["receipts"]:
         say(NO_RECEIPT.format(since=since, until=until))
@@ -48,11 +48,11 @@ def print_routes(answer: dict[str, Any]) -> None:
             by.add_row(row[what], *figures)
         stdout().print(by, markup=False)
     wrong = {name: number for name, number in answer["findings"].items() if number}
-    say("; ".join(f"{number:,} {name}" for name, number in wrong.items()) or "nothing is wrong with a receipt")
+    say("; ".join(f"{number:,} {name}" for name, number in wrong.items()) or "no receipt has a problem")
 
 
 def print_receipts(answer: dict[str, Any]) -> None:
-    """Receipts, one in a line."""
+    """Print receipts, one per line."""
     names = ("when (UTC)", "tenant", "receipt", "worker", "promised", "found", "prompt")
     table = make_table(several(len(answer["items"]), "receipt"), *names, left=4)
     for one in answer["items"]:
@@ -73,7 +73,7 @@ def print_receipts(answer: dict[str, Any]) -> None:
 
 
 def print_findings(answer: dict[str, Any]) -> None:
-    """What is wrong with receipts, one in a line."""
+    """Print receipts' problems, one per line."""
     names = ("when (UTC)", "tenant", "receipt", "problem", "worker", "detail")
     table = make_table(several(len(answer["items"]), "finding"), *names, left=len(names))
     for one in answer["items"]:
@@ -86,22 +86,22 @@ def print_findings(answer: dict[str, Any]) -> None:
 
 
 def percent(share: float | None) -> str:
-    """A share, or that nothing is known of it."""
+    """Return a share, or that it is unknown."""
     return UNKNOWN if share is None else f"{share:.1%}"
 
 
 def decimal(value: float | None) -> str:
-    """A number with two places, or that nothing is known of it."""
+    """Return a number with two decimals, or that it is unknown."""
     return UNKNOWN if value is None else f"{value:,.2f}".replace("-", "−")
 
 
 def stale(answer: dict[str, Any]) -> str:
-    """Stale-location misses, of the requests that something was promised of."""
+    """Return stale-location misses out of the requests that had a promised hit."""
     if not answer["promises"]:
-        return f"{UNKNOWN} (no router says what it promises)"
+        return f"{UNKNOWN} (no router reports its promises)"
     return f"{answer['stale_misses']:,} of {answer['promises']:,}"
 
 
 def kept(answer: dict[str, Any]) -> str:
-    """How many promised tokens were found."""
+    """Return the share of promised tokens that were found."""
     return f"{answer['kept_tokens']:,} of {answer['promised_tokens']:,}" if answer["promises"] else UNKNOWN

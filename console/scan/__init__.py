@@ -1,1 +1,1 @@
-"""`kvcustody scan`: what a ledger says against itself, and what scans have found."""
+"""`kvcustody scan`: contradictions within a ledger, and scans' findings."""

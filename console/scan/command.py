@@ -30,7 +30,7 @@ _LOOK_SECONDS = 0.5
 app = typer.Typer(
     cls=OperationGroup,
     no_args_is_help=True,
-    help="Orphans: custody that two sources disagree about.",
+    help="Orphans: custody about which two sources disagree.",
     epilog="A worker scans its own memory while it serves; docs/how-to/audit/find-orphans.md has the fifteen classes.",
 )
 
@@ -51,7 +51,7 @@ def ledger(*, ledger: Ledger = DEFAULT, as_json: Json = False) -> None:
 def close_dead(
     worker: Annotated[str, typer.Argument(help="The worker's name.", metavar="WORKER")],
     *,
-    spill: Annotated[Path, typer.Option(help="The worker's spill folder; its lock says whether it runs.")],
+    spill: Annotated[Path, typer.Option(help="The worker's spill folder; its lock shows whether the worker runs.")],
     ledger: Ledger = DEFAULT,
     subject_keys: SubjectStore = None,
     subject_names: NamesOfSubjects = SubjectNames.SEALED,
@@ -106,16 +106,16 @@ def ask_worker(
         while wait and order["outcome"] in ("waiting", "taken"):
             time.sleep(_LOOK_SECONDS)
             order = orjson.loads(call(asker, "getScanOrder", {"order": order["order"]}).body)
-        found = []
+        findings = []
         if order["outcome"] == "scanned":
             place = {name: order[name] for name in ("incarnation", "scan")}
-            found = orjson.loads(call(asker, "getScan", place).body)["findings"]
+            findings = orjson.loads(call(asker, "getScan", place).body)["findings"]
     if as_json:
-        print_json(order | {"found": found})
+        print_json(order | {"found": findings})
     else:
         say(f"order {order['order']}: {order['outcome']} {order['reason'] or ''}".rstrip())
         if order["outcome"] == "scanned":
-            _show(found, ("orphan", "tenant", "cause", "action", "outcome", "blocks"), as_json)
+            _show(findings, ("orphan", "tenant", "cause", "action", "outcome", "blocks"), as_json)
     if wait and order["outcome"] != "scanned":
         raise typer.Exit(1)
 

@@ -1,4 +1,4 @@
-"""Prints what scans found."""
+"""Prints the findings of orphan scans as a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _COLUMNS = ("orphan", "tenant", "cause", "action", "outcome", "blocks")
 
 
 def print_findings(answer: dict[str, Any]) -> None:
-    """Everything that scans have found, and what became of it."""
+    """Print every scan finding, and its outcome."""
     if not answer["items"]:
         say("nothing found")
         return

@@ -1,1 +1,1 @@
-"""What a shell and `man` know of the commands: completions and the manual page, as files."""
+"""Completions for shells and the manual page, as files."""

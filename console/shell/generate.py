@@ -1,4 +1,4 @@
-"""Makes the manual page and the completions that the wheel installs, from the commands themselves.
+"""Makes the manual page and the completions that the wheel installs, from the commands.
 
     python -m kvcustody.console.shell.generate            # writes packaging/share; the build runs it
 
@@ -22,12 +22,12 @@ _SHELLS = {"bash": "bash/kvcustody", "zsh": "zsh/_kvcustody", "fish": "fish/kvcu
 
 
 def shell_files() -> dict[str, str]:
-    """Every file, by its path below `packaging/share`."""
+    """Return every file by its path below `packaging/share`."""
     return {"kvcustody.1": manual()} | {path: completion(shell) for shell, path in _SHELLS.items()}
 
 
 def completion(shell: str) -> str:
-    """The script by which a shell completes `kvcustody`, as `--show-completion` prints it."""
+    """Return the script with which a shell completes `kvcustody`, as `--show-completion` prints it."""
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     script = get_completion_script(prog_name="kvcustody", complete_var="_KVCUSTODY_COMPLETE", shell=shell)
@@ -35,7 +35,7 @@ def completion(shell: str) -> str:
 
 
 def manual() -> str:
-    """The manual page in man(7) macros."""
+    """Return the manual page in man(7) macros."""
     lines = [
         f'.TH KVCUSTODY 1 "" "kvcustody {__version__}" "User commands"',
         ".SH NAME",
@@ -70,7 +70,7 @@ def _command(name: str, command: Any) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """Text as roff takes it: one line, no macro at its beginning."""
+    """Return text for roff: one line, no macro at its beginning."""
     plain = re.sub(r"`([^`]*)`", r"\1", " ".join(text.split()))
     plain = plain.replace("\\", "\\e").replace("-", "\\-")
     return "\\&" + plain if plain.startswith((".", "'")) else plain

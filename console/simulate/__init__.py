@@ -1,1 +1,1 @@
-"""`kvcustody simulate`: what a fleet would find in its caches, in fast time."""
+"""`kvcustody simulate`: a fleet's expected cache hits, modelled faster than real time."""

@@ -1,4 +1,4 @@
-"""`kvcustody simulate`: what a fleet would find in its caches, in fast time."""
+"""`kvcustody simulate`: a fleet's expected cache hits, modelled faster than real time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from kvcustody.lab.replay.workload.generator import WorkloadSpec, generate
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="What a fleet would find in its caches, in fast time.",
-    epilog="docs/how-to/fleet/simulate.md says what is modelled.",
+    help="A fleet's expected cache hits, modelled faster than real time.",
+    epilog="docs/how-to/fleet/simulate.md describes the model.",
 )
 EPILOG = """
 Examples:
@@ -37,7 +37,7 @@ _WORKERS = (8, 64)
 
 @app.callback()
 def _simulate() -> None:
-    """A group, even with one command."""
+    """Keep `fleet` a command of its own in the group."""
 
 
 @app.command(epilog=EPILOG)
@@ -52,11 +52,11 @@ def fleet(
     ] = None,
     workers: Annotated[
         list[int] | None,
-        typer.Option(min=1, max=512, help="Workers of the fleet; may be repeated. Each has as much load."),
+        typer.Option(min=1, max=512, help="Number of workers; may be repeated. Each gets the same load."),
     ] = None,
     blocks: Annotated[int, typer.Option(min=16, help="Blocks of each worker's cache.")] = 20_000,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first requests.")] = None,
-    seed: Annotated[int, typer.Option(help="Draws the workload, tenants and erasures.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the workload, tenants and erasures.")] = 1,
     router: Annotated[
         str,
         typer.Option(

@@ -1,1 +1,1 @@
-"""How much a model's cache, and the record of it, takes: `kvcustody size`."""
+"""`kvcustody size`: the sizes of a model's cache and of its audit record."""

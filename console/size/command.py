@@ -1,4 +1,4 @@
-"""The commands of `kvcustody size`; a config.json alone is sized as `size device` does it."""
+"""The commands of `kvcustody size`; a config.json without a command is sized as by `size device`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _HELP = ("-h", "--help")
 
 
 class SizeGroup(CustodyGroup):
-    """A group in which a config.json, or options for one, need no name of a command before them."""
+    """A group in which a config.json, or its options, need no command name before them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments, `device` before them where they name no command."""
+        """Return the arguments, with `device` in front where they name no command."""
         if args and args[0] not in self.commands and args[0] not in _HELP:
             args = [_DEVICE, *args]
         return super().parse_args(ctx, args)

@@ -1,22 +1,25 @@
-"""`kvcustody size`: what fits on a device, from a model's own `config.json`."""
+"""`kvcustody size`: what fits on a device, from a model's `config.json`."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from kvcustody.console.command import Json, make_table, print_json, stdout
-from kvcustody.console.size.tenants import TenantProfile, fitting, shares
-from kvcustody.console.size.tenants import plot as write_plot
 from kvcustody.errors import ConfigError
+from kvcustody.files import READABLE, write_file
 from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
+from kvcustody.lab.replay.charts import histogram
 from kvcustody.lab.replay.options import read_policy
 from kvcustody.lab.sizing.blocks_that_fit import SizingReport, format_bytes, parse_bytes, size_pool
 from kvcustody.lab.sizing.config_file import read_config
 from kvcustody.lab.sizing.engine_blocks import EngineAllocation, engine_blocks
+from kvcustody.plurals import several
+from kvcustody.policies.document.model import Policy, TenantPolicy
 
 EPILOG = """
 Examples:
@@ -33,7 +36,7 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceMemory(ParameterGroup):
-    """The memory of one device, and what else is in it."""
+    """The memory of one device, and its other uses."""
 
     gpu_memory: Annotated[str, typer.Option(help="Memory of one device: 80GiB, 80GB, 24576MiB.")]
     utilisation: Annotated[float, typer.Option(help="Share of it that may be used.")] = 0.9
@@ -46,7 +49,7 @@ class DeviceMemory(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions(ParameterGroup):
-    """How the cache is laid out, and for which contexts."""
+    """The cache's layout, and the contexts that it serves."""
 
     block_tokens: Annotated[int, typer.Option(help="Tokens a block.")] = 16
     kv_dtype: Annotated[
@@ -61,7 +64,7 @@ class CacheOptions(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class TenantOptions(ParameterGroup):
-    """What tenants get of it."""
+    """The tenants' shares of the cache."""
 
     policy: Annotated[
         str | None,
@@ -109,7 +112,7 @@ def size(
     tenants = shares(report, read_policy(plan.policy)) if plan.policy is not None else None
     fit = fitting(report, profile) if profile is not None else None
     if plan.plot is not None and fit is not None:
-        write_plot(plan.plot, report.layout.model_type, fit)
+        plot(plan.plot, report.layout.model_type, fit)
     if as_json:
         more = {"tenants": tenants, "tenant_profile": fit}
         print_json(as_document(report) | {name: value for name, value in more.items() if value is not None})
@@ -119,7 +122,7 @@ def size(
 
 
 def as_document(report: SizingReport) -> dict[str, Any]:
-    """The report as JSON values."""
+    """Return the report as JSON values."""
     document = asdict(report)
     document["layout"]["bytes_per_token"] = report.layout.bytes_per_token
     document["engine"] = _engine(report)._asdict()
@@ -205,3 +208,92 @@ def _print_tenants(report: SizingReport, tenants: list[dict[str, Any]] | None, f
             f"{fit['fit']:,} tenants fit that keep {fit['sessions']} sessions of {fit['tokens']:,} tokens each: "
             f"{format_bytes(fit['bytes'])} a tenant of {format_bytes(report.kv_bytes)}"
         )
+
+
+# Tenants' shares of a sized pool: a policy's tenants by their quotas, and how many tenants of one profile fit.
+
+_STEPS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4)  # of the profile's context, in the plot
+_STYLE = (
+    "<style>text{font:11px sans-serif;fill:#333}.end{text-anchor:end}.middle{text-anchor:middle}"
+    ".s1{fill:#3b6ea5}.axis{stroke:#999}</style>"
+)
+
+
+class TenantProfile(NamedTuple):
+    """The sessions that one tenant keeps at once, and their tokens."""
+
+    sessions: int
+    tokens: int
+
+    @classmethod
+    def read(cls, text: str) -> TenantProfile:
+        """Parse `SESSIONSxTOKENS`, such as 8x4096.
+
+        Raises:
+            ConfigError: the text has another form.
+        """
+        found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+        if found is None:
+            raise ConfigError(f"tenant profile `{text}`: write SESSIONSxTOKENS, as 8x4096", profile=text)
+        return cls(int(found[1]), int(found[2]))
+
+    def bytes(self, report: SizingReport) -> int:
+        """Return the K/V bytes of one such tenant, in whole blocks."""
+        size = report.block_tokens
+        session = sum(
+            group.blocks_for(self.tokens, size) * group.bytes_per_block(size) for group in report.layout.groups
+        )
+        return self.sessions * session
+
+    def fit(self, report: SizingReport) -> int:
+        """Return how many such tenants the K/V memory holds at once."""
+        return report.kv_bytes // self.bytes(report)
+
+
+def shares(report: SizingReport, policy: Policy) -> list[dict[str, Any]]:
+    """Return blocks and tokens by tenant: the guaranteed ones, and the maximum, rounded as the pool does."""
+    listed = (*policy.tenants, *((policy.default,) if policy.default is not None else ()))
+    return [_share(report, policy, tenant) for tenant in listed]
+
+
+def _share(report: SizingReport, policy: Policy, tenant: TenantPolicy) -> dict[str, Any]:
+    guaranteed = int(tenant.guaranteed * report.blocks)
+    cap = guaranteed if policy.profile.isolating else int(tenant.cap * report.blocks)
+    return {
+        "tenant": tenant.id,
+        "tenants": tenant.tenants_max or 1,
+        "guaranteed_blocks": guaranteed,
+        "guaranteed_tokens": guaranteed * report.tokens // report.blocks,
+        "cap_blocks": cap,
+        "cap_tokens": cap * report.tokens // report.blocks,
+    }
+
+
+def fitting(report: SizingReport, profile: TenantProfile) -> dict[str, Any]:
+    """Return how many tenants of `profile` fit, and how that changes with their sessions' length."""
+    steps = [TenantProfile(profile.sessions, max(1, int(profile.tokens * step))) for step in _STEPS]
+    return {
+        "sessions": profile.sessions,
+        "tokens": profile.tokens,
+        "bytes": profile.bytes(report),
+        "fit": profile.fit(report),
+        "by_tokens": [{"tokens": one.tokens, "fit": one.fit(report)} for one in steps],
+    }
+
+
+def plot(path: Path, model: str, document: dict[str, Any]) -> None:
+    """Write the number of tenants that fit by tokens per session as an SVG file.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    rows = document["by_tokens"]
+    title = f"{model}: tenants of {several(document['sessions'], 'session')} that fit"
+    counts, edges = [row["fit"] for row in rows], [f"{row['tokens']:,}: {row['fit']:,}" for row in rows]
+    drawn = str(histogram(title, counts, edges, "tokens a session: tenants"))
+    start = drawn.index("<svg")
+    svg = drawn[start : drawn.index("</svg>") + len("</svg>")].replace("<title>", f"{_STYLE}<title>", 1)
+    try:
+        write_file(path, svg.encode() + b"\n", mode=READABLE)
+    except OSError as error:
+        raise ConfigError(f"cannot write plot `{path}`: {error.strerror or error}", path=str(path)) from None

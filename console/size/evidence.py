@@ -1,4 +1,4 @@
-"""`kvcustody size ledger`: leaves, bytes and gigabytes a day of the evidence of a workload."""
+"""`kvcustody size ledger`: leaves, bytes and gigabytes per day of a workload's evidence."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def evidence(
     *,
     ledger: GivenLedger = None,
     requests_per_second: Annotated[
-        float, typer.Option(min=0.001, help="The rate that a day is worked out for.")
+        float, typer.Option(min=0.001, help="The request rate for the figures per day.")
     ] = 50.0,
     trace_format: Annotated[str | None, typer.Option(help="What the trace is, as `replay` has it.")] = None,
     policy: Annotated[str, typer.Option(help="A library policy or a YAML file.")] = "regulated-saas",
@@ -54,13 +54,13 @@ def evidence(
         if trace is not None:
             raise ConfigError("give a trace to replay or --ledger to measure, not both")
         with reading(ledger) as engine, engine.connect() as connection:
-            found = evidence_size(connection)
+            size = evidence_size(connection)
     else:
         choice = Choice(trace, trace_format, tenants, 1, "session", None, limit)
-        found = _of_replay(choice, policy, pool_blocks)
-    if not found.requests:
+        size = _of_replay(choice, policy, pool_blocks)
+    if not size.requests:
         raise ConfigError("the ledger records no request: there is nothing to size", requests=0)
-    document = as_document(found, requests_per_second)
+    document = as_document(size, requests_per_second)
     if as_json:
         print_json(document)
     else:
@@ -77,26 +77,26 @@ def _of_replay(choice: Choice, policy: str, pool_blocks: int) -> EvidenceSize:
             engine.dispose()
 
 
-def as_document(found: EvidenceSize, requests_per_second: float) -> dict[str, Any]:
-    """The figures as JSON values; bytes are of leaves unless they say `disk`."""
-    a_day = requests_per_second * _DAY_SECONDS / found.requests
+def as_document(figures: EvidenceSize, requests_per_second: float) -> dict[str, Any]:
+    """Return the figures as JSON values; bytes are of leaves unless their name says `disk`."""
+    a_day = requests_per_second * _DAY_SECONDS / figures.requests
     return {
-        "requests": found.requests,
-        "leaves": found.leaves,
-        "leaf_bytes": found.leaf_bytes,
-        "disk_bytes": found.disk_bytes,
-        "by_kind": {kind: {"leaves": leaves, "bytes": size} for kind, leaves, size in found.kinds},
+        "requests": figures.requests,
+        "leaves": figures.leaves,
+        "leaf_bytes": figures.leaf_bytes,
+        "disk_bytes": figures.disk_bytes,
+        "by_kind": {kind: {"leaves": leaves, "bytes": size} for kind, leaves, size in figures.kinds},
         "per_request": {
-            "leaves": found.leaves / found.requests,
-            "bytes": found.leaf_bytes / found.requests,
-            "disk_bytes": found.disk_bytes / found.requests,
+            "leaves": figures.leaves / figures.requests,
+            "bytes": figures.leaf_bytes / figures.requests,
+            "disk_bytes": figures.disk_bytes / figures.requests,
         },
         "requests_per_second": requests_per_second,
-        "per_second": {"leaves": found.leaves * a_day / _DAY_SECONDS},
+        "per_second": {"leaves": figures.leaves * a_day / _DAY_SECONDS},
         "per_day": {
-            "leaves": found.leaves * a_day,
-            "gigabytes": found.leaf_bytes * a_day / 1e9,
-            "disk_gigabytes": found.disk_bytes * a_day / 1e9,
+            "leaves": figures.leaves * a_day,
+            "gigabytes": figures.leaf_bytes * a_day / 1e9,
+            "disk_gigabytes": figures.disk_bytes * a_day / 1e9,
         },
     }
 

@@ -1,4 +1,4 @@
-"""`kvcustody subject`: what do we hold of one person, why, until when; erase; certificate."""
+"""`kvcustody subject`: what is held about one person, why, and until when; erasure; certificate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ app = typer.Typer(
 
 @app.callback()
 def _group() -> None:
-    """Keeps `show` a command of its own."""
+    """Keep `show` a command of its own in the group."""
 
 
 @app.command(
@@ -38,7 +38,7 @@ def _group() -> None:
 @grouped
 def show(
     *,
-    tenant: Annotated[str, typer.Option(help="Whose data it is.")],
+    tenant: Annotated[str, typer.Option(help="The subject's tenant.")],
     subject: Annotated[str, typer.Option(help="The subject, as the tenant's identity names it.")],
     at: Annotated[str | None, typer.Option(help="As of this UTC time instead of now (ISO 8601).")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the page for people here.")] = None,
@@ -46,30 +46,30 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show what the ledger has of one subject. The answer names pseudonyms only, so it may be kept."""
-    found = page_of_data(done("getSubject", source, tenant=tenant, subject=subject, at=moment_us(at)))
+    page = page_of_data(done("getSubject", source, tenant=tenant, subject=subject, at=moment_us(at)))
     if html is not None:
-        write_files(html.parent, {html.name: render(found, "html")})
+        write_files(html.parent, {html.name: render(page, "html")})
     if as_json:
-        print_json(found.data())
+        print_json(page.data())
     else:
-        _print(found)
+        _print(page)
 
 
-def _print(found: SubjectPage) -> None:
+def _print(page: SubjectPage) -> None:
     console = stdout()
-    if not found.holdings:
+    if not page.holdings:
         console.print("nothing is on record for this subject")
     else:
         table = make_table("what is held", "state", "class", "why", "since", "until", "blocks", "in custody", left=5)
-        for item in found.holdings:
+        for item in page.holdings:
             why = f"{', '.join(item.reasons)} (revision {item.revision})"
             times = (moment(item.opened_us)[:19], moment(item.until_us)[:19])
             table.add_row(item.state, item.classification, why, *times, count(item.blocks), count(item.in_custody))
         console.print(table)
-    evidence = found.evidence
+    evidence = page.evidence
     console.print(
-        f"{several(found.held_blocks, 'block')} in custody; of {several(evidence.due, 'unit')} due "
+        f"{several(page.held_blocks, 'block')} in custody; of {several(evidence.due, 'unit')} due "
         f"{percent(evidence.covered, evidence.due)} are covered"
     )
-    for each in found.erasures:
+    for each in page.erasures:
         console.print(f"erasure {each.erasure} ({each.selector}), {moment(each.at_us)[:19]}: {each.standing.text}")

@@ -1,1 +1,1 @@
-"""What commands show: help, tables and progress. A command imports it when it shows something."""
+"""Output of commands: help, tables and progress. A command imports it when it prints."""

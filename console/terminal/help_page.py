@@ -1,4 +1,4 @@
-"""The help of a command as a page: usage, text, a panel of arguments, of options and of commands, and examples.
+"""A command's help as a page: usage, text, panels of arguments, options and commands, and examples.
 
 Help texts are paragraphs, with `code`, *emphasis*, lists of lines that begin with `- `, and lines of code that are
 indented by four spaces. typer would read them with a library for Markdown, whose import costs more than the rest.
@@ -24,7 +24,7 @@ _KIND_WIDTH = 24  # of what an option takes; the names of many choices go over s
 
 
 def print_help(command: Any, ctx: Any) -> None:
-    """Print the page of a command on stdout."""
+    """Print a command's page on stdout."""
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(Padding(Text(f"Usage: {_usage(command, ctx)}", "bold"), 1))
     first, *more = _paragraphs(command.help or "-")
@@ -49,7 +49,7 @@ def _usage(command: Any, ctx: Any) -> str:
 
 
 def _paragraphs(text: str) -> Iterator[RenderableType]:
-    """The paragraphs of a help text; neighbours that are code are one."""
+    """Yield the paragraphs of a help text; adjacent code paragraphs become one."""
     code: list[str] = []
     for paragraph in cleandoc(text).partition("\f")[0].split("\n\n"):
         if paragraph.startswith("    "):
@@ -69,7 +69,7 @@ def _code(parts: list[str]) -> Padding:
 
 
 def marked(paragraph: str) -> Text:
-    """One paragraph: its lines are joined, but for those of a list; code and emphasis are shown as such."""
+    """Return one paragraph: lines are joined, except those of a list; code and emphasis are highlighted."""
     text = re.sub(r"\s*\n(?!- )\s*", " ", paragraph.strip())
     made, end = Text(), 0
     for found in _MARKED.finditer(text):
@@ -113,7 +113,7 @@ def _option(param: Any, ctx: Any) -> tuple[RenderableType, ...]:
 
 
 def _said(param: Any, said: str) -> Text:
-    """What an option does; where it comes from and what it is else stand on lines of their own."""
+    """Return an option's help; its source and other properties stand on separate lines."""
     own = param.help or ""
     made = marked(own)
     beside = said.removeprefix(own).strip().removeprefix("[").removesuffix("]")

@@ -1,4 +1,4 @@
-"""Lines that commands say, and what of a text never reaches a terminal as a command to it (rule 4 of `command`)."""
+"""Lines that commands print, with control characters escaped before they reach a terminal (rule 4 of `command`)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _NOT_SHOWN = re.compile(f"[\x00-\x1f\x7f-\x9f{TURNS}]")
 
 
 def printable(text: str) -> str:
-    """The text with escapes for what would command the terminal that shows it."""
+    """Return the text with escapes for characters that would control the terminal."""
     return _NOT_SHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def say(*texts: object, **how: Any) -> None:
-    """Print as `print` does, each line as it is to be shown: the one way in which a command says something."""
+    """Print a message as `print` does, with each line escaped: the only way for a command to print one."""
     print(*("\n".join(map(printable, str(text).split("\n"))) for text in texts), **how)

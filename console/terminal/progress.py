@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on stderr; where stderr is not a terminal, a line now and then."""
+"""Progress of long work: a bar on stderr, or occasional lines where stderr is no terminal."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LINE_SECONDS = 10.0
 
 
 class _Lines(Progress):
-    """Progress where nobody looks at a terminal: a line on stderr every so many seconds of work."""
+    """Progress without a terminal: a line on stderr at intervals of work."""
 
     _told_at = 0.0
 
     def refresh(self) -> None:
-        """Where the work is, at most every `_LINE_SECONDS`."""
+        """Print the progress, at most every `_LINE_SECONDS`."""
         now = time.monotonic()
         self._told_at = self._told_at or now
         if now - self._told_at >= _LINE_SECONDS:
@@ -30,18 +30,18 @@ class _Lines(Progress):
                 say(f"{task.description}: {task.completed:,.0f}{of}", file=sys.stderr, flush=True)
 
     def update(self, *given: Any, **named: Any) -> None:
-        """As a bar's, which would be drawn by a thread."""
+        """Set the progress, as a bar's method that needs no drawing thread."""
         super().update(*given, **named)
         self.refresh()
 
     def advance(self, *given: Any, **named: Any) -> None:
-        """As a bar's."""
+        """Advance the progress, as a bar's method."""
         super().advance(*given, **named)
         self.refresh()
 
 
 def make_progress() -> Progress:
-    """A bar on stderr, or lines."""
+    """Return a bar on stderr, or lines."""
     console = Console(stderr=True)
     return (Progress if console.is_terminal else _Lines)(
         TextColumn("{task.description}"),

@@ -1,4 +1,4 @@
-"""Tables of what commands found: texts stand as they are, whoever wrote them."""
+"""Tables of commands: texts are shown verbatim, whoever wrote them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvcustody.console.terminal.lines import printable
 
 
 class PlainTable(Table):
-    """A table whose texts are shown as they are (rule 4 of `command`); what is to stand out is a `Text`."""
+    """A table that shows its texts verbatim (rule 4 of `command`); highlighted cells are `Text`."""
 
     def __init__(self, title: str) -> None:
         super().__init__(
@@ -24,5 +24,5 @@ class PlainTable(Table):
         )
 
     def add_row(self, *cells: Any, **how: Any) -> None:
-        """A row of texts."""
+        """Add a row of texts."""
         super().add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells), **how)

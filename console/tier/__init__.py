@@ -1,1 +1,1 @@
-"""`kvcustody tier`: what was decided about moving copies between the device and its tiers."""
+"""`kvcustody tier`: decisions about moving copies between the device and its tiers."""

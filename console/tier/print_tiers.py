@@ -1,4 +1,4 @@
-"""Prints tiers, decisions about moving copies, and what was decided for one request."""
+"""Prints tiers, decisions about moving copies, and one request's decisions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_TIER = (
 
 
 def print_tiers(answer: dict[str, Any]) -> None:
-    """Each tier's copies, and what stores and restores of a period moved, took, saved and were predicted to take."""
+    """Print each tier's copies, and what a period's stores and restores moved, took and saved, with the predictions."""
     items, since_us, until_us = answer["items"], answer["since_us"], answer["until_us"]
     if not items:
         say(NO_TIER)
@@ -31,7 +31,7 @@ def print_tiers(answer: dict[str, Any]) -> None:
         tiers.add_row(item["tier"], stored, size(item["stored_bytes"]), ended, living)
     stdout().print(tiers, markup=False)
     if not any(item["transfers"] for item in items):
-        say(f"nothing was decided about moving copies from {title}; give an earlier --since")
+        say(f"there are no decisions about moving copies from {title}; give an earlier --since")
         return
     columns = ("moved", "blocks", "bytes", "took", "partial", "failed", "wrong by", "saved", "left alone")
     table = make_table(title, "tier", "action", "decisions", *columns, left=2)
@@ -58,7 +58,7 @@ def print_tiers(answer: dict[str, Any]) -> None:
 
 
 def _print_sizes(summed: list[dict[str, Any]]) -> None:
-    """What a transfer of each size took in the mean, beside what was predicted."""
+    """Print the mean duration of transfers by size, with the prediction."""
     if not summed:
         return
     columns = ("moved", "each took", "with a prediction", "predicted, each", "took, each")
@@ -83,7 +83,7 @@ def _print_sizes(summed: list[dict[str, Any]]) -> None:
 
 
 def print_transfers(answer: dict[str, Any]) -> None:
-    """Decisions to move copies or not: what either way was predicted to take, and what it took."""
+    """Print decisions to move copies or not: the predicted times of both choices, and the measured time."""
     items = answer["items"]
     columns = ("blocks", "bytes", "to move", "to compute", "took")
     names = ("when (UTC)", "tenant", "tier", "action", "request", "choice", "outcome", "why")
@@ -108,7 +108,11 @@ def print_transfers(answer: dict[str, Any]) -> None:
 
 
 def print_request(answer: dict[str, Any], residency: int) -> None:
-    """What was decided for the request of this number; raises `ConfigError` where no request fits, or several do."""
+    """Print one request's decisions.
+
+    Raises:
+        ConfigError: no request matches, or several do.
+    """
     items, any_tier = answer["items"], answer["any_tier"]
     if not items:
         problem = (

@@ -1,4 +1,4 @@
-"""Decisions about moving copies in words: what was found, what either way was to take, what was chosen, what it took.
+"""Decisions about moving copies in words: the copies found, the predicted times, the choice, the measured time.
 
     lines_of(request)          # one request, a sentence a line
 
@@ -28,8 +28,8 @@ _WHY = {
 _COMPARED = ("faster", "slower", "uncertain", "pays", "does not pay", "tried")
 _OUTCOME = {
     "restore": {
-        "done": "all of it came",
-        "partial": "a part came, and what is missing was looked for again, or computed",
+        "done": "all blocks were restored",
+        "partial": "a part was restored; the missing blocks were looked up again, or computed",
         "failed": "nothing came",
     },
     "store": {"done": "it is there", "failed": "the tier had no room for it or no buffer, or failed"},
@@ -37,19 +37,19 @@ _OUTCOME = {
 
 
 def predicted_text(one: dict[str, Any], name: str) -> str:
-    """A prediction of a decision: 0 is none yet, where the decision does not say that it compared both."""
+    """Return a decision's prediction; 0 means "none yet" where the decision does not say that it compared both."""
     if one[name]:
         return time_text(one[name])
     return "not known yet" if one["reason"] not in _COMPARED else "under 1 µs"
 
 
 def why(reason: str) -> str:
-    """A decision's reason as a sentence's end; one that is not known here as it stands."""
+    """Return a decision's reason as the end of a sentence; an unknown reason is returned unchanged."""
     return _WHY.get(reason, reason)
 
 
 def lines_of(request: dict[str, Any]) -> list[str]:
-    """What is on record of one request's look-up in tiers, `ExplainedRequest` as a dictionary."""
+    """Return the lines about one request's look-up in tiers, `ExplainedRequest` as a dictionary."""
     attached, handed = request["attached_blocks"], request["written_blocks"]
     lines = [
         f"request {request['residency']} of `{request['tenant']}`, classified `{request['classification']}`: "
@@ -60,7 +60,7 @@ def lines_of(request: dict[str, Any]) -> list[str]:
     if classes:
         lines.append(f"its latency class: {', '.join(sorted(classes))}")
     if not decisions:
-        lines.append("no tier had anything of what followed: it was computed")
+        lines.append("no tier had the following blocks: they were computed")
     for one in decisions:
         lines += decision_lines(one)
     moved = [one for one in decisions if one["choice"] == "transfer"]
@@ -70,38 +70,41 @@ def lines_of(request: dict[str, Any]) -> list[str]:
     return lines
 
 
-def decision_lines(one: dict[str, Any]) -> Iterator[str]:
-    """One decision, `RecordedTransfer` or `DecidedTransfer` as a dictionary."""
-    tier, blocks = one["tier"], several(one["blocks"], "block")
-    stored = one["action"] == "store"
+def decision_lines(decision: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of one decision, `RecordedTransfer` or `DecidedTransfer` as a dictionary."""
+    tier, blocks = decision["tier"], several(decision["blocks"], "block")
+    stored = decision["action"] == "store"
     verb = "offered to" if stored else "found in"
-    yield f"{verb} {tier}: {blocks}, {size(one['bytes'])}"
-    transfer, again = (predicted_text(one, name) for name in ("transfer_us", "recompute_us"))
+    yield f"{verb} {tier}: {blocks}, {size(decision['bytes'])}"
+    transfer, again = (predicted_text(decision, name) for name in ("transfer_us", "recompute_us"))
     yield f"  predicted: {transfer} to {'store' if stored else 'restore'} them, {again} to compute them"
-    if one["choice"] != "transfer":
-        yield f"  chosen: not to {one['action']} them, as {why(one['reason'])}"
+    if decision["choice"] != "transfer":
+        yield f"  chosen: not to {decision['action']} them, as {why(decision['reason'])}"
         return
-    yield f"  chosen: to {one['action']} them, as {why(one['reason'])}"
-    yield f"  it took {time_text(one['actual_us'])}: {_judged(one)}"
+    yield f"  chosen: to {decision['action']} them, as {why(decision['reason'])}"
+    yield f"  it took {time_text(decision['actual_us'])}: {_judged(decision)}"
 
 
 def error_share(one: dict[str, Any]) -> float | None:
-    """What a prediction was wrong by, as a share of what was measured; None where there was none, or nothing moved."""
+    """Return a prediction's error as a share of the measured time; None without a prediction or a transfer."""
     if not one["transfer_us"] or not one["actual_us"] or one["outcome"] != "done":
         return None
     return abs(int(one["transfer_us"]) - int(one["actual_us"])) / int(one["actual_us"])
 
 
-def _judged(one: dict[str, Any]) -> str:
-    stored = one["action"] == "store"
-    parts = [_OUTCOME[one["action"]].get(one["outcome"], one["outcome"])]
-    if one["part_blocks"]:
-        parts[0] = f"{several(one['part_blocks'], 'block')} came; what is missing was looked for again, or computed"
-    share = error_share(one)
+def _judged(decision: dict[str, Any]) -> str:
+    stored = decision["action"] == "store"
+    parts = [_OUTCOME[decision["action"]].get(decision["outcome"], decision["outcome"])]
+    if decision["part_blocks"]:
+        parts[0] = (
+            f"{several(decision['part_blocks'], 'block')} were restored; the missing ones were looked up "
+            "again, or computed"
+        )
+    share = error_share(decision)
     if share is not None:
-        over = one["actual_us"] - one["transfer_us"]
+        over = decision["actual_us"] - decision["transfer_us"]
         parts.append(f"{time_text(abs(over))} {'more' if over > 0 else 'less'} than predicted ({share:.0%} of it)")
-    if not stored and one["outcome"] == "done" and one["recompute_us"]:
-        saved = one["recompute_us"] - one["actual_us"]
+    if not stored and decision["outcome"] == "done" and decision["recompute_us"]:
+        saved = decision["recompute_us"] - decision["actual_us"]
         parts.append(f"{time_text(abs(saved))} {'saved' if saved >= 0 else 'lost'} against computing")
     return "; ".join(parts)

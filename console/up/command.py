@@ -48,7 +48,7 @@ _ENGINE_SECONDS = 660.0
 
 
 class ServingEngine(StrEnum):
-    """What serves the tenants of this `up`."""
+    """The engine that serves the tenants of this `up`."""
 
     SIMULATED = "simulated"
     VLLM = "vllm"
@@ -63,22 +63,20 @@ class _Up(NamedTuple):
 def up(
     folder: Annotated[
         Path | None,
-        typer.Option(help="Keep ledger and keys here, and go on with them next time; else they end with it."),
+        typer.Option(help="Keep ledger and keys here for the next start; default: they are deleted on exit."),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on 127.0.0.1; 0: one that is free.")] = 0,
-    tenants: Annotated[int, typer.Option(min=1, max=64, help="How many tenants the workload has.")] = 8,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on 127.0.0.1; 0: any free port.")] = 0,
+    tenants: Annotated[int, typer.Option(min=1, max=64, help="The workload's number of tenants.")] = 8,
     seed: Annotated[int, typer.Option(help="Draws the workload.")] = 1,
     engine: Annotated[
         ServingEngine,
-        typer.Option(help="What serves: kvcustody's own pool, or a real vLLM with random weights."),
+        typer.Option(help="The engine: kvcustody's own pool, or a real vLLM with random weights."),
     ] = ServingEngine.SIMULATED,
     engine_python: Annotated[
         str,
-        typer.Option(help="With --engine vllm: the Python that has vLLM beside kvcustody[vllm]; else this one."),
+        typer.Option(help="With --engine vllm: the Python with vLLM and kvcustody[vllm]; default: this one."),
     ] = "",
-    seconds: Annotated[
-        float | None, typer.Option(min=0.0, help="End by itself after so long, for scripts and tests.")
-    ] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.0, help="End after this time, for scripts and tests.")] = None,
     as_json: Json = False,
 ) -> None:
     """Start a whole kvcustody on this machine: a signed ledger, the console, and a worker that serves tenants now.
@@ -96,26 +94,26 @@ def up(
     stop = threading.Event()
     with signals(stop), ExitStack() as stack:
         try:
-            made = _start(stack, stop, folder, port, tenants, seed, engine, engine_python)
+            running = _start(stack, stop, folder, port, tenants, seed, engine, engine_python)
         except KeyboardInterrupt:
             say("ending what was started", file=sys.stderr)
             raise
-        _tell(made, as_json)
+        _tell(running, as_json)
         stay(
             stop,
             seconds,
-            has_ended=lambda: made.worker.ended,
-            on_enter=made.plane.tell_link,
+            has_ended=lambda: running.worker.ended,
+            on_enter=running.plane.tell_link,
         )
-        made.said("ending: the worker releases and scrubs what it holds")
-    if made.worker.error is not None:
+        running.said("ending: the worker releases and scrubs what it holds")
+    if running.worker.error is not None:
         raise (
-            made.worker.error
-            if isinstance(made.worker.error, CustodyError)
-            else ConfigError(f"the worker ended: {type(made.worker.error).__name__}")
+            running.worker.error
+            if isinstance(running.worker.error, CustodyError)
+            else ConfigError(f"the worker ended: {type(running.worker.error).__name__}")
         )
-    kept = f"; {made.plane.folder} is kept" if folder is not None else ""
-    made.said(f"ended, {several(made.worker.requests, 'request')} served{kept}")
+    kept = f"; {running.plane.folder} is kept" if folder is not None else ""
+    running.said(f"ended, {several(running.worker.requests, 'request')} served{kept}")
 
 
 def _start(
@@ -128,9 +126,13 @@ def _start(
     engine: ServingEngine,
     engine_python: str,
 ) -> _Up:
-    """Open everything in order; `stack` closes it in reverse. Raises `KeyboardInterrupt` where it is told to end."""
-    said = Progress()
-    said("importing")
+    """Open everything in order; `stack` closes it in reverse.
+
+    Raises:
+        KeyboardInterrupt: a stop was requested.
+    """
+    progress = Progress()
+    progress("importing")
     from kvcustody.console.up.place import claimed, free_port, worker_settings
     from kvcustody.console.up.vllm_worker import VllmWorker
     from kvcustody.lab.replay.workload.tenant_assignment import tenant_names
@@ -140,7 +142,7 @@ def _start(
     place = folder_of(stack, folder, "up")
     spec = lively(tenants, seed)
     with claimed(place), ExitStack() as opened:
-        plane = open_plane(opened, stop, said, place, port, spec)
+        plane = open_plane(opened, stop, progress, place, port, spec)
         name = VLLM if engine is ServingEngine.VLLM else WORKER
         office = Office(plane.service, spec, tenant_names(plane.policy, tenants), name)
         of_worker = worker_settings(plane.folder, plane.listen, name)
@@ -148,10 +150,10 @@ def _start(
         if engine is ServingEngine.VLLM:
             home = plane.folder / "worker"
             worker = VllmWorker(of_worker, home, spec, plane.policy, port=free_port(HOST), python=engine_python)
-            said("starting vLLM with a model of random weights; it takes a minute")
+            progress("starting vLLM with a model of random weights; it takes a minute")
         else:
             worker = SimulatedWorker(of_worker, spec, stalls=office.stalls)
-            said("opening the worker: its blocks are zeroed, its policy goes on record")
+            progress("opening the worker: its blocks are zeroed, its policy is recorded")
         opened.callback(worker.stop)
         worker.start()
         wait_for(
@@ -164,18 +166,18 @@ def _start(
             raise worker.error
         office.start()
         opened.callback(office.stop)
-        said("serving tenants")
+        progress("serving tenants")
         stack.push(opened.pop_all())
-    return _Up(plane, worker, said)
+    return _Up(plane, worker, progress)
 
 
-def _tell(made: _Up, as_json: bool) -> None:
-    """Where it is, and how to get in."""
+def _tell(running: _Up, as_json: bool) -> None:
+    """Print the addresses and how to sign in."""
     if as_json:
-        print_json(made.plane.as_json())
+        print_json(running.plane.as_json())
         sys.stdout.flush()
         return
-    made.plane.tell()
-    say(f"ledger    {made.plane.ledger}")
-    say(f"keys      {made.plane.folder / 'keys'}   (you, author, owner: see docs/tutorials/first-ten-minutes.md)")
+    running.plane.tell()
+    say(f"ledger    {running.plane.ledger}")
+    say(f"keys      {running.plane.folder / 'keys'}   (you, author, owner: see docs/tutorials/first-ten-minutes.md)")
     say("Ctrl-C ends it.", flush=True)

@@ -1,4 +1,4 @@
-"""The folder of `kvcustody up`: its service, its people with their keys, and the policy in effect.
+"""The folder of `kvcustody up`: its service, its people with their keys, and the active policy.
 
 1. A folder that holds something else is refused. One that an earlier `up` left is gone on with: same ledger, same keys.
 2. Whoever signs policies is three people with three keys, as anywhere; the person of the sign-in link writes none.
@@ -79,11 +79,11 @@ _MORE = """\
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[bool]:
-    """Hold a folder for a start (rule 1); yields whether it is new. A start that fails leaves no folder behind."""
+    """Claim a folder for a start (rule 1); yields whether it is new. A failed start leaves no folder behind."""
     try:
         fresh = not folder.exists() or not any(folder.iterdir())
         if not fresh and not (folder / MARK).exists():
-            raise ConfigError(f"folder `{folder}`: holds something that `kvcustody up` did not make; name another")
+            raise ConfigError(f"folder `{folder}`: has files that `kvcustody up` did not create; name another")
         had = folder.exists()
         private_folder(folder)
         folder.chmod(0o700)
@@ -103,13 +103,13 @@ def claimed(folder: Path) -> Iterator[bool]:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port of this machine that nobody listens on now."""
+    """Return a port of this machine on which nothing listens now."""
     with socket.create_server((host, 0)) as probe:
         return int(probe.getsockname()[1])
 
 
 def plane_settings(folder: Path, port: int, **more: Any) -> ServiceSettings:
-    """The settings of the service; `more` goes before what is said here."""
+    """Return the service's settings; `more` overrides them."""
     fields: dict[str, Any] = {
         "database_url": f"sqlite:///{folder / 'ledger.db'}",
         "state_path": folder / "service",
@@ -125,7 +125,7 @@ def plane_settings(folder: Path, port: int, **more: Any) -> ServiceSettings:
 
 
 def worker_settings(folder: Path, listen: str, name: str = WORKER, *, home: str = "worker") -> Settings:
-    """The settings of a worker, behind the service as any worker is; `home`: the folder of what is its own.
+    """Return a worker's settings, connected to the service like any worker; `home`: the folder for its own files.
 
     Root key and keyring are those of all workers of the folder.
     """
@@ -151,17 +151,17 @@ def worker_settings(folder: Path, listen: str, name: str = WORKER, *, home: str 
 
 
 def key_file(folder: Path, name: str) -> Path:
-    """Where the API key of somebody is."""
+    """Return the path of a person's API key."""
     return folder / "keys" / f"{name}.key"
 
 
 def signing_file(folder: Path, name: str) -> Path:
-    """Where the policy signing key of somebody is."""
+    """Return the path of a person's policy signing key."""
     return folder / "keys" / f"{name}.signing.key"
 
 
 def enrol_people(service: Service, folder: Path, machines: Mapping[str, frozenset[Role]] | None = None) -> None:
-    """Everybody, and `machines` by their roles, with a fresh key each (rule 3)."""
+    """Enrol everyone, and `machines` with their roles, each with a new key (rule 3)."""
     others = {name: (roles, None) for name, roles in (machines or {}).items()}
     for name, (roles, tenant) in (PEOPLE | others).items():
         if service.principals.find(name) is None:
@@ -171,7 +171,7 @@ def enrol_people(service: Service, folder: Path, machines: Mapping[str, frozense
 
 
 def release_policy(service: Service, folder: Path, spec: WorkloadSpec) -> None:
-    """Put the policy into effect where none is, and propose one that waits for an approval and a consent."""
+    """Activate the policy where none is active, and propose another that needs an approval and a consent."""
     desk = ReleaseWorkflow(SqlStore(service.engine), service.policies.trust, clock=service.clock, ledger=service.writer)
     if desk.state().active is not None:
         return
@@ -186,7 +186,7 @@ def release_policy(service: Service, folder: Path, spec: WorkloadSpec) -> None:
 
 
 def policy_text(folder: Path, spec: WorkloadSpec) -> str:
-    """The policy document: its segment is the workload's own house prompt."""
+    """Return the policy document, whose segment is the workload's house prompt."""
     text = library.source("regulated-saas")
     for long, short in _SHORTER:
         if long not in text:
@@ -206,7 +206,7 @@ def policy_text(folder: Path, spec: WorkloadSpec) -> str:
 
 
 def _trust(folder: Path) -> Path:
-    """The trust configuration of policies, with the keys of those who sign (rule 2)."""
+    """Return the policies' trust configuration, with the signers' keys (rule 2)."""
     path = folder / "trust.toml"
     if not (path.exists() and all(signing_file(folder, name).exists() for name in SIGNERS)):
         (folder / "keys").mkdir(mode=0o700, exist_ok=True)

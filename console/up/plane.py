@@ -24,7 +24,7 @@ HOST = "127.0.0.1"
 
 
 class RunningPlane(NamedTuple):
-    """One that serves. `listen`: its address; `ledger`: the database of its ledger, without a password."""
+    """A running control plane. `listen`: its address; `ledger`: its ledger's database, without a password."""
 
     service: Service
     folder: Path
@@ -34,19 +34,19 @@ class RunningPlane(NamedTuple):
 
     @property
     def url(self) -> str:
-        """Of the console, and of the API."""
+        """The URL of the console and the API."""
         return f"http://{self.listen}"
 
     @property
     def link(self) -> str:
-        """A fresh link that signs in whoever opens it, once."""
+        """A new link that signs in whoever opens it, once."""
         from kvcustody.console.web.sign_in import LINK
         from kvcustody.lab.traffic.office import YOU
 
         return self.url + LINK + self.service.sign_in_links.make(YOU).token
 
     def as_json(self) -> dict[str, Any]:
-        """How to get in, for a document."""
+        """Return the address and sign-in link as JSON values."""
         from kvcustody.console.up.place import key_file
         from kvcustody.governance.service.access.sign_in_links import LINK_SECONDS
         from kvcustody.lab.traffic.office import PEOPLE
@@ -62,19 +62,23 @@ class RunningPlane(NamedTuple):
         }
 
     def tell(self) -> None:
-        """How to get in, in two lines."""
+        """Print the address and a sign-in link, in two lines."""
         from kvcustody.governance.service.access.sign_in_links import LINK_SECONDS
 
         say(f"console   {self.url}/console/")
         say(f"sign in   {self.link}   (once, within {LINK_SECONDS} s, on this machine; Enter prints another)")
 
     def tell_link(self) -> None:
-        """Another link."""
+        """Print another sign-in link."""
         say(f"sign in   {self.link}", flush=True)
 
 
 def check_modules(*modules: str) -> None:
-    """Raise `ConfigError` that says what to install where one of these is missing."""
+    """Refuse to start where a module is missing.
+
+    Raises:
+        ConfigError: names the package to install.
+    """
     for module in modules:
         try:
             __import__(module)
@@ -83,14 +87,14 @@ def check_modules(*modules: str) -> None:
 
 
 def folder_of(stack: ExitStack, folder: Path | None, name: str) -> Path:
-    """The folder that somebody named, or one that ends with the stack."""
+    """Return the named folder, or a temporary one that ends with the stack."""
     return folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"kvcustody-{name}-")))
 
 
 def open_plane(
     opened: ExitStack,
     stop: threading.Event,
-    said: Progress,
+    progress: Progress,
     folder: Path,
     port: int,
     spec: WorkloadSpec,
@@ -98,7 +102,7 @@ def open_plane(
     machines: Mapping[str, frozenset[Role]] | None = None,
     **more: Any,
 ) -> RunningPlane:
-    """Start it in a claimed folder; `opened` ends it. `port` 0: one that is free. `more`: settings of the service.
+    """Start the control plane in a claimed folder; `opened` ends it. `port` 0: any free port. `more`: service settings.
 
     Raises `KeyboardInterrupt` where it is told to end.
     """
@@ -112,14 +116,14 @@ def open_plane(
     place = folder.resolve()
     settings = plane_settings(place, port or free_port(HOST), **more)
     go_on(stop)
-    said("opening the ledger, and its signing key")
+    progress("opening the ledger, and its signing key")
     service = opened.enter_context(open_service(settings, documents=ConsoleDocuments()))
     go_on(stop)
-    said("enrolling people, releasing the policy")
+    progress("enrolling people, releasing the policy")
     enrol_people(service, place, machines)
     release_policy(service, place, spec)
     go_on(stop)
-    said(f"the control plane serves on {settings.listen}")
+    progress(f"the control plane serves on {settings.listen}")
     opened.enter_context(served(service, stop))
     ledger = read_signing_key(settings.signing_key_path).verifier
     opened.enter_context(witnessed(service, place / "witness", ledger))

@@ -1,4 +1,4 @@
-"""What commands share that run a control plane on this machine until a signal ends it."""
+"""Shared parts of commands that run a control plane on this machine until a signal ends it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ READY_SECONDS = 120.0
 
 
 class Progress:
-    """What is being started, a line each on stderr."""
+    """Prints what is being started, one line each on stderr."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
 
     def __call__(self, what: str) -> None:
-        """Say it, with the seconds since the start."""
+        """Print a line with the seconds since the start."""
         say(f"{time.monotonic() - self._began:6.1f} s  {what}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def served(service: Service, stop: threading.Event) -> Iterator[None]:
-    """The service, answering on a thread until the block ends; signals are for whoever waits."""
+    """Yield the service while it answers on a thread; the caller handles signals."""
     from kvcustody.console.web.app import Console
     from kvcustody.governance.api.app import create_app
     from kvcustody.governance.api.http.server import serve
@@ -60,7 +60,7 @@ def served(service: Service, stop: threading.Event) -> Iterator[None]:
 
 
 def wait_for(event: threading.Event, stop: threading.Event, what: str, seconds: float = READY_SECONDS) -> None:
-    """Return when it is set.
+    """Wait until the event is set.
 
     Raises `KeyboardInterrupt` where it is told to end, `ConfigError` where it takes too long.
     """
@@ -73,14 +73,14 @@ def wait_for(event: threading.Event, stop: threading.Event, what: str, seconds: 
 
 
 def go_on(stop: threading.Event) -> None:
-    """Raise `KeyboardInterrupt` where it is told to end."""
+    """Raise `KeyboardInterrupt` after a stop was requested."""
     if stop.is_set():
         raise KeyboardInterrupt
 
 
 @contextmanager
 def signals(stop: threading.Event) -> Iterator[None]:
-    """Ctrl-C and SIGTERM set `stop`; a second Ctrl-C interrupts at once."""
+    """Make Ctrl-C and SIGTERM set `stop` within the block; a second Ctrl-C interrupts at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -104,7 +104,7 @@ def stay(
     has_ended: Callable[[], object],
     on_enter: Callable[[], object],
 ) -> None:
-    """Return when it is told to end, its time is over, or `has_ended`; `on_enter` is called for each line of stdin."""
+    """Wait for a stop, the end of the time, or `has_ended`; `on_enter` is called for each line on stdin."""
     until = float("inf") if seconds is None else time.monotonic() + seconds
     asks = sys.stdin is not None and sys.stdin.isatty()
     while not stop.wait(0.0 if asks else 0.1) and time.monotonic() < until and not has_ended():

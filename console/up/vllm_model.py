@@ -17,7 +17,7 @@ _SEED = 7
 
 
 def save(folder: Path) -> None:
-    """Model and tokenizer, as vLLM loads them."""
+    """Save model and tokenizer in the form that vLLM loads."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast

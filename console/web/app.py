@@ -150,7 +150,7 @@ class Console:
         self._app.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that the gate has let through."""
+        """Answer a request that has passed the gate."""
         await self._app(scope, receive, send)
 
     def _endpoint(self, page: Page) -> Callable[[Request], Any]:
@@ -184,7 +184,7 @@ class Console:
 
 
 def _answered(page: Page, visit: PageRequest) -> Response:
-    """What a page answers; a refusal is a page too (rule 3)."""
+    """Return a page's answer; a refusal is a page too (rule 3)."""
     try:
         return page(visit)
     except CustodyError as error:
@@ -225,7 +225,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """The methods that a page has, for `Allow`; of a path without a page, those of any."""
+    """Return a page's methods for `Allow`; for a path without a page, those of any page."""
     *pages, any_path = (route for route in request.app.routes if isinstance(route, Route))
     found = [route for route in pages if route.path_regex.match(request.scope["path"])] or [any_path]
     named = {method for route in found for method in route.methods or ()}
@@ -239,7 +239,7 @@ def _with_headers(response: Response) -> Response:
 
 
 def _fields(body: bytes) -> list[tuple[str, str]]:
-    """The fields of a form; a form that is none has none."""
+    """Return a form's fields; none for a body that is no form."""
     try:
         return parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_FIELDS_MAX)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the audit explorer shows as a file: the leaves that fit its filters, in its order, all of them.
+"""The audit explorer's leaves as a file: all that match its filters, in its order.
 
 1. Lines hold the canonical bytes of each leaf. The table has readable columns beside them; a text that a spreadsheet
    would take for a formula is written behind an apostrophe.
@@ -31,7 +31,7 @@ _TYPES = {"csv": "text/csv; charset=utf-8", "ndjson": "application/x-ndjson"}
 
 
 def export(visit: PageRequest) -> Response:
-    """The file; whose leaves may leave a tenant's log is decided as for an export (`fleet.exports`)."""
+    """Return the file; `fleet.exports` decides whose leaves may leave a tenant's log, as for an export."""
     form = visit.places["form"]
     if form not in _TYPES:
         raise not_found()

@@ -1,4 +1,4 @@
-"""One request of a page: who asks, with which parameters, how the page is answered, and which pages its menu names.
+"""One request for a page: the caller, the parameters, the answer, and the pages in the menu.
 
 1. Parameters are read through here alone: bounded, without control characters, whole numbers in range.
 2. A page shows what the caller's roles reach; what is absent and what is somebody else's are one answer.
@@ -46,25 +46,25 @@ class PageRequest:
     session: str | None  # the token of its cookie
 
     def ask(self, function: Callable[..., T], *given: Any, **named: Any) -> T:
-        """What the function of an operation answers, where the caller may ask it."""
+        """Return an operation's answer, where the caller may call it."""
         return ask(self.service, self.caller, function, *given, **named)
 
     def text(self, name: str, characters_max: int = _CHARACTERS_MAX) -> str | None:
-        """A short parameter of query or form; None where it is absent or empty (rule 1)."""
+        """Return a short query or form parameter; None where it is absent or empty (rule 1)."""
         value = self.form.get(name, self.query.get(name, "")).strip()
         if len(value) > characters_max or not value.isprintable():
-            raise _invalid(name, "is too long, or holds characters that are not printed")
+            raise _invalid(name, "is too long, or has unprintable characters")
         return value or None
 
     def document(self, name: str) -> str:
-        """A text of many lines, as it was typed, with line ends as documents have them."""
+        """Return a multi-line text as typed, with a document's line ends."""
         value = self.form.get(name, "").replace("\r\n", "\n")
         if len(value) > _TEXT_MAX or "\0" in value:
             raise _invalid(name, "is larger than 1 MiB, or holds NUL")
         return value
 
     def number(self, name: str) -> int | None:
-        """A whole number below 2^53; None where it is absent."""
+        """Return a whole number below 2^53; None where it is absent."""
         value = self.text(name)
         if value is None:
             return None
@@ -73,20 +73,20 @@ class PageRequest:
         return int(value)
 
     def may(self, *actions: Permission) -> bool:
-        """Whether the caller's roles allow any of these."""
+        """Return whether the caller's roles permit any of these actions."""
         return any(self.caller.reach(action) is not Reach.NONE for action in actions)
 
-    def record(self, page: str, said: str | None = None, *, tenant: str | None = None) -> None:
-        """Put the read on record for those whose reads are events (rule 3): names of filters, never their values.
+    def record(self, page: str, tenant_name: str | None = None, *, tenant: str | None = None) -> None:
+        """Record the read for callers whose reads are events (rule 3): the filters' names, never their values.
 
         Whom it is about: a tenant as somebody `said` it, or one by its name.
         """
         filters = tuple(sorted(name[:64] for name, value in self.query.items() if value))[:16]
-        about = tenant if said is None else self.service.about(said)
+        about = tenant if tenant_name is None else self.service.about(tenant_name)
         record_read(self.service, self.caller, page, tenant=about, filters=filters)
 
     def record_live(self, page: str, said: str | None = None) -> None:
-        """Record the read of a page that shows itself anew, once in five minutes (`service.live_reads`)."""
+        """Record the read of a page that refreshes itself, once in five minutes (`service.live_reads`)."""
         reads, reader = self.service.live_reads, self.caller.name
         if reads.is_new(reader, page, self.query, self.service.clock.utc_us()):
             try:
@@ -96,7 +96,7 @@ class PageRequest:
                 raise
 
     def page(self, template: str, title: str, *, status: int = 200, **context: Any) -> Response:
-        """A page of the console; every one says what of the ledger is replayed or generated (`history`)."""
+        """Return a page of the console; each one marks replayed or generated history (`history`)."""
         marked = self.service.marked()
         shared = {
             "history": history(marked),
@@ -114,14 +114,14 @@ class PageRequest:
         return HTMLResponse(render(template, **shared, **context), status)
 
     def link(self, **changes: object) -> str:
-        """This page's address with parameters changed; None removes one."""
+        """Return this page's address with changed parameters; None removes one."""
         query = {**self.query, **{name: str(value) for name, value in changes.items() if value is not None}}
         kept = {name: value for name, value in query.items() if value and changes.get(name, "") is not None}
         return self.path + ("?" + urlencode(kept) if kept else "")
 
 
 def redirect(path: str, **query: object) -> Response:
-    """See another page of the console, by GET."""
+    """Return a redirect to another page of the console, by GET."""
     return RedirectResponse(PREFIX + path + ("?" + urlencode(query) if query else ""), 303)
 
 
@@ -130,7 +130,7 @@ def _invalid(name: str, what: str) -> ProblemError:
 
 
 class Place(NamedTuple):
-    """A page in the navigation, and the actions of which any opens it."""
+    """A page in the navigation, and the actions any of which opens it."""
 
     path: str
     name: str
@@ -160,7 +160,7 @@ PLACES = (
 
 
 def places_of(caller: Caller) -> tuple[Place, ...]:
-    """The pages that a caller may open."""
+    """Return the pages that a caller may open."""
     return tuple(
         place
         for place in PLACES

@@ -1,4 +1,4 @@
-"""Templates: escaped without exception, with numbers and times in one form everywhere.
+"""Templates, always escaped, with one format for numbers and times.
 
 1. Every text is escaped where it is written; no template marks a value as safe.
 2. Static files carry the digest of their content in their address, so that they may be kept for a year.
@@ -35,13 +35,13 @@ def _static_file(name: str, content: bytes) -> StaticFile:
 
 
 def _static_files() -> dict[str, StaticFile]:
-    made = {"policy-schema.json": json.dumps(policy_schema()).encode()}
+    static_files = {"policy-schema.json": json.dumps(policy_schema()).encode()}
     kept = {
         item.name: item.read_bytes()
         for item in files("kvcustody.console.web").joinpath("static").iterdir()
         if item.name.rpartition(".")[2] in _TYPES
     }
-    return {name: _static_file(name, content) for name, content in (made | kept).items()}
+    return {name: _static_file(name, content) for name, content in (static_files | kept).items()}
 
 
 STATIC_FILES = _static_files()
@@ -52,7 +52,7 @@ def _static(name: str) -> str:
 
 
 def _coordinate(value: float) -> str:
-    """A coordinate with one digit after the point, and none where it is whole."""
+    """Return a coordinate with one decimal, or none where it is whole."""
     return f"{value:.1f}".removesuffix(".0")
 
 
@@ -86,5 +86,5 @@ environment.filters |= {"seconds": seconds_text, "share": share_text}
 
 
 def render(template: str, **context: Any) -> str:
-    """A page's text."""
+    """Return a page's text."""
     return environment.get_template(template).render(**context)

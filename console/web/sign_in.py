@@ -25,7 +25,7 @@ _KEY_CHARACTERS_MAX = 512
 
 
 def to_sign_in(request: Request) -> Response:
-    """Where somebody without a session is led; a GET is come back to."""
+    """Return the redirect for a caller without a session; after a GET they come back to the same page."""
     after = ""
     if request.method == "GET" and request.url.path.startswith(PREFIX + "/"):
         query = request.url.query
@@ -34,7 +34,7 @@ def to_sign_in(request: Request) -> Response:
 
 
 def answer(service: Service, request: Request, form: dict[str, str]) -> Response:
-    """The sign-in page, a try to sign in, or signing out."""
+    """Answer the sign-in page, a sign-in attempt, or a sign-out."""
     if request.url.path != _LOGIN:
         response = redirect("/login")
         response.headers["Set-Cookie"] = log_out(service, request.headers.get("cookie"), tls=is_tls(request.scope))
@@ -75,7 +75,7 @@ def _form(after: str, problem: ProblemError | None = None, *, link: bool = False
 
 
 def _inside(after: str) -> str:
-    """A path of the console, or its first page (rule 2): never another host, never back to the sign-in."""
+    """Return a path of the console, or its first page (rule 2): never another host, never the sign-in again."""
     plain = after.startswith(PREFIX + "/") and after.isascii() and after.isprintable() and "\\" not in after
     inner = plain and "//" not in after.partition("?")[0] and not after.startswith((_LOGIN, LINK, PREFIX + "/logout"))
     return after if inner else PREFIX + "/"

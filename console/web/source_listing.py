@@ -1,4 +1,4 @@
-"""A policy document as numbered lines, with what is said about each line under it; and how two documents differ."""
+"""A policy document as numbered lines, with the problems of each line, and the difference of two documents."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class Line(NamedTuple):
 
 
 def lines_of(document: str, problems: Iterable[Problem] = (), mark: str = "wrong", target: int = 0) -> list[Line]:
-    """The lines of a document; problems stand under theirs, those of no line under the first."""
+    """Return a document's lines; problems stand under their line, those without a line under the first."""
     texts = document.split("\n")
-    said: dict[int, list[str]] = {}
+    problems_by_line: dict[int, list[str]] = {}
     for item in problems:
         place = min(max(1, item.line), len(texts))
-        said.setdefault(place, []).append(f"{item.code} {item.message}; {item.hint}")
+        problems_by_line.setdefault(place, []).append(f"{item.code} {item.message}; {item.hint}")
     return [
         Line(
             number,
             text,
-            mark if number in said else "target" if number == target else "",
-            tuple(said.get(number, ())),
+            mark if number in problems_by_line else "target" if number == target else "",
+            tuple(problems_by_line.get(number, ())),
         )
         for number, text in enumerate(texts, 1)
     ]
@@ -41,14 +41,14 @@ _AROUND = 2
 
 
 class DiffLine(NamedTuple):
-    """A line of a comparison; `mark` is "", "added", "removed" or "skipped" (lines that are the same)."""
+    """A line of a comparison; `mark` is "", "added", "removed" or "skipped" (equal lines)."""
 
     mark: str
     text: str
 
 
 def text_diff(old: str, new: str) -> list[DiffLine] | None:
-    """What was removed and added, with a few lines around; empty where they are the same, None where too long."""
+    """Return removed and added lines with some context; empty for equal documents, None for too long ones."""
     before, after = old.split("\n"), new.split("\n")
     if before == after:
         return []
@@ -58,15 +58,15 @@ def text_diff(old: str, new: str) -> list[DiffLine] | None:
     )
     if max(len(before), len(after)) - first > _COMPARED_MAX:
         return None
-    found: list[DiffLine] = []
+    diff_lines: list[DiffLine] = []
     matcher = SequenceMatcher(None, before, after, autojunk=False)
     for group in matcher.get_grouped_opcodes(_AROUND):
-        if found or group[0][1] > 0:
-            found.append(DiffLine("skipped", f"line {group[0][3] + 1}"))
+        if diff_lines or group[0][1] > 0:
+            diff_lines.append(DiffLine("skipped", f"line {group[0][3] + 1}"))
         for tag, low, high, start, end in group:
             if tag == "equal":
-                found += [DiffLine("", text) for text in before[low:high]]
+                diff_lines += [DiffLine("", text) for text in before[low:high]]
                 continue
-            found += [DiffLine("removed", text) for text in before[low:high]]
-            found += [DiffLine("added", text) for text in after[start:end]]
-    return found
+            diff_lines += [DiffLine("removed", text) for text in before[low:high]]
+            diff_lines += [DiffLine("added", text) for text in after[start:end]]
+    return diff_lines

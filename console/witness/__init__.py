@@ -1,1 +1,1 @@
-"""`kvcustody witness`: a witness for ledgers of others."""
+"""`kvcustody witness`: a witness for others' ledgers."""

@@ -1,5 +1,8 @@
-"""`kvcustody witness`: signs, for the logs that it trusts, that they only grew. Run it where the log's operator cannot
-reach it: on another machine, under another account, of another company if you can."""
+"""`kvcustody witness`: signs, for the logs that it trusts, that they only grew.
+
+Run it where the log's operator cannot reach it: on another machine, under another account, and if possible in another
+company.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ _Logs = Annotated[list[str], typer.Option("--log", help="A log's public key (`na
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Run a witness (C2SP tlog-witness): somebody else who signs that a ledger only grew.",
-    epilog="Without a witness, split views and cut tails stay undetected by everybody who kept no head.",
+    help="Run a witness (C2SP tlog-witness): a third party that signs that a ledger only grew.",
+    epilog="Without a witness, split views and removed leaves stay undetected by anyone who stored no head.",
 )
 
 
@@ -42,7 +45,7 @@ def init(
     """Make a witness: its key, its memory, and the logs that it trusts. Prints its public key."""
     keys = [parse_vkey(text) for text in log]
     if not folder.parent.is_dir():
-        raise WitnessError(f"`{folder.parent}` is no folder; create it first", path=folder)
+        raise WitnessError(f"`{folder.parent}` is not a folder; create it first", path=folder)
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as problem:

@@ -1,1 +1,1 @@
-"""What a request's content is said to be, by its caller and by the roles of its messages, and how that travels."""
+"""The declared kinds of a request's content, from its caller and its messages' roles, and their transport."""

@@ -1,4 +1,4 @@
-"""What the door says beside the token, in SGLang's `custom_params`: a request's trace, kinds of its content, its hurry.
+"""The door's hints beside the token, in SGLang's `custom_params`: trace, kinds of content, and latency class.
 
     put_custom(body, "kvcustody_marks", [[0, 12, "system_prompt"]])      # at the door
     carried = take_custom(sampling_params)                                # in the scheduler
@@ -25,7 +25,7 @@ LATENCY: Final = "kvcustody_latency"  # the class that the caller gives it
 
 
 class CarriedHints(NamedTuple):
-    """What came with a request."""
+    """The hints that came with a request."""
 
     kinds: tuple[KindRange, ...] = ()
     trace: str = ""
@@ -40,7 +40,7 @@ _NOTHING = CarriedHints()
 
 
 def put_custom(holder: dict[str, Any], field: str, value: str | list[list[Any]]) -> None:
-    """Add it to the holder's `custom_params`; one that holds something else is refused by the engine."""
+    """Add the hints to the holder's `custom_params`; the engine refuses a holder whose field has another type."""
     given = holder.get(CUSTOM_PARAMS) or {}
     if isinstance(given, dict):
         flat = value if isinstance(value, str) else list(chain.from_iterable(value))
@@ -48,7 +48,7 @@ def put_custom(holder: dict[str, Any], field: str, value: str | list[list[Any]])
 
 
 def take_custom(sampling: _Sampling) -> CarriedHints:
-    """Take out what is ours, so that nothing behind sees it."""
+    """Take our hints out, so that no later code sees them."""
     params = sampling.custom_params
     if not isinstance(params, dict) or not {TRACE, KINDS, MARKS, LATENCY} & params.keys():
         return _NOTHING
@@ -62,7 +62,7 @@ def take_custom(sampling: _Sampling) -> CarriedHints:
 
 
 def _spans(flat: Any, *, is_marked: bool) -> tuple[KindRange, ...]:
-    """Spans as they are carried; none where one of them is malformed."""
+    """Return the carried spans; none where one of them is malformed."""
     try:
         triples = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
         return read_kinds([KindRange(first, last, kind, is_marked) for first, last, kind in triples])

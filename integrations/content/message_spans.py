@@ -1,4 +1,4 @@
-"""Which tokens of a chat prompt are of which message: exact, or not said. For the servers in which chats are rendered.
+"""Maps the tokens of a chat prompt to its messages, exactly or not at all, for servers that render chats.
 
 1. A span is marked only where it is exact: the chat template is rendered once more with a name that occurs nowhere in
    place of what is to be found, and with the contents back in place it must give the very prompt. Tools are what the
@@ -30,7 +30,7 @@ _log = get_logger(__name__)
 
 
 class TextSpan(NamedTuple):
-    """Characters [first, last) of a prompt are of this kind."""
+    """The kind of the characters [first, last) of a prompt."""
 
     first: int
     last: int
@@ -40,7 +40,7 @@ class TextSpan(NamedTuple):
 async def find_messages(
     prompt: str, messages: Sequence[Message], kinds: Mapping[str, str], render: Render, *, has_tools: bool
 ) -> list[TextSpan]:
-    """The spans of messages whose role has a kind, and of the tools; in order, and no two share a character."""
+    """Return the spans of messages whose role has a kind, and of the tools, in order and without overlap."""
     spans = await _of_roles(prompt, messages, kinds, render)
     if has_tools and TOOLS in kinds:
         bare = await render(messages, False)
@@ -83,7 +83,9 @@ async def _of_roles(
 
 
 def _put_back(shown: str, names: list[str], contents: list[str]) -> tuple[str, list[tuple[int, int]]] | None:
-    """The prompt with contents in place of their names, and where each is; None where they are in another order."""
+    """Return the prompt with contents in place of their placeholders, and their positions; None where the order
+    differs.
+    """
     pieces: list[str] = []
     spans: list[tuple[int, int]] = []
     at = length = 0
@@ -112,20 +114,20 @@ def _spans(
     for owner, (first, last) in zip(owners, places, strict=True):
         begin.setdefault(owner, first)
         end[owner] = last
-    found: list[TextSpan] = []
+    spans: list[TextSpan] = []
     for at in wanted:
         first = 0 if at == 0 else begin[at]
         last = begin.get(at + 1, end[at])
         kind = kinds[roles[at]]
-        if found and found[-1].kind == kind and found[-1].last == first:
-            found[-1] = found[-1]._replace(last=last)
+        if spans and spans[-1].kind == kind and spans[-1].last == first:
+            spans[-1] = spans[-1]._replace(last=last)
         elif last > first:
-            found.append(TextSpan(first, last, kind))
-    return found
+            spans.append(TextSpan(first, last, kind))
+    return spans
 
 
 def _with_tools(prompt: str, bare: str, spans: list[TextSpan], kind: str) -> list[TextSpan]:
-    """Cut out what is of the tools: what the prompt has more than without them, where that is one piece."""
+    """Return the span that the tools add to the prompt, where it is one piece."""
     extra = len(prompt) - len(bare)
     if extra <= 0:
         return spans
@@ -140,7 +142,7 @@ def _with_tools(prompt: str, bare: str, spans: list[TextSpan], kind: str) -> lis
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+    """Return the length of two texts' common prefix."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -152,7 +154,7 @@ def _common(one: str, other: str) -> int:
 
 
 def _texts(message: Message) -> list[str] | None:
-    """The texts of a message's content; None where it has another content, or none."""
+    """Return the texts of a message's content; None for other content, or none."""
     content = message.get("content")
     if isinstance(content, str):
         return [content]
@@ -171,7 +173,7 @@ def _with_texts(message: Message, texts: list[str]) -> Message:
 
 
 def token_spans(spans: Iterable[TextSpan], offsets: Sequence[tuple[int, int]]) -> list[list[Any]]:
-    """Spans in tokens, as `kv_transfer_params` carries them; a token belongs where its first character is."""
+    """Return spans in tokens, as `kv_transfer_params` carries them; a token belongs to its first character's span."""
     starts = list(accumulate((first for first, _ in offsets), max))
     found = []
     for each in spans:
@@ -182,7 +184,7 @@ def token_spans(spans: Iterable[TextSpan], offsets: Sequence[tuple[int, int]]) -
 
 
 def has_something_to_mark(messages: Iterable[object], kinds: Mapping[str, str], *, has_tools: bool) -> bool:
-    """Whether a request has a message of one of these roles, or tools where they have a kind."""
+    """Return whether a request has a message with one of these roles, or tools where tools have a kind."""
     return (has_tools and TOOLS in kinds) or any(
         isinstance(each, Mapping) and each.get("role") in kinds for each in messages
     )
@@ -192,7 +194,7 @@ _unmarked_requests: Counter[str] = Counter()  # by reason; reasons are ours, or 
 
 
 def note_unmarked(reason: str) -> None:
-    """Warn that a request with something to mark went on without: at its reason's first, second, fourth ... time."""
+    """Log a request that stayed unmarked, on its reason's first, second, fourth ... occurrence."""
     _unmarked_requests[reason] += 1
     count = _unmarked_requests[reason]
     if not count & (count - 1):

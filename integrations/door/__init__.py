@@ -1,1 +1,1 @@
-"""The door before a router: one core (`edge_gate`), and its skins."""
+"""The door in front of a router: one core (`edge_gate`) with several transports."""

@@ -1,4 +1,4 @@
-"""Clients' hints about how long blocks stay and what comes first, clipped to what the door's operator allows.
+"""Clients' hints about retention and priority, clipped to the operator's bounds.
 
 1. Hints only lengthen or hurry. What is asked beyond the operator's bounds is lowered to them, never refused; what is
    not well-formed is.
@@ -27,7 +27,7 @@ _ACTION_FIELDS: Final = {"action_id": str, "action_type": str, "action_version":
 
 
 class HintBounds(NamedTuple):
-    """What an operator allows: a range of priorities, seconds of retention, and types of actions."""
+    """The operator's bounds: a range of priorities, seconds of retention, and types of actions."""
 
     priority: tuple[int, int] = (0, 0)
     retain_seconds: int = 0
@@ -35,7 +35,7 @@ class HintBounds(NamedTuple):
 
 
 class ClippedHint(NamedTuple):
-    """One hint of a request: what its client asked for, and what went on (None: nothing)."""
+    """One hint in a request: the client's value, and the forwarded value (None: none)."""
 
     name: str
     asked: object
@@ -43,12 +43,16 @@ class ClippedHint(NamedTuple):
 
     @property
     def is_less(self) -> bool:
-        """Whether less went on than was asked for."""
+        """Whether the forwarded value is less than the client's."""
         return self.asked != self.passed
 
 
 def clip_hints(body: dict[str, Any], bounds: HintBounds) -> tuple[dict[str, Any], list[ClippedHint]]:
-    """Take the hints out of a body: those that go on, and what became of each. `RequestRefused` for a malformed one."""
+    """Take the hints out of a body and return the forwarded ones, with the outcome of each.
+
+    Raises:
+        RequestRefused: a hint is malformed.
+    """
     clipped_hints: list[ClippedHint] = []
     kept: dict[str, Any] = {}
     priority = body.pop("priority", None)
@@ -110,7 +114,7 @@ def _clip_agent_hints(given: dict[str, Any], bounds: HintBounds, clipped_hints: 
 
 
 def _clip_cache_control(given: dict[str, Any], bounds: HintBounds, clipped_hints: list[ClippedHint]) -> dict[str, Any]:
-    """`{type: ephemeral, ttl: 5m}` with a shorter `ttl`; without one, engines take five minutes."""
+    """Return `{type: ephemeral, ttl: 5m}` with a shorter `ttl`; without one, engines use five minutes."""
     ttl = given.get("ttl", "5m")
     matched = _TTL.fullmatch(ttl) if isinstance(ttl, str) else None
     if given.keys() - {"type", "ttl"} or given.get("type", "ephemeral") != "ephemeral" or matched is None:
@@ -122,7 +126,7 @@ def _clip_cache_control(given: dict[str, Any], bounds: HintBounds, clipped_hints
 
 
 def _clip_actions(given: dict[str, Any], bounds: HintBounds, clipped_hints: list[ClippedHint]) -> dict[str, Any]:
-    """An envelope with those of its actions that are allowed; nothing where none is left."""
+    """Return an envelope with only its permitted actions; nothing where none remains."""
     actions = given.get("actions", [])
     if given.keys() - {"protocol_version", "message_id", "actions"} or not _is_actions(actions):
         raise malformed("kv_hints", f"is not an envelope of at most {_ACTIONS_MAX} actions")
@@ -151,7 +155,7 @@ def _is_actions(given: object) -> bool:
 
 
 def _clip_payload(payload: dict[str, Any], bounds: HintBounds, clipped_hints: list[ClippedHint]) -> dict[str, Any]:
-    """A payload whose times are at most what is allowed."""
+    """Return a payload with its times reduced to the bounds."""
     clipped = dict(payload)
     for fields, scale in ((_SECONDS_FIELDS, 1), (_MS_FIELDS, 1000)):
         for field in fields:

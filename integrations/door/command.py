@@ -35,8 +35,8 @@ from kvcustody.policies.reading.load_policy import load_policy
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="A door before a router: identity, namespaces that routers can use, and tokens that no worker can make.",
-    epilog="docs/how-to/fleet/run-a-door.md says what routers do with a request, and how to set the door up.",
+    help="A door in front of a router: identity, namespaces for routers, and tokens that no worker can make.",
+    epilog="docs/how-to/fleet/run-a-door.md describes how routers use a request, and how to set up the door.",
 )
 _KEY = Path("kvcustody-door.key")
 _Key = Annotated[Path, typer.Option("--key", help="The file of the door's own private key.", metavar="FILE")]
@@ -74,7 +74,7 @@ def key(
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOptions(ParameterGroup):
-    """What the door's tokens say."""
+    """The content of the door's tokens."""
 
     key: _Key = _KEY
     token_seconds: Annotated[
@@ -94,7 +94,7 @@ class TokenOptions(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class TransportOptions(ParameterGroup):
-    """How Envoy reaches the door."""
+    """Envoy's connection to the door."""
 
     tls_certificate: Annotated[Path | None, typer.Option(help="PEM; without it, no TLS.")] = None
     tls_key: Annotated[Path | None, typer.Option(help="PEM, of the certificate.")] = None
@@ -103,7 +103,7 @@ class TransportOptions(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class BoundOptions(ParameterGroup):
-    """What the door holds at most."""
+    """The door's limits."""
 
     under_way_mib: Annotated[
         int, typer.Option(min=1, help="MiB of bodies under way; beyond it a request gets 503.")
@@ -115,7 +115,7 @@ class BoundOptions(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientOptions(ParameterGroup):
-    """What clients may set."""
+    """The fields that clients may set."""
 
     pass_field: Annotated[
         list[str] | None,
@@ -143,7 +143,7 @@ class ClientOptions(ParameterGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class ReceiptOptions(ParameterGroup):
-    """What a router says of its choice, for route receipts."""
+    """The router's headers for route receipts."""
 
     worker_header: Annotated[
         list[str] | None,
@@ -224,7 +224,7 @@ def proxy(
             raise ConfigError(f"router `{url}` is no URL; write it as http://127.0.0.1:30000")
         if url.startswith("http://") and load_settings().windowed_token_seconds and not is_loopback(_host(url)):
             raise ConfigError(
-                f"router `{url}`: windowed tokens go to no other machine in clear; write it as https://, or set"
+                f"router `{url}`: windowed tokens may not cross a network unencrypted; write it as https://, or set"
                 " `windowed_token_seconds` to 0"
             )
     first = next(iter(routers.values()))
@@ -252,7 +252,7 @@ def _run(
     bounds: BoundOptions,
     headers: ReceiptOptions,
 ) -> None:
-    """Serve what `make` gives of the module `server`, a gate, places, bounds and TLS."""
+    """Serve with `make` of the module `server`, a gate, addresses, bounds and TLS."""
     settings = load_settings()
     configure(settings.log_level, settings.log_format)
     try:
@@ -358,7 +358,7 @@ def envoy(
 
 
 def _routers(router: str, placement: Path | None) -> dict[str, str]:
-    """The address of each group's router; of the one without a name where there are no groups."""
+    """Return each group's router address; without groups, the address of the single unnamed router."""
     if bool(router) == (placement is not None):
         raise ConfigError("--router or --placement: give one of the two")
     if placement is None:
@@ -374,7 +374,7 @@ def _place(text: str) -> ListenPlace:
 
 
 def _scopes(path: Path | None, clock: SystemClock, *, is_told: bool) -> Callable[[], NameScopes] | None:
-    """What a policy's file says at each moment. `is_told`: a control plane says it."""
+    """Return a function for the policy scopes at each moment. `is_told`: a control plane provides them."""
     if path is None:
         return None
     if is_told:

@@ -1,4 +1,4 @@
-"""What a door counts: requests passed on, refusals by status, hints clipped, epochs, and the time that it adds."""
+"""The door's metrics: forwarded requests, refusals by status, clipped hints, epochs, and the added latency."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class DoorMetrics:
         )
 
     def show_epochs(self, version: Callable[[], float], age_seconds: Callable[[], float]) -> None:
-        """Show the version of the erase epochs that the door knows, and the seconds since it was last confirmed."""
+        """Set the version of the door's erase epochs, and the seconds since it was last confirmed."""
         shown = (
             ("version", "Newest erase epoch that the door knows.", version),
             ("age_seconds", "Seconds since the control plane last confirmed it; -1: never.", age_seconds),
@@ -65,33 +65,33 @@ class DoorMetrics:
             gauge.set_function(read)
 
     def passed(self) -> None:
-        """One request went on to the router."""
+        """Count a request that was forwarded to the router."""
         self._passed.inc()
 
     def refused(self, status: int) -> None:
-        """One request was refused with this status."""
+        """Count a request that was refused with this status."""
         self._refused.labels(str(status)).inc()
 
     def left(self) -> None:
-        """One client left before its answer ended."""
+        """Count a client that left before its answer ended."""
         self._left.inc()
 
     def clipped(self, hint: str) -> None:
-        """One hint went on with less than its client asked for."""
+        """Count a hint that was clipped."""
         self._clipped.labels(hint).inc()
 
     def misplaced(self, code: str) -> None:
-        """One request went nowhere, for want of a worker that may serve it."""
+        """Count a request that no worker may serve."""
         self._misplaced.labels(code).inc()
 
     def past_lease(self) -> None:
-        """One request came past the door's lease on erase epochs."""
+        """Count a request that came after the door's lease on erase epochs had expired."""
         self._past_lease.inc()
 
     def receipt(self, outcome: str) -> None:
-        """The door's half of one route receipt was `written`, or `lost`."""
+        """Count the door's half of a route receipt, `written` or `lost`."""
         self._receipts.labels(outcome).inc()
 
     def took(self, message: str, seconds: float) -> None:
-        """One message of a request took so long."""
+        """Record the time that one message of a request took."""
         self._seconds.labels(message or "other").observe(seconds)

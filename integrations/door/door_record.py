@@ -1,4 +1,4 @@
-"""What a door puts on record at its control plane: its erase epochs, hints that it clips, and that it ended in order.
+"""The door's records at its control plane: its erase epochs, clipped hints, and its orderly end.
 
 1. The door is a process with a name (`worker_name`, that of its key's principal), an incarnation and a spill.
 2. Where the control plane is away its leaves go to the spill, and the door goes on.
@@ -30,7 +30,7 @@ _NUMBER_MAX: Final = 1 << 53
 
 
 class DoorRecord:
-    """What one door writes; any thread. `ledger`: where its half of route receipts goes, too."""
+    """The records of one door; any thread may call. `ledger`: where the door's half of route receipts goes, too."""
 
     def __init__(self, ledger: RemoteLedger, clock: Clock, door: str) -> None:
         self.ledger, self._clock, self._door = ledger, clock, door
@@ -39,11 +39,11 @@ class DoorRecord:
         self._others, self._since_us = 0, clock.now_us()
 
     def epochs(self, known: KnownEpochs) -> None:
-        """The door acts by these."""
+        """Record that the door applies these epochs."""
         self.ledger.submit([EpochsTaken(self._clock.now_us(), self._door, known.epochs.version, known.epochs.digest)])
 
     def hints(self, of_request: Sequence[ClippedHint]) -> None:
-        """What became of one request's hints; those that went on as they were asked for are left out."""
+        """Take one request's hints; only clipped ones are recorded."""
         with self._lock:
             for hint in of_request:
                 row = (hint.name, _said(hint.asked), _said(hint.passed))
@@ -56,7 +56,7 @@ class DoorRecord:
         self.write_hints()
 
     def write_hints(self, *, now: bool = False) -> None:
-        """Write what was clipped, if a minute has passed since the last time, or `now`."""
+        """Write the clipped hints, at most once a minute, or at once with `now`."""
         with self._lock:
             now_us = self._clock.now_us()
             passed_us = now_us - self._since_us
@@ -71,7 +71,7 @@ class DoorRecord:
             self.ledger.submit([HintsClipped(now_us, self._door, seconds, names, asked, passed, requests, others)])
 
     def close(self) -> None:
-        """The door ended in order."""
+        """Record the door's orderly end."""
         self.write_hints(now=True)
         self.ledger.submit([WorkerStopped(self._clock.now_us(), self._door, "closed", 0, ())])
 
@@ -79,7 +79,7 @@ class DoorRecord:
 def open_door_record(
     settings: Settings, connection: ControlPlaneConnection, clock: Clock, stack: ExitStack
 ) -> DoorRecord:
-    """The record of the door of these settings; `stack` ends it.
+    """Return the record for the door with these settings; `stack` closes it.
 
     Raises `ConfigError` for a key that is refused or is not of a door of that name.
     """
@@ -91,7 +91,7 @@ def open_door_record(
 
 
 def _said(value: object) -> str:
-    """A value of a hint in a leaf (rule 4)."""
+    """Return a hint's value for a leaf (rule 4)."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):

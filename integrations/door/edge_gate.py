@@ -1,4 +1,4 @@
-"""The decision on a request before a router sees it: whether it may pass, as whom, and what routers and engines get.
+"""The decision about a request in front of a router: whether it may pass, as whom, and what routers and engines get.
 
 `EdgeGate.authenticate` reads headers, `scope` reads the body. Knows headers, not HTTP servers: each skin calls it.
 
@@ -76,7 +76,7 @@ _LOG = get_logger("kvcustody.door")
 
 
 class Forwarded(NamedTuple):
-    """What goes on to the router: headers beside those of the client that pass, and the body, if it changes.
+    """The forwarded parts of a request: headers besides the client's permitted ones, and the body, if it changes.
 
     `group`: the placement group whose router it is; empty where there are none, or for who needs no identity.
     `receipt`: to be told of the answer's headers, and closed when the request ended.
@@ -89,7 +89,7 @@ class Forwarded(NamedTuple):
 
 
 class _Placed(NamedTuple):
-    """Where a request goes: the name that routers look for it under, the group of its workers, what policy demands."""
+    """The destination of a request: its name for routers, its group of workers, and the policy's demand."""
 
     named: Named
     group: str
@@ -159,42 +159,52 @@ class EdgeGate:
         self._receipts = receipts
 
     def is_open(self, path: str) -> bool:
-        """Whether `path` needs no identity."""
+        """Return whether `path` needs no identity."""
         return self._authentication.is_open(path)
 
     def lacks(self) -> tuple[str, ...]:
-        """What the door does without at this moment; it serves all the same (rule 3)."""
+        """Return what the door lacks at this moment; it serves all the same (rule 3)."""
         if self._names.is_past_lease:
-            return ("erase epochs within the lease: until the control plane answers, no request finds anything",)
+            return ("current erase epochs: until the control plane answers, no request finds cached blocks",)
         if self._names.has_scopes:
             return ()
-        return ("the scopes of a policy: until it knows them, it names each session apart",)
+        return ("the policy's scopes: until it knows them, each session has its own name",)
 
     def is_returned(self, header: str) -> bool:
-        """Whether a header of an answer goes back to the client."""
+        """Return whether an answer's header is returned to the client."""
         return self._passed.is_returned(header)
 
     def passes(self, header: str) -> bool:
-        """Whether a client's header goes on to the router."""
+        """Return whether a client's header is forwarded to the router."""
         return self._passed.header(header)
 
     def authenticate(self, method: str, path: str, headers: RequestHeaders) -> AdmittedRequest:
-        """Who a request is from; `RequestRefused` if the request may not pass."""
+        """Return who a request is from.
+
+        Raises:
+            RequestRefused: the request may not pass.
+        """
         return self._authentication.authenticate(method, path, headers)
 
     def plain(self, admitted: AdmittedRequest) -> Forwarded:
-        """What goes on of an admitted request that reaches no engine block."""
+        """Return the forwarded parts of an admitted request that reaches no engine block."""
         request_id, placed = admitted.ids[REQUEST_ID] or _made_id(admitted), self._placed(admitted)
         return self._forwarded(placed.group, self._headers(admitted, placed, request_id, b"", 1), None)
 
     def placed_in(self, admitted: AdmittedRequest) -> Forwarded:
-        """What says where an admitted request goes, before its body is there; nothing without placement groups."""
+        """Return the headers that choose an admitted request's group before its body arrives; none without placement
+        groups.
+        """
         group, _ = self._group_of(admitted)
         return Forwarded({}, None) if self._placement is None else self._forwarded(group, {}, None)
 
     def scope(self, admitted: AdmittedRequest, data: bytes) -> Forwarded:
-        """What goes on of an admitted request for the engine; `RequestRefused` if its body is malformed."""
-        assert admitted.scoped is not None, "only requests for the engine are scoped"
+        """Return the forwarded parts of an admitted request for the engine.
+
+        Raises:
+            RequestRefused: its body is malformed.
+        """
+        assert admitted.scoped is not None, "only requests to the engine have a scope"
         kind, body = admitted.scoped.body, parse_body(data)
         salt = self._salt(take_client_salt(body))
         hints, clipped = clip_hints(body, self._hints)
@@ -221,7 +231,9 @@ class EdgeGate:
         return self._forwarded(placed.group, headers, data)._replace(receipt=receipt)
 
     def _salted(self, admitted: AdmittedRequest, placed: _Placed, salt: bytes) -> str:
-        """What routers know the request by: its namespace, or where windows are on a token of its scope (rule 7)."""
+        """Return the request's name for routers: its namespace, or a token of its scope where windows are on
+        (rule 7).
+        """
         named = placed.named
         if self._windowed is None:
             return named.namespace
@@ -242,7 +254,7 @@ class EdgeGate:
         requests: int,
         uses: int,
     ) -> OpenReceipt | None:
-        """The door's half of its route receipt, where the request has one."""
+        """Return the door's half of the request's route receipt, where it has one."""
         of = admitted.principal
         if self._receipts is None or self._windowed is not None:
             return None  # a windowed token is of many requests, and names none
@@ -253,7 +265,7 @@ class EdgeGate:
         return self._receipts.open(sent)
 
     def _placed(self, admitted: AdmittedRequest) -> _Placed:
-        """Where a request goes, and under which name (rule 3)."""
+        """Return the request's destination and its name there (rule 3)."""
         group, demand = self._group_of(admitted)
         named = self._names.of(admitted.principal)
         if named.is_past_lease:
@@ -261,7 +273,10 @@ class EdgeGate:
         return _Placed(named, group, demand)
 
     def _group_of(self, admitted: AdmittedRequest) -> tuple[str, Demand]:
-        """The group of workers that the request goes to; `RequestRefused` where it may go to none (rule 6).
+        """Return the request's group of workers.
+
+        Raises:
+            RequestRefused: no group may serve it (rule 6).
 
         And what policies demand of it, or where none is known what a policy that says nothing does.
         """
@@ -306,7 +321,7 @@ class EdgeGate:
         return {"authorization": f"Bearer {token}", REQUEST_ID: request_id}
 
     def _salt(self, given: object) -> bytes:
-        """The digest of a client's own salt; nothing where there is none."""
+        """Return the digest of a client's own salt; nothing without one."""
         if given is None:
             return b""
         try:
@@ -320,7 +335,7 @@ def _made_id(admitted: AdmittedRequest) -> str:
 
 
 def _request_id(admitted: AdmittedRequest, kind: Body, body: dict[str, Any]) -> str:
-    """The request's one id, behind its owner's tag: of the header, else of the body, else a new one.
+    """Return the request's one id, prefixed with its owner's tag: from the header, else the body, else a new one.
 
     It leaves the body, or an engine would take it for the token's; of a stored response it is the response's name.
     """
@@ -331,7 +346,7 @@ def _request_id(admitted: AdmittedRequest, kind: Body, body: dict[str, Any]) -> 
 
 
 def _check_previous(admitted: AdmittedRequest, body: dict[str, Any]) -> None:
-    """Refuse another's stored response here: a router that keeps responses would answer with it."""
+    """Refuse another owner's stored response, because a router that stores responses would return it."""
     previous = body.get("previous_response_id")
     if previous is not None and not owns_response(admitted.owner, previous):
         raise not_found()

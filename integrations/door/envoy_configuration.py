@@ -24,14 +24,18 @@ MESSAGE_OVERHEAD_BYTES: Final = 64 << 10  # of a gRPC message beyond its body: h
 
 
 class ListenPlace(NamedTuple):
-    """Where something listens."""
+    """An address to listen at."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> ListenPlace:
-        """A place from HOST:PORT; raises `ValueError`."""
+        """Return an address from HOST:PORT.
+
+        Raises:
+            ValueError: the text has another form.
+        """
         host, port = host_and_port(text)
         if not port:
             raise ValueError(f"`{text}` names no port")
@@ -43,7 +47,7 @@ class ListenPlace(NamedTuple):
 
 
 class EnvoyTls(NamedTuple):
-    """Files of Envoy's own: what clients see, and what it shows to the door where the door asks for a certificate."""
+    """Envoy's own TLS files: for clients, and for a door that requires a certificate."""
 
     certificate: str
     key: str
@@ -59,7 +63,7 @@ def envoy_configuration(
     timeout_seconds: float = 0.2,
     tls: EnvoyTls | None = None,
 ) -> str:
-    """The configuration as YAML. `router`: of each placement group, where there are any.
+    """Return the configuration as YAML. `router`: one per placement group, where there are groups.
 
     `body_bytes_max`: the door's own bound. Envoy buffers more, for a body grows by the namespace that the door writes.
 
@@ -138,7 +142,9 @@ def envoy_configuration(
 
 
 def _routes(groups: Iterable[str]) -> list[dict[str, Any]]:
-    """To each group what the door gave it; a group that is not listed gets nothing, and who is in none the first."""
+    """Return routes by the group that the door chose; unlisted groups get none, and a request without a group gets the
+    first.
+    """
     routes: list[dict[str, Any]] = []
     for group in groups:
         named = {"headers": [{"name": PLACEMENT_HEADER, "string_match": {"exact": group}}]}

@@ -34,7 +34,7 @@ _OVERWRITE: Final = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
 
 class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc]
-    """Answers Envoy's questions about requests; one stream is one request."""
+    """Answers Envoy's messages about requests; one stream is one request."""
 
     def __init__(self, gate: EdgeGate, *, body_bytes_max: int, under_way_bytes_max: int) -> None:
         self._gate = gate
@@ -46,7 +46,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
     async def Process(  # noqa: N802 - gRPC names it
         self, request_iterator: AsyncIterator[Any], context: Any
     ) -> AsyncIterator[Any]:
-        """Answer the messages of one request, in their order."""
+        """Answer the messages of one request in order."""
         receipts: list[OpenReceipt] = []  # of this one request
         try:
             async for answer in self._answers(request_iterator, receipts):
@@ -69,7 +69,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
                     admitted, answer = self._of_headers(headers, is_whole=fields.end_of_stream)
                     yield answer
                 elif names is None:
-                    raise RequestRefused(400, "a request begins with its headers")
+                    raise RequestRefused(400, "a request must begin with its headers")
                 elif kind == "request_body":
                     yield self._of_body(admitted, names, message.request_body.body, receipts)
                 elif kind == "response_headers":
@@ -82,7 +82,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
                 yield _refusal(refused)
                 return
             except Exception as error:
-                _LOG.error("request refused by an error of the door", error=type(error).__name__)
+                _LOG.error("request refused because of an internal error", error=type(error).__name__)
                 self._metrics.refused(500)
                 yield _refusal(RequestRefused(500, "the door failed"))
                 return
@@ -90,7 +90,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
                 self._metrics.took(kind or "", time.perf_counter() - began)
 
     def _of_headers(self, raw: list[tuple[str, bytes]], *, is_whole: bool) -> tuple[AdmittedRequest | None, Any]:
-        """The answer to a request's headers. `is_whole`: no body follows."""
+        """Return the answer to a request's headers. `is_whole`: no body follows."""
         pseudo = {name: value.decode("latin-1") for name, value in raw if name.startswith(":")}
         headers = RequestHeaders((name.encode(), value) for name, value in raw if not name.startswith(":"))
         path = pseudo.get(":path", "").partition("?")[0]
@@ -143,7 +143,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
         return messages.ProcessingResponse(request_body=messages.BodyResponse(response=self._common(forwarded, names)))
 
     def _of_response(self, headers: list[tuple[str, bytes]], receipts: list[OpenReceipt]) -> Any:
-        """A response without what it says of workers."""
+        """Return a response without its headers about workers."""
         status = dict(headers).get(":status", b"")
         for receipt in receipts:
             receipt.answered(int(status) if status.isdigit() else 0, headers)
@@ -158,7 +158,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
         return messages.ProcessingResponse(request_headers=messages.HeadersResponse(response=common))
 
     def _common(self, forwarded: Forwarded, names: tuple[str, ...]) -> Any:
-        """The change to a request: headers that do not pass gone, the gate's in place, and the new body."""
+        """Return the change to a request: other headers removed, the gate's added, and the new body."""
         given = dict(forwarded.headers)
         body = None
         if forwarded.body is not None:
@@ -169,7 +169,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
         return messages.CommonResponse(header_mutation=mutation, body_mutation=body)
 
     def _stays(self, name: str) -> bool:
-        """Whether a header goes on, or is of Envoy's own connections."""
+        """Return whether a header is forwarded, or belongs to Envoy's own connections."""
         return name.startswith(":") or name == _SCHEME or name in HOP_HEADERS or self._gate.passes(name)
 
     def _too_large(self) -> RequestRefused:
@@ -177,7 +177,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
 
 
 def _headers(fields: Any) -> list[tuple[str, bytes]]:
-    """Names and values as Envoy gives them: names in lower case, one entry a field."""
+    """Return names and values as Envoy gives them: names in lower case, one entry per field."""
     return [(each.key, each.raw_value or each.value.encode()) for each in fields.headers.headers]
 
 

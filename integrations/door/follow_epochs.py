@@ -1,4 +1,4 @@
-"""A door that follows the erase epochs of a control plane: what it acts by, what it shows, what it puts on record.
+"""A door that follows a control plane's erase epochs: it applies, shows and records them.
 
 1. The door opens whether or not the control plane answers; until it does, no request finds anything.
 2. Each newer version that the door acts by is put on record, at most one a second: the newest stands for those before.
@@ -18,7 +18,7 @@ from kvcustody.integrations.door.door_record import DoorRecord
 
 
 class EpochsOfDoor:
-    """What a feed told last, for metrics and the record. Told on the feed's thread, read on any."""
+    """The feed's latest answer, for metrics and the record. Written on the feed's thread, read on any."""
 
     def __init__(self, clock: Clock, record: DoorRecord | None = None) -> None:
         self._clock = clock
@@ -27,7 +27,7 @@ class EpochsOfDoor:
         self._recorded_version, self._recorded_us = -1, -MICROSECONDS
 
     def take(self, known: KnownEpochs, until_us: int) -> None:
-        """The feed was answered."""
+        """Take the feed's answer."""
         self._version, self._heard_us = known.epochs.version, self._clock.now_us()
         is_due = self._heard_us - self._recorded_us >= MICROSECONDS
         if self._record is not None and self._version != self._recorded_version and is_due:
@@ -38,12 +38,12 @@ class EpochsOfDoor:
 
     @property
     def version(self) -> int:
-        """The newest epoch that is known; 0 before anything was heard."""
+        """The newest known epoch; 0 before the first answer."""
         return self._version
 
     @property
     def age_seconds(self) -> float:
-        """Since the last answer; -1 before the first."""
+        """The seconds since the last answer; -1 before the first."""
         return -1.0 if self._heard_us < 0 else (self._clock.now_us() - self._heard_us) / MICROSECONDS
 
 
@@ -56,7 +56,7 @@ def follow_epochs(
     lease_seconds: float,
     record: DoorRecord | None = None,
 ) -> Callable[[], KnownEpochs | None]:
-    """The epochs of now for a gate, shown by `metrics`, until `stack` is closed."""
+    """Return the current epochs for a gate, shown by `metrics`, until `stack` closes."""
     taken = EpochsOfDoor(clock, record)
     metrics.show_epochs(lambda: taken.version, lambda: taken.age_seconds)
     feed = EpochFeed(connection, clock, lease_seconds=lease_seconds, on_known=taken.take)

@@ -1,4 +1,4 @@
-"""Which fields and headers of clients go on to a router, and which headers of answers go back: those listed here.
+"""The fields and headers that are forwarded to a router, and the headers that are returned: only those listed here.
 
 1. A field that is not listed is refused by its name: a client learns that the engine never saw it. Fields of OpenAI's
    API that engines ignore are dropped, and so is a field that is null.
@@ -197,7 +197,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class PassedFields:
-    """What goes on: the lists above, and the names that an operator added."""
+    """The forwarded fields: the lists above, and the operator's additions."""
 
     def __init__(self, fields: Iterable[str] = (), headers: Iterable[str] = (), returned: Iterable[str] = ()) -> None:
         """Raises `ConfigError` for a name that may not be added (rule 3)."""
@@ -213,17 +213,21 @@ class PassedFields:
                 )
 
     def header(self, name: str) -> bool:
-        """Whether a client's header goes on. `_` counts as `-`, as some servers read it, so none with `_` does."""
+        """Return whether a client's header is forwarded. Some servers read `_` as `-`, so no header with `_` is."""
         name = name.lower()
         return name in PASSED_HEADERS or name in self._headers
 
     def is_returned(self, name: str) -> bool:
-        """Whether a header of an answer goes back to the client."""
+        """Return whether an answer's header is returned to the client."""
         name = name.lower()
         return name in RETURNED_HEADERS or name in self._returned
 
     def check(self, kind: Body, body: dict[str, Any]) -> None:
-        """Remove what is dropped of a body; `RequestRefused` for a field that is not listed."""
+        """Remove the dropped fields from a body.
+
+        Raises:
+            RequestRefused: a field is not listed.
+        """
         self._check(body, PASSED_FIELDS[kind] | self._fields, "")
         sampling = body.get("sampling_params")
         for each in sampling if isinstance(sampling, list) else [sampling]:
@@ -238,7 +242,7 @@ class PassedFields:
 
 
 def unlisted(name: str) -> RequestRefused:
-    """The 400 about a field that clients may not set."""
+    """Return the 400 about a field that clients may not set."""
     if _PLAIN_NAME.fullmatch(name) is None:
         return malformed("body", "has a field that is not accepted from clients")
     return malformed(name, "is not accepted from clients")

@@ -1,4 +1,4 @@
-"""Placement groups: sets of workers, each behind a router of its own, and which of them a request goes to.
+"""Placement groups: sets of workers, each behind its own router, and the choice of a request's group.
 
     placement = PlacementGroups(read_placement(path), secret)
     placement.of(principal)      # the group's name
@@ -28,15 +28,17 @@ _WEIGHT_BYTES: Final = 8
 
 
 class PlacementGroups:
-    """Which group a request goes to."""
+    """Chooses a request's group."""
 
     def __init__(self, document: PlacementDocument, secret: KeyBuffer) -> None:
-        """`secret`: the one that names are made under."""
+        """Prepare the choice. `secret`: the secret behind the names."""
         self._document = document
         self._state = keyed_state(secret, "placement-group", _WEIGHT_BYTES)
 
     def of(self, principal: Principal, demand: Demand = ANYWHERE) -> str | None:
-        """The group's name. `demand`: which groups policy lets serve it; None where the document has none of these."""
+        """Return the group's name. `demand`: the groups that policy permits; None where the document has none of
+        them.
+        """
         groups = demand.among(self._document.groups)
         if not groups:
             return None
@@ -46,7 +48,7 @@ class PlacementGroups:
         return min(own, key=lambda group: self._weight(group, *tenant, *who))
 
     def fields(self, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """What the group's router filters its workers by, as fields of a body beside those that are in it."""
+        """Return the fields by which the group's router filters its workers, beside the body's own."""
         taints = self._document.groups[group].taints
         if not taints:
             return {}

@@ -1,4 +1,4 @@
-"""The door as a small reverse proxy, for who has no Envoy: authenticate, keep what is listed, sign, and pass bytes on.
+"""The door as a small reverse proxy without Envoy: it authenticates, filters fields, signs, and forwards.
 
 1. A request reaches the router only after the gate let it pass, once: nothing is ever sent a second time.
 2. An answer is passed on chunk by chunk, and the next is read when the client has taken the last. A client that leaves
@@ -37,7 +37,7 @@ class ReverseProxy:
         under_way_bytes_max: int,
         routers: Mapping[str, str] | None = None,
     ) -> None:
-        """`client`: its base URL is the router's; it follows no redirect and sends nothing twice.
+        """Prepare the proxy. `client`: its base URL is the router's; it follows no redirect and sends nothing twice.
 
         `routers`: the URL of each placement group's router.
         """
@@ -71,7 +71,7 @@ class ReverseProxy:
             self._under_way_bytes -= taken
 
     async def _decide(self, scope: Scope, headers: RequestHeaders, receive: Receive) -> tuple[Forwarded, int]:
-        """What goes on of a request, and how many bytes it holds; raises as the gate."""
+        """Return the forwarded parts of a request, and its size in bytes; raises as the gate does."""
         path, method = scope["path"], scope["method"]
         admitted = None if self._gate.is_open(path) else self._gate.authenticate(method, path, headers)
         data = await read_body(headers, receive, self._body_bytes_max)
@@ -131,13 +131,13 @@ class ReverseProxy:
 
 
 async def _client_left(receive: Receive) -> None:
-    """Return when the client closes its connection."""
+    """Wait until the client closes its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def _cancelled(task: asyncio.Future[None]) -> None:
-    """Cancel a task that still runs, and wait until it has ended."""
+    """Cancel a running task and wait until it has ended."""
     if not task.done():
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The door's half of route receipts: where a request went, as far as the door knows. From response headers alone.
+"""The door's half of route receipts: a request's worker, as far as response headers show it.
 
 1. A request of which a receipt is written has one half, whatever becomes of it: where no answer's headers came, or not
    within `ANSWER_US_MAX`, the half has status 0.
@@ -38,7 +38,7 @@ Headers = Iterable[tuple[str, bytes]]
 
 
 class RouterHeaders(NamedTuple):
-    """Names of response headers in which a router says where a request went, and by what it chose."""
+    """The response headers with which a router reports a request's worker and the reason for it."""
 
     targets: tuple[str, ...] = (
         "x-smg-routed-worker-id",
@@ -49,12 +49,12 @@ class RouterHeaders(NamedTuple):
     score: str = "x-kvcustody-score"
 
     def all(self) -> frozenset[str]:
-        """None of them goes on to a client."""
+        """Return all of them; none is returned to a client."""
         return frozenset((*self.targets, self.promised, self.score, WORKER_HEADER))
 
 
 class SentRequest(NamedTuple):
-    """What the door knows of a request when it lets it go. `scope`: whose name routers get."""
+    """A forwarded request as the door knows it. `scope`: whose name routers get."""
 
     issuer: str
     tenant: str
@@ -66,33 +66,37 @@ class SentRequest(NamedTuple):
 
 
 class ReceiptLedger(Protocol):
-    """What a door writes to."""
+    """The ledger to which a door writes."""
 
     def submit(self, events: Sequence[Event]) -> int:
-        """Hand events over; waits for nothing."""
+        """Submit events without waiting."""
 
     def issuers(self) -> Issuers:
-        """Whose tenants the ledger names; may wait for the control plane, raises `CustodyError`."""
+        """Return the issuers of the tenants in the ledger; may wait for the control plane.
+
+        Raises:
+            CustodyError: it does not answer.
+        """
 
 
 class OpenReceipt:
-    """The half of one request, until its answer's headers came or it ended without."""
+    """The half of one request, until its answer's headers arrive or it ends without them."""
 
     def __init__(self, receipts: DoorReceipts, sent: SentRequest) -> None:
         self.sent, self.sent_us = sent, receipts.clock.now_us()
         self._receipts = receipts
 
     def answered(self, status: int, headers: Headers) -> None:
-        """The headers of its answer came; a second time changes nothing."""
+        """Take the answer's headers; a second call does nothing."""
         self._receipts.write(self, status, headers)
 
     def close(self) -> None:
-        """It ended: where nothing was answered, that is on record."""
+        """Close the half; a missing answer is recorded."""
         self.answered(0, ())
 
 
 class DoorReceipts:
-    """Writes halves to a ledger; `close` it before the ledger. `open` and `write` wait for nothing."""
+    """Writes halves to a ledger; `close` it before the ledger. `open` and `write` never wait."""
 
     def __init__(
         self,
@@ -104,7 +108,7 @@ class DoorReceipts:
         look_seconds: float = _LOOK_SECONDS,
         unanswered_seconds: float = _UNANSWERED_SECONDS,
     ) -> None:
-        """`unanswered_seconds`: how often it looks for requests whose answers do not begin."""
+        """Prepare the receipts. `unanswered_seconds`: the interval of the search for requests without an answer."""
         self.clock = clock
         self.headers = RouterHeaders() if headers is None else headers
         self._ledger, self._metrics, self._look_seconds = ledger, metrics, look_seconds
@@ -118,20 +122,20 @@ class DoorReceipts:
         self._thread.start()
 
     def open(self, sent: SentRequest) -> OpenReceipt:
-        """The half of a request that goes to the router now."""
+        """Return the half of a request that goes to the router now."""
         receipt = OpenReceipt(self, sent)
         with self._lock:
             self._open[receipt] = None
         return receipt
 
     def write(self, receipt: OpenReceipt, status: int, headers: Headers) -> None:
-        """Its half, as soon as the ledger knows its tenant's issuer; nothing where it was written before."""
+        """Write a half as soon as its tenant's issuer is known; do nothing where it was written before."""
         with self._lock:
             if receipt not in self._open:
                 return
             del self._open[receipt]
         sent, sent_us = receipt.sent, receipt.sent_us
-        said = {name: value for name, value in headers if name in self.headers.all()}
+        route_headers = {name: value for name, value in headers if name in self.headers.all()}
         now_us = self.clock.now_us()
         event = RouteSent(
             now_us,
@@ -139,14 +143,14 @@ class DoorReceipts:
             sent.receipt,
             sent.scope,
             *sent.epochs,
-            _text(said.get(WORKER_HEADER)),
-            next(filter(None, (_text(said.get(name)) for name in self.headers.targets)), ""),
+            _text(route_headers.get(WORKER_HEADER)),
+            next(filter(None, (_text(route_headers.get(name)) for name in self.headers.targets)), ""),
             status,
             max(0, now_us - sent_us) // 1000,
             sent.requests,
             sent.uses,
-            _number(said.get(self.headers.promised), 1),
-            _number(said.get(self.headers.score), 1_000_000),
+            _number(route_headers.get(self.headers.promised), 1),
+            _number(route_headers.get(self.headers.score), 1_000_000),
         )
         with self._lock:
             if self._issuers.knows(sent.issuer):
@@ -159,7 +163,7 @@ class DoorReceipts:
         self._wake.set()
 
     def close(self) -> None:
-        """Write what waits where that is possible now; what is left is lost, and counted."""
+        """Write the waiting halves where that is possible now; the others are lost and counted."""
         self._stop.set()
         self._wake.set()
         self._thread.end(_END_SECONDS)
@@ -188,7 +192,7 @@ class DoorReceipts:
             receipt.close()
 
     def _look(self) -> None:
-        """Ask whose tenants the ledger names, and write the halves of those."""
+        """Read the tenants' issuers and write the halves that they permit."""
         if not self._waiting:
             return
         try:
@@ -213,13 +217,13 @@ class DoorReceipts:
 
 
 def _text(value: bytes | None) -> str:
-    """Rule 2."""
+    """Return a header's text by rule 2."""
     text = (value or b"").decode("utf-8", "replace").strip()
     return text if len(text) <= _TEXT_MAX and text.isprintable() and "\ufffd" not in text else ""
 
 
 def _number(value: bytes | None, scale: int) -> int:
-    """Rule 2: a number from 0 on, times `scale`."""
+    """Return a number from 0 on, times `scale`, by rule 2."""
     try:
         number = float(_text(value))
     except ValueError:

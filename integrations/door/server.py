@@ -1,4 +1,4 @@
-"""The process of a door: what Envoy or clients ask, and an HTTP server for health and metrics, until a signal ends it.
+"""The process of a door: a server for Envoy or clients, and one for health and metrics, until a signal ends it.
 
 1. `/ready` says 200 while the door is open: not before, nor from the moment that a signal asks it to end. What is under
    way then is answered within `drain_seconds`. A line says what the door lacks to find what routers hold.
@@ -35,14 +35,18 @@ _LOG = get_logger("kvcustody.door")
 
 
 class DoorTls(NamedTuple):
-    """Files in PEM. `client_ca`: whose certificates clients must show; None asks for none."""
+    """TLS files in PEM. `client_ca`: the CA of required client certificates; None requires none."""
 
     certificate: Path
     key: Path
     client_ca: Path | None = None
 
     def check(self) -> None:
-        """Raise `ConfigError` for a file that cannot be read."""
+        """Check the files.
+
+        Raises:
+            ConfigError: a file cannot be read.
+        """
         for path in (self.certificate, self.key, self.client_ca):
             try:
                 if path is not None:
@@ -52,7 +56,7 @@ class DoorTls(NamedTuple):
 
 
 class DoorBounds(NamedTuple):
-    """Bytes of one body, bytes of all bodies under way, and seconds to end what runs."""
+    """The limits: bytes of one body, bytes of all running bodies, and seconds to finish running requests."""
 
     body_bytes_max: int
     under_way_bytes_max: int
@@ -60,7 +64,7 @@ class DoorBounds(NamedTuple):
 
 
 class DoorProcess(ABC):
-    """A door at one place, and its health and metrics at another."""
+    """A door at one address, and its health and metrics at another."""
 
     def __init__(
         self, gate: EdgeGate, place: ListenPlace, about: ListenPlace, bounds: DoorBounds, tls: DoorTls | None
@@ -72,7 +76,11 @@ class DoorProcess(ABC):
         self._opened, self._ending = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
-        """Serve until SIGTERM, SIGINT or `end`; raises `ConfigError` where a place is taken."""
+        """Serve until SIGTERM, SIGINT or `end`.
+
+        Raises:
+            ConfigError: an address is taken.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError, NotImplementedError):  # only a main thread may
@@ -82,12 +90,12 @@ class DoorProcess(ABC):
             await self._serve()
 
     def end(self) -> None:
-        """Take no more requests, and end what runs."""
+        """Accept no more requests, and finish the running ones."""
         self._ending.set()
 
     @abstractmethod
     async def _serve(self) -> None:
-        """Serve until `end`, then end what runs."""
+        """Serve until `end`, then finish the running requests."""
 
     def _about_application(self) -> Starlette:
         async def ready(_: Request) -> Response:
@@ -135,7 +143,7 @@ class EnvoyDoor(DoorProcess):
 
 
 class ProxyDoor(DoorProcess):
-    """The door as a reverse proxy before `router`, the router's URL; `routers`: that of each placement group."""
+    """The door as a reverse proxy in front of `router`, the router's URL; `routers`: each placement group's."""
 
     def __init__(
         self,
@@ -175,7 +183,11 @@ class ProxyDoor(DoorProcess):
 
 @contextlib.asynccontextmanager
 async def served(application: Callable[..., Any], place: ListenPlace, **more: Any) -> AsyncIterator[None]:
-    """Serve an ASGI application at a place; raises `ConfigError` where it is taken."""
+    """Serve an ASGI application at an address within the block.
+
+    Raises:
+        ConfigError: the address is taken.
+    """
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     # Named TCP: asyncio asks a socket of no named protocol to wait for more before it sends, up to 40 ms.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -1,1 +1,1 @@
-"""Governed blocks in NVIDIA Dynamo's router: told in their tenant's namespace or not at all."""
+"""Governed blocks in NVIDIA Dynamo's router: published in their tenant's namespace or not at all."""

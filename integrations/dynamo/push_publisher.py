@@ -1,4 +1,4 @@
-"""Block events handed to Dynamo's own `KvEventPublisher`, for a worker that registers with Dynamo by itself.
+"""Hands block events to Dynamo's own `KvEventPublisher`, for a worker that registers with Dynamo itself.
 
     feed = BatchingBlockEvents(governor, PushPublisher(kv_event_publisher, namespaces))
 
@@ -26,14 +26,14 @@ _log = get_logger(__name__)
 
 
 class KvEventSink(Protocol):
-    """What is used of `dynamo.llm.KvEventPublisher`."""
+    """The used part of `dynamo.llm.KvEventPublisher`."""
 
     def publish_batch(self, events: Sequence[Told], /) -> None:
-        """Check the whole list, and send it in order."""
+        """Check the whole list and send it in order."""
 
 
 class PushPublisher:
-    """A `BlockEventPublisher` into Dynamo. Called on the engine's thread; the sink is not ours to close."""
+    """A `BlockEventPublisher` into Dynamo. Called on the engine's thread; the caller closes the sink."""
 
     def __init__(self, sink: KvEventSink, namespaces: CurrentNamespaces) -> None:
         self._sink = sink
@@ -43,7 +43,11 @@ class PushPublisher:
         self._batches = self.refused_batches = 0
 
     def publish(self, events: Sequence[BlockEvent], /) -> int:
-        """Hand over the events of one step; their number. Raises `IsolationError` for one without a scope."""
+        """Hand over the events of one step and return their number.
+
+        Raises:
+            IsolationError: an event has no scope.
+        """
         for event in events:
             check_event(event)
         self._push(self._named.tell(events))
@@ -51,11 +55,11 @@ class PushPublisher:
         return self._batches - 1
 
     def take_epochs(self, known: KnownEpochs, /) -> None:
-        """Name requesters by these erase epochs from now on, and tell at once what they end."""
+        """Name requesters by these erase epochs from now on, and publish at once what they end."""
         self._push(self._named.take_epochs(known))
 
     def figures(self) -> dict[str, float]:
-        """What a worker reports of it."""
+        """Return the figures for a worker's report."""
         return {
             "events_told_blocks.dynamo": len(self._held),
             "events_sent.dynamo": self._batches,

@@ -1,4 +1,4 @@
-"""Stands between an engine's events and Dynamo's indexer, and lets through what Dynamo keeps in a namespace.
+"""A relay between an engine's events and Dynamo's indexer, which forwards only what Dynamo stores in a namespace.
 
     python -m kvcustody.integrations.dynamo.relay --engine tcp://127.0.0.1:5557 --publish tcp://127.0.0.1:5560
 
@@ -43,7 +43,7 @@ class RelayStats(NamedTuple):
 
 
 class ScopedRelay:
-    """One engine's stream, screened. Not thread-safe; close it at the end."""
+    """One engine's filtered stream. Not thread-safe; close it at the end."""
 
     def __init__(
         self,
@@ -73,16 +73,16 @@ class ScopedRelay:
             raise
 
     def step(self, timeout_ms: int) -> None:
-        """Pass on what arrived within `timeout_ms`."""
+        """Forward what arrived within `timeout_ms`."""
         for arrival in self._subscriber.poll(timeout_ms):
             self._arrive(arrival)
 
     def stats(self) -> RelayStats:
-        """A snapshot of the counters."""
+        """Return a snapshot of the counters."""
         return RelayStats(self._passed, self._refused, self._clears)
 
     def close(self) -> None:
-        """Stop; a second time changes nothing."""
+        """Stop the relay; a second call does nothing."""
         if not self._context.closed:
             self._subscriber.close()
             self._context.destroy(linger=0)

@@ -1,4 +1,4 @@
-"""What an engine adapter tells the world about governed blocks: stored, removed or cleared, always with a scope.
+"""An engine adapter's public events about governed blocks: stored, removed or cleared, always with a scope.
 
 1. An event is a tuple and its keys are one `bytes`: making one costs the engine's thread no work per block.
 2. Every event carries a scope, removals and clears included; an event without one is refused, never published.
@@ -30,7 +30,7 @@ _OF_EPOCHS: Final = "epoch-"  # how salts begin that erase epochs make
 
 
 class EventPlaces(NamedTuple):
-    """Under whose names the blocks of a domain are told; it stays in this process.
+    """The names under which a domain's blocks are published; they stay in this process.
 
     `owner`: of every request that may use them; None where fewer may, or others. `wide`: the tenant where requests of
     more than one subject may have these blocks before their own. `asker`: of requests whose own domain it is.
@@ -42,7 +42,7 @@ class EventPlaces(NamedTuple):
 
 
 class EventScope(NamedTuple):
-    """Whose blocks these are and under which policy; make one per domain and keep it.
+    """The owner of blocks and their policy; make one per domain and keep it.
 
     `scope` is a `ScopeKind` value, or `request` for a domain that serves one request alone, or `worker` for events
     about the whole pool (`tenant` is `*` then). `domain` is the allocator's domain tag, unique in one incarnation.
@@ -89,7 +89,10 @@ class BlockEvent(NamedTuple):
 
 
 def scope_of(domain: Domain, revision: int, by_tenant: Callable[[str], bool] = lambda _tenant: False) -> EventScope:
-    """The scope of a governed domain's events. Raises `IsolationError` for a domain that nobody labelled.
+    """Return the scope of a governed domain's events.
+
+    Raises:
+        IsolationError: the domain has no label.
 
     `by_tenant`: whether the policy has all requests of a tenant named as one.
     """
@@ -101,7 +104,7 @@ def scope_of(domain: Domain, revision: int, by_tenant: Callable[[str], bool] = l
 
 
 def places_of(spec: DomainSpec | None, *, by_tenant: bool = False) -> EventPlaces:
-    """Under whose names a domain's blocks are told. `by_tenant`: its tenant's requests have one name (`affinity`)."""
+    """Return the names for a domain's blocks. `by_tenant`: all the tenant's requests share one name (`affinity`)."""
     if spec is None or spec.issuer is None or spec.tenant is None:
         return EventPlaces()
     tenant = NamedRequester(spec.issuer, spec.tenant)
@@ -114,7 +117,7 @@ def places_of(spec: DomainSpec | None, *, by_tenant: bool = False) -> EventPlace
 
 
 def worker_scope(revision: int) -> EventScope:
-    """The scope of events about every block of the pool."""
+    """Return the scope of events about every block of the pool."""
     return EventScope(EVERY_TENANT, WORKER, "", 0, revision)
 
 
@@ -132,7 +135,7 @@ def stored(
     lora_name: str | None = None,
     requester: NamedRequester | None = None,
 ) -> BlockEvent:
-    """Blocks were published and may be reused from now on by who the scope says."""
+    """Return the event that blocks were published and may be reused from now on by whoever the scope names."""
     return BlockEvent(
         *(STORED, scope, keys, residency, parent, block_tokens, tokens, salt, medium, group, lora_name),
         requester=requester,
@@ -148,12 +151,12 @@ def removed(
     medium: str = "GPU",
     group: int | None = None,
 ) -> BlockEvent:
-    """Blocks left the index: expired, evicted, erased or at their ceiling."""
+    """Return the event that blocks left the index: expired, evicted, erased or at their ceiling."""
     return BlockEvent(REMOVED, scope, keys, residency, medium=medium, group=group, cause=cause)
 
 
 def cleared(revision: int, cause: str) -> BlockEvent:
-    """Every block of the pool left the index.
+    """Return the event that every block of the pool left the index.
 
     Foreign consumers know no narrower clear, so the end of one domain is told as `removed`.
     """
@@ -161,7 +164,11 @@ def cleared(revision: int, cause: str) -> BlockEvent:
 
 
 def check_event(event: BlockEvent) -> None:
-    """Refuse what must not be published. Raises `IsolationError`: no scope, cut keys, tokens of other blocks."""
+    """Refuse an event that must not be published.
+
+    Raises:
+        IsolationError: it has no scope, cut keys, or other blocks' tokens.
+    """
     scope = event.scope
     if scope.__class__ is not EventScope or not scope.tenant or not scope.scope:
         raise IsolationError(f"a `{event.kind}` event without a scope is not published", kind=event.kind)
@@ -187,5 +194,5 @@ def check_event(event: BlockEvent) -> None:
 
 
 def split_keys(keys: bytes) -> list[bytes]:
-    """The block keys one by one."""
+    """Return the block keys as a list."""
     return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]

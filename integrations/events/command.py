@@ -1,4 +1,4 @@
-"""`kvcustody observe`: watch an engine that nobody governs, and say what it still holds past its deadline."""
+"""`kvcustody observe`: watches an ungoverned engine and reports what it holds past its deadline."""
 
 from __future__ import annotations
 
@@ -47,25 +47,25 @@ _INTERRUPTED = 130
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions(ParameterGroup):
-    """The stream that is heard."""
+    """The event stream to read."""
 
     endpoint: Annotated[str, typer.Option(help="Where the engine publishes.")] = "tcp://127.0.0.1:5557"
     replay: Annotated[
-        str | None, typer.Option(help="Where the engine replays missed batches; without it a gap stays one.")
+        str | None, typer.Option(help="Where the engine replays missed batches; without it, gaps are not filled.")
     ] = None
     topic: Annotated[str, typer.Option(help="The engine's topic.")] = ""
-    name: Annotated[str, typer.Option(help="Name of the observed engine, in the ledger too.")] = "observed-0"
+    name: Annotated[str, typer.Option(help="Name of the observed engine, also in the ledger.")] = "observed-0"
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttributionOptions(ParameterGroup):
-    """Whose blocks they are."""
+    """How blocks are attributed to tenants."""
 
     salts: Annotated[
         Path | None, typer.Option(help="Which tenant has which salts: a YAML file, `acme: [salt, …]`.")
     ] = None
     trust_scope: Annotated[
-        bool, typer.Option(help="Take tenants from the stream: for a stream that kvcustody publishes.")
+        bool, typer.Option(help="Read tenants from the stream; only for streams that kvcustody publishes.")
     ] = False
     unattributed: Annotated[
         str | None, typer.Option(help="Classification of blocks without a tenant; default: the highest.")
@@ -85,7 +85,7 @@ def observe(
             metavar="PATH|URL",
         ),
     ] = None,
-    spill: Annotated[Path, typer.Option(help="Folder for what cannot reach the ledger for a while.")] = Path(
+    spill: Annotated[Path, typer.Option(help="Folder for records while the ledger is unavailable.")] = Path(
         "kvcustody-observe.spill"
     ),
     blocks_max: Annotated[int, typer.Option(min=1, help="Most blocks to keep track of.")] = 1_000_000,
@@ -133,7 +133,11 @@ def observe(
 
 
 def read_salts(path: Path) -> dict[str, str]:
-    """Salt to tenant, from a YAML mapping of tenants to lists of salts. Raises `ConfigError` without quoting a salt."""
+    """Read salts by tenant from a YAML mapping and return tenants by salt.
+
+    Raises:
+        ConfigError: the file is wrong; the message quotes no salt.
+    """
     try:
         if path.stat().st_size > _SALTS_BYTES_MAX:
             raise ConfigError(f"salts `{path}`: larger than 16 MiB", path=path)
@@ -145,18 +149,18 @@ def read_salts(path: Path) -> dict[str, str]:
         line, code = error.problems[0].line, error.problems[0].code
         reason = CODES[code].title
         raise ConfigError(f"salts `{path}`: line {line}: {reason} ({code})", path=path) from None
-    made: dict[str, str] = {}
+    tenant_of: dict[str, str] = {}
     for tenant, found in data.items() if isinstance(data, dict) else [(None, None)]:
         if not (isinstance(tenant, str) and isinstance(found, list) and all(isinstance(s, str) and s for s in found)):
             raise ConfigError(f"salts `{path}`: must map each tenant to a list of its salts, as text", path=path)
         for salt in found:
-            if made.setdefault(salt, tenant) != tenant:
-                raise ConfigError(f"salts `{path}`: `{tenant}` and `{made[salt]}` share a salt", path=path)
-    return made
+            if tenant_of.setdefault(salt, tenant) != tenant:
+                raise ConfigError(f"salts `{path}`: `{tenant}` and `{tenant_of[salt]}` share a salt", path=path)
+    return tenant_of
 
 
 def render(status: dict[str, Any]) -> Group:
-    """The status for a terminal."""
+    """Return the status for a terminal."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for at, column in enumerate(("tenant", "chains", "blocks", "overdue chains", "overdue blocks")):
         table.add_column(column, justify="right" if at else "left")
@@ -196,7 +200,7 @@ def _table(name: str) -> DecisionTable:
 
 @contextmanager
 def _stoppable() -> Iterator[Callable[[], int]]:
-    """The signal that asked to stop, 0 while none has; a second one acts at once."""
+    """Yield the signal that requested a stop, 0 while none has; a second one acts at once."""
     asked = 0
     if threading.current_thread() is not threading.main_thread():
         yield lambda: 0
@@ -218,7 +222,7 @@ def _stoppable() -> Iterator[Callable[[], int]]:
 
 @contextmanager
 def _shown(*, quiet: bool) -> Iterator[Callable[[Callable[[], dict[str, Any]]], None]]:
-    """A live view on stderr, once a second at most; nothing where that is no terminal."""
+    """Yield a live view on stderr, at most once a second; nothing where stderr is no terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield lambda status: None

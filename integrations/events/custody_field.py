@@ -1,4 +1,4 @@
-"""The one field that we add to a foreign event: `kvcustody`, a map that says whose blocks the event is about.
+"""The only field that we add to a foreign event: `kvcustody`, a map with the blocks' owner.
 
 1. Decoders that name their fields skip a map key they do not know, so a consumer of the engine's own events reads
    ours unchanged; only where the field is absent is an event's encoding the engine's, byte for byte.
@@ -18,7 +18,7 @@ assert SHORT_KEY_BYTES < KEY_BYTES
 
 
 class CustodyField(msgspec.Struct, omit_defaults=True, gc=False):
-    """The typed scope of one event, as it is on the wire; fields at their default are left out.
+    """An event's typed scope on the wire; fields with their default are omitted.
 
     `residency` and `incarnation` find the leaf in the ledger; `keys` are full block keys where the format's own
     hashes are 64 bits.
@@ -36,7 +36,7 @@ class CustodyField(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 def custody_of(event: BlockEvent, incarnation: str, *, with_keys: bool = False) -> CustodyField:
-    """The wire form of an event's scope."""
+    """Return the wire form of an event's scope."""
     scope = event.scope
     return CustodyField(
         scope.tenant,

@@ -1,4 +1,4 @@
-"""KV events as Dynamo's indexer and its `KvEventPublisher` relay read them (1.6.1), each in its namespace.
+"""KV events in the form that Dynamo's indexer and `KvEventPublisher` relay read (1.6.1), each in its namespace.
 
 1. An event is a map, and a store names its namespace in `cache_salt`. Dynamo mixes that field, and no other, into its
    hashes: a salt in `extra_keys`, of a map or of an array, is skipped, and such blocks are found by every tenant.
@@ -84,16 +84,16 @@ class DynamoWire:
         *,
         tokens_published: bool,
     ) -> bytes:
-        """Those of the events that a router may be told, as one payload."""
+        """Return the events that a router may see, as one payload."""
         found = [self.event_of(event, incarnation) for event in events] if tokens_published else []
         return self._encoder.encode(DynamoBatch(ts_seconds, [event for event in found if event is not None], rank))
 
     def replay_frames(self, topic: bytes, sequence: bytes, payload: bytes) -> tuple[bytes, ...]:
-        """One replayed batch, as vLLM sends it."""
+        """Return one replayed batch, as vLLM sends it."""
         return (topic, sequence, payload)
 
     def event_of(self, event: BlockEvent, incarnation: str) -> Event | None:
-        """The event in Dynamo's form; None where a router is not told of it (rules 2 and 3)."""
+        """Return the event in Dynamo's form; None where a router must not see it (rules 2 and 3)."""
         if event.kind == CLEARED:
             return DynamoCleared(custody_of(event, incarnation))
         if not event.namespace or (event.kind == STORED and not event.tokens):
@@ -117,7 +117,7 @@ class DynamoWire:
 
 
 class Screened(NamedTuple):
-    """Raw events that a router may be told, and how many stores were refused."""
+    """Raw events that a router may see, and the number of refused stores."""
 
     events: tuple[msgspec.Raw, ...]
     refused: int
@@ -152,7 +152,8 @@ _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, MemoryError, Ov
 
 
 def screen(payload: bytes) -> Screened:
-    """The events of any engine's payload that Dynamo would keep in a namespace, and the ends of whatever it keeps.
+    """Return the events in any engine's payload that Dynamo would store in a namespace, and the ends of all that it
+    stores.
 
     A store that is an array, that names no `cache_salt` or an empty one, or that cannot be read is refused.
     """
@@ -173,7 +174,7 @@ def _is_scoped(raw: msgspec.Raw) -> bool:
 
 
 def _ends_blocks(raw: msgspec.Raw) -> bool:
-    """Whether an array is a removal or a clear: those name no content."""
+    """Return whether an array is a removal or a clear, which name no content."""
     try:
         return _array.decode(raw).kind in _WITHOUT_SCOPE
     except _UNREADABLE:

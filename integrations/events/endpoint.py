@@ -1,4 +1,4 @@
-"""Where events are published and read: ZeroMQ addresses, loopback unless a setting says otherwise.
+"""The addresses at which events are published and read: ZeroMQ, loopback unless a setting says otherwise.
 
 1. A publisher binds to loopback, a local socket or this process. Any other address needs `kv_events_remote`, because
    the stream has no authentication and no encryption, and says whose blocks come and go.
@@ -14,7 +14,11 @@ _PORT_MAX = 65_535
 
 
 def check_bind(endpoint: str, *, remote_allowed: bool) -> str:
-    """The endpoint, if a publisher may bind to it. Raises `ConfigError` that says what to set."""
+    """Return the endpoint, if a publisher may bind to it.
+
+    Raises:
+        ConfigError: it may not; the message names the setting.
+    """
     check_endpoint(endpoint)
     if not remote_allowed and endpoint.startswith("tcp://") and not is_loopback(_host(endpoint)):
         raise ConfigError(
@@ -26,7 +30,11 @@ def check_bind(endpoint: str, *, remote_allowed: bool) -> str:
 
 
 def check_endpoint(endpoint: str) -> str:
-    """The endpoint, if it is one that ZeroMQ can use here. Raises `ConfigError`."""
+    """Return the endpoint, if ZeroMQ can use it here.
+
+    Raises:
+        ConfigError: it cannot.
+    """
     if endpoint.startswith("tcp://"):
         port = endpoint.rsplit(":", 1)[1]
         if _host(endpoint) and (port == "*" or (port.isascii() and port.isdigit() and int(port) <= _PORT_MAX)):
@@ -40,7 +48,7 @@ def check_endpoint(endpoint: str) -> str:
 
 
 def at_rank(endpoint: str, rank: int) -> str:
-    """The endpoint of one data-parallel rank (rule 2)."""
+    """Return the endpoint of one data-parallel rank (rule 2)."""
     if rank == 0:
         return endpoint
     if not endpoint.startswith("tcp://"):

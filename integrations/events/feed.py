@@ -1,4 +1,4 @@
-"""What the adapters' block events have in common: whom they are published to, the scope of a domain, the end.
+"""Shared code of the adapters' block events: their publisher, a domain's scope, and the end.
 
 An adapter derives from `BlockEventFeed` and says which events there are (`take_pending`, `take_last`); it calls
 `publish_pending` once a step, and `close` when custody has ended.
@@ -23,35 +23,35 @@ _TOLD_MAX = 1 << 16
 
 
 def _nobody(_tenant: str) -> bool:
-    """No tenant's requests have one name."""
+    """Return no tenant: no tenant's requests share one name."""
     return False
 
 
 class BlockEventPublisher(Protocol):
-    """Takes the events of one step; an `EventPublisher`, or whatever a deployment puts in its place."""
+    """Takes the events of each step; an `EventPublisher`, or a deployment's replacement."""
 
     def publish(self, events: Sequence[BlockEvent], /) -> int:
-        """Hand over; never waits."""
+        """Hand over events without waiting."""
 
 
 @runtime_checkable
 class CountingPublisher(BlockEventPublisher, Protocol):
-    """One that says what it has told."""
+    """A publisher with counters of its events."""
 
     def figures(self) -> dict[str, float]:
-        """Names and numbers, as workers report them. Any thread."""
+        """Return names and numbers, as workers report them. Any thread."""
 
 
 @runtime_checkable
 class NamedBlocksPublisher(BlockEventPublisher, Protocol):
-    """One that names requesters, so that erasures end names."""
+    """A publisher that names requesters, so that erasures end names."""
 
     def take_epochs(self, known: KnownEpochs, /) -> None:
-        """Name by these from now on, and tell at once what they end."""
+        """Name by these epochs from now on, and publish at once what they end."""
 
 
 class BlockEventFeed(ABC):
-    """The events of one engine. revision: the policy's that is active now; close: ends a publisher that is ours.
+    """One engine's events. revision: the active policy's; close: ends a publisher that is ours.
 
     may_export: `Authority.may_export`. epochs: the erase epochs that the engine's thread acts by; None: it knows none.
     by_tenant: whether all of a tenant's requests have one name.
@@ -79,14 +79,14 @@ class BlockEventFeed(ABC):
 
     @abstractmethod
     def take_pending(self) -> list[BlockEvent]:
-        """What has happened since the last call, in order."""
+        """Return what has happened since the last call, in order."""
 
     @abstractmethod
     def take_last(self) -> list[BlockEvent]:
-        """The last batch, which says that everything that was stored is gone."""
+        """Return the last batch, which says that all stored blocks are gone."""
 
     def publish_pending(self) -> None:
-        """Publish what has happened since the last call: once a step."""
+        """Publish what has happened since the last call, once per step."""
         known = self._epochs()
         if known is not None and known is not self._named_by:
             self._named_by = known
@@ -109,22 +109,22 @@ class BlockEventFeed(ABC):
         return True
 
     def take_epochs(self, known: KnownEpochs) -> None:
-        """Act by these erase epochs: what routers know under names that they end is removed at once."""
+        """Apply these erase epochs: blocks under names that they end are withdrawn from routers at once."""
         if isinstance(self._publisher, NamedBlocksPublisher):
             self._publisher.take_epochs(known)
 
     def figures(self) -> dict[str, float]:
-        """What the publisher says of itself; nothing where it does not count."""
+        """Return the publisher's figures; nothing where it has no counters."""
         return self._publisher.figures() if isinstance(self._publisher, CountingPublisher) else {}
 
     def close(self) -> None:
-        """Custody has ended."""
+        """Publish that custody has ended."""
         self._publisher.publish(self.take_last())
         if self._close is not None:
             self._close()
 
     def _scope(self, domain: Domain) -> EventScope:
-        """The scope of `domain` under the revision that is active now."""
+        """Return the scope of `domain` under the active revision."""
         revision = self._revision()
         if revision != self._scopes_revision:
             self._scopes.clear()

@@ -1,4 +1,4 @@
-"""Payloads of foreign engines, read for observation: bounded, counted, never trusted.
+"""Reads foreign engines' payloads for observation: bounded, counted, never trusted.
 
 1. Every form of vLLM and SGLang is read: events as maps (since June 2026) and as arrays (before), hashes as bytes or
    integers, unknown fields and trailing elements skipped. So is Mooncake's standard form, its tenant id as a salt.
@@ -23,7 +23,7 @@ Hash = bytes | int
 
 
 class StoredBlocks(NamedTuple):
-    """Blocks of one chain entered an engine's cache. `salts`: strings among which its salt is, if it has one."""
+    """Blocks of one chain that entered an engine's cache. `salts`: candidates for its salt, if it has one."""
 
     hashes: list[Hash]
     parent: Hash | None
@@ -34,7 +34,7 @@ class StoredBlocks(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """Blocks left an engine's cache."""
+    """Blocks that left an engine's cache."""
 
     hashes: list[Hash]
     medium: str
@@ -42,11 +42,11 @@ class Removed(NamedTuple):
 
 
 class Cleared(NamedTuple):
-    """An engine's cache was emptied."""
+    """An engine's emptied cache."""
 
 
 class ClearedTenant(NamedTuple):
-    """A cache has nothing more of one tenant in one medium."""
+    """A cache that has nothing more of one tenant in one medium."""
 
     medium: str
     salts: tuple[str, ...]
@@ -57,7 +57,7 @@ Incoming = StoredBlocks | Removed | Cleared | ClearedTenant
 
 
 class Payload(NamedTuple):
-    """What one payload said. `utc_us` is the engine's own time of it, 0 where it gave none that makes sense."""
+    """The content of one payload. `utc_us`: the engine's own time; 0 where it gave none that is plausible."""
 
     utc_us: int
     events: tuple[Incoming, ...]
@@ -141,7 +141,7 @@ _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, MemoryError, Ov
 
 
 def read(payload: bytes) -> Payload:
-    """What a payload says, as far as it can be read (rule 3)."""
+    """Return a payload's content, as far as it can be read (rule 3)."""
     try:
         whole = _whole.decode(payload)
         if any(event.event_type is not None for event in whole.events):
@@ -181,7 +181,7 @@ def _one(raw: msgspec.Raw) -> Incoming | None:
 
 
 def _standard(raw: msgspec.Raw) -> Incoming | None:
-    """An event in Mooncake's form; None where it is none that can be read."""
+    """Return an event in Mooncake's form; None where it cannot be read."""
     try:
         event = mooncake_wire.read_event(raw)
         medium = (event.medium or _GPU).upper()
@@ -205,7 +205,7 @@ def _is_array(raw: msgspec.Raw) -> bool:
 
 
 def _kind(raw: msgspec.Raw) -> str:
-    """The tag of an event that could not be read; empty where even that is malformed."""
+    """Return the tag of an unreadable event; empty where even the tag is malformed."""
     try:
         if not _is_array(raw):
             tagged = _tag.decode(raw)
@@ -217,7 +217,7 @@ def _kind(raw: msgspec.Raw) -> str:
 
 
 def _plain(event: _Map | _Array) -> Incoming | None:
-    """The event without its form; None where a hash has no sensible size."""
+    """Return the event without its envelope; None where a hash has an implausible size."""
     if isinstance(event, _ClearedMap | _ClearedArray):
         return Cleared()
     if any(type(one) is bytes and not 0 < len(one) <= HASH_BYTES_MAX for one in event.block_hashes):
@@ -231,7 +231,7 @@ def _plain(event: _Map | _Array) -> Incoming | None:
 
 
 def _salts(event: _StoredMap | _StoredArray) -> tuple[str, ...]:
-    """The strings that may be the salt: SGLang names it, vLLM puts it after the LoRA name among a block's keys."""
+    """Return the strings that may be the salt: SGLang names it, vLLM puts it after the LoRA name in a block's keys."""
     if isinstance(event, _StoredMap):
         named, lora = event.cache_salt, event.lora_name
     else:

@@ -44,7 +44,7 @@ class MooncakeEvent(msgspec.Struct, gc=False, tag_field="event_type"):
 
 
 class MooncakeStored(MooncakeEvent, gc=False, tag="stored"):
-    """Consecutive blocks were committed."""
+    """Consecutive blocks that were committed."""
 
     seq_hashes: list[int]
     base_block_idx: int | None
@@ -54,7 +54,7 @@ class MooncakeStored(MooncakeEvent, gc=False, tag="stored"):
 
 
 class MooncakeRemoved(MooncakeEvent, gc=False, tag="removed"):
-    """Blocks are gone."""
+    """Blocks that are gone."""
 
     seq_hashes: list[int]
     base_block_idx: int | None
@@ -62,7 +62,7 @@ class MooncakeRemoved(MooncakeEvent, gc=False, tag="removed"):
 
 
 class MooncakeCleared(MooncakeEvent, gc=False, tag="cleared"):
-    """All blocks of a stream are gone."""
+    """A stream whose blocks are all gone."""
 
     kvcustody: CustodyField | None
 
@@ -76,7 +76,7 @@ class MooncakeBatch(msgspec.Struct, array_like=True, gc=False):
 
 
 class MooncakeWire:
-    """Governed events in the standard form, of one cache owner. Used by one thread."""
+    """Governed events in the standard form, for one cache owner. Used by one thread."""
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
@@ -93,19 +93,19 @@ class MooncakeWire:
         *,
         tokens_published: bool,
     ) -> bytes:
-        """Those of the events that an indexer may be told, as one payload."""
+        """Return the events that an indexer may see, as one payload."""
         ts_ms = int(ts_seconds * _MILLISECONDS)
-        made: list[MooncakeStored | MooncakeRemoved | MooncakeCleared] = []
+        messages: list[MooncakeStored | MooncakeRemoved | MooncakeCleared] = []
         for event in events:
             if event.kind == CLEARED:
                 custody = custody_of(event, incarnation)
-                made += [MooncakeCleared(*self._envelope(stream, ts_ms, rank), custody) for stream in self._next]
+                messages += [MooncakeCleared(*self._envelope(stream, ts_ms, rank), custody) for stream in self._next]
             elif event.namespace and event.lora_name is None:
-                made += self._told(event, ts_ms, rank, incarnation, tokens_published)
-        return self._encoder.encode(MooncakeBatch(ts_ms, made, rank))
+                messages += self._told(event, ts_ms, rank, incarnation, tokens_published)
+        return self._encoder.encode(MooncakeBatch(ts_ms, messages, rank))
 
     def replay_frames(self, topic: bytes, sequence: bytes, payload: bytes) -> tuple[bytes, ...]:
-        """One replayed batch, as vLLM sends it."""
+        """Return one replayed batch, as vLLM sends it."""
         return (topic, sequence, payload)
 
     def _told(
@@ -119,14 +119,14 @@ class MooncakeWire:
         custody = custody_of(event, incarnation)
         medium = _MEDIUM.get(event.medium, event.medium.lower())
         stream = (event.namespace, medium)
-        made: list[MooncakeStored | MooncakeRemoved | MooncakeCleared] = []
+        messages: list[MooncakeStored | MooncakeRemoved | MooncakeCleared] = []
         if event.kind == STORED:
             self._block_tokens = event.block_tokens
         if stream not in self._next:
             if len(self._next) >= _STREAMS_MAX:
                 self._next.clear()
             self._next[stream] = 0
-            made.append(
+            messages.append(
                 MooncakeCleared(
                     *self._envelope(stream, ts_ms, rank),
                     msgspec.structs.replace(custody, cause="start", residency=0),
@@ -134,18 +134,18 @@ class MooncakeWire:
             )
         hashes = [_unsigned(key) for key in split_keys(event.keys)]
         if event.kind != STORED:
-            made.append(MooncakeRemoved(*self._envelope(stream, ts_ms, rank), hashes, None, custody))
-            return made
+            messages.append(MooncakeRemoved(*self._envelope(stream, ts_ms, rank), hashes, None, custody))
+            return messages
         tokens = [int(token) for token in event.tokens] if tokens_published and event.tokens else None
         parent = _unsigned(event.parent) if event.parent else None
         depth = None if event.parent else 0
-        made.append(MooncakeStored(*self._envelope(stream, ts_ms, rank), hashes, depth, parent, tokens, custody))
-        return made
+        messages.append(MooncakeStored(*self._envelope(stream, ts_ms, rank), hashes, depth, parent, tokens, custody))
+        return messages
 
     def _envelope(
         self, stream: tuple[str, str], ts_ms: int, rank: int
     ) -> tuple[int, int, None, int | None, str, None, str, str, str, int]:
-        """The first fields of the stream's next event."""
+        """Return the leading fields of the stream's next event."""
         namespace, medium = stream
         number = self._next[stream]
         self._next[stream] = number + 1
@@ -161,7 +161,7 @@ def _unsigned(key: bytes) -> int:
 
 
 class ReadStored(msgspec.Struct, gc=False, tag_field="event_type", tag="stored"):
-    """What an observer takes of a store."""
+    """The fields of a store that an observer reads."""
 
     tenant_id: str
     medium: str | None = None
@@ -172,7 +172,7 @@ class ReadStored(msgspec.Struct, gc=False, tag_field="event_type", tag="stored")
 
 
 class ReadRemoved(msgspec.Struct, gc=False, tag_field="event_type", tag="removed"):
-    """What an observer takes of a removal."""
+    """The fields of a removal that an observer reads."""
 
     tenant_id: str
     medium: str | None = None
@@ -181,7 +181,7 @@ class ReadRemoved(msgspec.Struct, gc=False, tag_field="event_type", tag="removed
 
 
 class ReadCleared(msgspec.Struct, gc=False, tag_field="event_type", tag="cleared"):
-    """What an observer takes of a clear."""
+    """The fields of a clear that an observer reads."""
 
     tenant_id: str
     medium: str | None = None
@@ -193,18 +193,22 @@ _decoder: msgspec.msgpack.Decoder[MooncakeRead] = msgspec.msgpack.Decoder(Moonca
 
 
 def read_event(raw: msgspec.Raw) -> MooncakeRead:
-    """An event in the standard form, with or without the master's aliases. Raises `msgspec.MsgspecError`."""
+    """Return an event in the standard form, with or without the master's aliases.
+
+    Raises:
+        msgspec.MsgspecError: it is malformed.
+    """
     return _decoder.decode(raw)
 
 
 def places_of(event: ReadStored | ReadRemoved) -> list[bytes]:
-    """Names for the event's blocks that no other tenant's blocks have (rule 5)."""
+    """Return names for the event's blocks that no other tenant's blocks have (rule 5)."""
     if event.seq_hashes:
         return [place_of(event.tenant_id, one) for one in event.seq_hashes]
     return [] if event.object_key is None else [place_of(event.tenant_id, event.object_key)]
 
 
 def place_of(tenant_id: str, block: int | str) -> bytes:
-    """The name of one block of one tenant: a digest, whatever the stream chose to send."""
+    """Return the name of one tenant's block: a digest, whatever the stream sent."""
     said = msgspec.msgpack.encode((tenant_id, block))
     return hashlib.blake2b(said, digest_size=_PLACE_BYTES, person=b"kvc-mooncake").digest()

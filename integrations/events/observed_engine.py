@@ -1,4 +1,4 @@
-"""An engine that nobody governs, as its own event stream tells it: who holds blocks, until when, what is overdue.
+"""An ungoverned engine as its event stream shows it: who holds blocks, until when, and what is overdue.
 
 1. Everything here is observed, not enforced. Blocks enter no residency, custody end or receipt of the ledger; they
    are recorded as `observed-…` and count in no coverage. A removal is the engine's word that a block left its index,
@@ -60,35 +60,35 @@ class ObservedResidency:
     late_since: dict[str, int] = field(default_factory=dict)
 
     def leave(self, blocks: int, cause: str, now_us: int) -> None:
-        """Blocks left, for a cause, in time or late."""
+        """Note that blocks left, for a cause, in time or late."""
         self.blocks -= blocks
         self.removed_since[cause] = self.removed_since.get(cause, 0) + blocks
         if now_us > self.deadline_us:
             self.late_since[cause] = self.late_since.get(cause, 0) + blocks
 
     def changes(self, engine: str, now_us: int) -> list[Event]:
-        """Leaves about what came and went since the last call."""
+        """Return leaves about blocks stored and removed since the last call."""
         who = (engine, self.tenant, self.number)
-        made: list[Event] = []
+        events: list[Event] = []
         if self.stored_since:
             how = (self.classification, self.attribution)
-            made.append(ObservedStored(now_us, *who, *how, self.stored_since, self.deadline_us))
+            events.append(ObservedStored(now_us, *who, *how, self.stored_since, self.deadline_us))
         for cause, blocks in self.removed_since.items():
             late = self.late_since.get(cause, 0)
-            made.append(ObservedRemoved(now_us, *who, cause, blocks, late, self.blocks))
+            events.append(ObservedRemoved(now_us, *who, cause, blocks, late, self.blocks))
         self.stored_since = 0
         self.removed_since = {}
         self.late_since = {}
-        return made
+        return events
 
     def overdue(self, engine: str, now_us: int) -> ObservedOverdue:
-        """The leaf that says that the engine holds these blocks past their deadline."""
+        """Return the leaf that the engine holds these blocks past their deadline."""
         who = (engine, self.tenant, self.number, self.classification)
         return ObservedOverdue(now_us, *who, self.blocks, self.deadline_us)
 
 
 class TenantShare(NamedTuple):
-    """One tenant's observed blocks; `tenant` is None for what nothing attributes."""
+    """One tenant's observed blocks; `tenant` is None for unattributed blocks."""
 
     tenant: str | None
     residencies: int
@@ -98,7 +98,7 @@ class TenantShare(NamedTuple):
 
 
 def shares_of(residencies: Iterable[ObservedResidency], now_us: int) -> tuple[TenantShare, ...]:
-    """Blocks by tenant in name order, unattributed ones last."""
+    """Return blocks by tenant in order of name, unattributed ones last."""
     sums: dict[str | None, list[int]] = {}
     for residency in residencies:
         late = residency.deadline_us < now_us
@@ -120,7 +120,7 @@ Place = tuple[str, int, Hash]  # medium, group, hash
 
 
 class ObservedStats(NamedTuple):
-    """A snapshot; `unsure` says why the counts may be wrong (empty: they are what the engine told)."""
+    """A snapshot; `unsure` says why the counts may be wrong (empty: they are what the engine reported)."""
 
     blocks: int
     residencies: int
@@ -139,7 +139,9 @@ class ObservedStats(NamedTuple):
 
 
 class ObservedEngine:
-    """The state of one engine's cache as its stream tells it; `arrive` feeds it, `drain` gives events to the ledger."""
+    """The state of one engine's cache as its stream shows it; `arrive` takes input, `drain` returns events for the
+    ledger.
+    """
 
     def __init__(
         self,
@@ -178,7 +180,7 @@ class ObservedEngine:
     # -- the stream ---------------------------------------------------------------------------------------------------
 
     def arrive(self, arrival: Arrival) -> None:
-        """One batch, gap or restart, in the order in which the stream gave them."""
+        """Take a batch, gap or restart, in the order of the stream."""
         now_us = self._clock.now_us()
         self._expire(now_us)
         if isinstance(arrival, Delivered):
@@ -192,7 +194,7 @@ class ObservedEngine:
             self._clear(RESTARTED, now_us)
 
     def _expire(self, now_us: int) -> None:
-        """Note what is held past its deadline before anything else happens to it: what left late was overdue."""
+        """Note overdue blocks before anything else happens to them: blocks that left late were overdue."""
         while self._deadlines and self._deadlines[0][0] < now_us:
             due = self._live.get(heapq.heappop(self._deadlines)[1])
             if due is not None:
@@ -215,7 +217,7 @@ class ObservedEngine:
             self._gap("a batch that cannot be read in full", arrival.sequence, arrival.sequence, now_us)
 
     def _boot_us(self, utc_us: int, now_us: int) -> int:
-        """An engine's own time on our boot clock: never in the future, and now where it gave none."""
+        """Return an engine's own time on our boot clock: never in the future, and now where it gave none."""
         age_us = self._clock.utc_us() - utc_us if utc_us else 0
         return max(1, now_us - max(0, age_us))
 
@@ -250,7 +252,9 @@ class ObservedEngine:
         self._touched[residency.number] = residency
 
     def _residency_of(self, event: StoredBlocks) -> ObservedResidency | None:
-        """The chain that these blocks are known in, or continue; a copy in another tier is of the same chain."""
+        """Return the chain in which these blocks are known or which they continue; a copy in another tier is in the
+        same chain.
+        """
         held = self._held
         for one in (event.hashes[0], event.parent):
             if one is None:
@@ -286,7 +290,7 @@ class ObservedEngine:
         return residency
 
     def _attribute(self, event: StoredBlocks | ClearedTenant) -> tuple[str | None, str]:
-        """The tenant of a new chain, and how it is known (rule 3)."""
+        """Return a new chain's tenant, and how it is known (rule 3)."""
         for salt in event.salts:
             tenant = self._tenants.get(salt)
             if tenant is not None:
@@ -313,7 +317,7 @@ class ObservedEngine:
                 self._gap("a removal of a block that nobody told of", sequence, sequence, now_us)
 
     def _take(self, place: Place) -> ObservedResidency | None:
-        """Whose the copy is that left (rule 7)."""
+        """Return the owner of the copy that left (rule 7)."""
         copies = self._copies.get(place)
         if copies is None:
             return self._held.pop(place, None)
@@ -324,7 +328,7 @@ class ObservedEngine:
         return residency
 
     def _clear(self, cause: str, now_us: int) -> None:
-        """Nothing is held any more, and whatever was unsure about that is settled (rule 4)."""
+        """Note that nothing is held any more, which settles all doubts about it (rule 4)."""
         for residency in list(self._live.values()):
             self._leave(residency, residency.blocks, cause, now_us)
         self._held.clear()
@@ -333,7 +337,9 @@ class ObservedEngine:
         self._unsure = ""
 
     def _clear_tenant(self, event: ClearedTenant, sequence: int, now_us: int) -> None:
-        """One tenant's blocks left one medium. Whose those of an unknown tenant are is not kept: counts are unsure."""
+        """Note that one tenant's blocks left one medium. Blocks of unknown tenants are not tracked, so counts are
+        unsure.
+        """
         tenant, _ = self._attribute(event)
         if tenant is None:
             if any(residency.tenant is None for residency in self._live.values()):
@@ -376,33 +382,33 @@ class ObservedEngine:
     # -- the ledger ---------------------------------------------------------------------------------------------------
 
     def drain(self) -> list[Event]:
-        """What happened since the last call, one leaf a residency and kind; and what became overdue meanwhile."""
+        """Return what happened since the last call, one leaf per residency and kind, and what became overdue."""
         now_us = self._clock.now_us()
         self._expire(now_us)
-        made, self._gaps, overdue, self._overdue = self._gaps, [], self._overdue, []
+        events, self._gaps, overdue, self._overdue = self._gaps, [], self._overdue, []
         for residency in self._touched.values():
-            made += residency.changes(self.name, now_us)
+            events += residency.changes(self.name, now_us)
         self._touched.clear()
-        made += overdue
+        events += overdue
         if len(self._deadlines) > 2 * len(self._live) + _STALE_DEADLINES:
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._live]
             heapq.heapify(self._deadlines)
-        return made
+        return events
 
     # -- what is shown ------------------------------------------------------------------------------------------------
 
     def overdue(self) -> list[ObservedResidency]:
-        """Chains whose deadline passed and that the engine still holds, most overdue first."""
+        """Return chains past their deadline that the engine still holds, the most overdue first."""
         now_us = self._clock.now_us()
         late = [residency for residency in self._live.values() if residency.deadline_us < now_us]
         return sorted(late, key=lambda residency: residency.deadline_us)
 
     def shares(self) -> tuple[TenantShare, ...]:
-        """Observed blocks by tenant, unattributed ones last."""
+        """Return observed blocks by tenant, unattributed ones last."""
         return shares_of(self._live.values(), self._clock.now_us())
 
     def stats(self) -> ObservedStats:
-        """A snapshot of everything counted."""
+        """Return a snapshot of all counters."""
         now_us = self._clock.now_us()
         shares = self.shares()
         return ObservedStats(

@@ -1,4 +1,4 @@
-"""One observer: a stream in, the state of an engine, and its story in the ledger; opened in order, closed in reverse.
+"""One observer: a stream, an engine's state, and its history in the ledger; opened in order, closed in reverse.
 
 1. That an observer watches, under which policy, is on record before anything that it saw.
 2. What it saw is handed to the ledger once a second and at the end. The ledger's own limits apply: a spill when the
@@ -48,7 +48,7 @@ class WatchOptions:
 
 
 class EngineObserver:
-    """An open observer: call `step` until it is enough."""
+    """An open observer; call `step` repeatedly."""
 
     def __init__(
         self,
@@ -66,21 +66,21 @@ class EngineObserver:
         self._flush_at_us = 0
 
     def step(self, timeout_ms: int) -> None:
-        """Take what arrived within `timeout_ms`, and record what is due to be."""
+        """Take what arrived within `timeout_ms`, and record what is due."""
         for arrival in self._subscriber.poll(timeout_ms):
             self.engine.arrive(arrival)
         if self._clock.now_us() >= self._flush_at_us:
             self.flush()
 
     def flush(self) -> None:
-        """Record everything so far (rule 2)."""
+        """Record everything up to now (rule 2)."""
         self._flush_at_us = self._clock.now_us() + MICROSECONDS
         made = self.engine.drain()
         if made and self._ledger is not None:
             self._ledger.submit(made)
 
     def status(self) -> dict[str, Any]:
-        """Everything that is known, as plain values for people and machines."""
+        """Return all known facts as plain values for people and machines."""
         now_us = self._clock.now_us()
         overdue = self.engine.overdue()
         return {
@@ -109,7 +109,11 @@ class EngineObserver:
 
 @contextmanager
 def open_observer(watch: WatchOptions, *, clock: Clock | None = None) -> Iterator[EngineObserver]:
-    """Open an observer; at the end, what it saw last is recorded. Raises a `CustodyError` that names what cannot be."""
+    """Open an observer; its last observations are recorded at the end.
+
+    Raises:
+        CustodyError: a part cannot be opened; the message names it.
+    """
     clock = clock or SystemClock()
     with ExitStack() as stack:
         engine = ObservedEngine(

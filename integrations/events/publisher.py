@@ -1,4 +1,4 @@
-"""Publishes governed block events to whoever subscribes, in a foreign engine's format, without ever slowing ours.
+"""Publishes governed block events to subscribers in a foreign engine's format, without ever slowing our engine.
 
 1. `publish` takes a lock, appends, and returns: encoding and sockets belong to a thread of the publisher's own.
 2. Every batch has a sequence number, and they are contiguous. A batch that found the queue full, or could not be
@@ -59,10 +59,10 @@ class EventWire(Protocol):
         *,
         tokens_published: bool,
     ) -> bytes:
-        """The events of one step, encoded."""
+        """Return the events of one step, encoded."""
 
     def replay_frames(self, topic: bytes, sequence: bytes, payload: bytes) -> tuple[bytes, ...]:
-        """The frames of a batch that is sent again."""
+        """Return the frames of a batch that is sent again."""
 
 
 class PublisherLimits(NamedTuple):
@@ -77,7 +77,7 @@ class PublisherLimits(NamedTuple):
 
 
 class PublisherStats(NamedTuple):
-    """Counters of a publisher; `lost_batches` never reached a subscriber (rule 2)."""
+    """The counters of a publisher; `lost_batches` never reached a subscriber (rule 2)."""
 
     batches: int
     events: int
@@ -114,7 +114,7 @@ class EventPublisher:
         topic: str = "",
         limits: PublisherLimits | None = None,
     ) -> None:
-        """namespaces: what requesters are called by routers; backend: this cache's name in Mooncake's form.
+        """Open the sockets. namespaces: routers' names for requesters; backend: this cache's name in Mooncake's form.
 
         Raises `ConfigError` for a form that only routers read where there are no `namespaces`.
         """
@@ -162,14 +162,14 @@ class EventPublisher:
     # -- the engine's side --------------------------------------------------------------------------------------------
 
     def publish(self, events: Sequence[BlockEvent]) -> int:
-        """Hand over the events of one step; returns their sequence number, -1 for none. Never waits.
+        """Hand over the events of one step without waiting; return their sequence number, -1 for none.
 
         The sequence of events must not be changed afterwards. Raises `IsolationError` for an event without a scope.
         """
         return self._hand_over(events) if events else -1
 
     def take_epochs(self, known: KnownEpochs) -> None:
-        """Name requesters by these erase epochs from now on, and tell what they end. Any thread; never waits."""
+        """Name requesters by these erase epochs from now on, and publish what they end. Any thread; never waits."""
         with self._lock:
             if self._told is None or known is self._known:
                 return
@@ -201,12 +201,12 @@ class EventPublisher:
         return sequence
 
     def stats(self) -> PublisherStats:
-        """A snapshot of the counters."""
+        """Return a snapshot of the counters."""
         with self._lock:
             return PublisherStats(**self._counts, waiting=len(self._queue), next_sequence=self._sequence)
 
     def figures(self) -> dict[str, float]:
-        """What a worker reports of it; blocks only where they are told under names."""
+        """Return the figures for a worker's report; blocks only where they are published under names."""
         stats = self.stats()
         figures: dict[str, float] = {
             "events_sent.socket": stats.batches,
@@ -216,7 +216,7 @@ class EventPublisher:
         return figures if self._told is None else figures | {"events_told_blocks.socket": len(self._told)}
 
     def close(self) -> None:
-        """Send what waits, within a second, and stop; a second time changes nothing."""
+        """Send what waits, within a second, and stop; a second call does nothing."""
         with self._lock:
             if self._closing:
                 return
@@ -237,7 +237,7 @@ class EventPublisher:
         self.close()
 
     def _lose(self, events: int) -> None:
-        """A batch will not be sent; the caller holds the lock."""
+        """Count a batch as lost; the caller holds the lock."""
         self._counts["lost_batches"] += 1
         self._counts["lost_events"] += events
 
@@ -277,7 +277,7 @@ class EventPublisher:
                 return
 
     def _guarded(self, act: Callable[[], None]) -> None:
-        """One failure costs one batch or one replay, never the thread."""
+        """Run a call whose failure costs one batch or one replay, never the thread."""
         try:
             act()
         except Exception as error:
@@ -314,7 +314,7 @@ class EventPublisher:
             self._counts["events"] += len(events)
 
     def _keep(self, sequence: bytes, payload: bytes) -> None:
-        """Remember a batch for replay, and forget the oldest beyond the limits."""
+        """Remember a batch for replay, and drop the oldest beyond the limits."""
         self._buffer.append((sequence, payload))
         self._buffer_bytes += len(payload)
         limits = self._limits
@@ -337,7 +337,7 @@ class EventPublisher:
 
 
 def wire_of(form: Form, backend: str, *, tokens_published: bool) -> EventWire:
-    """What writes events in a form. `backend`: this cache's name in Mooncake's."""
+    """Return the writer for a format. `backend`: this cache's name in Mooncake's."""
     if form == "vllm":
         return vllm_wire
     if form == "sglang":
@@ -346,40 +346,40 @@ def wire_of(form: Form, backend: str, *, tokens_published: bool) -> EventWire:
 
 
 class OpenedPublisher(Protocol):
-    """What the settings ask for: one publisher, or several as one."""
+    """The publisher for the settings: one, or several combined."""
 
     def publish(self, events: Sequence[BlockEvent], /) -> int:
-        """Hand over; never waits."""
+        """Hand over events without waiting."""
 
     def take_epochs(self, known: KnownEpochs, /) -> None:
-        """Name by these from now on, and tell at once what they end."""
+        """Name by these epochs from now on, and publish at once what they end."""
 
     def figures(self) -> dict[str, float]:
-        """What a worker reports of it."""
+        """Return the figures for a worker's report."""
 
     def close(self) -> None:
         """Send what waits, and stop."""
 
 
 class BothPublishers:
-    """Two publishers, each told everything."""
+    """Two publishers that both get every event."""
 
     def __init__(self, first: OpenedPublisher, second: OpenedPublisher) -> None:
         self._both = first, second
 
     def publish(self, events: Sequence[BlockEvent]) -> int:
-        """Hand over; never waits."""
+        """Hand over events without waiting."""
         first, second = self._both
         second.publish(events)
         return first.publish(events)
 
     def take_epochs(self, known: KnownEpochs) -> None:
-        """Name by these from now on, and tell at once what they end."""
+        """Name by these epochs from now on, and publish at once what they end."""
         for one in self._both:
             one.take_epochs(known)
 
     def figures(self) -> dict[str, float]:
-        """What a worker reports of both."""
+        """Return both publishers' figures for a worker's report."""
         first, second = self._both
         return first.figures() | second.figures()
 
@@ -392,7 +392,7 @@ class BothPublishers:
 def open_publisher(
     settings: Settings, *, revision: int, incarnation: str = "", rank: int = 0
 ) -> OpenedPublisher | None:
-    """The publisher that the settings ask for; None where `kv_events_endpoint` and `nats` are empty."""
+    """Return the publisher for the settings; None where `kv_events_endpoint` and `nats` are empty."""
     if not settings.publishes_kv_events:
         return None
     namespaces: CurrentNamespaces | None = None

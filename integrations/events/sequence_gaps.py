@@ -1,4 +1,4 @@
-"""Whether a stream of numbered batches is whole: what was missed, what a replay brought back, and when it began anew.
+"""Checks that a stream of numbered batches is complete: missed batches, replayed ones, and restarts.
 
 1. Every sequence number of one life of a publisher is delivered once and in order, or reported as missed.
 2. A publisher that restarts counts from 0 again. It is recognised by a number that went back, by a batch that differs
@@ -26,7 +26,7 @@ class Delivered(NamedTuple):
 
 
 class Missed(NamedTuple):
-    """Batches that nobody can bring back, first and last included."""
+    """Batches that cannot be recovered, first and last included."""
 
     first: int
     last: int
@@ -34,7 +34,7 @@ class Missed(NamedTuple):
 
 
 class Restarted(NamedTuple):
-    """The publisher began anew: whatever its earlier life held is gone. `had`: batches seen of that life."""
+    """A restarted publisher: everything in its earlier life is gone. `had`: batches seen of that life."""
 
     had: int
 
@@ -49,7 +49,7 @@ class ReplayedBatches(NamedTuple):
 
 
 class Continuity:
-    """The bookkeeping of one stream. `expected` is the next number; `replay(first)` gives None when it failed."""
+    """The bookkeeping of one stream. `expected` is the next number; `replay(first)` returns None when it failed."""
 
     def __init__(self, replay: Callable[[int], ReplayedBatches | None] | None = None) -> None:
         self.expected = 0
@@ -62,11 +62,11 @@ class Continuity:
         self._doubt = False
 
     def doubt(self) -> None:
-        """The connection broke: make sure, at the next batch, that it is the same publisher."""
+        """Verify with the next batch that it is the same publisher, because the connection broke."""
         self._doubt = True
 
     def live(self, sequence: int, payload: bytes) -> list[Arrival]:
-        """What a batch from the live stream leads to."""
+        """Return what a live batch leads to."""
         out: list[Arrival] = []
         if sequence <= self._last_live or (sequence < self.expected and not self._is_had(sequence, payload)):
             self._restart(out)
@@ -83,7 +83,7 @@ class Continuity:
         return out
 
     def check(self) -> list[Arrival]:
-        """Ask for what may have been missed without a live batch to show it."""
+        """Request what may have been missed without a live batch to show it."""
         out: list[Arrival] = []
         self._catch_up(out)
         return out
@@ -117,7 +117,7 @@ class Continuity:
             self._deliver(sequence, had[sequence], True, out)
 
     def _continues(self, got: ReplayedBatches) -> bool:
-        """Whether an answer from the number before the expected one is from the same life (rule 2).
+        """Return whether an answer from the number before the expected one is from the same life (rule 2).
 
         An empty one proves nothing, because a publisher may keep no batch: then all that it has is asked for. The
         first batch that was had before decides; where none was, it is another life if all its numbers are behind.
@@ -154,7 +154,7 @@ class Continuity:
             self._digests.popitem(last=False)
 
     def _is_had(self, sequence: int, payload: bytes) -> bool:
-        """Whether this is the batch that was had under its number."""
+        """Return whether this batch was seen under its number."""
         return self._digests.get(sequence) == _digest(payload)
 
 

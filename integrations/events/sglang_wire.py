@@ -1,4 +1,4 @@
-"""SGLang's KV events (0.5.23: maps, 64-bit hashes), and the hash chain behind its own.
+"""SGLang's KV events (0.5.23: maps, 64-bit hashes), and the hash chain behind them.
 
 1. A batch is an array [time, events, attention data-parallel rank]; an event is a map with its class name under
    `type`. Hashes are signed 64-bit integers: the first eight bytes of a digest, big-endian.
@@ -23,7 +23,7 @@ _OTHER_MEDIUM = "EXTERNAL"
 
 
 class SglangBlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockStored"):
-    """Pages of one chain entered the radix cache."""
+    """Pages of one chain that entered the radix cache."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -38,7 +38,7 @@ class SglangBlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag="Block
 
 
 class SglangBlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockRemoved"):
-    """Pages left the radix cache, or one of its tiers."""
+    """Pages that left the radix cache, or one of its tiers."""
 
     block_hashes: list[int]
     medium: str | None = None
@@ -46,7 +46,7 @@ class SglangBlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag="Bloc
 
 
 class SglangAllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag="AllBlocksCleared"):
-    """The radix cache was flushed."""
+    """A flushed radix cache."""
 
     kvcustody: CustodyField | None = None
 
@@ -67,40 +67,44 @@ _decoder = msgspec.msgpack.Decoder(SglangEventBatch)
 
 
 def encode(batch: SglangEventBatch) -> bytes:
-    """The payload of one batch."""
+    """Return the payload of one batch."""
     return _encoder.encode(batch)
 
 
 def decode(payload: bytes) -> SglangEventBatch:
-    """A batch in the present form, typed. Raises `msgspec.MsgspecError`."""
+    """Return a batch in the current form, typed.
+
+    Raises:
+        msgspec.MsgspecError: it is malformed.
+    """
     return _decoder.decode(payload)
 
 
 def payload_of(
     events: Sequence[BlockEvent], ts_seconds: float, rank: int, incarnation: str, *, tokens_published: bool
 ) -> bytes:
-    """Governed block events as one payload."""
+    """Return governed block events as one payload."""
     made = [_event(event, incarnation, tokens_published) for event in events]
     return _encoder.encode(SglangEventBatch(ts_seconds, made, rank))
 
 
 def replay_frames(topic: bytes, sequence: bytes, payload: bytes) -> tuple[bytes, ...]:
-    """One replayed batch, after the client's identity and the empty delimiter."""
+    """Return one replayed batch, after the client's identity and the empty delimiter."""
     return (sequence, payload)
 
 
 def short_hash(digest: bytes) -> int:
-    """What SGLang publishes of a digest: its first eight bytes as a signed integer."""
+    """Return SGLang's published form of a digest: its first eight bytes as a signed integer."""
     return int.from_bytes(digest[:SHORT_KEY_BYTES], "big", signed=True)
 
 
 def medium_of(medium: str) -> str:
-    """SGLang's word for where blocks are."""
+    """Return SGLang's word for the medium of blocks."""
     return _MEDIUM.get(medium, _OTHER_MEDIUM)
 
 
 def chain(tokens: Sequence[int], page_tokens: int, salt: str | None = None) -> list[int]:
-    """The hashes that SGLang itself publishes for the whole pages of a prompt, seeded by the cache salt.
+    """Return SGLang's own hashes for a prompt's whole pages, seeded by the cache salt.
 
     For checking a foreign stream; ours never uses it: SHA-256 of guessable tokens tells who has the same ones.
     """

@@ -1,4 +1,4 @@
-"""Reads an engine's own event stream: live batches, replays of missed ones, bounded whatever the other end does.
+"""Reads an engine's event stream: live batches and replays of missed ones, bounded whatever the other side does.
 
 1. Every wait is bounded. A peer that is away, silent or hostile costs a counter, never the observer.
 2. A message above `message_bytes` breaks its connection, for good as far as ZeroMQ is concerned: a socket that stays
@@ -26,7 +26,7 @@ _SEQUENCE_BYTES = 8
 
 
 class Reading(NamedTuple):
-    """Sizes and waits of a subscriber."""
+    """The sizes and timeouts of a subscriber."""
 
     message_bytes: int = 16 << 20
     waiting_messages: int = 2000
@@ -78,7 +78,7 @@ class Subscriber:
             raise
 
     def poll(self, timeout_ms: int) -> list[Arrival]:
-        """What arrived, after at most about `timeout_ms` of waiting (and a replay where one is due)."""
+        """Return what arrived, after at most about `timeout_ms` (plus a replay where one is due)."""
         self._watch()
         if not self._connected and time.monotonic() >= self._renew_at:
             self._unsubscribe()
@@ -102,7 +102,7 @@ class Subscriber:
         return out
 
     def stats(self) -> SubscriberStats:
-        """A snapshot of the counters."""
+        """Return a snapshot of the counters."""
         return SubscriberStats(
             self._connected,
             self._disconnects,
@@ -115,7 +115,7 @@ class Subscriber:
         )
 
     def close(self) -> None:
-        """Disconnect; a second time changes nothing."""
+        """Disconnect; a second call does nothing."""
         if not self._context.closed:
             self._unsubscribe()
             self._context.destroy(linger=0)
@@ -161,7 +161,7 @@ class Subscriber:
         self._check_at = time.monotonic() + self._reading.check_seconds
 
     def _ask(self, first: int) -> ReplayedBatches | None:
-        """Every batch that the publisher still has from a number on; None where it did not answer in time."""
+        """Return every batch that the publisher still has from a number on; None where it did not answer in time."""
         assert self._replay_endpoint is not None
         if self._dealer is None:
             self._dealer = self._socket(zmq.DEALER, self._reading.replay_messages)
@@ -203,9 +203,9 @@ class Subscriber:
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
-            raise ConfigError(f"`{endpoint}` cannot be connected to: {error.strerror}", endpoint=endpoint) from None
+            raise ConfigError(f"`{endpoint}` cannot be reached: {error.strerror}", endpoint=endpoint) from None
 
 
 def _in_order(batches: list[tuple[int, bytes]], first: int) -> list[tuple[int, bytes]]:
-    """The batches by number, each once; a publisher answers in order, and whoever does not gains nothing."""
+    """Return the batches by number, each once; a publisher answers in order, and one that does not gains nothing."""
     return sorted({number: (number, payload) for number, payload in batches if number >= first}.values())

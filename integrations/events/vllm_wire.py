@@ -1,4 +1,4 @@
-"""vLLM's KV events, written as its own encoder writes them (0.32.0).
+"""vLLM's KV events, written as its encoder writes them (0.32.0).
 
 1. A batch is an array [time, events, data-parallel rank]; an event is a map with its class name under `type`. Fields
    keep vLLM's order, and those at their default are left out.
@@ -23,7 +23,7 @@ Hash = bytes | int
 
 
 class VllmBlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockStored"):
-    """Full blocks of one chain entered the prefix cache.
+    """Full blocks of one chain that entered the prefix cache.
 
     `extra_keys` has an entry for each block: the namespace in a chain's first.
     """
@@ -45,7 +45,7 @@ class VllmBlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockSt
 
 
 class VllmBlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockRemoved"):
-    """Blocks left the prefix cache."""
+    """Blocks that left the prefix cache."""
 
     block_hashes: list[Hash]
     medium: str | None
@@ -55,23 +55,23 @@ class VllmBlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockR
 
 
 class VllmAllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag="AllBlocksCleared"):
-    """The prefix cache was reset."""
+    """A reset prefix cache."""
 
 
 class GovernedStored(VllmBlockStored, omit_defaults=True, gc=False, tag="BlockStored"):
-    """Blocks that entered, and whose they are."""
+    """Blocks that entered, with their owner."""
 
     kvcustody: CustodyField | None = None
 
 
 class GovernedRemoved(VllmBlockRemoved, omit_defaults=True, gc=False, tag="BlockRemoved"):
-    """Blocks that left, and whose they were."""
+    """Blocks that left, with their owner."""
 
     kvcustody: CustodyField | None = None
 
 
 class GovernedCleared(VllmAllBlocksCleared, omit_defaults=True, gc=False, tag="AllBlocksCleared"):
-    """All blocks left, and who says so."""
+    """A cleared cache, with the worker's scope."""
 
     kvcustody: CustodyField | None = None
 
@@ -88,7 +88,7 @@ class VllmEventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
 
 
 class GovernedBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """A batch with scopes, or without: vLLM's own decodes to it too."""
+    """A batch with or without scopes: vLLM's own decodes to it too."""
 
     ts: float
     events: list[Event]
@@ -100,25 +100,29 @@ _decoder = msgspec.msgpack.Decoder(GovernedBatch)
 
 
 def encode(batch: VllmEventBatch | GovernedBatch) -> bytes:
-    """The payload of one batch."""
+    """Return the payload of one batch."""
     return _encoder.encode(batch)
 
 
 def decode(payload: bytes) -> GovernedBatch:
-    """A batch in the present form, typed. Raises `msgspec.MsgspecError`."""
+    """Return a batch in the current form, typed.
+
+    Raises:
+        msgspec.MsgspecError: it is malformed.
+    """
     return _decoder.decode(payload)
 
 
 def payload_of(
     events: Sequence[BlockEvent], ts_seconds: float, rank: int, incarnation: str, *, tokens_published: bool
 ) -> bytes:
-    """Governed block events as one payload."""
+    """Return governed block events as one payload."""
     made = [_event(event, incarnation, tokens_published) for event in events]
     return _encoder.encode(GovernedBatch(ts_seconds, made, rank))
 
 
 def replay_frames(topic: bytes, sequence: bytes, payload: bytes) -> tuple[bytes, ...]:
-    """One replayed batch, after the client's identity and the empty delimiter."""
+    """Return one replayed batch, after the client's identity and the empty delimiter."""
     return (topic, sequence, payload)
 
 

@@ -1,4 +1,4 @@
-"""A governed pool that serves requests as an engine does, without a model: admit, prefill, decode, release.
+"""A governed pool that serves requests like an engine, without a model: admit, prefill, decode, release.
 
 1. One thread owns the Governor. Others hand requests over and wait for their answers.
 2. What a model would compute takes its time by a stated cost: `PREFILL_US` a token that was not found, `DECODE_US` a
@@ -11,7 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 import zlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from typing import Final, NamedTuple
@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kvcustody.allocator.prefix.hash_index import IndexChange
+from kvcustody.allocator.prefix.node import KEY_BYTES
 from kvcustody.audit.kinds import SIMULATED
 from kvcustody.clock import MICROSECONDS, SystemClock
 from kvcustody.errors import CustodyError
@@ -29,8 +31,15 @@ from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.request import Hints
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.worker import MemoryPlan, open_worker
-from kvcustody.integrations.fleet_worker.prompt_events import PromptBlockEvents
-from kvcustody.integrations.transformers.batching.kv_events import open_events
+from kvcustody.integrations.events.block_event import (
+    REMOVED,
+    BlockEvent,
+    EventScope,
+    split_keys,
+    stored,
+)
+from kvcustody.integrations.events.feed import BlockEventPublisher
+from kvcustody.integrations.transformers.batching.kv_events import BatchingBlockEvents, open_events
 from kvcustody.lab.replay.run.marked_tensors import PatternCache, ReplayCacheShape
 from kvcustody.lab.replay.run.model_identity import replay_model
 from kvcustody.lab.replay.traces.token_ids import VOCABULARY
@@ -47,7 +56,7 @@ _CLOSE_SECONDS = 30.0
 
 
 class Asked(NamedTuple):
-    """One request, as the worker's own door let it in."""
+    """One request, as the worker's own door admitted it."""
 
     principal: Principal
     hints: Hints
@@ -57,7 +66,7 @@ class Asked(NamedTuple):
 
 
 class ServedRequest(NamedTuple):
-    """What became of it: a status of HTTP, and tokens of the prompt, found here, and of the answer."""
+    """The outcome of a request: an HTTP status, and the tokens of the prompt, those cached, and those of the answer."""
 
     status: int
     prompt_tokens: int
@@ -76,7 +85,7 @@ class _Running:
         self.produced = self.stalls = 0
 
     def served(self, status: int = 200, reason: str = "") -> ServedRequest:
-        """What it has by now."""
+        """Return the outcome up to now."""
         return ServedRequest(status, len(self.asked.tokens), self.found, self.produced, reason)
 
 
@@ -89,10 +98,10 @@ class _Waiting(NamedTuple):
 
 
 class ModellessEngine:
-    """A worker on a thread of its own; `error` is why it ended by itself, None where it runs or was told to end."""
+    """A worker on its own thread; `error` is why it ended unexpectedly, None while it runs or after a stop."""
 
     def __init__(self, settings: Settings, *, blocks: int, hangs_every: float = 0.0) -> None:
-        """`hangs_every`: seconds between two hangs of its device; 0: never."""
+        """Prepare the worker. `hangs_every`: seconds between two hangs of its device; 0: never."""
         self._settings, self._blocks = settings, blocks
         self._hangs = DeviceHangs(hangs_every, HANG_SECONDS)
         self._asked: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
@@ -111,28 +120,30 @@ class ModellessEngine:
 
     @property
     def block_tokens(self) -> int:
-        """Of its pool."""
+        """The block size of its pool, in tokens."""
         return self._settings.block_tokens
 
     def start(self, *, when_ended: Callable[[], object] = lambda: None) -> None:
-        """Open it and serve; `serving` is set once it does, or has failed. `when_ended` is called on any thread."""
+        """Open the worker and serve; `serving` is set once it serves, or has failed. `when_ended` is called on any
+        thread.
+        """
         self._served = self._thread.submit(self._run)
         self._served.add_done_callback(lambda _: when_ended())
 
     @property
     def is_running(self) -> bool:
-        """False before `start`, and once it has ended, whatever ended it."""
+        """Whether the worker runs: False before `start`, and after its end for any reason."""
         return self._served is not None and not self._served.done()
 
     def stop(self) -> None:
-        """End in order: what runs is released, scrubbed and on record."""
+        """End in order: running requests are released, scrubbed and recorded."""
         self._stop.set()
         if self._served is not None:
             wait([self._served], _CLOSE_SECONDS)
         self._thread.shutdown(wait=False)
 
     def ask(self, asked: Asked) -> Future[ServedRequest]:
-        """Hand a request over; any thread."""
+        """Hand over a request; any thread."""
         answer: Future[ServedRequest] = Future()
         answer.set_running_or_notify_cancel()  # who asked may go; nobody takes the answer from the engine
         if not self.is_running:
@@ -178,7 +189,7 @@ class ModellessEngine:
             self._hangs.end(self._governor)
 
     def _take(self) -> None:
-        """Offer what came, and what waits and is due."""
+        """Offer new requests, and waiting ones that are due."""
         now_us = self._clock.now_us()
         due = [one for one in self._waiting if one.due_us <= now_us]
         self._waiting = [one for one in self._waiting if one.due_us > now_us]
@@ -193,40 +204,40 @@ class ModellessEngine:
             self._offer(self._due[0])
             del self._due[0]
 
-    def _offer(self, one: _Waiting) -> None:
+    def _offer(self, waiting: _Waiting) -> None:
         governor: Governor = self._governor
-        asked, self._numbered = one.asked, self._numbered + 1
+        asked, self._numbered = waiting.asked, self._numbered + 1
         try:
             outcome = governor.admit(
                 asked.principal, self._model, asked.tokens, hints=asked.hints, trace=asked.trace,
-                request_id=self._numbered, asked_us=one.came_us,
+                request_id=self._numbered, asked_us=waiting.came_us,
             )  # fmt: skip
         except CustodyError as error:
-            one.answer.set_result(ServedRequest(400, len(asked.tokens), reason=error.message))
+            waiting.answer.set_result(ServedRequest(400, len(asked.tokens), reason=error.message))
             return
         if isinstance(outcome, Admission):
-            self._admitted(outcome, one)
+            self._admitted(outcome, waiting)
         elif isinstance(outcome, AdmissionRefused):
-            one.answer.set_result(ServedRequest(400, len(asked.tokens), reason=outcome.reason))
-        elif one.tries < RETRIES_MAX:
+            waiting.answer.set_result(ServedRequest(400, len(asked.tokens), reason=outcome.reason))
+        elif waiting.tries < RETRIES_MAX:
             due_us = self._clock.now_us() + RETRY_US
-            self._waiting.append(one._replace(due_us=due_us, tries=one.tries + 1))
+            self._waiting.append(waiting._replace(due_us=due_us, tries=waiting.tries + 1))
         else:
-            one.answer.set_result(ServedRequest(503, len(asked.tokens), reason=outcome.reason))
+            waiting.answer.set_result(ServedRequest(503, len(asked.tokens), reason=outcome.reason))
 
-    def _admitted(self, admission: Admission, one: _Waiting) -> None:
-        tokens, hit = one.asked.tokens, admission.hit_tokens
-        mark = zlib.crc32(one.asked.principal.tenant.encode()) % 1000
+    def _admitted(self, admission: Admission, waiting: _Waiting) -> None:
+        tokens, hit = waiting.asked.tokens, admission.hit_tokens
+        mark = zlib.crc32(waiting.asked.principal.tenant.encode()) % 1000
         self._cache.check_handed_out(admission.blocks[hit // self.block_tokens :])
         self._cache.write(admission.blocks, tokens[hit:], hit, mark)
         self._tell()
         self._governor.commit((admission.request_id,), (len(tokens),))
         self._tell(tokens)
         begins_us = self._clock.now_us() + PREFILL_US * (len(tokens) - hit)
-        self._running.append(_Running(admission.request_id, one.asked, one.answer, hit, begins_us))
+        self._running.append(_Running(admission.request_id, waiting.asked, waiting.answer, hit, begins_us))
 
     def _tell(self, prompt: NDArray[np.int32] | None = None) -> None:
-        """Publish what was stored and what ended, where somebody listens; `prompt`: what was just committed."""
+        """Publish what was stored and what ended, where a publisher is set; `prompt`: what was just committed."""
         if self._events is None:
             return
         if prompt is None:
@@ -235,7 +246,7 @@ class ModellessEngine:
             self._events.publish_prompt(prompt)
 
     def _decode(self) -> None:
-        """One more token for each running request, every `DECODE_US`; those that are complete leave."""
+        """Decode one more token for each running request, every `DECODE_US`; finished requests leave."""
         now_us = self._clock.now_us()
         while self._decoded_us + DECODE_US <= now_us:
             self._decoded_us += DECODE_US
@@ -259,7 +270,7 @@ class ModellessEngine:
         one.answer.set_result(served)
 
     def _drop(self) -> None:
-        """Answer requests that the Governor has ended itself: too long active, or erased."""
+        """Answer requests that the Governor ended itself: too long active, or erased."""
         left = self._governor.running
         if len(left) != len(self._running):
             for one in [one for one in self._running if one.id not in left]:
@@ -274,3 +285,58 @@ class ModellessEngine:
         for running in self._running:
             running.answer.set_result(running.served(503, "the worker ends"))
         self._due, self._waiting, self._running = [], [], []
+
+
+# Block events of the engine without a model, with prompts' token ids, for routers that compute their own hashes.
+#
+# Rules of this section:
+# 1. A block filled by a prompt is published with its tokens. A block filled by an answer, and every block behind it,
+#    is published without tokens.
+# 2. The setting `kv_events_tokens` decides whether token ids leave the process.
+
+
+class PromptBlockEvents(BatchingBlockEvents):
+    """Block events with prompt tokens. Used on the engine's thread; call `publish_prompt` right after a prompt's
+    commit.
+    """
+
+    def __init__(
+        self, governor: Governor, publisher: BlockEventPublisher, close: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(governor, publisher, close)
+        self._prompt: Sequence[int] | NDArray[np.int32] = ()
+        self._numbers: dict[bytes, int] = {}  # of blocks in their chains, by key
+
+    def publish_prompt(self, tokens: NDArray[np.int32]) -> None:
+        """Publish what this prompt's commit stored."""
+        self._prompt = tokens
+        try:
+            self.publish_pending()
+        finally:
+            self._prompt = ()
+
+    def take_pending(self) -> list[BlockEvent]:
+        """See `BlockEventFeed`."""
+        events = super().take_pending()
+        for event in events:
+            if event.kind == REMOVED:
+                for key in split_keys(event.keys):
+                    self._numbers.pop(key, None)
+        return events
+
+    def _stored(self, scope: EventScope, change: IndexChange) -> BlockEvent:
+        size, keys = self._governor.block_tokens, split_keys(change.keys)
+        first = self._numbers.get(change.parent, -1) + 1 if change.parent else 0
+        end = (first + len(change.keys) // KEY_BYTES) * size
+        is_known = (not change.parent or change.parent in self._numbers) and end <= len(self._prompt)
+        if not is_known:
+            return super()._stored(scope, change)
+        self._numbers.update(zip(keys, range(first, first + len(keys)), strict=True))
+        return stored(
+            scope,
+            change.keys,
+            residency=change.residency,
+            parent=change.parent,
+            block_tokens=size,
+            tokens=[int(token) for token in self._prompt[first * size : end]],
+        )

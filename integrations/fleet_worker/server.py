@@ -62,7 +62,7 @@ _ANSWER_TOKENS_MAX = 1024
 
 
 def completion(content: str, served: ServedRequest) -> dict[str, Any]:
-    """A chat completion whose message is `content`."""
+    """Return a chat completion with the message `content`."""
     return {
         "id": "c1",
         "object": "chat.completion",
@@ -79,14 +79,14 @@ def completion(content: str, served: ServedRequest) -> dict[str, Any]:
 
 
 def rendered(body: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a router that asks for a prompt's tokens: one a character."""
+    """Return the answer to a router that requests a prompt's tokens: one per character."""
     tokens = [ord(character) for character in prompt_text(body)]
     made = {"request_id": "r1", "token_ids": tokens, "model": MODEL, "sampling_params": {}}
     return {**made, "features": None}
 
 
 def about_routes(is_healthy: Callable[[], bool] = lambda: True) -> list[Route]:
-    """What routers ask about a worker; a 503 where it is not healthy."""
+    """Return the routes that describe a worker to routers; they answer 503 where it is not healthy."""
 
     async def about(_: Request) -> Response:
         return JSONResponse(INFO) if is_healthy() else _problem(503, "the engine has ended")
@@ -98,13 +98,13 @@ def about_routes(is_healthy: Callable[[], bool] = lambda: True) -> list[Route]:
 
 
 class ModellessServer:
-    """The server before one engine; `verify` says whose a body is, None where nobody asks."""
+    """The server in front of one engine; `verify` returns a body's owner, and is None where identity is not checked."""
 
     def __init__(self, name: str, engine: ModellessEngine | None, verify: Callable[..., Any] | None) -> None:
         self._name, self._engine, self._verify = name, engine, verify
 
     def application(self, door: Callable[[Any], Any] | None) -> Starlette:
-        """What it serves; `door` wraps what needs an identity."""
+        """Return the application; `door` wraps the paths that need an identity."""
         served = Starlette(
             routes=[
                 Route(CHAT, self._chat, methods=["POST"]),
@@ -150,7 +150,7 @@ def _problem(status: int, reason: str) -> Response:
 
 
 class LocalServer(uvicorn.Server):
-    """Serves an application; `end` ends it in order, from any thread, before it began too."""
+    """Serves an application; `end` ends it in order, from any thread, even before it began."""
 
     def __init__(self, application: Callable[..., Awaitable[None]], port: int, *, host: str = LOOPBACK) -> None:
         super().__init__(
@@ -161,12 +161,12 @@ class LocalServer(uvicorn.Server):
         )  # fmt: skip
 
     def end(self, *_: object) -> None:
-        """What runs is answered first, for five seconds at most."""
+        """End the server; running requests are answered first, for at most five seconds."""
         self.should_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone: uvicorn raises them again at its end, before what it served has ended."""
+        """Leave signals alone: uvicorn raises them again at its end, before its application has ended."""
         yield
 
 
@@ -175,10 +175,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument(
-        "--host", default=LOOPBACK, help="where it listens, in clear: loopback, or a network of routers alone"
+        "--host", default=LOOPBACK, help="address to listen at, unencrypted: loopback, or a network with only routers"
     )
     parser.add_argument("--blocks", type=int, default=2048, help="of the pool (default: %(default)s)")
-    parser.add_argument("--ungoverned", metavar="NAME", default="", help="serve under this name, without custody")
+    parser.add_argument("--ungoverned", metavar="NAME", default="", help="serve without custody, under this name")
     parser.add_argument("--hangs-every", type=float, default=0.0, help="seconds between hangs of its device; 0: never")
     given = parser.parse_args()
     if given.ungoverned:
@@ -196,7 +196,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def ended_by_signals(server: LocalServer) -> Iterator[None]:
-    """SIGTERM and SIGINT end the server, and nothing else, while the block runs; in the main thread alone."""
+    """Let SIGTERM and SIGINT end only the server while the block runs; main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -209,7 +209,7 @@ def ended_by_signals(server: LocalServer) -> Iterator[None]:
 
 
 def serve(engine: ModellessEngine, settings: Settings, port: int, *, host: str = LOOPBACK) -> None:
-    """Serve until a signal ends it, or its engine ends: then raise what ended that (rule 3)."""
+    """Serve until a signal ends it, or until its engine ends; then raise the engine's error (rule 3)."""
     with ExitStack() as stack:
         clock = SystemClock()
         gate = open_request_gate(settings, clock, stack=stack)

@@ -1,1 +1,1 @@
-"""Who a request is: authentication before an HTTP server, and scope tokens for the engine behind it."""
+"""Request identity: authentication in front of an HTTP server, and scope tokens for the engine behind it."""

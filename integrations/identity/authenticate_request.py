@@ -1,4 +1,4 @@
-"""Whose a request is, from its headers alone: whether it may pass, and as whom. Knows headers, not ASGI.
+"""A request's identity from its headers: whether it may pass, and as whom. Independent of ASGI.
 
 1. Nothing passes without identity but the paths that the identity document opens. Nothing reaches a path that is not
    listed, whoever asks, unless the credential is an operator's.
@@ -51,7 +51,7 @@ CLASSIFICATION: Final = f"{OWN_HEADERS}classification"
 
 
 class AdmittedRequest(NamedTuple):
-    """A request that may pass: as whom, with which ids in headers, how it is scoped for the engine, its trace.
+    """A request that may pass: its principal, ids in headers, scope for the engine, and trace.
 
     `ids`: headers with an id that the client chose, bound to its owner; None where it sent none. Among them is the
     namespace that a router behind the door looks in: the tenant's, whatever the client sent.
@@ -68,7 +68,7 @@ class AdmittedRequest(NamedTuple):
 
 
 class Authentication:
-    """Establishes identity under one identity document; `secret` keys what ids and namespaces are bound to."""
+    """Establishes identity under one identity document; `secret` keys the bindings of ids and namespaces."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Authentication:
         namespace_days: int = NAMESPACE_DAYS,
         epochs: EpochsSource | None = None,
     ) -> None:
-        """`epochs`: those of now, None past the lease; without it no epoch is ever raised."""
+        """Prepare the check. `epochs`: the current ones, None past the lease; without it no epoch is ever raised."""
         self._document = document
         self._server = server
         self._open = frozenset(document.open_paths)
@@ -95,11 +95,15 @@ class Authentication:
         self._namespaces = FollowedNamespaces(names, epochs)
 
     def is_open(self, path: str) -> bool:
-        """Whether `path` needs no identity."""
+        """Return whether `path` needs no identity."""
         return path in self._open
 
     def authenticate(self, method: str, path: str, headers: RequestHeaders) -> AdmittedRequest:
-        """Who a request is from; `RequestRefused` if the request may not pass."""
+        """Return who a request is from.
+
+        Raises:
+            RequestRefused: the request may not pass.
+        """
         proven = self._authenticate(headers)
         scoped = self._server.scoped.get(path) if method == "POST" else None
         stored = STORED_RESPONSE.fullmatch(path)
@@ -123,7 +127,7 @@ class Authentication:
         return AdmittedRequest(principal, owner, hint, ids, scoped, headers.trace, proven.token)
 
     def _authenticate(self, headers: RequestHeaders) -> Authenticated:
-        """What the one credential proves; every other case is the one 401."""
+        """Return what the single credential proves; every other case is the one 401."""
         try:
             credential = _credential(headers)
             for authenticator in self._authenticators:
@@ -135,7 +139,7 @@ class Authentication:
 
 
 def _request_id(proven: Authenticated, headers: RequestHeaders, owner: str) -> str | None:
-    """The id of the request: the one in a door's token, whatever a router made of the header, else the client's."""
+    """Return the request's id: the one in a door's token, whatever a router made of the header, else the client's."""
     if proven.token is not None:
         return proven.token.claims.request_id
     given = headers.one(REQUEST_ID)
@@ -143,7 +147,7 @@ def _request_id(proven: Authenticated, headers: RequestHeaders, owner: str) -> s
 
 
 def _principal(proven: Authenticated, route: str | None, headers: RequestHeaders) -> Principal:
-    """The principal; what is wrong with the credential's own claims is a 401, with the headers a 400."""
+    """Return the principal; a wrong claim in the credential is a 401, a wrong header a 400."""
     verified = {
         "subject": proven.subject,
         "session": proven.session,
@@ -165,20 +169,20 @@ def _principal(proven: Authenticated, route: str | None, headers: RequestHeaders
 
 
 def _authenticators(document: IdentityDocument, directory: Path, clock: Clock) -> list[Authenticator]:
-    found: list[Authenticator] = []
+    authenticators: list[Authenticator] = []
     if document.doors is not None:
         doors = document.doors
-        found.append(DoorTokenAuthenticator(directory / doors.keys, clock, group=doors.group))
+        authenticators.append(DoorTokenAuthenticator(directory / doors.keys, clock, group=doors.group))
     if document.issuers:
-        found.append(TokenAuthenticator(document.issuers, directory, clock))
+        authenticators.append(TokenAuthenticator(document.issuers, directory, clock))
     if document.api_keys is not None:
         keys = document.api_keys
-        found.append(ApiKeyAuthenticator(directory / keys.path, keys.asserted, clock))
-    return found
+        authenticators.append(ApiKeyAuthenticator(directory / keys.path, keys.asserted, clock))
+    return authenticators
 
 
 def _credential(headers: RequestHeaders) -> str:
-    """The one credential of the request, from `Authorization: Bearer` or `X-Api-Key`."""
+    """Return the request's single credential, from `Authorization: Bearer` or `X-Api-Key`."""
     authorization, api_key = headers.one("authorization"), headers.one("x-api-key")
     if authorization is None:
         if api_key is None:

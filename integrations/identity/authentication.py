@@ -1,4 +1,4 @@
-"""What an authenticator finds out about a credential, and the port that every authenticator fills."""
+"""The result of checking a credential, and the interface of every authenticator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvcustody.governance.edge.door_token import PresentedToken
 
 
 class Authenticated(NamedTuple):
-    """What a credential proves, before anything that the request says of itself."""
+    """What a credential proves, before the request's own statements."""
 
     issuer: str
     tenant: str
@@ -26,7 +26,11 @@ class Authenticator(Protocol):
     """Checks one kind of credential."""
 
     def accepts(self, credential: str) -> bool:
-        """Whether `credential` looks like this kind; says nothing about its being valid."""
+        """Return whether `credential` looks like this kind, which does not mean that it is valid."""
 
     def authenticate(self, credential: str) -> Authenticated:
-        """What `credential` proves; `IdentityError` with a `reason` for the log, and never for the caller."""
+        """Return what `credential` proves.
+
+        Raises:
+            IdentityError: it proves nothing; the `reason` is for the log only.
+        """

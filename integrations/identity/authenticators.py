@@ -1,4 +1,4 @@
-"""Credentials at an engine's door: what verified claims, the entry of an API key, or another door's token prove."""
+"""Credentials at an engine's door: what verified claims, an API key's entry, or another door's token prove."""
 
 from __future__ import annotations
 
@@ -39,11 +39,15 @@ class TokenAuthenticator:
         )
 
     def accepts(self, credential: str) -> bool:
-        """Whether the credential has the outer form of a signed token."""
+        """Return whether the credential has the outer form of a signed token."""
         return credential.startswith("ey") and credential.count(".") == 2
 
     def authenticate(self, credential: str) -> Authenticated:
-        """What the token's verified claims say; `IdentityError` for a token that proves nothing."""
+        """Return the token's verified claims.
+
+        Raises:
+            IdentityError: the token proves nothing.
+        """
         entry, claims = self._verifier.verify(credential)
         return _identity(claims, entry)
 
@@ -56,11 +60,15 @@ class ApiKeyAuthenticator:
         self._asserted = asserted
 
     def accepts(self, credential: str) -> bool:
-        """Every credential is taken for a key: ask this authenticator last."""
+        """Return True: every credential may be a key, so ask this authenticator last."""
         return True
 
     def authenticate(self, credential: str) -> Authenticated:
-        """Whom the key speaks for; `IdentityError` if it is unknown, malformed or past its date."""
+        """Return the key's principal.
+
+        Raises:
+            IdentityError: it is unknown, malformed or past its date.
+        """
         entry = self._keys.find(credential)
         return Authenticated(
             entry.issuer,
@@ -76,18 +84,26 @@ class ApiKeyAuthenticator:
 
 
 class DoorTokenAuthenticator:
-    """The authenticator over the public keys of doors that stand before a router."""
+    """The authenticator over the public keys of doors in front of a router."""
 
     def __init__(self, path: Path, clock: Clock, *, group: str) -> None:
-        """`path`: a file with one public key a line; raises `ConfigError` where it holds none."""
+        """Read the keys. `path`: a file with one public key per line.
+
+        Raises:
+            ConfigError: it holds none.
+        """
         self.tokens = DoorTokens(WatchedFile(path, read_door_keys, clock).content, clock, group=group)
 
     def accepts(self, credential: str) -> bool:
-        """Whether the credential has the outer form of a door's token."""
+        """Return whether the credential has the outer form of a door's token."""
         return credential.startswith(PREFIX)
 
     def authenticate(self, credential: str) -> Authenticated:
-        """Whom the door vouches for; `IdentityError` for a token that proves nothing."""
+        """Return the principal that the door vouches for.
+
+        Raises:
+            IdentityError: the token proves nothing.
+        """
         found = self.tokens.present(credential)
         if isinstance(found, RejectedToken):
             raise refused(f"door token: {found.reason}")
@@ -96,7 +112,11 @@ class DoorTokenAuthenticator:
 
 
 def read_door_keys(path: Path) -> tuple[VerifierKey, ...]:
-    """The public keys of doors in a file, one a line; `#` begins a comment. Raises `ConfigError`."""
+    """Return the public keys of doors in a file, one per line; `#` begins a comment.
+
+    Raises:
+        ConfigError: the file is wrong.
+    """
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -117,22 +137,22 @@ def read_door_keys(path: Path) -> tuple[VerifierKey, ...]:
 
 
 def _identity(claims: dict[str, Any], entry: IssuerEntry) -> Authenticated:
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for field, claim in entry.claims.named():
         value = claim_text(claims, claim)
         if value is not None:
-            found[field] = value
-    if "tenant" not in found:
+            fields[field] = value
+    if "tenant" not in fields:
         raise refused("token without a tenant")
-    if entry.tenants is not None and found["tenant"] not in entry.tenants:
+    if entry.tenants is not None and fields["tenant"] not in entry.tenants:
         raise refused("issuer may not speak for the tenant")
     return Authenticated(
         entry.called,
-        found["tenant"],
-        found.get("subject"),
-        found.get("session"),
-        found.get("classification"),
-        found.get("route"),
+        fields["tenant"],
+        fields.get("subject"),
+        fields.get("session"),
+        fields.get("classification"),
+        fields.get("route"),
         entry.asserted.subject,
         entry.asserted.session,
     )

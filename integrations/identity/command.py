@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Check who may ask an engine: the identity document, and every file that it names.",
+    help="Check the identity document of an engine, and every file that it names.",
     epilog="docs/how-to/operate/set-up-identity.md says how a request gets its tenant, and what the door answers.",
 )
 engine_keys = typer.Typer(
     no_args_is_help=True,
-    help="Issue, list and revoke the API keys of an engine's tenants, which a file keeps.",
+    help="Issue, list and revoke the API keys of an engine's tenants, in a file.",
     epilog="docs/how-to/operate/set-up-identity.md says how a request gets its tenant, and what the door answers.",
 )
 
@@ -63,33 +63,33 @@ def check(file: _Document = DOCUMENT, *, as_json: _Json = False) -> None:
 
     Everything that is wrong is reported at once, each with file, line and column; the exit code is then 2.
     """
-    found = describe(file)
+    description = describe(file)
     if as_json:
-        _print_json(found)
+        _print_json(description)
         return
     print(f"usable: {file}")
-    if found["api_keys"] is not None:
-        print(f"API keys: {found['api_keys']['keys']} in {found['api_keys']['path']}")
-    for issuer in found["issuers"]:
+    if description["api_keys"] is not None:
+        print(f"API keys: {description['api_keys']['keys']} in {description['api_keys']['path']}")
+    for issuer in description["issuers"]:
         speaks = "any tenant" if issuer["tenants"] is None else ", ".join(issuer["tenants"])
         print(f"issuer {issuer['name']}: {issuer['keys']} verification keys; speaks for {speaks}")
         for reason in issuer["left_out"]:
             print(f"left out: {reason}")
-    print(f"open to everybody: {', '.join(found['open_paths']) or 'nothing'}")
+    print(f"open to everybody: {', '.join(description['open_paths']) or 'nothing'}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeyOptions(ParameterGroup):
-    """What the key says of its requests."""
+    """The key's claims about its requests."""
 
     subject: Annotated[str | None, typer.Option(help="Its user; without one, the tenant may assert one.")] = None
     classification: Annotated[str | None, typer.Option(help="Classification of its requests.")] = None
     route: Annotated[str | None, typer.Option(help="Route of its requests, as /v1/hr; else the path.")] = None
-    issuer: Annotated[str | None, typer.Option(help="Keeps equal tenant names apart; else `api-keys`.")] = None
+    issuer: Annotated[
+        str | None, typer.Option(help="Issuer, which distinguishes equal tenant names; default `api-keys`.")
+    ] = None
     operator: Annotated[bool, typer.Option("--operator", help="May also use administration paths.")] = False
-    until: Annotated[str | None, typer.Option(help="A UTC date, from which on the key is refused.", metavar="DATE")] = (
-        None
-    )
+    until: Annotated[str | None, typer.Option(help="A UTC date from which the key is refused.", metavar="DATE")] = None
 
 
 @engine_keys.command(
@@ -102,8 +102,8 @@ class KeyOptions(ParameterGroup):
 @grouped
 def issue(
     *,
-    name: Annotated[str, typer.Argument(help="What the key is called here and in the log.")],
-    tenant: Annotated[str, typer.Option(help="Whom the key speaks for.")],
+    name: Annotated[str, typer.Argument(help="The key's name, here and in the log.")],
+    tenant: Annotated[str, typer.Option(help="The tenant of its requests.")],
     file: _KeyFile = KEY_FILE,
     speaks: KeyOptions,
     key_fd: Annotated[
@@ -191,7 +191,11 @@ def list_keys(*, file: _KeyFile = KEY_FILE, as_json: _Json = False) -> None:
 
 
 def describe(file: Path) -> dict[str, Any]:
-    """What an identity document lets in; `ConfigError` with everything wrong with it or the files that it names."""
+    """Return what an identity document admits.
+
+    Raises:
+        ConfigError: lists every error in it and in the files that it names.
+    """
     from kvcustody.governance.credentials.api_key_file import read_keys
     from kvcustody.integrations.identity.identity_document import load_identity
 
@@ -257,7 +261,7 @@ def _rows(file: Path) -> list[dict[str, Any]]:
 
 
 def _read_key(descriptor: int) -> str:
-    """The first line behind a descriptor (rule 1)."""
+    """Return the first line behind a descriptor (rule 1)."""
     try:
         with os.fdopen(descriptor, "rb", closefd=descriptor > 2) as file:
             data = file.read(_KEY_BYTES_MAX + 1)
@@ -285,7 +289,7 @@ def _writing(file: Path) -> Iterator[None]:
 
 
 def _check_names(entry: dict[str, object]) -> None:
-    """Problems by option: the key file would report them by line."""
+    """Report problems by option, because the key file would report them by line."""
     for field, value in entry.items():
         if not isinstance(value, str) or field == "until":
             continue
@@ -300,12 +304,12 @@ def _check_names(entry: dict[str, object]) -> None:
 
 def _check_folder(file: Path) -> None:
     if not file.parent.is_dir():
-        raise ConfigError(f"{file}: no such folder; create it, closed to others", path=file)
+        raise ConfigError(f"{file}: no such folder; create it, without access for others", path=file)
 
 
 def _check_file(file: Path) -> None:
     if not file.exists():
-        raise ConfigError(f"{file}: is not there; name the file with --file, or make it with `issue`", path=file)
+        raise ConfigError(f"{file}: does not exist; name the file with --file, or create it with `issue`", path=file)
 
 
 def _print_json(document: dict[str, Any]) -> None:

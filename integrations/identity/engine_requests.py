@@ -1,4 +1,4 @@
-"""How many engine requests a body becomes: what a scope token must cover.
+"""The number of engine requests that a body becomes, which a scope token must cover.
 
 Exact for samples and lists of prompts. An upper bound where the engine decides as it goes: beam search (a request for
 each beam and step), built-in tools (one for each turn), scoring (pairs or single texts, by the model). A request
@@ -18,7 +18,10 @@ TOOL_TURNS_MAX: Final = 32
 
 
 def engine_requests(kind: Body, body: dict[str, Any], *, prefix_requests: bool = False) -> int:
-    """The number of engine requests of `body`, 1 to 65,535; `RequestRefused` if `n` is not a count or it is more.
+    """Return the number of engine requests of `body`, 1 to 65,535.
+
+    Raises:
+        RequestRefused: `n` is no count, or there are more.
 
     prefix_requests: where a prompt is sampled more than once, one more goes ahead of its samples.
     """
@@ -64,7 +67,7 @@ def _sglang_generate(body: dict[str, Any]) -> int:
 
 
 def _sampled(body: dict[str, Any]) -> int:
-    """Samples of each prompt, wherever a body says it: itself, its sampling parameters, or those of each prompt."""
+    """Return the samples per prompt, wherever a body states them: itself, its sampling parameters, or each prompt's."""
     sampling = body.get("sampling_params")
     holders = sampling if isinstance(sampling, list) else [sampling]
     return max(_samples(holder) for holder in (body, *holders) if isinstance(holder, dict))
@@ -102,7 +105,7 @@ def _samples(body: dict[str, Any]) -> int:
 
 
 def _prompts(value: object) -> int:
-    """Prompts in a field that holds one (text, token ids, a conversation) or a list of them."""
+    """Return the prompts in a field that holds one (text, token ids, a conversation) or a list of them."""
     if value is None:
         return 0
     if not isinstance(value, list) or not value or type(value[0]) is int:
@@ -117,7 +120,7 @@ def _conversations(value: object) -> int:
 
 
 def _beam_steps(body: dict[str, Any], limits: tuple[str, ...]) -> int:
-    """The factor that beam search adds: a request a step. Without a stated limit only the first is covered."""
+    """Return the factor of beam search: one request per step. Without a stated limit only the first is covered."""
     if body.get("use_beam_search") in (None, False):
         return 1
     stated = [body[name] for name in limits if type(body.get(name)) is int and body[name] > 0]

@@ -1,4 +1,4 @@
-"""The middleware's parts, from the settings of this process."""
+"""Builds the middleware's parts from this process's settings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,11 @@ def open_request_gate(
     server: EngineServer = VLLM_SERVER,
     stack: ExitStack | None = None,
 ) -> RequestGate:
-    """The gate of an API server of this kind; `ConfigError` or `KeyringError` if a file is missing or wrong.
+    """Return the gate for an API server of this kind.
+
+    Raises:
+        ConfigError: a setting or file is wrong.
+        KeyringError: the keyring cannot be read.
 
     Behind a control plane it follows erase epochs until `stack` is closed, or the process ends.
     """
@@ -67,7 +71,7 @@ def open_request_gate(
 
 
 def _follow_epochs(settings: Settings, clock: Clock, stack: ExitStack | None) -> EpochsSource:
-    """What the worker's own process hears, heard here as well: a server and its engine may be two processes.
+    """Follow the epochs that the worker's own process follows, because a server and its engine may be two processes.
 
     It acknowledges nothing: what the worker acts by, the worker says.
     """
@@ -83,11 +87,15 @@ def _follow_epochs(settings: Settings, clock: Clock, stack: ExitStack | None) ->
 
 
 def open_identity(settings: Settings) -> IdentityDocument:
-    """The identity document of the settings; `ConfigError` that names the setting where there is none."""
+    """Return the settings' identity document.
+
+    Raises:
+        ConfigError: there is none; the message names the setting.
+    """
     if not settings.identity_path.exists():
         raise ConfigError(
-            f"identity document `{settings.identity_path}`: there is none; the setting `identity_path` names it "
-            "(docs/how-to/operate/set-up-identity.md)",
+            f"identity document `{settings.identity_path}`: does not exist; the setting `identity_path` names "
+            "it (docs/how-to/operate/set-up-identity.md)",
             path=settings.identity_path,
         )
     return load_identity(settings.identity_path)
@@ -118,14 +126,14 @@ def check_issuers(settings: Settings, listed: tuple[str, ...]) -> None:
 
 
 def open_verifier(settings: Settings, clock: Clock | None = None) -> ScopeTokens:
-    """The verifier of an engine process, over the same secret."""
+    """Return the verifier for an engine process, over the same secret."""
     with open_scope_key(settings.scope_token_key_path) as secret:
         clock = _process_clock(settings, clock)
         return ScopeTokens(secret, clock, remembered_max=settings.scope_tokens_remembered_max)
 
 
 def open_windowed(settings: Settings, clock: Clock, policy: Policy) -> WindowedTokens | None:
-    """The verifier of windowed tokens by the doors of the identity document; None where the setting is off.
+    """Return the verifier of windowed tokens from the document's doors; None where the setting is off.
 
     Raises `ConfigError` where the document names no doors. The log says where blocks stay longer than a window.
     """
@@ -134,31 +142,31 @@ def open_windowed(settings: Settings, clock: Clock, policy: Policy) -> WindowedT
     idle_seconds = max(one.idle_us for one in policy.retention) // SECOND_US
     if settings.windowed_token_seconds < idle_seconds:
         _LOG.warning(
-            "windows end before idle blocks do: routers lose the way to them",
+            "windows are shorter than idle times: routers cannot find blocks after their window",
             windowed_token_seconds=settings.windowed_token_seconds,
             idle_seconds=idle_seconds,
         )
     doors = open_identity(settings).doors
     if doors is None:
-        raise ConfigError("windowed_token_seconds: the identity document names no `doors` whose tokens count")
+        raise ConfigError("windowed_token_seconds: the identity document lists no `doors`")
     keys = WatchedFile(settings.identity_path.parent / doors.keys, read_door_keys, clock).content
     window = settings.windowed_token_seconds
     return WindowedTokens(keys, clock, window_seconds=window, group=doors.group)
 
 
 def _process_clock(settings: Settings, clock: Clock | None) -> DeadlineClock:
-    """The clock of a process that ends when it is killed: what is kept of time by then is enough."""
+    """Return the clock for a process that is ended by a kill, which stores its time often enough for that."""
     return settings.open_clock(clock, ExitStack())
 
 
 def open_attempts(settings: Settings, clock: Clock) -> AttemptsReporter:
-    """What a door notes its refusals in; close it at the end."""
+    """Return the book in which a door notes its refusals; close it at the end."""
     recorder_ = _Recorder(settings, clock)
     return AttemptsReporter(Attempts(_PLACE, clock), recorder_, ended=recorder_.close)
 
 
 class _Recorder:
-    """Puts refused identities on record in the ledger that the engine writes to; belongs to one thread at a time.
+    """Records refused identities in the ledger that the engine writes to; used by one thread at a time.
 
     Nothing is opened before the first of them. Behind a control plane that one writes, told under the worker's own key;
     else the ledger's database is written to, under a name of the door's own.
@@ -198,10 +206,14 @@ class _Recorder:
         now_us, worker = self._clock.now_us(), self._settings.worker_name
         self._writer.submit(events_of(_PLACE, taken, now_us, of_worker=worker))
         if not self._writer.flush():
-            raise LedgerError("the ledger takes nothing")
+            raise LedgerError("the ledger does not accept records")
 
     def _check_there(self) -> None:
-        """Raises `LedgerError` where there is no ledger yet: the engine makes it, and not its door."""
+        """Require that the ledger exists, because the engine creates it.
+
+        Raises:
+            LedgerError: there is none yet.
+        """
         engine = open_store(self._settings.database_url, read_only=True)
         try:
             check_store(engine)

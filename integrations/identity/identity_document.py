@@ -1,4 +1,4 @@
-"""The identity document: which credentials count, and where each part of a principal comes from.
+"""The identity document: accepted credentials, and the source of each part of a principal.
 
 1. Nothing is believed that the document does not name: no issuer, claim, header or path has a meaning by default,
    except the tables of `routes`.
@@ -48,7 +48,7 @@ Role = Annotated[str, Field(pattern=r"^[a-z]{1,32}$")]
 
 
 class Asserted(YamlModel):
-    """Headers in which an authenticated tenant may say who its user is; absent: it may not."""
+    """Headers in which an authenticated tenant may name its user; without them it may not."""
 
     subject: HeaderName | None = None
     session: HeaderName | None = None
@@ -64,7 +64,7 @@ class ClaimNames(YamlModel):
     route: ClaimName | None = None
 
     def named(self) -> Iterator[tuple[str, str]]:
-        """Each part that has a claim, with the claim's name."""
+        """Yield each part that has a claim, with the claim's name."""
         for field in type(self).model_fields:
             claim = getattr(self, field)
             if claim is not None:
@@ -72,7 +72,7 @@ class ClaimNames(YamlModel):
 
 
 class IssuerEntry(YamlModel):
-    """One issuer of JSON Web Tokens. `name` is what the ledger calls it; a short one keeps tokens short."""
+    """One issuer of JSON Web Tokens. `name` is its name in the ledger; a short one keeps tokens short."""
 
     issuer: Annotated[str, Field(min_length=1, max_length=512)]
     keys: RelativePath
@@ -86,13 +86,13 @@ class IssuerEntry(YamlModel):
 
     @property
     def called(self) -> str:
-        """What principals of this issuer have as their issuer."""
+        """The issuer in principals from this issuer."""
         return self.name or self.issuer
 
     @model_validator(mode="after")
     def _nameable(self) -> IssuerEntry:
         if self.called == OWN:
-            raise ValueError(f"`{OWN}` is the issuer of what is nobody's; give it another `name`")
+            raise ValueError(f"`{OWN}` is reserved for requests without an owner; choose another `name`")
         try:
             check_identifier("issuer", self.called)
         except IdentityError as error:
@@ -108,14 +108,14 @@ class ApiKeysEntry(YamlModel):
 
 
 class DoorsEntry(YamlModel):
-    """Doors before a router whose tokens count here: their public keys, and the group that this worker is in."""
+    """Accepted doors in front of a router: their public keys, and this worker's group."""
 
     keys: RelativePath
     group: GroupName = GROUP
 
 
 class IdentityDocument(YamlModel):
-    """Who may ask, and for what paths. Paths in it are relative to the document."""
+    """Who may send requests, and to which paths. Paths in it are relative to the document."""
 
     form: Literal["kvcustody/identity@1"] = Field(alias="schema")
     api_keys: ApiKeysEntry | None = None
@@ -131,16 +131,22 @@ class IdentityDocument(YamlModel):
     @model_validator(mode="after")
     def _usable(self) -> IdentityDocument:
         if self.api_keys is None and not self.issuers and self.doors is None:
-            raise ValueError("the document names neither `api_keys`, `issuers` nor `doors`: nobody could get in")
+            raise ValueError(
+                "the document names neither `api_keys`, `issuers` nor `doors`, so every request would be refused"
+            )
         if SCOPED.keys() & {*self.open_paths, *self.served_paths}:
             raise ValueError("`open_paths` and `served_paths` may not name a path to the engine")
         for field in ("issuer", "called"):
             values = [getattr(entry, field) for entry in self.issuers]
             if len(set(values)) != len(values):
-                raise ValueError("`issuers`: two are alike")
+                raise ValueError("`issuers`: two entries are equal")
         return self
 
 
 def load_identity(path: Path) -> IdentityDocument:
-    """The identity document in `path`; `ConfigError` with file, line and column of everything wrong with it."""
+    """Return the identity document in `path`.
+
+    Raises:
+        ConfigError: lists every error with file, line and column.
+    """
     return read_model(IdentityDocument, path)

@@ -1,4 +1,4 @@
-"""The ASGI middleware: every request is authenticated, and what reaches the engine carries a signed scope.
+"""The ASGI middleware: it authenticates every request and puts a signed scope into what reaches the engine.
 
 1. The application sees a request only after the gate let it pass. An error on the way is a refusal, never a pass.
 2. The body is read once, up to a bound, and given to the application once. An answer to a door's
@@ -41,7 +41,9 @@ class IdentityMiddleware:
         body_bytes_max: int = 32 << 20,
         refused: Callable[[str, str], None] | None = None,
     ) -> None:
-        """`refused` is told the reason and the network of every request that is refused with a 401, 403 or 404."""
+        """Wrap the application. `refused` is called with the reason and network of each request refused with 401, 403
+        or 404.
+        """
         self._refused = refused
         self._app = app
         self._gate = gate
@@ -88,12 +90,12 @@ class IdentityMiddleware:
             self._refused(reason, network_of(client[0]))
 
     async def _scoped_body(self, admitted: AdmittedRequest, headers: RequestHeaders, receive: Receive) -> bytes:
-        """The body for the engine, with a scope token in it."""
+        """Return the body for the engine, with a scope token in it."""
         return self._gate.scope(admitted, await read_body(headers, receive, self._body_bytes_max))
 
 
 def _naming(worker: str, send: Send) -> Send:
-    """A `send` whose answer says which worker it is of."""
+    """Return a `send` whose answer names its worker."""
 
     async def named(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -106,7 +108,12 @@ def _naming(worker: str, send: Send) -> Send:
 
 
 async def read_body(headers: RequestHeaders, receive: Receive, body_bytes_max: int) -> bytes:
-    """A request's whole body; `RequestRefused` (413) past the bound, `RequestCutError` where the client left."""
+    """Return a request's whole body.
+
+    Raises:
+        RequestRefused: it exceeds the bound (413).
+        RequestCutError: the client left.
+    """
     too_large = RequestRefused(413, f"body: is larger than {body_bytes_max} bytes", param="body")
     stated = headers.one("content-length")
     if stated is not None and stated.isdigit() and len(stated) < 20 and int(stated) > body_bytes_max:
@@ -129,7 +136,7 @@ class RequestCutError(Exception):
 
 
 class _Replay:
-    """A `receive` that gives one whole body, then whatever the server has to say."""
+    """A `receive` that returns one whole body, and then the server's messages."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._body: bytes | None = body
@@ -143,7 +150,7 @@ class _Replay:
 
 
 async def refuse_socket(receive: Receive, send: Send) -> None:
-    """Close a websocket, or anything else, before it is open."""
+    """Close a websocket, or anything else, before it opens."""
     await receive()
     _LOG.warning("request refused", status=403, reason="websockets are not served")
     await send({"type": "websocket.close", "code": _POLICY_VIOLATION})

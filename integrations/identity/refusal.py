@@ -1,4 +1,4 @@
-"""Replies of the middleware itself, in the shape of OpenAI's errors.
+"""The middleware's own replies, in the shape of OpenAI's errors.
 
 1. Every missing or bad credential gets the same 401, byte for byte. The reason is for the log.
 2. No reply quotes anything that the request held.
@@ -23,7 +23,7 @@ _CODES = {401: "invalid_api_key", 403: "path_not_served", 404: "not_found", 413:
 
 
 class RequestRefused(IdentityError):  # noqa: N818, a verdict, as in the tree's `LedgerUnavailable`
-    """A request that goes no further: `status` and `message` for the caller, `reason` for the log."""
+    """A request that is refused: `status` and `message` for the caller, `reason` for the log."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class RequestRefused(IdentityError):  # noqa: N818, a verdict, as in the tree's 
         reason: str | None = None,
         code: str | None = None,
     ) -> None:
-        """`code`: what clients read; that of the status, where it is left out."""
+        """Describe the refusal. `code`: what clients read; the status's own where it is omitted."""
         super().__init__(message, status=status, param=param, reason=reason or message)
         self.status = status
         self.client_code = _CODES.get(status) if code is None else code
@@ -42,7 +42,7 @@ class RequestRefused(IdentityError):  # noqa: N818, a verdict, as in the tree's 
         self.reason = reason or message
 
     def body(self) -> bytes:
-        """The reply's JSON body."""
+        """Return the reply's JSON body."""
         error = {
             "message": self.message,
             "type": "invalid_request_error",
@@ -62,24 +62,22 @@ class RequestRefused(IdentityError):  # noqa: N818, a verdict, as in the tree's 
 
 
 def unauthenticated(reason: str) -> RequestRefused:
-    """The one 401 (rule 1)."""
+    """Return the one 401 (rule 1)."""
     return RequestRefused(401, "a valid API key or token is required", reason=reason)
 
 
 def malformed(param: str, problem: str) -> RequestRefused:
-    """A 400 about one field or header."""
+    """Return a 400 about one field or header."""
     return RequestRefused(400, f"{param}: {problem}", param=param)
 
 
 def not_found() -> RequestRefused:
-    """A 404 about a stored response: absent and somebody else's are one answer."""
+    """Return a 404 about a stored response: an absent one and another owner's look alike."""
     return RequestRefused(404, "response not found", param="response_id")
 
 
 def misplaced(*, is_known: bool = True) -> RequestRefused:
-    """A request that no worker here may serve, or of which no policy is known yet that says so."""
+    """Return the refusal for a request that no worker here may serve, or whose policy is not known yet."""
     if is_known:
-        return RequestRefused(403, "policy lets no worker here serve this request", code="placement_unmet")
-    return RequestRefused(
-        503, "it is not known yet which workers may serve requests; try again", code="placement_unknown"
-    )
+        return RequestRefused(403, "the policy permits no worker here to serve this request", code="placement_unmet")
+    return RequestRefused(503, "the policy for this request is not loaded yet; try again", code="placement_unknown")

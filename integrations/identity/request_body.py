@@ -1,4 +1,4 @@
-"""A request body as the engine will get it: the same request, with our scope in place of what the client claimed.
+"""A request body for the engine: the same request, with our scope in place of the client's claims.
 
 1. What leaves is what was checked: the body is parsed once, with repeated names refused, and written again from what
    was parsed, so no second parser can read something else.
@@ -54,7 +54,11 @@ _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 def parse_body(data: bytes) -> dict[str, Any]:
-    """The JSON object in `data`; `RequestRefused` (400) for anything else, and for a repeated name anywhere."""
+    """Return the JSON object in `data`.
+
+    Raises:
+        RequestRefused: it is something else (400), or repeats a name anywhere.
+    """
     try:
         text = data.decode("utf-8")
         body = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_finite)
@@ -66,7 +70,7 @@ def parse_body(data: bytes) -> dict[str, Any]:
 
 
 def write_body(body: dict[str, Any]) -> bytes:
-    """The body as JSON in UTF-8."""
+    """Return the body as JSON in UTF-8."""
     try:
         return orjson.dumps(body)
     except TypeError:  # what Python's JSON can carry and orjson cannot: long integers, lone surrogates
@@ -74,19 +78,19 @@ def write_body(body: dict[str, Any]) -> bytes:
 
 
 def take_client_salt(body: dict[str, Any]) -> object:
-    """Remove the client's own salt, wherever a router would take one from; `None` if there was none."""
+    """Remove the client's own salt wherever a router would read one; return it, or None."""
     given = body.pop("cache_salt", None)
     routed = body.get("nvext")
     nested = routed.pop("cache_salt", None) if isinstance(routed, dict) else None
     if nested is None:
         return given
     if given not in (None, nested):
-        raise malformed("nvext", "names another `cache_salt` than the body")
+        raise malformed("nvext", "names a different `cache_salt` than the body")
     return nested
 
 
 def check_transfer(body: dict[str, Any], *, allowed: bool) -> None:
-    """Remove our fields from what the client sent, and refuse the rest unless the deployment allows it."""
+    """Remove our fields from the client's transfer parameters, and refuse others unless the deployment permits them."""
     for holder in _extra_arguments(body):
         if any(field in holder for field in _TRANSFER_FIELDS):
             raise malformed("vllm_xargs", "may not carry transfer parameters")
@@ -106,14 +110,14 @@ def check_transfer(body: dict[str, Any], *, allowed: bool) -> None:
 
 
 def refuse_fields(body: dict[str, Any], fields: Iterable[str]) -> None:
-    """Refuse a body that has one of these with anything in it."""
+    """Refuse a body in which one of these fields is not empty."""
     for field in fields:
         if body.get(field) not in (None, False):
             raise malformed(field, "is not accepted from tenants")
 
 
 def take_kinds(body: dict[str, Any]) -> tuple[KindRange, ...]:
-    """Remove what the client says of its prompt's content: `kvcustody_kinds`, spans of tokens as `{from, to, kind}`."""
+    """Remove and return the client's kinds of content: `kvcustody_kinds`, spans of tokens as `{from, to, kind}`."""
     given = body.pop(OUR_KINDS_FIELD, None)
     if given is None:
         return ()
@@ -124,14 +128,16 @@ def take_kinds(body: dict[str, Any]) -> tuple[KindRange, ...]:
 
 
 def put_kinds(body: dict[str, Any], kinds: tuple[KindRange, ...], scoped: Scoped) -> None:
-    """Put them where the engine will look; a body without room goes without: they only lower."""
+    """Put the kinds where the engine reads them; a body without room goes without, because kinds only lower
+    priorities.
+    """
     if kinds:
         spans = [[each.first, each.last, each.kind] for each in kinds]
         _put(body, OUR_KINDS_FIELD, spans, scoped.room)
 
 
 def take_latency(body: dict[str, Any]) -> str:
-    """Remove the class that the client gives its request: `kvcustody_latency`, `interactive` or `batch`."""
+    """Remove and return the client's latency class: `kvcustody_latency`, `interactive` or `batch`."""
     given = body.pop(OUR_LATENCY_FIELD, None)
     if given is None:
         return ""
@@ -141,13 +147,19 @@ def take_latency(body: dict[str, Any]) -> str:
 
 
 def put_latency(body: dict[str, Any], latency: str, scoped: Scoped) -> None:
-    """Put it where the engine will look; a body without room goes without: it chooses among ways that are all safe."""
+    """Put the class where the engine reads it; a body without room goes without, because every way to serve it is
+    safe.
+    """
     if latency:
         _put(body, OUR_LATENCY_FIELD, latency, scoped.room)
 
 
 def put_token(body: dict[str, Any], carried: Carried, scoped: Scoped) -> None:
-    """Put the token where the engine will look; `RequestRefused` if this kind of body has no room for it."""
+    """Put the token where the engine reads it.
+
+    Raises:
+        RequestRefused: this kind of body has no room for it.
+    """
     body["cache_salt"] = carried.cache_salt
     if carried.transfer is not None:
         if scoped.room is not Room.TRANSFER:
@@ -159,7 +171,7 @@ def put_token(body: dict[str, Any], carried: Carried, scoped: Scoped) -> None:
 
 
 def put_trace(body: dict[str, Any], trace: str, scoped: Scoped) -> None:
-    """Put the request's trace where the engine will look; a body without room goes without."""
+    """Put the request's trace where the engine reads it; a body without room goes without."""
     if trace:
         _put(body, OUR_TRACE_FIELD, trace, scoped.room)
 
@@ -181,13 +193,13 @@ def _remove_ours(given: dict[str, Any]) -> None:
 
 
 def _sampling(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """A body's sampling parameters: of all its prompts, or one for each."""
+    """Return a body's sampling parameters: for all its prompts, or one per prompt."""
     given = body.get("sampling_params")
     return [each for each in (given if isinstance(given, list) else [given]) if isinstance(each, dict)]
 
 
 def bind_ids(body: dict[str, Any], kind: Body, owner: str, more: Iterable[str] = ()) -> None:
-    """Bind every id that the client chose to `owner`, 16 hexadecimal digits (rule 3); `more`: other fields with ids."""
+    """Bind every client-chosen id to `owner`, 16 hexadecimal digits (rule 3); `more`: other fields with ids."""
     for field in more:
         if body.get(field) is not None:
             body[field] = _bound_ids(field, body[field], owner)
@@ -211,38 +223,38 @@ def bind_ids(body: dict[str, Any], kind: Body, owner: str, more: Iterable[str] =
 
 
 def _bound_ids(param: str, value: object, owner: str) -> str | list[str]:
-    """An id, or one for each prompt of a batch."""
+    """Return an id, or one per prompt of a batch."""
     if isinstance(value, list):
         return [f"{owner}-{check_id(param, each)}" for each in value]
     return f"{owner}-{check_id(param, value)}"
 
 
 def bound_session(param: str, value: object, owner: str) -> str | None:
-    """A session id that the client chose, bound to its owner: the engine's events carry it, and routers go by it."""
+    """Return a client-chosen session id bound to its owner, because the engine's events carry it and routers use it."""
     return None if value is None or value == "" else f"{owner}-{check_id(param, value)}"
 
 
 def _extra_arguments(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Where a body has room for arguments of the engine's own."""
+    """Return the place for the engine's own arguments in a body."""
     sampling = body.get("sampling_params")
     holders = (body.get("vllm_xargs"), sampling.get("extra_args") if isinstance(sampling, dict) else None)
     return [holder for holder in holders if isinstance(holder, dict)]
 
 
 def owns_response(owner: str, response_id: object) -> bool:
-    """Whether the id is one that `bind_ids` made for `owner`; says nothing about its existing."""
+    """Return whether `bind_ids` made the id for `owner`; the id need not exist."""
     return isinstance(response_id, str) and response_id.startswith(f"resp_{owner}_")
 
 
 def check_id(param: str, value: object) -> str:
-    """`value` unchanged if it is a client's well-formed id."""
+    """Return `value` unchanged if it is a client's well-formed id."""
     if type(value) is not str or _ID.fullmatch(value) is None:
         raise malformed(param, "must be 1 to 128 letters, digits, `.`, `_`, `:` or `-`")
     return value
 
 
 def _bind_media(value: Any, owner: str, depth: int) -> None:
-    """Prefix the uuid of each content part with its owner. Parts are in lists named `content`, and nowhere else."""
+    """Prefix each content part's uuid with its owner. Parts occur only in lists named `content`."""
     if depth > _DEPTH_MAX:
         raise malformed("body", "nests too deeply")
     if type(value) is list:

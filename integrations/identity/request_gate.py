@@ -1,4 +1,4 @@
-"""The decision on a request before the engine sees it: whether it may pass, as whom, and with what token.
+"""The decision about a request in front of the engine: whether it may pass, as whom, and with which token.
 
 `RequestGate.authenticate` reads headers, `scope` puts a scope token into the body. Knows headers, not ASGI.
 """
@@ -68,15 +68,23 @@ class RequestGate:
         self.message_kinds = document.message_kinds  # what a server that renders messages marks tokens with
 
     def is_open(self, path: str) -> bool:
-        """Whether `path` needs no identity."""
+        """Return whether `path` needs no identity."""
         return self._authentication.is_open(path)
 
     def authenticate(self, method: str, path: str, headers: RequestHeaders) -> AdmittedRequest:
-        """Who a request is from; `RequestRefused` if the request may not pass."""
+        """Return who a request is from.
+
+        Raises:
+            RequestRefused: the request may not pass.
+        """
         return self._authentication.authenticate(method, path, headers)
 
     def scope(self, admitted: AdmittedRequest, data: bytes) -> bytes:
-        """The admitted's request body with a scope token in it; `RequestRefused` if it is malformed."""
+        """Return the admitted request's body with a scope token.
+
+        Raises:
+            RequestRefused: it is malformed.
+        """
         assert admitted.scoped is not None, "only requests for the engine are scoped"
         body = parse_body(data)
         client_salt = take_client_salt(body)
@@ -110,7 +118,7 @@ class RequestGate:
         return write_body(body)
 
     def _spend(self, token: PresentedToken, salt: object, uses: int) -> str | None:
-        """Take uses of a door's token; the client's own salt as the door passed it on.
+        """Spend uses of a door's token; return the client's own salt as the door forwarded it.
 
         `RequestRefused` where they are spent, or the body's salt is not the namespace that the door wrote.
         """

@@ -1,4 +1,4 @@
-"""The headers of one request: read strictly, and passed on without those that are ours."""
+"""The headers of one request: read strictly, and forwarded without ours."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _TRACEPARENT: Final = TRACEPARENT.encode("ascii")
 
 
 class RequestHeaders:
-    """Headers by lower-case name; reading one that is repeated or is not UTF-8 raises `RequestRefused`."""
+    """Headers by lower-case name. Raises `RequestRefused` on reading one that is repeated or not UTF-8."""
 
     def __init__(self, raw: Iterable[tuple[bytes, bytes]]) -> None:
         self._raw = [(name.lower(), value) for name, value in raw]
 
     def one(self, name: str) -> str | None:
-        """The header's value, `None` if it is absent; empty text is a value."""
+        """Return the header's value; None if it is absent. An empty text is a value."""
         wanted = name.encode("ascii")
         values = [value for found, value in self._raw if found == wanted]
         if not values:
@@ -38,12 +38,14 @@ class RequestHeaders:
 
     @property
     def trace(self) -> str:
-        """The trace id that the request came with; empty where it came with none, a malformed one or two."""
+        """The request's trace id; empty for none, a malformed one or two."""
         values = [value for found, value in self._raw if found == _TRACEPARENT]
         return trace_of(values[0].decode("latin-1")) if len(values) == 1 else ""
 
     def passed_on(self, bound: Mapping[str, str | None], body_bytes: int | None) -> Raw:
-        """The headers for the application: ours gone, the ids `bound` (None: none), the length that of a new body."""
+        """Return the headers for the application: without ours, with the `bound` ids (None: none), and a new body's
+        length.
+        """
         replaced = {name.encode("ascii") for name in bound}
         if body_bytes is not None:
             replaced |= {b"content-length", b"transfer-encoding"}
@@ -55,5 +57,5 @@ class RequestHeaders:
 
 
 def _is_ours(name: bytes) -> bool:
-    """Whether a header is ours, or would be read as ours by a server that takes `_` for `-`."""
+    """Return whether a header is ours, or is read as ours by a server that treats `_` as `-`."""
     return name.replace(b"_", b"-").startswith(_OWN)

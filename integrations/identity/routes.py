@@ -1,4 +1,4 @@
-"""The paths of an engine's HTTP server that tenants may use, and how each carries a scope token: vLLM's, unless said.
+"""The paths of an engine's HTTP server that tenants may use, and how each carries a scope token; vLLM's by default.
 
 What is not here, in the identity document, or open, is refused to tenants: development and administration endpoints,
 audio uploads and websockets (they have no field for a token), and whatever a later version adds.
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 
 class Body(Enum):
-    """The shape of a request body, which decides how many engine requests it becomes."""
+    """The shape of a request body, which determines the number of its engine requests."""
 
     COMPLETION = auto()
     CHAT = auto()
@@ -27,7 +27,7 @@ class Body(Enum):
 
 
 class Room(Enum):
-    """Where a request body has room for what the door says beside the token, if anywhere."""
+    """The place in a request body for the door's other hints, if there is one."""
 
     NONE = auto()
     TRANSFER = auto()  # `kv_transfer_params`, where a long token fits too
@@ -36,7 +36,7 @@ class Room(Enum):
 
 
 class Scoped(NamedTuple):
-    """A path whose requests reach the engine: a token goes into the body."""
+    """A path whose requests reach the engine: its body carries a token."""
 
     body: Body
     room: Room
@@ -64,7 +64,7 @@ PLAIN: Final = frozenset({"/v1/models", "/tokenize", "/detokenize", "/v1/message
 
 
 class EngineServer(NamedTuple):
-    """What the gate must know of an engine's HTTP server.
+    """The facts about an engine's HTTP server that the gate needs.
 
     whole_tokens: a token of any length fits in `cache_salt`. refused_fields: fields of bodies that are not accepted
     from tenants. id_fields: ids that the client chose, bound to their owner besides those that are everywhere.
@@ -84,7 +84,7 @@ STORED_RESPONSE: Final = re.compile(r"/v1/responses/([^/]+)(?:/cancel)?")
 
 
 def route_path(scope_path: str, root_path: str) -> str:
-    """The path that the server behind will route by: without the prefix under which it is mounted."""
+    """Return the path by which the server routes: without the prefix under which it is mounted."""
     if not root_path or not scope_path.startswith(root_path):
         return scope_path
     rest = scope_path[len(root_path) :]

@@ -1,4 +1,4 @@
-"""`kvcustody events`: the fleet's NATS server, who may do what there, and the keeper of its stream."""
+"""`kvcustody events`: the fleet's NATS server, its credentials, and its stream's keeper."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from kvcustody.plurals import several
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="KV events over NATS JetStream: its server's accounts, credentials, and the keeper of the stream.",
-    epilog="docs/how-to/fleet/kv-events-over-nats.md says what NATS is for, what it sees, and what happens without it.",
+    help="KV events over NATS JetStream: the server's accounts and credentials, and the stream's keeper.",
+    epilog="docs/how-to/fleet/kv-events-over-nats.md says why NATS is used, what it sees, and what happens without it.",
 )
 _Folder = Annotated[Path, typer.Option(file_okay=False, help="The folder of the server's keys.", metavar="FOLDER")]
 _FOLDER = Path("kvcustody-nats")
@@ -44,7 +44,7 @@ CONFIGURATION = "nats-server.conf"
 
 
 class Holder(StrEnum):
-    """Who shows credentials."""
+    """The holder of credentials."""
 
     WORKER = "worker"
     DOOR = "door"
@@ -54,7 +54,7 @@ class Holder(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TlsOptions(ParameterGroup):
-    """What clients of the server see."""
+    """The server's TLS files for clients."""
 
     tls_certificate: Annotated[str, typer.Option(help="PEM; without it, no TLS.")] = ""
     tls_key: Annotated[str, typer.Option(help="PEM, of the certificate.")] = ""
@@ -70,9 +70,9 @@ def nats_config(
     folder: _Folder = _FOLDER,
     listen: Annotated[str, typer.Option(help="Where it listens.", metavar="HOST:PORT")] = "127.0.0.1:4222",
     monitor: Annotated[
-        str, typer.Option(help="Where its own health and figures are; empty: nowhere.", metavar="HOST:PORT")
+        str, typer.Option(help="Address of its own health and metrics; empty: none.", metavar="HOST:PORT")
     ] = "",
-    memory_mib: Annotated[int, typer.Option(min=1, help="MiB that streams may hold.")] = 256,
+    memory_mib: Annotated[int, typer.Option(min=1, help="Maximum size of all streams, in MiB.")] = 256,
     tls: TlsOptions,
     as_json: _Json = False,
 ) -> None:
@@ -100,12 +100,12 @@ def nats_config(
     "    kvcustody events credentials reader acme-index --tenant acme --issuer https://idp.example --out acme.creds",
 )
 def credentials_(
-    role: Annotated[Holder, typer.Argument(help="What it may do.", metavar="ROLE")],
+    role: Annotated[Holder, typer.Argument(help="The role of the credentials.", metavar="ROLE")],
     name: Annotated[str, typer.Argument(help="Of a worker its `worker_name`; of others one of their own.")],
     out: Annotated[Path, typer.Option(help="Where the credentials are written, mode 0600.", metavar="FILE")],
     *,
     folder: _Folder = _FOLDER,
-    hours: Annotated[float, typer.Option(min=0.01, help="How long they are accepted.")] = 24.0,
+    hours: Annotated[float, typer.Option(min=0.01, help="How long they are valid.")] = 24.0,
     tenant: Annotated[
         str, typer.Option(help="The tenant whose blocks a reader sees; without it, every tenant's.")
     ] = "",
@@ -148,8 +148,8 @@ def keep(
     about: Annotated[
         str, typer.Option(help="Where `/ready`, `/live` and `/metrics` are.", metavar="HOST:PORT")
     ] = "127.0.0.1:18149",
-    memory_mib: Annotated[int, typer.Option(min=1, help="MiB that the stream may hold.")] = 128,
-    age_seconds: Annotated[float, typer.Option(min=1, help="How long it holds a message at most.")] = 3600.0,
+    memory_mib: Annotated[int, typer.Option(min=1, help="Maximum size of the stream, in MiB.")] = 128,
+    age_seconds: Annotated[float, typer.Option(min=1, help="Maximum age of a message.")] = 3600.0,
 ) -> None:
     """Keep the stream of KV events until a signal ends it: bounds, purges with each erasure, hints of epochs.
 
@@ -177,8 +177,8 @@ def watch(
     authority: Annotated[
         Path | None, typer.Option("--ca", help="PEM of the CA of its certificate.", metavar="FILE")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=1.0, help="How long it reads before it says.")] = 5.0,
-    tenant: Annotated[str, typer.Option(help="The tenant that the credentials are of.")] = "",
+    seconds: Annotated[float, typer.Option(min=1.0, help="How long to read the stream.")] = 5.0,
+    tenant: Annotated[str, typer.Option(help="The credentials' tenant.")] = "",
     issuer: Annotated[str, typer.Option(help="The tenant's issuer.")] = "",
     as_json: _Json = False,
 ) -> None:
@@ -202,7 +202,7 @@ def watch(
         said = "complete" if row.is_usable else "incomplete"
         typer.echo(f"{row.worker}  {row.tenant}  {several(row.blocks, 'block')}  {said}")
     if not rows:
-        typer.echo("no worker told of a block")
+        typer.echo("no worker has published a block")
 
 
 def _tag_of(settings: Settings, issuer: str, tenant: str) -> str:

@@ -28,14 +28,18 @@ _log = get_logger(__name__)
 
 
 class NatsPlace(NamedTuple):
-    """Where the server is and what is shown there. `authority`: PEM of the CA of its certificate."""
+    """The server's address and the credentials for it. `authority`: PEM of its certificate's CA."""
 
     url: str
     credentials: Path
     authority: Path | None = None
 
     def check(self) -> Credentials:
-        """The credentials; raises `ConfigError` for an address that is none, or one in clear to another machine."""
+        """Return the credentials.
+
+        Raises:
+            ConfigError: the address is invalid, or unencrypted and on another machine.
+        """
         try:
             parts = urlsplit(self.url)
             name = parts.hostname
@@ -44,29 +48,33 @@ class NatsPlace(NamedTuple):
         if parts.scheme not in ("nats", "tls") or not name:
             raise ConfigError(f"`{self.url}` is no NATS server; write `nats://HOST:PORT` or `tls://HOST:PORT`")
         if parts.scheme == "nats" and not is_loopback(name):
-            raise ConfigError(f"`{self.url}` would be spoken to in clear over a network; write `tls://`")
+            raise ConfigError(f"`{self.url}` would be used unencrypted over a network; write `tls://`")
         return read_credentials(self.credentials)
 
 
 class _Shown:
-    """What is shown each time that a connection is made: the file as it is then, the last where it is unreadable."""
+    """The credentials for each new connection: the file's current ones, or the last ones where it is unreadable."""
 
     def __init__(self, place: NatsPlace) -> None:
         self._path, self.last = place.credentials, place.check()
 
     def sign(self, nonce: str) -> bytes:
-        """The server's nonce, signed; it is asked for before `token`."""
+        """Return the server's nonce, signed; the client calls this before `token`."""
         with suppress(ConfigError):
             self.last = read_credentials(self._path)
         return base64.b64encode(self.last.key.sign(nonce.encode()))
 
     def token(self) -> bytes:
-        """The JWT."""
+        """Return the JWT."""
         return self.last.token.encode()
 
 
 async def open_connection(place: NatsPlace) -> Client:
-    """A connection. Raises `ConfigError` where nats-py is not installed, `OSError` and errors of nats otherwise.
+    """Return a connection.
+
+    Raises:
+        ConfigError: nats-py is not installed.
+        OSError: the server cannot be reached; errors of nats otherwise.
 
     With `tls://` the handshake comes before the server says anything: nobody in between can talk it away.
     """

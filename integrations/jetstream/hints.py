@@ -1,4 +1,4 @@
-"""A process that publishes nothing to NATS and hears hints of epochs: a door.
+"""Lets a process that publishes nothing to NATS, such as a door, receive hints about epochs.
 
 A hint makes the feeds of this process ask the control plane at once (`control_plane.epoch_feed`). Without NATS they ask
 as they do anyway.
@@ -20,7 +20,7 @@ _END_SECONDS: Final = 2.0
 
 
 def hear_hints(place: NatsPlace, stack: ExitStack) -> None:
-    """Until `stack` ends. Raises `ConfigError` as `NatsPlace.check`."""
+    """Receive hints until `stack` ends. Raises `ConfigError` as `NatsPlace.check` does."""
     place.check()
     loop, ending = asyncio.new_event_loop(), asyncio.Event()
     thread = GuardingThread(_run, name="kvcustody-nats-hints", args=(loop, place, ending))

@@ -1,4 +1,4 @@
-"""A worker's KV events to the fleet's NATS server, each under the subject of the name that it is told under.
+"""Publishes a worker's KV events to the fleet's NATS server, each under the subject of its name.
 
 1. `publish` takes a lock, appends, and returns. Everything else is on a thread of its own; nothing waits for NATS.
 2. Every tenant's messages have contiguous numbers in one life of the publisher. What could not be sent keeps its
@@ -22,7 +22,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -34,10 +34,9 @@ from kvcustody.governance.edge.erase_epochs import KnownEpochs
 from kvcustody.governance.edge.named_requester import NamedRequester
 from kvcustody.governance.settings import Settings
 from kvcustody.guarding_thread import GuardingThread
-from kvcustody.integrations.events.block_event import CLEARED, BlockEvent, check_event, cleared
+from kvcustody.integrations.events.block_event import CLEARED, STORED, BlockEvent, check_event, cleared, split_keys
 from kvcustody.integrations.events.names.told_blocks import ToldBlocks, takes_fleet_hashes
 from kvcustody.integrations.jetstream.connection import NatsPlace, open_connection
-from kvcustody.integrations.jetstream.live_blocks import BLOCKS_MAX, LiveBlocks
 from kvcustody.integrations.jetstream.subjects import (
     EVERY,
     HINTS,
@@ -53,6 +52,79 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
+# The published blocks that were not withdrawn, from which a snapshot is made.
+#
+# Rules of this section:
+# 1. A snapshot never has a withdrawn block. It may lack the oldest ones, where more than `blocks_max` are published.
+# 2. It has each chain's blocks after their parents, in the order of publication.
+# 3. A tenant's snapshot costs as much as the tenant's own blocks, whatever others have.
+
+BLOCKS_MAX: Final = 1 << 18
+
+
+class _Id(NamedTuple):
+    key: bytes
+    namespace: str
+    medium: str
+    group: int | None
+
+
+class LiveBlocks:
+    """The published blocks that were not withdrawn, from which a snapshot is made. Used on one thread."""
+
+    def __init__(self, blocks_max: int = BLOCKS_MAX) -> None:
+        self._blocks_max = blocks_max
+        self._told: OrderedDict[_Id, NamedRequester | None] = OrderedDict()  # each block's tenant; None: of no name
+        self._of: dict[NamedRequester | None, dict[_Id, BlockEvent]] = {}  # one block each
+        self.let_go = 0
+
+    def __len__(self) -> int:
+        return len(self._told)
+
+    def take(self, events: Iterable[BlockEvent]) -> None:
+        """Take published events, in order."""
+        for event in events:
+            if event.kind == CLEARED:
+                self._told.clear()
+                self._of.clear()
+            elif event.kind == STORED:
+                self._store(event)
+            else:
+                for key in split_keys(event.keys):
+                    self._drop(_Id(key, event.namespace, event.medium, event.group))
+
+    def of(self, tenant: NamedRequester) -> list[BlockEvent]:
+        """Return the stored events under all names of a tenant."""
+        return [*self._of.get(tenant, {}).values()]
+
+    def has(self, tenant: NamedRequester) -> bool:
+        """Return whether any block is published under a tenant's names."""
+        return tenant in self._of
+
+    def _drop(self, one: _Id) -> None:
+        if one in self._told:
+            tenant = self._told.pop(one)
+            blocks = self._of[tenant]
+            del blocks[one]
+            if not blocks:
+                del self._of[tenant]
+
+    def _store(self, event: BlockEvent) -> None:
+        parent, size = event.parent, event.block_tokens
+        tenant = None if event.place is None else event.place.whole_tenant
+        for at, key in enumerate(split_keys(event.keys)):
+            tokens = event.tokens[at * size : (at + 1) * size]
+            one = _Id(key, event.namespace, event.medium, event.group)
+            if self._told.setdefault(one, tenant) != tenant:
+                self._drop(one)
+                self._told[one] = tenant
+            self._of.setdefault(tenant, {})[one] = event._replace(keys=key, parent=parent, tokens=tokens)
+            parent = key
+        while len(self._told) > self._blocks_max:
+            self._drop(next(iter(self._told)))
+            self.let_go += 1
+
+
 LIFE: Final = "Kvc-Life"
 NUMBER: Final = "Kvc-Number"
 QUESTION, PART, PARTS, TENANT = "Kvc-Question", "Kvc-Part", "Kvc-Parts", "Kvc-Tenant"
@@ -67,7 +139,7 @@ Encode = Callable[[Sequence[BlockEvent], float], bytes]
 
 
 class StreamLimits(NamedTuple):
-    """Sizes of a publisher."""
+    """The sizes of a publisher."""
 
     waiting_batches: int = 10_000
     waiting_blocks: int = 1_000_000
@@ -78,7 +150,7 @@ class StreamLimits(NamedTuple):
 
 
 class StreamStats(NamedTuple):
-    """Counters of a publisher. `unnamed`: events under no name; `early`: before epochs were known."""
+    """The counters of a publisher. `unnamed`: events under no name; `early`: before epochs were known."""
 
     messages: int
     events: int
@@ -94,7 +166,7 @@ class StreamStats(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One message: of one name's events in the stream, or another."""
+    """One message: events under one name in the stream, or another message."""
 
     subject: str
     payload: bytes
@@ -102,7 +174,7 @@ class Message(NamedTuple):
 
 
 class ToldStream:
-    """What is sent of events, without a connection. Used on one thread."""
+    """Makes messages from events, without a connection. Used on one thread."""
 
     def __init__(
         self,
@@ -114,7 +186,7 @@ class ToldStream:
         fleet_hashes: bool = False,
         limits: StreamLimits | None = None,
     ) -> None:
-        """`encode(events, at)`: a batch in the form that is told in; `at` is UTC seconds.
+        """Prepare the stream. `encode(events, at)` encodes a batch in the published form; `at` is UTC seconds.
 
         `fleet_hashes`: as `ToldBlocks` has it.
         """
@@ -129,7 +201,7 @@ class ToldStream:
         self.begin()
 
     def begin(self) -> None:
-        """A new life (rule 3)."""
+        """Begin a new life (rule 3)."""
         self.counts["lives"] += 1
         self.life = f"{self._incarnation}.{self.counts['lives']}"
         self._told = ToldBlocks(self._namespaces, fleet_hashes=self._fleet_hashes)
@@ -142,7 +214,7 @@ class ToldStream:
         self._early: set[NamedRequester] = set()  # of whom something was not sent (rule 5)
 
     def messages(self, events: Sequence[BlockEvent], known: KnownEpochs | None, at: float) -> list[Message]:
-        """What to send of one step; `at` is UTC seconds."""
+        """Return the messages for one step; `at` is UTC seconds."""
         if known is not None and known is not self._known:
             if self._known is not None and not known.has_key_of(self._known):
                 self._known = known
@@ -167,7 +239,7 @@ class ToldStream:
         return messages + self._sent(run, at)
 
     def _sent(self, run: Sequence[BlockEvent], at: float) -> list[Message]:
-        """A message of events under one name."""
+        """Return a message with events under one name."""
         if not run:
             return []
         place = run[0].place
@@ -198,7 +270,7 @@ class ToldStream:
         return max(self._known.of(*self._tenants[tenant]))
 
     def beats(self) -> list[Message]:
-        """The next number of each tenant (rule 2), once those that are idle were let go (rule 6)."""
+        """Return each tenant's next number (rule 2), after dropping idle tenants (rule 6)."""
         for tenant in list(self._tenants):
             self._idle[tenant] += 1
             if self._idle[tenant] > IDLE_BEATS and not self.live.has(self._tenants[tenant]):
@@ -210,7 +282,7 @@ class ToldStream:
         ]
 
     def answer(self, subject: str, payload: bytes, now: float, at: float) -> list[Message]:
-        """The snapshot that a question asks for; nothing where there is none to give or it came too soon (rule 4).
+        """Return the requested snapshot; nothing where there is none, or the request came too soon (rule 4).
 
         `now` is monotonic seconds, `at` UTC seconds.
         """
@@ -218,11 +290,11 @@ class ToldStream:
         if len(parts) != 4 or len(payload) > 256:
             return []
         _, tenant, reader, _ = parts
-        question, _, said = payload.decode("ascii", "replace").partition(" ")
+        number, _, said = payload.decode("ascii", "replace").partition(" ")
         tenant = said if tenant == EVERY else tenant
         whole = self._tenants.get(tenant)
         last = self._asked.get((reader, tenant))
-        if whole is None or not question.isalnum() or (last is not None and now - last < _ASKED_APART_SECONDS):
+        if whole is None or not number.isalnum() or (last is not None and now - last < _ASKED_APART_SECONDS):
             return []
         self._asked[reader, tenant] = now
         self._asked.move_to_end((reader, tenant))
@@ -235,7 +307,7 @@ class ToldStream:
         head = {
             LIFE: self.life,
             NUMBER: str(self._next[tenant]),
-            QUESTION: question,
+            QUESTION: number,
             TENANT: tenant,
             PARTS: str(len(runs)),
         }
@@ -252,7 +324,7 @@ class _Waiting(NamedTuple):
 
 
 class StreamPublisher:
-    """Sends what a `ToldStream` makes, on a thread with a connection. Close it at the end."""
+    """Sends a `ToldStream`'s messages on its own thread and connection. Close it at the end."""
 
     def __init__(
         self, place: NatsPlace, told: ToldStream, *, revision: int = 0, limits: StreamLimits | None = None
@@ -278,7 +350,9 @@ class StreamPublisher:
     # -- the engine's side --------------------------------------------------------------------------------------------
 
     def publish(self, events: Sequence[BlockEvent]) -> int:
-        """Hand over the events of one step; how many. Never waits. Raises `IsolationError` as `check_event`."""
+        """Hand over the events of one step without waiting; return their number. Raises `IsolationError` as
+        `check_event` does.
+        """
         blocks = 0
         for event in events:
             check_event(event)
@@ -303,7 +377,7 @@ class StreamPublisher:
         return len(events)
 
     def take_epochs(self, known: KnownEpochs) -> None:
-        """Name requesters by these erase epochs from now on, and tell what they end. Any thread; never waits."""
+        """Name requesters by these erase epochs from now on, and publish what they end. Any thread; never waits."""
         with self._lock:
             if known is self._known:
                 return
@@ -311,7 +385,7 @@ class StreamPublisher:
         self.publish(())
 
     def stats(self) -> StreamStats:
-        """A snapshot of the counters."""
+        """Return a snapshot of the counters."""
         with self._lock:
             return StreamStats(
                 **self._told.counts,
@@ -323,7 +397,7 @@ class StreamPublisher:
             )
 
     def figures(self) -> dict[str, float]:
-        """What a worker reports of it."""
+        """Return the figures for a worker's report."""
         stats = self.stats()
         return {
             "events_told_blocks.nats": stats.live_blocks,
@@ -333,7 +407,7 @@ class StreamPublisher:
         }
 
     def close(self) -> None:
-        """Send what waits, within a second, and stop; a second time changes nothing."""
+        """Send what waits, within a second, and stop; a second call does nothing."""
         with self._lock:
             if self._closing:
                 return
@@ -387,7 +461,7 @@ class StreamPublisher:
                     await asyncio.wait_for(self._client.close(), self._limits.close_seconds)
 
     async def _connect(self) -> None:
-        """Until there is a connection; again where it ended for good, as with credentials that ended."""
+        """Connect, and reconnect where the connection ended for good, as with expired credentials."""
         problem = ""
         while True:
             if self._client is None or self._client.is_closed:
@@ -401,7 +475,7 @@ class StreamPublisher:
                 except Exception as error:  # NATS is away: events are lost, and their numbers tell
                     if problem != type(error).__name__:
                         problem = type(error).__name__
-                        _log.warning("KV events: no NATS", problem=problem)
+                        _log.warning("KV events: NATS cannot be reached", problem=problem)
             await asyncio.sleep(_PAUSE_SECONDS)
 
     def _take(self) -> _Waiting | None:
@@ -417,11 +491,11 @@ class StreamPublisher:
         try:
             return [*ends, *self._told.messages(waiting.events, waiting.known, waiting.at)]
         except Exception as error:  # what was told of is in doubt
-            _log.warning("KV events: not sent", cause=f"{type(error).__name__}: {error}"[:200])
+            _log.warning("KV events could not be sent", cause=f"{type(error).__name__}: {error}"[:200])
             return [*ends, *self._resync(waiting)]
 
     def _resync(self, waiting: _Waiting) -> list[Message]:
-        """Rule 3."""
+        """Begin a new life where messages were lost (rule 3)."""
         ends = self._told.messages((cleared(self._revision, "resync"),), waiting.known, waiting.at)
         self._told.begin()
         return ends
@@ -446,7 +520,7 @@ class StreamPublisher:
 def open_stream(
     settings: Settings, namespaces: CurrentNamespaces, encode: Encode, *, revision: int, rank: int
 ) -> StreamPublisher:
-    """The publisher to `nats` of the settings. Raises `ConfigError` as `StreamPublisher`."""
+    """Return the publisher for the setting `nats`. Raises `ConfigError` as `StreamPublisher` does."""
     place = NatsPlace(settings.nats, settings.nats_credentials_path, settings.nats_ca_path)
     hashed = takes_fleet_hashes(settings.kv_events_format)
     told = ToldStream(settings.worker_name, namespaces, encode, rank=rank, fleet_hashes=hashed)

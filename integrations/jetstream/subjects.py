@@ -1,4 +1,4 @@
-"""Subjects of the fleet's NATS accounts, and who may publish or read which.
+"""The subjects in the fleet's NATS accounts, and the permissions to publish and read them.
 
     kv.<tenant>.<scope>.<epoch>.<worker>   KV events under one name, in the stream
     beat.<tenant>.<worker>                 up to which number a worker has told of a tenant's blocks
@@ -45,7 +45,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class EventSubject(NamedTuple):
-    """Under whose name a worker tells of blocks. `tenant` and `scope` are tags in hexadecimal digits."""
+    """The name under which a worker publishes blocks. `tenant` and `scope` are tags in hexadecimal digits."""
 
     tenant: str
     scope: str
@@ -57,7 +57,7 @@ class EventSubject(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> EventSubject | None:
-        """None for a subject that is none of these."""
+        """Return the parsed subject; None for a subject of another form."""
         parts = text.split(".")
         if len(parts) != 5 or parts[0] != "kv" or not parts[3].isascii() or not parts[3].isdigit():
             return None
@@ -65,7 +65,7 @@ class EventSubject(NamedTuple):
 
     @classmethod
     def of(cls, place: NamedRequester, known: KnownEpochs, worker: str) -> EventSubject:
-        """The subject of a name under these epochs."""
+        """Return the subject of a name under these epochs."""
         _, tenant, private = known.tags_of(*place)
         epoch = max(known.of(*place))
         if place.subject is not None and place.session is not None:
@@ -73,7 +73,7 @@ class EventSubject(NamedTuple):
         return cls(tenant.hex(), private.hex(), epoch, worker)
 
     def is_ended(self, known: KnownEpochs) -> bool:
-        """Whether an erasure that is known has ended the name."""
+        """Return whether a known erasure has ended the name."""
         epochs = known.epochs
         try:
             tags = (bytes.fromhex(self.tenant), bytes.fromhex(self.scope))
@@ -84,44 +84,44 @@ class EventSubject(NamedTuple):
 
 
 def tenant_tag(known: KnownEpochs, issuer: str, tenant: str) -> str:
-    """A tenant's place in subjects."""
+    """Return a tenant's place in subjects."""
     return known.tags.of(EpochScope(issuer, tenant)).hex()
 
 
 def for_readers(subject: str) -> str:
-    """What a subject of `ASKED_SUBJECTS` is called in the readers' account."""
+    """Return the name of a subject in `ASKED_SUBJECTS` in the readers' account."""
     return subject.replace(_SERVER_API, READERS_API, 1)
 
 
 def name_in_subject(name: str) -> str:
-    """A worker's or reader's name as one place of a subject: itself, or a digest where it is no plain word."""
+    """Return a worker's or reader's name as one part of a subject: itself, or a digest where it is no plain word."""
     if _PLAIN.fullmatch(name) and name != EVERY:
         return name
     return "x" + hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
 
 
 def beat_subject(tenant: str, worker: str) -> str:
-    """See the module."""
+    """Return the subject of beats; see the module."""
     return f"beat.{tenant}.{worker}"
 
 
 def ask_subject(tenant: str, reader: str, worker: str) -> str:
-    """See the module."""
+    """Return the subject of snapshot requests; see the module."""
     return f"ask.{tenant}.{reader}.{worker}"
 
 
 def snapshot_subject(reader: str, worker: str) -> str:
-    """See the module."""
+    """Return the subject of snapshots; see the module."""
     return f"snap.{reader}.{worker}"
 
 
 def inbox(name: str) -> str:
-    """Where answers of the server come to one user."""
+    """Return the inbox for the server's answers to one user."""
     return f"_INBOX.{name}"
 
 
 def worker_permissions(worker: str) -> dict[str, Any]:
-    """Of a worker: it writes its own subjects alone, and reads questions and hints."""
+    """Return a worker's permissions: to write only its own subjects, and to read requests and hints."""
     return _permissions(
         [f"kv.*.*.*.{worker}", beat_subject("*", worker), snapshot_subject("*", worker)],
         [ask_subject("*", "*", worker), HINTS],
@@ -129,18 +129,20 @@ def worker_permissions(worker: str) -> dict[str, Any]:
 
 
 def door_permissions() -> dict[str, Any]:
-    """Of a door: it hears hints."""
+    """Return a door's permissions: to read hints."""
     return _permissions([], [HINTS])
 
 
 def keeper_permissions(name: str) -> dict[str, Any]:
-    """Of the keeper: the stream is its own, and hints."""
+    """Return the keeper's permissions: to manage the stream, and to write hints."""
     return _permissions(["$JS.API.>", HINTS], [f"{inbox(name)}.>"])
 
 
 def reader_permissions(reader: str, tenant: str = EVERY) -> dict[str, Any]:
-    """Of a reader of one tenant's blocks (its tag), or of every tenant's: an operator's own router."""
-    which = "*" if tenant == EVERY else tenant
+    """Return the permissions of a reader of one tenant's blocks (its tag), or of every tenant's (an operator's
+    router).
+    """
+    tenant_part = "*" if tenant == EVERY else tenant
     events = EVENTS if tenant == EVERY else f"kv.{tenant}.>"
     return _permissions(
         [
@@ -148,12 +150,12 @@ def reader_permissions(reader: str, tenant: str = EVERY) -> dict[str, Any]:
             *(f"{READERS_API}.CONSUMER.{act}.{STREAM}.{reader}" for act in ("MSG.NEXT", "INFO", "DELETE")),
             ask_subject(tenant, reader, "*"),
         ],
-        [f"{inbox(reader)}.>", snapshot_subject(reader, "*"), beat_subject(which, "*")],
+        [f"{inbox(reader)}.>", snapshot_subject(reader, "*"), beat_subject(tenant_part, "*")],
     )
 
 
 def _permissions(publish: list[str], subscribe: list[str]) -> dict[str, Any]:
-    """Nothing else is allowed: an empty list of the server allows everything."""
+    """Return these permissions and deny all others; an empty list would permit everything."""
     return {
         "pub": {"allow": publish} if publish else {"deny": [">"]},
         "sub": {"allow": subscribe} if subscribe else {"deny": [">"]},

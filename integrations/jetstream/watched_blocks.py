@@ -1,4 +1,4 @@
-"""Which blocks the stream says that workers hold, counted: for an operator who looks, not for a router.
+"""Counts the blocks that the stream attributes to workers, for an operator and not for a router.
 
 1. It reads with a reader's credentials, as an index does, and sees the same: gaps, snapshots and what erasures end.
 2. Hashes alone are kept, `BLOCKS_MAX` of each worker and tenant; tokens and names are not read.
@@ -19,7 +19,7 @@ BLOCKS_MAX: Final = 1 << 20
 
 
 class WatchedRow(NamedTuple):
-    """One worker and one tenant, by its tag. `payloads`: batches had. `is_usable`: nothing of them is missing."""
+    """One worker and one tenant, by its tag. `payloads`: received batches. `is_usable`: none is missing."""
 
     worker: str
     tenant: str
@@ -52,7 +52,7 @@ class WatchedBlocks:
         self._held.pop((worker, tenant), None)
 
     def rows(self, reader: StreamReader) -> list[WatchedRow]:
-        """Every worker and tenant of which something was had, in order."""
+        """Return every worker and tenant with received events, in order."""
         return [
             WatchedRow(*key, len(self._held.get(key, ())), payloads, is_usable=reader.streams.is_usable(*key))
             for key, payloads in sorted(self._payloads.items())
@@ -60,7 +60,7 @@ class WatchedBlocks:
 
 
 def watch(place: NatsPlace, seconds: float, *, tenant: str = EVERY) -> list[WatchedRow]:
-    """What the stream says after it was read for so long. Raises `ConfigError` as `StreamReader`."""
+    """Return the stream's counts after reading it for this time. Raises `ConfigError` as `StreamReader` does."""
     index = WatchedBlocks()
     reader = StreamReader(place, index, tenant=tenant)
 

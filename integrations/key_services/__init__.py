@@ -1,1 +1,1 @@
-"""Key services behind the wrapping port: one module each, over the service's own interface."""
+"""Key services behind the wrapping port: one module per service, over the service's own interface."""

@@ -44,7 +44,7 @@ class AwsKms:
         self._kms = client or boto3.client("kms", region_name=place.region, endpoint_url=place.endpoint, config=how)
 
     def make_key(self, name: str) -> None:
-        """Make a symmetric key and its alias; one that is there stays as it is."""
+        """Make a symmetric key and its alias; an existing one stays as it is."""
         if self._described(name) is None:
             made = self._ask(
                 lambda: self._kms.create_key(Description="kvcustody: wraps one key epoch", KeyUsage="ENCRYPT_DECRYPT")
@@ -53,7 +53,7 @@ class AwsKms:
             self._ask(lambda: self._kms.create_alias(AliasName=_alias(name), TargetKeyId=key))
 
     def wrap(self, name: str, secret: KeyBuffer, context: bytes) -> bytes:
-        """The secret sealed under a key, with the context as the service's encryption context."""
+        """Return the secret wrapped by a key, with the context as the service's encryption context."""
         return bytes(
             self._ask(
                 lambda: self._kms.encrypt(
@@ -63,7 +63,7 @@ class AwsKms:
         )
 
     def unwrap(self, name: str, wrapped: bytes, context: bytes) -> KeyBuffer:
-        """The secret behind a wrap of this key and context."""
+        """Return the secret wrapped by this key with this context."""
         opened = self._ask(
             lambda: self._kms.decrypt(KeyId=_alias(name), CiphertextBlob=wrapped, EncryptionContext=_context(context))
         )["Plaintext"]
@@ -86,7 +86,7 @@ class AwsKms:
         return KeyEnd(int(when.timestamp() * MICROSECONDS))
 
     def probe(self) -> None:
-        """Ask for one key of the account."""
+        """Request one key of the account."""
         self._ask(lambda: self._kms.list_keys(Limit=1))
 
     def _described(self, name: str) -> Any:

@@ -45,18 +45,18 @@ class AzureKeyVault:
         )
 
     def make_key(self, name: str) -> None:
-        """Make an RSA key of 3,072 bits; one that is there stays as it is."""
+        """Make an RSA key of 3,072 bits; an existing one stays as it is."""
         if self._found(name) is None:
             self._ask(lambda: self._keys.create_rsa_key(name, size=3072, key_operations=["wrapKey", "unwrapKey"]))
 
     def wrap(self, name: str, secret: KeyBuffer, context: bytes) -> bytes:
-        """Rule 1."""
+        """Return the secret wrapped as rule 1 says."""
         sealed = hashlib.sha256(context).digest() + bytes(secret.view())
         crypto = self._keys.get_cryptography_client(name)
         return bytes(self._ask(lambda: crypto.wrap_key(_ALGORITHM, sealed)).encrypted_key)
 
     def unwrap(self, name: str, wrapped: bytes, context: bytes) -> KeyBuffer:
-        """The secret behind a wrap of this key and context."""
+        """Return the secret wrapped by this key with this context."""
         crypto = self._keys.get_cryptography_client(name)
         opened = bytes(self._ask(lambda: crypto.unwrap_key(_ALGORITHM, wrapped)).key)
         bound = opened[:_DIGEST_BYTES] == hashlib.sha256(context).digest()  # no secret
@@ -68,7 +68,7 @@ class AzureKeyVault:
         return secret
 
     def end_key(self, name: str) -> KeyEnd:
-        """Rule 2."""
+        """End the key as rule 2 says."""
         if self._found(name) is not None:
             self._ask(lambda: self._keys.begin_delete_key(name).result())
         try:
@@ -81,7 +81,7 @@ class AzureKeyVault:
         return KeyEnd(int(deleted.scheduled_purge_date.timestamp() * MICROSECONDS))
 
     def probe(self) -> None:
-        """Ask for the first of the vault's keys."""
+        """Request the first of the vault's keys."""
         self._ask(lambda: next(iter(self._keys.list_properties_of_keys(max_page_size=1)), None))
 
     def _found(self, name: str) -> Any:

@@ -24,14 +24,18 @@ from kvcustody.policies.document.yaml_document import YamlModel, read_model
 
 
 class KeyServiceDocument(YamlModel):
-    """What the setting `key_service_path` names. `outage_seconds`: how long tiers go on without an answer."""
+    """The document at the setting `key_service_path`. `outage_seconds`: how long tiers continue without an answer."""
 
     key_service: Place
     outage_seconds: Annotated[int, Field(ge=0, le=86_400)] = 900
 
 
 def open_service(document: Path, place: Place) -> KeyService:
-    """The service of a document, not asked for anything yet. Raises `ConfigError` where its library is missing."""
+    """Return a document's service, before its first request.
+
+    Raises:
+        ConfigError: its library is missing.
+    """
     folder = document.parent
     try:
         if isinstance(place, OpenBaoPlace):
@@ -60,11 +64,11 @@ def open_service(document: Path, place: Place) -> KeyService:
 
 
 def open_wrapping(document: Path, root: Path) -> ServiceWrapping:
-    """The wrapping port over the service that a document names; `root`: the file of the wrapped local root key."""
+    """Return the wrapping port over a document's service; `root`: the file of the wrapped local root key."""
     read = read_model(KeyServiceDocument, document)
     return ServiceWrapping(open_service(document, read.key_service), root, outage_seconds=read.outage_seconds)
 
 
 def from_settings(settings: Settings) -> ServiceWrapping:
-    """The wrapping port that a worker's settings name."""
+    """Return the wrapping port that a worker's settings name."""
     return open_wrapping(settings.key_service_path, settings.root_key_path)

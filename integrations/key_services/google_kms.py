@@ -32,7 +32,7 @@ class GoogleKms:
         self._kms = client or kms.KeyManagementServiceClient()
 
     def make_key(self, name: str) -> None:
-        """Make a symmetric key; one that is there stays as it is."""
+        """Make a symmetric key; an existing one stays as it is."""
         key = {
             "purpose": "ENCRYPT_DECRYPT",
             "version_template": {
@@ -48,7 +48,7 @@ class GoogleKms:
             return
 
     def wrap(self, name: str, secret: KeyBuffer, context: bytes) -> bytes:
-        """The secret sealed under a key, with the context as associated data."""
+        """Return the secret wrapped by a key, with the context as associated data."""
         request = {
             "name": self._path(name),
             "plaintext": bytes(secret.view()),
@@ -57,7 +57,7 @@ class GoogleKms:
         return bytes(self._ask(self._kms.encrypt, request).ciphertext)
 
     def unwrap(self, name: str, wrapped: bytes, context: bytes) -> KeyBuffer:
-        """The secret behind a wrap of this key and context."""
+        """Return the secret wrapped by this key with this context."""
         request = {"name": self._path(name), "ciphertext": wrapped, "additional_authenticated_data": context}
         opened = self._ask(self._kms.decrypt, request).plaintext
         if len(opened) != KEY_BYTES:
@@ -67,7 +67,7 @@ class GoogleKms:
         return secret
 
     def end_key(self, name: str) -> KeyEnd:
-        """Have every version destroyed; pending until the last of the service's dates."""
+        """Schedule every version's destruction; pending until the last of the service's dates."""
         until_us = 0
         try:
             versions = self._ask(self._kms.list_crypto_key_versions, {"parent": self._path(name)})
@@ -82,7 +82,7 @@ class GoogleKms:
         return KeyEnd(until_us)
 
     def probe(self) -> None:
-        """Ask for the key ring."""
+        """Request the key ring."""
         self._ask(self._kms.get_key_ring, {"name": self.place})
 
     def _path(self, name: str) -> str:
@@ -102,8 +102,8 @@ class GoogleKms:
 
 
 class _KeyExistsError(KeyringError):
-    """A key of this name is there."""
+    """A key of this name exists."""
 
 
 class _AbsentKeyError(KeyringError):
-    """No key of this name is there."""
+    """No key of this name exists."""

@@ -29,7 +29,7 @@ _REFUSALS = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND)
 
 
 class OpenBaoTransit:
-    """One mount of one server, over connections that are kept. Safe for threads."""
+    """One mount of one server, over persistent connections. Safe for threads."""
 
     def __init__(self, place: OpenBaoPlace, folder: Path) -> None:
         self.place = f"{place.address}/{place.mount}"
@@ -49,16 +49,16 @@ class OpenBaoTransit:
         self._client = httpx.Client(transport=deadline_transport(verify=verify), timeout=self._seconds, trust_env=False)
 
     def make_key(self, name: str) -> None:
-        """Make an AES-256-GCM key; one that is there stays as it is."""
+        """Make an AES-256-GCM key; an existing one stays as it is."""
         self._ask("POST", f"{self._mount}/keys/{name}", {"type": "aes256-gcm96"})
 
     def wrap(self, name: str, secret: KeyBuffer, context: bytes) -> bytes:
-        """The service's own text of the wrap, which names the key's version."""
+        """Return the service's own text of the wrap, which names the key's version."""
         body = {"plaintext": base64.b64encode(secret.view()).decode(), "associated_data": _text(context)}
         return self._data("encrypt", name, body, "ciphertext").encode("ascii")
 
     def unwrap(self, name: str, wrapped: bytes, context: bytes) -> KeyBuffer:
-        """The secret behind a wrap of this key and context."""
+        """Return the secret wrapped by this key with this context."""
         body = {"ciphertext": wrapped.decode("ascii", "replace"), "associated_data": _text(context)}
         plain = self._data("decrypt", name, body, "plaintext")
         secret = KeyBuffer()
@@ -72,21 +72,21 @@ class OpenBaoTransit:
         return secret
 
     def end_key(self, name: str) -> KeyEnd:
-        """Allow the deletion, delete, and read that the key is not there."""
+        """Permit the deletion, delete the key, and verify that it is gone."""
         if not self._has(name):
             return KeyEnd()
         self._ask("POST", f"{self._mount}/keys/{name}/config", {"deletion_allowed": True})
         self._ask("DELETE", f"{self._mount}/keys/{name}")
         if self._has(name):
-            raise KeyServiceUnavailable(f"key service {self.place}: key `{name}` is there after its deletion")
+            raise KeyServiceUnavailable(f"key service {self.place}: key `{name}` still exists after its deletion")
         return KeyEnd()
 
     def probe(self) -> None:
-        """Whether the server takes the token."""
+        """Check that the server accepts the token."""
         self._ask("GET", "auth/token/lookup-self")
 
     def _has(self, name: str) -> bool:
-        """Whether the mount has a key of this name, by its own word."""
+        """Return whether the mount says that it has a key of this name."""
         status, answer = self._send("GET", f"{self._mount}/keys/{name}")
         if status == HTTPStatus.NOT_FOUND and answer == {"errors": []}:
             return False

@@ -28,7 +28,7 @@ Answer = TypeVar("Answer")
 
 
 class Pkcs11Token:
-    """One token, through one session on a thread of its own. Safe for threads."""
+    """A token, through one session on its own thread. Safe for threads."""
 
     def __init__(self, place: Pkcs11Place, folder: Path) -> None:
         self.place = f"token `{place.token}` of {place.library}"
@@ -40,7 +40,7 @@ class Pkcs11Token:
         self._session: Any = None
 
     def make_key(self, name: str) -> None:
-        """Make an AES-256 key that stays in the token; one that is there stays as it is."""
+        """Make an AES-256 key that stays in the token; an existing one stays as it is."""
 
         def make(session: Any) -> None:
             if not _keys(session, name):
@@ -56,7 +56,7 @@ class Pkcs11Token:
         self._ask(make)
 
     def wrap(self, name: str, secret: KeyBuffer, context: bytes) -> bytes:
-        """Rule 1."""
+        """Return the secret wrapped as rule 1 says."""
         nonce = os.urandom(_NONCE_BYTES)
 
         def wrap(session: Any) -> bytes:
@@ -69,7 +69,7 @@ class Pkcs11Token:
         return self._ask(wrap)
 
     def unwrap(self, name: str, wrapped: bytes, context: bytes) -> KeyBuffer:
-        """The secret behind a wrap of this key and context."""
+        """Return the secret wrapped by this key with this context."""
 
         def unwrap(session: Any) -> KeyBuffer:
             parameters = pkcs11.GCMParams(wrapped[:_NONCE_BYTES], context)
@@ -96,19 +96,19 @@ class Pkcs11Token:
         return self._ask(unwrap)
 
     def end_key(self, name: str) -> KeyEnd:
-        """Destroy the key's object, and read that no other of its name is there."""
+        """Destroy the key's object, and verify that no other object has its name."""
 
         def end(session: Any) -> KeyEnd:
             for key in _keys(session, name):
                 key.destroy()
             if _keys(session, name):
-                raise KeyServiceUnavailable(f"{self.place}: key `{name}` is there after its destruction")
+                raise KeyServiceUnavailable(f"{self.place}: key `{name}` still exists after its destruction")
             return KeyEnd()
 
         return self._ask(end)
 
     def probe(self) -> None:
-        """Have the token give random bytes."""
+        """Request random bytes from the token."""
         self._ask(lambda session: session.generate_random(128))
 
     def _key(self, session: Any, name: str) -> Any:
@@ -121,9 +121,9 @@ class Pkcs11Token:
         return KeyringError(f"{self.place}: key `{name}` {problem}")
 
     def _ask(self, ask: Callable[[Any], Answer]) -> Answer:
-        """Rule 2."""
+        """Run a call on the session's thread (rule 2)."""
         if self._late is not None and not self._late.done():
-            raise KeyServiceUnavailable(f"{self.place}: an earlier call has not come back")
+            raise KeyServiceUnavailable(f"{self.place}: an earlier call has not returned")
         asked = self._thread.submit(self._in_session, ask)
         try:
             return asked.result(self._seconds)
@@ -132,7 +132,7 @@ class Pkcs11Token:
             raise KeyServiceUnavailable(f"{self.place}: no answer within {self._seconds:g} s") from None
 
     def _in_session(self, ask: Callable[[Any], Answer]) -> Answer:
-        """Rule 3."""
+        """Run a call in the session (rule 3)."""
         for is_last in (False, True):
             try:
                 if self._session is None:

@@ -1,4 +1,4 @@
-"""Where each key service is, as documents say it."""
+"""The locations of key services, as documents state them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Milliseconds = Annotated[int, Field(ge=1, le=60_000)]
 
 
 class OpenBaoPlace(YamlModel):
-    """The transit engine of OpenBao or HashiCorp Vault, at `mount`. Not spoken to in clear over a network."""
+    """The transit engine of OpenBao or HashiCorp Vault, at `mount`. Unencrypted access over a network is refused."""
 
     service: Literal["openbao", "vault"]
     address: str
@@ -32,7 +32,7 @@ class OpenBaoPlace(YamlModel):
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("is no address; write `https://HOST:PORT`")
         if parts.scheme == "http" and not is_loopback(parts.hostname):
-            raise ValueError("would be spoken to in clear over a network; write `https://`")
+            raise ValueError("would be used unencrypted over a network; write `https://`")
         return value.rstrip("/")
 
 
@@ -47,7 +47,7 @@ class Pkcs11Place(YamlModel):
 
 
 class AwsPlace(YamlModel):
-    """AWS KMS. Credentials are those of the machine, as its SDK finds them."""
+    """AWS KMS. Credentials are the machine's, as its SDK finds them."""
 
     service: Literal["aws-kms"]
     region: Annotated[str, Field(min_length=1, max_length=64)]
@@ -57,7 +57,7 @@ class AwsPlace(YamlModel):
 
 
 class GooglePlace(YamlModel):
-    """Cloud KMS: a key ring `projects/P/locations/L/keyRings/R`. Credentials are those of the machine."""
+    """Cloud KMS: a key ring `projects/P/locations/L/keyRings/R`. Credentials are the machine's."""
 
     service: Literal["gcp-kms"]
     key_ring: Annotated[str, Field(pattern=r"^projects/[^/]+/locations/[^/]+/keyRings/[^/]+$")]
@@ -67,7 +67,7 @@ class GooglePlace(YamlModel):
 
 
 class AzurePlace(YamlModel):
-    """Azure Key Vault or Managed HSM, by its address. Credentials are those of the machine."""
+    """Azure Key Vault or Managed HSM, by its address. Credentials are the machine's."""
 
     service: Literal["azure-key-vault"]
     address: Annotated[str, Field(pattern=r"^https://[^/]+/?$")]

@@ -1,1 +1,1 @@
-"""LMCache's server under governance: what its second tier keeps is sealed, counted, and ends as policy says."""
+"""LMCache's server under governance: its second tier's content is sealed, counted, and ended by policy."""

@@ -1,4 +1,4 @@
-"""Whose an LMCache object is, and what it is called in our tiers.
+"""The owner of an LMCache object, and its name in our tiers.
 
 whose = directory.label_of(key.cache_salt)        # None: no governed engine told of it, so it is not kept
 chunk_key(key)                                    # 32 bytes: of this chunk, model, rank and group
@@ -16,11 +16,11 @@ _LENGTH, _PLACE = struct.Struct("<I"), struct.Struct("<QQ")
 
 
 class ObjectKey(Protocol):
-    """What we read of `lmcache.v1.distributed.api.ObjectKey`."""
+    """The fields of `lmcache.v1.distributed.api.ObjectKey` that we read."""
 
     @property
     def chunk_hash(self) -> bytes:
-        """Of the chunk's tokens and all before them."""
+        """The hash of the chunk's tokens and all earlier ones."""
 
     @property
     def model_name(self) -> str:
@@ -28,19 +28,19 @@ class ObjectKey(Protocol):
 
     @property
     def kv_rank(self) -> int:
-        """Which part of the model's KV state."""
+        """The part of the model's KV state."""
 
     @property
     def object_group_id(self) -> int:
-        """Which group of layers."""
+        """The group of layers."""
 
     @property
     def cache_salt(self) -> str:
-        """Whose it is."""
+        """The salt, which names the owner."""
 
 
 def chunk_key(key: ObjectKey) -> bytes:
-    """A digest over every field but the salt, each with its length: the domain stands for that."""
+    """Return a digest over every field except the salt, each with its length; the domain replaces the salt."""
     chunk, model = key.chunk_hash, key.model_name.encode()
     parts = (
         _LENGTH.pack(len(chunk)), chunk, _LENGTH.pack(len(model)), model,
@@ -51,5 +51,5 @@ def chunk_key(key: ObjectKey) -> bytes:
 
 @lru_cache(64)
 def layout_of(model_name: str, size: int) -> bytes:
-    """A digest: objects of another model or size are not ours."""
+    """Return a digest by which objects of another model or size are rejected."""
     return hashlib.blake2b(f"lmcache {model_name} {size}".encode(), digest_size=32).digest()

@@ -1,4 +1,4 @@
-"""The worker of one LMCache server: policy, keys, ledger and sealed tier, on a thread that alone uses them.
+"""The worker of one LMCache server: policy, keys, ledger and sealed tier, all used by one thread.
 
     custody = CustodyThread(settings)
     custody.open_kept(chunk_tokens)                   # at start: as the last one was; nothing where there was none
@@ -18,18 +18,24 @@
 
 from __future__ import annotations
 
+import os
+import re
+import stat
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
+
+import msgspec
 
 from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError, CustodyError
+from kvcustody.files import discard_drafts, write_file
 from kvcustody.governance.decisions.access_plan import DomainLabel, owed_by
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.keys.keyring_watch import KeyringWatch
@@ -45,7 +51,6 @@ from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 from kvcustody.guarding_thread import GuardingThread
 from kvcustody.integrations.lmcache.chunk_keys import ObjectKey, chunk_key
-from kvcustody.integrations.lmcache.kept_shape import ChunkShape, keep_shape, kept_shape
 from kvcustody.logger import get_logger
 
 _STEP_SECONDS = 0.05
@@ -57,29 +62,33 @@ T = TypeVar("T")
 
 
 class NoBlocks(UnbackedMemory):
-    """The memory of a worker that has copies alone: nothing of it is handed out, so nothing of it is copied."""
+    """The memory of a worker that has only copies: it allocates and copies nothing."""
 
     def read(self, shard: int, blocks: Blocks, into: memoryview) -> None:
-        """Never called."""
+        """Raise: this is never called."""
         raise AssertionError("no block was handed out")
 
     def write(self, shard: int, blocks: Blocks, data: memoryview) -> None:
-        """Never called."""
+        """Raise: this is never called."""
         raise AssertionError("no block was handed out")
 
     def pin(self, address: int, size: int) -> Callable[[], None]:
-        """No device has to reach anything."""
+        """Return nothing to undo: no device needs access."""
         return lambda: None
 
 
 def open_without_blocks(settings: Settings, chunk_bytes: int) -> Worker:
-    """A worker that has copies alone. Raises a `CustodyError` that names what cannot be opened."""
+    """Return a worker that has only copies.
+
+    Raises:
+        CustodyError: a part cannot be opened; the message names it.
+    """
     plan = MemoryPlan(lambda blocks: NoBlocks(blocks, chunk_bytes), _BLOCKS, 1, chunk_bytes)
     return open_worker(settings, plan)
 
 
 class _Place(NamedTuple):
-    """A tier in which a chunk of a domain was found, by its key."""
+    """The tier in which a domain's chunk was found, by its key."""
 
     tier: SealedTier
     label: DomainLabel
@@ -88,7 +97,7 @@ class _Place(NamedTuple):
 
 
 class Chunks:
-    """The sealed tier of one worker, by LMCache's keys. Used on the custody thread alone."""
+    """The sealed tier of one worker, by LMCache's keys. Used only on the custody thread."""
 
     def __init__(
         self,
@@ -111,11 +120,11 @@ class Chunks:
 
     @property
     def governor(self) -> Governor:
-        """Of the worker."""
+        """The worker's Governor."""
         return self.worker.governor
 
     def store(self, key: ObjectKey, content: memoryview) -> bool:
-        """Whether a copy is there now, in a shared store whoever stored it."""
+        """Return whether a copy exists now; in a shared store another worker may have stored it."""
         label = self.directory.label_of(key.cache_salt)
         if label is None or len(content) != self.chunk_bytes:
             return False
@@ -136,12 +145,12 @@ class Chunks:
         )
 
     def has(self, key: ObjectKey, *, seeks: bool = True) -> bool:
-        """Whether a copy can be found now. `seeks`: whether a shared store is asked for what others stored."""
+        """Return whether a copy can be found now. `seeks`: whether a shared store is searched for others' copies."""
         label = self.directory.label_of(key.cache_salt)
         return label is not None and any(tier.lookup(label, chunk_key(key), 0, seeks=seeks) for tier in self.tiers)
 
     def has_each(self, keys: Sequence[ObjectKey]) -> list[bool]:
-        """Which of these can be found; those of one model part are in the order of the prompt (rule 6)."""
+        """Return which of these can be found; those of one model part are in the prompt's order (rule 6)."""
         ended = set[tuple[str, str, int, int]]()
         present = []
         for key in keys:
@@ -152,11 +161,11 @@ class Chunks:
         return present
 
     def load(self, key: ObjectKey, into: memoryview) -> bool:
-        """Whether the copy was brought into memory of a chunk's size; zeros where it does not open."""
+        """Return whether the copy was loaded into memory of a chunk's size; a copy that does not open leaves zeros."""
         return self.load_each([(key, into)])[0]
 
     def load_each(self, wanted: Sequence[tuple[ObjectKey, memoryview]]) -> list[bool]:
-        """The same of several: from a store that has lanes for it the next ones come while one is opened."""
+        """Load several; a store with lanes fetches the next ones while one is opened."""
         places = [self._place(key) if len(into) == self.chunk_bytes else None for key, into in wanted]
         came, expected = list[bool](), 0
         lanes = max((tier.in_flight for tier in self.tiers), default=1)
@@ -174,7 +183,7 @@ class Chunks:
         return came
 
     def _place(self, key: ObjectKey, behind: SealedTier | None = None) -> _Place | None:
-        """Where the chunk can be found: in the first tier, or the first behind another."""
+        """Return where the chunk can be found: in the first tier, or in the first one behind another."""
         label, last = self.directory.label_of(key.cache_salt), chunk_key(key)
         if label is None:
             return None
@@ -194,7 +203,7 @@ class Chunks:
         return False
 
     def forget(self, key: ObjectKey) -> bool:
-        """End a copy; whether there was one. What another worker stored is looked up again by who asks for it next."""
+        """End a copy and return whether there was one. Another worker's copy is searched again on the next look-up."""
         label = self.directory.label_of(key.cache_salt)
         if label is None:
             return False
@@ -208,12 +217,12 @@ class Chunks:
 
 
 class CustodyThread:
-    """One for each LMCache server."""
+    """The custody thread of one LMCache server."""
 
     def __init__(self, settings: Settings) -> None:
         """Raises `ConfigError` that names a setting that is missing."""
         if settings.scope_salts_path is None:
-            raise ConfigError("setting `scope_salts_path`: name the file in which governed engines tell their salts")
+            raise ConfigError("setting `scope_salts_path`: name the file to which governed engines write their salts")
         if not tier_names(settings):
             raise ConfigError(
                 "setting `nvme_tier_path`: LMCache's second tier needs a tier: a folder, `host_tier_bytes` or "
@@ -240,7 +249,7 @@ class CustodyThread:
         return self._thread is not None
 
     def open_kept(self, chunk_tokens: int) -> None:
-        """Be as the last start was, if there was one: wait until it is closed on record and what is overdue has ended.
+        """Open as at the last start, if there was one; wait until its end is recorded and overdue copies have ended.
 
         Raises a `CustodyError` that says what does not fit or cannot be opened.
         """
@@ -252,8 +261,8 @@ class CustodyThread:
             return
         if shape.chunk_tokens != chunk_tokens:
             raise ConfigError(
-                f"what the last start left has {shape.chunk_tokens} tokens a chunk, not {chunk_tokens}: start it so, "
-                "or under another worker name with folders of its own"
+                f"the last start used {shape.chunk_tokens} tokens a chunk, not {chunk_tokens}: use the same "
+                "value, or another worker name with separate folders"
             )
         self.open(shape.chunk_bytes, chunk_tokens)
         self._begun.wait()
@@ -262,7 +271,7 @@ class CustodyThread:
             raise CustodyError(self.failure)
 
     def open(self, chunk_bytes: int, chunk_tokens: int) -> None:
-        """Objects are of this size from now on; a second time changes nothing."""
+        """Open for objects of this size; a second call does nothing."""
         with self._lock:
             if self._thread is None and not self._is_closed:
                 self._shape = ChunkShape(chunk_bytes=chunk_bytes, chunk_tokens=chunk_tokens)
@@ -270,17 +279,17 @@ class CustodyThread:
                 self._thread.start()
 
     def run(self, call: Callable[[Chunks], T]) -> Future[T]:
-        """Have this done behind what was asked before; the future has a `CustodyError` where nothing is open."""
+        """Run a call after the earlier ones; the future has a `CustodyError` where nothing is open."""
         future: Future[T] = Future()
         with self._lock:
             if self._thread is None or self._is_closed:
-                future.set_exception(CustodyError("it is closed" if self._is_closed else "no object was seen yet"))
+                future.set_exception(CustodyError("it is closed" if self._is_closed else "no object was stored yet"))
             else:
                 self._jobs.put((call, future))  # type: ignore[arg-type]  # of one type each
         return future
 
     def close(self) -> None:
-        """Stop the worker in order; twice changes nothing."""
+        """Stop the worker in order; a second call does nothing."""
         with self._lock:
             thread, is_first = self._thread, not self._is_closed
             self._is_closed = True
@@ -322,11 +331,11 @@ class CustodyThread:
             self.step_worker(chunks)
 
     def step_worker(self, chunks: Chunks) -> None:
-        """Deadlines, orders and evidence; after every call, and while nobody asks."""
+        """Run deadlines, orders and evidence, after every call and while idle."""
         chunks.governor.step()
 
     def _opened(self, stack: ExitStack) -> Chunks:
-        """Whatever happens from now on, `stack` closes what is open (rule 5)."""
+        """Return the opened worker; from then on `stack` closes whatever is open (rule 5)."""
         shape = self._shape
         assert shape is not None
         named = {"block_tokens": shape.chunk_tokens, "tier_object_blocks": 1, "tier_transfers": "always"}
@@ -342,3 +351,109 @@ class CustodyThread:
         directory = ScopeDirectory(self._path, keys, watch.look)
         stack.callback(directory.close)
         return Chunks(worker, directory, shape.chunk_bytes, keys, shred, watch)
+
+
+# The size of objects in a worker's tier, stored beside its files, so that the next start need not wait for an object.
+#
+#     keep_shape(settings, ChunkShape(chunk_bytes, chunk_tokens))      # before the first object is stored
+#     shape = kept_shape(settings)                                     # at the next start; None: nothing was begun
+#
+# Rules of this section:
+# 1. The file is in the folder of the `nvme` tier. Without one it is in the spill's folder, for a start that closes
+#    what the last one left and finds its objects in a shared store.
+# 2. Only its owner can access it. It is written completely or not at all, and believed only where its values are
+#    possible.
+# 3. A folder with objects but no shape is refused: their ends would wait for the next store.
+
+FILE = "chunk-shape"
+_BYTES_MAX = 4096
+_OBJECT = re.compile("[0-9a-f]{64}")
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 48)]
+
+
+class ChunkShape(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="schema", tag="kvcustody/chunk-shape@1"
+):
+    """The bytes and tokens of every object."""
+
+    chunk_bytes: _Count
+    chunk_tokens: _Count
+
+
+def kept_shape(settings: Settings) -> ChunkShape | None:
+    """Return the last start's shape.
+
+    Raises:
+        ConfigError: it is not trustworthy, or does not fit the tiers.
+    """
+    path = _path(settings)
+    content = _content(path)
+    if content is None:
+        folder = settings.nvme_tier_path
+        if folder is not None and _has_objects(folder):
+            raise ConfigError(
+                f"nvme tier `{folder}`: has objects but no `{FILE}`, which states their size; give an empty "
+                "folder, or this worker's former one",
+                path=folder,
+            )
+        return None
+    try:
+        shape = msgspec.json.decode(content, type=ChunkShape)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"`{path}`: is no shape of chunks ({error}); {_REMEDY}", path=path) from None
+    room = max(settings.host_tier_bytes, settings.nvme_tier_bytes, settings.remote_tier_bytes)
+    if shape.chunk_bytes > room:
+        raise ConfigError(
+            f"`{path}`: says {shape.chunk_bytes} bytes a chunk, and the largest tier has {room}; give it more, or "
+            "another folder",
+            path=path,
+        )
+    return shape
+
+
+def keep_shape(settings: Settings, shape: ChunkShape) -> None:
+    """Store the shape for the next start.
+
+    Raises:
+        ConfigError: the folder is not writable.
+    """
+    path = _path(settings)
+    content = msgspec.json.encode(shape)
+    try:
+        if _content(path) != content:
+            discard_drafts(path)
+            write_file(path, content)
+    except OSError as error:
+        raise ConfigError(f"`{path}`: cannot be written ({error.strerror})", path=path) from None
+
+
+_REMEDY = "give an empty folder, or restore the file"
+
+
+def _path(settings: Settings) -> Path:
+    return (settings.nvme_tier_path or settings.spill_path) / FILE
+
+
+def _content(path: Path) -> bytes | None:
+    """Return the file's bytes; None where there is none.
+
+    Raises:
+        ConfigError: others can access the file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigError(f"`{path}`: cannot be opened ({error.strerror}); {_REMEDY}", path=path) from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077 or status.st_uid != os.geteuid():
+            raise ConfigError(f"`{path}`: must be accessible only to its owner (0600)", path=path)
+        return os.read(descriptor, _BYTES_MAX)
+    finally:
+        os.close(descriptor)
+
+
+def _has_objects(folder: Path) -> bool:
+    return any(_OBJECT.fullmatch(path.name) for path in folder.glob("[0-9a-f][0-9a-f]/*"))

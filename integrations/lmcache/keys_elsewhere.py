@@ -1,4 +1,4 @@
-"""The keys of copies that LMCache keeps: all that an erasure reaches of them."""
+"""The keys of copies that LMCache keeps, which are all that an erasure can reach."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvcustody.governance.tiers.copies.index import shred_name
 
 
 class KeysElsewhere:
-    """What an erasure reaches of copies that somebody else keeps: the keys without which nobody opens them.
+    """The keys of copies that another system keeps: without them nobody can open the copies.
 
     A `CopyStore` without objects of its own. Called on the worker's thread.
     """
@@ -21,7 +21,7 @@ class KeysElsewhere:
         self._shred = shred
 
     def erase(self, erasure: str, selector: Selector, before_us: int) -> TierErased:
-        """Destroy the keys of what the erasure covers. What they sealed is not counted: somebody else keeps it."""
+        """Destroy the keys that the erasure covers. The copies are not counted, because another system keeps them."""
         self.destroy_covered(selector)
         return TierErased(0, 0)
 
@@ -31,11 +31,11 @@ class KeysElsewhere:
         return self._shred.returned
 
     def erase_returned(self, complete: CompletedErasure) -> int:
-        """Destroy the keys again that an erasure destroyed, and that an older copy of their file put back; how many."""
+        """Destroy erased keys again that an older copy of their file restored; return their number."""
         return self.destroy_covered(complete.selector, complete.at_us)
 
     def destroy_covered(self, selector: Selector, before_us: int | None = None) -> int:
-        """Destroy the keys of what an erasure covers; how many.
+        """Destroy the keys that an erasure covers; return their number.
 
         Of a subject: its own, and that of its tenant's wider domains. Of a tenant: those of all its subjects too.
         Without a tenant: all keys, buckets' included.
@@ -55,17 +55,17 @@ class KeysElsewhere:
         return len(covered)
 
     def objects(self) -> Mapping[bytes, TierEntry]:
-        """None that can be listed."""
+        """Return nothing: no object can be listed."""
         return {}
 
     def index(self) -> Mapping[bytes, TierEntry]:
-        """None."""
+        """Return nothing: there is no index."""
         return {}
 
     def destroy(self, keys: Collection[bytes]) -> int:
-        """None is here."""
+        """Return nothing: no object is here."""
         return 0
 
     def forget(self, keys: Collection[bytes]) -> int:
-        """None is known here."""
+        """Return nothing: no object is known here."""
         return 0

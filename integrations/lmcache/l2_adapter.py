@@ -1,4 +1,4 @@
-"""LMCache's second tier in our sealed tiers: what leaves its memory is sealed, counted, and ends as policy says.
+"""LMCache's second tier in our sealed tiers: what leaves its memory is sealed, counted, and ended by policy.
 
     lmcache server … --l2-adapter '{"type": "plugin", "module_path": "kvcustody.integrations.lmcache.l2_adapter",
                                     "class_name": "CustodyL2Adapter", "adapter_params": {"chunk_tokens": 256}}'
@@ -42,13 +42,17 @@ _log = get_logger(__name__)
 
 
 class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
-    """Chunks of one server. Called from LMCache's two controller threads."""
+    """The chunks of one server. Called from LMCache's two controller threads."""
 
     def __init__(self, params: Mapping[str, Any], **_: object) -> None:
-        """`chunk_tokens`: the server's `--chunk-size`. Raises a `CustodyError` that names what is amiss."""
+        """Open the tiers. `chunk_tokens`: the server's `--chunk-size`.
+
+        Raises:
+            CustodyError: names what is wrong.
+        """
         tokens = params.get("chunk_tokens")
         if type(tokens) is not int or tokens < 1:
-            raise ConfigError(f"adapter_params: `chunk_tokens` is `{tokens}`; say the server's --chunk-size")
+            raise ConfigError(f"adapter_params: `chunk_tokens` is `{tokens}`; give the server's --chunk-size")
         super().__init__()
         self._tokens = tokens
         self.custody = CustodyThread(load_settings())
@@ -76,7 +80,9 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     # -- tasks ----------------------------------------------------------------------------------------------------
 
     def submit_store_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
-        """Seal these objects. What cannot or may not be kept counts as done, so that LMCache lets its own copy go."""
+        """Seal these objects. An object that cannot or may not be stored counts as done, so that LMCache drops its own
+        copy.
+        """
         if objects:
             self.custody.open(int(objects[0].get_size()), self._tokens)
 
@@ -93,7 +99,7 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return self._submit(0, store, L2StoreResult(True, 0))
 
     def _refuse(self, chunks: Chunks, key: ObjectKey, size: int) -> None:
-        """Count why an object is not kept; one of another size is told, once."""
+        """Count why an object is not stored; an object with another size is logged once."""
         why = "store"
         if chunks.directory.label_of(key.cache_salt) is None:
             why = "unknown salt"
@@ -101,7 +107,7 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             why = "another size"
             if not self._refused[why]:
                 _log.error(
-                    "objects of another size are not kept: give another model a worker and folders of its own",
+                    "objects of another size are not stored: give another model a separate worker and folders",
                     bytes=size,
                     kept_bytes=chunks.chunk_bytes,
                 )
@@ -117,7 +123,7 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def submit_lookup_and_lock_task(
         self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
     ) -> int:
-        """Which of these can be found."""
+        """Look up which of these can be found."""
         sizes = {_layout_bytes(layout) for layout in group_layout_descs.values()}
         if len(sizes) == 1:
             self.custody.open(sizes.pop(), self._tokens)
@@ -133,7 +139,7 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             return self._done[1].pop(task_id, None)
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
-        """Nothing was locked (rule 3)."""
+        """Do nothing: nothing was locked (rule 3)."""
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
         """Open these objects into LMCache's memory."""
@@ -174,7 +180,7 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return number
 
     def _notify_stored(self, chunks: Chunks, kept: list[tuple[ObjectKey, int]]) -> None:
-        """LMCache counts bytes by what it is told: what began, and what of it has ended since."""
+        """Report stored bytes to LMCache: what began, and what has ended of it since."""
         self._notify_keys_stored([key for key, _ in kept], [size for _, size in kept])
         self._known |= {chunk_key(key) + key.cache_salt.encode(): (key, size) for key, size in kept}
         if monotonic() < self._look_at:
@@ -187,7 +193,9 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 del self._known[name]
 
     def get_memory_tags(self) -> MemoryTags:
-        """Where the bytes are, for LMCache 0.5.7 and later: storage of this host, unless others share a part of it."""
+        """Return where the bytes are, for LMCache 0.5.7 and later: on this host, unless others share a part of the
+        storage.
+        """
         from lmcache.v1.distributed.api import MemoryResidency, MemorySegment, MemoryTags  # 0.5.6 has none
 
         is_shared = self.custody.is_shared
@@ -196,7 +204,7 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     # -- the rest -------------------------------------------------------------------------------------------------
 
     def report_status(self) -> dict[str, Any]:
-        """What LMCache shows of its adapters."""
+        """Return the status that LMCache shows for its adapters."""
         return {
             "is_healthy": not self.custody.failure,
             "type": type(self).__name__,

@@ -1,4 +1,4 @@
-"""A serde for LMCache's own second-tier adapters: what they keep is sealed under the domain's keys, bound to its name.
+"""A serde for LMCache's own second-tier adapters: content is sealed under the domain's keys, bound to its name.
 
     python -m kvcustody.integrations.lmcache.server --l2-adapter '{"type": "fs", "base_path": "/cache",
                                                                    "serde": {"type": "kvcustody"}}' …
@@ -62,12 +62,12 @@ _TIERS = (Tier.NVME.value, Tier.REMOTE.value)
 
 
 class SerdeCustody:
-    """Policy, keys and orders of one server's serde: a worker without blocks, on a thread of its own."""
+    """The policy, keys and orders of one server's serde: a worker without blocks, on its own thread."""
 
     def __init__(self, settings: Settings, tier: str) -> None:
         """Raises a `CustodyError` that names what cannot be opened."""
         if settings.scope_salts_path is None:
-            raise ConfigError("setting `scope_salts_path`: name the file in which governed engines tell their salts")
+            raise ConfigError("setting `scope_salts_path`: name the file to which governed engines write their salts")
         self.tier = tier
         self._settings = settings
         self._path: Path = settings.scope_salts_path
@@ -91,7 +91,7 @@ class SerdeCustody:
         return shred
 
     def mine(self) -> SealingThread:
-        """What the calling thread seals and opens with."""
+        """Return the calling thread's sealer."""
         found: SealingThread | None = getattr(self._local, "sealing", None)
         if found is None:
             shred = self._open_shred(self._stack)
@@ -106,14 +106,14 @@ class SerdeCustody:
             self._shred.destroy_due(clock.now_us())
 
     def close(self) -> None:
-        """Stop the worker in order and forget the keys; twice changes nothing."""
+        """Stop the worker in order and forget the keys; a second call does nothing."""
         self._closing.set()
         self._thread.join(_END_SECONDS)
         self._stack.close()
 
 
 class _Terms(NamedTuple):
-    """How long a domain's objects live, the width of their buckets, and what their keys and facts name."""
+    """A domain's terms: its objects' lifetime, the width of their buckets, and the names in their keys and facts."""
 
     ceiling_us: int
     lives_us: int
@@ -123,7 +123,7 @@ class _Terms(NamedTuple):
 
 
 class SealingThread:
-    """Keys, directory and clock of one thread."""
+    """The keys, directory and clock of one thread."""
 
     def __init__(self, custody: SerdeCustody, settings: Settings, path: Path, shred: ShredKeys) -> None:
         clock = SystemClock()
@@ -143,7 +143,11 @@ class SealingThread:
         self._known_of: tuple[DecisionTable, int] | None = None
 
     def seal(self, key: ObjectKey, content: memoryview, into: memoryview) -> int:
-        """Seal a chunk; how many bytes it has. Raises a `CustodyError` where it may not be kept."""
+        """Seal a chunk and return its size in bytes.
+
+        Raises:
+            CustodyError: it may not be kept.
+        """
         label, spec = self._whose(key)
         terms, now_us = self._terms(key.cache_salt, label), self._clock.now_us()
         if not terms.lives_us:
@@ -177,7 +181,11 @@ class SealingThread:
         return seal_into(sealing, name, facts, content, into, facts_key=self._keys.catalogue())
 
     def open(self, key: ObjectKey, sealed: memoryview, into: memoryview) -> None:
-        """Open what an adapter returned. Raises a `CustodyError`, with `into` all zeros, where it is not this chunk."""
+        """Open what an adapter returned.
+
+        Raises:
+            CustodyError: it is not this chunk; `into` is all zeros then.
+        """
         try:
             _, spec = self._whose(key)
             last, layout = chunk_key(key), layout_of(key.model_name, len(into))
@@ -189,15 +197,15 @@ class SealingThread:
 
         def key_of(facts: ObjectFacts) -> ExtendedNonceKey:
             if facts.domain != keys.domain(spec) or facts.last != last or facts.layout != layout:
-                raise SealError("sealed object: is not of whom it was asked for")
+                raise SealError("sealed object: belongs to another owner")
             if facts.due_us <= self._clock.now_us():
-                raise SealError("sealed object: its time is over")
+                raise SealError("sealed object: has expired")
             return keys.of(spec, facts.subject, facts.bucket)
 
         open_enclosed(keys.catalogue(), name, sealed, into, key_of)
 
     def _terms(self, salt: str, label: DomainLabel) -> _Terms:
-        """What holds for a domain's objects, by the active policy and the keys that are there."""
+        """Return the terms of a domain's objects, by the active policy and the available keys."""
         table, changes = self._custody.worker.governor.table, self._shred.changes()
         if self._known_of != (table, changes) or len(self._known) >= _KNOWN_MAX:
             self._known.clear()
@@ -219,9 +227,9 @@ class SealingThread:
         self._watch.look()
         label = self._directory.label_of(key.cache_salt)
         if label is None or label.spec is None:
-            raise SealError("no governed engine told of this salt: nothing is kept or found under it")
+            raise SealError("no governed engine has written this salt: nothing is stored or found under it")
         if is_withheld(label, self._custody.worker.governor.restricted):
-            raise SealError(f"{RESTRICTED}: what is kept of this subject stays, and is not used")
+            raise SealError(f"{RESTRICTED}: this subject's data is retained and may not be used")
         return label, label.spec
 
     def close(self) -> None:
@@ -230,30 +238,38 @@ class SealingThread:
 
 
 class SealedSerializer(Serializer):  # type: ignore[misc]
-    """LMCache's memory in, an object out."""
+    """Serialises LMCache's memory into an object."""
 
     def __init__(self, custody: SerdeCustody) -> None:
         self._custody = custody
 
     def serialize(self, src: MemoryObj, dst: MemoryObj, key: ObjectKey) -> int:
-        """Seal; how many bytes were written. Raises a `CustodyError` where it may not be kept."""
+        """Seal a chunk and return the number of written bytes.
+
+        Raises:
+            CustodyError: it may not be kept.
+        """
         return self._custody.mine().seal(key, _bytes(src), _bytes(dst))
 
     def estimate_serialized_size(self, layout_desc: MemoryLayoutDesc) -> int:
-        """Exactly how many bytes an object has."""
+        """Return the exact size of an object in bytes."""
         sizes = zip(layout_desc.shapes, layout_desc.dtypes, strict=True)
         content = sum(int(shape.numel()) * int(dtype.itemsize) for shape, dtype in sizes)
         return object_bytes(content, enclosed=True, checked=False)
 
 
 class SealedDeserializer(Deserializer):  # type: ignore[misc]
-    """An object in, LMCache's memory out."""
+    """Deserialises an object into LMCache's memory."""
 
     def __init__(self, custody: SerdeCustody) -> None:
         self._custody = custody
 
     def deserialize(self, src: MemoryObj, dst: MemoryObj, key: ObjectKey) -> None:
-        """Open. Raises a `CustodyError`, with `dst` all zeros, where that is not what was sealed."""
+        """Open an object.
+
+        Raises:
+            CustodyError: it is not what was sealed; `dst` is all zeros then.
+        """
         self._custody.mine().open(key, _bytes(src), _bytes(dst))
 
 
@@ -265,13 +281,14 @@ class SealedProcessor(AsyncSerdeProcessor):  # type: ignore[misc]
         self.custody = custody
 
     def close(self) -> None:
-        """Behind what was asked before."""
+        """Close after the earlier calls."""
         super().close()
         self.custody.close()
 
 
 def make_serde(options: Mapping[str, Any]) -> SealedProcessor:
-    """From a `serde` entry: `tier` (nvme, the default, or remote: what policy calls the place), `max_workers`.
+    """Return the serde for a `serde` entry: `tier` (nvme by default, or remote: policy's name for the place),
+    `max_workers`.
 
     Raises a `CustodyError` that says what is wrong.
     """
@@ -285,7 +302,7 @@ def make_serde(options: Mapping[str, Any]) -> SealedProcessor:
 
 
 def register() -> None:
-    """Let LMCache's configuration name it; twice changes nothing."""
+    """Register the serde for LMCache's configuration; a second call does nothing."""
     if NAME not in get_registered_serde_types():
         register_serde_factory(NAME, make_serde)
 

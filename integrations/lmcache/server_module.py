@@ -1,4 +1,4 @@
-"""A module of LMCache's server: its first tier holds content only on its way, and zeros what it frees.
+"""A module for LMCache's server: its first tier holds content only in transit, and zeroes what it frees.
 
     lmcache server … --l2-store-policy skip_l1 --server-module '{"module_path":
         "kvcustody.integrations.lmcache.server_module"}'
@@ -52,13 +52,13 @@ _log = get_logger(__name__)
 
 
 class FirstTierModule(DiscoverableModule):  # type: ignore[misc]
-    """What this server's first tier has freed."""
+    """The blocks that this server's first tier has freed."""
 
     module_name = "kvcustody_first_tier"
 
     @classmethod
     def create(cls, build: Any) -> FirstTierModule:
-        """What LMCache calls from 0.5.7 on."""
+        """Return the module; LMCache calls this from 0.5.7 on."""
         return cls(build.engine_context, int(build.mp_config.port))
 
     def __init__(self, context: Any, port: int) -> None:
@@ -73,18 +73,22 @@ class FirstTierModule(DiscoverableModule):  # type: ignore[misc]
         foreign = [type(adapter).__name__ for adapter in adapters if not _seals(adapter)]
         if not adapters or foreign:
             raise ConfigError(
-                f"--l2-adapter: {foreign[0] if foreign else 'none'} keeps what no deadline or erasure reaches; "
-                "let each be CustodyL2Adapter, or have the serde `kvcustody`"
+                f"--l2-adapter: {foreign[0] if foreign else 'none'} stores data that no deadline or erasure "
+                "reaches; use CustodyL2Adapter, or the serde `kvcustody`"
             )
         try:
             for controller in manager._store_controllers.values():
                 [policy] = [one for one in vars(controller).values() if isinstance(one, StorePolicy)]
                 probe: list[ObjectKey] = [object()]
                 if policy.select_l1_deletions(probe) != probe:
-                    raise ConfigError("--l2-store-policy: must be `skip_l1`; LMCache's first tier is in clear")
+                    raise ConfigError(
+                        "--l2-store-policy: must be `skip_l1`, because LMCache's first tier is not encrypted"
+                    )
             prefetch = manager._prefetch_controller
             if any(prefetch._policy.plan_l1_retention([object()], None, None)):
-                raise ConfigError("--l2-prefetch-policy: must be `default`; LMCache's first tier is in clear")
+                raise ConfigError(
+                    "--l2-prefetch-policy: must be `default`, because LMCache's first tier is not encrypted"
+                )
             if not callable(prefetch._lock_l1_keys):
                 raise AttributeError("_lock_l1_keys")
             prefetch._lock_l1_keys = lambda request: None
@@ -100,7 +104,7 @@ class FirstTierModule(DiscoverableModule):  # type: ignore[misc]
                 memory = one._memory_manager
                 memory.free = self._zeroing(memory.free)
         except (AttributeError, ValueError) as error:
-            raise IsolationError(f"this LMCache is not as it was when it was governed: {error}") from error
+            raise IsolationError(f"this LMCache differs from the releases that are governed: {error}") from error
         self._notice = _notice(load_settings(), port)
         self._thread = GuardingThread(self._end_what_is_left, name="kvcustody-first-tier")
         self._thread.start()
@@ -111,10 +115,10 @@ class FirstTierModule(DiscoverableModule):  # type: ignore[misc]
             try:
                 self._look()
             except Exception as error:  # whatever it was: it is looked again
-                _log.error("first tier not looked at", error=repr(error))
+                _log.error("the first tier could not be checked", error=repr(error))
 
     def _look(self) -> None:
-        """Delete what nobody used at the last look, and nobody uses now (rule 3)."""
+        """Delete what was unused at the last look and is unused now (rule 3)."""
         unused: dict[tuple[int, ObjectKey], object] = {}
         for at, manager in enumerate(self._first):
             with manager._lock:
@@ -132,7 +136,7 @@ class FirstTierModule(DiscoverableModule):  # type: ignore[misc]
                 content = np.frombuffer(one.byte_array, dtype=np.uint8)
                 content[:] = 0
                 if content.any():
-                    raise IsolationError("memory of the first tier does not become zero; it stays taken")
+                    raise IsolationError("memory of the first tier could not be zeroed; it stays allocated")
             with self._lock:
                 self.freed += len(objects)
                 self.freed_bytes += sum(int(one.get_size()) for one in objects)
@@ -141,19 +145,19 @@ class FirstTierModule(DiscoverableModule):  # type: ignore[misc]
         return zero_and_free
 
     def report_status(self) -> dict[str, Any]:
-        """What LMCache shows of its modules."""
+        """Return the status that LMCache shows for its modules."""
         counts = {"freed": self.freed, "zeroed_bytes": self.freed_bytes, "left": self.left}
         return {"kvcustody_first_tier": counts}
 
     def close(self) -> None:
-        """Look no more; engines are told no longer that this server seals."""
+        """Stop looking; engines learn that this server no longer seals."""
         self._ends.set()
         self._thread.join()
         self._notice.close()
 
 
 def build_server_modules(build: Any) -> FirstTierModule:
-    """What LMCache 0.5.6 calls."""
+    """Return the modules; LMCache 0.5.6 calls this."""
     return FirstTierModule(build.server_context, int(build.mp_config.port))
 
 

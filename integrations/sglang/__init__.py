@@ -1,1 +1,1 @@
-"""SGLang under governance: a radix cache backend, and what it needs of the scheduler and of the HTTP server."""
+"""SGLang under governance: a radix cache backend, with its hooks into the scheduler and the HTTP server."""

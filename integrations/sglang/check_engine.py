@@ -1,4 +1,4 @@
-"""What of SGLang is governed: one release, and what is refused at start, by name.
+"""The governed release of SGLang, and the options that are refused at start, by name.
 
 1. A release outside the range is refused: an engine that would run ungoverned under our flag is worse than one that
    does not start.
@@ -37,7 +37,7 @@ REFUSED = (
     Refused("speculative_algorithm", _OFF, "drafts are written into pages that are never published"),
     Refused("enable_lora", _OFF, "an adapter's identity does not reach the scheduler's keys"),
     Refused("lora_paths", _OFF, "an adapter's identity does not reach the scheduler's keys"),
-    Refused("enable_hierarchical_cache", _OFF, "HiCache copies pages to host memory, out of custody"),
+    Refused("enable_hierarchical_cache", _OFF, "HiCache copies pages to host memory, outside custody"),
     Refused("hicache_storage_backend", _OFF, "HiCache copies pages to a store, out of custody"),
     Refused("enable_lmcache", _OFF, "LMCache copies pages out of custody"),
     Refused("enable_flexkv", _OFF, "FlexKV copies pages out of custody"),
@@ -46,13 +46,13 @@ REFUSED = (
     Refused("enable_streaming_session", _OFF, "a session keeps pages between requests without a deadline"),
     Refused("enable_session_radix_cache", _OFF, "a session keeps pages between requests without a deadline"),
     Refused("enable_unified_memory", _OFF, "several kinds of state share one pool"),
-    Refused("enable_memory_saver", _OFF, "it gives the pool's memory away, and nobody has zeroed it"),
+    Refused("enable_memory_saver", _OFF, "it releases the pool's memory without zeroing it"),
     Refused("dllm_algorithm", _OFF, "its tokens change after their KV was written"),
     Refused("enable_mixed_chunk", _OFF, "a mixed step has not been proved"),
     Refused("enable_pdmux", _OFF, "two streams write to the pool at once"),
     Refused("elastic_ep_backend", _OFF, "ranks come and go"),
     *(
-        Refused(option, _OFF, "requests over gRPC pass by the door and have no identity")
+        Refused(option, _OFF, "requests over gRPC bypass the door and have no identity")
         for option in ("grpc_mode", "smg_grpc_mode", "grpc_port")
     ),
     Refused(
@@ -60,8 +60,8 @@ REFUSED = (
         _OFF,
         "SGLang's KV events carry token ids in clear (`KVCUSTODY_KV_EVENTS_ENDPOINT` gives events with a scope)",
     ),
-    Refused("tokenizer_worker_num", (1, None), "its workers would serve requests without the door"),
-    Refused("disable_radix_cache", _OFF, "without a cache nothing is to be governed"),
+    Refused("tokenizer_worker_num", (1, None), "its workers would serve requests that bypass the door"),
+    Refused("disable_radix_cache", _OFF, "without a cache there is nothing to govern"),
 )
 
 # Overridden, called or hooked: dotted place -> leading parameters after `self`.
@@ -82,7 +82,7 @@ SIGNATURES = {
 
 
 def check_version() -> None:
-    """Raises `ConfigError` unless this SGLang is one that is known, and has what is hooked."""
+    """Raise `ConfigError` unless this SGLang is a known release with all hooked methods."""
     from sglang.version import __version__
 
     found = str(__version__)
@@ -96,7 +96,7 @@ def check_version() -> None:
 
 
 def check_signatures(expected: Mapping[str, tuple[str, ...]]) -> None:
-    """Raises `ConfigError` that names the first method which takes other parameters than these, after `self`."""
+    """Raise `ConfigError` with the first method whose parameters after `self` differ from these."""
     for place, names in expected.items():
         taken = tuple(inspect.signature(_resolve(place)).parameters)[1:]
         if taken[: len(names)] != names:
@@ -108,7 +108,7 @@ def check_signatures(expected: Mapping[str, tuple[str, ...]]) -> None:
 
 
 def check_options(server_args: Any) -> None:
-    """Raises `ConfigError` that names the first option with which SGLang is not governed (rule 2)."""
+    """Raise `ConfigError` with the first option that prevents governance (rule 2)."""
     for option, allowed, why in REFUSED:
         value = getattr(server_args, option, None)
         if isinstance(value, (list, tuple, dict)) and not value:
@@ -120,13 +120,13 @@ def check_options(server_args: Any) -> None:
 
     if envs.SGLANG_RUST_SERVER.get():
         raise ConfigError(
-            "sglang's Rust server has no middleware, so its requests pass by the door and have no identity; unset "
-            "SGLANG_RUST_SERVER"
+            "sglang's Rust server has no middleware, so its requests bypass the door and have no identity; "
+            "unset SGLANG_RUST_SERVER"
         )
 
 
 def check_server(server_args: Any) -> None:
-    """Raises `ConfigError` where the HTTP server would warm itself up: its own requests are nobody's at the door."""
+    """Raise `ConfigError` where the HTTP server would warm itself up, because its own requests have no identity."""
     if not server_args.skip_server_warmup:
         raise ConfigError(
             "sglang's `skip_server_warmup` is `False`: the server's requests to itself have no identity, so the door "
@@ -137,7 +137,7 @@ def check_server(server_args: Any) -> None:
 
 
 def check_kind(*, is_hybrid_swa: bool, is_hybrid_ssm: bool, is_dsa: bool) -> None:
-    """Raises `ConfigError` for a model whose state is not only one run of KV pages for each request."""
+    """Raise `ConfigError` for a model whose state is more than one run of KV pages per request."""
     for found, what in (
         (is_hybrid_swa, "sliding windows"),
         (is_hybrid_ssm, "recurrent (Mamba) layers"),
@@ -148,7 +148,7 @@ def check_kind(*, is_hybrid_swa: bool, is_hybrid_ssm: bool, is_dsa: bool) -> Non
 
 
 def check_hooks(wanted: Iterable[str], applied: Iterable[str]) -> None:
-    """Raises `ConfigError` that names the hooks that did not take (rule 3)."""
+    """Raise `ConfigError` with the hooks that are not installed (rule 3)."""
     missing = sorted(set(wanted) - set(applied))
     if missing:
         raise ConfigError(

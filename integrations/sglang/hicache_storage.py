@@ -1,4 +1,4 @@
-"""HiCache's storage (L3) for an SGLang that nobody governs: the pages that it keeps there rest sealed.
+"""HiCache's storage (L3) for an ungoverned SGLang: its pages are stored sealed.
 
     --enable-hierarchical-cache --hicache-storage-backend dynamic --hicache-storage-backend-extra-config
       '{"backend_name": "custody", "module_path": "kvcustody.integrations.sglang.hicache_storage",
@@ -39,17 +39,21 @@ _log = get_logger(__name__)
 
 
 class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
-    """Pages of one owner: in host memory, in files (`path`), in a shared store (`url`). Called on HiCache's threads."""
+    """One owner's pages: in host memory, in files (`path`), in a shared store (`url`). Called on HiCache's threads."""
 
     def __init__(self, storage_config: Any, _named: Any = None) -> None:
-        """Raises a `ConfigError` for what is refused. Keys are those of the environment's settings."""
+        """Open the storage with the keys of the environment's settings.
+
+        Raises:
+            ConfigError: an option is refused.
+        """
         given = storage_config.extra_config or {}
         several = {name: size for name in _RANKS if (size := getattr(storage_config, name, 1)) != 1}
         if several:
             raise ConfigError(f"hicache storage: {several}: pages of one rank alone are kept")
         self._terms = _terms(given)
         if not storage_config.model_name:
-            raise ConfigError("hicache storage: sglang names no model, so its pages are nobody's")
+            raise ConfigError("hicache storage: sglang names no model, so its pages cannot be attributed")
         self._model = weights_fingerprint(str(storage_config.model_name), str(given.get("revision", "")))
         self._lock = threading.Lock()
         self._copies: OwnedCopies | None = None
@@ -60,7 +64,7 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
     # -- pools ----------------------------------------------------------------------------------------------------
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """The pool whose pages are kept: only now is known how large one is."""
+        """Take the pool whose pages are stored; it determines the page size."""
         super().register_mem_pool_host(mem_pool_host)
         page = mem_pool_host.get_dummy_flat_data_page()
         self._page_bytes = page.numel() * page.element_size()
@@ -75,7 +79,11 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
                 self._thread.start()
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """Raises `ConfigError` for a pool beside that of keys and values (rule 4)."""
+        """Refuse a pool besides that of keys and values.
+
+        Raises:
+            ConfigError: it is another pool (rule 4).
+        """
         if host_pool_name != PoolName.KV:
             raise ConfigError(f"hicache storage: pool `{host_pool_name}` is not kept; pages of `kv` alone are")
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
@@ -83,11 +91,11 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
     # -- pages ----------------------------------------------------------------------------------------------------
 
     def exists(self, key: str) -> bool:
-        """Whether this page would open, as far as is known."""
+        """Return whether this page would open, as far as is known."""
         return self._do(lambda copies: _has(copies, key), False)
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        """How many of these from the first on are here."""
+        """Return how many of these are here, from the first on."""
 
         def count(copies: OwnedCopies) -> int:
             for at, key in enumerate(keys):
@@ -98,13 +106,13 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
         return self._do(count, 0)
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
-        """The page, in `target_location`; None: it is not here."""
+        """Return the page, in `target_location`; None where it is not here."""
         return self.batch_get([key], [target_location])[0]
 
     def batch_get(
         self, keys: list[str], target_locations: Sequence[Any] | None = None, target_sizes: Any = None
     ) -> list[Any]:
-        """Each page in its place; None for one that is not here."""
+        """Return each page in its place; None for one that is not here."""
         places = list(target_locations) if target_locations is not None else [None] * len(keys)
 
         def load(key: str, place: Any, copies: OwnedCopies) -> Any:
@@ -114,7 +122,7 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
         return [self._do(partial(load, key, place), None) for key, place in zip(keys, places, strict=True)]
 
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
-        """Seal this page; whether it is here now."""
+        """Seal this page; return whether it is here now."""
         memory = self._memory(value)
         return memory is not None and self._do(lambda copies: copies.store(key.encode(), memory), False)
 
@@ -125,7 +133,7 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
         target_locations: Any = None,
         target_sizes: Any = None,
     ) -> bool:
-        """Seal these pages; whether all are here now."""
+        """Seal these pages; return whether all are here now."""
         return values is not None and all(list(map(self.set, keys, values)))
 
     def clear(self) -> None:
@@ -133,10 +141,10 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
         ended = self._do(lambda copies: copies.end_all(), -1)
         _log.info("pages ended", storage="hicache", pages=ended)
         if ended < 0:
-            raise RuntimeError("the pages in storage could not be ended")
+            raise RuntimeError("the pages in storage could not be destroyed")
 
     def close(self) -> None:
-        """Let the store go; what is in files is the next engine's to find and to end."""
+        """Close the store; the next engine finds and ends what is in files."""
         self._ends.set()
         with self._lock:
             copies, self._copies = self._copies, None
@@ -148,7 +156,7 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
     # -- the rest -------------------------------------------------------------------------------------------------
 
     def _do(self, call: Callable[[OwnedCopies], Answer], otherwise: Answer) -> Answer:
-        """One call at a time; what fails is a miss, and the engine goes on."""
+        """Run one call at a time; a failure is a miss, and the engine continues."""
         with self._lock:
             copies = self._copies
             if copies is None:
@@ -163,7 +171,7 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
                 copies.note()
 
     def _memory(self, page: Any) -> Memory | None:
-        """A page's bytes as they lie; None for what is not one of ours."""
+        """Return a page's bytes in place; None for a foreign page."""
         if not isinstance(page, torch.Tensor) or page.device.type != "cpu" or not page.is_contiguous():
             return None
         memory: Memory = page.view(torch.uint8).numpy()
@@ -179,15 +187,19 @@ def _has(copies: OwnedCopies, key: str) -> bool:
 
 
 def _terms(given: dict[str, Any]) -> OwnedTerms:
-    """The terms in SGLang's extra configuration. Raises `ConfigError` that names what is missing or wrong."""
+    """Return the settings in SGLang's extra configuration.
+
+    Raises:
+        ConfigError: names what is missing or wrong.
+    """
     owner, seconds, size = given.get("owner"), given.get("seconds"), given.get("size_bytes")
     path, url = given.get("path"), given.get("url")
     if type(owner) is not str or not owner:
-        raise ConfigError(f"hicache storage: `owner` is `{owner}`; say whose the pages are")
+        raise ConfigError(f"hicache storage: `owner` is `{owner}`; name the pages' owner")
     if not isinstance(seconds, int | float) or seconds <= 0:
-        raise ConfigError(f"hicache storage: `seconds` is `{seconds}`; pages need a deadline")
+        raise ConfigError(f"hicache storage: `seconds` is `{seconds}`; pages need a lifetime")
     if type(size) is not int or size <= 0:
-        raise ConfigError(f"hicache storage: `size_bytes` is `{size}`; say how much room pages have")
+        raise ConfigError(f"hicache storage: `size_bytes` is `{size}`; set the storage's capacity")
     if path is not None and (type(path) is not str or not path):
         raise ConfigError(f"hicache storage: `path` is `{path}`; name a folder, or leave it out")
     if url is not None and (type(url) is not str or not url):

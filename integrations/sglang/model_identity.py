@@ -1,4 +1,4 @@
-"""What SGLang loaded, as the identity that conditions every namespace.
+"""The identity of the model that SGLang loaded, which conditions every namespace.
 
 1. Weights that are loaded anew are another epoch, with a number that nobody has again: copies in files outlive the
    process, and must not be found under other weights of the same epoch. What a process begins with is epoch 0.
@@ -34,13 +34,13 @@ class LoadedModel:
         self.identity = self._made()
 
     def reloaded(self) -> None:
-        """The weights changed: nothing computed before is reachable any more."""
+        """Note that the weights changed: nothing computed before can be reached any more."""
         self._epoch = unique_epoch()
         self.identity = self._made()
 
     def _made(self) -> ModelIdentity:
         args, text = self._args, self._config.hf_text_config
-        made = ModelIdentity(
+        identity = ModelIdentity(
             weights_digest=weights_fingerprint(str(args.model_path), str(args.revision)),
             weights_epoch=self._epoch,
             tokenizer_digest=named_digest("tokenizer", str(args.tokenizer_path), str(args.revision)),
@@ -60,5 +60,5 @@ class LoadedModel:
             adapter_digest=None,
             adapter_epoch=None,
         )
-        _log.info("model identity", **made.named())
-        return made
+        _log.info("model identity", **identity.named())
+        return identity

@@ -28,7 +28,11 @@ _log = get_logger(__name__)
 
 
 def build_cache(context: Any) -> GovernedRadixCache:
-    """The cache of a scheduler, for SGLang's registry. Raises a `CustodyError` that says what is not governed."""
+    """Return a scheduler's cache for SGLang's registry.
+
+    Raises:
+        CustodyError: says what cannot be governed.
+    """
     check_version()
     check_options(context.server_args)
     check_kind(is_hybrid_swa=context.is_hybrid_swa, is_hybrid_ssm=context.is_hybrid_ssm, is_dsa=context.is_dsa)
@@ -79,7 +83,11 @@ def build_cache(context: Any) -> GovernedRadixCache:
 
 
 def _open_publisher(cache: GovernedRadixCache, settings: Settings) -> None:
-    """The settings ask for block events. Raises `ConfigError` where their address cannot be bound."""
+    """Open the publisher of block events for the settings.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
     from kvcustody.integrations.events.publisher import open_publisher  # pyzmq only where it is asked for
 
     worker = cache.worker
@@ -90,7 +98,11 @@ def _open_publisher(cache: GovernedRadixCache, settings: Settings) -> None:
 
 
 def _open_tiers(cache: GovernedRadixCache, settings: Settings, plan: TierPlan) -> None:
-    """Copies may leave to the tiers of the settings. Raises a `ConfigError` that names the setting it cannot have."""
+    """Open the settings' tiers for copies.
+
+    Raises:
+        ConfigError: names the setting that is impossible.
+    """
     worker, memory, size = cache.worker, cache.memory, cache.page_size
     assert worker is not None
     port, pages = worker.port, unit_pages(size)

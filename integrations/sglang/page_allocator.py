@@ -1,4 +1,4 @@
-"""SGLang's page allocator under governance: it counts what it hands out, and keeps back what did not verify."""
+"""SGLang's page allocator under governance: it counts allocated pages and withholds those that failed verification."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _ALLOCATORS = ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator")
 
 
 def _governed_class(kind: type[Any]) -> type[Any]:
-    """A subclass of `kind` alone, so that an allocator that is there can become one."""
+    """Return a subclass of `kind` without other bases, so that an existing allocator can become one."""
 
     class GovernedAllocator(kind):  # type: ignore[misc]
         free_pages: Any
 
         def alloc(self, need_size: int) -> Any:
-            """As SGLang's: whole pages, or None."""
+            """Allocate whole pages as SGLang does, or return None."""
             found = super().alloc(need_size)
             if found is not None:
                 self.kvcustody_allocated += need_size // self.page_size
             return found
 
         def alloc_extend(self, *given: Any, **named: Any) -> Any:
-            """As SGLang's."""
+            """Allocate as SGLang does."""
             return self._counted(super().alloc_extend, *given, **named)
 
         def alloc_decode(self, *given: Any, **named: Any) -> Any:
-            """As SGLang's."""
+            """Allocate as SGLang does."""
             return self._counted(super().alloc_decode, *given, **named)
 
         def _counted(self, call: Any, *given: Any, **named: Any) -> Any:
@@ -41,27 +41,27 @@ def _governed_class(kind: type[Any]) -> type[Any]:
             return found
 
         def free(self, free_index: torch.Tensor) -> None:
-            """As SGLang's, without what is withheld."""
+            """Free as SGLang does, without withheld pages."""
             super().free(free_index)
             self._keep_back()
 
         def free_page_ids(self, page_ids: torch.Tensor) -> None:
-            """As SGLang's, without what is withheld."""
+            """Free as SGLang does, without withheld pages."""
             super().free_page_ids(page_ids)
             self._keep_back()
 
         def free_group_end(self) -> None:
-            """As SGLang's, without what is withheld."""
+            """Free as SGLang does, without withheld pages."""
             super().free_group_end()
             self._keep_back()
 
         def clear(self) -> None:
-            """As SGLang's, without what is withheld."""
+            """Clear as SGLang does, without withheld pages."""
             super().clear()
             self._keep_back()
 
         def withhold(self, pages: Pages) -> None:
-            """Never hand these out again."""
+            """Never allocate these pages again."""
             self.kvcustody_withheld.update(pages.tolist())
             self._keep_back()
 
@@ -75,7 +75,11 @@ def _governed_class(kind: type[Any]) -> type[Any]:
 
 
 def govern_allocator(allocator: Any) -> None:
-    """Make `allocator` count and keep back. Raises `ConfigError` unless it is one of SGLang's own that is known."""
+    """Make `allocator` count and withhold.
+
+    Raises:
+        ConfigError: it is not one of SGLang's known classes.
+    """
     kind = type(allocator)
     if kind.__name__ not in _ALLOCATORS or not kind.__module__.startswith("sglang."):
         raise ConfigError(
@@ -91,5 +95,5 @@ def govern_allocator(allocator: Any) -> None:
 
 
 def page_ids(pages: Pages, device: Any) -> torch.Tensor:
-    """Pages as the allocator takes them."""
+    """Return pages in the allocator's form."""
     return torch.from_numpy(np.ascontiguousarray(pages)).to(device)

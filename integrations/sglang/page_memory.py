@@ -1,4 +1,4 @@
-"""The KV pool's tensors as pages: zeroed when custody begins, at each order, and when it ends.
+"""The KV pool's tensors as pages: zeroed when custody begins, on each order, and when it ends.
 
 1. Every byte of a page, in every layer, belongs to that page alone (`kernels.segment` proves it, or raises).
 2. The padding page is nobody's and is never handed out; what padded rows of a batch leave there goes with every order.
@@ -27,19 +27,19 @@ _POOLS = ("MHATokenToKVPool", "MLATokenToKVPool")
 
 
 class PageMemory:
-    """One pool of SGLang. Raises `ConfigError` for one whose pages cannot be told."""
+    """One pool of SGLang. Raises `ConfigError` for a pool with unknown pages."""
 
     def __init__(self, pool: Any, pages: int, page_tokens: int, clock: Clock | None = None) -> None:
         name = type(pool).__name__
         if name not in _POOLS or not type(pool).__module__.startswith("sglang."):
             raise ConfigError(
-                f"the KV pool is a `{name}`, of which it is not known where a slot's bytes lie; governed are "
+                f"the KV pool is a `{name}`, whose layout is unknown; known are "
                 f"{' and '.join(f'`{one}`' for one in _POOLS)}",
                 pool=name,
             )
         tensors = list(pool.kv_buffer) if name == "MLATokenToKVPool" else [*pool.k_buffer, *pool.v_buffer]
         if any(getattr(pool, more, None) is not None for more in ("dq_k_buffer", "dq_v_buffer", "index_k_buffer")):
-            raise ConfigError("the KV pool keeps a second form of its slots, which no scrub would reach")
+            raise ConfigError("the KV pool stores a second form of its slots, which scrubs would not reach")
         table = SegmentTable.from_tensors(tensors, layout=Layout.TOKENS, block_tokens=page_tokens)
         if table.blocks < pages:
             raise ConfigError(f"the KV pool has `{table.blocks}` pages, its allocator `{pages}`")
@@ -52,7 +52,7 @@ class PageMemory:
         self._unordered = table.scrubbed()
 
     def scrub(self, order: ScrubOrder) -> tuple[list[ScrubResult], int]:
-        """Zero what the order lists; the results, and how many pages the device counted for orders so far."""
+        """Zero the order's pages; return the results, and how many pages the device has counted for orders."""
         results = self._memory.scrub_each(0, order.batches)
         if self._table.device.type == "cpu":
             self._table.rows.zero(_PADDING)
@@ -62,7 +62,7 @@ class PageMemory:
         return results, self._memory.scrubbed(0) - self._unordered
 
     def read(self, pages: NDArray[np.int64], into: memoryview) -> None:
-        """Copy `pages`, one after the other, into host memory that is exactly as long; waits."""
+        """Copy `pages` in order into host memory of exactly their size, and wait."""
         self._memory.read(0, pages, into)
 
     def write(self, pages: NDArray[np.int64], data: memoryview) -> None:
@@ -70,9 +70,9 @@ class PageMemory:
         self._memory.write(0, pages, data)
 
     def pin(self, address: int, size: int) -> Callable[[], None]:
-        """Let the pool's device reach `size` bytes of the host's; what is returned undoes it."""
+        """Give the pool's device access to `size` bytes of host memory; return the function that ends it."""
         return self._memory.pin(address, size)
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Zero the pages."""
         self._memory.scrub(0, np.arange(self.pages, dtype=np.int64), 0.0)

@@ -21,7 +21,7 @@ NO_PAGES: Pages = np.empty(0, dtype=np.int64)
 
 
 class PageNode:
-    """A run of pages of one chain. `locks`: requests that hold it, or something below it."""
+    """A run of pages of one chain. `locks`: requests that hold the node, or one below it."""
 
     __slots__ = (
         "children",
@@ -50,7 +50,7 @@ class PageNode:
 
 
 class PageTree:
-    """All namespaces' chains. `pages`: one more than the highest page number."""
+    """The chains of all namespaces. `pages`: one more than the highest page number."""
 
     def __init__(self, pages: int, page_tokens: int) -> None:
         self.size = pages
@@ -69,9 +69,9 @@ class PageTree:
     def walk(
         self, node: PageNode | None, name: str, tokens: array[int], first: int, last: int
     ) -> tuple[PageNode, list[Pages]]:
-        """From `node`, or the root, along pages [first, last) of `tokens`; splits the node in which it ends."""
+        """Follow `tokens`' pages [first, last) from `node`, or the root; split the node in which they end."""
         self._uses += 1
-        at, found = node or self.root, []
+        at, pages = node or self.root, []
         while first < last:
             child = at.children.get(self._edge(name, tokens, first))
             if child is None:
@@ -80,31 +80,31 @@ class PageTree:
             if matched < len(child.pages):
                 child = self._split(child, matched)
             child.used = self._uses
-            found.append(child.pages)
+            pages.append(child.pages)
             at, first = child, first + matched
-        return at, found
+        return at, pages
 
     def insert(
         self, node: PageNode | None, name: str, tokens: array[int], pages: Pages, first: int, last: int
     ) -> PageNode:
-        """`pages[first:last]` hang below `node` as one new node; nothing there begins alike (`walk` has said so)."""
+        """Add `pages[first:last]` below `node` as one new node; no child begins alike (after `walk`)."""
         at = node or self.root
         if first == last:
             return at
         self._numbers += 1
         size = self.page_tokens
-        made = PageNode(self._numbers, at, name, tokens[first * size : last * size], pages[first:last].copy())
-        made.used = self._uses
+        child = PageNode(self._numbers, at, name, tokens[first * size : last * size], pages[first:last].copy())
+        child.used = self._uses
         edge = self._edge(name, tokens, first)
         assert edge not in at.children, "inserted beside what begins alike"
-        at.children[edge] = made
-        self._nodes[made.number] = made
-        self._owner[made.pages] = made.number
-        self.evictable_pages += len(made.pages)
-        return made
+        at.children[edge] = child
+        self._nodes[child.number] = child
+        self._owner[child.pages] = child.number
+        self.evictable_pages += len(child.pages)
+        return child
 
     def path(self, node: PageNode) -> Pages:
-        """The pages from the root to `node`."""
+        """Return the pages from the root to `node`."""
         runs: list[Pages] = []
         at: PageNode | None = node
         while at is not None:
@@ -119,7 +119,7 @@ class PageTree:
         return name, tokens[page * size : (page + 1) * size].tobytes()
 
     def _match(self, child: PageNode, tokens: array[int], first: int, last: int) -> int:
-        """How many leading pages of `child` the tokens of pages [first, last) are; the first one is."""
+        """Return how many leading pages of `child` match the tokens' pages [first, last); the first one does."""
         size = self.page_tokens
         count = min(len(child.pages), last - first) * size
         own, start = child.tokens, first * size
@@ -135,7 +135,7 @@ class PageTree:
         return low // size
 
     def _split(self, node: PageNode, at: int) -> PageNode:
-        """The first `at` pages of `node` become its parent; holders of `node` hold both. Returns that parent."""
+        """Make `node`'s first `at` pages its parent, held by its holders as well, and return that parent."""
         parent, size = node.parent, self.page_tokens
         assert parent is not None and 0 < at < len(node.pages)
         self._numbers += 1
@@ -152,7 +152,7 @@ class PageTree:
     # -- holding ------------------------------------------------------------------------------------------------------
 
     def lock(self, node: PageNode) -> None:
-        """A request holds `node` and everything above it."""
+        """Lock `node` and everything above it for a request."""
         at = node
         while at.parent is not None:
             if not at.locks:
@@ -162,7 +162,7 @@ class PageTree:
             at = at.parent
 
     def unlock(self, node: PageNode) -> Pages:
-        """It holds them no longer. Returns the pages that come free, which had been taken out meanwhile (rule 3)."""
+        """Unlock the path; return the pages that become free, which had been removed meanwhile (rule 3)."""
         free: list[Pages] = []
         at = node
         while at.parent is not None:
@@ -178,7 +178,7 @@ class PageTree:
         return np.concatenate(free) if free else NO_PAGES
 
     def use(self, node: PageNode) -> bool:
-        """The path to `node` is used now; False where something of it was taken out."""
+        """Mark the path to `node` as used now; return False where a part of it was removed."""
         self._uses += 1
         at = node
         while at.parent is not None:
@@ -191,7 +191,7 @@ class PageTree:
     # -- ending -------------------------------------------------------------------------------------------------------
 
     def remove(self, pages: Pages) -> Pages:
-        """Take these out, and whatever of their nodes lies behind them. Returns the pages that come free now."""
+        """Remove these, and whatever follows them in their nodes; return the pages that become free now."""
         free: list[Pages] = []
         for node, cut in self.cuts(pages):
             if cut:
@@ -200,7 +200,7 @@ class PageTree:
         return np.concatenate(free) if free else NO_PAGES
 
     def cuts(self, pages: Pages) -> list[tuple[PageNode, int]]:
-        """The nodes that have these, each with the place of the first of them in it."""
+        """Return the nodes with these pages, each with the position of its first one."""
         numbers = self._owner[pages]
         nodes = [self._nodes[number] for number in np.unique(numbers[numbers > 0]).tolist()]
         return [(node, int(np.isin(node.pages, pages).argmax())) for node in nodes]
@@ -220,7 +220,7 @@ class PageTree:
         return [node.pages]
 
     def remove_oldest(self, count: int) -> list[PageNode]:
-        """Take out at least `count` pages that nobody holds, or all: whole leaves, the least recently used first.
+        """Remove at least `count` unheld pages, or all: whole leaves, the least recently used first.
 
         Each returned one still knows what it continued.
         """
@@ -244,10 +244,10 @@ class PageTree:
     # -- books --------------------------------------------------------------------------------------------------------
 
     def indexed(self) -> NDArray[np.bool_]:
-        """By page, whether the tree has it."""
+        """Return by page whether the tree has it."""
         return self._owner > 0
 
     def is_held(self, page: int) -> bool:
-        """Whether a request holds the node that has the page."""
+        """Return whether a request holds the page's node."""
         node = self._nodes.get(int(self._owner[page]))
         return node is not None and node.locks > 0

@@ -48,7 +48,7 @@ def _build(context: Any) -> Any:
 
 
 def governed_cache(scheduler: Any) -> Any:
-    """Our cache of a scheduler; None where it has another one."""
+    """Return our cache of a scheduler; None where it has another one."""
     cache = getattr(scheduler, "tree_cache", None)
     return cache if getattr(cache, "custody", None) is not None else None
 
@@ -87,7 +87,7 @@ def _step(scheduler: Any, *_given: Any, **_named: Any) -> None:
 
 
 def _sleep(original: Callable[..., Any], scheduler: Any) -> Any:
-    """A scheduler that sleeps while it is idle wakes for what is due, and for what an operator asks."""
+    """Make a sleeping idle scheduler wake for what is due, and for operators' orders."""
     cache, sleeper = governed_cache(scheduler), getattr(scheduler, "idle_sleeper", None)
     if cache is None or sleeper is None or not hasattr(sleeper, "poller"):
         return original(scheduler)
@@ -96,7 +96,7 @@ def _sleep(original: Callable[..., Any], scheduler: Any) -> Any:
 
 
 def _update_weights(original: Callable[..., Any], updater: Any, *given: Any, **named: Any) -> Any:
-    """New weights, also where the update failed half-way or left SGLang's cache as it was."""
+    """Take note of new weights, also where the update failed half-way or left SGLang's cache unchanged."""
     try:
         return original(updater, *given, **named)
     finally:
@@ -106,7 +106,7 @@ def _update_weights(original: Callable[..., Any], updater: Any, *given: Any, **n
 
 
 def _guard_door(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Every request to the HTTP server of a governed engine comes through the identity module."""
+    """Make every request to a governed engine's HTTP server pass the identity module."""
     from kvcustody.integrations.sglang.check_engine import check_server
     from kvcustody.integrations.sglang.middleware import check_identity, guard
 

@@ -1,4 +1,4 @@
-"""The registered backend: SGLang's calls on its prefix cache, answered by `SlotCustody` over a `PageTree`.
+"""The registered backend: `SlotCustody` over a `PageTree` answers SGLang's calls to its prefix cache.
 
 1. A request that was never admitted finds nothing and leaves nothing.
 2. Every page that the scheduler gives back passes through here, and is told before it is free.
@@ -57,7 +57,7 @@ _log = get_logger(__name__)
 
 
 class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
-    """`--radix-cache-backend kvcustody`. `open_custody` gives it its port before the first request."""
+    """The cache for `--radix-cache-backend kvcustody`. `open_custody` sets its port before the first request."""
 
     def __init__(self, params: Any, model: LoadedModel, memory: PageMemory, tree: PageTree) -> None:
         self.disable = False
@@ -87,7 +87,7 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
     # -- arrival ------------------------------------------------------------------------------------------------------
 
     def admit(self, req: Any) -> str | None:
-        """A request has come: who it is from. Returns why it is refused, or None."""
+        """Admit a new request by its identity; return the reason for a refusal, or None."""
         if getattr(req, "session", None) is not None or getattr(req, "session_id", None):
             return "kvcustody: sessions are not governed"
         if req.lora_id is not None:
@@ -130,12 +130,12 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         self.scheduler.output_streamer.stream_output([req], req.return_logprob)
 
     def may_start(self, req: Any) -> bool:
-        """Whether the scheduler may take it now; False: it alone waits."""
+        """Return whether the scheduler may take the request now; False: only this one waits."""
         request = _of(req)
         return request is not None and self.custody.may_start(request)
 
     def begin(self, req: Any) -> None:
-        """The scheduler has taken it, and locked what it found."""
+        """Begin a request that the scheduler has taken, with its hit locked."""
         request = _of(req)
         if request is None:
             return
@@ -146,17 +146,17 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
     # -- SGLang's calls -----------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """SGLang drops its cache, as after new weights: nothing computed before may be reached."""
+        """Drop the cache, as after new weights: nothing computed before may be reached."""
         self.custody.clear()
         self.weights_changed()
 
     def weights_changed(self) -> None:
-        """Nothing that was computed before is reachable any more, whether SGLang drops its cache or not."""
+        """Make everything computed before unreachable, whether SGLang drops its cache or not."""
         self.custody.part_waiting()
         self.model.reloaded()
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
-        """What the request may read, page by page."""
+        """Return what the request may read, page by page."""
         request = _of(params.req) if params.req is not None else None
         node, pages, beyond = self.tree.root, np.empty(0, dtype=np.int64), 0
         if request is not None and len(params.key):
@@ -171,7 +171,7 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         )
 
     def init_load_back(self, params: InitLoadBackParams) -> tuple[int, PageNode] | None:
-        """The scheduler has chosen the request: what tiers have for it comes into the tree (rule 4)."""
+        """Load into the tree what tiers have for a request that the scheduler has chosen (rule 4)."""
         req, size = params.req, self.page_size
         request = _of(req)
         if request is None or request.has_begun:
@@ -196,36 +196,36 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         return None
 
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
-        """What the request has computed enters the tree; its row goes on with the tree's pages."""
+        """Add the request's computed pages to the tree; its row continues with the tree's pages."""
         request = _of(req)
         if request is None:
             return
         if req.output_ids:
             self.custody.first_token(request)
         tokens: array[int] = req.full_untruncated_fill_ids
-        made = self.custody.publish(request, tokens, up_to // self.page_size)
-        if made is None:
+        published = self.custody.publish(request, tokens, up_to // self.page_size)
+        if published is None:
             return
-        if len(made.adopted):
-            start = made.first * self.page_size
-            slots = self._slots(made.adopted)
+        if len(published.adopted):
+            start = published.first * self.page_size
+            slots = self._slots(published.adopted)
             self.req_to_token_pool.write((req.kv.req_pool_idx, slice(start, start + len(slots))), slots)
-        self.tree.lock(made.node)
-        lock, req.lock = req.lock, TreeLock(made.node, _RECEIPT)
-        req.last_node = made.node
+        self.tree.lock(published.node)
+        lock, req.lock = req.lock, TreeLock(published.node, _RECEIPT)
+        req.last_node = published.node
         self.unlock(lock)
-        req.kv.cache_protected_len = req.kv.cache_inserted_len = made.published * self.page_size
-        self.free(made.returned)
+        req.kv.cache_protected_len = req.kv.cache_inserted_len = published.published * self.page_size
+        self.free(published.returned)
 
     def free_kv_row(self, kv: Any, ranges: list[tuple[int, int]]) -> None:
-        """The request gives slots back; the port hears of them first (rule 2)."""
+        """Free the request's slots; the port is told first (rule 2)."""
         request = self._by_row.get(id(kv))
         if request is not None:
             self.custody.report(request)
         super().free_kv_row(kv, ranges)
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
-        """Its row is free and its lock is gone."""
+        """Take note that the request's row is free and its lock is gone."""
         request = _of(req)
         if request is None:
             return
@@ -238,39 +238,39 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         self.custody.release(request, cause)
 
     def release_aborted_request(self, handle: Any) -> None:
-        """It ended while it waited."""
+        """End a request that was waiting."""
         req = self._requests.pop(handle.rid, None)
         request = _of(req) if req is not None else None
         if request is not None:
             self.custody.release(request, "aborted")
 
     def evict(self, params: EvictParams) -> EvictResult:
-        """End what nobody holds, until so many slots are free."""
+        """End unheld pages until that many slots are free."""
         pages = -(-params.num_tokens // self.page_size)
         return EvictResult(num_tokens_evicted=self.custody.make_room(pages) * self.page_size)
 
     def lock(self, node: PageNode) -> TreeLock:
-        """As SGLang's own, which makes a receipt that says nothing here."""
+        """Lock as SGLang does; its receipt has no content here."""
         self.tree.lock(node)
         return TreeLock(node, _RECEIPT)
 
     def unlock(self, lock: TreeLock | None) -> None:
-        """The holder is gone (rule 3)."""
+        """Release a holder (rule 3)."""
         if lock is not None:
             self.free(self.tree.unlock(lock.node))
 
     def inc_lock_ref(self, node: PageNode) -> IncLockRefResult:
-        """A request holds the path to `node`."""
+        """Hold the path to `node` for a request."""
         self.tree.lock(node)
         return IncLockRefResult()
 
     def dec_lock_ref(self, node: PageNode, params: DecLockRefParams | None = None) -> DecLockRefResult:
-        """It holds it no longer (rule 3)."""
+        """Release the path to `node` (rule 3)."""
         self.free(self.tree.unlock(node))
         return DecLockRefResult()
 
     def path_device_indices(self, node: PageNode) -> torch.Tensor:
-        """The slots from the root to `node`."""
+        """Return the slots from the root to `node`."""
         pages = self.tree.path(node)
         return self._slots(pages) if len(pages) else self._nothing
 
@@ -279,28 +279,28 @@ class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]
         return page_ids(slots, self.device)
 
     def evictable_size(self) -> int:
-        """Slots in the tree that no request holds."""
+        """Return the slots in the tree that no request holds."""
         return self.tree.evictable_pages * self.page_size
 
     def protected_size(self) -> int:
-        """Slots that requests hold, and those that nobody is ever given again."""
+        """Return the slots that requests hold, and those that are withheld."""
         withheld = len(self.token_to_kv_pool_allocator.kvcustody_withheld)
         return (self.tree.held_pages + withheld) * self.page_size
 
     def total_size(self) -> int:
-        """Slots in the tree."""
+        """Return the number of slots in the tree."""
         return int(np.count_nonzero(self.tree.indexed())) * self.page_size
 
     def all_values_flatten(self) -> torch.Tensor:
-        """The slots in the tree."""
+        """Return the slots in the tree."""
         return self._slots(np.flatnonzero(self.tree.indexed()))
 
     def pretty_print(self) -> None:
-        """Say how much is there; whose it is and what it says is nobody's business here."""
+        """Print the amounts only, without owners or content."""
         _log.info("tree", slots=self.total_size(), held=self.protected_size())
 
     def release_host_resources(self) -> None:
-        """SGLang ends: so does all custody."""
+        """End all custody, because SGLang ends."""
         self.close()
 
     # -- EngineRows ---------------------------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ def _of(req: Any) -> SlotRequest | None:
 
 
 def _is_keyed(req: Any) -> bool:
-    """Whether its token ids say everything that its KV depends on."""
+    """Return whether the request's token ids condition all of its KV."""
     return all(
         getattr(req, name, None) is None
         for name in ("multimodal_inputs", "input_embeds", "positional_embed_overrides", "token_type_ids")
@@ -394,9 +394,11 @@ def _is_keyed(req: Any) -> bool:
 
 
 def governed_adder(own: type[Any]) -> type[Any]:
-    """A subclass of SGLang's prefill adder: who must wait waits alone, and who is taken has attached what it found."""
-    made = _ADDERS.get(own)
-    if made is None:
+    """Return a subclass of SGLang's prefill adder: a request that must wait blocks no other, and a chosen one attaches
+    its hit.
+    """
+    adder = _ADDERS.get(own)
+    if adder is None:
 
         class GovernedPrefillAdder(own):  # type: ignore[misc]
             def add_one_req(self, req: Any, *given: Any, **named: Any) -> Any:
@@ -408,5 +410,5 @@ def governed_adder(own: type[Any]) -> type[Any]:
                 super()._commit_prefill_admission(req, *given, **named)
                 self.tree_cache.begin(req)
 
-        made = _ADDERS[own] = GovernedPrefillAdder
-    return made
+        adder = _ADDERS[own] = GovernedPrefillAdder
+    return adder

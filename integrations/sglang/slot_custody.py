@@ -1,4 +1,4 @@
-"""Custody of SGLang's KV slots: what the engine did with its pages, told to the port, and the port's answers.
+"""Custody of SGLang's KV slots: reports the engine's use of pages to the port, and applies the port's answers.
 
 It knows no class of SGLang: pages, token arrays and request ids. A page is `page_size` slots; with a page size of one
 it is a slot.
@@ -57,32 +57,34 @@ class EngineRows(Protocol):
     """The engine's own books: its rows of slots, its free list, its queues."""
 
     def pages_of(self, request_id: str, first: int) -> Pages:
-        """The pages of a request's row from its `first` on, as far as they are allocated."""
+        """Return the allocated pages of a request's row from its `first` on."""
 
     def tokens_of(self, request_id: str) -> int:
-        """How many tokens it has by now."""
+        """Return the request's current number of tokens."""
 
     def free(self, pages: Pages) -> None:
-        """These may be handed out again."""
+        """Make these pages available for allocation again."""
 
     def end(self, request_ids: Sequence[str], cause: str) -> None:
-        """End these requests as soon as the engine can; each then comes through `SlotCustody.release`."""
+        """End these requests as soon as the engine can; each then passes through `SlotCustody.release`."""
 
     def withhold(self, pages: Pages) -> None:
-        """Never hand these out again."""
+        """Never allocate these pages again."""
 
     def requests(self) -> frozenset[object]:
-        """Requests that the engine knows."""
+        """Return the requests that the engine knows."""
 
     def allocated(self) -> int:
-        """Pages handed out since the start, by the engine's own count."""
+        """Return the pages allocated since the start, by the engine's own count."""
 
     def scrub(self, order: ScrubOrder) -> None:
-        """Zero these now and tell the port."""
+        """Zero these pages now and tell the port."""
 
 
 class CheckpointResult(NamedTuple):
-    """What a checkpoint did: the tree's node of the request, and the pages [first, first + adopted) that it took."""
+    """The result of a checkpoint: the request's node in the tree, and the pages [first, first + adopted) that it
+    took.
+    """
 
     node: PageNode
     first: int
@@ -104,7 +106,7 @@ class _Walk:
         self.last = Walked(None, NO_PAGES)  # where the last walk ended
 
     def walk(self, node: object, namespace: str, first: int, last: int) -> Walked:
-        """See `NamespaceTree`."""
+        """Walk as `NamespaceTree` says."""
         assert node is None or isinstance(node, PageNode)
         name = self._request.name(namespace)
         at, runs = self._custody.tree.walk(node, name, self._tokens, first, min(last, self._last))
@@ -140,7 +142,7 @@ class SlotCustody:
 
     @property
     def tiers(self) -> SlotTiers | None:
-        """What keeps pages off the device; None: nothing."""
+        """The tiers for pages off the device, or None."""
         return self._tiers
 
     @tiers.setter
@@ -155,7 +157,7 @@ class SlotCustody:
         *,
         with_tokens: bool = False,
     ) -> None:
-        """Hand the block events of every step to `publisher` from now on.
+        """Publish the block events of every step to `publisher` from now on.
 
         Raises `IsolationError` unless the tree is a `WatchedTree` with nothing in it.
         """
@@ -167,7 +169,9 @@ class SlotCustody:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def is_used(self, request_id: str) -> bool:
-        """Whether a request has this id: another is dropped then, for any answer would reach the first one's client."""
+        """Return whether a request has this id; another one is then dropped, because its answer would reach the first
+        client.
+        """
         used = request_id in self.requests
         if used:
             self.port.attempts.note("id-in-use")
@@ -187,7 +191,7 @@ class SlotCustody:
         narrowed_by: str = "",
         trace: str = "",
     ) -> SlotRequest | AdmissionRefused:
-        """A request has come. `keyed` False: it has content that its token ids do not tell, so nothing is reused.
+        """Admit a new request. `keyed` False: its token ids do not describe all its content, so nothing is reused.
 
         `trace`: the W3C trace id that it came with.
         """
@@ -208,11 +212,11 @@ class SlotCustody:
         return request
 
     def may_start(self, request: SlotRequest) -> bool:
-        """False: this request alone waits."""
+        """Return whether the request may start; False: only this request waits."""
         return self.port.may_start(request.residency) is None
 
     def look_up(self, request: SlotRequest, tokens: array[int], last: int) -> tuple[PageNode, Pages]:
-        """The tree's node and the pages that it may read, of the prompt's first `last` pages."""
+        """Return the tree's node and the pages that the request may read, of the prompt's first `last` pages."""
         walk = _Walk(self, request, tokens, last)
         path = self.port.look_up_tree(request.residency, walk)
         request.path, request.found = path, path.blocks
@@ -231,7 +235,7 @@ class SlotCustody:
         start: PageNode | None = None,
         first: int = 0,
     ) -> tuple[PageNode, int, list[Pages]]:
-        """How far the tree has the request's path, of its first `last` pages, and which pages behind `start`.
+        """Return how much of the request's path the tree has, up to page `last`, and its pages behind `start`.
 
         `start` ends with the first `first` of them.
         """
@@ -250,17 +254,17 @@ class SlotCustody:
         return node, at, runs
 
     def begin(self, request: SlotRequest, pages: int) -> None:
-        """The engine starts it behind its first `pages` found pages, which it has locked."""
+        """Start the request behind its first `pages` found pages, which it has locked."""
         request.has_begun = True
         request.reported = request.published = request.cached = pages
         self.port.attached(request.residency, request.found[:pages])
 
     def restorable(self, request: SlotRequest) -> int:
-        """How many pages tiers would bring behind what its last look-up found."""
+        """Return how many pages tiers would load behind the last look-up's hit."""
         return 0 if request.planned is None else request.planned.pages
 
     def may_restore(self, request: SlotRequest, tokens: array[int], pages: int) -> bool:
-        """Whether so many pages can come now: asked again behind whatever made room for them."""
+        """Return whether that many pages can be loaded now; asked again after room was made for them."""
         tiers = self._tiers
         hit = len(request.found)
         _, there, _ = self._along(request, tokens, hit + pages)
@@ -270,13 +274,13 @@ class SlotCustody:
         return self.restorable(request) == pages
 
     def zero(self) -> None:
-        """Scrub what ended, so that a tier may fill it before the step's own scrubs (rule 5)."""
+        """Zero ended pages before the step's own scrubs, so that a tier may fill them (rule 5)."""
         order = self.port.scrubs_now()
         if order is not None:
             self.rows.scrub(order)
 
     def restore(self, request: SlotRequest, tokens: array[int], pages: Pages) -> PageNode | None:
-        """Fill these zero pages from tiers, behind what was found: where they end in the tree.
+        """Fill these zero pages from tiers behind the hit; return where they end in the tree.
 
         None: some did not come. Those that did are in the tree; the request waits again, as one that was preempted.
         """
@@ -304,7 +308,7 @@ class SlotCustody:
         return None
 
     def report(self, request: SlotRequest) -> None:
-        """Tell what was handed out to it since the last time (rule 2)."""
+        """Report the pages allocated to the request since the last time (rule 2)."""
         if not request.has_begun:
             return
         self._tell(request, self.rows.pages_of(request.request_id, request.reported))
@@ -315,17 +319,17 @@ class SlotCustody:
             self.port.handed_out(request.residency, pages)
 
     def first_token(self, request: SlotRequest) -> None:
-        """Its first token is there: what computing takes is measured."""
+        """Take note of the first token, by which computing is measured."""
         if request.has_begun:
             self.port.first_token(request.residency, request.cached * self.page_tokens)
 
     def flush(self) -> None:
-        """Tell what was handed out to anybody."""
+        """Report the pages allocated to every request."""
         for request in self.requests.values():
             self.report(request)
 
     def publish(self, request: SlotRequest, tokens: array[int], last: int) -> CheckpointResult | None:
-        """The first `last` pages of its row are computed: into the tree with them (rule 3). None: nothing enters."""
+        """Publish the first `last` computed pages of the row into the tree (rule 3). None: nothing enters."""
         port, residency = self.port, request.residency
         row = self.rows.pages_of(request.request_id, 0)
         if request.has_begun:
@@ -372,12 +376,12 @@ class SlotCustody:
         return node
 
     def release(self, request: SlotRequest, cause: str) -> None:
-        """It ended and its row is given back: what the tree took stays as far as its policy allows."""
+        """Release a request that has ended; the tree keeps what the policy permits."""
         self.requests.pop(request.request_id, None)
         self.port.release(request.residency, request.cause or cause)
 
     def preempted(self, request: SlotRequest, tokens: Sequence[int]) -> None:
-        """Its row was given back, and it waits to run again with every token that it has by now."""
+        """Release a preempted request's row; it waits to run again with all its tokens."""
         self.port.release(request.residency, "preempted")
         again = self.port.resume(request.residency, _as_numbers(tokens))
         assert not isinstance(again, AdmissionRefused), "a released request's id is free"
@@ -387,7 +391,7 @@ class SlotCustody:
     # -- room ---------------------------------------------------------------------------------------------------------
 
     def make_room(self, pages: int) -> int:
-        """End so many pages that nobody holds, or more, in the policy's order. Returns how many came free.
+        """End at least that many unheld pages in the policy's order; return how many became free.
 
         A share of the pool goes at once, so that a full pool does not end, scrub and record with every chunk and page.
         """
@@ -414,7 +418,7 @@ class SlotCustody:
         return freed
 
     def clear(self) -> None:
-        """The engine drops its whole cache."""
+        """Drop the whole cache."""
         chosen = np.flatnonzero(self.tree.indexed())
         if len(chosen):
             if self.events is not None:
@@ -423,18 +427,18 @@ class SlotCustody:
             self.port.unpublished(chosen, "reset")
 
     def part_waiting(self) -> None:
-        """Weights are new: who waits was admitted for the old ones, and so finds and shares nothing."""
+        """Separate waiting requests from the old weights, for which they were admitted: they find and share nothing."""
         for request in self.requests.values():
             if not request.has_begun:
                 request.narrowed_by = f"{request.narrowed_by}/{secrets.token_hex(16)}"
                 request.forget_row()
 
     def _leave(self, pages: Pages) -> None:
-        """The policy makes room with these."""
+        """Remove the pages that the policy gives up."""
         self._offer(self.tree.cuts(pages))
 
     def _offer(self, parts: list[tuple[PageNode, int]]) -> None:
-        """Nodes that lose their pages from a place on: nothing of them is zeroed yet."""
+        """Offer nodes that lose their pages from a place on to the tiers, before anything is zeroed."""
         tiers = self._tiers
         if tiers is not None:
             for node, keep in parts:
@@ -450,7 +454,9 @@ class SlotCustody:
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Before the engine computes, and while it is idle: what is due, and the scrubs before any write of a step."""
+        """Run what is due, and the scrubs before any write of a step; called before the engine computes and while
+        idle.
+        """
         self._steps += 1
         if self._steps >= FLUSH_STEPS:
             self._steps = 0
@@ -497,14 +503,16 @@ class SlotCustody:
 
 
 def _as_numbers(tokens: Sequence[int]) -> Tokens:
-    """SGLang's arrays, without a Python integer for each token."""
+    """Return SGLang's arrays without a Python integer per token."""
     if isinstance(tokens, array) and tokens.typecode == "q":
         return np.frombuffer(tokens, dtype=np.int64)
     return tokens
 
 
 def _domain_of(request: SlotRequest, span: NamespaceSpan) -> Domain:
-    """Whose the pages are that it adds to a span of its path: the segment's that it begins with, or its own."""
+    """Return the owner's domain of pages added to a span of the path: the segment's at its start, or the
+    request's own.
+    """
     residency = request.residency
     if residency.segment_domain is not None and span.last <= residency.segment_blocks:
         return residency.segment_domain

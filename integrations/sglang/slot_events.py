@@ -1,4 +1,4 @@
-"""Block events of a governed SGLang for routers: one batch a step, nothing where no publisher is set.
+"""Block events of a governed SGLang for routers: one batch per step, nothing without a publisher.
 
 `SlotCustody` calls `after_insert` with whatever it inserts, `publish_pending` once a step and `cleared` where SGLang
 drops its cache.
@@ -43,7 +43,7 @@ _PERSON = b"kvcustody-events"
 
 
 class StoredRun(NamedTuple):
-    """The keys of one node's pages, whose they are and by which residency."""
+    """The keys of one node's pages, their owner and their residency."""
 
     scope: EventScope
     residency: int
@@ -51,7 +51,7 @@ class StoredRun(NamedTuple):
 
 
 class WatchedTree(PageTree):
-    """The tree, saying which nodes enter it and which keys leave it."""
+    """A tree that reports which nodes enter it and which keys leave it."""
 
     def __init__(self, pages: int, page_tokens: int) -> None:
         super().__init__(pages, page_tokens)
@@ -96,7 +96,11 @@ class SlotBlockEvents(BlockEventFeed):
         with_tokens: bool = False,
         close: Callable[[], None] | None = None,
     ) -> None:
-        """Raises `IsolationError` where `tree` is not watched, or has something already."""
+        """Watch the tree.
+
+        Raises:
+            IsolationError: `tree` is not watched, or is not empty.
+        """
         super().__init__(
             publisher,
             lambda: port.table.revision,
@@ -117,7 +121,7 @@ class SlotBlockEvents(BlockEventFeed):
     # -- what happens -------------------------------------------------------------------------------------------------
 
     def after_insert(self, request: SlotRequest, domain: Domain) -> None:
-        """What entered the tree since is the request's, in `domain`."""
+        """Attribute what has entered the tree since the last call to the request, in `domain`."""
         entered, self._tree.entered = self._tree.entered, []
         scope = self._scope(domain)
         requester = self._scope(request.residency.domain).asker
@@ -147,7 +151,7 @@ class SlotBlockEvents(BlockEventFeed):
 
     @contextmanager
     def because(self, cause: str) -> Iterator[None]:
-        """Why pages leave while the block runs."""
+        """Set the cause of pages leaving while the block runs."""
         before, self._cause = self._cause, cause
         try:
             yield
@@ -155,7 +159,7 @@ class SlotBlockEvents(BlockEventFeed):
             self._cause = before
 
     def cleared(self, cause: str) -> None:
-        """The engine is about to drop its whole tree."""
+        """Take note that the engine is about to drop its whole tree."""
         self._tree.runs.clear()
         self._events.append(cleared(self._port.table.revision, cause))
 
@@ -165,7 +169,7 @@ class SlotBlockEvents(BlockEventFeed):
         """See `BlockEventFeed`."""
         if self._tree.entered:
             raise IsolationError(
-                f"`{len(self._tree.entered)}` nodes entered the tree, whose is not known",
+                f"`{len(self._tree.entered)}` nodes without a known owner entered the tree",
                 nodes=len(self._tree.entered),
             )
         events, self._events = self._events, []
@@ -178,7 +182,7 @@ class SlotBlockEvents(BlockEventFeed):
 
 
 def page_keys(node: PageNode, before: bytes) -> bytes:
-    """The keys of a node's pages, behind the page with key `before` (rule 3)."""
+    """Return the keys of a node's pages, behind the page with key `before` (rule 3)."""
     secret = hashlib.blake2b(node.name.encode(), digest_size=KEY_BYTES, person=_PERSON).digest()
     data = np.asarray(node.tokens).astype("<i4").tobytes()
     size = len(data) // len(node.pages)

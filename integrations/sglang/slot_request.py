@@ -1,4 +1,4 @@
-"""A request of SGLang under governance: what it found, what of its row is told and published, what tiers have."""
+"""A request in SGLang under governance: its hit, the reported and published parts of its row, and tiers' content."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvcustody.integrations.sglang.page_tree import NO_PAGES, PageNode, Pages
 
 
 class ChainPlace(NamedTuple):
-    """Pages [first, until) of a path are one domain's, of the namespace `name`, behind those of `behind`, if any."""
+    """Pages [first, until) of a path in one domain, in the namespace `name`, behind those of `behind`, if any."""
 
     name: str
     first: int
@@ -23,7 +23,7 @@ class ChainPlace(NamedTuple):
 
 
 class UnitChain(NamedTuple):
-    """The units of one place, as somebody may read them."""
+    """The units of one place, as a request may read them."""
 
     reader: CopyReader
     keys: bytes
@@ -31,7 +31,7 @@ class UnitChain(NamedTuple):
 
 
 class PlannedLeg(NamedTuple):
-    """What one tier brings of a chain, from a unit of it on."""
+    """One tier's part of a load, from a unit of a chain on."""
 
     chain: UnitChain
     way: TierWay
@@ -41,7 +41,7 @@ class PlannedLeg(NamedTuple):
 
 
 class PlannedRestore(NamedTuple):
-    """`pages` of a request's prompt that tiers would bring behind the first `hit`."""
+    """The `pages` of a request's prompt that tiers would load behind the first `hit`."""
 
     hit: int
     pages: int
@@ -89,11 +89,11 @@ class SlotRequest:
         self.forget_row()
 
     def name(self, namespace: str) -> str:
-        """A namespace as it is for the request: what its client says can only narrow it."""
+        """Return a namespace for the request; its client's salt can only narrow it."""
         return f"{namespace}/{self.narrowed_by}" if self.narrowed_by else namespace
 
     def forget_row(self) -> None:
-        """It has no pages: new, or preempted."""
+        """Forget the row: the request is new, or was preempted."""
         self.path: TreePath = NO_PATH
         self.found: Pages = NO_PAGES  # by its last look-up
         self.node: PageNode | None = None  # where its published pages end, once it has published

@@ -1,4 +1,4 @@
-"""Pages of a governed SGLang on their way to tiers and back: what is evicted leaves sealed, and may return.
+"""Moves pages of a governed SGLang to tiers and back: evicted pages leave sealed and may return.
 
 It knows no class of SGLang. A page may be one slot, and a copy for each slot would cost more than it saves: a *unit* is
 as many pages as hold `UNIT_TOKENS` tokens, and is to a tier what a block is elsewhere.
@@ -53,19 +53,19 @@ _BEHIND = b"behind"  # and with its digest neither
 
 
 class PageBytes(Protocol):
-    """The pool's pages, as somebody copies them."""
+    """The pool's pages, for copies."""
 
     bytes_per_page: int
 
     def read(self, pages: Pages, into: memoryview) -> None:
-        """Copy `pages`, one after the other, into host memory that is exactly as long; waits."""
+        """Copy `pages` in order into host memory of exactly their size, and wait."""
 
     def write(self, pages: Pages, data: memoryview) -> None:
         """Copy what `read` made into `pages`."""
 
 
 class Returned(NamedTuple):
-    """So many pages came back, and what they have lived and may live."""
+    """The pages that came back, with their birth and ceiling."""
 
     pages: int
     born_us: int
@@ -73,7 +73,7 @@ class Returned(NamedTuple):
 
 
 def unit_pages(page_tokens: int) -> int:
-    """How many pages of so many tokens are a unit."""
+    """Return how many pages with that many tokens form a unit."""
     return -(-UNIT_TOKENS // page_tokens)
 
 
@@ -91,7 +91,7 @@ class SlotTiers:
         port.tiers.copies = transfers
 
     def step(self) -> None:
-        """Before the engine computes, and while it is idle: what is due ends, and is on its way to the ledger."""
+        """End what is due and record it; called before the engine computes and while idle."""
         self.transfers.step(self._port.clock.now_us())
         leaves = self.transfers.leaves()
         if leaves:
@@ -104,7 +104,7 @@ class SlotTiers:
     # -- out ----------------------------------------------------------------------------------------------------------
 
     def offer(self, node: PageNode, keep: int) -> None:
-        """`node` is about to lose its pages from `keep` on (rule 1)."""
+        """Take `node`, which is about to lose its pages from `keep` on (rule 1)."""
         pool, now_us = self._port.pool, self._port.clock.now_us()
         domain = pool.domains.get(int(pool.tag[node.pages[keep]]))
         if domain is None or not domain.may_be_copied:
@@ -153,7 +153,7 @@ class SlotTiers:
             node.offered = Offered(begin, taker, self.transfers.tiers[taker].ended)
 
     def _place(self, label: DomainLabel, path: Sequence[PageNode]) -> ChainPlace | None:
-        """Where the chain of a path's last node lies; None: it does not leave (rule 3)."""
+        """Return the place of the chain of a path's last node; None where it does not leave (rule 3)."""
         name, pool = path[-1].name, self._port.pool
         before = [one for one in path if one.name != name]
         if label.grant_or_segment:
@@ -170,14 +170,14 @@ class SlotTiers:
         return ChainPlace(name, sum(len(one.pages) for one in before), ENDLESS, before[0].name)
 
     def _units(self, place: ChainPlace, last: int) -> int:
-        """How many units of a place a path's first `last` pages fill."""
+        """Return how many units of a place a path's first `last` pages fill."""
         first, until, _ = place[1:]
         return (last - first) // self._unit if last < until else -(-(until - first) // self._unit)
 
     # -- back ---------------------------------------------------------------------------------------------------------
 
     def plan(self, request: SlotRequest, tokens: Sequence[int], last: int) -> PlannedRestore | None:
-        """What would come behind the request's hit, of its prompt's first `last` pages."""
+        """Return what tiers would load behind the request's hit, of its prompt's first `last` pages."""
         hit = len(request.path.blocks)
         if hit >= last or not any(map(len, self.transfers.tiers)):
             return None
@@ -200,7 +200,9 @@ class SlotTiers:
         return PlannedRestore(hit, at - hit, tuple(legs)) if legs else None
 
     def _places(self, request: SlotRequest) -> list[tuple[Domain, ChainPlace]]:
-        """Of the segment that the prompt begins with, if any, and of its own; nothing where it goes through a grant."""
+        """Return the places of the prompt's leading segment, if any, and of its own; none where it passes through a
+        grant.
+        """
         residency, spans = request.residency, request.path.spans
         domains = [residency.domain]
         if residency.segment_domain is not None:
@@ -218,7 +220,7 @@ class SlotTiers:
     def _chain(
         self, request: SlotRequest, domain: Domain, place: ChainPlace, tokens: Sequence[int]
     ) -> UnitChain | None:
-        """The units of a place, where the request may read them now."""
+        """Return the units of a place, where the request may read them now."""
         label, residency = label_of(domain), request.residency
         if not self._port.may_restore(residency, domain):
             return None
@@ -232,16 +234,16 @@ class SlotTiers:
         return None if keys is None else UnitChain(CopyReader(label, residency.id, request.latency), keys, place)
 
     def _legs(self, request: SlotRequest, chain: UnitChain, depth: int, whole: int) -> list[PlannedLeg]:
-        """What tiers have of units [depth, whole) of a chain, one after the other."""
+        """Return what tiers have of a chain's units [depth, whole), in order."""
         legs, tried, reader = list[PlannedLeg](), request.avoids, chain.reader
         while depth < whole:
-            way, found = self.transfers.best(reader.label, chain.keys, depth, whole, tried)
+            way, copies = self.transfers.best(reader.label, chain.keys, depth, whole, tried)
             if way is None:
                 break
-            choice = self.transfers.choose_restore(way, reader, depth, found)
+            choice = self.transfers.choose_restore(way, reader, depth, copies)
             if choice.moves:
-                legs.append(PlannedLeg(chain, way, depth, found, choice))
-                depth += sum(one.blocks for one in found)
+                legs.append(PlannedLeg(chain, way, depth, copies, choice))
+                depth += sum(one.blocks for one in copies)
                 tried = request.avoids | {way}  # it has told all that goes on from there
             else:
                 request.avoids = request.avoids | {way}
@@ -249,13 +251,13 @@ class SlotTiers:
         return legs
 
     def _end(self, leg: PlannedLeg, blocks: Sequence[Found | Restored]) -> int:
-        """The page behind so much of a leg."""
+        """Return the page at the end of that much of a leg."""
         place = leg.chain.place
         units = leg.depth + sum(one.blocks for one in blocks)
         return min(place.first + units * self._unit, place.until)
 
     def bring(self, request: SlotRequest, plan: PlannedRestore, pages: Pages) -> Returned:
-        """Fill `pages`, which the request was handed and which are zero; how many of them are filled (rule 4)."""
+        """Fill `pages`, which the request was given and which are zero; return how many are filled (rule 4)."""
         came, at = list[Restored](), plan.hit
         for leg in plan.legs:
             written = self._bring(plan, leg, pages)
@@ -285,7 +287,7 @@ class SlotTiers:
     # -- keys (rule 2) ------------------------------------------------------------------------------------------------
 
     def _keys(self, label: DomainLabel, place: ChainPlace, data: bytes, first: int, last: int) -> bytes | None:
-        """The keys of units [first, last) of a place, in a path of these tokens.
+        """Return the keys of units [first, last) of a place, in a path of these tokens.
 
         None where its name is no namespace of that domain, or its keys are gone.
         """
@@ -317,7 +319,7 @@ class SlotTiers:
 
 
 def _path(node: PageNode) -> list[PageNode]:
-    """From below the root to `node`."""
+    """Return the nodes from below the root to `node`."""
     found: list[PageNode] = []
     at: PageNode | None = node
     while at is not None and at.parent is not None:
@@ -327,7 +329,7 @@ def _path(node: PageNode) -> list[PageNode]:
 
 
 def _stays(pool: ExternalPool, pages: Pages, domain: Domain) -> bool:
-    """Whether all of these are in the index of one domain, computed and not ended."""
+    """Return whether all of these are in the index of one domain, computed and not ended."""
     states = pool.state[pages]
     return bool(
         (pool.tag[pages] == domain.tag).all()
@@ -337,6 +339,6 @@ def _stays(pool: ExternalPool, pages: Pages, domain: Domain) -> bool:
 
 
 def _packed(runs: Sequence[Sequence[int]]) -> bytes:
-    """Token ids as prompts are hashed: int32 LE."""
+    """Return token ids in the form in which prompts are hashed: int32 LE."""
     parts: list[NDArray[np.int32]] = [np.asarray(run).astype("<i4") for run in runs]
     return b"".join(part.tobytes() for part in parts)

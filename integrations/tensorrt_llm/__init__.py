@@ -1,1 +1,3 @@
-"""TensorRT-LLM beside our tiers: a connector whose blocks rest sealed, by domain. Never run on TensorRT-LLM itself."""
+"""TensorRT-LLM with our tiers: a connector whose blocks are stored sealed, by domain. Never run on TensorRT-LLM
+itself.
+"""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class CustodyConnectorScheduler(KvCacheConnectorScheduler):  # type: ignore[misc]
-    """`connector_scheduler_class`."""
+    """The `connector_scheduler_class`."""
 
     def __init__(self, llm_args: Any) -> None:
         self.half = shared_custody(llm_args).scheduler
@@ -52,7 +52,7 @@ class CustodyConnectorScheduler(KvCacheConnectorScheduler):  # type: ignore[misc
 
 
 class CustodyConnectorWorker(KvCacheConnectorWorker):  # type: ignore[misc]
-    """`connector_worker_class`."""
+    """The `connector_worker_class`."""
 
     def __init__(self, llm_args: Any) -> None:
         self.half = shared_custody(llm_args).worker
@@ -74,10 +74,10 @@ class CustodyConnectorWorker(KvCacheConnectorWorker):  # type: ignore[misc]
         self.half.load(self.get_connector_meta())
 
     def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
-        """Every layer is there."""
+        """Return at once: every layer is there."""
 
     def save_kv_layer(self, layer_idx: int, stream: Any) -> None:
-        """Blocks are read when all layers are there."""
+        """Do nothing: blocks are read when all layers are there."""
 
     def wait_for_save(self, stream: Any) -> None:
         """See the interface."""
@@ -86,5 +86,5 @@ class CustodyConnectorWorker(KvCacheConnectorWorker):  # type: ignore[misc]
     def get_finished(
         self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
     ) -> tuple[list[int], list[int]]:
-        """Nothing was asynchronous."""
+        """Return nothing: no transfer is asynchronous."""
         return [], []

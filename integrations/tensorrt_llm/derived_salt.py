@@ -1,4 +1,4 @@
-"""The `cache_salt` that the engine is given: whose the request is, made with our secrets, and for how long.
+"""The `cache_salt` for the engine: it names a request's owner, made with our secrets, for a limited time.
 
     salt = salts.derive(chunks, principal, hints, model)    # 161 characters, in place of what the caller sent
     standing = salts.standing(chunks, salt)                 # in the scheduler half: whose it is, and whether it holds
@@ -37,7 +37,7 @@ DERIVED_CHARACTERS = SALT_DIGITS + _SUBJECT_DIGITS + _EPOCH_DIGITS + 1 + _PERIOD
 
 
 class Standing(NamedTuple):
-    """What a salt of ours says. `label` None: nothing is kept or found.
+    """What one of our salts says. `label` None: nothing is stored or found.
 
     `holds` False: its time, key or epoch is over, or the custody lease is.
     """
@@ -57,7 +57,11 @@ class DerivedSalts:
         self._secret = secrets.token_bytes(32)
 
     def derive(self, chunks: Chunks, principal: Principal, model: ModelIdentity, hints: Hints = NO_HINTS) -> str:
-        """The salt of a request that comes now. Raises `IdentityError` where policy admits no such tenant."""
+        """Return the salt for a request that arrives now.
+
+        Raises:
+            IdentityError: the policy admits no such tenant.
+        """
         governor = chunks.governor
         plan = governor.plan_of(principal, model, None, hints)
         if plan is None:
@@ -73,7 +77,7 @@ class DerivedSalts:
         return self._signed(domain, whose, period)
 
     def standing(self, chunks: Chunks, salt: object) -> Standing | None:
-        """Whose a salt is; None where it is none of ours."""
+        """Return a salt's owner; None where it is none of ours."""
         if not isinstance(salt, str) or len(salt) != DERIVED_CHARACTERS:
             return None
         said = salt[:-_TAG_DIGITS]
@@ -122,7 +126,7 @@ def _subject_digits(subject: bytes) -> str:
 
 
 def _epoch_digits(governor: Governor, label: DomainLabel) -> str:
-    """Of the erase epochs that the domain stands on now: a tenant-wide one on those of fleet and tenant alone."""
+    """Return the digits of the domain's current erase epochs; a tenant-wide domain uses only fleet and tenant."""
     spec = label.spec
     assert spec is not None and spec.issuer is not None and spec.tenant is not None, "it is somebody's own domain"
     epochs = governor.epochs.of(spec.issuer, spec.tenant, spec.subject, spec.session)
@@ -133,6 +137,6 @@ def _epoch_digits(governor: Governor, label: DomainLabel) -> str:
 
 
 def _width_us(governor: Governor, label: DomainLabel) -> int:
-    """Half of the time for which a block may be reused: one that is found under the last period is no older."""
+    """Return half of a block's reuse time: a block found under the last period is no older."""
     owed = owed_by(governor.table, label.tenant, label.level)
     return min(owed.idle_us, owed.absolute_us) // 2

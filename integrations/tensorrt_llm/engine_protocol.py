@@ -1,4 +1,4 @@
-"""What we read of TensorRT-LLM's objects, as its connector interface documents them (files of September 2026).
+"""The fields that we read from TensorRT-LLM's objects, as its connector interface documents them (September 2026).
 
 Never run on TensorRT-LLM itself: a field that is not there is an error of the first request, not a silent None.
 """
@@ -16,7 +16,7 @@ OTHER_CONTENT = (
 
 
 class EngineRequest(Protocol):
-    """`LlmRequest`, as the connector is handed it."""
+    """An `LlmRequest`, as the connector gets it."""
 
     @property
     def request_id(self) -> int:
@@ -24,18 +24,18 @@ class EngineRequest(Protocol):
 
     @property
     def cache_salt(self) -> str | None:
-        """What `generate(cache_salt=…)` was given."""
+        """The argument of `generate(cache_salt=…)`."""
 
     @property
     def is_dummy_request(self) -> bool:
-        """Whether the engine made it for itself, as it does to warm up."""
+        """Whether the engine made the request for itself, as for a warm-up."""
 
     def get_tokens(self, beam: int, /) -> Sequence[int]:
-        """All token ids of a beam."""
+        """Return all token ids of a beam."""
 
 
 class ScheduledRequest(Protocol):
-    """`RequestData`: what of one request is new in the coming step."""
+    """A `RequestData`: one request's news in the coming step."""
 
     @property
     def request_id(self) -> int:
@@ -51,35 +51,35 @@ class ScheduledRequest(Protocol):
 
     @property
     def computed_position(self) -> int:
-        """Tokens with KV before the step; those that a connector promised are not among them in the first one."""
+        """The tokens with KV before the step; in the first step, without those that a connector promised."""
 
     @property
     def num_scheduled_tokens(self) -> int:
-        """Tokens that the step computes."""
+        """The number of tokens that the step computes."""
 
     @property
     def block_hashes(self) -> Sequence[int]:
-        """What KV events call its full blocks, from the first; none under the engine's second cache manager."""
+        """The KV events' hashes of its full blocks, from the first on; none under the engine's second cache manager."""
 
     @property
     def cache_salt(self) -> str | None:
-        """As the request's."""
+        """The request's salt."""
 
 
 class ScheduledStep(Protocol):
-    """`SchedulerOutput`."""
+    """A `SchedulerOutput`."""
 
     @property
     def new_requests(self) -> Sequence[ScheduledRequest]:
-        """Requests that are scheduled for the first time."""
+        """The requests that are scheduled for the first time."""
 
     @property
     def cached_requests(self) -> Sequence[ScheduledRequest]:
-        """Requests that were."""
+        """The requests that were scheduled before."""
 
 
 class LoadOrder(NamedTuple):
-    """Blocks of the device that a claim fills."""
+    """The device's blocks that a claim fills."""
 
     request_id: int
     claim: int
@@ -87,7 +87,7 @@ class LoadOrder(NamedTuple):
 
 
 class SaveOrder(NamedTuple):
-    """Blocks of the device that are whole after this step, and what they are called."""
+    """The device's blocks that are full after this step, and their names."""
 
     request_id: int
     number: int
@@ -95,12 +95,12 @@ class SaveOrder(NamedTuple):
 
 
 class StepOrders(NamedTuple):
-    """What the scheduler half tells the worker half: numbers alone, no key and no content."""
+    """The scheduler half's orders to the worker half: only numbers, no key and no content."""
 
     loads: tuple[LoadOrder, ...] = ()
     saves: tuple[SaveOrder, ...] = ()
 
 
 def has_other_content(request: object) -> bool:
-    """Whether something of a request's content is not in its tokens."""
+    """Return whether a request has content besides its tokens."""
     return any(getattr(request, name, None) is not None for name in OTHER_CONTENT)

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's KV events: read with the scope of each block, and our events written in its form.
+"""TensorRT-LLM's KV events: read with each block's scope; our events, written in its form.
 
     feed = EngineEventFeed(publisher, custody.scopes, llm.get_kv_cache_events, …)
     feed.publish_pending()                             # what the engine told, as governed events, scoped or not at all
@@ -49,14 +49,14 @@ NativeEvent = Mapping[str, object]
 
 
 class ScopedBlock(NamedTuple):
-    """One block of the engine's: our key of it, and whose it is."""
+    """One of the engine's blocks: our key of it, and its owner."""
 
     key: bytes
     scope: EventScope
 
 
 class EventScopes:
-    """What KV events call blocks, and whose those are. Called on the engine's thread."""
+    """The KV events' hashes of blocks, with the blocks' owners. Called on the engine's thread."""
 
     def __init__(self, block_tokens: int, revision: int = 0) -> None:
         self.block_tokens = block_tokens
@@ -65,7 +65,7 @@ class EventScopes:
         self._domains: dict[str, int] = {}
 
     def learn(self, standing: Standing, hashes: Sequence[Hash], keys: Sequence[bytes]) -> None:
-        """Blocks of a request, as the scheduler half is told of them."""
+        """Learn a request's blocks, as the scheduler half receives them."""
         label = standing.label
         if label is None or label.spec is None:
             return
@@ -79,7 +79,7 @@ class EventScopes:
                 self._blocks.popitem(last=False)
 
     def of(self, hash_: Hash) -> ScopedBlock | None:
-        """A block by the engine's hash."""
+        """Return a block by the engine's hash."""
         return self._blocks.get(hash_)
 
 
@@ -132,7 +132,9 @@ class EngineEventFeed(BlockEventFeed):
         close: Callable[[], None] | None = None,
         epochs: Callable[[], KnownEpochs | None] = lambda: None,
     ) -> None:
-        """`source`: `llm.get_kv_cache_events`, or what stands for it. `epochs`: `TransferThread.known_epochs`."""
+        """Prepare the feed. `source`: `llm.get_kv_cache_events`, or a stand-in. `epochs`:
+        `TransferThread.known_epochs`.
+        """
         super().__init__(publisher, lambda: scopes.revision, may_export, close, epochs)
         self._by_hash = scopes
         self._source = source
@@ -140,19 +142,19 @@ class EngineEventFeed(BlockEventFeed):
         self.counts: Counter[str] = Counter()
 
     def take_pending(self) -> list[BlockEvent]:
-        """What the engine told since the last call, as far as it is scoped."""
-        made: list[BlockEvent] = []
+        """Return what the engine reported since the last call, as far as its scope is known."""
+        events: list[BlockEvent] = []
         for raw in self._source():
             try:
                 event = msgspec.convert(raw, _NativeEvent)
             except msgspec.ValidationError:
                 self.counts["malformed"] += 1
                 continue
-            made += self._of(event.data)
-        return made
+            events += self._of(event.data)
+        return events
 
     def take_last(self) -> list[BlockEvent]:
-        """Nothing of what was told is there any more."""
+        """Return the event that none of the reported blocks is there any more."""
         self._told_blocks.clear()
         return [cleared(self._by_hash.revision, "worker stopped")]
 
@@ -172,7 +174,7 @@ class EngineEventFeed(BlockEventFeed):
                 return [cleared(self._by_hash.revision, "engine started")]
 
     def _stored(self, data: _StoredData) -> list[BlockEvent]:
-        made: list[BlockEvent] = []
+        events: list[BlockEvent] = []
         parent = None if data.parent_hash is None else self._by_hash.of(data.parent_hash)
         has_parent = data.parent_hash not in (None, 0)
         for one in data.blocks:
@@ -186,7 +188,7 @@ class EngineEventFeed(BlockEventFeed):
             if block is None or (has_parent and (parent is None or parent.scope != block.scope)):
                 self.counts["unscoped"] += 1
                 break  # nothing after it has a parent that was told
-            made.append(
+            events.append(
                 stored(
                     block.scope,
                     block.key,
@@ -197,7 +199,7 @@ class EngineEventFeed(BlockEventFeed):
             )
             self._told_blocks[one.block_hash] = block
             parent, has_parent = block, True
-        return made
+        return events
 
     def _removed(self, hash_: Hash, cause: str) -> list[BlockEvent]:
         block = self._told_blocks.pop(hash_, None)
@@ -222,14 +224,14 @@ class WrittenBlock(msgspec.Struct, gc=False):
 
 
 class WrittenStored(msgspec.Struct, gc=False, tag_field="type", tag="stored"):
-    """Blocks of one chain entered the cache."""
+    """Blocks of one chain that entered the cache."""
 
     parent_hash: int | None
     blocks: list[WrittenBlock]
 
 
 class WrittenRemoved(msgspec.Struct, gc=False, tag_field="type", tag="removed"):
-    """Blocks left the cache."""
+    """Blocks that left the cache."""
 
     block_hashes: list[int]
 
@@ -253,29 +255,33 @@ class TensorRtLlmWire:
         self._next = 0
 
     def events_of(self, events: Sequence[BlockEvent], incarnation: str = "") -> list[WrittenEvent]:
-        """The events, numbered. Raises `IsolationError` for one without a scope."""
-        made: list[WrittenEvent] = []
+        """Return the events, numbered.
+
+        Raises:
+            IsolationError: an event has no scope.
+        """
+        written: list[WrittenEvent] = []
         for event in events:
             check_event(event)
             if event.kind == CLEARED:
-                self._clear(event, incarnation, made)
+                self._clear(event, incarnation, written)
                 continue
             keys = split_keys(event.keys)
             custody = custody_of(event, incarnation, with_keys=True)
             if event.kind != STORED:
                 gone = [key for key in keys if self._held.pop(key, None) is not None]
                 if gone:
-                    made.append(self._event(WrittenRemoved([short_hash(key) for key in gone]), custody))
+                    written.append(self._event(WrittenRemoved([short_hash(key) for key in gone]), custody))
                 continue
             self._held.update(dict.fromkeys(keys, event.scope))
             tokens = [WrittenToken(int(one)) for one in event.tokens] if self._tokens_published else []
             size = event.block_tokens
             blocks = [WrittenBlock(short_hash(key), tokens[at * size : (at + 1) * size]) for at, key in enumerate(keys)]
             parent = short_hash(event.parent) if event.parent else None
-            made.append(self._event(WrittenStored(parent, blocks), custody))
-        return made
+            written.append(self._event(WrittenStored(parent, blocks), custody))
+        return written
 
-    def _clear(self, event: BlockEvent, incarnation: str, made: list[WrittenEvent]) -> None:
+    def _clear(self, event: BlockEvent, incarnation: str, written: list[WrittenEvent]) -> None:
         by_scope: dict[EventScope, list[bytes]] = {}
         for key, scope in self._held.items():
             by_scope.setdefault(scope, []).append(key)
@@ -283,7 +289,7 @@ class TensorRtLlmWire:
         for scope, keys in by_scope.items():
             gone = removed(scope, b"".join(keys), cause=event.cause)
             custody = custody_of(gone, incarnation, with_keys=True)
-            made.append(self._event(WrittenRemoved([short_hash(key) for key in keys]), custody))
+            written.append(self._event(WrittenRemoved([short_hash(key) for key in keys]), custody))
 
     def _event(self, data: WrittenStored | WrittenRemoved, custody: CustodyField) -> WrittenEvent:
         self._next += 1

@@ -1,4 +1,4 @@
-"""The scheduler half of the connector: whose a request is, what our tiers have of it, and what is to be kept.
+"""The scheduler half of the connector: a request's owner, our tiers' content for it, and the blocks to keep.
 
 1. A request whose `cache_salt` is none of ours stops the engine: the engine would share its blocks with whoever sends
    the same. The door derives salts; who reaches the engine past it has to be kept out. Requests that the engine makes
@@ -13,11 +13,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
 from kvcustody.errors import IsolationError
-from kvcustody.integrations.tensorrt_llm.block_chain import BlockChain
+from kvcustody.governance.request import pack_tokens
 from kvcustody.integrations.tensorrt_llm.derived_salt import Standing
 from kvcustody.integrations.tensorrt_llm.engine_protocol import (
     EngineRequest,
@@ -37,7 +38,7 @@ _log = get_logger(__name__)
 
 
 class TransferState:
-    """What is known of one request. `ceiling_us` 0: nothing of it is kept."""
+    """The state of one request. `ceiling_us` 0: nothing of it is kept."""
 
     def __init__(self, salt: str, standing: Standing, chain: BlockChain, device_blocks: int) -> None:
         self.salt = salt
@@ -55,10 +56,10 @@ class TransferState:
 
 
 class SchedulerHalf:
-    """Called on the engine's thread."""
+    """The scheduler half. Called on the engine's thread."""
 
     def __init__(self, thread: TransferThread, block_tokens: int, learn: Learn | None = None) -> None:
-        """`learn` is told what KV events call blocks, and whose they are."""
+        """Prepare the half. `learn` is called with the KV events' hashes of blocks and their owners."""
         self._thread = thread
         self._block_tokens = block_tokens
         self._learn = learn
@@ -71,7 +72,11 @@ class SchedulerHalf:
         self.counts: Counter[str] = Counter()
 
     def matched(self, request: EngineRequest, computed_tokens: int) -> int:
-        """How many tokens after `computed_tokens` our tiers bring. Raises `IsolationError` (rules 1, 2)."""
+        """Return how many tokens behind `computed_tokens` our tiers load.
+
+        Raises:
+            IsolationError: the salt is not the request's (rules 1, 2).
+        """
         self._forget(request.request_id)  # the engine asks again for one that it had paused
         if request.is_dummy_request:
             return 0
@@ -83,9 +88,9 @@ class SchedulerHalf:
         if standing.once:
             self._once[request.request_id] = salt
         if computed_tokens and not standing.holds:
-            self.counts["hits on the device under a salt that holds no more"] += 1
+            self.counts["hits on the device under an expired salt"] += 1
         if has_other_content(request) or standing.label is None or not standing.holds:
-            self.counts["neither kept nor found"] += 1
+            self.counts["blocks of this request are neither stored nor found"] += 1
             return 0
         tokens = request.get_tokens(0)
         chain = BlockChain(standing.domain, self._block_tokens)
@@ -106,13 +111,13 @@ class SchedulerHalf:
         return state.claimed_blocks * self._block_tokens
 
     def allocated(self, request_id: int, blocks: Sequence[int]) -> None:
-        """The device's blocks of a request, from the first."""
+        """Take the device's blocks of a request, from the first on."""
         state = self._states.get(request_id)
         if state is not None:
             state.blocks = [int(one) for one in blocks]
 
     def orders(self, step: ScheduledStep) -> StepOrders:
-        """What the worker half loads before this step, and keeps after it."""
+        """Return what the worker half loads before this step, and keeps after it."""
         loads: list[LoadOrder] = []
         saves: list[SaveOrder] = []
         for one in step.new_requests:
@@ -122,11 +127,11 @@ class SchedulerHalf:
         return StepOrders(tuple(loads), tuple(saves))
 
     def take_run(self, number: int) -> ComputedRun:
-        """What the blocks of a save order are called."""
+        """Return the names of a save order's blocks."""
         return self._runs.pop(number)
 
     def finished(self, request: EngineRequest) -> None:
-        """A request is over; twice changes nothing."""
+        """Take note that a request has ended; a second call does nothing."""
         self._forget(request.request_id)
         once = self._once.pop(request.request_id, None)
         if once is not None:
@@ -157,7 +162,7 @@ class SchedulerHalf:
             )
         if computed_tokens and salt not in self._had:
             if self._forgot:  # somebody with many subjects must not stop the engine for the others
-                self.counts["hits under a salt that is not known any more"] += 1
+                self.counts["hits under a salt that is no longer known"] += 1
                 return
             raise IsolationError(
                 f"request `{request_id}`: the engine reused `{computed_tokens}` tokens under a salt that nobody had: "
@@ -173,45 +178,45 @@ class SchedulerHalf:
             self._forgot = True
 
     def _scheduled(
-        self, one: ScheduledRequest, loads: list[LoadOrder], saves: list[SaveOrder], *, is_first: bool
+        self, scheduled: ScheduledRequest, loads: list[LoadOrder], saves: list[SaveOrder], *, is_first: bool
     ) -> None:
-        state = self._states.get(one.request_id)
+        state = self._states.get(scheduled.request_id)
         if state is None:
             return
-        if one.cache_salt != state.salt:
+        if scheduled.cache_salt != state.salt:
             raise IsolationError(
-                f"request `{one.request_id}` has another salt in its step than when it was matched",
-                request=one.request_id,
+                f"request `{scheduled.request_id}` has another salt in its step than when it was matched",
+                request=scheduled.request_id,
             )
         expected = state.device_blocks * self._block_tokens if is_first else state.computed_tokens
-        if one.computed_position != expected:
+        if scheduled.computed_position != expected:
             raise IsolationError(
-                f"request `{one.request_id}`: the engine says that `{one.computed_position}` tokens have KV, and "
-                f"`{expected}` have: what is to be kept is not known; use a release that tells the first step without "
-                "what a connector promised",
-                request=one.request_id,
+                f"request `{scheduled.request_id}`: the engine says that `{scheduled.computed_position}` tokens have "
+                f"KV, and `{expected}` have: what is to be kept is not known; use a release that tells the first step "
+                "without what a connector promised",
+                request=scheduled.request_id,
             )
-        state.chain.extend(one.new_tokens)
-        state.seen_blocks += [int(block) for block in one.new_block_ids]
+        state.chain.extend(scheduled.new_tokens)
+        state.seen_blocks += [int(block) for block in scheduled.new_block_ids]
         if state.claim is not None:
             first = state.device_blocks
             blocks = state.blocks[first : first + state.claimed_blocks]
             if len(blocks) != state.claimed_blocks or blocks != state.seen_blocks[first : first + len(blocks)]:
                 raise IsolationError(
-                    f"request `{one.request_id}`: the engine scheduled other blocks than it allocated for what was "
-                    "promised",
-                    request=one.request_id,
+                    f"request `{scheduled.request_id}`: the engine scheduled other blocks than it allocated for what "
+                    "was promised",
+                    request=scheduled.request_id,
                 )
-            loads.append(LoadOrder(one.request_id, state.claim.number, tuple(blocks)))
+            loads.append(LoadOrder(scheduled.request_id, state.claim.number, tuple(blocks)))
             state.claim = None
-        computed = one.computed_position + one.num_scheduled_tokens
+        computed = scheduled.computed_position + scheduled.num_scheduled_tokens
         if is_first:
             computed += state.claimed_blocks * self._block_tokens
         state.computed_tokens = computed
-        known = min(len(one.block_hashes), state.chain.blocks)
+        known = min(len(scheduled.block_hashes), state.chain.blocks)
         if self._learn is not None and known > state.learned:
             keys = [state.chain.run(at, at + 1) for at in range(state.learned, known)]
-            self._learn(state.standing, one.block_hashes[state.learned : known], keys)
+            self._learn(state.standing, scheduled.block_hashes[state.learned : known], keys)
             state.learned = known
         last = min(computed // self._block_tokens, state.chain.blocks, len(state.seen_blocks))
         if last > state.saved and state.ceiling_us:
@@ -224,5 +229,54 @@ class SchedulerHalf:
                 state.ceiling_us,
             )
             self._runs[self._numbered] = run
-            saves.append(SaveOrder(one.request_id, self._numbered, tuple(state.seen_blocks[state.saved : last])))
+            saves.append(SaveOrder(scheduled.request_id, self._numbered, tuple(state.seen_blocks[state.saved : last])))
         state.saved = max(state.saved, last)
+
+
+# The keys of a request's whole blocks: digests of all tokens up to each block's end, under a key of its domain.
+#
+#     chain = BlockChain(domain_salt, block_tokens)
+#     chain.extend(tokens)
+#     chain.keys  # 32 bytes for each whole block
+
+KEY_BYTES = 32
+_TOKEN_BYTES = 4
+
+
+class BlockChain:
+    """The keys of a request's whole blocks: digests of all tokens up to each one's end, under a key of its domain."""
+
+    def __init__(self, domain_salt: str, block_tokens: int) -> None:
+        self._state = hashlib.blake2b(digest_size=KEY_BYTES, key=bytes.fromhex(domain_salt), person=b"kvcustody trtllm")
+        self._block_bytes = block_tokens * _TOKEN_BYTES
+        self._rest = b""
+        self.keys = bytearray()
+        self.tokens = 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens.
+
+        Raises:
+            ConfigError: they are no token ids.
+        """
+        data = self._rest + pack_tokens([int(token) for token in tokens])
+        size = self._block_bytes
+        whole = len(data) // size
+        for at in range(0, whole * size, size):
+            self._state.update(data[at : at + size])
+            self.keys += self._state.copy().digest()
+        self._rest = data[whole * size :]
+        self.tokens += len(tokens)
+
+    @property
+    def blocks(self) -> int:
+        """The number of whole blocks."""
+        return len(self.keys) // KEY_BYTES
+
+    def run(self, first: int, last: int) -> bytes:
+        """Return the keys of blocks [first, last)."""
+        return bytes(self.keys[KEY_BYTES * first : KEY_BYTES * last])
+
+    def parent(self, first: int) -> bytes:
+        """Return the key before block `first`; zeros at the chain's start."""
+        return self.run(first - 1, first) if first else bytes(KEY_BYTES)

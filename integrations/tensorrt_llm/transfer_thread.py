@@ -1,4 +1,4 @@
-"""Sealed tiers of one engine process, on a thread that alone uses them: what is found is opened at once, and claimed.
+"""The sealed tiers of one engine process, all used by one thread: found copies are opened at once and claimed.
 
     claim = thread.claim(standing, keys, depth)     # opened content; None: nothing is there
     with thread.hold(claim.number) as content: …    # while it is copied to the device
@@ -47,7 +47,7 @@ _log = get_logger(__name__)
 
 
 class Claim(NamedTuple):
-    """Blocks of one request that are opened and wait for the device. `ceiling_us`: of those that live shortest."""
+    """One request's opened blocks, which wait for the device. `ceiling_us`: that of the shortest-lived."""
 
     number: int
     blocks: int
@@ -55,7 +55,7 @@ class Claim(NamedTuple):
 
 
 class ComputedRun(NamedTuple):
-    """Whole blocks that the device computed for a request that came with this standing."""
+    """Whole blocks that the device computed for a request with this standing."""
 
     standing: Standing
     keys: bytes
@@ -76,7 +76,7 @@ class _OpenClaim:
 
 
 def short_lived(policy: Policy) -> list[str]:
-    """The classifications that are kept, and for less time than what is promised lives at least."""
+    """Return the classifications whose retention is shorter than what this connector promises."""
     kept = zip(policy.classifications, policy.retention, policy.offload, strict=True)
     return [
         name
@@ -86,7 +86,7 @@ def short_lived(policy: Policy) -> list[str]:
 
 
 class TransferThread(CustodyThread):
-    """One for each engine process."""
+    """The transfer thread of one engine process."""
 
     def __init__(self, settings: Settings) -> None:
         """Raises `ConfigError` that names a setting that is missing."""
@@ -101,19 +101,19 @@ class TransferThread(CustodyThread):
         self._ceilings: OrderedDict[bytes, int] = OrderedDict()
 
     def _opened(self, stack: ExitStack) -> Chunks:
-        """As for any; what the policy keeps too short for this connector is said at the start."""
+        """Return the opened worker; log retentions in the policy that are too short for this connector."""
         chunks = super()._opened(stack)
         short = short_lived(chunks.governor.table.policy)
         if short:
             _log.warning(
-                "what ends within the promise of a load comes back from no tier",
+                "blocks that expire before a promised load would end are not loaded from tiers",
                 classifications=short,
                 promise_seconds=_CLAIM_SECONDS,
             )
         return chunks
 
     def step_worker(self, chunks: Chunks) -> None:
-        """Not while a claim is open (rule 1)."""
+        """Run the worker's step, except while a claim is open (rule 1)."""
         now = monotonic()
         with self._claims_lock:
             for number, one in list(self._claims.items()):
@@ -126,7 +126,7 @@ class TransferThread(CustodyThread):
         super().step_worker(chunks)
 
     def close(self) -> None:
-        """Stop the worker, and zero what was opened for nobody any more; what is being copied zeroes itself."""
+        """Stop the worker and zero unclaimed content; content that is being copied zeroes itself."""
         super().close()
         with self._claims_lock:
             for number, one in list(self._claims.items()):
@@ -137,57 +137,67 @@ class TransferThread(CustodyThread):
     # -- asked by the engine's thread and the door ----------------------------------------------------------------
 
     def derive(self, principal: Principal, hints: Hints = NO_HINTS) -> str:
-        """The salt of a request (`derived_salt`). Raises a `CustodyError` where there is none."""
+        """Return a request's salt (`derived_salt`).
+
+        Raises:
+            CustodyError: there is none.
+        """
         model = self.model
         assert model is not None, "the model is known before the first request"
         return self.run(lambda chunks: self.salts.derive(chunks, principal, model, hints)).result(_ANSWER_SECONDS)
 
     def known_epochs(self) -> KnownEpochs | None:
-        """The erase epochs that the worker acts by, for events; None before any was heard."""
+        """Return the worker's erase epochs for events; None before the first ones."""
         return self.run(lambda chunks: chunks.governor.epochs.known).result(_ANSWER_SECONDS)
 
     def standing(self, salt: object) -> Standing | None:
-        """Whose a salt is."""
+        """Return a salt's owner."""
         return self.run(lambda chunks: self.salts.standing(chunks, salt)).result(_ANSWER_SECONDS)
 
     def claim(self, standing: Standing, keys: bytes, depth: int) -> Claim | None:
-        """Open what goes on from `depth`; None where nothing does."""
+        """Open what continues from `depth`; None where nothing does."""
         return self.run(lambda chunks: self._claim(chunks, standing, keys, depth)).result(_ANSWER_SECONDS)
 
     def ceiling(self, standing: Standing, before: bytes | None, claimed_us: int | None) -> int:
-        """Until when what a request computes may live; 0: it is not kept (rule 3). `before`: the block it builds on."""
+        """Return until when a request's computed blocks may live; 0: they are not kept (rule 3). `before`: the
+        preceding block.
+        """
         return self.run(lambda chunks: self._ceiling(chunks, standing, before, claimed_us)).result(_ANSWER_SECONDS)
 
     def keep(self, run: ComputedRun, content: bytearray) -> int:
-        """Seal blocks that were computed; how many are new. What fails is not kept. `content` is zeros afterwards."""
+        """Seal computed blocks and return how many are new. A failed block is not kept. `content` is zeroed."""
         try:
             return self.run(lambda chunks: self._keep(chunks, run, memoryview(content))).result(_ANSWER_SECONDS)
         except Exception as error:  # whatever it was: it is computed again
-            _log.error("blocks are not kept", error=repr(error))
+            _log.error("blocks could not be stored", error=repr(error))
             return 0
         finally:
             content[:] = bytes(len(content))
 
     @contextmanager
     def hold(self, number: int) -> Iterator[list[bytearray]]:
-        """The content of a claim, while it is copied. Raises `IsolationError` where it is gone (rule 2)."""
+        """Yield a claim's content while it is copied.
+
+        Raises:
+            IsolationError: the claim is gone (rule 2).
+        """
         with self._claims_lock:
-            one = self._claims.get(number)
-            if one is None:
+            claim = self._claims.get(number)
+            if claim is None:
                 raise IsolationError(
                     f"claim `{number}`: blocks that were promised to the engine are gone; it is stopped, for it would "
                     "take what is in them for theirs",
                     claim=number,
                 )
-            one.is_held = True
+            claim.is_held = True
             self._active_at = monotonic()
         try:
-            yield one.content
+            yield claim.content
         finally:
             self.drop(number)
 
     def drop(self, number: int) -> None:
-        """Zero a claim that is over, or that nobody wants any more; twice changes nothing."""
+        """Zero a claim that has ended, or that is not wanted any more; a second call does nothing."""
         with self._claims_lock:
             one = self._claims.pop(number, None)
         if one is not None:
@@ -204,10 +214,10 @@ class TransferThread(CustodyThread):
         while goes_on:
             goes_on = False
             for tier in chunks.tiers:
-                found = tier.lookup(label, keys, at)
-                if not found:
+                copies = tier.lookup(label, keys, at)
+                if not copies:
                     continue
-                part, first = bytearray(sum(one.blocks for one in found) * size), at
+                part, first = bytearray(sum(one.blocks for one in copies) * size), at
 
                 def write(
                     to: int,
@@ -220,7 +230,7 @@ class TransferThread(CustodyThread):
                     begin = (to - first) * size
                     part[begin : begin + count * size] = data[skip * size : (skip + count) * size]
 
-                come = in_time(tier.load(label, keys, at, found, write), now_us() + PROMISE_US)
+                come = in_time(tier.load(label, keys, at, copies, write), now_us() + PROMISE_US)
                 blocks = sum(one.blocks for one in come)
                 part[blocks * size :] = bytes(len(part) - blocks * size)
                 if blocks:

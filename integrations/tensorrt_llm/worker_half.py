@@ -1,4 +1,4 @@
-"""The worker half of the connector: claimed content onto the device, and computed blocks off it into a sealed tier.
+"""The worker half of the connector: loads claimed content onto the device, and stores computed blocks sealed.
 
 1. A block is one row of the engine's pool, with all its layers: loads are complete before the step's first layer, and
    blocks are read after its last.
@@ -21,7 +21,7 @@ _NO_ORDERS = StepOrders()
 
 
 class WorkerHalf:
-    """Called on the engine's thread."""
+    """The worker half. Called on the engine's thread."""
 
     def __init__(self, thread: TransferThread, block_tokens: int, take_run: Callable[[int], ComputedRun]) -> None:
         self._thread = thread
@@ -31,9 +31,13 @@ class WorkerHalf:
         self.counts: Counter[str] = Counter()
 
     def register(self, pool: torch.Tensor) -> int:
-        """The engine's pool, a block for each first index; bytes of a block. Raises a `CustodyError`."""
+        """Take the engine's pool, one block per first index; return the bytes of a block.
+
+        Raises:
+            CustodyError: the pool cannot be used.
+        """
         if self._rows is not None:
-            raise ConfigError("TensorRT-LLM registered a second pool: one is governed")
+            raise ConfigError("TensorRT-LLM registered a second pool; only one can be governed")
         if pool.dim() < 2 or not pool.is_contiguous():
             raise ConfigError(
                 f"TensorRT-LLM's pool of shape `{tuple(pool.shape)}` does not have its blocks one after the other: "
@@ -46,7 +50,11 @@ class WorkerHalf:
         return size
 
     def load(self, orders: StepOrders | None) -> None:
-        """Before the step's first layer. Raises `IsolationError` where a claim is gone."""
+        """Load claims before the step's first layer.
+
+        Raises:
+            IsolationError: a claim is gone.
+        """
         for order in (orders or _NO_ORDERS).loads:
             rows, places = self._places(order.blocks)
             with self._thread.hold(order.claim) as content:
@@ -64,7 +72,7 @@ class WorkerHalf:
             self.counts["loaded blocks"] += at
 
     def save(self, orders: StepOrders | None, stream: Any) -> None:
-        """After the step's last layer."""
+        """Save blocks after the step's last layer."""
         saves = (orders or _NO_ORDERS).saves
         if saves and stream is not None:
             stream.synchronize()

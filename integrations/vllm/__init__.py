@@ -1,1 +1,4 @@
-"""vLLM under governance: a plugin and a connector, no fork. docs/reference/engines/vllm.md; why so: docs/build/adr/."""
+"""vLLM under governance: a plugin and a connector, without a fork.
+
+See docs/reference/engines/vllm.md; docs/build/adr/ has the reasons.
+"""

@@ -1,4 +1,4 @@
-"""A passed run of the kit as a file that a setting can refer to: which class, which code, which cases.
+"""A passed run of the kit as a file for a setting: the tested class, its code, and the cases.
 
 1. A record is of one class of one distribution's version and of the bytes of its module; another release, or a
    changed file, has no record.
@@ -90,7 +90,7 @@ CASES_OF_THE_TIER = (  # which may not be skipped
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What was tested: `module:Class`, its distribution and version, SHA-256 of the module's source file."""
+    """The tested code: `module:Class`, its distribution and version, and SHA-256 of the module's source file."""
 
     name: str
     distribution: str
@@ -99,7 +99,11 @@ class Subject:
 
 
 def subject_of(tested: type) -> Subject:
-    """The identity of a class (rule 1). Raises `ConfigError` for one without a source file."""
+    """Return a class's identity (rule 1).
+
+    Raises:
+        ConfigError: it has no source file.
+    """
     module = tested.__module__
     try:
         source = Path(inspect.getfile(tested)).read_bytes()
@@ -117,7 +121,11 @@ def subject_of(tested: type) -> Subject:
 
 
 def load_subject(name: str) -> type:
-    """The class behind `module:Class`. Raises `ConfigError` where there is none."""
+    """Return the class at `module:Class`.
+
+    Raises:
+        ConfigError: there is none.
+    """
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
@@ -129,20 +137,20 @@ def load_subject(name: str) -> type:
 
 
 def digest_of(data: bytes) -> str:
-    """What a setting names."""
+    """Return the digest that a setting names."""
     return hashlib.sha256(data).hexdigest()
 
 
 def check_record(path: str, digest: str, tested: type) -> None:
-    """Raises `ConfigError` that says why the record at `path` does not vouch for `tested` (rules 1–3)."""
+    """Raise `ConfigError` with the reason why the record at `path` does not vouch for `tested` (rules 1–3)."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"conformance record `{path}`: {error.strerror}", path=path) from error
     if not hmac.compare_digest(digest_of(data), digest.lower()):
         raise ConfigError(
-            f"conformance record `{path}` has digest `{digest_of(data)}`, the setting names `{digest}`: it is "
-            "another run; review it and name its digest",
+            f"conformance record `{path}` has digest `{digest_of(data)}`, the setting names `{digest}`: the "
+            "record is from another run; review it and set its digest",
             path=path,
         )
     try:
@@ -179,7 +187,8 @@ def _check_cases(path: str, verdicts: dict[str, Any]) -> None:
     ):
         if names:
             raise ConfigError(
-                f"conformance record `{path}`: {len(names)} cases {what}, `{names[0]}` first; it vouches for nothing",
+                f"conformance record `{path}`: {len(names)} cases {what}, `{names[0]}` first; the record "
+                "cannot be used",
                 path=path,
                 cases=names,
             )

@@ -1,4 +1,4 @@
-"""The connector that vLLM loads: one class for both roles, each delegating to its own half.
+"""The connector that vLLM loads: one class for both roles, each of which delegates to its own half.
 
 1. Without tiers it moves no block and loads none: for vLLM it is a connector that never has anything external, so
    nothing of the model's path changes. What it needs of the connector interface is the order of calls.
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """`--kv-transfer-config '{"kv_connector": "KVCustody", "kv_role": "kv_both"}'`."""
+    """The connector for `--kv-transfer-config '{"kv_connector": "KVCustody", "kv_role": "kv_both"}'`."""
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig | None = None
@@ -74,7 +74,7 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Nothing is handed off."""
+        """Whether requests need a delivery of KV: False."""
         return False
 
     @property
@@ -95,14 +95,14 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._scheduler.bind(kv_cache_manager)
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
-        """The pool is bound with its manager."""
+        """Do nothing: the pool is bound with its manager."""
 
     def on_new_request(self, request: Request) -> None:
         """See the interface."""
         self._scheduler.on_new_request(request)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """What a tier would bring; `None` for a request that must wait."""
+        """Return the tokens that a tier would load; `None` for a request that must wait."""
         if self._scheduler.must_wait(request, num_computed_tokens):
             return None, False
         tokens = self._scheduler.restorable_tokens(request, num_computed_tokens)
@@ -130,13 +130,13 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._scheduler.keep_loading(connector_output)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Blocks are freed at once; the manager tells governance when they are."""
+        """Return False, so that blocks are freed at once; the manager reports it to governance."""
         return False, None
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """As `request_finished`."""
+        """Return as `request_finished` does."""
         return False, None
 
     def has_pending_push_work(self) -> bool:
@@ -154,11 +154,11 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._worker.register(kv_caches, self._blocks())
 
     def register_cross_layers_kv_cache(self, kv_cache: torch.Tensor, attn_backend: Any) -> None:
-        """One tensor for all layers (releases before 0.32)."""
+        """Register one tensor for all layers (releases before 0.32)."""
         self._worker.register({"all layers": kv_cache}, self._blocks())
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        """The scrubs, where the runner has not done them before everything else of the step."""
+        """Run the scrubs, unless the runner has done them before everything else in the step."""
         assert isinstance(kv_connector_metadata, StepOrder)
         self._worker.execute(kv_connector_metadata)
 
@@ -167,32 +167,34 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self._worker.receipt()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Requests whose load is over."""
+        """Return the requests whose load has ended."""
         return None, self._worker.finished_loads() or None
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> base.KVConnectorTransferResults:
-        """Requests whose load is over; of a model of several layer groups also those that must compute all of it."""
+        """Return the requests whose load has ended, and, with several layer groups, those that must compute
+        everything.
+        """
         finished = self._worker.finished_loads()
         return base.KVConnectorTransferResults(finished_recving=finished, failed_recving=self._worker.failed_requests())
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks that a load could not fill, where they are of one layer group."""
+        """Return blocks that a load could not fill, where they are of one layer group."""
         return self._worker.failed_blocks()
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        """Loads began with the step's order."""
+        """Do nothing: loads began with the step's order."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """No step waits for a load: its request does."""
+        """Do nothing: a request waits for its load, a step does not."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Copies are made of published blocks, with the next step's order."""
+        """Do nothing: copies are made of published blocks, with the next step's order."""
 
     def wait_for_save(self) -> None:
-        """Nothing is saved."""
+        """Do nothing: nothing is saved here."""
 
     def shutdown(self) -> None:
-        """Either half closes itself; a second time changes nothing."""
+        """Close this half; a second call does nothing."""
         if self.scheduler_side is not None:
             self.scheduler_side.close()
         if self.worker_side is not None:
@@ -207,7 +209,9 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 def _tiers_opener(
     config: VllmConfig, settings: Settings, groups: tuple[str, ...]
 ) -> Callable[[TensorMemory], WorkerTiers] | None:
-    """Makes a worker's tiers over its cache; None where nothing leaves the device. groups: what is in each."""
+    """Return a function that makes a worker's tiers over its cache; None where nothing leaves the device. groups: each
+    one's layers.
+    """
     plan = tier_plan(settings)
     if plan is None:
         return None
@@ -233,7 +237,7 @@ def _tiers_opener(
 
 
 def _require_plugin() -> None:
-    """A connector that was named by its module path alone would run with vLLM's own hashes."""
+    """Refuse a connector that was named by its module path: it would run with vLLM's own hashes."""
     if not installed.is_installed:
         raise IsolationError(
             "the kvcustody plugin is not loaded in the engine's process: name `kvcustody` in VLLM_PLUGINS, or unset it"
@@ -241,7 +245,7 @@ def _require_plugin() -> None:
 
 
 def _shard(config: VllmConfig) -> int:
-    """This worker's place among those of its engine that each hold a part of every block: the executor's rank.
+    """Return this worker's number among its engine's shards, which is the executor's rank.
 
     Raises `ConfigError` where the rank does not tell them apart (`refuse_ungoverned` has refused what is known to).
     """
@@ -251,8 +255,8 @@ def _shard(config: VllmConfig) -> int:
     rank = int(parallel.rank)
     if not 0 <= rank < parallel.world_size:
         raise ConfigError(
-            f"a worker of rank `{rank}` in an engine of `{parallel.world_size}`: its scrubs cannot be told from "
-            "another's; start vllm with `--distributed-executor-backend mp` or `ray`",
+            f"a worker of rank `{rank}` in an engine of `{parallel.world_size}`: its scrubs cannot be "
+            "distinguished from another's; start vllm with `--distributed-executor-backend mp` or `ray`",
             rank=rank,
         )
     return rank

@@ -1,4 +1,4 @@
-"""The engine's process: waking it, stepping it while idle, delivering outputs of its own, and its administration.
+"""Patches in the engine's process: waking it, idle steps, its own outputs, and its administration.
 
 1. An engine with a queue (every served one) is woken by a message in it; its own thread does the work.
 2. An engine in its caller's process has no loop of its own while idle: the timer's thread steps it then, under a lock
@@ -62,7 +62,7 @@ class EngineHandle:
         side.bind_engine(self)
 
     def step(self) -> Any:
-        """One engine step, with the outputs of requests that governance ended."""
+        """Run one engine step, and return its outputs with those of requests that governance ended."""
         outputs, executed = self._step()
         control = self.side.control
         if self._queue is None and not self._core.scheduler.has_unfinished_requests():
@@ -70,7 +70,7 @@ class EngineHandle:
         return (control.deliver(outputs) if control.has_outputs else outputs), executed
 
     def _go_idle(self) -> None:
-        """What a served engine's loop does when nothing runs: ask whether anything is due."""
+        """Do as a served engine's loop does when nothing runs: check whether anything is due."""
         if self._core.scheduler.has_requests():
             self.side.timer.arm(0)
 
@@ -82,7 +82,7 @@ class EngineHandle:
             self.side.timer.arm(0)
 
     def tick(self) -> None:
-        """The timer came due."""
+        """Handle the timer."""
         if self._queue is not None:
             self.wake()
         else:
@@ -97,7 +97,7 @@ class EngineHandle:
                 self.side.control.keep(outputs)
 
     def last_order(self, order: ScrubOrder) -> None:
-        """Have the workers do a last scrub and take their answers; logged where they no longer can."""
+        """Make the workers do a last scrub and take their answers; log it where they no longer can."""
         output = SchedulerOutput.make_empty()
         tiers = self.side.tiers
         copies = () if tiers is None else tiers.closing_jobs()
@@ -107,7 +107,7 @@ class EngineHandle:
             done = self._core.model_executor.execute_model(output)
             receipt = _ours(done.kv_connector_output.kv_connector_worker_meta)
         except Exception as error:
-            _log.error("last scrub not done", error=type(error).__name__, blocks=order.blocks)
+            _log.error("the last scrub could not be done", error=type(error).__name__, blocks=order.blocks)
             return
         for answer in receipt.answers:
             self.side.port.scrubbed(answer.order, answer.shard, answer.results, answer.device_blocks)
@@ -115,12 +115,14 @@ class EngineHandle:
             tiers.receive(receipt.copies)
 
     def close(self) -> None:
-        """Before the workers end."""
+        """Close before the workers end."""
         self.side.close()
 
 
 def _with_others(connector: Any, order: StepOrder, output: SchedulerOutput) -> KVConnectorMetadata:
-    """An order as the workers' connector takes it: beside an empty step's of the others, where there are several."""
+    """Return an order for the workers' connector, beside the empty ones for other connectors where there are
+    several.
+    """
     if not isinstance(connector, MultiConnector):
         return order
     parts = (
@@ -130,9 +132,13 @@ def _with_others(connector: Any, order: StepOrder, output: SchedulerOutput) -> K
     return MultiKVConnectorMetadata(metadata=tuple(parts))
 
 
-def _ours(found: Any) -> StepReceipt:
-    """Our part of what the workers' connector answered. Raises `IsolationError` where there is none."""
-    parts = found.metadata if isinstance(found, MultiKVConnectorWorkerMetadata) else (found,)
+def _ours(answer: Any) -> StepReceipt:
+    """Return our part of the workers' connector's answer.
+
+    Raises:
+        IsolationError: there is none.
+    """
+    parts = answer.metadata if isinstance(answer, MultiKVConnectorWorkerMetadata) else (answer,)
     for part in parts:
         if isinstance(part, StepReceipt):
             return part
@@ -149,7 +155,7 @@ def _after_call(call: Callable[..., Any], act: Callable[[], None]) -> Callable[.
 
 
 def _before_weights_change(call: Callable[..., Any], reset: Callable[[], object]) -> Callable[..., Any]:
-    """Stands for `EngineCore.collective_rpc`: where it may change weights, keys are new before it and behind it."""
+    """Replace `EngineCore.collective_rpc`: a call that may change weights gets new keys before and after it."""
 
     @functools.wraps(call)
     def called(method: Any, *given: Any, **named: Any) -> Any:
@@ -184,14 +190,14 @@ def _side(core: Any) -> SchedulerSide:
 def kvcustody_erase(
     core: Any, tenant: str | None = None, subject: str | None = None, session: str | None = None
 ) -> dict[str, Any]:
-    """Erase everything of a tenant, subject or session, now."""
+    """Erase everything of a tenant, subject or session now."""
     side = _side(core)
     erased = side.port.erase(Selector(tenant, subject, session))
     return dict(erased._asdict())
 
 
 def kvcustody_scan(core: Any, recover: bool = False) -> list[str]:
-    """Findings of the orphan scan against vLLM's own pool; empty when clean.
+    """Return the findings of the orphan scan against vLLM's own pool; empty when clean.
 
     With `recover` the ledger is joined, every finding is repaired, and both are on record; the engine stands meanwhile.
     """
@@ -205,13 +211,15 @@ def kvcustody_scan(core: Any, recover: bool = False) -> list[str]:
 
 
 def kvcustody_check(core: Any) -> list[str]:
-    """Every invariant of the books, recomputed; empty when all hold."""
+    """Return the violated invariants of the books, recomputed; empty when all hold."""
     return _side(core).port.check()
 
 
 def kvcustody_stats(core: Any) -> dict[str, Any]:
-    """Counters: blocks by state and compared, requests, what serving looks like (`ServingMeasures`), what each tier
-    did, and each tenant's tally.
+    """Return counters.
+
+    They are blocks by state and compared, requests, the serving measures (`ServingMeasures`), each tier's work, and
+    each tenant's tally.
     """
     side = _side(core)
     stats, tiers = side.port.stats(), side.tiers
@@ -252,7 +260,7 @@ def kvcustody_activate(core: Any, policy: str, revision: int, actor: str) -> dic
 
 
 def kvcustody_weights_changed(core: Any) -> dict[str, Any]:
-    """Weights were changed in a way that no call of vLLM tells: nothing computed before is reused from now on."""
+    """Make earlier results unreachable after a change of weights that no call of vLLM reports."""
     _side(core).reset()
     return {"changed": True}
 

@@ -1,4 +1,4 @@
-"""Connectors beside ours: which of them may run, and whether what they copy is sealed.
+"""Connectors beside ours: which of them may run, and whether their copies are sealed.
 
 1. A connector beside ours is refused unless the settings name a passed conformance run of its very code: an external
    tier keeps blocks out of custody, and some hash tokens without any scope.
@@ -29,7 +29,8 @@ NAME = "KVCustody"
 _MULTI = "MultiConnector"
 _LMCACHE, _LMCACHE_PORT = "LMCacheMPConnector", 5555  # and the port that it takes where none is named
 _VETOED = {  # whatever a record says
-    "LMCacheConnectorV1": "keeps blocks without their salt, so one tenant gets another's; use LMCache's server and its "
+    "LMCacheConnectorV1": "stores blocks without their salt, so one tenant can get another's; use LMCache's "
+    "server and its "
     "`LMCacheMPConnector` (docs/reference/engines/lmcache.md)",
 }
 _HERE = ("localhost", "127.0.0.1", "::1")
@@ -38,7 +39,7 @@ _log = get_logger(__name__)
 
 
 def has_foreign_connectors(config: VllmConfig) -> bool:
-    """Whether another connector runs beside ours."""
+    """Return whether another connector runs beside ours."""
     return bool(_foreign_connectors(config))
 
 
@@ -51,7 +52,7 @@ def _foreign_connectors(config: VllmConfig) -> list[Mapping[str, Any]]:
 
 
 def refuse_foreign_connectors(config: VllmConfig, allowed: str) -> None:
-    """Raises `ConfigError` that names the first connector that is not allowed beside ours, and why (rule 2).
+    """Raise `ConfigError` with the first connector that may not run beside ours, and the reason (rule 2).
 
     allowed: `NAME=RECORD#DIGEST`, separated by commas: the record of a passed run of the conformance kit.
     config: the engine's, not the copy that a connector among several is given, which names that connector alone.
@@ -72,8 +73,9 @@ def refuse_foreign_connectors(config: VllmConfig, allowed: str) -> None:
             raise ConfigError(f"connector `{name}` {_VETOED[name]}", connector=name)
         if name not in records:
             raise ConfigError(
-                f"connector `{name}` keeps KV blocks outside this engine, where no deadline, scrub or scope reaches "
-                "them; remove it, or list the record of its passed conformance run in `vllm_connectors_allowed`",
+                f"connector `{name}` stores KV blocks outside this engine, beyond deadlines, scrubs and "
+                "scopes; remove it, or list the record of its passed conformance run in "
+                "`vllm_connectors_allowed`",
                 connector=name,
             )
         check_record(*records[name], _connector_class(child))
@@ -95,7 +97,7 @@ def _records(allowed: str) -> dict[str, tuple[str, str]]:
 
 
 def _connector_class(child: Mapping[str, Any]) -> type:
-    """The class that vLLM would load for this entry of `connectors`."""
+    """Return the class that vLLM would load for this entry in `connectors`."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     name, module = str(child.get("kv_connector")), child.get("kv_connector_module_path")
@@ -109,7 +111,7 @@ def _connector_class(child: Mapping[str, Any]) -> type:
 
 
 class CopiesBeside:
-    """Whether nothing that connectors beside ours copy rests in clear, as far as is shown now (rule 2)."""
+    """Whether all copies by connectors beside ours are sealed, as far as they show now (rule 2)."""
 
     def __init__(self, config: VllmConfig, salts_path: Path | None, shred: ShredKeys, clock: Clock) -> None:
         self._unsealed: Callable[[], str] = lambda: _unsealed(_foreign_connectors(config), salts_path, shred)
@@ -119,7 +121,7 @@ class CopiesBeside:
         self._look()
 
     def __call__(self) -> bool:
-        """True: they are sealed, or there is nobody to take them."""
+        """Return True where they are sealed, or there are none."""
         if self._clock.now_us() - self._looked_us >= _LOOK_US:
             self._look()
         return not self.clear
@@ -128,7 +130,7 @@ class CopiesBeside:
         before, self.clear = self.clear, self._unsealed()
         self._looked_us = self._clock.now_us()
         if self.clear and self.clear != before:
-            _log.error("copies would rest in clear", where=self.clear)
+            _log.error("copies would be stored unencrypted", where=self.clear)
 
 
 def _unsealed(foreign: list[Mapping[str, Any]], salts_path: Path | None, shred: ShredKeys) -> str:

@@ -1,4 +1,4 @@
-"""What the plugin has done in this process: set by `plugin`, read by it and by the connector."""
+"""The plugin's state in this process: set by `plugin`, read by it and by the connector."""
 
 from __future__ import annotations
 

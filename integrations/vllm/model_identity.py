@@ -1,4 +1,4 @@
-"""What vLLM loaded, as the identity that conditions every key: model, quantisation, cache format, adapter.
+"""The identity of the model that vLLM loaded, which conditions every key: model, quantisation, cache format, adapter.
 
 1. Weights and adapters that are loaded anew are of another epoch, with a number that nobody has again: copies in files
    outlive the process, and must not be found under other weights. What a process begins with is epoch 0.
@@ -35,20 +35,20 @@ _log = get_logger(__name__)
 
 
 def changes_weights(method: object) -> bool:
-    """Whether a call of vLLM's workers, by its name, may change the base model's weights."""
+    """Return whether a call to vLLM's workers, by its name, may change the base model's weights."""
     name = method if isinstance(method, str) else str(getattr(method, "__name__", ""))
     return _WEIGHTS in name.lower() and not name.lower().startswith(_READ_ONLY)
 
 
 class KnownAdapter(NamedTuple):
-    """An adapter under the files that it was last seen with."""
+    """An adapter with the files under which it was last seen."""
 
     identity: ModelIdentity
     facts: FileFacts
 
 
 class Models:
-    """The base model's identity and those of the adapters seen so far."""
+    """The identities of the base model and of the adapters seen so far."""
 
     def __init__(self, config: VllmConfig, block_tokens: int) -> None:
         self._config = config
@@ -61,7 +61,7 @@ class Models:
         self._base = self._known(None, None)
 
     def of(self, adapter: Any) -> ModelIdentity:
-        """The identity of a request with this `LoRARequest`, or with none."""
+        """Return the identity for a request with this `LoRARequest`, or without one."""
         if adapter is None:
             return self._base
         key = (adapter.lora_name, adapter.lora_int_id, adapter.lora_path)
@@ -89,7 +89,7 @@ class Models:
         return facts if self._is_one_machine else facts._replace(places=())
 
     def read_by_worker(self, lora_int_id: int, lora_path: str, facts: FileFacts) -> None:
-        """A worker has read an adapter's files. What was keyed by other files than these is reached by nobody more."""
+        """Take note that a worker read an adapter's files; keys of other files become unreachable."""
         facts, place = self._facts(facts), (lora_int_id, lora_path)
         if self._read.get(place) == facts:
             return
@@ -110,7 +110,7 @@ class Models:
             _log.warning("adapter read anew", adapter=lora_int_id, path=lora_path)
 
     def reloaded(self) -> None:
-        """The weights changed: nothing computed before is reachable any more."""
+        """Take note that the weights changed: nothing computed before can be reached any more."""
         self.changes += 1
         self._weights_epoch = unique_epoch()
         self._adapters.clear()

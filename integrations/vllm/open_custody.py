@@ -30,7 +30,7 @@ NULL_BLOCK = 0  # the first that vLLM's pool takes, for itself
 
 
 class OpenedCustody(NamedTuple):
-    """What the scheduler's side stands on. `worker` is None where a test built the port itself."""
+    """The open parts of the scheduler's side. `worker` is None where a test built the port itself."""
 
     port: EnginePort
     tokens: ScopeTokens
@@ -43,7 +43,11 @@ Opener = Callable[[Settings, EnginePlan, EngineControl], OpenedCustody]
 
 
 def open_custody(settings: Settings, plan: EnginePlan, control: EngineControl) -> OpenedCustody:
-    """Open ledger, keys, policy and the verifier of tokens. Raises a `CustodyError` that says what is wrong."""
+    """Open ledger, keys, policy and the verifier of tokens.
+
+    Raises:
+        CustodyError: says what is wrong.
+    """
     worker = open_engine_worker(settings, plan, control)
     try:
         check_issuers(settings, worker.port.table.policy.issuers)
@@ -56,7 +60,7 @@ def open_custody(settings: Settings, plan: EnginePlan, control: EngineControl) -
 
 
 def settings_of(config: VllmConfig) -> Settings:
-    """This engine's settings (rule 1)."""
+    """Return this engine's settings (rule 1)."""
     transfer = config.kv_transfer_config
     return load_settings(**(transfer.kv_connector_extra_config if transfer is not None else {}))
 
@@ -68,7 +72,11 @@ def plan_of(
     block_tokens: int,
     tiers: tuple[str, ...] = (),
 ) -> EnginePlan:
-    """The pool that vLLM brings; its null block is nobody's. Raises `ConfigError` where it is not the first."""
+    """Return vLLM's pool; its null block is not governed.
+
+    Raises:
+        ConfigError: the null block is not the first.
+    """
     null_block = manager.block_pool.null_block.block_id
     if null_block != NULL_BLOCK:
         raise ConfigError(f"vllm's null block is `{null_block}`, workers zero `{NULL_BLOCK}`", block=null_block)
@@ -90,7 +98,7 @@ def plan_of(
 
 
 def refuse_ungoverned(config: VllmConfig, settings: Settings) -> None:
-    """Raises `ConfigError` for a part of vLLM that would act behind governance's back (rule 2)."""
+    """Raise `ConfigError` for a part of vLLM that would bypass governance (rule 2)."""
     from vllm import envs
 
     events = config.kv_events_config
@@ -101,20 +109,21 @@ def refuse_ungoverned(config: VllmConfig, settings: Settings) -> None:
         )
     if getattr(config.model_config, "enable_sleep_mode", False):
         raise ConfigError(
-            "sleep mode gives the cache's memory away and takes other memory back, which nobody has zeroed; start "
+            "sleep mode releases the cache's memory and later maps other memory that has not been zeroed; start "
             "vllm without `--enable-sleep-mode`"
         )
     if getattr(config.model_config, "enable_cumem_allocator", False):
         raise ConfigError(
-            "with the cumem allocator vllm can give the cache's memory away while it runs (`release_kv_cache_memory`), "
-            "which nobody has zeroed then; start vllm without `--enable-cumem-allocator`"
+            "with the cumem allocator vllm can release the cache's memory while it runs "
+            "(`release_kv_cache_memory`), without zeroing it; start vllm without `--enable-cumem-allocator`"
         )
     if (
         getattr(envs, "VLLM_USE_RUST_FRONTEND", False) and not settings.windowed_token_seconds
     ):  # older releases have none
         raise ConfigError(
-            "vllm's Rust front end loads no `--middleware`, so its requests pass by the door and have no identity; "
-            "unset VLLM_USE_RUST_FRONTEND, or set `windowed_token_seconds` here and at the door before it"
+            "vllm's Rust front end loads no `--middleware`, so its requests bypass the door and have no "
+            "identity; unset VLLM_USE_RUST_FRONTEND, or set `windowed_token_seconds` here and at the door "
+            "before it"
         )
     parallel = config.parallel_config
     if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:

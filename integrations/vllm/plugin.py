@@ -105,9 +105,13 @@ def _govern_engine(engine: Any) -> None:
 
 
 def _refuse_release(engine: Any) -> None:
-    """Raises `IsolationError` for a governed engine: the cache's memory would be unmapped as it is."""
+    """Refuse sleep mode for a governed engine.
+
+    Raises:
+        IsolationError: the cache's memory would be unmapped as it is.
+    """
     if getattr(engine, "kvcustody", None) is not None:
-        raise IsolationError("a governed engine does not give its cache's memory away: nobody has zeroed it")
+        raise IsolationError("a governed engine does not release its cache's memory, because it has not been zeroed")
 
 
 def _close(engine: Any) -> None:
@@ -117,7 +121,7 @@ def _close(engine: Any) -> None:
 
 
 def _side_of(scheduler: Any) -> Any:
-    """Our half of a scheduler's connector, alone or among several; None for an engine without it."""
+    """Return our half of a scheduler's connector, alone or among several; None for an engine without it."""
     from kvcustody.integrations.vllm.connector import GovernedConnector
 
     connector = getattr(scheduler, "connector", None)

@@ -1,4 +1,4 @@
-"""What travels between the scheduler's side and the workers: one order a step there, receipts back.
+"""Messages between the scheduler's side and the workers: one order per step, and receipts.
 
 1. Both ways everything is numbers and names of methods: no tokens, no keys, no identity. Where copies go to tiers, jobs
    about them say whose they are and under which index keys they are found (`tiers.tier_messages`, rule 1).
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StepOrder(KVConnectorMetadata):  # type: ignore[misc]
-    """What the workers must do before anything else is written in this step.
+    """What the workers must do before any other write in this step.
 
     is_idle: no request computes in this step, so a worker may wait for scrubs that are still on the device.
     must_follow: this step hands out a block whose scrub has not been answered, so its writes follow every scrub so far.
@@ -40,7 +40,7 @@ class StepOrder(KVConnectorMetadata):  # type: ignore[misc]
     copies: tuple[CopyJob, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Once a step, on the engine's thread: numbers and bytes are a third of the work of a dataclass and arrays."""
+        """Return the pickled form: with numbers and bytes it takes a third of the time of a dataclass with arrays."""
         order, sums = self.order, self.sums
         packed = None if sums is None else (sums.number, sums.record.tobytes(), sums.compare.tobytes())
         if order is None:
@@ -92,7 +92,7 @@ class ScrubReply:
 
 @dataclass(slots=True)
 class SumReply:
-    """One shard's answer to a sum order that compares. `differing`: blocks that are not what was summed."""
+    """One shard's answer to a comparing sum order. `differing`: blocks that are not what was summed."""
 
     order: int
     shard: int
@@ -101,7 +101,7 @@ class SumReply:
 
 @dataclass(slots=True)
 class StepReceipt(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """What a worker did in one step; those of all workers are put together before the scheduler sees them.
+    """A worker's work in one step; all workers' receipts are merged before the scheduler sees them.
 
     pending_orders: orders that are on a device still; their answers come with a later step's receipt.
     adapters: those whose files were read.
@@ -115,7 +115,7 @@ class StepReceipt(KVConnectorWorkerMetadata):  # type: ignore[misc]
     adapters: list[LoadedAdapter] = field(default_factory=list)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReceipt:
-        """Both workers' answers. A step has retired when the slower one says so."""
+        """Merge two workers' answers. A step has retired when the slower worker has."""
         assert isinstance(other, StepReceipt)
         return StepReceipt(
             min(self.step, other.step),

@@ -1,4 +1,4 @@
-"""Which vLLM releases the adapter knows, what differs between them, and what it must find before it governs one.
+"""The vLLM releases that the adapter knows, their differences, and the checks before it governs one.
 
 1. A release outside the range is refused at start, with what to do about it: an engine that would run ungoverned
    under our flag is worse than one that does not start.
@@ -26,7 +26,7 @@ class VllmVersion(NamedTuple):
 
     @property
     def counts_hashes(self) -> bool:
-        """Blocks enter the index only as far as the request has hashes by then; before, as far as it has tokens."""
+        """Whether blocks enter the index only as far as the request has hashes; before, as far as it has tokens."""
         return (self.major, self.minor) >= (0, 33)
 
 
@@ -84,7 +84,11 @@ _SIGNATURES: dict[str, tuple[str, ...]] = {
 
 
 def check_version(installed: str | None = None) -> VllmVersion:
-    """The running vLLM's version. Raises `ConfigError` outside the range and where a method differs."""
+    """Return the running vLLM's version.
+
+    Raises:
+        ConfigError: it is outside the range, or a method differs.
+    """
     version = read_version(installed if installed is not None else _installed())
     if not VLLM_OLDEST <= (version.major, version.minor) < VLLM_BELOW:
         raise ConfigError(
@@ -98,7 +102,11 @@ def check_version(installed: str | None = None) -> VllmVersion:
 
 
 def read_version(text: str) -> VllmVersion:
-    """`0.32.0+cpu` as numbers. Raises `ConfigError` for what is not a version, as a build from a bare checkout says."""
+    """Return `0.32.0+cpu` as numbers.
+
+    Raises:
+        ConfigError: the text is no version, as in a build from a bare checkout.
+    """
     match = re.match(r"(\d+)\.(\d+)", text)
     if match is None:
         raise ConfigError(f"vllm says that its version is `{text}`; install a released vllm", version=text)
@@ -106,7 +114,7 @@ def read_version(text: str) -> VllmVersion:
 
 
 def running_version() -> VllmVersion:
-    """The running vLLM's version, unchecked."""
+    """Return the running vLLM's version, unchecked."""
     return read_version(_installed())
 
 
@@ -127,7 +135,7 @@ def check_signatures(expected: dict[str, tuple[str, ...]] | None = None) -> None
 
 
 def check_leading(place: str, names: tuple[str, ...]) -> None:
-    """Raises `ConfigError` unless the method of vLLM takes these before all others, whatever follows."""
+    """Raise `ConfigError` unless the method of vLLM takes these parameters first."""
     found = list(inspect.signature(_resolve(place)).parameters)[1:]
     if tuple(found[: len(names)]) != names:
         raise ConfigError(f"`{place}` takes ({', '.join(found)}), not ({', '.join(names)}, …)", place=place)
@@ -144,7 +152,7 @@ def check_type(thing: object, expected: type, what: str) -> None:
 
 
 def swap_class(thing: Any, to: type) -> None:
-    """Make `thing` an instance of `to`, at the cost per attribute that it had.
+    """Make `thing` an instance of `to`, without a higher cost per attribute.
 
     CPython moves the attributes of a swapped object into a dict that shares its keys with the class, which its
     specialised instructions do not read: each attribute takes four times as long. In a dict of its own they are fast.

@@ -1,1 +1,1 @@
-"""Seven questions about the cache, answered from what workers say of themselves or from a trace that was replayed."""
+"""Seven questions about the cache, answered from workers' reported status or from a replayed trace."""

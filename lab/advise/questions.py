@@ -1,4 +1,4 @@
-"""Seven questions about a cache, answered from what its workers last said or a replay found, each with its evidence.
+"""Seven questions about a cache, answered with evidence from its workers' last status or from a replay.
 
     for one in advise(seen, ledger):
         one.question, one.answer, one.evidence, one.unknown
@@ -37,7 +37,7 @@ _MADE_BY = {
 
 
 class AdviceEvidence(NamedTuple):
-    """A value and what says it: a metric's name, and of whom."""
+    """A value and its source: the metric's name, and the worker that reported it."""
 
     metric: str
     value: float | str
@@ -45,7 +45,7 @@ class AdviceEvidence(NamedTuple):
 
 
 class TraceFindings(NamedTuple):
-    """What is known of a trace beside its replay's status, which has no times and no size of tensors."""
+    """What is known about a trace besides its replay's status, which has no times and no tensor sizes."""
 
     lineages: Sequence[tuple[str, float]]  # what the trace calls a lineage, and the tokens found of it; best first
     denials: Mapping[str, int]  # requests to which a rule denied reuse
@@ -55,7 +55,7 @@ class TraceFindings(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """One question answered."""
+    """The answer to one question."""
 
     question: str
     answer: str
@@ -70,7 +70,11 @@ def advise(
     prefixes: str | None = None,
     trace: TraceFindings | None = None,
 ) -> list[Advice]:
-    """All seven; `ledger` has figures of custody by metric, `prefixes` is the command that lists prefixes.
+    """Answer all seven questions.
+
+    Args:
+        ledger: custody figures by metric name.
+        prefixes: the command that lists prefixes.
 
     With `trace` the one that is `seen` is a replay of it.
     """
@@ -86,27 +90,27 @@ _NOT_OF_TRACES = {
 
 
 class _Found:
-    """Evidence that is collected, and what is missing."""
+    """The evidence collected so far, and what is missing."""
 
     def __init__(self, trace: TraceFindings | None = None) -> None:
         self._trace = trace
         self.rows: list[AdviceEvidence] = []
         self.unknown: list[str] = []
 
-    def said(self, one: SeenWorker, key: str, why: str = "it has not told it") -> float | None:
-        """What a worker said under a key; what it did not say is unknown (rule 2)."""
-        value = one.status.get(key)
+    def said(self, seen_worker: SeenWorker, key: str, why: str = "it has not told it") -> float | None:
+        """Return the value that a worker reported under a key; a value that it did not report is unknown (rule 2)."""
+        value = seen_worker.status.get(key)
         if value is None:
             if self._trace is not None:
                 of_traces = (text for start, text in _NOT_OF_TRACES.items() if key.startswith(start))
                 why = next(of_traces, why)
-            self.unknown.append(f"`{one.worker}`: no `{name_of(key)}`: {why}")
+            self.unknown.append(f"`{seen_worker.worker}`: no `{name_of(key)}`: {why}")
         else:
-            self.rows.append(AdviceEvidence(name_of(key), value, one.worker))
+            self.rows.append(AdviceEvidence(name_of(key), value, seen_worker.worker))
         return value
 
     def also(self, one: SeenWorker, *keys: str) -> float:
-        """The sum of what a worker said under these keys, where it did."""
+        """Return the sum of the values that a worker reported under these keys; None where it reported none of them."""
         values = [(key, one.status[key]) for key in keys if key in one.status]
         self.rows += [AdviceEvidence(name_of(key), value, one.worker) for key, value in values]
         return sum(value for _, value in values)
@@ -119,7 +123,7 @@ class _Found:
 
 
 def name_of(key: str) -> str:
-    """The metric of a key of a worker's status, with its label's value."""
+    """Return the metric of a key of a worker's status, with its label's value."""
     if key in _KEYS:
         return f"kvcustody_{_KEYS[key]}"
     start, _, value = key.rpartition(".")
@@ -130,19 +134,19 @@ def name_of(key: str) -> str:
     raise KeyError(key)
 
 
-def _bytes_of(one: SeenWorker, found: _Found, trace: TraceFindings | None) -> float | None:
-    """Bytes of a token on a shard."""
+def _bytes_of(seen_worker: SeenWorker, evidence: _Found, trace: TraceFindings | None) -> float | None:
+    """Return the bytes that a token takes on one shard."""
     if trace is not None and trace.model is not None:
         name, size = trace.model
-        found.derived(f"bytes per token of `{name}`, worked out (lab/sizing/hf_config.py)", size, one.worker)
+        evidence.derived(f"bytes per token of `{name}`, worked out (lab/sizing/hf_config.py)", size, seen_worker.worker)
         return size
-    of_block = found.said(one, "bytes_per_block", "its engine named no size of its tensors")
-    tokens = found.said(one, "block_tokens")
+    of_block = evidence.said(seen_worker, "bytes_per_block", "its engine named no size of its tensors")
+    tokens = evidence.said(seen_worker, "block_tokens")
     if of_block is None or not tokens:
         return None
-    if "hit_tokens" not in one.status:
-        found.unknown.append(
-            f"`{one.worker}`: bytes per token: no `{name_of('hit_tokens')}`: with several layer groups a block "
+    if "hit_tokens" not in seen_worker.status:
+        evidence.unknown.append(
+            f"`{seen_worker.worker}`: bytes per token: no `{name_of('hit_tokens')}`: with several layer groups a block "
             "holds tokens of one; `kvcustody size` computes them from the model's config"
         )
         return None
@@ -150,35 +154,35 @@ def _bytes_of(one: SeenWorker, found: _Found, trace: TraceFindings | None) -> fl
 
 
 def _bytes(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advice:
-    found, parts = _Found(trace), []
+    evidence, parts = _Found(trace), []
     for one in seen:
-        of_token = _bytes_of(one, found, trace)
+        of_token = _bytes_of(one, evidence, trace)
         if of_token is not None:
             shards = sum(1 for key in one.status if key.startswith("scrubbed."))
-            found.derived("bytes per token of a shard", of_token, one.worker)
+            evidence.derived("bytes per token of a shard", of_token, one.worker)
             told = f" on each of {shards} shards" if shards > 1 else " of a shard"
             parts.append(f"`{one.worker}` {of_token:,.0f} bytes{told}")
-    return found.answers("How many bytes does a token take?", _joined(seen, parts))
+    return evidence.answers("How many bytes does a token take?", _joined(seen, parts))
 
 
 def _budgets(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advice:
-    found, parts = _Found(trace), []
+    evidence, parts = _Found(trace), []
     charged: Counter[str] = Counter()
     thrashing: set[str] = set()
     for one in seen:
-        blocks = found.said(one, "blocks.total")
-        used = found.said(one, "usage_ratio")
-        advised = found.also(one, "advised_blocks")
-        stalls = found.also(one, "stalled")
-        waits = found.also(one, "clean_waits")
-        deferred = found.also(one, *sorted(key for key in one.status if key.startswith("deferred.")))
+        blocks = evidence.said(one, "blocks.total")
+        used = evidence.said(one, "usage_ratio")
+        advised = evidence.also(one, "advised_blocks")
+        stalls = evidence.also(one, "stalled")
+        waits = evidence.also(one, "clean_waits")
+        deferred = evidence.also(one, *sorted(key for key in one.status if key.startswith("deferred.")))
         queue = summary(one.status).queue
         if queue is not None:
-            found.derived("kvcustody_request_queue_seconds, nine in ten at most", queue, one.worker)
+            evidence.derived("kvcustody_request_queue_seconds, nine in ten at most", queue, one.worker)
         for tenant, number in sorted(one.charged.items()):
-            found.derived(f'kvcustody_kv_cache_charged_blocks{{tenant="{tenant}"}}', number, one.worker)
+            evidence.derived(f'kvcustody_kv_cache_charged_blocks{{tenant="{tenant}"}}', number, one.worker)
         for tenant, is_so in sorted(one.tenants.get("thrashing", {}).items()):
-            found.derived(f'kvcustody_tenant_cache_thrashing{{tenant="{tenant}"}}', is_so, one.worker)
+            evidence.derived(f'kvcustody_tenant_cache_thrashing{{tenant="{tenant}"}}', is_so, one.worker)
             thrashing |= {tenant} if is_so else set()
         charged.update(one.charged)
         if blocks is not None:
@@ -192,49 +196,51 @@ def _budgets(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advice:
     if thrashing:
         parts.append("thrashing: " + ", ".join(f"`{name}`" for name in sorted(thrashing)))
     for name, (room, needed) in sorted(trace.room.items() if trace is not None else ()):
-        found.derived(f"blocks that `{name}` may have", room, seen[0].worker)
-        found.derived(f"blocks that would have kept what `{name}` computed again", needed, seen[0].worker)
+        evidence.derived(f"blocks that `{name}` may have", room, seen[0].worker)
+        evidence.derived(f"blocks that would have kept what `{name}` computed again", needed, seen[0].worker)
         parts.append(f"`{name}` may have {room:,} blocks, and {needed:,} would have kept what it computed again")
-    return found.answers("What are the budgets, and do they hold?", _joined(seen, parts))
+    return evidence.answers("What are the budgets, and do they hold?", _joined(seen, parts))
 
 
 def _prefixes(seen: Sequence[SeenWorker], command: str | None, trace: TraceFindings | None) -> Advice:
-    found, parts = _Found(trace), []
+    evidence, parts = _Found(trace), []
     for one in seen:
-        said = summary(one.status)
-        prompts = found.said(one, "prompt_tokens")
-        found.said(one, "hit_tokens", "with several layer groups hits are not made tokens")
-        granted = found.also(one, "granted_hit_blocks")
+        serving = summary(one.status)
+        prompts = evidence.said(one, "prompt_tokens")
+        evidence.said(one, "hit_tokens", "with several layer groups hits are not made tokens")
+        granted = evidence.also(one, "granted_hit_blocks")
         for confidence in ("present", "unverified", "stale"):
-            found.also(one, f"hit_blocks.{confidence}")
+            evidence.also(one, f"hit_blocks.{confidence}")
         ages = one.status.get("hit_age.le.inf")
         if ages and "hit_age.sum" in one.status:
-            found.derived("kvcustody_prefix_cache_hit_age_seconds, mean", one.status["hit_age.sum"] / ages, one.worker)
-        avoided = found.said(one, "prefill_avoided_seconds", "too few prefills were measured")
+            evidence.derived(
+                "kvcustody_prefix_cache_hit_age_seconds, mean", one.status["hit_age.sum"] / ages, one.worker
+            )
+        avoided = evidence.said(one, "prefill_avoided_seconds", "too few prefills were measured")
         error = one.status.get("prefill_cost_error")
         if avoided is not None:
-            found.said(one, "prefill_cost_error", "no prediction was checked yet")
+            evidence.said(one, "prefill_cost_error", "no prediction was checked yet")
         if prompts:
-            told = f"`{one.worker}` {share_text(said.hit_share)} of prompt tokens hit"
+            told = f"`{one.worker}` {share_text(serving.hit_share)} of prompt tokens hit"
             told += "" if avoided is None else f", {seconds_text(avoided)} of prefill avoided"
             told += "" if error is None or avoided is None else f" ± {error:.0%}"
             parts.append(told + (f", {granted:,.0f} blocks through grants and segments" if granted else ""))
     if trace is not None:
         for lineage, tokens in trace.lineages:
-            found.derived(f"tokens found of {lineage}", tokens, seen[0].worker)
+            evidence.derived(f"tokens found of {lineage}", tokens, seen[0].worker)
         for denied, number in sorted(trace.denials.items()):
-            found.derived(f"requests to which `{denied}` denied reuse", number, seen[0].worker)
+            evidence.derived(f"requests to which `{denied}` denied reuse", number, seen[0].worker)
         best = [f"{lineage}: {tokens:,.0f} tokens" for lineage, tokens in trace.lineages[:3]]
         parts += [f"found most: {'; '.join(best)}"] if best else ["nothing was found twice"]
     rule = "safe is what policy lets the reader have: others' blocks attach through a grant or segment alone"
     parts.append(rule + (f"; which are worth most: `{command}`" if command else ""))
     if not command and trace is None:
-        found.unknown.append("which prefix is worth how much: workers say sums, not prefixes")
-    return found.answers("Which prefixes are safe and valuable?", _joined(seen, parts))
+        evidence.unknown.append("which prefix is worth how much: workers say sums, not prefixes")
+    return evidence.answers("Which prefixes are safe and valuable?", _joined(seen, parts))
 
 
 def key_parts() -> Iterator[tuple[str, str]]:
-    """Everything that a block's key is made of, and the module that puts it in."""
+    """Yield each part of a block's key, with the module that adds it."""
     for what, (module, made) in _MADE_BY.items():
         for spec in fields(made):
             if spec.init and spec.name not in _NOT_KEYED:
@@ -257,16 +263,16 @@ def _key() -> Advice:
 
 
 def _offload(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advice:
-    found, parts, returned = _Found(trace), [], []
+    evidence, parts, returned = _Found(trace), [], []
     for one in seen:
         prompts, again = one.status.get("prompt_tokens"), one.status.get("recomputed")
         if prompts and again is not None and "hit_tokens" in one.status:
             tokens = again * one.status.get("block_tokens", 0)
-            found.also(one, "recomputed")
-            found.derived("tokens computed again after their eviction", tokens, one.worker)
+            evidence.also(one, "recomputed")
+            evidence.derived("tokens computed again after their eviction", tokens, one.worker)
             returned.append(f"`{one.worker}` {tokens:,.0f} tokens, {share_text(tokens / prompts)} of its prompts")
-        of_token = _bytes_of(one, found, trace)
-        token, pair, error = _cost(one, found, trace)
+        of_token = _bytes_of(one, evidence, trace)
+        token, pair, error = _cost(one, evidence, trace)
         if of_token is None or token is None or pair is None:
             continue
         rates = []
@@ -274,10 +280,12 @@ def _offload(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advice:
             seconds = token + pair * position
             if seconds > 0:
                 rate = of_token / seconds / 1e9
-                found.derived(f"break-even GB/s of a shard at position {position:,}", rate, one.worker)
+                evidence.derived(f"break-even GB/s of a shard at position {position:,}", rate, one.worker)
                 rates.append(f"{rate:.3g} GB/s at {position:,}")
         if not rates:
-            found.unknown.append(f"`{one.worker}`: break-even rate: its prefills were too few or alike to cost a token")
+            evidence.unknown.append(
+                f"`{one.worker}`: break-even rate: its prefills were too few or alike to cost a token"
+            )
             continue
         within = "" if error is None else f", ± {error:.0%}"
         parts.append(f"`{one.worker}` above {', '.join(rates)} tokens{within}")
@@ -287,17 +295,17 @@ def _offload(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advice:
     break_even = (
         f"moving a token beats computing it again where a shard's link is faster: {'; '.join(parts) or 'unknown'}"
     )
-    return found.answers("When would offload pay?", f"{_tiers(seen, found)}; {break_even}{''.join(returned)}")
+    return evidence.answers("When would offload pay?", f"{_tiers(seen, evidence)}; {break_even}{''.join(returned)}")
 
 
-def _tiers(seen: Sequence[SeenWorker], found: _Found) -> str:
-    """What the workers' tiers stored and restored, and how long both took."""
+def _tiers(seen: Sequence[SeenWorker], evidence: _Found) -> str:
+    """Return what the workers' tiers stored and restored, and how long both took."""
     used = []
     for worker in seen:
         names = sorted(key.removeprefix(_TIER) for key in worker.status if key.startswith(_TIER))
         for name in names:
             stored, restored, store_seconds, restore_seconds = (
-                found.also(worker, f"tier_{figure}.{name}")
+                evidence.also(worker, f"tier_{figure}.{name}")
                 for figure in ("stored_blocks", "restored_blocks", "store_seconds", "restore_seconds")
             )
             used.append(
@@ -308,76 +316,76 @@ def _tiers(seen: Sequence[SeenWorker], found: _Found) -> str:
 
 
 def _cost(
-    one: SeenWorker, found: _Found, trace: TraceFindings | None
+    seen_worker: SeenWorker, evidence: _Found, trace: TraceFindings | None
 ) -> tuple[float | None, float | None, float | None]:
-    """Seconds of a token and of a pair of tokens, and what predictions of them are wrong by."""
+    """Return the seconds for a token and for a pair of tokens, and the error of predictions made with them."""
     if trace is not None and trace.prefill_tokens_per_second is not None:
         rate = trace.prefill_tokens_per_second
-        found.derived("tokens a second of prefill, as given", rate, one.worker)
+        evidence.derived("tokens a second of prefill, as given", rate, seen_worker.worker)
         return 1 / rate, 0.0, None
     why = "too few prefills were measured"
-    token, pair = (found.said(one, f"prefill_cost.{term}", why) for term in ("token", "pair"))
+    token, pair = (evidence.said(seen_worker, f"prefill_cost.{term}", why) for term in ("token", "pair"))
     error = None
     if token is not None and pair is not None:
-        error = found.said(one, "prefill_cost_error", "no prediction was checked yet")
+        error = evidence.said(seen_worker, "prefill_cost_error", "no prediction was checked yet")
     return token, pair, error
 
 
 def _locations(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advice:
-    found = _Found()
+    evidence = _Found()
     if trace is not None:
-        stored = [found.also(one, "allocated") for one in seen]
-        removed = [found.also(one, *(key for key in one.status if key.startswith("evicted."))) for one in seen]
-        found.unknown.append("where its requests ran: a trace names no workers, and one pool served it here")
-        return found.answers(
+        stored = [evidence.also(one, "allocated") for one in seen]
+        removed = [evidence.also(one, *(key for key in one.status if key.startswith("evicted."))) for one in seen]
+        evidence.unknown.append("where its requests ran: a trace names no workers, and one pool served it here")
+        return evidence.answers(
             "How are locations coordinated?",
             "by events (docs/reference/formats/kv-events.md): a router that follows such a worker hears of at most "
             f"{sum(stored):,.0f} stored blocks, and of {sum(removed):,.0f} evicted to make room",
         )
     for one in seen:
-        found.derived("kvcustody_worker_up", 0.0 if one.silent else 1.0, one.worker)
-        found.unknown.append(
+        evidence.derived("kvcustody_worker_up", 0.0 if one.silent else 1.0, one.worker)
+        evidence.unknown.append(
             f"`{one.worker}`: whether it publishes (`kv_events_endpoint`) is not in what it says of itself"
         )
     silent = [f"`{one.worker}`" for one in seen if one.silent]
-    told = (
+    summary_text = (
         "by events: a worker with `kv_events_endpoint` tells every stored and removed block with its scope, numbered, "
         "so that a router sees gaps (docs/reference/formats/kv-events.md)"
     )
     if silent:
-        told += f"; {', '.join(silent)} silent for a minute: what routers know of their blocks is stale"
-    return found.answers("How are locations coordinated?", told)
+        summary_text += f"; {', '.join(silent)} silent for a minute: what routers know of their blocks is stale"
+    return evidence.answers("How are locations coordinated?", summary_text)
 
 
 def _cleanup(seen: Sequence[SeenWorker], ledger: Mapping[str, float] | None) -> Advice:
-    found, parts = _Found(), []
+    evidence, parts = _Found(), []
     for one in seen:
-        told = [
+        cleanup_parts = [
             f"{what}: {value:,.0f}"
             for value, what in (
-                (found.said(one, "overdue"), "residencies overdue"),
-                (found.said(one, "drift"), "blocks that nothing accounts for"),
-                (found.also(one, "blocks.quarantined"), "quarantined blocks"),
-                (found.also(one, "integrity_mismatched"), "blocks that had changed"),
-                (found.also(one, "ledger.backlog"), "events not handed in"),
+                (evidence.said(one, "overdue"), "residencies overdue"),
+                (evidence.said(one, "drift"), "blocks that nothing accounts for"),
+                (evidence.also(one, "blocks.quarantined"), "quarantined blocks"),
+                (evidence.also(one, "integrity_mismatched"), "blocks that had changed"),
+                (evidence.also(one, "ledger.backlog"), "events not handed in"),
             )
             if value
         ]
-        found.also(one, "overdue_seconds")
-        parts.append(f"`{one.worker}` " + (", ".join(told) or "nothing of what it told"))
+        evidence.also(one, "overdue_seconds")
+        parts.append(f"`{one.worker}` " + (", ".join(cleanup_parts) or "nothing of what it told"))
     if ledger is None:
-        found.unknown.append("orphans: a ledger's figure; `kvcustody scan findings`")
-        found.unknown.append("deletion coverage: a ledger's figure; `kvcustody coverage show`")
+        evidence.unknown.append("orphans: a ledger's figure; `kvcustody scan findings`")
+        evidence.unknown.append("deletion coverage: a ledger's figure; `kvcustody coverage show`")
     else:
         for name, value in sorted(ledger.items()):
-            found.derived(f"kvcustody_{name}", value, "the ledger")
+            evidence.derived(f"kvcustody_{name}", value, "the ledger")
         if not any(name.startswith("deletion_due_units") for name in ledger):
-            found.unknown.append("deletion coverage: no hour was judged yet; `kvcustody coverage show`")
+            evidence.unknown.append("deletion coverage: no hour was judged yet; `kvcustody coverage show`")
         orphans = sum(value for name, value in ledger.items() if name.startswith("orphan_findings"))
         parts += [f"orphans on record: {orphans:,.0f}"] if orphans else []
         late = ledger.get("deletion_overdue_units", 0) + ledger.get("deletion_unproven_units", 0)
         parts += [f"custody without evidence of its end: {late:,.0f} units"] if late else []
-    return found.answers("What cleanup is required?", _joined(seen, parts))
+    return evidence.answers("What cleanup is required?", _joined(seen, parts))
 
 
 def _joined(seen: Sequence[SeenWorker], parts: list[str]) -> str:

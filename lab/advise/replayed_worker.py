@@ -1,4 +1,4 @@
-"""A trace that was replayed, as a worker would say it: its status, and what only a trace can say."""
+"""A replayed trace in the form of a worker's status, with the findings that only a trace can give."""
 
 from __future__ import annotations
 
@@ -15,27 +15,31 @@ _OF_AN_ENGINE = ("ttft.", "prefill_", "bytes_per_block")  # a replay's tensors a
 
 
 def as_worker(report: ReplayReport) -> SeenWorker:
-    """What a worker that had served the trace would say."""
+    """Return the status that a worker would report after it had served the trace."""
     status = {name: value for name, value in report.status.items() if not name.startswith(_OF_AN_ENGINE)}
     thrashing = {row.tenant: 1.0 for row in report.tenants if row.thrashing_samples}
     return SeenWorker("replay", 0, False, status, report.charged, {"thrashing": thrashing})
 
 
 def custody_of(report: ReplayReport) -> dict[str, float]:
-    """What its ledger says of the custody that it had."""
-    found = report.coverage
+    """Return the custody figures of the replay's ledger."""
+    coverage = report.coverage
     orphans = sum(row.left for row in report.identities if row.name == ORPHANS)
     return {
         "orphan_findings": orphans,
-        "deletion_due_units": found.due,
-        "deletion_covered_units": found.in_time,
-        "deletion_overdue_units": found.overdue,
-        "deletion_unproven_units": found.unproven,
+        "deletion_due_units": coverage.due,
+        "deletion_covered_units": coverage.in_time,
+        "deletion_overdue_units": coverage.overdue,
+        "deletion_unproven_units": coverage.unproven,
     }
 
 
 def trace_findings(report: ReplayReport, model: Path | None, prefill_rate: float | None) -> TraceFindings:
-    """What the replay and its caller say beside the status; raises `ConfigError` for a model that is not known."""
+    """Return the findings that the replay and its caller add to the status.
+
+    Raises:
+        ConfigError: the model is unknown.
+    """
     return TraceFindings(
         lineages=[
             (f"`{tenant}`, lineage {name}", tokens) for (tenant, name), tokens in report.lineages.most_common(_LINEAGES)

@@ -1,1 +1,1 @@
-"""A fleet on one machine: routers' programs, the processes around them, and a model of them in fast time."""
+"""A fleet on one machine: router programs, the processes around them, and a model that runs faster than real time."""

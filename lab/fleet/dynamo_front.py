@@ -36,10 +36,10 @@ _PASSED: Final = ("authorization", "content-type", "x-request-id", "traceparent"
 
 
 class DynamoFront:
-    """The service on a thread with its own event loop; handlers of requests wait for it."""
+    """The selection service on a thread with its own event loop; request handlers wait for it."""
 
     def __init__(self, workers: list[tuple[str, str, tuple[str, ...]]]) -> None:
-        """`workers`: URL, where it tells its blocks, and its taints."""
+        """Open the service. `workers`: each worker's URL, the address of its events, and its taints."""
         from dynamo.llm import SelectionService
 
         self._urls = {number: url for number, (url, _, _) in enumerate(workers, 1)}
@@ -59,11 +59,11 @@ class DynamoFront:
         return made.result(_ANSWER_SECONDS)
 
     def is_ready(self) -> bool:
-        """Whether it would choose every worker that it knows."""
+        """Return whether the service would choose every worker that it knows."""
         return bool(self._service.ready()["schedulable_workers"] == len(self._urls))
 
     def about(self, path: str) -> HttpReply:
-        """What the first worker that answers says of itself."""
+        """Return the first worker's answer to this path."""
         for url in self._urls.values():
             found = forward(url, "GET", path, b"", {})
             if found.status == 200:
@@ -77,41 +77,41 @@ class DynamoFront:
             text = prompt_text(asked)
         except (ValueError, AttributeError, TypeError):
             return _refused(400, "not a chat completion")
-        question: dict[str, Any] = {
+        selection: dict[str, Any] = {
             "model_name": MODEL,
             "token_ids": [int(token) for token in tokens_of(text, BLOCK_TOKENS)],
         }
         if isinstance(salt := asked.get("cache_salt"), str):
-            question["cache_salt"] = salt
+            selection["cache_salt"] = salt
         constraints = (asked.get("nvext") or {}).get("routing_constraints")
         if constraints:
-            question["routing_constraints"] = {"required_taints": constraints.get("required_taints") or []}
+            selection["routing_constraints"] = {"required_taints": constraints.get("required_taints") or []}
         service = self._service
-        left, found = dict(self._urls), _refused(503, "no worker answers")
+        left, reply = dict(self._urls), _refused(503, "no worker answers")
         for _ in range(TRIES):
-            asked_of = question | {"allowed_worker_ids": [*left]}
+            asked_of = selection | {"allowed_worker_ids": [*left]}
             try:
                 chosen = self._wait(partial(service.select_and_reserve, asked_of))
             except Exception as error:
                 return _refused(int(getattr(error, "status_code", 503)), str(error))
             url = left.pop(int(chosen["worker_id"]))
             try:
-                found = forward(url, "POST", CHAT, body, headers)
+                reply = forward(url, "POST", CHAT, body, headers)
             finally:
                 with suppress(Exception):  # the service ends a reservation by itself, too
                     self._wait(partial(service.free_reservation, chosen["selection_id"]))
-            if found.status not in (0, 503) or not left:
+            if reply.status not in (0, 503) or not left:
                 break
-        return found if found.status else _refused(503, "no worker answers")
+        return reply if reply.status else _refused(503, "no worker answers")
 
 
 async def _begun(work: Callable[[], Awaitable[Any]]) -> Any:
-    """Dynamo's calls begin on the loop that waits for them."""
+    """Start a call of Dynamo's on the loop that awaits it."""
     return await work()
 
 
 def forward(url: str, method: str, path: str, body: bytes, headers: dict[str, str]) -> HttpReply:
-    """One request to a worker; status 0 where it does not answer."""
+    """Forward one request to a worker; the status is 0 when the worker does not answer."""
     try:
         return exchange(method, url + path, body, headers, deadline_seconds=_ANSWER_SECONDS, bytes_max=_BODY_BYTES_MAX)
     except (OSError, ValueError):
@@ -124,13 +124,13 @@ def _refused(status: int, reason: str) -> HttpReply:
 
 
 def server(front: DynamoFront, port: int) -> ThreadingHTTPServer:
-    """The HTTP server before it, on loopback."""
+    """Return the HTTP server on loopback that serves `front`."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def log_message(self, *_: object) -> None:
-            """Say nothing: a line would name what is asked."""
+            """Log nothing: a line would reveal the request."""
 
         def _answer(self, made: HttpReply) -> None:
             self.send_response(made.status)
@@ -140,14 +140,14 @@ def server(front: DynamoFront, port: int) -> ThreadingHTTPServer:
             self.wfile.write(made.body)
 
         def do_GET(self) -> None:
-            """What clients ask about the fleet."""
+            """Answer clients' questions about the fleet."""
             if self.path == "/v1/models":
                 self._answer(front.about(self.path) if front.is_ready() else _refused(503, "not ready"))
             else:
                 self._answer(_refused(404, "no such path"))
 
         def do_POST(self) -> None:
-            """A chat completion."""
+            """Answer a chat completion."""
             size = self.headers.get("content-length", "")
             if self.path != CHAT or not size.isdigit() or int(size) > _BODY_BYTES_MAX:
                 self.close_connection = True

@@ -29,10 +29,10 @@ _END_SECONDS = 20.0
 
 
 class DynamoRouter(Placing):
-    """Raises `ConfigError` where the service does not start, or ends."""
+    """The router. Raises `ConfigError` when the service does not start, or ends."""
 
     def __init__(self, python: Path, *, workers: int, blocks_max: int) -> None:
-        """`python`: of an environment with ai-dynamo-runtime, pyzmq and msgspec."""
+        """Prepare the process. `python`: an interpreter whose environment has ai-dynamo-runtime, pyzmq and msgspec."""
         script = Path(__file__).with_name("dynamo_selector.py")
         self._command = [str(python), str(script), str(workers), str(blocks_max)]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the router
@@ -66,14 +66,14 @@ class DynamoRouter(Placing):
         self.close()
 
     def place(self, name: str, blocks: Sequence[int], loads: Sequence[int]) -> int:
-        """The worker that the service selects; it knows loads itself (rule 1)."""
+        """Return the worker that the service selects; the service tracks loads itself (rule 1)."""
         self._say({"place": name, "blocks": [*blocks]})
         answer = self._answer()
         self._selections.append(answer["selection"])
         return int(answer["worker"])
 
     def took(self, worker: int, name: str, change: CacheChange) -> None:
-        """What a worker tells of a request's blocks, and of those that it let go."""
+        """Publish the blocks that a worker stored for a request, and those that it evicted for them."""
         held = self._held[worker]
         gone = [key for key in (self._keys.get(one) for one in change.gone) if key in held]
         if gone:
@@ -86,15 +86,15 @@ class DynamoRouter(Placing):
             self._say({"stored": worker, "name": name, "blocks": [*change.blocks], "keys": keys, "known": known})
 
     def first_token(self, number: int) -> None:
-        """Its prompt is computed."""
+        """Report that the prompt is computed."""
         self._say({"prefilled": self._selections[number]})
 
     def ended(self, worker: int, number: int) -> None:
-        """It is over."""
+        """Report that the request ended."""
         self._say({"ended": self._selections[number]})
 
     def close(self) -> None:
-        """End the service; a second time changes nothing."""
+        """End the service; a second call does nothing."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -1,4 +1,4 @@
-"""Dynamo's `SelectionService` over workers that tell their blocks in vLLM's form on loopback.
+"""Dynamo's `SelectionService` over workers that publish their blocks on loopback in vLLM's format.
 
 It runs in Dynamo's own environment, and needs ai-dynamo-runtime, pyzmq and msgspec, nothing of this package: scripts
 that anybody runs read it as a file.
@@ -16,8 +16,10 @@ MODEL = "toy"
 
 
 def worker_record(number: int, url: str, events: str, **more: Any) -> dict[str, Any]:
-    """A worker as the service knows it. `events`: where it publishes; without one the service chooses it never."""
-    made: dict[str, Any] = {
+    """Return a worker's registration. `events`: the address of its block events; without one the service never chooses
+    it.
+    """
+    record: dict[str, Any] = {
         "worker_id": number,
         "model_name": MODEL,
         "block_size": BLOCK_TOKENS,
@@ -28,18 +30,18 @@ def worker_record(number: int, url: str, events: str, **more: Any) -> dict[str, 
         "total_kv_blocks": 100_000,
         "max_num_batched_tokens": 8192,
     }
-    return made | more
+    return record | more
 
 
 def overlap(answer: Mapping[str, Any]) -> int:
-    """The most blocks that any worker is said to have."""
+    """Return the largest number of blocks that the answer attributes to any worker."""
     scored = answer.get("scores") or answer.get("workers") or []
     found = [each.get("overlap_blocks", each.get("device_blocks", 0)) for each in scored if isinstance(each, dict)]
     return max([0, *(value or 0 for value in found)])
 
 
 class EventSource:
-    """Where one worker tells its blocks; `number` names it. `context`: a `zmq.Context`."""
+    """One worker's block events; `number` is the worker's. `context`: a `zmq.Context`."""
 
     def __init__(self, context: Any, number: int) -> None:
         import zmq
@@ -51,11 +53,11 @@ class EventSource:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The worker, at an address where nobody listens."""
+        """The worker's registration, with an address where nothing listens."""
         return worker_record(self._number, f"http://127.0.0.1:{20_000 + self._number}", self.endpoint)
 
     def store(self, hashes: Sequence[int], tokens: Sequence[int], salt: str, parent: int | None = None) -> None:
-        """Say that it has the blocks of a prompt, behind a `parent` where that is told already."""
+        """Publish that the worker has the blocks of a prompt; `parent` is the last block published before them."""
         event = {
             "type": "BlockStored",
             "block_hashes": [*hashes],
@@ -70,7 +72,7 @@ class EventSource:
         self._tell(event)
 
     def remove(self, hashes: Sequence[int]) -> None:
-        """Say that it no longer has these."""
+        """Publish that the worker no longer has these blocks."""
         self._tell({"type": "BlockRemoved", "block_hashes": [*hashes], "medium": "GPU"})
 
     def _tell(self, event: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Dynamo's `SelectionService` over workers that tell it of their blocks: a question and an answer a line, as JSON.
+"""Dynamo's `SelectionService` over simulated workers: one JSON request per input line, one JSON answer per output line.
 
 Runs in Dynamo's own environment, which `dynamo_router` does; nothing of kvcustody is imported.
 
@@ -26,12 +26,12 @@ _MARK, _MARKS = "kvcustody-mark", 1 << 60  # the name of marks, and above what t
 
 
 def tokens_of(blocks: list[int]) -> list[int]:
-    """A block's number as tokens: equal numbers, equal tokens."""
+    """Return a block's number as tokens: equal numbers give equal tokens."""
     return [block * BLOCK + place & 0x7FFFFFFF for block in blocks for place in range(BLOCK)]
 
 
 class DynamoSelector:
-    """The service and one publisher for each worker."""
+    """The service, and one event publisher per worker."""
 
     def __init__(self, workers: int) -> None:
         context = importlib.import_module("zmq").Context()
@@ -42,7 +42,7 @@ class DynamoSelector:
         self._unread: set[int] = set()
 
     async def register(self, blocks_max: int) -> None:
-        """Make the workers known; none has a bound on its queue, for no time passes while the service waits."""
+        """Register the workers. Their queues have no bound, because no time passes while the service waits."""
         bounds = {"total_kv_blocks": blocks_max, "max_num_batched_tokens": 1 << 30}
         for source in self._sources:
             await self._service.upsert_worker(source.record | bounds)
@@ -70,19 +70,21 @@ class DynamoSelector:
         return {"worker": answer["worker_id"] - 1, "selection": answer["selection_id"]}
 
     def stored(self, worker: int, name: str, blocks: list[int], keys: list[int], known: int = 0) -> None:
-        """A worker has the blocks of a prompt, the first `known` of them since before; `keys` are their hashes."""
+        """Publish that a worker has a prompt's blocks; it had the first `known` of them before. `keys` are their
+        hashes.
+        """
         self._store(worker, name, blocks[known:], keys[known:], keys[known - 1] if known else None)
         self._mark(worker)
 
     def removed(self, worker: int, keys: list[int]) -> None:
-        """A worker no longer has these."""
+        """Publish that a worker no longer has these blocks."""
         self._sources[worker].remove(keys)
 
     def _store(self, worker: int, name: str, blocks: list[int], keys: list[int], parent: int | None) -> None:
         self._sources[worker].store(keys, tokens_of(blocks), name, parent)
 
     def _mark(self, worker: int) -> None:
-        """Tell of a block that nobody asks for: once it is found, what was told before was read."""
+        """Publish a marker block: once it is found, all earlier events have been read."""
         if self._marks[worker]:
             self.removed(worker, [_MARKS + self._marks[worker]])
         self._marks[worker] += 1
@@ -93,11 +95,11 @@ class DynamoSelector:
         return await self._overlap(worker, _MARK, [self._marks[worker]]) > 0
 
     async def prefilled(self, selection: str) -> None:
-        """The first token came."""
+        """Report that the request's first token was computed."""
         await self._service.prefill_complete(selection)
 
     async def ended(self, selection: str) -> None:
-        """The request is over."""
+        """Report that the request ended."""
         await self._service.free_reservation(selection)
 
     async def _overlap(self, worker: int, name: str, blocks: list[int]) -> int:
@@ -110,7 +112,7 @@ class DynamoSelector:
 
 
 async def main(workers: int, blocks_max: int) -> None:
-    """Answer questions until there are no more."""
+    """Answer requests until the input ends."""
     selector = DynamoSelector(workers)
     await selector.register(blocks_max)
     print(json.dumps({"workers": workers}), flush=True)

@@ -1,4 +1,4 @@
-"""A fleet in fast time: a door's names, a router that places by them, and workers' caches, over recorded requests.
+"""A fleet's model over recorded requests: names from doors, a router that places by them, and workers' caches.
 
 1. Names are the product's own: `RouterNamespaces` over `KnownEpochs`. An erasure ends its subject's blocks at every
    worker and raises its epoch; each door acts by it `door_delay_us` later at the latest.
@@ -37,14 +37,14 @@ NOBODY: Final = ""
 
 
 class ComputeCost(NamedTuple):
-    """What a worker's computing takes; a 70B model's on one node, in round figures."""
+    """A worker's compute speed, by default that of a 70B model on one node, rounded."""
 
     prefill_tokens_per_second: float = 8000.0
     decode_tokens_per_second: float = 50.0
 
 
 class FleetShape(NamedTuple):
-    """`tenants`: how many share the fleet; 0: nobody is kept apart, and the router knows no names."""
+    """The fleet's size. `tenants`: how many share it; 0: without isolation, and the router sees no names."""
 
     workers: int
     tenants: int
@@ -56,7 +56,7 @@ class FleetShape(NamedTuple):
 
 
 class FleetOutcome(NamedTuple):
-    """`imbalance`: requests of the busiest worker over the mean. Times are milliseconds."""
+    """What a simulation found. `imbalance`: the busiest worker's requests over the mean. Times are milliseconds."""
 
     requests: int
     prompt_tokens: int
@@ -69,17 +69,17 @@ class FleetOutcome(NamedTuple):
 
     @property
     def found_share(self) -> float:
-        """Of prompt tokens."""
+        """The share of prompt tokens that were found in a cache."""
         return self.found_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     @property
     def to_oracle(self) -> float:
-        """Of what the oracle finds."""
+        """The found tokens over those that the oracle finds."""
         return self.found_tokens / self.oracle_tokens if self.oracle_tokens else 1.0
 
 
 class CacheChange(NamedTuple):
-    """A worker has these blocks of an owner now, and those of `gone` no longer."""
+    """The blocks of an owner that a worker now has, and those in `gone` that it no longer has."""
 
     owner: Hashable
     blocks: Sequence[int]
@@ -87,34 +87,34 @@ class CacheChange(NamedTuple):
 
 
 class Placing:
-    """A router: which worker a request goes to. Requests are numbered as they are placed, from 0 on.
+    """A router: it chooses each request's worker. Requests are numbered from 0 in the order of placement.
 
     What it takes no notice of it need not have a method for.
     """
 
     def place(self, name: str, blocks: Sequence[int], loads: Sequence[int]) -> int:
-        """The worker's number; `loads` are the requests that each has."""
+        """Return the chosen worker's number; `loads` counts the running requests of each worker."""
         raise NotImplementedError
 
     def took(self, worker: int, name: str, change: CacheChange) -> None:
-        """What a worker tells of a request that came under a name."""
+        """Take note of a worker's blocks for a request that carried this name."""
 
     def first_token(self, number: int) -> None:
-        """A request's prompt is computed."""
+        """Take note that a request's prompt is computed."""
 
     def ended(self, worker: int, number: int) -> None:
-        """A request is answered."""
+        """Take note that a request was answered."""
 
 
 class PrefixRouter(Placing):
-    """Rule 2."""
+    """The router of rule 2."""
 
     def __init__(self, *, share_min: float = 0.3, load_gap: int = 32, load_ratio: float = 1.5) -> None:
         self._last: dict[tuple[str, int], int] = {}
         self._share_min, self._load_gap, self._load_ratio = share_min, load_gap, load_ratio
 
     def place(self, name: str, blocks: Sequence[int], loads: Sequence[int]) -> int:
-        """As rule 2 has it."""
+        """Choose a worker by rule 2."""
         known, least = 0, min(loads)
         while known < len(blocks) and (name, blocks[known]) in self._last:
             known += 1
@@ -129,7 +129,7 @@ class PrefixRouter(Placing):
 
 
 class WorkerCache:
-    """One worker's blocks by owner, and when it is free again (rule 3). Times are UTC microseconds."""
+    """One worker's blocks by owner, and the time from which it is free (rule 3). Times are UTC microseconds."""
 
     def __init__(self, blocks_max: int) -> None:
         self._kept: OrderedDict[tuple[Hashable, int], None] = OrderedDict()
@@ -138,26 +138,28 @@ class WorkerCache:
         self.requests = 0
 
     def take(self, owner: Hashable, blocks: Sequence[int]) -> tuple[int, list[tuple[Hashable, int]]]:
-        """How many leading blocks are there, and what was let go for them: all of them are there afterwards."""
-        found = 0
-        while found < len(blocks) and (owner, blocks[found]) in self._kept:
-            found += 1
+        """Store the blocks. Returns how many leading blocks were cached already, and the blocks evicted for the
+        others.
+        """
+        hit_blocks = 0
+        while hit_blocks < len(blocks) and (owner, blocks[hit_blocks]) in self._kept:
+            hit_blocks += 1
         for block in reversed(blocks):  # the leading ones are used last, so they go last
             self._kept[owner, block] = None
             self._kept.move_to_end((owner, block))
         gone = []
         while len(self._kept) > self._blocks_max:
             gone.append(self._kept.popitem(last=False)[0])
-        return found, gone
+        return hit_blocks, gone
 
     def drop(self, keys: Iterable[tuple[Hashable, int]]) -> None:
-        """End these."""
+        """Remove these blocks."""
         for key in keys:
             self._kept.pop(key, None)
 
 
 class _Doors:
-    """The names that each of several doors gives (rule 1). All have one secret."""
+    """The names that several doors give (rule 1). All doors share one secret."""
 
     def __init__(self, shape: FleetShape, seed: int) -> None:
         with KeyBuffer() as secret:
@@ -173,7 +175,7 @@ class _Doors:
         self._names: list[dict[tuple[str, str | None], str]] = [{} for _ in range(shape.doors)]
 
     def name(self, at_us: int, number: int, tenant: str, subject: str) -> str:
-        """What the door that takes this request calls its requester."""
+        """Return the name that the request's door gives its requester."""
         while self._coming and self._coming[0][0] <= at_us:
             _, door, raised = heapq.heappop(self._coming)
             more = self._known[door].epochs.extended([raised], version=raised.number, floor=0)
@@ -188,7 +190,7 @@ class _Doors:
         return found
 
     def erased(self, at_us: int, tenant: str, subject: str) -> None:
-        """Each door hears of it a little later."""
+        """Raise the erased owner's epoch; each door learns of it a little later."""
         self._raised += 1
         scope = EpochScope(ISSUER, tenant, subject)
         raised = RaisedEpoch(self._raised, self._tags.of(scope))
@@ -208,7 +210,7 @@ def simulate(
     router: Placing | None = None,
     seed: int = 1,
 ) -> FleetOutcome:
-    """Run `requests`, in time order, each of the tenant of this number; its session is the subject."""
+    """Run `requests`, which are in time order and carry their tenants' numbers; the session is the subject."""
     cost = ComputeCost() if cost is None else cost
     router = PrefixRouter() if router is None else router
     doors, caches = _Doors(shape, seed), [WorkerCache(shape.blocks_max) for _ in range(shape.workers)]
@@ -239,7 +241,7 @@ def simulate(
         cache = caches[worker]
         there, gone = cache.take(owner, blocks)
         router.took(worker, name, CacheChange(owner, blocks, gone))
-        found = min(there * block_tokens, request.input_tokens)
+        hit_tokens = min(there * block_tokens, request.input_tokens)
         oracle = _leading(computed, owner, blocks)
         computed.update((owner, block) for block in blocks)
         if shape.erasures_per_day:
@@ -247,7 +249,7 @@ def simulate(
                 subjects.append((tenant, subject))
             of_subject.setdefault(subject, []).extend((owner, block) for block in blocks)
         begins = max(at_us, cache.free_us)
-        cache.free_us = begins + (request.input_tokens - found) / cost.prefill_tokens_per_second * 1e6
+        cache.free_us = begins + (request.input_tokens - hit_tokens) / cost.prefill_tokens_per_second * 1e6
         cache.requests += 1
         waits.append((cache.free_us - at_us) / 1e3)
         loads[worker] += 1
@@ -255,7 +257,7 @@ def simulate(
         heapq.heappush(ahead, (cache.free_us, False, worker, number))
         heapq.heappush(ahead, (cache.free_us + decoded, True, worker, number))
         prompt_tokens += request.input_tokens
-        found_tokens += found
+        found_tokens += hit_tokens
         oracle_tokens += min(oracle * block_tokens, request.input_tokens)
     waits.sort()
     counts = [cache.requests for cache in caches]
@@ -272,7 +274,7 @@ def simulate(
 
 
 def _pass(ahead: list[tuple[float, bool, int, int]], until_us: float, loads: list[int], router: Placing) -> None:
-    """First tokens and ends until a moment."""
+    """Report the first tokens and ends that happen before a moment."""
     while ahead and ahead[0][0] <= until_us:
         _, is_end, worker, number = heapq.heappop(ahead)
         if is_end:
@@ -289,7 +291,7 @@ def _drop(caches: Sequence[WorkerCache], keys: Sequence[tuple[Hashable, int]], r
 
 
 def _leading(computed: Container[tuple[Hashable, int]], owner: Hashable, blocks: Sequence[int]) -> int:
-    """How many leading blocks the oracle finds (rule 4)."""
+    """Return the number of leading blocks that the oracle finds (rule 4)."""
     found = 0
     while found < len(blocks) and (owner, blocks[found]) in computed:
         found += 1
@@ -297,7 +299,7 @@ def _leading(computed: Container[tuple[Hashable, int]], owner: Hashable, blocks:
 
 
 def scaled(requests: Sequence[TraceRequest], copies: int) -> list[TraceRequest]:
-    """As much load for a larger fleet: the trace so many times at once, each with sessions and blocks of its own.
+    """Return the load for a larger fleet: that many copies of the trace at once, each with its own sessions and blocks.
 
     Copies begin at different moments of the trace, so they do not come in step.
     """

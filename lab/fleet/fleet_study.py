@@ -1,4 +1,5 @@
-"""What isolation, doors, workers and erasures cost a fleet: `fleet_model` over one workload, as a table and a page.
+"""The cost of isolation, doors, workers and erasures in a fleet: `fleet_model` over one workload, as a table and a
+page.
 
 1. Rows differ in one thing each: how many tenants share the fleet (none are kept apart, then 1, 8 and 128), how many
    doors there are (1, 2, 4), how many erasures come a day (0, 100, 1,000, by subject), and how many workers there are.
@@ -29,7 +30,7 @@ PARTS: Final = ("isolation", "doors", "erasures", "workers")
 
 
 class FleetWorkload(NamedTuple):
-    """Requests in time order, and the tokens of a block."""
+    """Requests in time order, and the block size in tokens."""
 
     name: str
     requests: list[TraceRequest]
@@ -37,7 +38,7 @@ class FleetWorkload(NamedTuple):
 
 
 class StudyRow(NamedTuple):
-    """`part`: what this row is one value of."""
+    """One setup and its outcome. `part`: the part of the study that varies here."""
 
     part: str
     shape: FleetShape
@@ -45,7 +46,7 @@ class StudyRow(NamedTuple):
 
     @property
     def name(self) -> str:
-        """In tables and charts."""
+        """The row's name in tables and charts."""
         shape = self.shape
         return {
             "isolation": several(shape.tenants, "tenant") if shape.tenants else "nobody apart",
@@ -55,7 +56,7 @@ class StudyRow(NamedTuple):
         }[self.part]
 
     def as_json(self) -> dict[str, Any]:
-        """For a document."""
+        """Return the row as JSON values."""
         figures = self.outcome._asdict() | {
             "found_share": round(self.outcome.found_share, 4),
             "to_oracle": round(self.outcome.to_oracle, 4),
@@ -78,7 +79,8 @@ def study(
     parts: Sequence[str] = PARTS,
     progress: Callable[[StudyRow], None] = lambda _: None,
 ) -> list[StudyRow]:
-    """Every row; the first of `workers` is that of all parts but `workers`. One copy of the load is for `per_copy`.
+    """Run every setup. All parts except `workers` use the first value of `workers`; `per_copy` workers serve one copy
+    of the load.
 
     `open_router`: gives each row a fresh router; without it the model.
     """
@@ -115,20 +117,24 @@ def study(
 
 
 def problems_of(rows: Sequence[StudyRow]) -> list[str]:
-    """What does not hold: 0.97 of what nobody-apart finds for one tenant, 0.95 of the oracle, doors alike to 0.01."""
-    found = []
+    """Return the bounds that do not hold: one tenant finds at least 0.97 of what it finds without isolation, every
+    setup 0.95 of the oracle, and doors differ by at most 0.01.
+    """
+    problems = []
     of = {row.shape.tenants: row.outcome for row in rows if row.part == "isolation"}
     if of[1].found_tokens < 0.97 * of[0].found_tokens:
-        found.append(f"one tenant finds {of[1].found_tokens / of[0].found_tokens:.3f} of what it finds without doors")
-    found += [
+        problems.append(
+            f"one tenant finds {of[1].found_tokens / of[0].found_tokens:.3f} of what it finds without doors"
+        )
+    problems += [
         f"{tenants} tenants find {of[tenants].to_oracle:.3f} of the oracle's"
         for tenants in (8, 128)
         if of[tenants].to_oracle < 0.95
     ]
     doors = [row.outcome.found_share for row in rows if row.part == "doors"]
     if max(doors) - min(doors) > 0.01:
-        found.append(f"doors differ by {max(doors) - min(doors):.3f}")
-    return found
+        problems.append(f"doors differ by {max(doors) - min(doors):.3f}")
+    return problems
 
 
 _HEADINGS: Final = {
@@ -140,7 +146,11 @@ _HEADINGS: Final = {
 
 
 def write_page(path: Path, workload: FleetWorkload, rows: Sequence[StudyRow]) -> None:
-    """Tables and charts in one file; raises `ConfigError` where it cannot be written."""
+    """Write tables and charts to one file.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     parts = [
         (
             heading,

@@ -1,4 +1,4 @@
-"""Processes of a fleet on this machine, each with a log of its own; they end in the reverse of their order.
+"""The processes of a fleet on this machine, each with its own log; they end in reverse order of their start.
 
 with LocalProcesses(folder) as processes:
     processes.start("router", command)
@@ -34,7 +34,7 @@ def _private(path: str, flags: int) -> int:
 
 
 class LocalProcesses:
-    """See the module. `log_folder` is made where it is not there."""
+    """The running processes by name. `log_folder` is created when it does not exist."""
 
     def __init__(self, log_folder: Path) -> None:
         log_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -57,27 +57,27 @@ class LocalProcesses:
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
     ) -> int:
-        """Start one under a name; its process id. It gets no signal of this terminal.
+        """Start a process under a name and return its process id. The terminal's signals do not reach it.
 
         Raises `ConfigError` where the program does not start.
         """
         try:
             with open(self.log(name), "wb", opener=_private) as log:
-                made = subprocess.Popen(  # noqa: S603 - programs that this package or its user names
+                process = subprocess.Popen(  # noqa: S603 - programs that this package or its user names
                     [*command], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                     env=environment, cwd=folder, start_new_session=True,
                 )  # fmt: skip
         except OSError as error:
             raise ConfigError(f"`{name}` does not start: {command[0]}: {error.strerror}") from None
-        self._running[name] = made
-        return made.pid
+        self._running[name] = process
+        return process.pid
 
     def log(self, name: str) -> Path:
-        """What it says goes here."""
+        """Return the path of a process's log."""
         return self._folder / f"{name}.log"
 
     def check(self) -> None:
-        """Raise `ConfigError` with the last words of a process that has ended by itself."""
+        """Raise `ConfigError` with the last output of a process that ended unexpectedly."""
         for name, process in self._running.items():
             if process.poll() is not None:
                 raise ConfigError(f"`{name}` has ended with {process.returncode}: {self._last_words(name)}")
@@ -91,7 +91,7 @@ class LocalProcesses:
         stop: threading.Event | None = None,
         is_ready: Callable[[httpx.Response], bool] = lambda answer: answer.status_code == 200,
     ) -> None:
-        """Return once `url` answers so.
+        """Wait until `url` gives an answer that `is_ready` accepts.
 
         Raises `ConfigError` where a process ends or it takes too long, `KeyboardInterrupt` where `stop` is set.
         """
@@ -109,7 +109,7 @@ class LocalProcesses:
             time.sleep(0.1)
 
     def end(self, name: str) -> None:
-        """End one in order; one that does not end is killed."""
+        """End a process in order; kill it if it does not end in time."""
         process = self._running.pop(name)
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
@@ -120,7 +120,7 @@ class LocalProcesses:
         process.wait()
 
     def close(self) -> None:
-        """End all, the last that was started first; a second time changes nothing."""
+        """End all processes, the last one first; a second call does nothing."""
         for name in reversed([*self._running]):
             self.end(name)
 
@@ -131,7 +131,7 @@ class LocalProcesses:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports of this machine that nobody listens on now, all different."""
+    """Return ports on which nothing listens now, all different."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

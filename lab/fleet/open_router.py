@@ -1,4 +1,4 @@
-"""The routers that a fleet may be simulated with: the model, or a router's own code from an environment of its own."""
+"""The routers for a simulated fleet: the model, or a router's own program from its own environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ OpenRouter = Callable[[FleetShape], AbstractContextManager[Placing]]
 
 
 def router_opener(name: str, programs: Sequence[Path], log_folder: Path) -> OpenRouter:
-    """What opens a fresh router for a fleet's shape. Raises `ConfigError` where its program is not in a folder.
+    """Return a function that opens a fresh router for a fleet's shape.
+
+    Raises:
+        ConfigError: the folders do not hold the router's program.
 
     `programs`: folders with the router's program; for Dynamo with the Python of its environment.
     """

@@ -1,4 +1,4 @@
-"""Tokens of a prompt without a model: a word `b` and a number is a block of a trace, any other word one token."""
+"""Prompt tokens without a model: the word `b` with a number is a trace's block, any other word is one token."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _BLOCK = re.compile(r"b([0-9a-f]{1,8})")
 
 
 def prompt_text(body: dict[str, Any]) -> str:
-    """The text of a chat completion's messages."""
+    """Return the text of a chat completion's messages."""
     return " ".join(str(message.get("content")) for message in body.get("messages", []))
 
 
 def tokens_of(text: str, block_tokens: int) -> NDArray[np.int32]:
-    """The tokens of a text; `block_tokens`: of a block of a trace."""
+    """Return a text's tokens; `block_tokens` is the size of a trace's block."""
     parts, words = list[NDArray[np.int32]](), list[int]()
     for word in text.split():
         block = _BLOCK.fullmatch(word)

@@ -1,4 +1,4 @@
-"""Routers that pip installs: where their program is, and how it is started over workers.
+"""Routers that pip installs: how to find their program, and how to start it over workers.
 
 Flags are those of the router's page in `docs/reference/routers/`.
 """
@@ -14,7 +14,9 @@ from typing import Final, NamedTuple
 
 
 class RouterProgram(NamedTuple):
-    """`package`: what pip installs. `words`: behind the program's name. `bounds`: flags that bound what it keeps."""
+    """A router. `package`: what pip installs. `words`: arguments after the program. `bounds`: flags that bound its
+    memory.
+    """
 
     program: str
     package: str
@@ -38,7 +40,7 @@ RETRIES: Final = 2  # that these flags let a router make of one request
 
 
 def find_program(name: str, folders: Iterable[Path] = ()) -> Path | None:
-    """A program in the folders, beside this Python or on PATH; None where it is not installed."""
+    """Return a program from the folders, from beside this Python or from PATH; None where it is not installed."""
     for folder in (*folders, Path(sys.executable).parent):
         if (found := folder / name).is_file():
             return found.absolute()
@@ -47,7 +49,7 @@ def find_program(name: str, folders: Iterable[Path] = ()) -> Path | None:
 
 
 def find_python(modules: Iterable[str], folders: Iterable[Path]) -> Path | None:
-    """An interpreter in the folders that has all of these modules; None where there is none."""
+    """Return the folders' first interpreter that has all of these modules, or None."""
     code = f"import importlib.util as u; assert all(u.find_spec(one) for one in {[*modules]!r})"
     for folder in folders:
         python = folder / "python"
@@ -62,7 +64,9 @@ def find_python(modules: Iterable[str], folders: Iterable[Path]) -> Path | None:
 
 
 def dynamo_command(python: Path, workers: Mapping[str, str], *, port: int) -> list[str]:
-    """How Dynamo's selection service is started as a router; `workers`: where each tells its blocks, by its URL."""
+    """Return the command that starts Dynamo's selection service as a router; `workers`: event addresses by worker
+    URL.
+    """
     told = [word for url, events in workers.items() for word in ("--worker", f"{url}={events}")]
     return [str(python), "-m", "kvcustody.lab.fleet.dynamo_front", "--port", str(port), *told]
 
@@ -77,7 +81,9 @@ def router_command(
     policy: str = "cache_aware",
     is_bounded: bool = False,
 ) -> list[str]:
-    """How a router is started on loopback over workers' URLs. `policy`: its own word for how it places requests."""
+    """Return the command that starts a router on loopback over workers' URLs. `policy`: the router's own name for its
+    placement.
+    """
     known = ROUTERS[name]
     urls = ["--worker-urls", *workers, "--policy", policy, "--host", "127.0.0.1", "--port", str(port)]
     more = ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port), "--log-level", "error"]

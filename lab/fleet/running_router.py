@@ -1,4 +1,4 @@
-"""A router's own program over workers that hold their answers, for `fleet_model`: it sees the load that is modelled.
+"""A router's own program over stand-in workers that hold their answers, so that it sees the modelled load.
 
     with RunningRouter("smg", program, workers=8, log_folder=folder) as router:
         router.place("name", [1, 2, 3], [])      # which worker the program chose
@@ -60,7 +60,7 @@ _ANSWER: Final = {
 
 
 class RunningRouter(Placing):
-    """A router of `fleet_model`. Raises `ConfigError` where the program does not start, or places nothing."""
+    """A running program as a router. Raises `ConfigError` when it does not start, or places no request."""
 
     def __init__(self, name: str, program: Path, *, workers: int, log_folder: Path) -> None:
         self._name, self._program, self._workers = name, program, workers
@@ -98,15 +98,15 @@ class RunningRouter(Placing):
         self.close()
 
     def place(self, name: str, blocks: Sequence[int], loads: Sequence[int]) -> int:
-        """The worker that the program sent the request to; it counts its load itself."""
+        """Return the worker to which the program sent the request; the program tracks loads itself."""
         return self._run(self._place(name, blocks))
 
     def ended(self, worker: int, number: int) -> None:
-        """The request that a worker has had longest is answered: which one it is does not change its load."""
+        """Answer the worker's oldest request: which one it is does not change the worker's load."""
         self._loop.call_soon_threadsafe(self._answer, worker)
 
     def close(self) -> None:
-        """Answer what is held, end the program, then the workers."""
+        """Answer all held requests, then end the program, then the workers."""
         if self._thread.is_alive():
             self._run(self._answer_all())
         with suppress(ProcessLookupError):
@@ -133,7 +133,7 @@ class RunningRouter(Placing):
             self._servers.append(await asyncio.start_server(handle, "127.0.0.1", port))
 
     async def _wait_until_known(self) -> None:
-        """Until the program has asked every worker about itself and sends requests."""
+        """Wait until the program has queried every worker and forwards requests."""
         until = self._loop.time() + _START_SECONDS
         while not all(self._asked):
             if self._loop.time() > until:
@@ -167,7 +167,7 @@ class RunningRouter(Placing):
             self._arrived.pop(number, None)
 
     async def _send(self, number: str, body: bytes) -> None:
-        """One request to the program, whose answer says nothing."""
+        """Send one request to the program, and ignore its answer."""
         with suppress(OSError):
             reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
             head = (
@@ -183,7 +183,7 @@ class RunningRouter(Placing):
                 writer.close()
 
     async def _handle(self, worker: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Requests of one connection of the program."""
+        """Serve the requests of one connection from the program."""
         with suppress(OSError, asyncio.IncompleteReadError, ValueError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -241,7 +241,7 @@ def _response(document: object) -> bytes:
 
 
 def _allow_files(workers: int) -> None:
-    """As many open files as the system lets this process have: each request under way needs some."""
+    """Raise the limit of open files as far as the system allows: each running request needs some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max(soft, min(hard, 1 << 16)) if hard != resource.RLIM_INFINITY else 1 << 16
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))

@@ -1,1 +1,1 @@
-"""Replays of traces: a recorded or generated workload, labelled with tenants, driven through the Governor, reported."""
+"""Replays: a recorded or generated workload, labelled with tenants, runs through the Governor and is reported."""

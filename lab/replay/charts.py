@@ -1,5 +1,4 @@
-"""Charts as server-side SVG: no scripts, colours from the page's CSS variables, so they follow light, dark
-and print.
+"""Charts as SVG made by the server: no scripts, and colours from the page's CSS variables for light, dark and print.
 
 1. Every value drawn is also in the report's tables or JSON; a chart adds a title and a description for readers that
    cannot see it.
@@ -73,7 +72,7 @@ class _Path(NamedTuple):
 
 
 def stacked_bars(title: str, rows: Sequence[StackedBar], series: Sequence[Series]) -> Markup:
-    """One horizontal bar a row, its parts side by side."""
+    """Return one horizontal bar per row, its parts side by side."""
     largest = max((sum(row.values) for row in rows), default=0)
     if largest <= 0:
         return _empty(title)
@@ -94,7 +93,7 @@ def stacked_bars(title: str, rows: Sequence[StackedBar], series: Sequence[Series
 
 
 def histogram(title: str, counts: Sequence[int], edges: Sequence[str], unit: str) -> Markup:
-    """Vertical bars over labelled bins (`edges` has one label a bin)."""
+    """Return vertical bars over labelled bins (`edges` has one label a bin)."""
     largest = max(counts, default=0)
     if largest <= 0:
         return _empty(title)
@@ -115,7 +114,7 @@ def histogram(title: str, counts: Sequence[int], edges: Sequence[str], unit: str
 def stacked_areas(
     title: str, times: Sequence[float], series: Sequence[Series], values: Sequence[Sequence[float]], unit: str
 ) -> Markup:
-    """Stacked areas over time in seconds; `values[i][j]` is series i at times[j]."""
+    """Return stacked areas over time in seconds; `values[i][j]` is series i at times[j]."""
     if len(times) < 2 or not any(any(row) for row in values):
         return _empty(title)
     height, base, left = 240, 205, 56.0
@@ -145,7 +144,7 @@ def stacked_areas(
 
 
 def clock_text(seconds: float) -> str:
-    """Seconds as h:mm:ss, for axes."""
+    """Return seconds as h:mm:ss, for axes."""
     whole = round(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 

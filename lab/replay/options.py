@@ -1,4 +1,4 @@
-"""What a replay can be told; importable without torch."""
+"""The options of a replay; importable without torch."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class EnvironmentOptions:
 
     @property
     def signing_key_file(self) -> Path:
-        """Where the key that signs checkpoints is."""
+        """The path of the key that signs checkpoints."""
         return self.signing_key or self.database.with_name(self.database.name + ".signing.key")
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
-    """How a replay is driven. Shares are of requests."""
+    """The speed and rates of a replay. Shares are shares of requests."""
 
     seed: int = 1
     abort_share: float = 0.02
@@ -49,7 +49,12 @@ class RunnerOptions:
 
 
 def read_policy(name: str) -> Policy:
-    """A library policy by name, or a policy file; raises `PolicyError` or `ConfigError`."""
+    """Read a library policy by its name, or a policy file.
+
+    Raises:
+        PolicyError: the policy is invalid.
+        ConfigError: it cannot be read.
+    """
     if name in library.names():
         return library.load(name)
     path = Path(name)

@@ -1,4 +1,4 @@
-"""What a replay found: plain numbers a tenant and for the pool, ready for a terminal, JSON or a page.
+"""The figures of a replay, per tenant and for the pool, for a terminal, JSON or a page.
 
 1. Nothing here is estimated: token and block figures are counted, times are measured, identities compare two sources.
 2. A figure that was not observed is `None`, never zero.
@@ -103,13 +103,13 @@ class ReplayCoverage(NamedTuple):
 
     @property
     def share(self) -> float | None:
-        """Custody ended in time with evidence, of all that was due."""
+        """The share of due custody that ended in time with evidence."""
         return self.in_time / self.due if self.due else None
 
 
 @dataclass(slots=True)
 class ReplayReport:
-    """Everything one replay prints, stores as JSON and draws."""
+    """Everything that one replay prints, stores as JSON and draws."""
 
     title: str
     origin: str
@@ -139,26 +139,28 @@ class ReplayReport:
 
     @property
     def stopped(self) -> str | None:
-        """Why the replay ended early; None where it did not."""
+        """The reason why the replay ended early, or None."""
         if self.error is None:
             return None
         return "interrupted" if isinstance(self.error, KeyboardInterrupt) else str(self.error)
 
     @property
     def waste(self) -> float | None:
-        """Share of the room in running requests' blocks that was empty, over all samples."""
+        """The share of running requests' blocks that was empty, over all samples."""
         room = sum(sample.room_tokens for sample in self.samples)
         return 1 - sum(sample.used_tokens for sample in self.samples) / room if room else None
 
     def advised_blocks(self, row: TenantResult) -> int:
-        """What a tenant would have needed to find what was evicted; 0 where nothing was wanted again."""
+        """Return the blocks that a tenant would have needed to keep everything that it requested again; 0 for
+        nothing.
+        """
         advised = int(self.status.get("advised_blocks", 0))
         beyond = advised - int(self.status["blocks.total"]) if advised else 0
         return row.room_blocks + beyond if row.recomputed_blocks and beyond else 0
 
     @property
     def totals(self) -> TenantResult:
-        """All tenants together."""
+        """The totals of all tenants."""
         total = TenantResult("all")
         for row in self.tenants:
             for name in _SUMMED:
@@ -169,7 +171,7 @@ class ReplayReport:
         return total
 
     def as_json(self) -> dict[str, Any]:
-        """The report for `--json`: the same numbers, no charts."""
+        """Return the report for `--json`: the same figures, without charts."""
         return {
             "title": self.title,
             "origin": self.origin,
@@ -242,39 +244,39 @@ def _tenant_json(row: TenantResult) -> dict[str, Any]:
 
 
 def pressure_findings(report: ReplayReport) -> list[str]:
-    """What a pool of this size did badly: thrash by tenant, requests without room, room that stood empty."""
-    found = []
+    """Return the problems of a pool of this size: thrash by tenant, requests without room, unused room."""
+    findings = []
     pool = int(report.status.get("blocks.total", 0))
     for row in report.tenants:
         if row.thrashing_samples:
             needed = report.advised_blocks(row)
-            found.append(
+            findings.append(
                 f"thrash: {row.tenant} computed {row.recomputed_blocks:,} blocks again after they had been evicted, "
                 f"and thrashed in {row.thrashing_samples} of {len(report.samples)} looks; it may have "
                 f"{row.room_blocks:,} of {pool:,} blocks, and {needed:,} would have kept them: "
                 f"a pool of {-(-needed * pool // max(1, row.room_blocks)):,} under this policy"
             )
     total = report.totals
-    told = [f"{count:,} requests waited ({reason})" for reason, count in sorted(total.deferrals.items())]
+    effects = [f"{count:,} requests waited ({reason})" for reason, count in sorted(total.deferrals.items())]
     queued = report.status.get("queue.sum", 0.0)
-    told += [f"{queued:,.1f} s in the queue together"] if told and queued else []
-    told += [f"{total.deferred:,} given up"] if total.deferred else []
-    told += [f"{total.preempted:,} preempted"] if total.preempted else []
-    if told:
-        found.append("out of memory: " + ", ".join(told))
+    effects += [f"{queued:,.1f} s in the queue together"] if effects and queued else []
+    effects += [f"{total.deferred:,} given up"] if total.deferred else []
+    effects += [f"{total.preempted:,} preempted"] if total.preempted else []
+    if effects:
+        findings.append("out of memory: " + ", ".join(effects))
     if report.waste is not None and report.waste >= _MUCH_WASTE:
-        found.append(
+        findings.append(
             f"fragmentation: {report.waste:.0%} of the room in running requests' blocks stood empty; "
             "smaller blocks suit such short requests"
         )
-    return found
+    return findings
 
 
 _MUCH_WASTE = 0.5
 
 
 class Weighted:
-    """Values in microseconds with a weight each; percentiles and fixed-bin histograms at the end."""
+    """Values in microseconds, each with a weight, as percentiles and fixed-bin histograms."""
 
     __slots__ = ("_values", "_weights")
 
@@ -288,7 +290,7 @@ class Weighted:
         self._weights.append(weight)
 
     def spread(self) -> Spread:
-        """p50, p99 and maximum by the nearest-rank rule."""
+        """Return p50, p99 and maximum by the nearest-rank rule."""
         if not self._values:
             return Spread(0, None, None, None)
         values, weights = np.array(self._values), np.array(self._weights)
@@ -299,7 +301,7 @@ class Weighted:
         return Spread(total, p50, p99, int(values.max()))
 
     def histogram(self, edges_us: list[int]) -> list[int]:
-        """Blocks in (-inf, e0], (e0, e1], ..., (eN, inf)."""
+        """Return the counts of blocks in (-inf, e0], (e0, e1], ..., (eN, inf)."""
         counts = [0] * (len(edges_us) + 1)
         for index, weight in zip(np.searchsorted(edges_us, self._values).tolist(), self._weights, strict=True):
             counts[index] += weight

@@ -1,6 +1,4 @@
-"""The single-file HTML summary of a replay: tables and server-side charts, no scripts, no requests, prints
-well.
-"""
+"""The single-file HTML summary of a replay: tables and charts made by the server, no scripts, no requests."""
 
 from __future__ import annotations
 
@@ -35,7 +33,11 @@ LAG_LABELS = ["0.1 ms", "1 ms", "10 ms", "50 ms", "0.1 s", "0.25 s", "0.5 s", "1
 
 
 def write_summary(report: ReplayReport, path: Path) -> None:
-    """Render the page to `path`; raises `ConfigError` when it cannot be written."""
+    """Write the page to `path`.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
     text = render_summary(report)
     try:
         write_file(path, text.encode(), mode=evidence_mode())
@@ -44,7 +46,11 @@ def write_summary(report: ReplayReport, path: Path) -> None:
 
 
 def check_page(path: Path) -> None:
-    """Refuse a page that cannot be written before anything is replayed; raises `ConfigError`."""
+    """Refuse, before the replay, a page that cannot be written.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
     problem = ""
     if path.is_dir():
         problem = "it is a folder"
@@ -57,7 +63,7 @@ def check_page(path: Path) -> None:
 
 
 def render_summary(report: ReplayReport) -> str:
-    """The page as text."""
+    """Return the page as text."""
     totals = report.totals
     return environment.get_template("summary.html").render(
         report=report,
@@ -77,19 +83,19 @@ def render_summary(report: ReplayReport) -> str:
 
 
 def causes(ended: Counter[str]) -> list[str]:
-    """Causes of the ends, most frequent first."""
+    """Return causes of the ends, most frequent first."""
     return [cause for cause, _ in ended.most_common()]
 
 
 def thrashing_text(report: ReplayReport, row: TenantResult) -> str:
-    """In what share of the samples a tenant thrashed; of all tenants together it is not said."""
+    """Return the share of the samples in which a tenant thrashed; nothing for all tenants together."""
     if not report.samples or row not in report.tenants:
         return ""
     return f"{row.thrashing_samples / len(report.samples):.0%}"
 
 
 def pressure_rows(report: ReplayReport) -> list[tuple[str, str]]:
-    """What a pool that is too small or too coarse shows."""
+    """Return the rows that show that a pool is too small, or its blocks too large."""
     status, total = report.status, report.totals
     advised = int(status.get("advised_blocks", 0))
     return [
@@ -108,12 +114,12 @@ def _listed(counts: Counter[str]) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share as a percentage with two digits after the point."""
+    """Return a share as a percentage with two digits after the point."""
     return "no data" if value is None else f"{100 * value:.2f} %"
 
 
 def duration(value_us: int | None) -> str:
-    """Microseconds in the unit that a person would use."""
+    """Return microseconds in the unit that a person would use."""
     if value_us is None:
         return "no data"
     for limit, unit, scale in ((1_000, "µs", 1), (1_000_000, "ms", 1_000), (120_000_000, "s", 1_000_000)):
@@ -125,12 +131,12 @@ def duration(value_us: int | None) -> str:
 
 
 def spread_text(spread: Spread) -> str:
-    """Median and 99th percentile of a time."""
+    """Return median and 99th percentile of a time."""
     return f"{duration(spread.p50_us)} / {duration(spread.p99_us)}"
 
 
 def _found(row: TenantResult) -> tuple[int, int]:
-    """Prompt tokens found and computed."""
+    """Return the prompt tokens found and computed."""
     return row.hit_tokens, row.input_tokens - row.hit_tokens
 
 

@@ -1,4 +1,4 @@
-"""What a replay says of a pool that is too small: hits by where they came from, with a tier and without."""
+"""A replay's row about a pool that is too small: hits by their source, with a tier and without."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class TierRow(NamedTuple):
-    """One setup. Tokens of prompts, and those of them that were found on the device or came back from the tier."""
+    """One setup: its prompt tokens, and those found on the device or restored from the tier."""
 
     setup: str
     input_tokens: int
@@ -15,5 +15,5 @@ class TierRow(NamedTuple):
 
     @property
     def prefill_avoided(self) -> float:
-        """Share of the prompt tokens whose prefill was not needed."""
+        """The share of prompt tokens whose prefill was not needed."""
         return (self.device_tokens + self.host_tokens) / self.input_tokens if self.input_tokens else 0.0

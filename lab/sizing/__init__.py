@@ -1,1 +1,1 @@
-"""How many blocks fit on a device, from the model's config and the memory there is."""
+"""How many blocks fit on a device, from the model's config and the available memory."""

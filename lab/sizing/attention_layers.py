@@ -1,4 +1,4 @@
-"""What each layer that attends keeps of a token: its attention, its window, its heads and their widths.
+"""What each attention layer stores per token: its kind of attention, its window, and its heads and their widths.
 
     layers = layers_of(model)                 # one AttentionLayer for each layer with keys and values of its own
     layers[0].attention, layers[0].kv_heads   # heads are of the whole model
@@ -20,7 +20,7 @@ from kvcustody.lab.sizing.recurrent_state import RECURRENT_TYPES
 
 
 class Attention(StrEnum):
-    """What a layer keeps of its past."""
+    """What a layer keeps of earlier tokens."""
 
     FULL = "full"
     SLIDING = "sliding"  # the last `window_tokens`
@@ -32,7 +32,7 @@ class Attention(StrEnum):
 
 
 class AttentionLayer(NamedTuple):
-    """One layer. `window_tokens` is None where it keeps all of the past; `kv_heads` are of the whole model."""
+    """One layer. `window_tokens` is None where it keeps all earlier tokens; `kv_heads` counts the whole model's."""
 
     attention: Attention
     window_tokens: int | None
@@ -76,12 +76,20 @@ _OVERRIDES_OF_NOTHING = frozenset((
 
 
 def layers_of(model: ModelConfig) -> list[AttentionLayer]:
-    """The layers that keep keys and values, in their order. Raises `ConfigError` for what is not known."""
+    """Return the layers that keep keys and values, in order.
+
+    Raises:
+        ConfigError: a layer's kind is unknown.
+    """
     return [layer for layer in every_layer(model) if layer is not None]
 
 
 def every_layer(model: ModelConfig) -> list[AttentionLayer | None]:
-    """All layers by their number; None: the layer keeps nothing. Raises `ConfigError` for what is not known."""
+    """Return all layers by number; None: the layer keeps nothing.
+
+    Raises:
+        ConfigError: a layer's kind is unknown.
+    """
     kinds = _kinds(model)
     overrides = _per_layer(model)
     has_value_dim = model.raw("v_head_dim") is not None
@@ -100,12 +108,12 @@ def every_layer(model: ModelConfig) -> list[AttentionLayer | None]:
 
 
 def full_layer(model: ModelConfig) -> AttentionLayer:
-    """A layer that keeps all of the past, with the heads of the whole model."""
+    """Return a layer that keeps all earlier tokens, with the whole model's heads."""
     return _by_kind(model, Attention.FULL, None, is_hybrid=False)
 
 
 def sparse_index_dim(model: ModelConfig) -> int | None:
-    """Elements of the key by which a sparse layer of MiniMax M3 chooses blocks; None for other models."""
+    """Return elements of the key by which a sparse layer of MiniMax M3 chooses blocks; None for other models."""
     said = model.raw("sparse_attention_config")
     if isinstance(said, Mapping) and said.get("sparse_index_dim"):
         return int(said["sparse_index_dim"])
@@ -113,7 +121,7 @@ def sparse_index_dim(model: ModelConfig) -> int | None:
 
 
 def sparse_layers(model: ModelConfig) -> int:
-    """How many layers keep such a key."""
+    """Return the number of layers that keep such a key."""
     said = model.raw("sparse_attention_config")
     if isinstance(said, Mapping) and "sparse_attention_freq" in said:
         return sum(bool(is_sparse) for is_sparse in _of_length(said["sparse_attention_freq"], model.layers))
@@ -121,7 +129,7 @@ def sparse_layers(model: ModelConfig) -> int:
 
 
 def _by_kind(model: ModelConfig, attention: Attention, window: int | None, *, is_hybrid: bool) -> AttentionLayer:
-    """A layer with the heads of its kind: sliding layers, and global ones beside others, may have their own."""
+    """Return a layer with its kind's heads: sliding layers, and global layers among others, may have their own."""
     heads, key_dim, value_dim = None, None, None
     if attention is Attention.SLIDING:
         setting = model.raw("attention_other_setting") or {}
@@ -141,7 +149,7 @@ def _by_kind(model: ModelConfig, attention: Attention, window: int | None, *, is
 
 
 def _per_layer(model: ModelConfig) -> dict[int, Mapping[str, Any]]:
-    """`per_layer_config` by the layer's number; transformers writes it as text."""
+    """Return `per_layer_config` by layer number; transformers writes the numbers as text."""
     said = model.raw("per_layer_config") or {}
     try:
         overrides: dict[int, Mapping[str, Any]] = {int(index): dict(changes) for index, changes in said.items()}
@@ -161,7 +169,7 @@ def _per_layer(model: ModelConfig) -> dict[int, Mapping[str, Any]]:
 
 
 def _overridden(index: int, layer: AttentionLayer, changes: Mapping[str, Any], has_value_dim: bool) -> AttentionLayer:
-    """The layer with what `per_layer_config` says of it."""
+    """Return the layer with the values of `per_layer_config` for it."""
     fields: dict[str, Any] = {}
     for name, value in changes.items():
         field = _OVERRIDES.get(name)
@@ -189,7 +197,7 @@ def _overridden(index: int, layer: AttentionLayer, changes: Mapping[str, Any], h
 
 
 def _kinds(model: ModelConfig) -> list[tuple[Attention, int | None] | None]:
-    """Each layer's (attention, window) by the first rule that the config answers; None: it keeps nothing."""
+    """Return each layer's (attention, window) by the first matching rule; None: it keeps nothing."""
     layers = model.layers
     model.decided_by(*_OF_WINDOWS)
     declared = model.raw("layer_types")
@@ -228,7 +236,7 @@ def _kinds(model: ModelConfig) -> list[tuple[Attention, int | None] | None]:
 
 
 def _every(layers: int, interval: int) -> list[int]:
-    """1 for each layer but every `interval`-th, which is 0."""
+    """Return 1 for each layer, except for every `interval`-th, which is 0."""
     return [int((index + 1) % interval != 0) for index in range(layers)]
 
 

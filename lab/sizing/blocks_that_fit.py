@@ -1,4 +1,4 @@
-"""How many blocks a device holds, from the model's exact config: never a universal bytes-per-token number.
+"""How many blocks a device holds, from the model's exact config instead of a universal bytes-per-token number.
 
     K/V memory = GPU memory x utilisation - weights - workspace - headroom
 
@@ -20,7 +20,7 @@ from typing import Any
 from kvcustody.errors import ConfigError
 from kvcustody.lab.sizing.attention_layers import Attention
 from kvcustody.lab.sizing.hf_config import KvLayout, LayerGroup, parse_config
-from kvcustody.lab.sizing.weight_bytes import estimate_weights_bytes, parts_left_out
+from kvcustody.lab.sizing.hf_config_fields import ModelConfig
 
 METADATA_BYTES_PER_BLOCK = 160  # host memory of a block's state, generation, key and index entry: the upper bound
 UTILISATION = 0.9
@@ -46,7 +46,7 @@ class GroupSizing:
 
 @dataclass(frozen=True, slots=True)
 class SizingReport:
-    """What fits on one device; `tokens` is of the context mix, or blocks x size where there is one group."""
+    """What fits on one device; `tokens` holds for the context mix, or is blocks x size for a single group."""
 
     layout: KvLayout
     block_tokens: int
@@ -148,7 +148,11 @@ def size_pool(
 
 
 def parse_bytes(text: str) -> int:
-    """`80GiB`, `80GB`, `512MiB`, `1.5 GiB`, `4096B` or `0`; raises `ConfigError` on anything else."""
+    """Parse `80GiB`, `80GB`, `512MiB`, `1.5 GiB`, `4096B` or `0` as bytes.
+
+    Raises:
+        ConfigError: the text is none of these.
+    """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if found is None or found[2] not in _UNITS:
         raise ConfigError(f"`{text}` is not a size: write 80GiB, 80GB or 512MiB", value=text)
@@ -158,7 +162,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(count: int) -> str:
-    """Bytes in binary units, to two decimals."""
+    """Format bytes in binary units, with two decimals."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
@@ -176,7 +180,7 @@ def _check_not_negative(given: Mapping[str, int]) -> None:
 def _mix(
     given: Sequence[tuple[int, float]] | None, layout: KvLayout, block_tokens: int, notes: list[str]
 ) -> list[tuple[int, Fraction]]:
-    """The contexts to plan for, with shares that sum to exactly 1."""
+    """Return the contexts to plan for, with shares that sum to exactly 1."""
     if given is None:
         longest = layout.context_tokens_max or block_tokens
         if len(layout.groups) > 1 or layout.groups[0].window_tokens:
@@ -191,7 +195,7 @@ def _mix(
 def _fill(
     layout: KvLayout, mix: Sequence[tuple[int, Fraction]], block_tokens: int, kv_bytes: int
 ) -> tuple[tuple[GroupSizing, ...], Fraction]:
-    """As many mean sequences as fit, each group in proportion to what such a sequence holds."""
+    """Return as many mean sequences as fit, each group in proportion to what such a sequence holds."""
     needs = [
         sum((share * group.blocks_for(tokens, block_tokens) for tokens, share in mix), Fraction(0))
         for group in layout.groups
@@ -203,3 +207,102 @@ def _fill(
         blocks = int(sequences * need)
         groups.append(GroupSizing(group, group.bytes_per_token, size, float(need), blocks, blocks * size))
     return tuple(groups), sequences
+
+
+# A model's number of parameters, estimated from its config where the weights' true size is not given.
+#
+# The estimate omits or approximates norms, biases, adapters and quantisation metadata. It also omits towers and
+# layers of multi-token prediction (MTP), which `parts_left_out` names. Give the checkpoint's size where precision
+# matters.
+
+_HINT = "add it, or give the size of the weights"
+# Feed-forward without a gate.
+_TWO_MATRICES = frozenset((
+    "bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "mpt", "opt", "persimmon", "phi",
+    "starcoder2",
+))  # fmt: skip
+_TOWERS = ("vision", "audio", "speech", "image", "video")
+_NEXT_TOKEN_LAYERS = (
+    "num_nextn_predict_layers",
+    "num_mtp_layers",
+    "mtp_num_hidden_layers",
+    "num_mtp_modules",
+)
+_BITS = {"fp8": 8, "mxfp4": 4.25, "compressed-tensors": 8, "bitsandbytes": 4, "awq": 4, "gptq": 4}
+
+
+def estimate_parameters(config: Mapping[str, Any]) -> int:
+    """Return the language model's parameters: embeddings, attention, feed-forward or experts, norms."""
+    model = ModelConfig(config)
+    vocabulary = model.need("vocab_size", "padded_vocab_size", hint=_HINT) * model.hidden
+    head = 0 if model.raw("tie_word_embeddings") else vocabulary
+    experts = model.count("n_routed_experts", "num_local_experts", "num_experts")
+    dense = model.layers
+    routed = 0
+    if experts:
+        dense = model.raw("first_k_dense_replace") or 0
+        routed = (model.layers - dense) * _experts(model, experts)
+    feed_forward = dense * _feed_forward(model, _intermediate(model)) if dense else 0
+    norms = (2 * model.layers + 1) * model.hidden
+    return vocabulary + head + model.layers * _attention(model) + feed_forward + routed + norms
+
+
+def parts_left_out(config: Mapping[str, Any]) -> list[str]:
+    """Return the parts of the checkpoint that the estimate does not count, as the config names them."""
+    model = ModelConfig(config)
+    fields = [name for name in config if name.endswith("_config") and name.split("_")[0] in _TOWERS]
+    fields += [name for name in _NEXT_TOKEN_LAYERS if model.raw(name)]
+    return fields
+
+
+def estimate_weights_bytes(config: Mapping[str, Any]) -> int:
+    """Return the bytes of the weights at the config's dtype, or at its quantisation's bits."""
+    model = ModelConfig(config)
+    quantised = model.raw("quantization_config")
+    method = str(quantised.get("quant_method", "")) if isinstance(quantised, Mapping) else ""
+    if isinstance(quantised, Mapping) and isinstance(quantised.get("bits"), int):
+        bits = float(quantised["bits"])
+    elif method in _BITS:
+        bits = _BITS[method]
+    else:
+        bits = {"float32": 32, "float16": 16, "bfloat16": 16}.get(_dtype(model), 0)
+    if not bits:
+        raise ConfigError(
+            f"the weights' dtype `{_dtype(model) or method}` is unknown: give the size of the weights",
+            field="torch_dtype",
+        )
+    return int(estimate_parameters(config) * bits / 8)
+
+
+def _dtype(model: ModelConfig) -> str:
+    return str(model.raw("torch_dtype", "dtype") or "").removeprefix("torch.")
+
+
+def _attention(model: ModelConfig) -> int:
+    hidden, heads = model.hidden, model.heads
+    if model.latent:
+        rope, nope = model.need("qk_rope_head_dim", hint=_HINT), model.need("qk_nope_head_dim", hint=_HINT)
+        value, rank = model.need("v_head_dim", hint=_HINT), model.need("kv_lora_rank", hint=_HINT)
+        query_rank = model.count("q_lora_rank")
+        width = heads * (rope + nope)
+        query = hidden * query_rank + query_rank * width if query_rank else hidden * width
+        return query + hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
+    return hidden * model.head_dim * (2 * heads + 2 * model.kv_heads)
+
+
+def _intermediate(model: ModelConfig) -> int:
+    given = model.count("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
+    if given is None and model.model_type in _TWO_MATRICES:
+        return 4 * model.hidden
+    return given or model.need("intermediate_size", hint=_HINT)
+
+
+def _feed_forward(model: ModelConfig, width: int) -> int:
+    return (2 if model.model_type in _TWO_MATRICES else 3) * model.hidden * width
+
+
+def _experts(model: ModelConfig, experts: int) -> int:
+    """Return the parameters of one layer's experts, its shared experts and its router."""
+    width = model.count("moe_intermediate_size") or _intermediate(model)
+    always = (model.raw("n_shared_experts") or 0) * width or model.raw("shared_expert_intermediate_size") or 0
+    return _feed_forward(model, experts * width + always) + experts * model.hidden

@@ -1,4 +1,4 @@
-"""The file of a model's `config.json`."""
+"""Reads a model's `config.json`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from kvcustody.errors import ConfigError
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; raises `ConfigError`."""
+    """Read the JSON object in `path`.
+
+    Raises:
+        ConfigError: it cannot be read, or is no object.
+    """
     try:
         document = orjson.loads(path.read_bytes())
     except OSError as error:

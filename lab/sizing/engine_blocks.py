@@ -1,4 +1,4 @@
-"""How many blocks an engine with one page size makes of the same memory: vLLM's way with layers of several kinds.
+"""How many blocks an engine with one page size makes of the same memory, by vLLM's rules for layers of several kinds.
 
     found = engine_blocks(layout, block_tokens=16, kv_bytes=60 << 30)
     found.blocks, found.bytes_per_block, found.tables
@@ -22,7 +22,7 @@ KERNEL_TOKENS = 16
 
 
 class EngineAllocation(NamedTuple):
-    """Blocks of an engine's one pool. `tables`: block tables that each sequence has, one a group of layers."""
+    """The blocks of an engine's single pool. `tables`: each sequence's block tables, one per group of layers."""
 
     blocks: int
     block_tokens: int
@@ -32,7 +32,7 @@ class EngineAllocation(NamedTuple):
 
 
 def engine_blocks(layout: KvLayout, *, block_tokens: int, kv_bytes: int) -> EngineAllocation:
-    """vLLM's blocks for this layout."""
+    """Return vLLM's blocks for this layout."""
     block_tokens = _room_for_states(layout.groups, block_tokens)
     if _is_one_table(layout.groups):
         size = sum(group.bytes_per_block(block_tokens) for group in layout.groups)
@@ -48,7 +48,7 @@ def engine_blocks(layout: KvLayout, *, block_tokens: int, kv_bytes: int) -> Engi
 
 
 def _room_for_states(groups: tuple[LayerGroup, ...], block_tokens: int) -> int:
-    """The block size at which the smallest page of tokens holds the largest state."""
+    """Return the block size at which the smallest page of tokens holds the largest state."""
     state = max(group.state_bytes for group in groups)
     tokens = [group.bytes_per_token // group.layers for group in groups if group.bytes_per_token]
     if not state or not tokens:
@@ -58,7 +58,7 @@ def _room_for_states(groups: tuple[LayerGroup, ...], block_tokens: int) -> int:
 
 
 def _is_one_table(groups: tuple[LayerGroup, ...]) -> bool:
-    """Layers that need the same tokens share a table, whatever they keep of each."""
+    """Return whether these layers share a table: layers that need the same tokens do, whatever they store for each."""
     kinds = {Attention.FULL if group.attention in _ALL_TOKENS else group.name for group in groups}
     return len(kinds) == 1
 

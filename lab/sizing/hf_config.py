@@ -1,5 +1,4 @@
-"""A Hugging Face `config.json`, read as the shape of its K/V cache: groups of layers that store the same
-thing.
+"""A Hugging Face `config.json` read as the shape of its K/V cache: groups of layers that store the same thing.
 
 Nothing is guessed: a field that is missing and has no documented default for its model type is a
 `ConfigError` that names it; so is a field that would change what a layer keeps and that nothing here reads.
@@ -33,7 +32,7 @@ from kvcustody.lab.sizing.recurrent_state import RecurrentLayers, recurrent_laye
 
 
 class KvDtype(StrEnum):
-    """How a K/V element is stored."""
+    """The storage format of a K/V element."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -45,7 +44,7 @@ class KvDtype(StrEnum):
     FP8_BLOCKS = "fp8_blocks"  # a 4-byte scale for every 128: what sparse indexers keep
 
     def vector_bytes(self, dim: int) -> int:
-        """Bytes of one head's vector of `dim` elements, with its scales."""
+        """Return the bytes of one head's vector of `dim` elements, with its scales."""
         if self is KvDtype.NVFP4:
             if dim % 16:
                 raise ConfigError(f"nvfp4 has a scale for every 16 elements: a vector of `{dim}` does not fit")
@@ -59,7 +58,7 @@ class KvDtype(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers whose pages are alike; one block table each. Head counts are of one shard."""
+    """Layers with equal pages; they share one block table. Head counts are those of one shard."""
 
     attention: Attention
     layers: int
@@ -78,18 +77,18 @@ class LayerGroup:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token in this group's layers, on one shard; of a source token in a cross-attention group."""
+        """The bytes of one token in this group's layers on one shard; of a source token in a cross-attention group."""
         if self.attention is Attention.RECURRENT:
             return 0
         value = self.dtype.vector_bytes(self.value_dim) if self.value_dim else 0
         return self.layers * self.kv_heads * (self.dtype.vector_bytes(self.key_dim) + value)
 
     def bytes_per_block(self, block_tokens: int) -> int:
-        """Bytes of one block in this group's layers; of a recurrent group, of one sequence's states."""
+        """Return the bytes of one block in this group's layers; of one sequence's states in a recurrent group."""
         return self.layers * self.state_bytes or self.bytes_per_token * block_tokens
 
     def blocks_for(self, context_tokens: int, block_tokens: int) -> int:
-        """Blocks that one sequence of this length holds at most; a window may straddle one block more."""
+        """Return the most blocks that a sequence of this length holds; a window may straddle one block more."""
         if self.attention is Attention.RECURRENT:
             return 1
         if self.attention is Attention.CROSS:
@@ -115,12 +114,12 @@ class KvLayout:
 
     @property
     def layers(self) -> int:
-        """Layers with a cache of their own."""
+        """The layers with a cache of their own."""
         return sum(group.layers for group in self.groups)
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token that every group still keeps, on one shard."""
+        """The bytes of one token that every group still keeps, on one shard."""
         return sum(group.bytes_per_token for group in self.groups if group.attention is not Attention.CROSS)
 
 
@@ -197,7 +196,7 @@ def _named_dtype(name: str, field: str) -> KvDtype:
 def _attention(
     model: ModelConfig, dtype: KvDtype, tensor_parallel: int, states: RecurrentLayers | None
 ) -> tuple[LayerGroup, ...]:
-    """What the layers that attend keep: all of them, or those that a hybrid's pattern leaves."""
+    """Return what the attention layers keep: all layers, or those in a hybrid's pattern."""
     attending = model.layers if states is None else states.attention_layers
     if not attending:
         return ()
@@ -215,7 +214,7 @@ def _recurrent(model: ModelConfig, states: RecurrentLayers | None, dtype: KvDtyp
 
 
 def _encoder_decoder(model: ModelConfig, dtype: KvDtype, tensor_parallel: int) -> tuple[LayerGroup, ...]:
-    """The decoder's own K/V, and that of what the encoder read."""
+    """Return the decoder's own K/V, and the K/V of the encoder's output."""
     layers = model.need("decoder_layers", "num_decoder_layers")
     heads = model.need("decoder_attention_heads", "num_attention_heads", "num_heads")
     head_dim = model.count("d_kv") or model.hidden // heads
@@ -229,7 +228,7 @@ def _encoder_decoder(model: ModelConfig, dtype: KvDtype, tensor_parallel: int) -
 
 
 def _latent(model: ModelConfig, dtype: KvDtype, layers: int) -> tuple[LayerGroup, ...]:
-    """The compressed K/V and the rotary key side by side, whole on every shard; an indexer's keys beside them."""
+    """Return the compressed K/V with the rotary key, whole on every shard, and an indexer's keys."""
     if dtype not in (KvDtype.FP32, KvDtype.FP16, KvDtype.BF16, KvDtype.FP8):
         raise ConfigError(f"a latent (MLA) cache is not kept as {dtype.value}: use fp8, bf16, fp16 or fp32")
     width = model.need("kv_lora_rank") + model.need("qk_rope_head_dim")
@@ -291,7 +290,9 @@ def _groups(
 
 
 def _index_keys(model: ModelConfig, dtype: KvDtype) -> tuple[LayerGroup, ...]:
-    """Keys by which MiniMax's sparse layers choose blocks: one vector a token and layer, whole on every shard."""
+    """Return the keys by which MiniMax's sparse layers choose blocks: one vector per token and layer, whole on every
+    shard.
+    """
     width = sparse_index_dim(model)
     if width is None:
         return ()
@@ -303,7 +304,7 @@ def _index_keys(model: ModelConfig, dtype: KvDtype) -> tuple[LayerGroup, ...]:
 
 
 def _sharded(kv_heads: int, tensor_parallel: int, model: ModelConfig) -> int:
-    """K/V heads of one shard: split evenly, or each head repeated on several shards."""
+    """Return one shard's K/V heads: split evenly, or each head repeated on several shards."""
     if kv_heads % tensor_parallel == 0:
         return kv_heads // tensor_parallel
     if tensor_parallel % kv_heads == 0:

@@ -60,7 +60,7 @@ class ModelConfig:
         self._read: set[str] = set()
 
     def raw(self, *names: str) -> Any:
-        """The first of `names` that is set, or None."""
+        """Return the first of `names` that is set, or None."""
         self._read.update(names)
         for source in (self._inner, self._outer, _DEFAULTS.get(self.model_type, {})):
             for name in names:
@@ -72,11 +72,11 @@ class ModelConfig:
         return None
 
     def decided_by(self, *names: str) -> None:
-        """Say that these fields were considered, whatever they hold."""
+        """Mark these fields as read, whatever they hold."""
         self._read.update(names)
 
     def refuse_unread(self) -> None:
-        """Refuse a field that by its name changes what a layer keeps, where nothing has read it."""
+        """Refuse a field that has not been read and whose name says that it changes what a layer keeps."""
         for name, value in self._inner.items():
             if name in self._read or name in _OF_NO_CACHE or not value:
                 continue
@@ -89,12 +89,12 @@ class ModelConfig:
                 )
 
     def note(self, text: str) -> None:
-        """Say something about how the config was read, once."""
+        """Add a note about how the config was read, once."""
         if text not in self.notes:
             self.notes.append(text)
 
     def count(self, *names: str) -> int | None:
-        """A positive integer field, or None where it is not set."""
+        """Return a positive integer field, or None where it is not set."""
         value = self.raw(*names)
         if value is None:
             return None
@@ -105,7 +105,7 @@ class ModelConfig:
         return value
 
     def need(self, *names: str, hint: str = "add it to the config") -> int:
-        """A positive integer field that must be set."""
+        """Return a positive integer field that must be set."""
         value = self.count(*names)
         if value is None:
             raise ConfigError(
@@ -117,22 +117,22 @@ class ModelConfig:
 
     @property
     def layers(self) -> int:
-        """Transformer layers."""
+        """The number of transformer layers."""
         return self.need("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
     @property
     def hidden(self) -> int:
-        """Width of the residual stream."""
+        """The width of the residual stream."""
         return self.need("hidden_size", "n_embd", "d_model")
 
     @property
     def heads(self) -> int:
-        """Query heads."""
+        """The number of query heads."""
         return self.need("num_attention_heads", "n_head", "n_heads")
 
     @property
     def head_dim(self) -> int:
-        """Width of one head: as given, else hidden size by heads."""
+        """The width of one head: as configured, else hidden size by heads."""
         if self.model_type == "zamba2":  # attends over the stream and the embeddings side by side; others' names differ
             return self.count("attention_head_dim") or 2 * self.hidden // self.heads
         given = self.count("head_dim", "kv_channels", "attention_head_dim")
@@ -147,7 +147,7 @@ class ModelConfig:
 
     @property
     def kv_heads(self) -> int:
-        """K/V heads: grouped, one (multi-query) or as many as query heads."""
+        """The number of K/V heads: grouped, one (multi-query) or as many as query heads."""
         if self.model_type in ("falcon", "RefinedWebModel", "RefinedWeb"):
             if self.raw("new_decoder_architecture"):
                 return self.need("num_kv_heads", "n_head_kv")
@@ -164,5 +164,5 @@ class ModelConfig:
 
     @property
     def latent(self) -> bool:
-        """Whether the cache is one compressed vector a token (MLA)."""
+        """Whether the cache is one compressed vector per token (MLA)."""
         return self.raw("kv_lora_rank") is not None

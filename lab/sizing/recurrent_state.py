@@ -1,5 +1,6 @@
-"""What recurrent layers keep of a sequence: Mamba, Mamba-2, gated delta nets, Kimi's delta attention, linear attention,
-short convolutions, RWKV.
+"""The state that recurrent layers keep per sequence.
+
+Covers Mamba, Mamba-2, gated delta nets, Kimi's delta attention, linear attention, short convolutions and RWKV.
 
     states = recurrent_layers(model, tensor_parallel)     # None: every layer attends
     states.layers, states.state_bytes                     # of one layer and sequence, on one shard
@@ -29,7 +30,7 @@ _ELEMENT = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class RecurrentLayers(NamedTuple):
-    """How many layers keep a state, of how many bytes, and how many keep K/V, all of the past."""
+    """The number of layers that keep a state, the state's bytes, and the number of layers that keep K/V."""
 
     layers: int
     state_bytes: int
@@ -37,7 +38,11 @@ class RecurrentLayers(NamedTuple):
 
 
 def recurrent_layers(model: ModelConfig, tensor_parallel: int) -> RecurrentLayers | None:
-    """The recurrent layers of a model; None where there are none. Raises `ConfigError` where they are not known."""
+    """Return a model's recurrent layers; None for a model without any.
+
+    Raises:
+        ConfigError: the layers' states are unknown.
+    """
     known = _MODELS.get(model.model_type)
     if known is not None:
         model.decided_by("hybrid_layer_ids", "hybrid_override_pattern", "layer_types", "layers_block_type")
@@ -65,7 +70,7 @@ def recurrent_layers(model: ModelConfig, tensor_parallel: int) -> RecurrentLayer
 
 
 def _is_all_attention(model: ModelConfig, marks: list[str]) -> bool:
-    """MiniMax names the kind of every layer; later models of it attend in all."""
+    """Return whether all layers attend: MiniMax names every layer's kind, and its later models attend in all layers."""
     kinds = model.raw("attn_type_list")
     return marks == ["attn_type_list"] and all(kind == 1 for kind in kinds)
 
@@ -78,7 +83,9 @@ def _mamba2(
     *,
     width: int | None = None,
 ) -> int:
-    """Convolution over inner width and groups, and heads x head width x state."""
+    """Return the bytes of Mamba-2's state: a convolution over inner width and groups, and heads x head width x
+    state.
+    """
     heads, state, groups, kernel = (model.need(names[at]) for at in (0, 2, 3, 4))
     width = width or model.need(names[1])
     if groups % shards:
@@ -111,7 +118,9 @@ _MAMBA2 = ("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "
 
 
 def _mamba2_by_head(model: ModelConfig, shards: int) -> int:
-    """Mamba-2 as Bamba and Falcon-H1 write it; `mamba_d_head` may be `auto`, the inner width by heads."""
+    """Return Mamba-2's state as Bamba and Falcon-H1 configure it; `mamba_d_head` may be `auto`, the inner width by
+    heads.
+    """
     if model.raw("mamba_d_head") not in (None, "auto"):
         return _mamba2(model, shards, _MAMBA2)
     inner = model.count("mamba_d_ssm") or model.need("mamba_expand") * model.hidden
@@ -124,12 +133,12 @@ def _bamba(model: ModelConfig, shards: int) -> RecurrentLayers:
 
 
 def _falcon_h1(model: ModelConfig, shards: int) -> RecurrentLayers:
-    """Every layer attends and keeps a state, side by side."""
+    """Return layers that all attend and keep a state, side by side."""
     return RecurrentLayers(model.layers, _mamba2_by_head(model, shards), model.layers)
 
 
 def _zamba2(model: ModelConfig, shards: int) -> RecurrentLayers:
-    """Every layer keeps a state; the hybrid ones attend too: weights are shared between them, K/V are not."""
+    """Return layers that all keep a state; the hybrid ones attend too. Hybrid layers share weights, but not K/V."""
     if model.raw("layers_block_type", "layer_types") is not None:
         kinds = _listed(model, "layers_block_type", "layer_types")
         attending = _count(model, kinds, ("hybrid",), ("mamba", "linear_attention"), "layers_block_type")
@@ -142,7 +151,7 @@ def _zamba2(model: ModelConfig, shards: int) -> RecurrentLayers:
 
 
 def _lfm2(model: ModelConfig, shards: int) -> RecurrentLayers:
-    """Short convolutions: their last inputs, and no state besides."""
+    """Return short convolutions: they keep their last inputs and no other state."""
     if model.raw("layer_types") is not None:
         kinds = _listed(model, "layer_types")
         attending = _count(model, kinds, ("full_attention",), ("conv",))
@@ -155,7 +164,7 @@ def _lfm2(model: ModelConfig, shards: int) -> RecurrentLayers:
 
 
 def _rwkv(model: ModelConfig, shards: int) -> RecurrentLayers:
-    """RWKV-4 as transformers keeps it: two inputs in the model's dtype, and three sums in 32 bits."""
+    """Return RWKV-4's state as transformers keeps it: two inputs in the model's dtype, and three sums in 32 bits."""
     if shards > 1:
         raise ConfigError("no engine splits RWKV's state over shards", field="tensor_parallel", value=shards)
     inner = model.count("attention_hidden_size") or model.hidden
@@ -208,25 +217,25 @@ def _gated_delta(model: ModelConfig, shards: int) -> RecurrentLayers:
 
 
 def _kimi(model: ModelConfig, shards: int) -> RecurrentLayers:
-    said = model.raw("linear_attn_config")
-    if not isinstance(said, dict):
+    attention = model.raw("linear_attn_config")
+    if not isinstance(attention, dict):
         raise ConfigError(
             "field `linear_attn_config` is missing: it says which layers attend", field="linear_attn_config"
         )
     needed = ("full_attn_layers", "kda_layers", "num_heads", "head_dim", "short_conv_kernel_size")
-    missing = [name for name in needed if name not in said]
+    missing = [name for name in needed if name not in attention]
     if missing:
         raise ConfigError(
             f"field `linear_attn_config.{missing[0]}` is missing: add it to the config",
             field=f"linear_attn_config.{missing[0]}",
         )
-    attending, recurrent = len(said["full_attn_layers"]), len(said["kda_layers"])
+    attending, recurrent = len(attention["full_attn_layers"]), len(attention["kda_layers"])
     if attending + recurrent != model.layers:
         raise ConfigError(
             f"field `linear_attn_config` names `{attending + recurrent}` layers of `{model.layers}`",
             field="linear_attn_config",
         )
-    heads, width, kernel = said["num_heads"], said["head_dim"], said["short_conv_kernel_size"]
+    heads, width, kernel = attention["num_heads"], attention["head_dim"], attention["short_conv_kernel_size"]
     convolved = _split(3 * heads * width, shards, "linear_attn_config.num_heads")
     mine = _split(heads, shards, "linear_attn_config.num_heads")
     state = (kernel - 1) * convolved * _element(model) + mine * width * width * 4
@@ -280,7 +289,9 @@ _MODELS: dict[str, Callable[[ModelConfig, int], RecurrentLayers]] = {
 
 
 def _bytes(model: ModelConfig, convolved: int, state: int, dtype: str | None = None) -> int:
-    """Both in the model's own dtype, unless its type keeps the recurrent state in another."""
+    """Return the bytes of both states in the model's dtype, unless its type keeps the recurrent state in another
+    dtype.
+    """
     return convolved * _element(model) + state * _element(model, dtype)
 
 
@@ -302,7 +313,7 @@ def _split(count: int, shards: int, field: str) -> int:
 
 
 def _indices(model: ModelConfig, name: str) -> list[int]:
-    """Which layers attend."""
+    """Return the numbers of the attention layers."""
     found = model.raw(name)
     if not isinstance(found, list) or not all(type(one) is int and 0 <= one < model.layers for one in found):
         raise ConfigError(f"field `{name}` is not a list of some of `{model.layers}` layers", field=name)
@@ -324,7 +335,7 @@ def _count(
     recurrent: tuple[Any, ...],
     field: str = "layer_types",
 ) -> int:
-    """How many of the layers attend; every kind is one of the two."""
+    """Return the number of attention layers; every kind is either attending or recurrent."""
     for kind in kinds:
         if kind not in attending and kind not in recurrent:
             words = ", ".join(str(one) for one in (*attending, *recurrent))

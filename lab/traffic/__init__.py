@@ -1,1 +1,1 @@
-"""Simulated traffic: a worker that serves a generated workload, and the people who ask of its control plane."""
+"""Simulated traffic: a worker that serves a generated workload, and people who use its control plane."""

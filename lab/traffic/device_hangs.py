@@ -1,4 +1,4 @@
-"""A device whose step hangs now and then, as it does in engines: its blocks wait in quarantine until it retires."""
+"""A device whose steps hang now and then, as in real engines: its blocks stay in quarantine until the step retires."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from kvcustody.governance.governor.governor import Governor
 
 
 class DeviceHangs:
-    """Begins and ends hangs of one Governor, on the thread that owns its state. Times are seconds; 0: never."""
+    """Begins and ends one Governor's hangs, on the thread that owns its state. Times are seconds; 0: never."""
 
     def __init__(self, every: float, seconds: float) -> None:
         self._every, self._seconds = every, seconds
@@ -14,7 +14,7 @@ class DeviceHangs:
         self._hanging: list[tuple[float, int]] = []
 
     def look(self, at: float, governor: Governor) -> None:
-        """End what is over, and begin one where it is time and something runs."""
+        """End hangs that are over, and begin one when it is time and a request runs."""
         for due, fence in [one for one in self._hanging if one[0] <= at]:
             governor.retire(fence)
             self._hanging.remove((due, fence))
@@ -23,7 +23,7 @@ class DeviceHangs:
             self._hanging.append((at + self._seconds, governor.fence(list(governor.running))))
 
     def end(self, governor: Governor) -> None:
-        """End all of them."""
+        """End all hangs."""
         for _, fence in self._hanging:
             governor.retire(fence)
         self._hanging.clear()

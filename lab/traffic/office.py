@@ -1,5 +1,7 @@
-"""What people ask of the control plane of `kvcustody up` while it runs: erasures, scans of the worker, a report and
-a schedule of more, two requests of persons. Somebody comes with a key that is nobody's, too.
+"""Requests to the control plane of `kvcustody up` while it runs.
+
+They are erasures, scans of the worker, a report and a schedule for reports, two subject requests, and one request with
+an unknown key.
 
 1. They are asked for as through the API, by the principal who would: on record, durable before anything happens.
 2. Subjects are those of the workload. Of the two requests one came in long ago and is past its deadline. One erasure is
@@ -54,7 +56,7 @@ _MISSES_EVERY = 4  # stalls
 
 
 class Office:
-    """Asks on a thread of its own until it is told to stop."""
+    """Sends requests on its own thread until it is stopped."""
 
     def __init__(self, service: Service, spec: WorkloadSpec, tenants: list[str], worker: str) -> None:
         self._service, self._worker = service, worker
@@ -65,17 +67,17 @@ class Office:
         self._thread = threading.Thread(target=self._run, name="kvcustody-office", daemon=True)
 
     def start(self) -> None:
-        """Ask from now on."""
+        """Start sending requests."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask no more; a second time changes nothing."""
+        """Stop sending requests; a second call does nothing."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(10.0)
 
     def stalls(self) -> None:
-        """The engine is about to stall (rule 2)."""
+        """Take note that the engine is about to stall (rule 2)."""
         self._stalls += 1
         if self._stalls % _MISSES_EVERY == 1:
             with suppress(CustodyError):

@@ -1,4 +1,4 @@
-"""The simulated worker of `kvcustody up`: a real pool, Governor and control-plane agent under generated traffic, now.
+"""The simulated worker of `kvcustody up`: a real pool, Governor and control-plane agent under generated traffic.
 
 1. It is a worker as any: identity, policy, keys, evidence and erasures go the way of an engine's. Its leaves say
    `simulated`, so no page takes it for people's traffic.
@@ -37,7 +37,7 @@ _TRIES_OF_CLOSING_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """When something goes wrong (rule 2): seconds between two, and seconds that one lasts. 0: never."""
+    """The intervals and lengths of faults (rule 2): seconds between two, and seconds that one lasts. 0: never."""
 
     stall_every: float = 75.0
     stall_seconds: float = 6.0
@@ -46,11 +46,11 @@ class Faults:
 
 
 class _StoppedError(Exception):
-    """Somebody asked the worker to end."""
+    """The worker was asked to end."""
 
 
 class PacedClock:
-    """Boot time that cannot be skipped: it is waited for, and whoever waits is told to end where that is asked."""
+    """Boot time that cannot be skipped: waiting takes real time, and a stop interrupts it."""
 
     def __init__(self, stop: threading.Event, between: Callable[[], None]) -> None:
         self._clock = SystemClock()
@@ -58,18 +58,18 @@ class PacedClock:
         self._between = between
 
     def now_us(self) -> int:
-        """Boot time."""
+        """Return boot time."""
         return self._clock.now_us()
 
     def skip_to(self, at_us: int) -> None:
-        """Wait until then."""
+        """Wait until `at_us`."""
         if self._stop.wait(max(0, at_us - self.now_us()) / MICROSECONDS):
             raise _StoppedError
         self._between()
 
 
 class SimulatedWorker:
-    """A worker on a thread of its own; `error` is why it ended by itself, None where it runs or was told to end."""
+    """A worker on its own thread; `error` is why it ended unexpectedly, None while it runs or after a stop."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class SimulatedWorker:
         faults: Faults | None = None,
         stalls: Callable[[], None] = lambda: None,
     ) -> None:
-        """`stalls` is called before the engine stalls."""
+        """Prepare the worker. `stalls` is called before the engine stalls."""
         self._settings, self._spec = settings, spec
         self._faults = faults or Faults()
         self._stalls = stalls
@@ -94,18 +94,18 @@ class SimulatedWorker:
         self._thread = threading.Thread(target=self._run, name="kvcustody-simulated", daemon=True)
 
     def start(self) -> None:
-        """Open it and serve; `serving` is set once it does, or has failed."""
+        """Open the worker and serve; `serving` is set once it serves, or has failed."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End in order (rule 3); a second time changes nothing."""
+        """End in order (rule 3); a second call does nothing."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(_TRIES_OF_CLOSING_SECONDS)
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended."""
+        """Whether the worker has ended."""
         return self._thread.ident is not None and not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -142,7 +142,7 @@ class SimulatedWorker:
                 self._hangs.end(governor)
 
     def _jobs(self) -> Iterator[Job]:
-        """The workload's requests, each counted as it comes."""
+        """Yield the workload's requests, and count each."""
         made = generate(self._spec)
         for request, label in zip(made.requests, made.labels, strict=True):
             if request.at_us <= self._spec.span_seconds * MICROSECONDS:
@@ -152,7 +152,7 @@ class SimulatedWorker:
     # -- what goes wrong ----------------------------------------------------------------------------------------------
 
     def _between(self) -> None:
-        """Between two steps, on the thread that owns the state: begin and end what goes wrong (rule 2)."""
+        """Begin and end faults between two steps, on the thread that owns the state (rule 2)."""
         at, governor, faults = self._seconds(), self._governor, self._faults
         if governor is None:
             return
@@ -168,6 +168,6 @@ class SimulatedWorker:
 
 
 def lively(tenants: int, seed: int) -> WorkloadSpec:
-    """Two hours of conversations, about two requests a second, with the times to think of impatient people."""
+    """Return two hours of conversations, about two requests per second, with impatient people's think times."""
     spec = WorkloadSpec(seed=seed, tenants=tenants, conversations=4800, span_seconds=7200.0)
     return replace(spec, think_seconds=replace(spec.think_seconds, median=8))

@@ -1,1 +1,1 @@
-"""Public bugs of cache layers as cases: found in an installed product or not, each by a script of its own."""
+"""Public bugs of cache layers as cases: a script per product looks for each of them in the installed version."""

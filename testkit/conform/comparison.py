@@ -40,25 +40,25 @@ Nothing here says that it is not so: it could not be asked of what pip installs 
 
 
 def _short(source: str) -> str:
-    """`vllm-project/vllm#1`, or the end of what has no number."""
+    """Return `vllm-project/vllm#1`, or the end of an address without a number."""
     parts = source.removeprefix("https://github.com/").split("/")
     return f"{parts[0]}/{parts[1]}#{parts[-1]}" if parts[-1].isdigit() else parts[-1]
 
 
 def page(records: Path, kit: Path) -> str:
-    """Markdown of every record in a folder, and of every run of the kit in another.
+    """Return Markdown for every record in one folder, and every conformance run in another.
 
     Raises `OSError` or `ValueError` where one cannot be read.
     """
-    found: dict[str, dict[str, Any]] = {}
+    reports: dict[str, dict[str, Any]] = {}
     for path in sorted(records.rglob("*.json")):
         body = json.loads(path.read_text())
-        found[body["target"]] = body
-    shown = [target for target in TARGETS if target.name in found]
-    verdicts = {(name, case["case"]): case["verdict"] for name, body in found.items() for case in body["cases"]}
+        reports[body["target"]] = body
+    shown = [target for target in TARGETS if target.name in reports]
+    verdicts = {(name, case["case"]): case["verdict"] for name, body in reports.items() for case in body["cases"]}
 
     def asked(case: str, verdict: str, *, ours: bool) -> str:
-        """Who was asked and answered so."""
+        """Return the targets with this answer."""
         chosen = [one for one in shown if one.name.startswith("kvcustody") is ours]
         return "; ".join(one.says for one in chosen if verdicts.get((one.name, case)) == verdict)
 
@@ -69,7 +69,7 @@ def page(records: Path, kit: Path) -> str:
         lines.append(f"| {case.holds} | " + " | ".join(cells) + " |")
     lines += ["", "## What was seen", ""]
     for target in shown:
-        body = found[target.name]
+        body = reports[target.name]
         lines += [f"**{target.says}** (`{target.name}`, {body['product']} {body['version']})", ""]
         lines += [f"- `{case['case']}`, {case['verdict']}: {case['evidence']}" for case in body["cases"]]
         lines.append("")

@@ -1,4 +1,4 @@
-"""What a run over one target found, as JSON, SARIF and a page."""
+"""The findings of a run over one target, as JSON, SARIF and a page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOUND, HOLDS, NOT_RUN = "found", "holds", "not run"
 
 
 class CaseFinding(NamedTuple):
-    """One case: found (the product does what it ought not to), holds, or not run; what was seen, or why not."""
+    """One case: found (the product has the bug), holds, or not run, with what was seen or why it did not run."""
 
     case: str
     verdict: str
@@ -24,7 +24,7 @@ class CaseFinding(NamedTuple):
 
 
 class ConformReport(NamedTuple):
-    """One target of one version of a product."""
+    """The findings for one target in one version of a product."""
 
     target: Target
     version: str
@@ -32,11 +32,11 @@ class ConformReport(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Every case ran, and none was found."""
+        """Whether every case ran and none was found."""
         return all(one.verdict == HOLDS for one in self.findings)
 
     def data(self) -> dict[str, Any]:
-        """For JSON: no path of the machine that ran it, and no time."""
+        """Return the report for JSON, without the machine's paths and without times."""
         return {
             "schema": SCHEMA,
             "target": self.target.name,
@@ -58,11 +58,11 @@ class ConformReport(NamedTuple):
         }
 
     def to_json(self) -> str:
-        """As it is kept."""
+        """Return the report as JSON text, as it is stored."""
         return json.dumps(self.data(), indent=2) + "\n"
 
     def to_sarif(self) -> str:
-        """Found cases as results of one SARIF run."""
+        """Return found cases as results of one SARIF run."""
         rules = [
             {
                 "id": one.case,
@@ -88,7 +88,7 @@ class ConformReport(NamedTuple):
         return json.dumps({"$schema": schema, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"
 
     def to_html(self) -> str:
-        """A page without scripts."""
+        """Return a page without scripts."""
         rows = "".join(
             f"<tr><td>{html.escape(CASE_OF[one.case].holds)}</td><td><strong>{one.verdict}</strong></td>"
             f"<td>{html.escape(one.evidence)}</td><td>"

@@ -1,4 +1,4 @@
-"""The cases: what ought to hold, and where it is public that it does not; what is no case, and why."""
+"""The cases: what should hold, where its violation is public, and which public reports are no cases."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class PublicCase(NamedTuple):
-    """`holds`: what ought to. `sources`: where the opposite was first said, by address."""
+    """A case. `holds`: what should hold. `sources`: the addresses of the first reports that it does not."""
 
     name: str
     holds: str
@@ -14,7 +14,7 @@ class PublicCase(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A part of a product. `needs`: a module that must be there; `product`: the distribution whose version is told.
+    """A part of a product. `needs`: a required module; `product`: the distribution whose version is reported.
 
     `script`, where it is not the target's own name, and what it is told behind the case.
     """
@@ -29,7 +29,7 @@ class Target(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A public report that is no case, and why not."""
+    """A public report that is no case, and the reason."""
 
     source: str
     says: str

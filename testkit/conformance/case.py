@@ -1,4 +1,4 @@
-"""A case of the kit, and the bench that it runs on.
+"""A case of the kit, and the bench on which it runs.
 
 `@case` makes a case of a function: its docstring is what it proves, and it fails through `expect`. The function gets a
 `Bench`, which opens engines; each comes as a `CaseHarness`: prompts that nobody else sends, requests driven to their
@@ -40,7 +40,7 @@ from kvcustody.testkit.conformance.policy import policy as standard_policy
 
 
 class Failed(AssertionError):  # noqa: N818 (the verdict's own word)
-    """The engine does not do what the case demands."""
+    """The engine does not do what the case requires."""
 
 
 class Case(NamedTuple):
@@ -53,7 +53,7 @@ class Case(NamedTuple):
 
 
 def case(name: str, *needs: str) -> Callable[[Callable[[Bench], None]], Case]:
-    """Make a case of a function; its docstring is what it proves."""
+    """Make a case of a function, whose docstring states what the case proves."""
     unknown = set(needs) - set(FEATURES)
     if unknown:
         raise ConfigError(f"case `{name}` needs unknown features `{sorted(unknown)}`", case=name)
@@ -65,13 +65,13 @@ def case(name: str, *needs: str) -> Callable[[Callable[[Bench], None]], Case]:
 
 
 def expect(holds: bool, message: str) -> None:
-    """Raise `Failed` with `message` where it does not hold."""
+    """Raise `Failed` with `message` unless the condition holds."""
     if not holds:
         raise Failed(message)
 
 
 def expect_equal(got: object, wanted: object, what: str) -> None:
-    """Raise `Failed` that shows both."""
+    """Raise `Failed` with both values unless they are equal."""
     if got != wanted:
         raise Failed(f"{what}: `{got}`, wanted `{wanted}`")
 
@@ -81,7 +81,7 @@ ISSUER = "idp"
 
 
 def person(tenant: str, subject: str = "ann") -> Principal:
-    """An authenticated subject of a tenant."""
+    """Return an authenticated subject of a tenant."""
     return identify(issuer=ISSUER, tenant=tenant, verified={"subject": subject})
 
 
@@ -102,13 +102,13 @@ class CaseHarness:
             engine.watch(self.first_writes.append)
 
     def has(self, feature: str) -> bool:
-        """Whether the engine has a feature."""
+        """Return whether the engine has a feature."""
         return feature not in self.capabilities.lacks
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
     def prompt(self, blocks: int, tail: int = 1) -> tuple[int, ...]:
-        """Tokens of so many whole blocks and a tail, which nothing else has."""
+        """Return tokens of that many whole blocks and a tail, which no other prompt has."""
         ids = range(3, self.capabilities.vocabulary)
         return tuple(self.random.choices(ids, k=blocks * self.block_tokens + tail))
 
@@ -119,13 +119,13 @@ class CaseHarness:
     def ask(
         self, who: Principal | str | None, tokens: Sequence[int], max_tokens: int = 1, **more: Any
     ) -> RequestOutcome:
-        """One request from its arrival to its end."""
+        """Run one request from its arrival to its end."""
         request = self.submit(who, tokens, max_tokens, **more)
         self.finish(request)
         return self.engine.outcome(request)
 
     def finish(self, *requests: object) -> int:
-        """Step until these are over; returns how many steps that took."""
+        """Step until these requests have ended; return the number of steps."""
         steps = 0
         while not all(self.engine.outcome(one).state in OVER for one in requests):
             steps += 1
@@ -134,11 +134,11 @@ class CaseHarness:
         return steps
 
     def states(self, requests: Iterable[object]) -> list[str]:
-        """Their states, for people."""
+        """Return the requests' states for an error message."""
         return [self.engine.outcome(one).state for one in requests]
 
     def until_running(self, request: object) -> RequestOutcome:
-        """Step until it runs and has blocks."""
+        """Step until the request runs and has blocks."""
         for _ in range(STEPS_MAX):
             outcome = self.engine.outcome(request)
             if outcome.state in OVER:
@@ -149,7 +149,7 @@ class CaseHarness:
         raise Failed(f"the request does not run after {STEPS_MAX} steps")
 
     def until_output(self, request: object, tokens: int) -> None:
-        """Step until it has said so many tokens and still runs."""
+        """Step until the request has that many output tokens and still runs."""
         self.until_running(request)
         for _ in range(STEPS_MAX):
             outcome = self.engine.outcome(request)
@@ -161,12 +161,12 @@ class CaseHarness:
         raise Failed(f"the request has not said {tokens} tokens after {STEPS_MAX} steps")
 
     def steps(self, count: int) -> None:
-        """So many engine steps."""
+        """Take that many engine steps."""
         for _ in range(count):
             self.engine.step()
 
     def settle(self) -> None:
-        """Step until there is nothing left to do."""
+        """Step until no work is left."""
         for _ in range(STEPS_MAX):
             if not self.engine.step():
                 return
@@ -175,25 +175,25 @@ class CaseHarness:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def idle(self, microseconds: int) -> None:
-        """No request arrives; the engine's own timer may run."""
+        """Let time pass without requests; the engine's own timer may run."""
         self.settle()
         self.engine.idle(microseconds)
 
     def late(self, microseconds: int) -> None:
-        """The engine does not run at all, as in a long pause of the process: only the clock moves."""
+        """Move the clock while the engine does not run, as in a long pause of the process."""
         self.clock.advance(microseconds)
 
     # -- what must hold ------------------------------------------------------------------------------------------------
 
     def hit(self, who: Principal | None, tokens: Sequence[int], blocks: int, what: str, **more: Any) -> RequestOutcome:
-        """A whole request must finish and reuse exactly so many whole blocks."""
+        """Require that a whole request finishes and reuses exactly that many whole blocks."""
         outcome = self.ask(who, tokens, **more)
         expect_equal(outcome.state, FINISHED, f"{what}: state ({outcome.reason})")
         expect_equal(outcome.cached_tokens, blocks * self.block_tokens, f"{what}: cached tokens")
         return outcome
 
     def warm(self, who: Principal, blocks: int = 4, tail: int = 1, **more: Any) -> tuple[int, ...]:
-        """A prompt that has been computed once and is reused in full by its own subject (the positive control)."""
+        """Compute a prompt once and require that its own subject reuses it in full (the positive control)."""
         tokens = self.prompt(blocks, tail)
         first = self.ask(who, tokens, **more)
         expect_equal((first.state, first.cached_tokens), (FINISHED, 0), f"first request ({first.reason})")
@@ -201,7 +201,7 @@ class CaseHarness:
         return tokens
 
     def open_grant(self, owner: Principal, reader: Principal) -> None:
-        """Ask until the grant serves: its first use has to be durable before (class A)."""
+        """Send requests until the grant is in effect: its first use must be durable before (class A)."""
         for _ in range(100):
             tokens = self.prompt(1)
             self.ask(owner, tokens)
@@ -211,31 +211,31 @@ class CaseHarness:
         raise Failed("the grant never served its reader (control)")
 
     def same_as_cold(self, who: Principal, tokens: Sequence[int], outcome: RequestOutcome) -> None:
-        """The output is what an engine says that has nothing to reuse."""
+        """Require the output of an engine that has nothing to reuse."""
         if self.has("exact"):
             cold = self._bench.cold(self.setup, who, tuple(tokens), len(outcome.output))
             expect_equal(outcome.output, cold, "output, against an engine without any cache")
 
     def nonzero_bytes(self, blocks: Iterable[int]) -> int:
-        """Bytes that are not zero in these blocks now."""
+        """Return how many bytes of these blocks are not zero now."""
         return sum(len(data) - data.count(0) for data in self.engine.read(tuple(blocks)))
 
     def expect_clean_first_writes(self, at_least: int = 1) -> None:
-        """Every hand-out since the rig was opened was all zero before its first write, and there were some."""
+        """Require that every allocated block was all zero before its first write, and that there were some."""
         seen = len(self.first_writes)
         expect(seen >= at_least, f"only {seen} first writes were probed, {at_least} wanted")
         dirty = [write for write in self.first_writes if write.nonzero_bytes]
         expect(not dirty, f"{len(dirty)} of {seen} blocks were not zero before their first write: {dirty[:3]}")
 
     def healthy(self) -> None:
-        """The engine's and governance's own checks, and the orphan scan."""
+        """Require that the engine's and governance's own checks pass, and the orphan scan finds nothing."""
         problems = self.engine.check()
         expect(not problems, f"check: {problems[:5]}")
         findings = [finding for finding in self.engine.scan() if finding not in self.lawful_findings]
         expect(not findings, f"scan: {findings[:5]}")
 
     def expect_opened(self, tenant: str, at_least: int) -> None:
-        """Every residency so far is this tenant's, and there are at least so many."""
+        """Require that every residency so far is this tenant's, and that there are at least that many."""
         self.settle()
         self.engine.idle(SECOND_US)
         tenants = [event.tenant for event in self.ledger(ResidencyOpened)]
@@ -258,7 +258,7 @@ class Bench:
         self._cold: dict[tuple[object, ...], tuple[int, ...]] = {}
 
     def open(self, policy: str | None = None, **setup: Any) -> CaseHarness:
-        """A fresh engine; `setup`: fields of `Setup`."""
+        """Return a fresh engine; `setup`: fields of `Setup`."""
         made = Setup(policy or standard_policy(), VirtualClock(), seed=self.seed, **setup)
         rig = CaseHarness(self.factory(made), made, self.random, self)
         unknown = set(rig.capabilities.lacks) - set(FEATURES)
@@ -268,7 +268,7 @@ class Bench:
         return rig
 
     def cold(self, setup: Setup, who: Principal, tokens: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
-        """The output of a fresh engine for one request (rule 3)."""
+        """Return the output of a fresh engine for one request (rule 3)."""
         key = (who, tokens, max_tokens)
         known = self._cold.get(key)
         if known is None:
@@ -281,13 +281,13 @@ class Bench:
         return known
 
     def close(self) -> None:
-        """Check and close every engine that is open (rule 1)."""
+        """Check and close every open engine (rule 1)."""
         while self._open:
             self._open[-1].healthy()  # where it is not, `abandon` closes it
             self._open.pop().engine.close()
 
     def abandon(self) -> None:
-        """After a failure: close what can be closed, look at nothing."""
+        """Close, after a failure, whatever can be closed, without checks."""
         while self._open:
             _quietly(self._open.pop().engine.close)
 

@@ -1,4 +1,4 @@
-"""`kvcustody conformance`: the kit over an engine adapter, its mutants, and the record of a passed run."""
+"""`kvcustody conformance`: runs the kit over an engine adapter and its mutants, and records a passed run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,11 @@ def conformance(
 
 
 def _factory(name: str) -> EngineFactory:
-    """The factory behind `module:factory`, or `plugin:NAME`. Raises `ConfigError` where it is not there."""
+    """Return the factory at `module:factory`, or `plugin:NAME`.
+
+    Raises:
+        ConfigError: there is none.
+    """
     if names_extension(name):
         return cast(EngineFactory, load_extension(ENGINES, name).factory)
     module, _, attribute = name.partition(":")
@@ -87,7 +91,7 @@ def _progress(verdict: CaseVerdict) -> None:
 
 
 def _killed(factory: EngineFactory, name: str, seed: int) -> int:
-    """Kill a module's mutants; 0 where none survives and every fault of the catalogue is accounted for."""
+    """Run a module's mutants; return 0 where none survives and every fault in the catalogue is accounted for."""
     module = importlib.import_module(name)
     survivors = 0
     for mutant in module.MUTANTS:

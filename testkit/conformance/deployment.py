@@ -1,4 +1,4 @@
-"""The deployment around an engine under test, in memory: keys, policy, ledger, events. An adapter's harness may use it.
+"""The deployment around an engine under test, in memory: keys, policy, ledger, events. Adapters' harnesses may use it.
 
 1. Nothing is a stand-in for governance: the keyring, the decision table and the token verifier are the real ones; the
    key store is a document in memory and the ledger keeps its events in a list.
@@ -26,26 +26,26 @@ from kvcustody.testkit.tiny_model import tiny_model
 
 
 class MemoryKeyStore:
-    """A key store whose document is in memory."""
+    """A key store with its document in memory."""
 
     def __init__(self) -> None:
         self._document = KeyDocument()
 
     def load(self) -> KeyDocument:
-        """The document as last saved."""
+        """Return the document as last saved."""
         return self._document.copy()
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """One process: nothing to lock."""
+        """Lock nothing: there is one process."""
         return nullcontext()
 
     def save(self, document: KeyDocument) -> None:
-        """Replace it."""
+        """Replace the document."""
         self._document = document.copy()
 
 
 class KeepingLedger:
-    """A ledger that keeps every event, in order. `admitting` may be set False to act out an outage."""
+    """A ledger that keeps every event in order. Set `admitting` to False to simulate an outage."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -53,16 +53,16 @@ class KeepingLedger:
         self.shares = TenantShares()
 
     def issuers(self) -> Issuers:
-        """Nobody's: each of its workers begins one."""
+        """Return no one's issuers: each of its workers begins one."""
         return Issuers()
 
     def submit(self, events: Sequence[Event], /) -> int:
-        """Keep them."""
+        """Keep the events."""
         self.events += events
         return len(self.events)
 
     def submit_durable(self, event: Event, /) -> int:
-        """Keep it."""
+        """Keep the event."""
         return self.submit([event])
 
 
@@ -73,23 +73,23 @@ class KeepingPublisher:
         self.events: list[BlockEvent] = []
 
     def publish(self, events: Sequence[BlockEvent], /) -> int:
-        """Keep them."""
+        """Keep the events."""
         self.events += events
         return len(self.events)
 
 
 def keyring(clock: Clock) -> Keyring:
-    """A keyring with random secrets, gone with the process."""
+    """Return a keyring with random secrets, which end with the process."""
     return Keyring(MemoryKeyStore(), RootKeyWrapping(KeyBuffer.random(KEY_BYTES)), clock)
 
 
 def table(policy: str, revision: int = 1) -> DecisionTable:
-    """The decision table of a policy's YAML text."""
+    """Return the decision table of a policy's YAML text."""
     return compile_policy(load_policy(policy, name="conformance.yaml"), revision=revision)
 
 
 def toy_model(block_tokens: int) -> ModelIdentity:
-    """The identity of the toy model."""
+    """Return the identity of the toy model."""
     return tiny_model(
         weights_digest="sha256:toy",
         tokenizer_digest="sha256:toy",

@@ -1,4 +1,4 @@
-"""What the author of an adapter implements once, so that the conformance kit can drive the engine behind it.
+"""The interface that an adapter's author implements once, so that the conformance kit can drive the engine behind it.
 
 Everything the kit knows of an engine it asks here. Nothing here is a copy of governance's books: block tables, bytes
 and index contents come from the engine itself, so that a lie in either is seen.
@@ -42,7 +42,7 @@ FEATURES: dict[str, str] = {
 
 
 class Capabilities(NamedTuple):
-    """What the engine is. `lacks`: feature (of `FEATURES`) → the reason why this engine has not got it.
+    """The engine's properties. `lacks`: feature (of `FEATURES`) → the reason why this engine lacks it.
 
     block_tokens: tokens a block. blocks: blocks that can be handed out, of all groups, after what the engine
     reserves for itself.
@@ -61,7 +61,7 @@ class Capabilities(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """What the kit asks of a factory.
+    """The kit's requirements for a factory.
 
     policy: YAML for `policies.loader.load_policy`; tenants `alpha`, `beta`, `gamma`, `delta`; issuer `idp`.
     clock: decides every deadline; hand it to the port, the Governor, the memory and the verifier of tokens.
@@ -101,7 +101,7 @@ OVER = frozenset({FINISHED, ABORTED, REFUSED})
 
 
 class RequestOutcome(NamedTuple):
-    """What is known of a request now; the first four fields are what its client can see.
+    """The current facts about a request; its client can see the first four fields.
 
     cached_tokens: prompt tokens that needed no prefill, at its last start. blocks: its block table in the engine, every
     group, now; empty once it is over. reason: in the harness's words, for people.
@@ -121,7 +121,7 @@ class RequestOutcome(NamedTuple):
 
 
 class FirstWrite(NamedTuple):
-    """A block is about to be written for the first time since it was handed out to `request`.
+    """A block that is about to be written for the first time since it was allocated to `request`.
 
     nonzero_bytes: over all shards. hand_out: a number that the engine gives each hand-out, so that one block handed out
     twice is two.
@@ -134,44 +134,44 @@ class FirstWrite(NamedTuple):
 
 
 class TierObject(NamedTuple):
-    """One object of the external tier: its key as the tier names it, and its bytes."""
+    """One object in the external tier: its key as the tier names it, and its bytes."""
 
     key: bytes
     data: bytes
 
 
 class EngineUnderTest(Protocol):
-    """A governed engine as the kit sees it. One thread; every call returns at once."""
+    """A governed engine as the kit sees it, on one thread; every call returns at once."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the engine is and lacks; the same for every call."""
+        """The engine's properties and lacks; the same for every call."""
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def mint(self, principal: Principal, valid_us: int) -> str:
-        """A valid raw token of `principal` for one request (`tokens`)."""
+        """Return a valid raw token of `principal` for one request (`tokens`)."""
 
     def submit(self, ask: RequestSpec) -> object:
         """Queue a request; it starts in a later `step`. Never raises for what a client can cause: `RequestOutcome`."""
 
     def step(self) -> bool:
-        """One engine step, deferred requests included; False where no request is waiting or running."""
+        """Take one engine step, deferred requests included; return False where no request waits or runs."""
 
     def outcome(self, request: object) -> RequestOutcome:
-        """What is known of a request, whatever its state."""
+        """Return the current facts about a request, whatever its state."""
 
     def abort(self, request: object) -> None:
-        """The client cancels; for a request that is over, nothing."""
+        """Cancel a request for its client; do nothing for a request that has ended."""
 
     def disconnect(self, request: object) -> None:
-        """The client's connection is gone; for a request that is over, nothing."""
+        """Drop a request's client connection; do nothing for a request that has ended."""
 
     def preempt(self, request: object) -> None:
-        """The engine takes its blocks; it waits and resumes by itself. Not running: nothing (`preemption`)."""
+        """Take a running request's blocks; it waits and resumes on its own. Otherwise do nothing (`preemption`)."""
 
     def fork(self, request: object) -> object:
-        """A second request that goes on from a running one (`forks`)."""
+        """Return a second request that continues a running one (`forks`)."""
 
     # -- time and administration -------------------------------------------------------------------------------------
 
@@ -181,19 +181,21 @@ class EngineUnderTest(Protocol):
         """
 
     def activate(self, policy: str) -> None:
-        """A new policy revision takes effect."""
+        """Activate a new policy revision."""
 
     def erase(self, selector: Selector) -> None:
-        """Erase, as an administrator would."""
+        """Erase a selection as an administrator does."""
 
     def take_epochs(self, known: KnownEpochs) -> None:
-        """The control plane gave out these erase epochs: they hold for what is decided from now on (`epochs`)."""
+        """Take erase epochs from the control plane; they apply to all later decisions (`epochs`)."""
 
     def scan(self) -> list[str]:
-        """Findings of the orphan scan against the live engine; empty when clean."""
+        """Return the findings of the orphan scan against the live engine; empty when clean."""
 
     def check(self) -> list[str]:
-        """Every invariant of governance and of the engine's own books, recomputed; empty when all hold."""
+        """Return the violated invariants of governance and of the engine's own books, recomputed; empty when all
+        hold.
+        """
 
     def close(self) -> None:
         """End everything in order; the evidence is complete afterwards."""
@@ -204,33 +206,33 @@ class EngineUnderTest(Protocol):
         """Call `probe` before each first write from now on (rule 4; `bytes`)."""
 
     def read(self, blocks: Sequence[int]) -> list[bytes]:
-        """All bytes of each block, every shard, as they are now on the device (`bytes`)."""
+        """Return all bytes of each block on every shard, as they are now on the device (`bytes`)."""
 
     def free_blocks(self) -> tuple[int, ...]:
-        """The engine's own list of blocks that it could hand out without evicting anything; with duplicates, if any."""
+        """Return the engine's list of blocks that it could allocate without eviction; with duplicates, if any."""
 
     def indexed(self) -> frozenset[bytes]:
-        """The keys in the engine's own prefix index now, as its block events name them (32 bytes)."""
+        """Return the keys in the engine's prefix index now, as its block events name them (32 bytes)."""
 
     def events(self) -> list[BlockEvent]:
-        """Block events since the last call, in order, as they leave the process by default settings (`events`)."""
+        """Return the block events since the last call in order, as the default settings publish them (`events`)."""
 
     def ledger(self) -> list[Event]:
-        """Every ledger event so far, in order."""
+        """Return every ledger event so far, in order."""
 
     # -- faults and the tier -----------------------------------------------------------------------------------------
 
     def stick(self, block: int) -> None:
-        """From now on this block refuses to become zero on its last shard (`stuck`)."""
+        """Make this block fail to become zero on its last shard from now on (`stuck`)."""
 
     def hold_transfers(self, held: bool) -> None:
-        """While held, transfers from and to the tier that were started do not progress (`tier`)."""
+        """Hold started transfers from and to the tier, or release them (`tier`)."""
 
     def tier(self) -> list[TierObject]:
-        """Everything in the external tier (`tier`)."""
+        """Return everything in the external tier (`tier`)."""
 
     def drop_index(self) -> None:
-        """The engine forgets its own prefix index, as under pressure; the tier keeps what it has (`tier`)."""
+        """Drop the engine's prefix index as under pressure; the tier keeps its content (`tier`)."""
 
 
 EngineFactory = Callable[[Setup], EngineUnderTest]

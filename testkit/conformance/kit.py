@@ -1,4 +1,4 @@
-"""Run the cases over an engine: `run(factory)` gives a report; `conformance_cases()` parametrises a pytest function.
+"""Runs the cases over an engine: `run(factory)` returns a report; `conformance_cases()` parametrises a pytest function.
 
 @conformance_cases()
 def test_conformance(case):
@@ -30,7 +30,7 @@ def run(
     *,
     seed: int = SEED,
 ) -> ConformanceReport:
-    """Every case over a fresh engine each; a case fails on what it sees and on whatever the engine raises."""
+    """Run every case over a fresh engine each; a case fails on its own check and on any error from the engine."""
     capabilities = capabilities_of(engine_factory)
     verdicts = []
     for case in cases:
@@ -42,7 +42,7 @@ def run(
 
 
 def judge(factory: EngineFactory, case: Case, capabilities: Capabilities, seed: int = SEED) -> CaseVerdict:
-    """One case's verdict."""
+    """Run one case and return its verdict."""
     skipped = why_skipped(case, capabilities)
     if skipped:
         return CaseVerdict(case.name, SKIP, skipped, 0.0, seed)
@@ -59,13 +59,13 @@ def judge(factory: EngineFactory, case: Case, capabilities: Capabilities, seed: 
 
 
 def why_skipped(case: Case, capabilities: Capabilities) -> str:
-    """The engine's own reasons for lacking what the case needs; empty where it lacks nothing of it."""
+    """Return the engine's reasons for lacking a feature that the case needs; empty where it lacks none."""
     return "; ".join(f"no {need}: {capabilities.lacks[need]}" for need in case.needs if need in capabilities.lacks)
 
 
 @lru_cache(maxsize=16)
 def capabilities_of(factory: EngineFactory) -> Capabilities:
-    """What an engine of this factory can do; one engine is made to ask it."""
+    """Return the properties of a factory's engine; one engine is made to read them."""
     engine = factory(Setup(policy(), VirtualClock()))
     capabilities = engine.capabilities
     engine.close()
@@ -73,7 +73,7 @@ def capabilities_of(factory: EngineFactory) -> Capabilities:
 
 
 def check(factory: EngineFactory, case: Case, *, seed: int = SEED) -> None:
-    """One case under pytest: skips with the engine's reason, fails with the case's own error and the seed."""
+    """Run one case under pytest: skip with the engine's reason, fail with the case's error and the seed."""
     import pytest
 
     skipped = why_skipped(case, capabilities_of(factory))
@@ -90,7 +90,7 @@ def check(factory: EngineFactory, case: Case, *, seed: int = SEED) -> None:
 
 
 def conformance_cases(cases: Iterable[Case] = ALL) -> Any:
-    """`pytest.mark.parametrize` over `case`, with the cases' names as ids."""
+    """Return `pytest.mark.parametrize` over `case`, with the cases' names as ids."""
     import pytest
 
     chosen = list(cases)

@@ -1,4 +1,4 @@
-"""The policy under which cases run: small times, four tenants, one grant that can be given and revoked."""
+"""The policy for the cases: short times, four tenants, and one grant that can be given and revoked."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ grants:
 
 
 def policy(*, scope: str = "subject", grant: bool = False, idle: str = "20s", tier: bool = False) -> str:
-    """The policy's YAML. `scope`: subject or tenant. `grant`: beta may read alpha's tenant-level blocks.
-    `tier`: blocks may go to the host tier."""
+    """Return the policy's YAML. `scope`: subject or tenant. `grant`: beta may read alpha's tenant-level blocks. `tier`:
+    blocks may go to the host tier.
+    """
     offload = "{tiers: [host], encrypt: none}" if tier else "never"
     return _TEXT.format(scope=scope, grants=_GRANT if grant else "", idle=idle, offload=offload)

@@ -1,4 +1,4 @@
-"""What a run of the kit found: one verdict a case, and the seed that reproduces it."""
+"""The result of a run of the kit: one verdict per case, and the seed that reproduces it."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class ConformanceReport:
 
     @property
     def passed(self) -> bool:
-        """No case failed, and at least one passed."""
+        """Whether no case failed and at least one passed."""
         return bool(self.of(PASS)) and not self.of(FAIL)
 
     def of(self, verdict: str) -> list[CaseVerdict]:
-        """The cases with one verdict."""
+        """Return the cases with this verdict."""
         return [one for one in self.verdicts if one.verdict == verdict]
 
     def to_json(self) -> str:
-        """The report as JSON text."""
+        """Return the report as JSON text."""
         body = {
             "schema": "kvcustody/conformance@1",
             "engine": self.engine,
@@ -53,7 +53,7 @@ class ConformanceReport:
 
 
 def record(report: ConformanceReport, subject: Subject) -> bytes:
-    """The record of a run, as the bytes whose digest a setting names."""
+    """Return the record of a run as the bytes whose digest a setting names."""
     verdicts = {one.case: one.verdict for one in report.verdicts}
     body = {
         "schema": SCHEMA,

@@ -1,4 +1,4 @@
-"""The attacks, each run unchanged against a plain and a governed engine, and what may be concluded.
+"""The attacks, run unchanged against a plain and a governed engine, and the conclusions that they permit.
 
 1. The plain engine is the control: an attack that recovers nothing from it proves nothing about the governed one, and
    is `void`. So is everything where a governed tenant no longer reuses its own: a cache that is off leaks nothing.
@@ -23,7 +23,7 @@ NO_SALTS: Salts = (None, None)
 
 
 class AttackOutcome(NamedTuple):
-    """What one engine gave away. `words`: secret words recovered; `text`: everything that could be read."""
+    """What one engine revealed. `words`: recovered secret words; `text`: all readable text."""
 
     words: tuple[str, ...] = ()
     text: str = ""
@@ -32,16 +32,16 @@ class AttackOutcome(NamedTuple):
 
     @property
     def gave_away(self) -> bool:
-        """Whether anything of the victim's reached the attacker."""
+        """Whether any of the victim's data reached the attacker."""
         return bool(self.words or self.text or self.residue_bytes)
 
     def as_json(self) -> dict[str, Any]:
-        """For machines; no field is left out."""
+        """Return every field as JSON values."""
         return {**self._asdict(), "words": list(self.words), "gave_away": self.gave_away}
 
 
 class Attack(NamedTuple):
-    """One attack's two outcomes. `reads`: what the attacker looks at."""
+    """One attack's two outcomes. `reads`: what the attacker reads."""
 
     name: str
     reads: str
@@ -66,7 +66,7 @@ class Probed(NamedTuple):
 
 
 def probe(engine: Engine, secret: tuple[str, ...], seed: int, salts: Salts = NO_SALTS) -> Probed:
-    """Recover `secret` word by word: the right candidate is the one whose prompt is in the cache already.
+    """Recover `secret` word by word: the right candidate is the one whose prompt is already cached.
 
     salts: what the victim and the attacker send as `cache_salt`.
     """
@@ -85,7 +85,7 @@ def probe(engine: Engine, secret: tuple[str, ...], seed: int, salts: Salts = NO_
 
 
 def _odd_one(measures: Sequence[int], words: Sequence[str]) -> str | None:
-    """The one word that stands out above all others, if one does."""
+    """Return the single word that stands out above all others, if there is one."""
     best = max(measures)
     return words[measures.index(best)] if measures.count(best) == 1 else None
 
@@ -96,23 +96,23 @@ def _recovered(found: Sequence[str | None], secret: tuple[str, ...]) -> AttackOu
 
 
 def residual_read(engine: Engine, secret: tuple[str, ...], book: Codebook, salts: Salts = NO_SALTS) -> AttackOutcome:
-    """Read the block of the victim's last message when the next tenant is handed it, before that one writes.
+    """Read the block of the victim's last message when the next tenant receives it, before that tenant writes.
 
     The other tenant asks until it gets that very block. An engine that never hands it out again is not shown to clear
     it: the outcome then has no `residue_bytes`.
     """
-    said = note(secret)
-    assert len(said) < engine.block_tokens, "the message must stay in a block that is never complete"
-    (victim,) = engine.serve(VICTIM, [token_ids(said)], salts[0])
+    message = note(secret)
+    assert len(message) < engine.block_tokens, "the message must stay in a block that is never complete"
+    (victim,) = engine.serve(VICTIM, [token_ids(message)], salts[0])
     for _ in range(ROUNDS_MAX):
         for one in engine.serve(ATTACKER, greetings(), salts[1]):
             if one.block == victim.block:
-                return _read(one.found, said, secret, book)._replace(residue_bytes=one.nonzero_bytes)
+                return _read(one.found, message, secret, book)._replace(residue_bytes=one.nonzero_bytes)
     return AttackOutcome()
 
 
 def read_blocks(blocks: Sequence[Values], secret: tuple[str, ...], book: Codebook) -> AttackOutcome:
-    """The most that any of `blocks` says of the victim's last message."""
+    """Return the largest part of the victim's last message that any of `blocks` reveals."""
     said = note(secret)
     return max((_read(block, said, secret, book) for block in blocks), key=lambda one: len(one.text))
 
@@ -128,6 +128,6 @@ def _read(block: Values, said: tuple[str, ...], secret: tuple[str, ...], book: C
 
 
 def own_reuse(engine: Engine, secret: tuple[str, ...]) -> tuple[int, int]:
-    """Tokens found, and tokens that could be, when the victim repeats its own last turn."""
+    """Return the cached and the possible tokens when the victim repeats its last turn."""
     prompt = form(secret, engine.block_tokens)
     return engine.serve(VICTIM, [prompt])[0].cached_tokens, len(secret) * engine.block_tokens

@@ -1,4 +1,4 @@
-"""Reading words out of K and V: what a block holds of a token is a function of that token and its place.
+"""Reads words from K and V: a block's content for a token is a function of that token and its position.
 
 In the first layer nothing but the token and its position enters a key or a value. So an engine's own vectors for every
 word of a vocabulary, taken once, read any block of a prompt's beginning: for whoever has them, K/V is plaintext.
@@ -23,7 +23,7 @@ AUTHOR = "author"  # whoever makes the book is a tenant too
 
 
 class Codebook:
-    """The first layer's K and V of every word at every place of a first block.
+    """The first layer's K and V of every word at every position of a first block.
 
     vectors: [words, values of a block]. places: [tokens of a block, values of a block], which values a place has.
     """
@@ -35,7 +35,7 @@ class Codebook:
 
     @classmethod
     def learn(cls, engine: Engine) -> Codebook:
-        """Ask an engine for every word, repeated over a block; then for one word changed at each place (rule 1)."""
+        """Request every word, repeated over a block, and then one word changed at each position (rule 1)."""
         size = engine.block_tokens
         first, other = FIRST_WORD, FIRST_WORD + 1
         vectors = _contents(engine, [[word] * size for word in range(FIRST_WORD, len(WORDS))])
@@ -43,7 +43,7 @@ class Codebook:
         return cls(vectors, _contents(engine, changed) != vectors[0])
 
     def read(self, block: Values) -> list[str | None]:
-        """The word at each place of a block; None where there is none, or something else."""
+        """Return the word at each position of a block; None where there is none, or something else."""
         return [self._word(block[values], self._vectors[:, values]) for values in self._places]
 
     def _word(self, found: Values, known: Values) -> str | None:
@@ -58,7 +58,7 @@ class Codebook:
 
 
 def _contents(engine: Engine, prompts: Sequence[Sequence[int]]) -> Values:
-    """What a block holds of each prompt, which fills one."""
+    """Return a block's content for each prompt, which fills one."""
     return np.stack(
         [
             served.left

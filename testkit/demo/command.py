@@ -75,7 +75,7 @@ def attack(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """What is going on, on stderr; silent where that is no terminal."""
+    """Yield a function that prints progress on stderr; it is silent where stderr is no terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda text: None
@@ -86,7 +86,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends the engines' processes and removes the files, as Ctrl-C does."""
+    """Make SIGTERM end the engines' processes and remove the files, as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -110,7 +110,7 @@ _MEANS = {
 
 
 def print_report(report: AttackReport, console: Console) -> None:
-    """What each attack recovered from each engine, then the controls and the verdict."""
+    """Print what each attack recovered from each engine, then the controls and the verdict."""
     versions = ", ".join(f"{name} {found}" for name, found in report.versions.items() if found)
     console.print(f"[bold]{report.engine} under attack[/]  [dim]{escape(versions)}; seed {report.seed}[/]")
     console.print(

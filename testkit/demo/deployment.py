@@ -1,4 +1,4 @@
-"""The files of one governed deployment, in a folder that lives as long as the demonstration.
+"""The files of one governed deployment, in a folder that exists as long as the demonstration.
 
 1. They are what an operator writes, and nothing is weakened: two tenants under one policy, keys at a door, a ledger.
 """
@@ -46,7 +46,7 @@ PATH = "/v1/completions"
 
 
 class Deployment:
-    """A deployment in `folder`, which is made."""
+    """A deployment in `folder`, which is created."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -72,23 +72,23 @@ class Deployment:
         }
 
     def settings(self, block_tokens: int) -> Settings:
-        """The settings of an engine's process."""
+        """Return the settings of an engine's process."""
         return load_settings(**self.values(), block_tokens=block_tokens)
 
     def environment(self) -> dict[str, str]:
-        """The same as variables of a process."""
+        """Return the same settings as environment variables."""
         return {f"KVCUSTODY_{name.upper()}": str(value) for name, value in self.values().items()}
 
 
 class FrontDoor:
-    """The door that the API server's middleware asks, with the two tenants' keys in hand."""
+    """The door behind the API server's middleware, with the two tenants' keys."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._gate = open_request_gate(load_settings(**deployment.values()))
         self._keys = deployment._keys
 
     def pass_on(self, tenant: str, body: dict[str, object]) -> dict[str, object]:
-        """`body` as it reaches the engine when the tenant sends it with its own API key."""
+        """Return `body` as it reaches the engine when the tenant sends it with its own API key."""
         headers = RequestHeaders([(b"authorization", b"Bearer " + self._keys[tenant].encode())])
         admitted = self._gate.authenticate("POST", PATH, headers)
         passed: dict[str, object] = orjson.loads(self._gate.scope(admitted, orjson.dumps(body)))

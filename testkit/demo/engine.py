@@ -1,4 +1,4 @@
-"""What an attack may see of an engine: the same four facts of each request, whichever engine it is."""
+"""The facts about an engine that an attack may see: the same four for each request in every engine."""
 
 from __future__ import annotations
 

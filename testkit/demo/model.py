@@ -1,4 +1,4 @@
-"""A language model of some ten thousand random weights that every engine takes for a real one.
+"""A language model with about ten thousand random weights that every engine accepts.
 
 1. Everything is a function of one seed: two processes that make it hold the same weights.
 """
@@ -16,7 +16,7 @@ CONTEXT_TOKENS = 512
 
 
 def make_model() -> Any:
-    """The model, on the CPU, in float32."""
+    """Return the model, on the CPU, in float32."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -42,7 +42,7 @@ def make_model() -> Any:
 
 
 def save_model(folder: Path) -> None:
-    """The model in `folder`, in bfloat16, as vLLM loads one."""
+    """Save the model to `folder` in bfloat16, in the form that vLLM loads."""
     import torch
 
     make_model().to(torch.bfloat16).save_pretrained(folder)

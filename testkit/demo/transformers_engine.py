@@ -1,4 +1,4 @@
-"""transformers' continuous batching in this process, plain or governed, driven step by step by the same code.
+"""transformers' continuous batching in this process, plain or governed, stepped by the same code.
 
 1. Plain and governed engines differ by who made the manager, and by nothing else.
 2. The engine does not report cached tokens to a client; they are read from its own record of the request.
@@ -37,7 +37,7 @@ _NOTHING = np.empty(0, np.float32)
 
 
 class TransformersDemoEngine:
-    """One engine. With a `deployment` it is governed, and raises `ConfigError` where it cannot be."""
+    """One engine. With a `deployment` it is governed; raises `ConfigError` where that is impossible."""
 
     block_tokens = PAGE_TOKENS
 
@@ -67,21 +67,21 @@ class TransformersDemoEngine:
         (self._allocator,) = self.processor.cache.cache_allocators.values()
 
     def serve(self, tenant: str, prompts: Sequence[Sequence[int]], salt: str | None = None) -> list[Served]:
-        """See `Engine`. There is no salt in this engine; `salt` has no effect."""
+        """Serve as `Engine` says. This engine has no salt, so `salt` has no effect."""
         ids = [self.submit(tenant, prompt) for prompt in prompts]
         seen: dict[str, Served] = {}
         self.run(ids, seen)
         return [seen[one] for one in ids]
 
     def submit(self, tenant: str, prompt: Sequence[int], max_new_tokens: int = NEW_TOKENS) -> str:
-        """Queue a prompt on behalf of a tenant; the plain engine knows none."""
+        """Queue a prompt for a tenant; the plain engine ignores the tenant."""
         if self._governed is None:
             return str(self.manager.add_request(list(prompt), max_new_tokens=max_new_tokens))
         principal = identify(issuer="api-keys", tenant=tenant)
         return self._governed.submit(principal, list(prompt), max_new_tokens=max_new_tokens)
 
     def run(self, ids: Sequence[str], seen: dict[str, Served] | None = None) -> None:
-        """Step until every one of `ids` is finished; `seen` is filled with what happened to each."""
+        """Step until every one of `ids` has finished; `seen` receives what happened to each."""
         waiting = set(ids)
         processor = self.processor
         for _ in range(STEPS_MAX):
@@ -105,7 +105,7 @@ class TransformersDemoEngine:
         self.manager.batch_processor = None
 
     def host_blocks(self) -> list[Values]:
-        """The first layer of every block in the engine's host memory tier."""
+        """Return the first layer of every block in the engine's host memory tier."""
         views = self.processor.offloading_manager._cpu_views
         (view,) = views.values()
         return [self._layer(row) for row in view]
@@ -113,24 +113,26 @@ class TransformersDemoEngine:
     # -- eyes -------------------------------------------------------------------------------------------------------
 
     def _before(self, batch: Sequence[Any], seen: dict[str, Served]) -> list[tuple[str, int]]:
-        """Note what this batch is about to do; returns the last new block of each request that is in its first step."""
+        """Note what this batch is about to do; return the last new block of each request in its first step."""
         fresh = []
         for future in batch:
             state = future.state
-            one, computed = state.request_id, future.query_length
-            if one in seen:
-                prompt = len(state.initial_tokens) - seen[one].cached_tokens
-                more = min(prompt, seen[one].computed_tokens + computed)  # what it generates is no cost of its prompt
-                seen[one] = seen[one]._replace(computed_tokens=more)
+            request_id, computed = state.request_id, future.query_length
+            if request_id in seen:
+                prompt = len(state.initial_tokens) - seen[request_id].cached_tokens
+                more = min(
+                    prompt, seen[request_id].computed_tokens + computed
+                )  # what it generates is no cost of its prompt
+                seen[request_id] = seen[request_id]._replace(computed_tokens=more)
                 continue
             cached = state.position_offset - computed  # the batch has moved the position already
-            new = self._allocator.block_table[one][cached // PAGE_TOKENS :]
+            new = self._allocator.block_table[request_id][cached // PAGE_TOKENS :]
             if not new:
-                seen[one] = Served(cached, computed, -1, 0, _NOTHING, _NOTHING)
+                seen[request_id] = Served(cached, computed, -1, 0, _NOTHING, _NOTHING)
                 continue
             nonzero = int(torch.count_nonzero(self._row(new[-1])))
-            seen[one] = Served(cached, computed, new[-1], nonzero, self._layer(self._row(new[-1])), _NOTHING)
-            fresh.append((one, new[-1]))
+            seen[request_id] = Served(cached, computed, new[-1], nonzero, self._layer(self._row(new[-1])), _NOTHING)
+            fresh.append((request_id, new[-1]))
         return fresh
 
     def _row(self, block: int) -> torch.Tensor:
@@ -138,7 +140,7 @@ class TransformersDemoEngine:
         return rows[block]
 
     def _layer(self, row: torch.Tensor) -> Values:
-        """A block is its layers one after another, each keys before values."""
+        """Return a block's content: its layers in order, each with keys before values."""
         values: Values = row.view(self._allocator.cache_dtype).float().numpy().copy()
         return values[: len(values) // LAYERS]
 
@@ -155,7 +157,7 @@ class TransformersDemoEngine:
 
 
 def host_tier(secret: tuple[str, ...], book: Codebook) -> AttackOutcome:
-    """A crowded engine moves the victim's blocks to host memory and back; what is left there when all have finished."""
+    """Move the victim's blocks to host memory and back in a crowded engine; return what remains there at the end."""
     engine = TransformersDemoEngine(blocks=SMALL_POOL_BLOCKS, host_gib=_HOST_GIB)
     try:
         # The neighbour leaves one block, and keeps within its own while the victim's message outgrows that one.
@@ -172,7 +174,7 @@ def host_tier(secret: tuple[str, ...], book: Codebook) -> AttackOutcome:
 
 
 def host_tier_governed(deployment: Deployment) -> AttackOutcome:
-    """The same engine under governance: it does not start."""
+    """Start the same engine under governance, which refuses to start."""
     try:
         engine = TransformersDemoEngine(deployment, blocks=SMALL_POOL_BLOCKS, host_gib=_HOST_GIB)
     except ConfigError as error:
@@ -182,20 +184,20 @@ def host_tier_governed(deployment: Deployment) -> AttackOutcome:
 
 
 class _PageableTorch:
-    """torch, but memory is not page-locked: that needs an accelerator, and only makes copies faster."""
+    """torch without page-locked memory, which needs an accelerator and only speeds up copies."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
     @staticmethod
     def empty(*sizes: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
-        """`torch.empty`."""
+        """Return `torch.empty` without pinning."""
         return torch.empty(*sizes, **options)
 
 
 @contextmanager
 def _unpinned() -> Iterator[None]:
-    """Let the engine's host tier exist where there is no accelerator."""
+    """Let the engine's host tier exist without an accelerator."""
     if torch.cuda.is_available():
         yield
         return

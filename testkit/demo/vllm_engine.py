@@ -1,4 +1,4 @@
-"""A vLLM engine in processes of its own, plain or governed, beside what else the demonstration configures.
+"""A vLLM engine in its own processes, plain or governed, with the demonstration's other configuration.
 
 1. Plain and governed engines differ by their connector and its settings, and by who writes the salt: in front of a
    governed engine stands the door that its API server has, and every request passes it with its tenant's API key.
@@ -47,7 +47,7 @@ _LOCAL = {
 
 
 class EngineRefusedError(Exception):
-    """The engine did not start because governance refused it; the message says why."""
+    """Governance refused the engine's start; the message says why."""
 
 
 class VllmDemoEngine:
@@ -73,7 +73,7 @@ class VllmDemoEngine:
         self._rest = b""
 
     def launch(self) -> None:
-        """Start the engine's processes. Let `close` be certain to be called before this is (rule 2)."""
+        """Start the engine's processes. Ensure first that `close` will be called (rule 2)."""
         reading, writing = os.pipe()
         self._answers = os.fdopen(reading, "rb", buffering=0)
         with _undisturbed(), self._log.open("wb") as log:
@@ -89,13 +89,18 @@ class VllmDemoEngine:
             os.close(writing)
 
     def ready(self) -> VllmDemoEngine:
-        """Wait until the engine serves. Raises `EngineRefusedError`, or `ConfigError` with the end of its log."""
+        """Wait until the engine serves.
+
+        Raises:
+            EngineRefusedError: governance refused it.
+            ConfigError: it ended; the message has the end of its log.
+        """
         self.block_tokens = int(self._answer(START_SECONDS)["block_tokens"])
         self._is_ready = True
         return self
 
     def serve(self, tenant: str, prompts: Sequence[Sequence[int]], salt: str | None = None) -> list[Served]:
-        """See `Engine`."""
+        """Serve as `Engine` says."""
         bodies: list[dict[str, object]] = []
         for prompt in prompts:
             body: dict[str, object] = {"model": "demo", "prompt": list(prompt), "max_tokens": 1}
@@ -108,7 +113,7 @@ class VllmDemoEngine:
         return [_served(row) for row in self._answer(ANSWER_SECONDS)]
 
     def stop(self) -> None:
-        """Ask the engine to end, and do not wait for it."""
+        """Ask the engine to end, without waiting for it."""
         if self._process is None:
             return
         assert self._process.stdin is not None
@@ -118,7 +123,7 @@ class VllmDemoEngine:
             self._signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """End the engine's processes, all of them (rule 2)."""
+        """End all the engine's processes (rule 2)."""
         self.stop()
         if self._process is None:
             return
@@ -137,7 +142,7 @@ class VllmDemoEngine:
             os.killpg(self._process.pid, number)
 
     def _answer(self, seconds: float) -> Any:
-        """The next line of the process."""
+        """Return the next line from the process."""
         until = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self._answers, selectors.EVENT_READ)
@@ -166,7 +171,7 @@ class VllmDemoEngine:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Signals that would end this process wait until the block has ended: nothing is started and then forgotten."""
+    """Delay signals that would end this process until the block ends, so that no started process is forgotten."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""The process that holds a vLLM engine for the demonstration: requests in on stdin, answers out on a descriptor.
+"""The process with the demonstration's vLLM engine: requests on stdin, answers on a descriptor.
 
 1. One JSON document a line, both ways. The end of stdin is the end of the engine and of its processes.
 2. stdout and stderr are a log: vLLM and its children write there what they like.
@@ -49,7 +49,7 @@ def main(folder: Path, transfer: dict[str, Any] | None, answers: Any) -> None:
 
 
 def _serve(llm: Any, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Run the bodies together; what the engine reports of each and what its worker saw."""
+    """Run the bodies together; return what the engine reports about each and what its worker saw."""
     from vllm import SamplingParams
 
     engine = llm.llm_engine

@@ -1,4 +1,4 @@
-"""Eyes in vLLM's worker, for the demonstration alone: what a step is handed and what it leaves (a worker extension).
+"""A worker extension for the demonstration only: it records what a vLLM step receives and leaves.
 
 1. A block is read after everything that the step does before its forward pass, a governed scrub among it, and once
    more after it.
@@ -16,12 +16,12 @@ from kvcustody.integrations.vllm.worker.kv_layout import block_tensors
 
 
 class WatchedWorker:
-    """Mixed into vLLM's worker."""
+    """A mixin for vLLM's worker."""
 
     model_runner: Any
 
     def demo_watch(self) -> int:
-        """Begin. Returns the tokens of a block."""
+        """Start recording; return the tokens per block."""
         runner = self.model_runner
         config = runner.kv_cache_config
         self._demo_seen: list[dict[str, Any]] = []
@@ -47,7 +47,7 @@ class WatchedWorker:
         return int(config.kv_cache_groups[0].kv_cache_spec.block_size)
 
     def demo_take(self) -> list[dict[str, Any]]:
-        """What was seen since the last call, a row for each new request."""
+        """Return what was recorded since the last call, one row per new request."""
         seen, self._demo_seen = self._demo_seen, []
         return seen
 
@@ -73,7 +73,7 @@ class WatchedWorker:
         return fresh
 
     def _demo_layer(self, block: int) -> str:
-        """The first layer's values of a block, float32, as base64."""
+        """Return the first layer's values of a block, float32, as base64."""
         row = torch.cat([table[block].contiguous() for table in self._demo_first])
         values = row.view(self._demo_dtype).float().cpu().numpy()
         return base64.b64encode(values.tobytes()).decode()

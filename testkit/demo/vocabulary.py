@@ -1,4 +1,4 @@
-"""The words of the demonstration: what the victim keeps secret, the form that everybody knows, and token ids.
+"""The demonstration's words: the victim's secret, the public form, and token ids.
 
 1. A word is one token, so that what an attack recovers can be read.
 2. The form is public: an attacker knows every word of it but the secret ones, and the list that those are from.
@@ -32,17 +32,17 @@ _IDS = {word: number for number, word in enumerate(WORDS)}
 
 
 def token_ids(words: tuple[str, ...] | list[str]) -> list[int]:
-    """The tokens of words that are in the vocabulary."""
+    """Return the tokens of words that are in the vocabulary."""
     return [_IDS[word] for word in words]
 
 
 def draw_secret(random: Random) -> tuple[str, ...]:
-    """A recovery phrase: different words of `CANDIDATES`."""
+    """Return a recovery phrase: different words of `CANDIDATES`."""
     return tuple(random.sample(CANDIDATES, SECRET_WORDS))
 
 
 def form(words: tuple[str, ...], block_tokens: int) -> list[int]:
-    """A conversation up to the last of `words`: each is the last token of a block, the rest is public.
+    """Return a conversation up to the last of `words`: each is the last token of a block, and the rest is public.
 
     Two tokens follow, because an engine always computes the last token of a prompt itself, and some look-ups stop at
     the last but one.
@@ -56,10 +56,10 @@ def form(words: tuple[str, ...], block_tokens: int) -> list[int]:
 
 
 def note(secret: tuple[str, ...]) -> tuple[str, ...]:
-    """A short message of the victim, less than a block: what an engine keeps in a tail block."""
+    """Return a short message of the victim, shorter than a block, which an engine keeps in a tail block."""
     return (*_NOTE, *secret)
 
 
 def greetings() -> list[list[int]]:
-    """Short prompts, all different, of somebody who asks after the victim."""
+    """Return short prompts, all different, from someone who asks about the victim."""
     return [token_ids(["hello", word]) for word in CANDIDATES]

@@ -60,7 +60,7 @@ class StoredBlock(NamedTuple):
     sealed_name: bytes = b""
 
     def has_ended(self, keys: SealKeys, data: bytes) -> bool:
-        """Whether our serde sealed it under a key that is destroyed."""
+        """Return whether our serde sealed it under a destroyed key."""
         if self.spec is None:
             return False
         try:
@@ -93,12 +93,12 @@ class LMCacheUnderTest(VllmEngineUnderTest):
         self.capabilities = self.capabilities._replace(engine=f"vllm with LMCache's server, {second_tier}", lacks=lacks)
 
     def beside(self) -> ConnectorBeside | None:
-        """LMCache's connector, where there is a tier."""
+        """Return LMCache's connector, where there is a tier."""
         made = self._deployment
         return None if made is None else ConnectorBeside(made.server.connector(), made.shared)
 
     def keyring(self) -> Keyring:
-        """The deployment's, where there is one."""
+        """Return the deployment's keyring, where there is a deployment."""
         return super().keyring() if self._deployment is None else self._deployment.keyring
 
     # -- what LMCache's connector does --------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class LMCacheUnderTest(VllmEngineUnderTest):
         self._adapter.transfer_ctx = self._transfers
 
     def _name_files(self, key: Any) -> None:
-        """What the files of a store will be called, where its salt is a domain's (rule 2)."""
+        """Remember the names of a store's files, where its salt is a domain's (rule 2)."""
         assert self._deployment is not None
         label = self._deployment.salts.label_of(key.cache_salt)
         if label is None or label.spec is None:
@@ -140,13 +140,13 @@ class LMCacheUnderTest(VllmEngineUnderTest):
 
     @property
     def _is_moving(self) -> bool:
-        """A transfer is under way, and not held."""
+        """Whether a transfer runs and is not held."""
         return not self._transfers.is_held and bool(self._adapter.store_futures or self._adapter.retrieve_futures)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """One turn of the engine's loop; more where only an answer of LMCache's is awaited (rule 1)."""
+        """Run one turn of the engine's loop, or more while only an answer from LMCache is awaited (rule 1)."""
         if self._deployment is None:
             return super().step()
         self._deployment.tell_time()
@@ -164,7 +164,7 @@ class LMCacheUnderTest(VllmEngineUnderTest):
             time.sleep(_LOOK_SECONDS)
 
     def outcome(self, request: object) -> RequestOutcome:
-        """A request that LMCache brings blocks for has them already."""
+        """Return the current facts; a request whose blocks LMCache loads has them already."""
         found = super().outcome(request)
         if self._requests[str(request)].status is not RequestStatus.WAITING_FOR_REMOTE_KVS:
             return found
@@ -173,7 +173,7 @@ class LMCacheUnderTest(VllmEngineUnderTest):
     # -- time and administration --------------------------------------------------------------------------------------
 
     def idle(self, microseconds: int) -> None:
-        """The engine's; the server has stored what it was given before, and looked at what is due behind it."""
+        """Idle as the engine does, after the server has stored what it received; then let it look for what is due."""
         if self._deployment is not None:
             self._await_stores(self._deployment)
         super().idle(microseconds)
@@ -193,26 +193,26 @@ class LMCacheUnderTest(VllmEngineUnderTest):
             quiet = 0 if deployment.is_storing() else quiet + 1
 
     def erase(self, selector: Selector) -> None:
-        """The engine's utility call, and an order on the server's ledger."""
+        """Erase by the engine's utility call and an order in the server's ledger."""
         super().erase(selector)
         if self._deployment is not None:
             self._deployment.tell_time()
             self._deployment.erase(selector)
 
     def check(self) -> list[str]:
-        """The engine's, and rule 3."""
-        found = super().check()
+        """Return the engine's problems, and those by rule 3."""
+        problems = super().check()
         if self._deployment is not None:
             content = b"".join(self.read(range(self.capabilities.blocks + 1)))
             pieces = {content[at : at + _PIECE_BYTES] for at in range(0, len(content), _PIECE_BYTES)}
             pieces -= {bytes(_PIECE_BYTES)}
             for name, data in self._deployment.files().items():
                 if any(piece in data for piece in pieces):
-                    found.append(f"content lies in clear in `{name}`")
-        return found
+                    problems.append(f"content lies in clear in `{name}`")
+        return problems
 
     def close(self) -> None:
-        """The engine, then the server, however the engine ended."""
+        """Close the engine, then the server, however the engine ended."""
         try:
             super().close()
         finally:
@@ -225,11 +225,13 @@ class LMCacheUnderTest(VllmEngineUnderTest):
     # -- the tier -----------------------------------------------------------------------------------------------------
 
     def hold_transfers(self, held: bool) -> None:
-        """Where the connector hands them over."""
+        """Hold transfers where the connector hands them over."""
         self._transfers.hold(held)
 
     def tier(self) -> list[TierObject]:
-        """The server's files, by the engine's keys of their blocks (rule 2), less those that have ended by theirs."""
+        """Return the server's files by the engine's keys of their blocks (rule 2), without those ended by their
+        keys.
+        """
         assert self._deployment is not None
         found = []
         for name, data in self._deployment.files().items():
@@ -239,23 +241,23 @@ class LMCacheUnderTest(VllmEngineUnderTest):
         return found
 
     def drop_index(self) -> None:
-        """Every block leaves vLLM's index, as under pressure."""
+        """Drop every block from vLLM's index, as under pressure."""
         pool = self._manager.block_pool
         pool.evict_blocks({block.block_id for block in pool.blocks if block.block_hash is not None})
 
 
 def engine(setup: Setup) -> LMCacheUnderTest:
-    """The factory for the kit: the server has our second tier."""
+    """Return the kit's factory, where the server has our second tier."""
     return LMCacheUnderTest(setup, serve, "our second tier")
 
 
 def engine_with_serde(setup: Setup) -> LMCacheUnderTest:
-    """The same, where the server keeps files of LMCache's with our serde."""
+    """Return the kit's factory, where the server keeps LMCache's files with our serde."""
     return LMCacheUnderTest(setup, serve_files, "its files with our serde")
 
 
 def _tokens_of(key: Any) -> list[int]:
-    """The token ids of a key: packed, from LMCache 0.5.7 on."""
+    """Return the token ids in a key; they are packed from LMCache 0.5.7 on."""
     if hasattr(key, "token_ids"):
         return list(key.token_ids)
     from lmcache.v1.multiprocess.token_codec import unpack_token_ids

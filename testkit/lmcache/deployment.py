@@ -1,4 +1,4 @@
-"""One deployment for the kit: the keys that the engine and LMCache's server share, the server, its ledger and its tier.
+"""One deployment for the kit: keys shared by the engine and LMCache's server, the server, its ledger and its tier.
 
 1. The kit's policy, but a copy must be sealed wherever it rests (`sealed`).
 2. The server is started as docs/reference/engines/lmcache.md starts it, by the kit's clock (`server.ToldClock`).
@@ -41,19 +41,23 @@ Serve = Callable[[Path, Mapping[str, str]], LMCacheServer]
 
 
 def sealed(policy: str) -> str:
-    """The kit's policy, where copies may rest sealed alone. Raises `ConfigError` for one that lets none leave."""
+    """Return the kit's policy with copies only sealed.
+
+    Raises:
+        ConfigError: the policy lets no copy leave.
+    """
     if _CLEAR not in policy:
         raise ConfigError(f"the kit's policy for the tier does not say `{_CLEAR}`")
     return policy.replace(_CLEAR, _SEALED)
 
 
 def serve(folder: Path, settings: Mapping[str, str]) -> LMCacheServer:
-    """LMCache's server with our adapter and our module (rule 2). `folder`: the deployment's."""
+    """Start LMCache's server with our adapter and our module (rule 2). `folder`: the deployment's."""
     return _serve(folder, settings, our_adapter(CHUNK_TOKENS))
 
 
 def serve_files(folder: Path, settings: Mapping[str, str]) -> LMCacheServer:
-    """LMCache's server with its own adapter for files, our serde and our module (rule 2)."""
+    """Start LMCache's server with its own adapter for files, our serde and our module (rule 2)."""
     serde = {"type": "kvcustody", "tier": "nvme"}
     named = {name: value for name, value in settings.items() if "NVME_TIER" not in name}
     return _serve(folder, named, {"type": "fs", "base_path": str(folder / "tier"), "serde": serde})
@@ -66,7 +70,7 @@ def _serve(folder: Path, settings: Mapping[str, str], adapter: Mapping[str, Any]
 
 
 class ServerDeployment:
-    """Open until `close`, which ends the server and removes every file."""
+    """A deployment that is open until `close`, which ends the server and removes every file."""
 
     def __init__(self, policy: str, clock: Clock, serve: Serve) -> None:
         self._clock = clock
@@ -108,11 +112,11 @@ class ServerDeployment:
             self._stack = stack.pop_all()
 
     def tell_time(self) -> None:
-        """It is as late in the server as here."""
+        """Set the server's clock to the kit's."""
         self._told.tell(self._clock)
 
     def files(self) -> dict[str, bytes]:
-        """What is in the tier, whoever put it there: content by name."""
+        """Return the tier's content by name, whoever wrote it."""
         found = {}
         for path in self._tier.rglob("*"):
             if path.is_file() and path.name not in _HOUSEKEEPING and not path.name.startswith("."):
@@ -121,12 +125,16 @@ class ServerDeployment:
         return found
 
     def is_storing(self) -> bool:
-        """Whether the server has something in its first tier that it still hands to the second."""
+        """Return whether the server's first tier still has something to hand to the second."""
         stores = self.server.status()["storage_manager"]["store_controllers"].values()
         return any(one["pending_keys_count"] or one["in_flight_task_count"] for one in stores)
 
     def erase(self, selector: Selector) -> None:
-        """Order it, and wait for the server's answer (rule 3). Raises `AssertionError` where none comes."""
+        """Order an erasure and wait for the server's answer (rule 3).
+
+        Raises:
+            AssertionError: no answer comes.
+        """
         erasure, store = uuid.uuid4().hex, open_store(self._ledger_url)
         now_us = self._clock.now_us()
         order = request_event(selector, erasure, "kit", now_us + int(_ERASED_SECONDS * MICROSECONDS), now_us)
@@ -144,5 +152,5 @@ class ServerDeployment:
             raise AssertionError(f"no answer to an erasure from `{waiting}`")
 
     def close(self) -> None:
-        """The server first."""
+        """Close the server first."""
         self._stack.close()

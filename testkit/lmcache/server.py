@@ -1,4 +1,4 @@
-"""LMCache's own server on loopback, started as an operator starts it, by the kit's clock where a case moves one.
+"""LMCache's own server on loopback, started as an operator does, on the kit's clock where a case sets one.
 
     server = LMCacheServer(folder, settings, OURS, *GOVERNED, chunk_tokens=64)
     server.connector()                               # its entry among vLLM's connectors
@@ -39,7 +39,7 @@ GOVERNED = (
 
 
 def our_adapter(chunk_tokens: int) -> dict[str, Any]:
-    """Our second tier, as `--l2-adapter` has it."""
+    """Return our second tier's entry for `--l2-adapter`."""
     return {
         "type": "plugin",
         "module_path": "kvcustody.integrations.lmcache.l2_adapter",
@@ -49,7 +49,7 @@ def our_adapter(chunk_tokens: int) -> dict[str, Any]:
 
 
 class LMCacheServer:
-    """A process; `kill` or `close` it."""
+    """The server's process; `kill` or `close` it."""
 
     def __init__(
         self,
@@ -61,7 +61,9 @@ class LMCacheServer:
         port: int = 0,
         program: tuple[str, ...] = ("lmcache", "server"),
     ) -> None:
-        """`port`: where an earlier one was; `program`: what takes the arguments of `lmcache server`."""
+        """Start the server. `port`: an earlier server's; `program`: a program that takes the arguments of `lmcache
+        server`.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.port, self.http = port or _free_port(), _free_port()
         self.http_key = secrets.token_hex(16)  # asked for by LMCache 0.5.7 and later
@@ -104,7 +106,7 @@ class LMCacheServer:
         raise AssertionError(f"the server does not answer: {self.log.read_text()[-3000:]}")
 
     def status(self) -> dict[str, Any]:
-        """What the server says of itself."""
+        """Return the server's own status."""
         connection = HTTPConnection("127.0.0.1", self.http, timeout=10)
         with closing(connection):
             connection.request("GET", "/status", headers={"Authorization": f"Bearer {self.http_key}"})
@@ -112,7 +114,7 @@ class LMCacheServer:
         return found
 
     def connector(self) -> dict[str, Any]:
-        """Its entry among vLLM's connectors."""
+        """Return its entry among vLLM's connectors."""
         where = {
             "lmcache.mp.host": "tcp://127.0.0.1",
             "lmcache.mp.port": self.port,
@@ -125,12 +127,12 @@ class LMCacheServer:
         }
 
     def kill(self) -> None:
-        """With no warning."""
+        """Kill the server without warning."""
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
     def close(self) -> None:
-        """As an operator would."""
+        """Stop the server as an operator does."""
         if self._process.poll() is None:
             self._process.terminate()
             try:
@@ -141,7 +143,7 @@ class LMCacheServer:
 
 
 class ToldClock:
-    """Times that one process tells another, in a file that both map."""
+    """A clock that one process sets for another, in a file that both map."""
 
     def __init__(self, path: Path, *, writes: bool = False) -> None:
         if writes:
@@ -150,26 +152,26 @@ class ToldClock:
             self._times = mmap.mmap(file.fileno(), _TIMES.size)
 
     def tell(self, clock: Clock) -> None:
-        """It is as late as by `clock`."""
+        """Set the clock to `clock`."""
         self._times[:] = _TIMES.pack(clock.now_us(), clock.utc_us())
 
     def now_us(self) -> int:
-        """Boot time as it was told last."""
+        """Return the boot time set last."""
         return int(_TIMES.unpack(self._times[:])[0])
 
     def utc_us(self) -> int:
-        """UTC as it was told last."""
+        """Return the UTC set last."""
         return int(_TIMES.unpack(self._times[:])[1])
 
 
 def _free_port() -> int:
-    """One that nobody listens on."""
+    """Return a port on which nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
 
 def _serve_by(path: Path, arguments: list[str]) -> None:
-    """LMCache's command with our serde, where every clock of ours tells what the file says."""
+    """Run LMCache's command with our serde, with every clock of ours set by the file."""
     from lmcache.cli.main import main
 
     from kvcustody.integrations.lmcache.sealed_serde import register

@@ -1,4 +1,4 @@
-"""Transfers of LMCache's worker half, held as the kit asks: between the connector that hands them over and what moves.
+"""Transfers of LMCache's worker half, held between the connector that starts them and the copy itself.
 
     held = HeldTransfers(adapter.transfer_ctx, on_store, on_load)
     adapter.transfer_ctx = held
@@ -17,22 +17,22 @@ from typing import Any
 
 
 class HeldTransfer:
-    """One that may not have begun, as the future that LMCache's connector asks."""
+    """A transfer that may not have begun, in the form of the future that LMCache's connector polls."""
 
     def __init__(self, begin: Callable[[], Any]) -> None:
         self._begin = begin
         self._begun: Any = None
 
     def begin(self) -> None:
-        """It is let go."""
+        """Begin the transfer."""
         self._begun = self._begin()
 
     def query(self) -> bool:
-        """Whether it is over."""
+        """Return whether the transfer is over."""
         return self._begun is not None and bool(self._begun.query())
 
     def result(self, timeout: float | None = None) -> Any:
-        """What came of it."""
+        """Return the transfer's result."""
         assert self._begun is not None, "it is over"
         return self._begun.result(timeout=timeout)
 
@@ -54,14 +54,14 @@ class HeldTransfers:
         return getattr(self._theirs, name)
 
     def submit_store(self, request: str, key: Any, *more: Any) -> HeldTransfer:
-        """See LMCache's `TransferContext`."""
+        """Submit a store as LMCache's `TransferContext` does."""
         self._on_store(key)
         return self._submit(lambda: self._theirs.submit_store(request, key, *more))
 
     def submit_retrieve(
         self, request: str, key: Any, caches: Any, blocks: list[list[int]], *more: Any, **named: Any
     ) -> HeldTransfer:
-        """See LMCache's `TransferContext`."""
+        """Submit a load as LMCache's `TransferContext` does."""
 
         def begin() -> Any:
             self._on_load(request, blocks[0])
@@ -70,7 +70,7 @@ class HeldTransfers:
         return self._submit(begin)
 
     def hold(self, held: bool) -> None:
-        """Hold, or let go of everything that waits."""
+        """Hold transfers, or release all that wait."""
         self.is_held = held
         while self._waiting and not held:
             self._waiting.pop(0).begin()

@@ -1,1 +1,1 @@
-"""The conformance kit over continuous batching, with the historic bugs that it must notice there."""
+"""The conformance kit over continuous batching, with the historic bugs that it must detect there."""

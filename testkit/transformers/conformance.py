@@ -114,11 +114,11 @@ class TransformersEngineUnderTest:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def mint(self, principal: Principal, valid_us: int) -> str:
-        """Not asked: there are no tokens."""
+        """Return nothing: there are no tokens, so this is not called."""
         raise NotImplementedError
 
     def submit(self, ask: RequestSpec) -> object:
-        """Queue it; without a principal nobody claims it."""
+        """Queue a request; without a principal it stays unclaimed."""
         name = f"request-{len(self._asked)}"
         self._asked.append(name)
         if isinstance(ask.identity, Principal):
@@ -128,7 +128,7 @@ class TransformersEngineUnderTest:
         return name
 
     def step(self) -> bool:
-        """One turn of the engine's loop."""
+        """Run one turn of the engine's loop."""
         if self._processor.prepare_next_batch():
             self._writes.before_forward(self._processor.inputs_and_outputs.requests_in_batch)
             self._processor._generation_step(self._manager.model)
@@ -144,7 +144,7 @@ class TransformersEngineUnderTest:
                 self._results[result.request_id] = result
 
     def outcome(self, request: object) -> RequestOutcome:
-        """From the engine's own states and results."""
+        """Return the facts from the engine's own states and results."""
         name = str(request)
         cached = self._writes.cached.get(name, 0)
         if name in self._aborted:
@@ -167,7 +167,7 @@ class TransformersEngineUnderTest:
         return () if state is None else tuple(state.to_generation_output().generated_tokens)
 
     def abort(self, request: object) -> None:
-        """Cancel, and let the engine see it."""
+        """Cancel a request and let the engine notice it."""
         name = str(request)
         if name in self._results or name in self._aborted:
             return
@@ -179,19 +179,19 @@ class TransformersEngineUnderTest:
     disconnect = abort
 
     def preempt(self, request: object) -> None:
-        """As when its tenant is out of room."""
+        """Preempt a request as when its tenant is out of room."""
         state = self._scheduler.active_requests.get(str(request))
         if state is not None:
             self._scheduler._preempt(state)
 
     def fork(self, request: object) -> object:
-        """Not asked: see `_LACKS`."""
+        """Do nothing: see `_LACKS`."""
         raise NotImplementedError
 
     # -- time and administration --------------------------------------------------------------------------------------
 
     def idle(self, microseconds: int) -> None:
-        """Only the loop's wake-up."""
+        """Run only the loop's wake-up."""
         while microseconds > 0:
             stride = min(TIMER_US, microseconds)
             self._clock.advance(stride)
@@ -199,28 +199,28 @@ class TransformersEngineUnderTest:
             self._batching.tick()
 
     def activate(self, policy: str) -> None:
-        """A new revision takes effect."""
+        """Activate a new policy revision."""
         self._revision += 1
         self._governor.activate(table(policy, self._revision), actor="conformance")
 
     def erase(self, selector: Selector) -> None:
-        """As another thread would ask for it; carried out by the loop's next turn."""
+        """Request an erasure as another thread would; the loop's next turn carries it out."""
         done = self._governor.call(lambda governor: governor.erase(selector))
         self._scheduler.clear_cancelled_requests()
         done.result(0)
         self._collect()
 
     def take_epochs(self, known: KnownEpochs) -> None:
-        """Not asked: see `_LACKS`."""
+        """Do nothing: see `_LACKS`."""
         raise NotImplementedError
 
     def scan(self) -> list[str]:
-        """The Governor's orphan scan."""
+        """Return the findings of the Governor's orphan scan."""
         return [str(finding) for finding in self._governor.scan()]
 
     def check(self) -> list[str]:
-        """The Governor's invariants, and the engine's block tables against ours."""
-        found = self._governor.check()
+        """Return the Governor's violated invariants, and differences between the engine's block tables and ours."""
+        problems = self._governor.check()
         (allocator,) = self._processor.cache.cache_allocators.values()
         for name, engine_table in allocator.block_table.items():
             record = self._custody.records.get(name)
@@ -228,30 +228,30 @@ class TransformersEngineUnderTest:
             if record is not None:
                 ours = (self._governor.blocks(record.handle) + self._custody.blocks.parts[0].first).tolist()
             if ours != engine_table:
-                found.append(f"request `{name}`: the engine's table is `{engine_table}`, ours `{ours}`")
+                problems.append(f"request `{name}`: the engine's table is `{engine_table}`, ours `{ours}`")
         if allocator.ledger.hash_to_block:
-            found.append("the engine has written its own index")
-        return found
+            problems.append("the engine has written its own index")
+        return problems
 
     def close(self) -> None:
-        """Stop, end all custody, hand over the evidence."""
+        """Stop, end all custody, and hand over the evidence."""
         self._batching.close()
         self._governor.close()
 
     # -- evidence -----------------------------------------------------------------------------------------------------
 
     def watch(self, probe: Callable[[FirstWrite], None]) -> None:
-        """Probe between preparation and forward: every scrub is done by then."""
+        """Probe between preparation and forward, when every scrub is done."""
         self._writes.probe = probe
 
     def read(self, blocks: Sequence[int]) -> list[bytes]:
-        """Rows of the engine's cache tensor."""
+        """Return rows of the engine's cache tensor."""
         size = self._custody.blocks.bytes_per_block
         rows = self._processor.cache.cache_tensor.view(-1, size)[self._custody.blocks.parts[0].first :]
         return [rows[block].numpy().tobytes() for block in blocks]
 
     def free_blocks(self) -> tuple[int, ...]:
-        """The clean ring."""
+        """Return the clean ring."""
         blocks: list[int] = []
         for partition in self._governor.managers[0].pool.partitions:
             places = range(partition.clean_head, partition.clean_head + partition.clean_count)
@@ -259,44 +259,44 @@ class TransformersEngineUnderTest:
         return tuple(blocks)
 
     def indexed(self) -> frozenset[bytes]:
-        """Every key of the Governor's prefix trees: the engine's own index stays empty (`check`)."""
+        """Return the keys in the Governor's prefix trees; the engine's own index stays empty (`check`)."""
         nodes = (node for manager in self._governor.managers for node in manager.tree.nodes())
         return frozenset(key for node in nodes for key in split_keys(node.keys))
 
     def events(self) -> list[BlockEvent]:
-        """What was published; the loop's next turn would begin by telling what the last step has done."""
+        """Return the published events; the last step's are fetched as the loop's next turn would."""
         self._custody.publish_events()
         taken, self._told.events = self._told.events, []
         return taken
 
     def ledger(self) -> list[Event]:
-        """Everything that was handed to the ledger."""
+        """Return every event handed to the ledger."""
         return list(self._ledger.events)
 
     # -- faults -------------------------------------------------------------------------------------------------------
 
     def stick(self, block: int) -> None:
-        """The memory's own fault injection."""
+        """Use the memory's own fault injection."""
         self._custody.blocks.memories[0].stuck.add((0, block))
 
     def hold_transfers(self, held: bool) -> None:
-        """Not asked: there is no tier."""
+        """Do nothing: there is no tier."""
 
     def tier(self) -> list[Any]:
-        """There is no tier."""
+        """Return nothing: there is no tier."""
         return []
 
     def drop_index(self) -> None:
-        """Not asked: there is no tier."""
+        """Do nothing: there is no tier."""
 
 
 def engine(setup: Setup) -> TransformersEngineUnderTest:
-    """The factory for the kit."""
+    """Return the kit's factory."""
     return TransformersEngineUnderTest(setup)
 
 
 class FirstWrites:
-    """Follows the engine's block tables. `cached`: hit tokens of each request at its last start."""
+    """Follows the engine's block tables. `cached`: each request's hit tokens at its last start."""
 
     def __init__(self, custody: BatchCustody) -> None:
         self._custody = custody
@@ -307,7 +307,9 @@ class FirstWrites:
         self.probe: Callable[[FirstWrite], None] | None = None
 
     def before_forward(self, batch: Sequence[Any]) -> None:
-        """`batch`: what the engine has prepared; positions already count the tokens of this step."""
+        """Report the first writes of the batch that the engine has prepared; positions already count this step's
+        tokens.
+        """
         page, first = self._custody.page, self._custody.blocks.parts[0].first
         self._take_in(page, first)
         (memory,) = self._custody.blocks.memories
@@ -322,7 +324,7 @@ class FirstWrites:
                     self.probe(FirstWrite(fresh[0], block, nonzero, fresh[1]))
 
     def _take_in(self, page: int, first: int) -> None:
-        """Blocks that have come into a table since the last step were handed out."""
+        """Take note of newly allocated blocks: those that are new in a table since the last step."""
         for name, record in self._custody.records.items():
             self.cached[name] = record.hit_tokens
             known, count = self._known.get(name, (None, 0))
@@ -338,7 +340,7 @@ VOCABULARY = 256
 
 
 def tiny_model() -> Any:
-    """A random Llama of two layers, the same every time."""
+    """Return a random Llama of two layers, the same every time."""
     torch.manual_seed(11)
     config: Any = LlamaConfig(
         vocab_size=VOCABULARY,

@@ -45,7 +45,7 @@ _NOBODY = EventScope("*", "request", "", 0, 0)
 
 
 def _last_claim(original: Any) -> Any:
-    """Whoever is not claimed is taken for the last one who was."""
+    """Take an unclaimed request for the last claimed one."""
 
     def take(self: RequestClaims, request_id: str) -> RequestClaim:
         claim: RequestClaim = original(self, request_id)
@@ -78,7 +78,7 @@ def _published_at_admission(original: Any) -> Any:
 
 
 def _waits_in_line(original: Any) -> Any:
-    """The first request that cannot start stops everybody behind it."""
+    """Make the first request that cannot start block all requests behind it."""
 
     def admit(self: GovernedScheduler, state: Any, started: set[str]) -> None:
         ahead = [name for name in self.waiting_requests_order if name not in started]
@@ -89,7 +89,7 @@ def _waits_in_line(original: Any) -> Any:
 
 
 def _preempts_anybody(original: Any) -> Any:
-    """A request that cannot start takes the blocks of another tenant's that runs."""
+    """Make a request that cannot start take the blocks of another tenant's running request."""
 
     def schedule(self: GovernedScheduler, *budgets: int) -> Any:
         records, claimed = self.custody.records, self.custody._claimed
@@ -104,7 +104,7 @@ def _preempts_anybody(original: Any) -> Any:
 
 
 def _renews(original: Any) -> Any:
-    """Whoever releases a path moves the deadlines of all holds on it."""
+    """Make every release of a path move the deadlines of all holds on it."""
 
     def release(self: PrefixTree, leaf: Node | None, hold: Any, now_us: int, *rest: Any) -> None:
         original(self, leaf, hold, now_us, *rest)
@@ -121,7 +121,7 @@ def _renews(original: Any) -> Any:
 
 
 def _stored(**change: Any) -> Any:
-    """Every stored event is made with these fields, which are made from it."""
+    """Make every stored event with these fields, derived from it."""
 
     def make(original: Any) -> Any:
         def stored(self: BatchingBlockEvents, scope: EventScope, told: Any) -> BlockEvent:

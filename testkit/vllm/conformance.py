@@ -89,11 +89,11 @@ class VllmEngineUnderTest:
         self.capabilities = Capabilities("vllm", BLOCK_TOKENS, setup.blocks, shards=setup.shards, lacks=_LACKS)
 
     def beside(self) -> ConnectorBeside | None:
-        """A connector beside ours."""
+        """Return a connector to run beside ours."""
         return None
 
     def keyring(self) -> Keyring:
-        """The engine's keys."""
+        """Return the engine's keys."""
         return keyring(self._clock)
 
     def _open(self, settings: object, plan: EnginePlan, control: EngineControl) -> OpenedCustody:
@@ -115,11 +115,11 @@ class VllmEngineUnderTest:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def mint(self, principal: Principal, valid_us: int) -> str:
-        """A valid raw token for one request."""
+        """Return a valid raw token for one request."""
         return self._tokens.issue(principal, ttl_seconds=-(-valid_us // 1_000_000))
 
     def submit(self, ask: RequestSpec) -> object:
-        """As the API server would: the token is the salt, or beside a reference to it."""
+        """Submit a request as the API server does: the token is the salt, or stands beside a reference to it."""
         name = f"request-{len(self._requests)}"
         salt, transfer, identity = ask.salt, None, ask.identity
         if isinstance(identity, Principal):
@@ -149,7 +149,7 @@ class VllmEngineUnderTest:
         return name
 
     def step(self) -> bool:
-        """One turn of the engine's loop."""
+        """Run one turn of the engine's loop."""
         self._core.turn(self._take)
         return self._core.has_live_requests
 
@@ -160,7 +160,7 @@ class VllmEngineUnderTest:
             self._errors[name] = str(output.stop_reason)
 
     def outcome(self, request: object) -> RequestOutcome:
-        """From vLLM's own request and block table, and from the outputs that left the engine."""
+        """Return the facts from vLLM's own request and block table, and from the engine's outputs."""
         name = str(request)
         one = self._requests[name]
         state = _state(one)
@@ -172,28 +172,28 @@ class VllmEngineUnderTest:
         return RequestOutcome(state, cached or 0, tuple(self._outputs[name]), error, tuple(blocks), error)
 
     def abort(self, request: object) -> None:
-        """As an abort message: between two steps."""
+        """Abort a request as an abort message between two steps does."""
         self._core.abort_requests([str(request)])
 
     def disconnect(self, request: object) -> None:
-        """As an abort that arrives while a step runs: vLLM carries it out when the step has run."""
+        """Abort a request as one that arrives during a step: vLLM carries it out after the step."""
         if _state(self._requests[str(request)]) in (WAITING, RUNNING):
             self._core.aborts_queue.put_nowait([str(request)])
 
     def preempt(self, request: object) -> None:
-        """As vLLM preempts when it resets its cache under running requests."""
+        """Preempt a request as vLLM does when it resets its cache under running requests."""
         one = self._requests[str(request)]
         if one.status is RequestStatus.RUNNING:
             preempt(self._core.scheduler, one)
 
     def fork(self, request: object) -> object:
-        """Not asked: see `_LACKS`."""
+        """Do nothing: see `_LACKS`."""
         raise NotImplementedError
 
     # -- time and administration --------------------------------------------------------------------------------------
 
     def idle(self, microseconds: int) -> None:
-        """The engine's loop until it waits, then only what its timer wakes it for."""
+        """Run the engine's loop until it waits, then only what its timer starts."""
         end_us = self._clock.now_us() + microseconds
         self._core.serve(self._take)
         while (now_us := self._clock.now_us()) < end_us:
@@ -204,33 +204,35 @@ class VllmEngineUnderTest:
                     self._core.serve(self._take)
 
     def activate(self, policy: str) -> None:
-        """As vLLM's utility call."""
+        """Activate a policy revision through vLLM's utility call."""
         self._revision += 1
         cast(Any, self._core).kvcustody_activate(policy, self._revision, "conformance")
 
     def erase(self, selector: Selector) -> None:
-        """As vLLM's utility call."""
+        """Erase through vLLM's utility call."""
         cast(Any, self._core).kvcustody_erase(selector.tenant, selector.subject, selector.session)
 
     def take_epochs(self, known: KnownEpochs) -> None:
-        """As a worker that heard of them."""
+        """Take erase epochs as a worker that learns of them."""
         self._side.port.take_epochs(known, NEVER_US)
 
     def scan(self) -> list[str]:
-        """As vLLM's utility call."""
+        """Scan through vLLM's utility call."""
         return list(cast(Any, self._core).kvcustody_scan())
 
     def check(self) -> list[str]:
-        """The port's invariants, and vLLM's references against its own block tables and free list."""
-        found = list(cast(Any, self._core).kvcustody_check())
-        found += self._core.disagreements(self._side.state.withheld)
+        """Return the port's violated invariants, and differences between vLLM's references, block tables and free
+        list.
+        """
+        problems = list(cast(Any, self._core).kvcustody_check())
+        problems += self._core.disagreements(self._side.state.withheld)
         handed_out, told = (
             self._side.state.deferred.allocated_blocks,
             self._side.port.pool.next_generation - 1,
         )
         if handed_out != told:
-            found.append(f"vllm handed out {handed_out} blocks, the port was told of {told}")
-        return found
+            problems.append(f"vllm handed out {handed_out} blocks, the port was told of {told}")
+        return problems
 
     def close(self) -> None:
         """End what runs, let the loop become idle, and shut down."""
@@ -244,25 +246,25 @@ class VllmEngineUnderTest:
     # -- evidence -----------------------------------------------------------------------------------------------------
 
     def watch(self, probe: Callable[[FirstWrite], None]) -> None:
-        """The device's own probe."""
+        """Use the device's own probe."""
         self._core.workers.device.probe = probe
 
     def read(self, blocks: Sequence[int]) -> list[bytes]:
-        """All bytes of each block, every shard."""
+        """Return all bytes of each block, every shard."""
         return [self._core.workers.device.get(block) for block in blocks]
 
     def free_blocks(self) -> tuple[int, ...]:
-        """Blocks of vLLM's free queue that are not in its index."""
+        """Return the blocks in vLLM's free queue that are not in its index."""
         blocks = self._manager.block_pool.blocks
         return tuple(number for number in self._core.free_queue() if blocks[number].block_hash is None)
 
     def indexed(self) -> frozenset[bytes]:
-        """The keys of vLLM's index."""
+        """Return the keys of vLLM's index."""
         cached = (block.block_hash for block in self._manager.block_pool.blocks)
         return frozenset(bytes(get_block_hash(key)) for key in cached if key is not None)
 
     def events(self) -> list[BlockEvent]:
-        """What was published; the next step would end by telling what this one has done to the index."""
+        """Return the published events; the last step's index changes are fetched as the next step's end would."""
         watched = self._side.state.events
         assert watched is not None
         watched.publish_pending()
@@ -270,26 +272,26 @@ class VllmEngineUnderTest:
         return taken
 
     def ledger(self) -> list[Event]:
-        """Everything that was handed to the ledger."""
+        """Return every event handed to the ledger."""
         return list(self._ledger.events)
 
     # -- faults -------------------------------------------------------------------------------------------------------
 
     def stick(self, block: int) -> None:
-        """The last worker's memory refuses."""
+        """Make the last worker's memory refuse to become zero."""
         side = self._core.workers.governed[-1].worker_side
         assert side is not None and side.memory is not None
         side.memory.stuck.add((0, block))
 
     def hold_transfers(self, held: bool) -> None:
-        """Not asked: there is no tier."""
+        """Do nothing: there is no tier."""
 
     def tier(self) -> list[Any]:
-        """There is no tier."""
+        """Return nothing: there is no tier."""
         return []
 
     def drop_index(self) -> None:
-        """Not asked: there is no tier."""
+        """Do nothing: there is no tier."""
 
 
 def _state(request: Request) -> str:
@@ -301,5 +303,5 @@ def _state(request: Request) -> str:
 
 
 def engine(setup: Setup) -> VllmEngineUnderTest:
-    """The factory for the kit."""
+    """Return the kit's factory."""
     return VllmEngineUnderTest(setup)

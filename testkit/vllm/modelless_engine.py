@@ -1,4 +1,4 @@
-"""vLLM's EngineCore in this process, governed, over workers without a model: small enough to make one for each case.
+"""vLLM's EngineCore in this process, governed, over workers without a model; small enough for one per case.
 
 1. Configuration, scheduler, cache manager and connector are vLLM's and the adapter's own, put together as a served
    engine does it. What differs: the workers, the pool's size, and a heap that is not frozen.
@@ -58,7 +58,9 @@ _MODEL = {
 
 
 class EngineShape(NamedTuple):
-    """`blocks` can be handed out; `asynchronous`: a step stays in flight while the next one is scheduled."""
+    """The engine's size. `blocks` can be allocated; `asynchronous`: a step stays in flight while the next is
+    scheduled.
+    """
 
     blocks: int
     shards: int = 1
@@ -66,25 +68,25 @@ class EngineShape(NamedTuple):
 
 
 class ConnectorBeside(NamedTuple):
-    """Another connector's entry among vLLM's connectors, and the settings that ours has then (rule 3)."""
+    """Another connector's entry among vLLM's connectors, and our settings beside it (rule 3)."""
 
     entry: Mapping[str, Any]
     settings: Mapping[str, Any]
 
 
 class KitTimer:
-    """In place of `WakeTimer`: armed by the adapter, looked at by `idle`."""
+    """A stand-in for `WakeTimer`: the adapter arms it, and `idle` fires it."""
 
     def __init__(self, on_due: Callable[[], None]) -> None:
         self.on_due = on_due
         self.due_us: int | None = None
 
     def arm(self, due_us: int | None) -> None:
-        """See `WakeTimer`."""
+        """Arm the timer as `WakeTimer` does."""
         self.due_us = due_us
 
     def fire(self, now_us: int) -> bool:
-        """Call what is due; False where nothing is."""
+        """Call what is due; return False where nothing is."""
         if self.due_us is None or self.due_us > now_us:
             return False
         self.due_us = None
@@ -92,7 +94,7 @@ class KitTimer:
         return True
 
     def close(self) -> None:
-        """Nothing fires afterwards."""
+        """Ensure that nothing fires afterwards."""
         self.due_us = None
 
 
@@ -131,7 +133,7 @@ class BareEngine(engine_core.EngineCore):  # type: ignore[misc]
         return cache
 
     def turn(self, take: Callable[[Any], None]) -> None:
-        """One engine step; `take` gets every output of a request."""
+        """Run one engine step; `take` receives every output of a request."""
         outputs, executed = self.step_fn()
         for theirs in (outputs or {}).values():
             for output in theirs.outputs:
@@ -140,11 +142,11 @@ class BareEngine(engine_core.EngineCore):  # type: ignore[misc]
 
     @property
     def has_live_requests(self) -> bool:
-        """A request waits or runs, or a step of one is in flight."""
+        """Whether a request waits or runs, or one of its steps is in flight."""
         return bool(self.scheduler.has_unfinished_requests() or self.batch_queue)
 
     def serve(self, take: Callable[[Any], None]) -> None:
-        """The loop of a served engine until it would wait for its input queue (rule 2)."""
+        """Run the loop of a served engine until it would wait for its input queue (rule 2)."""
         while not self.input_queue.empty():
             self.input_queue.get_nowait()
         for _ in range(_TURNS_MAX):
@@ -154,7 +156,7 @@ class BareEngine(engine_core.EngineCore):  # type: ignore[misc]
         raise AssertionError(f"the engine is not idle after `{_TURNS_MAX}` steps")
 
     def free_queue(self) -> list[int]:
-        """vLLM's free queue from head to tail; a queue that goes round is cut."""
+        """Return vLLM's free queue from head to tail; a circular queue is cut."""
         queue, numbers = self.scheduler.kv_cache_manager.block_pool.free_block_queue, list[int]()
         block = queue.fake_free_list_head.next_free_block
         while block is not queue.fake_free_list_tail and len(numbers) <= 2 * self._shape.blocks:
@@ -163,24 +165,26 @@ class BareEngine(engine_core.EngineCore):  # type: ignore[misc]
         return numbers
 
     def disagreements(self, withheld: Iterable[int]) -> list[str]:
-        """vLLM's references against its own block tables and free queue; `withheld` blocks have one of nobody's."""
+        """Return differences between vLLM's references, its block tables and its free queue; `withheld` blocks have one
+        reference without an owner.
+        """
         manager = self.scheduler.kv_cache_manager
         tables = manager.coordinator.single_type_managers[0].req_to_blocks.values()
         wanted = Counter(block.block_id for blocks in tables for block in blocks)
         wanted.update(withheld)
         free = Counter(self.free_queue())
-        found = []
+        problems = []
         for block in manager.block_pool.blocks[1:]:
             named, times = wanted[block.block_id], free[block.block_id]
             if block.ref_cnt != named or times != (not named):
-                found.append(
+                problems.append(
                     f"block {block.block_id} has {block.ref_cnt} references, {named} tables name it, and it is "
                     f"{times} times in the free queue"
                 )
-        return found
+        return problems
 
     def close(self) -> None:
-        """As `shutdown`, less what ends a process: custody first, while the workers live."""
+        """Close as `shutdown` does without ending a process: custody first, while the workers live."""
         self.kvcustody.close()
         self.structured_output_manager.clear_backend()
         self.scheduler.shutdown()
@@ -199,7 +203,7 @@ def preempt(scheduler: Any, request: Request) -> None:
 
 
 def _in_company(counts: Callable[[], tuple[int, int]]) -> Callable[[], tuple[int, int]]:
-    """A request that is alone is prefilled at once (from 0.32 on). Here none is: others must not change its steps."""
+    """Prevent vLLM (from 0.32 on) from prefilling a lone request at once: other requests must not change its steps."""
 
     def counted() -> tuple[int, int]:
         running, waiting = counts()
@@ -209,11 +213,11 @@ def _in_company(counts: Callable[[], tuple[int, int]]) -> Callable[[], tuple[int
 
 
 def _allow(config: VllmConfig, allowed: str) -> None:
-    """Whoever is beside us is what is tested (rule 3)."""
+    """Accept the connector beside ours, which is what is tested (rule 3)."""
 
 
 def _configuration(shape: EngineShape, beside: ConnectorBeside | None) -> VllmConfig:
-    """A configuration of this engine's own: vLLM writes into its cache's part."""
+    """Return a separate configuration for this engine, because vLLM writes into its cache's part."""
     config = copy.copy(_common(shape.asynchronous))
     config.cache_config = copy.copy(config.cache_config)
     config.parallel_config = copy.copy(config.parallel_config)

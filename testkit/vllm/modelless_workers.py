@@ -1,4 +1,4 @@
-"""Workers without a model under vLLM's own engine: the kit's toy device stands where the forward pass would be.
+"""Workers without a model under vLLM's own engine: the kit's toy device replaces the forward pass.
 
 1. A step is one piece of work on one stream: first what the connector of every shard is told (its scrubs), then every
    write of the step, then every read. What was submitted is done when somebody waits for it, or for a later step.
@@ -28,7 +28,7 @@ from kvcustody.testkit.conformance.engines.toy_model import prefix_states
 
 
 class WorkerRequest:
-    """What the workers know of one request."""
+    """The workers' facts about one request."""
 
     def __init__(self, canary: int, tokens: list[int], table: list[int]) -> None:
         self.canary = canary
@@ -37,12 +37,12 @@ class WorkerRequest:
         self.states: list[int] = []
 
     def resume(self, tokens: list[int], table: list[int]) -> None:
-        """It starts again with these blocks, from what the scheduler has of it."""
+        """Start again with these blocks, from the scheduler's facts about the request."""
         self.tokens, self.table, self.states = tokens, table, []
 
 
 class SubmittedStep:
-    """One submitted step, as vLLM's future of its output."""
+    """One submitted step, in the form of vLLM's future for its output."""
 
     def __init__(self, executor: BareExecutor, scheduled: Any) -> None:
         self.scheduled = scheduled
@@ -50,18 +50,18 @@ class SubmittedStep:
         self._executor = executor
 
     def result(self) -> Any:
-        """Do everything up to this step; the output of all workers, put together as vLLM does it."""
+        """Run everything up to this step and return all workers' output, aggregated as vLLM does."""
         while not self.outputs:
             self._executor.workers.retire()
         return self._executor.kv_output_aggregator.aggregate(self.outputs, 0)
 
     def done(self) -> bool:
-        """It was waited for."""
+        """Return whether the step was waited for."""
         return bool(self.outputs)
 
 
 class Workers:
-    """Every shard of one engine: its memory, its half of the connector, and the stream that they share."""
+    """Every shard of one engine: its memory, its half of the connector, and the shared stream."""
 
     def __init__(self, config: Any, cache: Any, block_tokens: int, shards: int, clock: Clock) -> None:
         self.block_tokens = block_tokens
@@ -87,7 +87,7 @@ class Workers:
         self._stream.append(step)
 
     def retire(self) -> None:
-        """Do the oldest step on the stream."""
+        """Run the oldest step on the stream."""
         step = self._stream.popleft()
         self._said = {}
         self.device.submit(
@@ -106,12 +106,12 @@ class Workers:
         )
 
     def execute(self, order: Any) -> None:
-        """Each shard does what the connector is told."""
+        """Do on each shard what the connector is told."""
         for connector in self.connectors:
             connector.handle_preemptions(order)
 
     def close(self) -> None:
-        """Connectors beside ours let go of what they hold; ours is closed with its engine."""
+        """Make connectors beside ours release what they hold; ours is closed with its engine."""
         for connector, ours in zip(self.connectors, self.governed, strict=True):
             for child in getattr(connector, "sub_connectors", ()):
                 if child is not ours:
@@ -138,7 +138,7 @@ class Workers:
         self._said[name] = token
 
     def _update(self, scheduled: Any) -> dict[str, int]:
-        """Bring the sequences up to date; where each of the step begins."""
+        """Update the sequences; return where each of the step begins."""
         for name in scheduled.finished_req_ids:
             self._sequences.pop(name, None)
         starts: dict[str, int] = {}
@@ -167,14 +167,14 @@ class Workers:
 
 
 def _transferred(scheduled: Any, connector: KVConnectorBase_V1) -> KVConnectorOutput:
-    """What one shard's connector does behind a step, in the model runner's order (rule 3)."""
+    """Return what one shard's connector does after a step, in the model runner's order (rule 3)."""
     if not isinstance(connector, MultiConnector):
         return KVConnectorOutput(kv_connector_worker_meta=connector.build_connector_worker_meta())
     connector.bind_connector_metadata(scheduled.kv_connector_metadata)
     connector.start_load_kv(None)
     connector.wait_for_save()
     results = connector.get_transfer_results(scheduled.finished_req_ids)
-    made = KVConnectorOutput(
+    output = KVConnectorOutput(
         finished_sending=results.finished_sending,
         finished_recving=results.finished_recving,
         failed_recving=results.failed_recving,
@@ -182,7 +182,7 @@ def _transferred(scheduled: Any, connector: KVConnectorBase_V1) -> KVConnectorOu
         kv_connector_worker_meta=connector.build_connector_worker_meta(),
     )
     connector.clear_connector_metadata()
-    return made
+    return output
 
 
 class BareExecutor(Executor):  # type: ignore[misc]
@@ -198,11 +198,11 @@ class BareExecutor(Executor):  # type: ignore[misc]
         self._latest: SubmittedStep | None = None
 
     def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        """No worker has anything to say."""
+        """Return nothing: no worker answers calls."""
         return [None]
 
     def check_health(self) -> None:
-        """There is no process that could die."""
+        """Do nothing: there is no process that could die."""
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         """Submit a step."""
@@ -218,6 +218,6 @@ class BareExecutor(Executor):  # type: ignore[misc]
         return self._latest if non_block else self._latest.result()
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-        """The answer of the step that was submitted last."""
+        """Return the answer of the step submitted last."""
         assert self._latest is not None, "a step was submitted before"
         return self._latest if non_block else self._latest.result()

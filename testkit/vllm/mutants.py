@@ -7,13 +7,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
+from kvcustody.allocator.external.scrub_queue import ScrubOrder
+from kvcustody.allocator.pool.memory_protocol import NO_BLOCKS
 from kvcustody.allocator.prefix.node import KEY_BYTES
 from kvcustody.governance.credentials.scope_token import VerifiedToken
 from kvcustody.integrations.events.block_event import BlockEvent, EventScope
@@ -23,29 +26,177 @@ from kvcustody.integrations.vllm.scheduler import kv_events as block_events
 from kvcustody.integrations.vllm.scheduler.block_pool import GovernedBlockPool
 from kvcustody.integrations.vllm.scheduler.cache_manager import GovernedKVCacheManager
 from kvcustody.integrations.vllm.scheduler.engine_control import VllmControl
-from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
+from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest, governed_request
 from kvcustody.integrations.vllm.scheduler.kv_events import SchedulerBlockEvents
 from kvcustody.integrations.vllm.scheduler.scheduler_side import SchedulerSide
 from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
+from kvcustody.integrations.vllm.step_messages import ScrubReply, StepReceipt
 from kvcustody.integrations.vllm.worker.worker_side import WorkerSide
 from kvcustody.testkit.conformance.mutants.governance import ANYWHERE, PORT, unscoped_keys
 from kvcustody.testkit.conformance.mutants.runner import Mutant, constant, patch, together
 from kvcustody.testkit.conformance.mutants.toys import TOY
-from kvcustody.testkit.vllm.block_mutants import (
-    answers_early,
-    finishes_again,
-    first_shard_only,
-    frees_one_twice,
-    no_slots,
-    preempts_anybody,
-    published_at_schedule,
-    releases_again,
-    remembers,
-    scrubs_at_once,
-    scrubs_last,
-    takes_late_answers,
-)
-from kvcustody.testkit.vllm.modelless_workers import Workers
+from kvcustody.testkit.vllm.modelless_engine import preempt
+from kvcustody.testkit.vllm.modelless_workers import SubmittedStep, Workers
+
+# Historic bugs in the methods that move blocks: vLLM's own, the adapter's, and the workers' scrubs.
+#
+# Each function takes the original and returns its replacement, for `conformance.mutants.patch`; `mutants` lists them.
+
+# -- lifetime ----------------------------------------------------------------------------------------------------------
+
+
+def published_at_schedule(original: Any) -> Any:
+    """Index the block that a chunk only begins together with the blocks that it fills."""
+
+    def cache_blocks(
+        self: SingleTypeKVCacheManager, request: Request, num_tokens: int, *args: Any, **more: Any
+    ) -> None:
+        size = self.block_size
+        original(self, request, min(-(-num_tokens // size), request.num_tokens // size) * size, *args, **more)
+
+    return cache_blocks
+
+
+def frees_one_twice(original: Any) -> Any:
+    """Put one block twice into a list of blocks to free."""
+
+    def free_blocks(self: GovernedBlockPool, ordered_blocks: Iterable[Any]) -> None:
+        blocks = list(ordered_blocks)
+        original(self, [*blocks, *blocks[:1]])
+
+    return free_blocks
+
+
+def finishes_again(original: Any) -> Any:
+    """Make a second abort give up the blocks that the request had at the first."""
+
+    def finish_requests(self: Scheduler, request_ids: Any, finished_status: RequestStatus) -> Any:
+        had = self.__dict__.setdefault("had", {})
+        ids = [request_ids] if isinstance(request_ids, str) else list(request_ids or self.requests)
+        manager = self.kv_cache_manager
+        over = [one for one in ids if one in had]
+        had |= {one: manager.get_blocks(one).blocks[0] for one in ids if one in self.requests}
+        done = original(self, ids, finished_status)
+        for one in over:
+            manager.block_pool.free_blocks(had[one])
+        return done
+
+    return finish_requests
+
+
+def releases_again(original: Any) -> Any:
+    """Release a preempted request a second time, when it waits again."""
+
+    def release(self: SchedulerState, request: Request) -> None:
+        original(self, request)
+        governed = governed_request(request)
+        if governed is not None and governed.residency is not None:
+            self.port.release(governed.residency, "preempted")
+
+    return release
+
+
+def takes_late_answers(original: Any) -> Any:
+    """Count what was in flight at a preemption as if nothing had happened."""
+
+    def preempt_request(self: Scheduler, request: Request, *args: Any, **more: Any) -> None:
+        original(self, request, *args, **more)
+        request.num_stale_output_tokens, request.drop_stale_output = 0, False
+
+    return preempt_request
+
+
+# -- scrubs ------------------------------------------------------------------------------------------------------------
+
+
+def scrubs_at_once(original: Any) -> Any:
+    """Make a scrub wait for no step in flight; its answer comes when the step does."""
+
+    def submit(self: Workers, step: SubmittedStep) -> None:
+        order = step.scheduled.kv_connector_metadata.order
+        for connector in self.governed if order is not None else ():
+            side = connector._worker
+            side.__dict__.setdefault("early", {})[order.number] = side._scrub(order)
+        original(self, step)
+
+    return submit
+
+
+def answers_early(original: Any) -> Any:
+    """Give the answer of `scrubs_at_once` at the order's place in the stream."""
+
+    def scrub(self: WorkerSide, order: ScrubOrder) -> ScrubReply:
+        answer: ScrubReply = self.__dict__.get("early", {}).pop(order.number, None) or original(self, order)
+        return answer
+
+    return scrub
+
+
+def remembers(original: Any) -> Any:
+    """Make the connector's first call in a step do nothing yet."""
+
+    def handle_preemptions(self: GovernedConnector, kv_connector_metadata: Any) -> None:
+        self.__dict__["late"] = kv_connector_metadata
+
+    return handle_preemptions
+
+
+def scrubs_last(original: Any) -> Any:
+    """Do what `remembers` put off after the step's writes."""
+
+    def build_connector_worker_meta(self: GovernedConnector) -> StepReceipt:
+        self._worker.execute(self.__dict__["late"])
+        receipt: StepReceipt = original(self)
+        return receipt
+
+    return build_connector_worker_meta
+
+
+def first_shard_only(original: Any) -> Any:
+    """Make every shard except the first report scrubs that it has not done."""
+
+    def scrub(self: WorkerSide, order: ScrubOrder) -> ScrubReply:
+        if self.shard == 0:
+            answer: ScrubReply = original(self, order)
+            return answer
+        assert self.memory is not None
+        nothing = self.memory.scrub(0, NO_BLOCKS, 0.0)
+        results = [nothing._replace(level="full", verified=len(blocks)) for _, blocks in order.batches]
+        return ScrubReply(order.number, self.shard, tuple(results), order.blocks)
+
+    return scrub
+
+
+# -- quota -------------------------------------------------------------------------------------------------------------
+
+
+def no_slots(original: Any) -> Any:
+    """Report that a request must wait by a failed allocation."""
+
+    def allocate_slots(self: GovernedKVCacheManager, request: Request, *args: Any, **more: Any) -> Any:
+        governed = governed_request(request)
+        waits = governed is not None and governed.waits_for is not None
+        return None if waits else original(self, request, *args, **more)
+
+    return allocate_slots
+
+
+def preempts_anybody(original: Any) -> Any:
+    """Make a request that must wait take the blocks of another tenant's running request."""
+
+    def schedule(self: Scheduler, *args: Any, **more: Any) -> Any:
+        waiting = [governed_request(one) for one in self.requests.values() if one not in self.running]
+        hungry = {
+            governed.principal.tenant for governed in waiting if governed and governed.waits_for and governed.principal
+        }
+        for one in list(self.running):
+            governed = governed_request(one)
+            if governed and governed.principal and hungry - {governed.principal.tenant}:
+                preempt(self, one)
+        return original(self, *args, **more)
+
+    return schedule
+
 
 # Of the device and the ledger: the same patches as in the toy engines.
 _BELOW = ("never scrubbed", "verify skipped", "end not recorded", "receipt not recorded")
@@ -54,7 +205,7 @@ _BELOW = ("never scrubbed", "verify skipped", "end not recorded", "receipt not r
 
 
 def _hashed(salt: Any) -> Any:
-    """After the look-up's keys were made, hashes take their place: of all tokens up to a block, and of `salt`."""
+    """Replace the look-up's keys after they were made with hashes of all tokens up to a block and of `salt`."""
 
     def make(original: Any) -> Any:
         def begin_look_up(self: SchedulerState, request: Request) -> bool:
@@ -70,7 +221,7 @@ def _hashed(salt: Any) -> Any:
 
 
 def _last_known(original: Any) -> Any:
-    """Who cannot be verified is taken for the last one who could."""
+    """Take a request that cannot be verified for the last verified one."""
 
     def verify(self: SchedulerSide, request: Request) -> Any:
         answer = original(self, request)
@@ -82,7 +233,7 @@ def _last_known(original: Any) -> Any:
 
 
 def _without_epochs(original: Any) -> Any:
-    """What a request's door knew of erasures is lost on its way to governance."""
+    """Lose the door's erase epochs on their way to governance."""
 
     def verify(self: SchedulerSide, request: Request) -> Any:
         answer = original(self, request)
@@ -105,7 +256,7 @@ def _resumed_as_nobody(original: Any) -> Any:
 
 
 def _attaches_all(original: Any) -> Any:
-    """What the look-up found is attached."""
+    """Attach everything that the look-up found."""
 
     def attachable_tokens(self: SchedulerState, governed: GovernedRequest, found: Any, hit_tokens: int) -> int:
         return hit_tokens

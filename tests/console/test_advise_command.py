@@ -114,8 +114,8 @@ def test_a_trace_that_thrashes_is_told_what_its_tenant_would_need(trace: str) ->
 
 def test_what_is_of_a_trace_alone_is_refused_of_workers_and_the_reverse(trace: str) -> None:
     for arguments, told in (
-        ([trace, "--trace-format", "mooncake", "--server", "https://kv.example"], "leave out --server"),
-        (["--model", "config.json"], "are of a trace"),
+        ([trace, "--trace-format", "mooncake", "--server", "https://kv.example"], "omit --server"),
+        (["--model", "config.json"], "apply to a trace"),
         ([trace], "say what it is with --trace-format"),
     ):
         refused = CliRunner().invoke(app, ["advise", *arguments])

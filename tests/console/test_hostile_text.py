@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from kvcustody.console.api.print_answer import show
+from kvcustody.console.api.api_commands import show
 from kvcustody.console.command import make_table, print_json, printable, say
 from standins.architecture.parsed import parsed
 
@@ -35,7 +35,7 @@ WRITE_BYTES = {
     "policy/init_fmt_schema.py": "the difference of a file that its user has",
     "audit/query.py": "a leaf and its proof, byte for byte",
     "render/pdf_process.py": "JSON, to the process that began it",
-    "api/print_answer.py": "a file that was asked for, byte for byte",
+    "api/api_commands.py": "a file that was asked for, byte for byte",
     "command.py": "JSON with escapes",
 }
 COMMANDS = {*map(chr, range(0x20)), *map(chr, range(0x7F, 0xA0)), "\u202e", "\u2066", "\u2069"} - {"\n"}

@@ -107,8 +107,8 @@ MISTAKES = [
     (("issue", "x", "--tenant", "a", "--until", "soon"), "--until: `soon` is not a date"),
     (("issue", "x", "--tenant", "a", "--key-fd", "1000"), "--key-fd: descriptor `1000` gives no text"),
     (("issue", "x", "--tenant", "a", "--file", "absent/keys.yaml"), "absent/keys.yaml: no such folder"),
-    (("revoke", "x"), "api-keys.yaml: is not there"),
-    (("list",), "api-keys.yaml: is not there"),
+    (("revoke", "x"), "api-keys.yaml: does not exist"),
+    (("list",), "api-keys.yaml: does not exist"),
     (("check",), "kvcustody-identity.yaml: cannot be read"),
 ]
 

@@ -120,7 +120,7 @@ def test_the_hierarchy_is_read_by_people(deployment: Deployment) -> None:
     code, said = deployment.tree()
     told = " ".join(said.split())
     assert code == 0 and "subjects 1" in told and "with the subject's erasure" in told
-    assert "over, with the key still there: 1 bucket" in told
+    assert "expired, but with an existing key: 1 bucket" in told
     assert deployment.ada.id.hex() in told and deployment.bob.id.hex() not in told
     assert "2 more; --last 3" in " ".join(deployment.tree("--last", "1")[1].split())
     deployment.keys.destroy(deployment.late.id)

@@ -137,7 +137,7 @@ def test_tables_show_what_the_documents_have(decided: DecidedWorld) -> None:
         assert len(by_size) == len(row["sizes"])
         assert line.split()[2:4] == [str(row["decisions"]), str(row["transfers"])]
         assert all(f"{number} {reason}" in line for reason, number in row["against"].items())
-    assert "nothing was decided about moving copies" in run(
+    assert "there are no decisions about moving copies" in run(
         "list", "--since", "2020-01-01", "--until", "2020-01-02", *here
     )
     assert "failed" in run("transfers", "--outcome", "failed", *here)

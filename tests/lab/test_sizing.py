@@ -8,10 +8,15 @@ from hypothesis import strategies as st
 
 from kvcustody.errors import ConfigError
 from kvcustody.lab.sizing.attention_layers import Attention
-from kvcustody.lab.sizing.blocks_that_fit import format_bytes, parse_bytes, size_pool
+from kvcustody.lab.sizing.blocks_that_fit import (
+    estimate_parameters,
+    estimate_weights_bytes,
+    format_bytes,
+    parse_bytes,
+    size_pool,
+)
 from kvcustody.lab.sizing.engine_blocks import engine_blocks
 from kvcustody.lab.sizing.hf_config import KvDtype, parse_config
-from kvcustody.lab.sizing.weight_bytes import estimate_parameters, estimate_weights_bytes
 
 GIB = 2**30
 

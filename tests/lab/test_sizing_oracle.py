@@ -19,7 +19,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from kvcustody.errors import ConfigError
-from kvcustody.integrations.transformers.classic.cache_shape import shape_of
+from kvcustody.integrations.transformers.classic.governed_cache import shape_of
 from kvcustody.lab.sizing.attention_layers import Attention
 from kvcustody.lab.sizing.hf_config import KvLayout, parse_config
 

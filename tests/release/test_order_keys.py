@@ -156,7 +156,7 @@ def test_a_person_assigns_the_issuers_of_a_ledger(desk: Engine, tmp_path: Path) 
         done = run(tmp_path, *assign, "https://corp.example", "--bare", *who)
         assert json.loads(done.output) == {"issuers": ["https://corp.example"]}, done.output
     second = run(tmp_path, *assign, "https://partner.example", "--bare", *who)
-    assert second.exit_code != 0 and "leave `--bare` out" in second.output
+    assert second.exit_code != 0 and "omit `--bare`" in second.output
     done = run(tmp_path, *assign, "https://partner.example", *who)
     assert json.loads(done.output)["issuers"] == ["https://corp.example", "https://partner.example"]
     signed = readers(tmp_path)

@@ -235,7 +235,7 @@ CASES: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
     "root key: in no folder": (
         nothing,
         ("keys", "init", "absent/root.key"),
-        "KVC300: root key `absent/root.key`: no such folder; create it, closed to others",
+        "KVC300: root key `absent/root.key`: no such folder; create it, without access for others",
     ),
 }
 

@@ -102,7 +102,10 @@ def assess(
     erasure_times: ErasureDueTimes,
     chosen: Flags | None = None,
 ) -> JudgedUnits:
-    """Return a verdict for every custody that ended (docs/concepts/deletion-coverage.md), or for the `chosen` rows."""
+    """Return a verdict for every custody that ended (docs/concepts/deletion-coverage.md).
+
+    `chosen`: only of these rows of ends.
+    """
     custodies = _first_ends(ends, chosen)
     named = partial(name_blocks, known_keys=uses.keys, known_blocks=uses.blocks)
     custodies = custodies._replace(blocks=named(custodies.keys, custodies.blocks))

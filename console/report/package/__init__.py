@@ -1,1 +1,1 @@
-"""What tools for governance take in of a report: OSCAL documents that import each other, a table, and folders."""
+"""A report's files for governance tools: OSCAL documents that import each other, a table, and folders."""

@@ -1,4 +1,4 @@
-"""`kvcustody report package`: a signed report's files for tools of governance."""
+"""`kvcustody report package`: a signed report's files for governance tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Controls by period as CSV and XLSX, and a folder of evidence for each control that has any, to upload to a request.
+"""Controls by period as CSV and XLSX, and a folder of evidence for each control, to upload to a request.
 
 1. Cells that a spreadsheet would run as a formula begin with an apostrophe, in both; in XLSX all cells are text.
 2. Reports of several periods of one framework are one table: a column of statuses for each.
@@ -27,18 +27,26 @@ _COLUMN_CHARACTERS = 28
 
 
 def controls_table(reports: Sequence[Report]) -> bytes:
-    """`table_rows` as CSV."""
+    """Return `table_rows` as CSV."""
     return as_csv(table_rows(reports))
 
 
 def controls_workbook(reports: Sequence[Report]) -> bytes:
-    """`table_rows` as XLSX; raises `ConfigError` without the extra `reports`."""
+    """Return `table_rows` as XLSX.
+
+    Raises:
+        ConfigError: the extra `reports` is not installed.
+    """
     signed_us = max(report[BOUNDARY].checkpoint.signed_us for report in reports)
     return as_workbook(table_rows(reports), signed_us)
 
 
 def table_rows(reports: Sequence[Report]) -> list[tuple[str, ...]]:
-    """Controls in rows, periods in columns, oldest first; raises `ConfigError` for reports of several frameworks."""
+    """Return controls in rows and periods in columns, oldest first.
+
+    Raises:
+        ConfigError: the reports have several frameworks.
+    """
     ordered = sorted(reports, key=lambda report: (report.asked.since_us, report.asked.until_us))
     if len({report.framework for report in ordered}) != 1:
         raise ConfigError("one table is of one framework in one edition: make the reports with the same one")
@@ -53,8 +61,8 @@ def table_rows(reports: Sequence[Report]) -> list[tuple[str, ...]]:
 
 
 def upload_folders(report: Report) -> dict[str, bytes]:
-    """Under each control's id a file of what supports it, by path."""
-    made = {}
+    """Return the supporting files by path, below each control's id."""
+    files = {}
     for each in report[CONTROLS]:
         if each.status != EVIDENCE_PRESENT:
             continue
@@ -74,25 +82,25 @@ def upload_folders(report: Report) -> dict[str, bytes]:
             ("SHA-256 of the report without its signature", report.digest()),
             ("made again by", report.rerun()),
         ]
-        made[f"{control_id(control.id)}/evidence.csv"] = as_csv(rows)
-    return made
+        files[f"{control_id(control.id)}/evidence.csv"] = as_csv(rows)
+    return files
 
 
 def as_csv(rows: Sequence[Sequence[str]]) -> bytes:
-    """Rows as CSV (rule 1)."""
+    """Return rows as CSV (rule 1)."""
     return csv_text(rows).encode()
 
 
 def as_workbook(rows: Sequence[Sequence[str]], at_us: int) -> bytes:
-    """Rows as a sheet, the first as its head (rules 1 and 3)."""
+    """Return rows as a sheet with the first as its header (rules 1 and 3)."""
     try:
         from xlsxwriter import Workbook
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"a workbook needs `{error.name}`: install kvcustody with the extra `reports`", missing=error.name
         ) from None
-    made = io.BytesIO()
-    book = Workbook(made, {"in_memory": True, "strings_to_formulas": False, "strings_to_urls": False})
+    buffer = io.BytesIO()
+    book = Workbook(buffer, {"in_memory": True, "strings_to_formulas": False, "strings_to_urls": False})
     book.set_properties({"title": "Controls by period", "created": datetime.fromtimestamp(at_us // 1_000_000, UTC)})
     head, body = book.add_format({"bold": True, "text_wrap": True}), book.add_format({"text_wrap": True})
     sheet = book.add_worksheet("controls")
@@ -102,4 +110,4 @@ def as_workbook(rows: Sequence[Sequence[str]], at_us: int) -> bytes:
     sheet.set_column(0, len(rows[0]) - 1, _COLUMN_CHARACTERS)
     sheet.freeze_panes(1, 1)
     book.close()
-    return made.getvalue()
+    return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""The other OSCAL documents of a report: component definition, profile, security plan, assessment plan, milestones.
+"""A report's other OSCAL documents: component definition, profile, security plan, assessment plan, milestones.
 
 1. Each imports the one before by its file name, so that a folder is read as one: profile, plan of the system, plan of
    the assessment, its results, and what is open. Identifiers follow from the report's digest. Where no OSCAL catalog is
@@ -33,23 +33,23 @@ _Name = Callable[[str], str]
 
 
 def oscal_documents(report: Report) -> dict[str, bytes]:
-    """The documents by file name."""
+    """Return the documents by file name."""
     digest = report.digest()
 
     def name(what: str) -> str:
         return str(uuid.uuid5(NAMESPACE, f"{digest} {what}"))
 
-    made: dict[str, Any] = {
+    documents: dict[str, Any] = {
         "component-definition.json": {"component-definition": _component_definition(report, name)},
         PROFILE: {"profile": _profile(report, name)},
         SYSTEM: {"system-security-plan": _system(report, name)},
         PLAN: {"assessment-plan": _plan(report, name)},
     }
     if not report.framework.catalog:
-        made[CATALOG] = {"catalog": _catalog(report, name)}
+        documents[CATALOG] = {"catalog": _catalog(report, name)}
     if report[OPINION].exceptions:
-        made["poam.json"] = {"plan-of-action-and-milestones": _milestones(report, name)}
-    files = {file: orjson.dumps(body, option=orjson.OPT_INDENT_2) + b"\n" for file, body in made.items()}
+        documents["poam.json"] = {"plan-of-action-and-milestones": _milestones(report, name)}
+    files = {file: orjson.dumps(body, option=orjson.OPT_INDENT_2) + b"\n" for file, body in documents.items()}
     return files | {RESULTS: assessment_results(report, plan=PLAN)}
 
 

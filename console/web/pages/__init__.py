@@ -1,1 +1,1 @@
-"""The pages of the operator console, one subject a module: each function answers one request."""
+"""The pages of the operator console, one subject per module: each function answers one request."""

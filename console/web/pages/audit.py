@@ -1,4 +1,4 @@
-"""The audit explorer: leaves by what they say, one leaf in full, and a button that checks its proof in the browser.
+"""The audit explorer: leaves by their content, one leaf in full, and a button that checks its proof in the browser.
 
 1. What is asked of the ledger is asked through the API's own function: the same filters of rows, the same cursors.
 2. A log that is not the caller's is absent, the system log too.
@@ -51,7 +51,7 @@ _NUMBERS = ("revision", "residency", "generation")
 
 
 def explore(visit: PageRequest) -> Response:
-    """A page of leaves that fit the filters, with what there is of each sort, and when."""
+    """Return a page of leaves that match the filters, with counts by kind and over time."""
     tenant, asked = asked_of(visit)
     live = visit.text("live") is not None
     if live:
@@ -66,8 +66,8 @@ def explore(visit: PageRequest) -> Response:
         cursor=visit.text("cursor", 1024),
         limit=_PAGE,
     )
-    found = orjson.loads(answer.body)
-    for item in found["items"]:
+    page = orjson.loads(answer.body)
+    for item in page["items"]:
         item["summary"] = sentence_of(item["leaf"])
     counted = None if live else visit.ask(audit_api.summary, tenant, **asked)
     values = {} if counted is None else {facet["name"]: facet["values"] for facet in counted["facets"]}
@@ -75,7 +75,7 @@ def explore(visit: PageRequest) -> Response:
     return visit.page(
         "audit/audit.html",
         "Audit explorer",
-        found=found,
+        found=page,
         kinds=sorted(LEAF_KEYS),
         counted=counted,
         values=values,
@@ -91,7 +91,7 @@ def explore(visit: PageRequest) -> Response:
 
 
 def asked_of(visit: PageRequest) -> tuple[str | None, dict[str, Any]]:
-    """The tenant that a page of leaves is about, and its other filters by name, as the API has them."""
+    """Return the tenant of a page of leaves, and its other filters by their API names."""
     kind, trace = visit.text("kind"), visit.text("trace")
     if kind is not None and kind not in LEAF_KEYS:
         raise ProblemError("invalid", "`kind` is no kind of event")
@@ -111,7 +111,7 @@ def asked_of(visit: PageRequest) -> tuple[str | None, dict[str, Any]]:
 
 
 def is_newest(visit: PageRequest) -> bool:
-    """Whether a page of leaves begins with the newest."""
+    """Return whether a page of leaves starts with the newest."""
     sort = visit.text("sort") or "newest"
     if sort not in ("newest", "oldest"):
         raise ProblemError("invalid", "`sort` is neither newest nor oldest")
@@ -119,7 +119,7 @@ def is_newest(visit: PageRequest) -> bool:
 
 
 def _presets(visit: PageRequest) -> list[tuple[str, str, bool]]:
-    """Periods that end now: their names, links, and whether one is chosen."""
+    """Return periods that end now: their names, links, and whether one is chosen."""
     chosen = visit.text("last")
     plain = visit.text("since") is None and visit.text("until") is None
     links = [(name, visit.link(last=name, since=None, until=None, cursor=None), chosen == name) for name in _PRESETS_US]
@@ -148,7 +148,7 @@ def _export_link(visit: PageRequest, form: str) -> str:
 
 
 def event(visit: PageRequest) -> Response:
-    """One leaf: what it says, its bytes, and how to check that they are in the ledger."""
+    """Return one leaf: its content, its bytes, and how to check that the ledger holds them."""
     log, idx = visit.text("log"), visit.number("idx")
     if log is None or idx is None:
         raise not_found()
@@ -174,21 +174,21 @@ def event(visit: PageRequest) -> Response:
 
 
 def moment_us(visit: PageRequest, name: str) -> int | None:
-    """A moment as the browser's field gives it, read as UTC; None where it is absent."""
+    """Return the moment in a browser's field, read as UTC; None where it is absent."""
     text = visit.text(name)
     if text is None:
         return None
     try:
         found = times.moment_us(text)
     except ValueError:
-        raise ProblemError("invalid", f"`{name}` is no moment; write 2026-01-31T12:00") from None
+        raise ProblemError("invalid", f"`{name}` is not a time; write 2026-01-31T12:00") from None
     if not 0 <= found < LARGE:
         raise ProblemError("invalid", f"`{name}` is out of range")
     return found
 
 
 def _seen(visit: PageRequest, log: str) -> None:
-    """Raise unless the caller may see this log (rule 2)."""
+    """Refuse a caller who may not see this log (rule 2)."""
     if log == SYSTEM:
         if not sees_all(visit):
             visit.caller.must(Permission.READ_CUSTODY)
@@ -201,7 +201,7 @@ def _seen(visit: PageRequest, log: str) -> None:
 
 
 def facts_of(body: dict[str, Any]) -> list[tuple[str, str]]:
-    """The fields of a leaf but its head, readable; what a leaf of several events has, event by event."""
+    """Return a leaf's fields without its head, readable; a leaf of several events lists each event."""
     if body["kind"] == CHANGED:
         return [(item["kind"].replace("-", " "), sentence_of(item)) for item in plain_bodies(body)]
     return [(name.replace("_", " "), _text(name, value)) for name, value in body.items() if name not in HEAD_KEYS]

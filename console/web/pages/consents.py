@@ -1,4 +1,4 @@
-"""Consents: what a revision would open on one tenant's own data, shown to that tenant's administrators alone."""
+"""Consents: what a revision would open of one tenant's data, shown only to that tenant's administrators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvcustody.governance.service.access.roles import Permission
 
 
 def show(visit: PageRequest) -> Response:
-    """Everything that waits for this tenant's consent."""
+    """Return everything that waits for this tenant's consent."""
     visit.caller.must(Permission.CONSENT)
     state = release_of(visit)
     tenant = visit.caller.tenant

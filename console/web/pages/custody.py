@@ -1,4 +1,4 @@
-"""Custody: what is held now against its deadline, and everything about one subject."""
+"""Custody: what is held now and until when, and everything about one subject."""
 
 from __future__ import annotations
 
@@ -20,53 +20,53 @@ _BINS = 10
 
 
 def live(visit: PageRequest) -> Response:
-    """Live residencies, those nearest to their deadline first, and how old they are."""
-    said = visit.text("tenant")
-    tenant = visit.service.tenant_of(visit.caller, READ, said)
+    """Return live residencies, those nearest to their deadline first, and their ages."""
+    tenant_name = visit.text("tenant")
+    tenant = visit.service.tenant_of(visit.caller, READ, tenant_name)
     visit.record("consoleCustody", tenant=tenant)
     now_us, periods = visit.service.clock.utc_us(), visit.service.work_periods()
     with visit.service.reading(tenant) as connection:
-        found = live_residencies(connection, now_us=now_us, tenant=tenant, limit=_READ_MAX, periods=periods)
-    ordered = sorted(found, key=lambda item: (not item.until_us, item.until_us))
+        residencies = live_residencies(connection, now_us=now_us, tenant=tenant, limit=_READ_MAX, periods=periods)
+    ordered = sorted(residencies, key=lambda item: (not item.until_us, item.until_us))
     return visit.page(
         "audit/custody.html",
         "Custody",
-        tenant=said or tenant,
+        tenant=tenant_name or tenant,
         all_tenants=sees_all(visit),
         erases=visit.may(Permission.ERASE),
         shown=ordered[:_SHOWN_MAX],
-        held=len(found),
-        more=len(found) == _READ_MAX,
-        late=sum(1 for item in found if item.used_share(now_us) > 1),
-        chart=_ages(found, now_us),
+        held=len(residencies),
+        more=len(residencies) == _READ_MAX,
+        late=sum(1 for item in residencies if item.used_share(now_us) > 1),
+        chart=_ages(residencies, now_us),
     )
 
 
 def subject(visit: PageRequest) -> Response:
-    """What is held of one subject, why and until when; what was erased; erase."""
+    """Return what is held about one subject, why and until when, its erasures, and the form for another."""
     name = visit.text("subject", 128)
-    said = visit.text("tenant")
-    tenant = visit.service.tenant_of(visit.caller, READ, said)
+    tenant_name = visit.text("tenant")
+    tenant = visit.service.tenant_of(visit.caller, READ, tenant_name)
     if tenant is None or name is None:
-        raise ProblemError("invalid", "a subject is asked for by tenant and name")
+        raise ProblemError("invalid", "give the tenant and the name of the subject")
     visit.record("consoleSubject", tenant=tenant)
     pseudonyms = visit.service.names_of(tenant, name)
     now_us, periods = visit.service.clock.utc_us(), visit.service.work_periods()
     marked = visit.service.marked()
     with visit.service.reading(tenant) as connection:
-        found = subject_page(connection, tenant, pseudonyms, now_us=now_us, periods=periods, marked=marked)
+        page = subject_page(connection, tenant, pseudonyms, now_us=now_us, periods=periods, marked=marked)
     return visit.page(
         "erasure/subject.html",
         "One subject",
-        tenant=said or tenant,
+        tenant=tenant_name or tenant,
         name=name,
-        found=found,
+        found=page,
         erases=visit.may(Permission.ERASE),
     )
 
 
 def _ages(found: Sequence[Live], now_us: int) -> Figure:
-    """Residencies by the share of their time that has passed."""
+    """Return residencies by the elapsed share of their time."""
     bins = [[0, 0] for _ in range(_BINS + 1)]
     for item in found:
         share = item.used_share(now_us)

@@ -1,4 +1,4 @@
-"""Decisions: what was denied and by which rule, and why any request is answered as it is.
+"""Decisions: denials with their rules, and the reasons of any decision.
 
 1. Denials come from the ledger through the API's own function: a tenant sees those of its own requests.
 2. A rule's text is the policy's: who may not read the policy sees the rule's id alone.
@@ -37,7 +37,7 @@ DEFAULT_DENY = "default-deny"
 
 
 def show(visit: PageRequest) -> Response:
-    """Denials by reader, owner and rule; and for those who test policies, an explanation of any request."""
+    """Return denials by reader, owner and rule, and for policy testers the explanation of any request."""
     reads, tests = visit.may(Permission.READ_CUSTODY), visit.may(Permission.WRITE_POLICY)
     if not reads:
         visit.caller.must(Permission.WRITE_POLICY)
@@ -69,28 +69,28 @@ def show(visit: PageRequest) -> Response:
 
 
 def rule(visit: PageRequest) -> Response:
-    """A rule, grant or segment where the revision that decided declares it."""
+    """Return a rule, grant or segment as the deciding revision declares it."""
     visit.caller.must(Permission.READ_POLICY)
     id_, number = visit.text("id"), visit.number("revision")
     if id_ is None or number is None:
         raise not_found()
-    found, released = _revision(visit, number)
-    line = 0 if found is None else _line_of(found, id_)
+    proposal, released = _revision(visit, number)
+    line = 0 if proposal is None else _line_of(proposal, id_)
     return visit.page(
         "policy/rule.html",
         f"Rule {id_}",
         id=id_,
         number=number,
-        found=found,
+        found=proposal,
         line=line,
         released=released,
-        lines=[] if found is None else lines_of(found.source, target=line)[max(0, line - 4) : line + 5],
+        lines=[] if proposal is None else lines_of(proposal.source, target=line)[max(0, line - 4) : line + 5],
         default_deny=id_ == DEFAULT_DENY,
     )
 
 
 def _revision(visit: PageRequest, number: int) -> tuple[Policy | None, bool]:
-    """The policy of a revision's number, and whether it is the release's; else one from a file that workers run."""
+    """Return a revision's policy and whether it is the release's; otherwise one from a file that workers run."""
     effect, state = visit.service.policies_in_effect(), visit.service.policies.released()
     for one in effect.policies:
         if one.revision == number and not one.released and one.policy is not None:
@@ -100,7 +100,7 @@ def _revision(visit: PageRequest, number: int) -> tuple[Policy | None, bool]:
 
 
 def _line_of(policy: Policy, id_: str) -> int:
-    """The line that declares an id; 0 where none does."""
+    """Return the line that declares an id; 0 where none does."""
     declared: tuple[_Declared, ...] = (*policy.rules, *policy.grants, *policy.segments, *policy.groups)
     marks = {item.id: item.mark.line for item in declared}
     return marks.get(id_, marks.get(id_.partition("~")[0], 0))

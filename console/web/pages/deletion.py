@@ -1,4 +1,4 @@
-"""Deletion: how much of what was due is covered by evidence, how late it was, and what two sources disagree about."""
+"""Deletion: how much due custody has evidence, how late it was, and where two sources disagree."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ _LEGEND = [("covered", 1), ("due and not covered", 4)]
 
 
 def show(visit: PageRequest) -> Response:
-    """Coverage of a period by tenant and classification, over time, with orphan findings and gaps."""
-    said = visit.text("tenant")
-    tenant = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, said)
+    """Return a period's coverage by tenant and classification, over time, with orphan findings and gaps."""
+    tenant_name = visit.text("tenant")
+    tenant = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, tenant_name)
     visit.record("consoleDeletion", tenant=tenant)
     name = visit.text("period") or "24h"
     count, step_us, form = _PERIODS.get(name, _PERIODS["24h"])
     until_us = visit.service.clock.utc_us()
     since_us = (until_us // step_us + 1 - count) * step_us
-    found = visit.ask(custody_api.covered, said, since_us, until_us)
+    covered = visit.ask(custody_api.covered, tenant_name, since_us, until_us)
     everything = visit.caller.reach(Permission.READ_CUSTODY) is Reach.ALL
     return visit.page(
         "erasure/deletion.html",
         "Deletion",
-        tenant=said or tenant,
+        tenant=tenant_name or tenant,
         all_tenants=sees_all(visit),
         periods=list(_PERIODS),
         period=name,
-        found=found,
+        found=covered,
         chart=_over_time(visit, tenant, since_us, until_us, step_us, form),
-        findings=visit.ask(custody_api.findings, said, cursor=visit.text("cursor", 1024), limit=_PAGE),
+        findings=visit.ask(custody_api.findings, tenant_name, cursor=visit.text("cursor", 1024), limit=_PAGE),
         gaps=visit.ask(custody_api.gaps, limit=_PAGE)["items"] if everything else None,
     )
 

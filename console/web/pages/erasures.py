@@ -1,4 +1,4 @@
-"""Erasures: ask for one, watch every worker's answer, take the certificate.
+"""Erasures: request one, follow every worker's answer, download the certificate.
 
 1. The request is the API's own function: the tenant of a tenant's administrator comes from the credential.
 2. A certificate is issued to those who may certify that tenant, by the same code as the API's.
@@ -34,7 +34,7 @@ FILES = {
 
 
 def listed(visit: PageRequest) -> Response:
-    """Every erasure that the caller may see, newest first."""
+    """Return every erasure that the caller may see, newest first."""
     tenant = visit.text("tenant")
     visit.record("consoleErasures", tenant)
     found = visit.ask(erasures_api.erasures, tenant, visit.text("cursor", 1024), _PAGE)
@@ -51,16 +51,16 @@ def listed(visit: PageRequest) -> Response:
 
 
 def request(visit: PageRequest) -> Response:
-    """Ask for an erasure (rule 1); its page shows how it goes."""
+    """Request an erasure (rule 1) and return its page."""
     visit.caller.must(Permission.ERASE)
     what = _wanted(visit)
     if visit.text("sure") != _narrowest(visit, what):
-        raise ProblemError("invalid", "type the name of what is erased again: an erasure cannot be taken back")
+        raise ProblemError("invalid", "type the name again to confirm: an erasure cannot be undone")
     return redirect(f"/erasures/{_once(visit, what)}")
 
 
 def preview(visit: PageRequest) -> Response:
-    """What a selector would cover now, and the form that asks for it (rule 4)."""
+    """Return what a selector would cover now, and the form that requests it (rule 4)."""
     visit.caller.must(Permission.ERASE)
     what = _wanted(visit)
     visit.record("consoleErasurePreview", what.tenant)
@@ -79,7 +79,7 @@ def preview(visit: PageRequest) -> Response:
 
 
 def _wanted(visit: PageRequest) -> ErasureRequest:
-    """The request that a form holds; raises `invalid` for a selector that is none."""
+    """Return a form's request; raises `invalid` for an invalid selector."""
     parts: dict[str, Any] = {name: visit.text(name, 128) for name in _TEXTS}
     parts |= {"key_epoch": visit.number("key_epoch"), "labels": _labels(visit.text("labels", 1024))}
     try:
@@ -90,24 +90,24 @@ def _wanted(visit: PageRequest) -> ErasureRequest:
 
 
 def _labels(text: str | None) -> dict[str, str]:
-    """`region=eu, purpose=support` as labels."""
-    made = {}
+    """Return `region=eu, purpose=support` as labels."""
+    labels = {}
     for item in (text or "").split(","):
         name, is_label, value = (part.strip() for part in item.partition("="))
-        if name and is_label and value and name not in made:
-            made[name] = value
+        if name and is_label and value and name not in labels:
+            labels[name] = value
         elif item.strip():
             raise ProblemError("invalid", "labels are `name=value`, each name once, with commas between them")
-    return made
+    return labels
 
 
 def _narrowest(visit: PageRequest, what: ErasureRequest) -> str:
-    """What is typed again to confirm: the narrowest name of a person or tenant."""
+    """Return the narrowest name of a person or tenant, which is typed again to confirm."""
     return what.session or what.subject or what.tenant or visit.caller.tenant or "every tenant"
 
 
 def _once(visit: PageRequest, what: ErasureRequest) -> str:
-    """The erasure that this form asked for: sent twice, it is asked for once (rule 3)."""
+    """Return this form's erasure: sending the form twice requests one (rule 3)."""
     key = visit.text("once", 64)
     if key is None:
         raise ProblemError("idempotency-key-required", "this form is not one of the console's; open it again")
@@ -126,29 +126,29 @@ def _once(visit: PageRequest, what: ErasureRequest) -> str:
 
 
 def show(visit: PageRequest) -> Response:
-    """One erasure: which workers have answered, and what each ended."""
+    """Return one erasure: which workers have answered, and what each ended."""
     visit.record("consoleErasure")
-    found = _status(visit)
+    status = _status(visit)
     return visit.page(
         "erasure/erasure.html",
-        f"Erasure {found['erasure'][:12]}",
-        found=found,
-        reads_certificate=_may(visit, Permission.READ_CERTIFICATE, found["tenant"]),
-        opens=_may(visit, Permission.CERTIFY, found["tenant"]),
+        f"Erasure {status['erasure'][:12]}",
+        found=status,
+        reads_certificate=_may(visit, Permission.READ_CERTIFICATE, status["tenant"]),
+        opens=_may(visit, Permission.CERTIFY, status["tenant"]),
         signs=visit.service.signer is not None,
     )
 
 
 def download(visit: PageRequest) -> Response:
-    """The certificate, its page for people, or the opening of its commitment (rule 2)."""
+    """Return the certificate, its page for people, or the opening of its commitment (rule 2)."""
     name = visit.places["file"]
-    found = _status(visit)
+    status = _status(visit)
     needed = Permission.CERTIFY if name == OPENING else Permission.READ_CERTIFICATE
-    if name not in FILES or not _may(visit, needed, found["tenant"]):
+    if name not in FILES or not _may(visit, needed, status["tenant"]):
         raise not_found()
-    visit.record("consoleCertificate", tenant=found["tenant"])
-    content = _file(visit, name, found["erasure"])
-    headers = {"Content-Disposition": f'attachment; filename="{found["erasure"][:12]}-{name}"'}
+    visit.record("consoleCertificate", tenant=status["tenant"])
+    content = _file(visit, name, status["erasure"])
+    headers = {"Content-Disposition": f'attachment; filename="{status["erasure"][:12]}-{name}"'}
     return Response(content, media_type=FILES[name], headers=headers)
 
 
@@ -161,7 +161,7 @@ def _status(visit: PageRequest) -> dict[str, Any]:
 
 
 def _may(visit: PageRequest, action: Permission, tenant: str | None) -> bool:
-    """Whether the caller may do this with an erasure of this tenant."""
+    """Return whether the caller may do this with a tenant's erasure."""
     if not visit.may(action):
         return False
     try:

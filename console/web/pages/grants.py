@@ -1,4 +1,4 @@
-"""Grants: who may read whose blocks, up to what, and until when: owners down, readers across.
+"""Grants: who may read whose blocks, up to which classification, until when: owners in rows, readers in columns.
 
 1. Shown is what workers run, released or from a file; of a policy whose digest alone is known, that it is so.
 2. Who acts for one tenant alone sees what opens its own data, and nothing of anybody else's.
@@ -19,7 +19,7 @@ _MATRIX_MAX = 24
 
 
 def show(visit: PageRequest) -> Response:
-    """The matrix of what workers run, and every way in a table."""
+    """Return the matrix of the policy that workers run, and a table of every grant and segment."""
     visit.caller.must(Permission.READ_POLICY, Permission.CONSENT)
     state, effect = release_of(visit), visit.service.policies_in_effect()
     owner = None if visit.may(Permission.READ_POLICY) else visit.caller.tenant or ""
@@ -43,7 +43,7 @@ def show(visit: PageRequest) -> Response:
 
 
 def _to_take_back(visit: PageRequest, state: ReleaseState | None, live: list[DeclaredOpening]) -> list[str]:
-    """The ids that this person may revoke (rule 3): those of the release, which workers follow."""
+    """Return the ids that this person may revoke (rule 3): those of the release, which workers follow."""
     if state is None or not visit.may(Permission.NARROW_POLICY, Permission.CONSENT):
         return []
     return sorted({way.id for way in live if state.owners(way.id)})

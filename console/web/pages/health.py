@@ -1,4 +1,4 @@
-"""Health: the ledger's writer, its signatures and witnesses, workers, erase epochs of doors and workers, and scans.
+"""Health: the ledger's writer, its signatures and witnesses, workers, erase epochs, and scans.
 
 1. A scan is asked for by the API's own function, by those who operate; one that waits is not asked for twice.
 """
@@ -24,7 +24,7 @@ _ORDERS_SHOWN = 20
 
 
 def show(visit: PageRequest) -> Response:
-    """What is well, and what is not; workers for those who may see operations."""
+    """Return the state of each part, and the workers for callers who may see operations."""
     visit.caller.must(Permission.READ_HEALTH)
     visit.record("consoleHealth")
     workers = None
@@ -55,7 +55,7 @@ def show(visit: PageRequest) -> Response:
 
 
 def scan(visit: PageRequest) -> Response:
-    """Ask a worker for a full scan (rule 1); the page shows what becomes of it."""
+    """Order a full scan from a worker (rule 1); the page shows its progress."""
     visit.caller.must(Permission.OPERATE)
     worker = visit.text("worker", 128)
     if worker is None:

@@ -1,6 +1,7 @@
-"""The first page: is isolation proved, is deletion covered, is anything overdue, is the ledger well, who holds what.
+"""The first page: isolation's proof, deletion coverage, overdue work, the ledger's health, and who holds what.
 
-Beside it the inbox: what waits for whoever looks."""
+Beside it the inbox: what waits for whoever looks.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _TENANTS_MAX = 12
 
 
 def show(visit: PageRequest) -> Response:
-    """Everything that the caller's roles reach, each in its own part."""
+    """Return everything that the caller's roles permit, each in its own part."""
     visit.record("consoleOverview")
     sees = visit.may(Permission.READ_CUSTODY)
     policy = visit.may(Permission.READ_POLICY)
@@ -48,33 +49,33 @@ def show(visit: PageRequest) -> Response:
 
 
 def inbox(visit: PageRequest) -> Response:
-    """What waits for whoever looks, the most urgent first, with the page and the command that deal with it."""
+    """Return the caller's open tasks, the most urgent first, with the page and command for each."""
     visit.record("consoleInbox")
     return visit.page("operate/inbox.html", "Inbox", items=visit.service.inbox_of(visit.caller))
 
 
 def witnesses(visit: PageRequest) -> WitnessStatus:
-    """How far others have seen the ledger."""
+    """Return how far witnesses have seen the ledger."""
     with visit.service.reading() as connection:
         return witness_status(connection, visit.service.clock.utc_us())
 
 
 def _coverage(visit: PageRequest) -> RecentCoverage:
-    """Coverage of the last day as it was judged last; its age is shown."""
+    """Return the latest judged coverage of the last day; the page shows its age."""
     mine = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, None)
     with visit.service.reading(mine) as connection:
         return recent(connection, tenant=mine)
 
 
 def held_by_tenant(visit: PageRequest) -> Figure:
-    """Blocks handed out and not ended yet, by tenant: the largest ones, the rest together."""
+    """Return blocks allocated and not ended, by tenant: the largest ones, and the rest together."""
     mine = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, None)
     with visit.service.reading(mine) as connection:
         totals = tenant_totals(connection, tenant=mine)
     title = "Blocks in custody, by tenant"
     known = [(row.held_blocks, row.tenant) for row in totals if row.held_blocks is not None]
     if len(known) < len(totals):
-        return without_values(title, "not known while a process runs that lost leaves (see its gaps)")
+        return without_values(title, "unknown while a process with lost leaves runs (see its gaps)")
     held = sorted(known, reverse=True)
     first, rest = held[:_TENANTS_MAX], held[_TENANTS_MAX:]
     if rest:
@@ -96,7 +97,7 @@ def _denials(visit: PageRequest) -> list[dict[str, Any]]:
 
 
 def erasure_states(visit: PageRequest, said: str | None = None) -> Counter[str]:
-    """How many erasures, of what the caller sees, are in each state."""
+    """Return how many erasures that the caller sees are in each state."""
     mine = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, said)
     periods = visit.service.work_periods()
     with visit.service.reading(mine) as connection:
@@ -106,5 +107,5 @@ def erasure_states(visit: PageRequest, said: str | None = None) -> Counter[str]:
 
 
 def sees_all(visit: PageRequest) -> bool:
-    """Whether the caller sees every tenant's custody."""
+    """Return whether the caller sees every tenant's custody."""
     return visit.caller.reach(Permission.READ_CUSTODY) is Reach.ALL

@@ -1,4 +1,4 @@
-"""The policy: what is in effect and proved, its revisions, and a draft on its way to a proposal.
+"""The policy: the active one and its proof, its revisions, and a draft until its proposal.
 
 1. A draft is checked by the workbench's own functions and kept nowhere; only a signed step changes anything.
 2. What a revision's page shows is what its gates will ask: its proof, exactly what it changes, the consents it lacks.
@@ -37,7 +37,7 @@ _REVISIONS_SHOWN = 100
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What came of a draft: problems, or lint, proof and difference (None: `why` nothing can be compared with)."""
+    """The result of checking a draft: problems, or lint, proof and difference (None: `why` it cannot be compared)."""
 
     lines: list[Line]
     problems: tuple[Problem, ...]
@@ -52,12 +52,14 @@ class Checked:
 
     @property
     def sound(self) -> bool:
-        """Whether it may be proposed."""
+        """Whether the draft may be proposed."""
         return not self.problems
 
 
 def show(visit: PageRequest) -> Response:
-    """What workers run, and every revision released; a tenant's administrator is led to what waits for consent."""
+    """Return the policies that workers run, and every released revision; tenant administrators get a link to open
+    consents.
+    """
     if not visit.may(Permission.READ_POLICY):
         visit.caller.must(Permission.CONSENT)
         return redirect("/policy/consents")
@@ -75,41 +77,43 @@ def show(visit: PageRequest) -> Response:
 
 
 def revision(visit: PageRequest) -> Response:
-    """One revision: where it is on its way, its proof, what it changes, its text, and the next step."""
+    """Return one revision: its progress, its proof, its changes, its text, and the next step."""
     visit.caller.must(Permission.READ_POLICY)
-    state, found = _proposal(visit)
-    review = gates.review(state, found, visit.service.policy_work.assess)
+    state, proposal = _proposal(visit)
+    review = gates.review(state, proposal, visit.service.policy_work.assess)
     effect = visit.service.policies_in_effect()
     line = visit.number("line") or 0
-    earlier = [number for number, one in state.proposals.items() if number < found.revision and one.activated]
+    earlier = [number for number, one in state.proposals.items() if number < proposal.revision and one.activated]
     before = state.proposals[max(earlier)] if earlier else None
     return visit.page(
         "policy/revision.html",
-        f"Revision {found.revision}",
+        f"Revision {proposal.revision}",
         state=state,
-        found=found,
-        word=state_word(state, found.revision),
+        found=proposal,
+        word=state_word(state, proposal.revision),
         workers=[
             worker
             for one in effect.policies
-            if one.released and one.revision == found.revision
+            if one.released and one.revision == proposal.revision
             for worker in one.workers
         ],
         at_work=effect.at_work or bool(effect.unsaid),
         review=review,
         new_access=review.change.new_access[:_CELLS_SHOWN],
         lost_access=[cell for cell in review.change.cells if not cell.opens][:_CELLS_SHOWN],
-        lines=lines_of(found.document, target=line),
+        lines=lines_of(proposal.document, target=line),
         before=before,
-        text=None if before is None else text_diff(before.document, found.document),
-        approves=visit.may(Permission.APPROVE_POLICY) and not found.activated and found.author != visit.caller.name,
-        activates=visit.may(Permission.ACTIVATE_POLICY) and found.approval is not None and not found.activated,
-        restores=visit.may(Permission.WRITE_POLICY) and found.activated and found is not state.active,
+        text=None if before is None else text_diff(before.document, proposal.document),
+        approves=visit.may(Permission.APPROVE_POLICY)
+        and not proposal.activated
+        and proposal.author != visit.caller.name,
+        activates=visit.may(Permission.ACTIVATE_POLICY) and proposal.approval is not None and not proposal.activated,
+        restores=visit.may(Permission.WRITE_POLICY) and proposal.activated and proposal is not state.active,
     )
 
 
 def draft(visit: PageRequest) -> Response:
-    """A text to write in: what is in effect, a policy of the library, or what is being restored."""
+    """Return an editor with the active policy, a library policy, or the one to restore."""
     visit.caller.must(Permission.WRITE_POLICY)
     chosen = visit.text("from")
     if chosen in library.names():
@@ -121,14 +125,14 @@ def draft(visit: PageRequest) -> Response:
 
 
 def check(visit: PageRequest) -> Response:
-    """Check the text in the form (rule 1)."""
+    """Check the form's text (rule 1)."""
     visit.caller.must(Permission.WRITE_POLICY)
     document = visit.document("source")
     return _draft_page(visit, document, _checked(visit, document))
 
 
 def _tested(visit: PageRequest, draft: Draft) -> tuple[CasesReport | None, tuple[Problem, ...]]:
-    """The cases in the form, run against a draft; none where there are none, problems where they cannot be read."""
+    """Run the form's test cases against a draft; None without any, problems where they cannot be read."""
     cases = visit.document("cases")
     if not cases.strip():
         return None, ()
@@ -140,22 +144,22 @@ def _tested(visit: PageRequest, draft: Draft) -> tuple[CasesReport | None, tuple
 
 
 def _simulated(visit: PageRequest, document: str) -> dict[str, Any] | None:
-    """What recorded requests would lose under a draft, where that is asked for."""
+    """Return what recorded requests would lose under a draft, where that is requested."""
     if visit.text("simulate") is None:
         return None
     return visit.ask(simulated, SimulationRequest(source=document))
 
 
 def state_word(state: ReleaseState, number: int) -> str:
-    """Proposed, approved, staged, active or past."""
-    found = state.proposals[number]
-    if found is state.active:
+    """Return the state: proposed, approved, staged, active or past."""
+    proposal = state.proposals[number]
+    if proposal is state.active:
         return "active"
-    if found is state.staged:
+    if proposal is state.staged:
         return "staged"
-    if found.activated:
+    if proposal.activated:
         return "past"
-    return "approved" if found.approval is not None else "proposed"
+    return "approved" if proposal.approval is not None else "proposed"
 
 
 def _draft_page(visit: PageRequest, document: str, checked: Checked | None) -> Response:

@@ -1,4 +1,4 @@
-"""What is in effect, as pages show it: which policies workers run, since when, and the proof of each.
+"""The active policies for pages: which ones workers run, since when, and each one's proof.
 
 1. A proof is of exactly what is in effect: the policy less everything that was revoked since. It is made once for each
    such pair and kept in memory. Of a policy whose digest alone is known there is none.
@@ -20,14 +20,14 @@ from kvcustody.policies.workbench.prove.model import Proof
 
 
 class ProvedPolicy(NamedTuple):
-    """A policy in effect, and its proof (rule 1)."""
+    """An active policy and its proof (rule 1)."""
 
     policy: EffectivePolicy
     proof: Proof | None
 
 
 class PolicyStatus(NamedTuple):
-    """Everything that is in effect; `at_work`, `unsaid` and `monitoring` as `PoliciesInEffect` has them."""
+    """Everything that is active; `at_work`, `unsaid` and `monitoring` are those of `PoliciesInEffect`."""
 
     proved: tuple[ProvedPolicy, ...]
     at_work: bool
@@ -36,23 +36,23 @@ class PolicyStatus(NamedTuple):
 
 
 def release_of(visit: PageRequest) -> ReleaseState | None:
-    """The release, every record verified; None where this service releases no policies."""
+    """Return the release, with every record verified; None where this service releases no policies."""
     return visit.service.policies.released()
 
 
 def read_policy_status(visit: PageRequest) -> PolicyStatus:
-    """What is in effect."""
+    """Read and return the status of the active policies."""
     return policy_status(visit.service.policies_in_effect(), visit.service.policy_work)
 
 
 def policy_status(found: PoliciesInEffect, work: PolicyWork) -> PolicyStatus:
-    """The same of what was read before."""
+    """Return the status from facts that were read before."""
     proved = tuple(ProvedPolicy(one, _proof_of(one, work)) for one in found.policies)
     return PolicyStatus(proved, found.at_work, found.unsaid, found.monitoring)
 
 
 def known_policy(effect: PoliciesInEffect) -> tuple[EffectivePolicy | None, str]:
-    """The one that is in effect for everybody, else why none can be shown."""
+    """Return the policy that is active for everyone, else why none can be shown."""
     try:
         return effect.the_one(), ""
     except PolicyError as error:
@@ -60,7 +60,7 @@ def known_policy(effect: PoliciesInEffect) -> tuple[EffectivePolicy | None, str]
 
 
 def _proof_of(one: EffectivePolicy, work: PolicyWork) -> Proof | None:
-    """The proof of a policy; None where its document is not known, or is too costly to prove here."""
+    """Return a policy's proof; None where its document is unknown, or is too costly to prove here."""
     if one.policy is None:
         return None
     try:

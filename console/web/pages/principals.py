@@ -1,4 +1,4 @@
-"""Access: who may ask this service, with which keys; ending them, for those who manage keys.
+"""Access: the service's principals and their keys, and ending them, for callers who manage keys.
 
 1. What is done here is done by the API's own functions. A name is typed again before its principal is ended.
 """
@@ -19,7 +19,7 @@ _KEPT_DAYS = 90
 
 
 def show(visit: PageRequest) -> Response:
-    """Principals in the order of names, and the keys of the one that was chosen."""
+    """Return principals in the order of names, and the chosen one's keys."""
     visit.caller.must(Permission.MANAGE_KEYS)
     book, name = visit.service.principals, visit.text("name")
     found, more = book.listed(after=visit.text("after") or "", limit=_SHOWN)
@@ -55,7 +55,7 @@ def revoke(visit: PageRequest) -> Response:
 
 
 def keep(visit: PageRequest) -> Response:
-    """Let a key that its principal made stand alone (rule 1)."""
+    """Let a key that its principal made outlive its parent key (rule 1)."""
     visit.caller.must(Permission.MANAGE_KEYS)
     name, prefix = _name(visit), visit.text("prefix", _PREFIX_DIGITS)
     if prefix is None:

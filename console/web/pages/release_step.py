@@ -1,4 +1,4 @@
-"""Prepares the next step of a release for a person to sign: everything but the signatures.
+"""Prepares a release's next step for a person to sign: everything except the signatures.
 
 1. The service signs nothing. The browser signs with the person's own key, which never leaves it, and sends the step
    to the API like anybody else.
@@ -38,7 +38,7 @@ _ACTIONS = {
 
 
 def prepare(visit: PageRequest) -> Response:
-    """The step that the form asks for, as JSON: head, body, the manifest that is signed by itself, and where to."""
+    """Return the form's step as JSON: head, body, the manifest that is signed separately, and the address."""
     name = visit.text("step") or ""
     if name not in _ACTIONS:
         raise ProblemError("invalid", "`step` is no step that is signed here")
@@ -74,7 +74,7 @@ def prepare(visit: PageRequest) -> Response:
 def _body(
     visit: PageRequest, state: ReleaseState, name: str, at_us: int
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The body without the manifest's signature, and the manifest where it is signed too."""
+    """Return the body without the manifest's signature, and the manifest where it is signed too."""
     if name == "proposed":
         return _proposed(visit, state, at_us)
     if name == "consented":
@@ -117,13 +117,13 @@ def _proposed(visit: PageRequest, state: ReleaseState, at_us: int) -> tuple[dict
     return body, manifest.form()
 
 
-def _approved(visit: PageRequest, state: ReleaseState, found: Proposal) -> dict[str, Any]:
-    found.approval = None  # of this copy alone: an approval is against what is active now
-    review = gates.review(state, found, visit.service.policy_work.assess)
+def _approved(visit: PageRequest, state: ReleaseState, proposal: Proposal) -> dict[str, Any]:
+    proposal.approval = None  # of this copy alone: an approval is against what is active now
+    review = gates.review(state, proposal, visit.service.policy_work.assess)
     if (visit.text("cells") or "") != review.cells:
-        raise ProblemError("changed", "what this revision widens is not what the page showed; look again")
+        raise ProblemError("changed", "the widening of this revision differs from the page; reload it")
     return {
-        "revision": found.revision,
+        "revision": proposal.revision,
         "base": state.active_revision,
         "revoked": sorted(state.revoked),
         "cells": review.cells,

@@ -1,4 +1,4 @@
-"""Evidence reports: asked for, watched and downloaded as jobs; made by schedules; listed with their verdicts.
+"""Evidence reports: requested, followed and downloaded as jobs, made by schedules, listed with their verdicts.
 
 What a schedule may do is decided where the API decides it (`reports_and_checks`).
 """
@@ -43,16 +43,16 @@ _TYPES = {"html": "text/html; charset=utf-8", "pdf": "application/pdf", "json": 
 
 
 def listed(visit: PageRequest) -> Response:
-    """What was made, with its verdict; schedules; one's own jobs, newest first; and forms for more."""
+    """Return made reports with verdicts, schedules, the caller's jobs (newest first), and forms for more."""
     visit.caller.must(Permission.READ_CUSTODY, Permission.READ_OPERATIONS)
     service, caller, makes = visit.service, visit.caller, visit.may(Permission.READ_CUSTODY)
-    made: list[MadeReport] = []
+    reports: list[MadeReport] = []
     schedules: list[dict[str, Any]] = []
     if makes:
         visit.record_live("consoleReports")
         with service.reading() as connection:
             mine = caller.tenant_of(Permission.READ_CUSTODY, None)
-            made, _ = made_reports(connection, tenant=mine, limit=_LISTED, verdicts=service.verdicts)
+            reports, _ = made_reports(connection, tenant=mine, limit=_LISTED, verdicts=service.verdicts)
         now_us = service.clock.utc_us()
         schedules = [each.data(now_us) for each in schedules_of(service, caller)]
     settings = service.settings
@@ -61,7 +61,7 @@ def listed(visit: PageRequest) -> Response:
         "Reports",
         jobs=service.jobs.listed(principal=caller.name, limit=_LISTED)[0],
         makes=makes,
-        made=made,
+        made=reports,
         schedules=schedules,
         destinations=listed_destinations(settings.report_destinations, caller.tenant),
         cadences=[each.value for each in Cadence],
@@ -104,13 +104,13 @@ def change(visit: PageRequest) -> Response:
 
 
 def again(visit: PageRequest) -> Response:
-    """Try again what failed for good."""
+    """Retry what failed permanently."""
     visit.ask(retry, visit.places["job"])
     return redirect("/reports")
 
 
 def make(visit: PageRequest) -> Response:
-    """Begin a report (rule 1 of `reports`)."""
+    """Start a report (rule 1 of `reports`)."""
     tenant = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, visit.text("tenant"))
     framework = visit.text("framework") or ""
     if framework not in NAMES:
@@ -134,7 +134,7 @@ def make(visit: PageRequest) -> Response:
 
 
 def show(visit: PageRequest) -> Response:
-    """One job: how far it is, and what it made."""
+    """Return one job: its progress and its files."""
     visit.caller.must(Permission.READ_CUSTODY, Permission.READ_OPERATIONS)
     job = visit.service.verdicts.on(visit.service.jobs.get(visit.places["job"], principal=visit.caller.name))
     plain = (str, int, float)
@@ -154,7 +154,7 @@ def cancel(visit: PageRequest) -> Response:
 
 
 def download(visit: PageRequest) -> Response:
-    """A file that one of one's own jobs made."""
+    """Return a file that one of the caller's jobs made."""
     visit.caller.must(Permission.READ_CUSTODY)
     name = visit.places["file"]
     visit.service.export(visit.caller, once=True)

@@ -1,4 +1,4 @@
-"""Tiers: what is in each, what moved and what it took, what was left alone and why, and what moving cost serving.
+"""Tiers: each one's content, what moved and how long it took, what was not moved and why, and the cost for serving.
 
 1. What was decided is of the ledger, in a period; what is in a tier, and what moving took of a worker's time, is what
    the worker last said, since it began: for those who may see operations.
@@ -27,7 +27,7 @@ _SHOWN_MAX = 10
 
 
 class _WorkerTier(NamedTuple):
-    """A tier of a worker that runs; `busy`: which part of the worker's time moving took."""
+    """A running worker's tier; `busy`: the share of the worker's time that moving took."""
 
     worker: str
     said: TierServing
@@ -35,32 +35,32 @@ class _WorkerTier(NamedTuple):
 
     @property
     def store_us(self) -> int | None:
-        """What storing a block took, on average."""
+        """The mean time to store a block."""
         return _each(self.said.store_seconds, self.said.stored_blocks)
 
     @property
     def restore_us(self) -> int | None:
-        """What restoring a block took, on average."""
+        """The mean time to restore a block."""
         return _each(self.said.restore_seconds, self.said.restored_blocks)
 
 
 def show(visit: PageRequest) -> Response:
-    """Every tier in a period, the workers' tiers, decisions one by one, and one request explained where it is asked."""
-    said = visit.text("tenant")
-    tenant = whose(visit.service, visit.caller, said)
+    """Return a period's tiers, the workers' tiers, the decisions, and one request's explanation where requested."""
+    tenant_name = visit.text("tenant")
+    tenant = whose(visit.service, visit.caller, tenant_name)
     visit.record("consoleTiers", tenant=tenant)
     name = visit.text("period") or "24h"
     until_us = visit.service.clock.utc_us()
     since_us = max(0, until_us - _PERIODS.get(name, 1) * DAY_US)
-    tiers = visit.ask(tiers_api.tiers, tenant=said, since=since_us, until=until_us)["items"]
+    tiers = visit.ask(tiers_api.tiers, tenant=tenant_name, since=since_us, until=until_us)["items"]
     summed = [row for tier in tiers for row in tier["transfers"]]
     cursor = visit.text("cursor", 1024)
-    listed = visit.ask(tiers_api.listed_transfers, tenant=said, cursor=cursor, limit=_PAGE)
+    listed = visit.ask(tiers_api.listed_transfers, tenant=tenant_name, cursor=cursor, limit=_PAGE)
     residency = visit.number("residency")
     return visit.page(
         "operate/tiers.html",
         "Tiers",
-        tenant=said or tenant,
+        tenant=tenant_name or tenant,
         all_tenants=tenant is None or visit.caller.tenant is None,
         periods=list(_PERIODS),
         period=name,
@@ -75,12 +75,12 @@ def show(visit: PageRequest) -> Response:
         listed=listed,
         predicted_text=predicted_text,
         residency=residency,
-        explained=None if residency is None else _explained(visit, said, residency),
+        explained=None if residency is None else _explained(visit, tenant_name, residency),
     )
 
 
 def _workers(visit: PageRequest) -> list[_WorkerTier] | None:
-    """Tiers of the workers that run, by worker; None for those who do not see them."""
+    """Return running workers' tiers by worker; None for callers who may not see them."""
     if visit.caller.reach(Permission.READ_OPERATIONS) is Reach.NONE:
         return None
     return [
@@ -91,7 +91,7 @@ def _workers(visit: PageRequest) -> list[_WorkerTier] | None:
 
 
 def _restores(summed: list[dict[str, Any]]) -> dict[str, Any]:
-    """What all restores of the period add up to."""
+    """Return the sums of the period's restores."""
     mine = [row for row in summed if row["action"] == "restore"]
     sums = {name: sum(row[name] for row in mine) for name in ("transfers", "blocks", "failed", "partial")}
     took_us = sum(row["measured_us"] for row in mine)
@@ -100,14 +100,14 @@ def _restores(summed: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _moved(summed: list[dict[str, Any]]) -> Figure:
-    """Blocks stored and restored, by tier."""
+    """Return stored and restored blocks by tier."""
     values = [[row["blocks"], 0] if row["action"] == "store" else [0, row["blocks"]] for row in summed]
     names, notes = [f"{row['tier']}, {row['action']}s" for row in summed], [count(sum(one)) for one in values]
     return rows("Blocks moved, by tier", names, values, [("stored", 1), ("restored", 2)], notes)
 
 
 def _predicted(summed: list[dict[str, Any]]) -> Figure:
-    """What transfers that had a prediction were predicted to take together, and what they took."""
+    """Return the total predicted and measured time of the transfers that had a prediction."""
     names: list[str] = []
     values: list[list[int]] = []
     for row in summed:
@@ -120,7 +120,7 @@ def _predicted(summed: list[dict[str, Any]]) -> Figure:
 
 
 def _explained(visit: PageRequest, tenant: str | None, residency: int) -> list[dict[str, Any]]:
-    """The requests of that number, each in words."""
+    """Return the requests of that number, each in words."""
     process = visit.text("incarnation", 32)
     if process is not None and not (len(process) == 32 and set(process) <= set("0123456789abcdef")):
         raise ProblemError("invalid", "`incarnation` is not 32 hexadecimal digits")

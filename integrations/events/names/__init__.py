@@ -1,1 +1,1 @@
-"""Under which names routers are told of blocks."""
+"""The names under which routers learn of blocks."""

@@ -1,4 +1,4 @@
-"""Which blocks routers were told of, under which names: the names that doors write into requests.
+"""The blocks that were published to routers, by the names that doors write into requests.
 
     told = ToldBlocks(names)
     told.tell(events)          # the events of one step, each with its namespace, in the order to send
@@ -46,7 +46,7 @@ _PERSON: Final = b"kvc-told-name"
 
 
 class _Of(NamedTuple):
-    """What blocks of one event have in common, as a removal of them says it."""
+    """The common facts of one event's blocks, which their removal repeats."""
 
     scope: EventScope
     residency: int
@@ -55,7 +55,7 @@ class _Of(NamedTuple):
 
 
 class _Id(NamedTuple):
-    """One block in one medium and layer group."""
+    """A block in one medium and layer group."""
 
     key: bytes
     medium: str
@@ -63,14 +63,14 @@ class _Id(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """One block under one name, and what an index calls it."""
+    """A block under one name, with the hash that an index uses for it."""
 
     of: _Of
     key: bytes
 
 
 class ToldBlocks:
-    """What one publisher told. Used on one thread."""
+    """The blocks that one publisher has published. Used on one thread."""
 
     def __init__(
         self,
@@ -80,7 +80,8 @@ class ToldBlocks:
         wide_blocks_max: int = WIDE_BLOCKS_MAX,
         further_max: int = FURTHER_MAX,
     ) -> None:
-        """`wide_blocks_max`: blocks of tenants and segments that can be told again; `further_max`: see rule 2.
+        """Prepare the book. `wide_blocks_max`: blocks of tenants and segments that can be published again;
+        `further_max`: see rule 2.
 
         `fleet_hashes`: see rule 3.
         """
@@ -102,54 +103,54 @@ class ToldBlocks:
         self._times: dict[_Id, int] = {}  # how many blocks have one hash; only of fleet hashes
 
     def __len__(self) -> int:
-        """Blocks that are told, once for each name. Any thread."""
+        """Return the number of published blocks, counted once per name. Any thread."""
         return self._first_blocks + len(self._further)
 
     def take_epochs(self, known: KnownEpochs | None) -> list[BlockEvent]:
-        """Name by these epochs from now on; the removals of what was told under names that they end."""
+        """Name by these epochs from now on; return the removals of blocks under names that they end."""
         if known is self._known:
             return []
         self._known = known
         return [event for place in list(self._name_of) for event in self._renew(place)]
 
     def tell(self, events: Iterable[BlockEvent]) -> list[BlockEvent]:
-        """The events as routers are told them: with their namespaces, and under further names."""
-        made: list[BlockEvent] = []
+        """Return the events in the form for routers: with their namespaces, and under further names."""
+        named_events: list[BlockEvent] = []
         for event in events:
             if event.kind == CLEARED:
                 self._forget()
-                made.append(event)
+                named_events.append(event)
             elif event.kind == STORED:
-                made += self._stored(event)
+                named_events += self._stored(event)
             else:
-                made += self._removed(event)
-        return made
+                named_events += self._removed(event)
+        return named_events
 
     # -- stores -------------------------------------------------------------------------------------------------------
 
     def _stored(self, event: BlockEvent) -> list[BlockEvent]:
-        scope, made = event.scope, list[BlockEvent]()
+        scope, events = event.scope, list[BlockEvent]()
         if scope.wide is not None:
             self._keep_wide(event)
         if scope.owner is None:
-            made.append(event)
+            events.append(event)
         else:
-            made += self._renew(scope.owner)
-            made += self._whole_chain(scope.owner, event)
-            told = self._named(scope.owner, event)
+            events += self._renew(scope.owner)
+            events += self._whole_chain(scope.owner, event)
+            named = self._named(scope.owner, event)
             held, of = self._first.setdefault(scope.owner, {}), _of(event)
-            for one, key in zip(_ids(event), split_keys(told.keys), strict=True):
+            for one, key in zip(_ids(event), split_keys(named.keys), strict=True):
                 if one not in held:
                     self._count(one, key)
                     held[one] = _Told(of, key)
                     self._first_blocks += 1
-            made.append(told)
+            events.append(named)
         asker = event.requester
         if asker is not None and asker != scope.owner and scope.wide == asker.whole_tenant:
-            made += self._renew(asker)
-            made += self._whole_chain(asker, event)
-            made += self._tell_further(asker, event)
-        return made
+            events += self._renew(asker)
+            events += self._whole_chain(asker, event)
+            events += self._tell_further(asker, event)
+        return events
 
     def _keep_wide(self, event: BlockEvent) -> None:
         parent, size = event.parent, event.block_tokens
@@ -162,7 +163,9 @@ class ToldBlocks:
             self._wide.popitem(last=False)
 
     def _whole_chain(self, place: NamedRequester, event: BlockEvent) -> list[BlockEvent]:
-        """What an index lacks of the chain before an event under this name; nothing where it is not known whole."""
+        """Return what an index lacks of the chain before an event under this name; nothing where the chain is not known
+        completely.
+        """
         lacking: list[BlockEvent] = []
         before = _Id(event.parent, event.medium, event.group)
         while before.key and self._told_key(place, before) is None:
@@ -175,21 +178,23 @@ class ToldBlocks:
         return [told for block in reversed(lacking) for told in self._tell_further(place, block)]
 
     def _tell_further(self, place: NamedRequester, event: BlockEvent) -> list[BlockEvent]:
-        """A wide event under the name of a place that is not its owner's, unless it was told so."""
+        """Return a wide event under another place's name, unless it was published so."""
         ids = _ids(event)
         if all((place, one) in self._further for one in ids):
             return []
-        told, of = self._named(place, event, further=True), _of(event)
-        for one, key in zip(ids, split_keys(told.keys), strict=True):
+        named, of = self._named(place, event, further=True), _of(event)
+        for one, key in zip(ids, split_keys(named.keys), strict=True):
             if (place, one) not in self._further:
                 self._count(one, key)
                 self._further[place, one] = _Told(of, key)
             self._further_of.setdefault(place, {})[one] = None
             self._places.setdefault(one, {})[place] = None
-        return [told, *self._let_go()]
+        return [named, *self._let_go()]
 
     def _named(self, place: NamedRequester, event: BlockEvent, *, further: bool = False) -> BlockEvent:
-        """A stored event under the name of a place, with what an index calls its blocks and the one before them."""
+        """Return a stored event under a place's name, with an index's hashes of its blocks and of the block before
+        them.
+        """
         name = self._name(place)
         parent = self._told_key(place, _Id(event.parent, event.medium, event.group)) or event.parent
         keys, before, size = list[bytes](), parent, event.block_tokens
@@ -204,18 +209,18 @@ class ToldBlocks:
         return event._replace(keys=b"".join(keys), parent=parent, namespace=name, place=place)
 
     def _told_key(self, place: NamedRequester, one: _Id) -> bytes | None:
-        """What an index calls a block under the name of a place; None where it was not told."""
+        """Return an index's hash of a block under a place's name; None where it was not published."""
         told = self._further.get((place, one)) or self._first.get(place, {}).get(one)
         return None if told is None else told.key
 
     def _count(self, one: _Id, key: bytes) -> None:
-        """A block is told under a hash."""
+        """Count one more block under a hash."""
         if self._fleet_hashes:
             hashed = one._replace(key=key)
             self._times[hashed] = self._times.get(hashed, 0) + 1
 
     def _is_last(self, one: _Id, key: bytes) -> bool:
-        """Whether nothing else has this hash, now that a block under it ends."""
+        """Return whether nothing else has this hash after a block under it ended."""
         if not self._fleet_hashes:
             return True
         hashed = one._replace(key=key)
@@ -225,7 +230,7 @@ class ToldBlocks:
         return not left
 
     def _name(self, place: NamedRequester) -> str:
-        """The name that something of a place is told under, or its name of now."""
+        """Return the name under which a place's blocks are published, or its current name."""
         name = self._name_of.get(place)
         if name is None:
             name = self._name_of[place] = self._names.of(*place, known=self._known)
@@ -241,66 +246,66 @@ class ToldBlocks:
     # -- removals -----------------------------------------------------------------------------------------------------
 
     def _removed(self, event: BlockEvent) -> list[BlockEvent]:
-        made, ids = list[BlockEvent](), _ids(event)
+        events, ids = list[BlockEvent](), _ids(event)
         for one in ids:
             self._wide.pop(one, None)
         owner = event.scope.owner
         if owner is None:
-            made.append(event)
+            events.append(event)
         else:
             held = self._first.get(owner, {})
             ended = [(one, told.key) for one in ids if (told := held.pop(one, None)) is not None]
             self._first_blocks -= len(ended)
             keys = b"".join(key for one, key in ended if self._is_last(one, key))
             if keys:
-                made.append(event._replace(keys=keys, namespace=self._name(owner), place=owner))
+                events.append(event._replace(keys=keys, namespace=self._name(owner), place=owner))
             self._forget_unused(owner)
         for one in ids:
             for place in list(self._places.get(one, ())):
-                made += self._end_further(place, one, event.cause)
-        return made
+                events += self._end_further(place, one, event.cause)
+        return events
 
-    def _end_further(self, place: NamedRequester, one: _Id, cause: str) -> list[BlockEvent]:
-        (of, key), name = self._further.pop((place, one)), self._name_of[place]
-        del self._further_of[place][one]
-        places = self._places[one]
+    def _end_further(self, place: NamedRequester, block_id: _Id, cause: str) -> list[BlockEvent]:
+        (of, key), name = self._further.pop((place, block_id)), self._name_of[place]
+        del self._further_of[place][block_id]
+        places = self._places[block_id]
         del places[place]
         if not places:
-            del self._places[one]
+            del self._places[block_id]
         self._forget_unused(place)
-        return [_removal(of, [key], name, cause, place)] if self._is_last(one, key) else []
+        return [_removal(of, [key], name, cause, place)] if self._is_last(block_id, key) else []
 
     def _forget_unused(self, place: NamedRequester) -> None:
-        """Forget the name of a place of which nothing is told any more."""
+        """Forget the name of a place with no published blocks left."""
         if not self._first.get(place) and not self._further_of.get(place):
             for held in (self._first, self._further_of, self._name_of):
                 held.pop(place, None)
 
     def _renew(self, place: NamedRequester) -> list[BlockEvent]:
-        """Give a place its name of now; the removals of what was told under another (rule 4)."""
+        """Give a place its current name; return the removals of blocks under its former one (rule 4)."""
         name, before = self._names.of(*place, known=self._known), self._name_of.get(place)
         if before is None or before == name:
             self._name_of[place] = name
             return []
-        made: list[BlockEvent] = []
+        events: list[BlockEvent] = []
         ended = self._first.pop(place, {})
         self._first_blocks -= len(ended)
         for of, run in groupby(ended.items(), key=lambda each: each[1].of):
             if keys := [told.key for one, told in run if self._is_last(one, told.key)]:
-                made.append(_removal(of, keys, before, RENAMED, place))
+                events.append(_removal(of, keys, before, RENAMED, place))
         for one in list(self._further_of.get(place, ())):
-            made += self._end_further(place, one, RENAMED)
+            events += self._end_further(place, one, RENAMED)
         self._name_of[place] = name
-        return made
+        return events
 
 
 def takes_fleet_hashes(form: str) -> bool:
-    """Whether who reads a form takes equal blocks to have one hash at every worker."""
+    """Return whether readers of this form assume that equal blocks have one hash at every worker."""
     return form == "dynamo"
 
 
 def hash_under(key: bytes, name: str) -> bytes:
-    """What a block is called under a further name."""
+    """Return a block's hash under a further name."""
     return hashlib.blake2b(key + name.encode("ascii"), digest_size=len(key), person=_PERSON).digest()
 
 

@@ -1,1 +1,1 @@
-"""Continuous batching in custody: the engine's paged cache, scheduler and manager over blocks of a Governor."""
+"""Continuous batching in custody: the engine's paged cache, scheduler and manager over a Governor's blocks."""

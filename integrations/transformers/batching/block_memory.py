@@ -1,4 +1,4 @@
-"""The engine's one cache tensor as the blocks of our pools: where block b lies, and that it does lie there.
+"""The engine's single cache tensor as our pools' blocks: the position of block b, with a check of it.
 
 1. A block of ours is a row of each of the engine's allocators: one for layers of full attention, one for sliding
    windows, or both. All their layers' keys and values, nothing else: whoever has a block has both rows alone.
@@ -37,16 +37,20 @@ class BlockRows(NamedTuple):
 
     @property
     def ring(self) -> int | None:
-        """How many blocks of a request it writes; None: all."""
+        """The number of a request's blocks that it rewrites; None: all."""
         window = getattr(self.allocator, "sliding_window", None)
         return None if window is None else -(-int(window) // int(self.allocator.tokens_per_page))
 
 
 class EngineBlocks:
-    """The cache tensor's rows, cut into the pools that the Governor asks for."""
+    """The cache tensor's rows, cut into the pools for the Governor."""
 
     def __init__(self, cache: Any, allocators: Sequence[Any], clock: Clock, *, tuning: Path | None = None) -> None:
-        """Raises `ConfigError` where the tensor is not what its allocators say, or too small."""
+        """Cut the tensor.
+
+        Raises:
+            ConfigError: it does not match its allocators, or is too small.
+        """
         tensor, sectors = cache.cache_tensor, int(cache.num_sectors)
         self._clock = clock
         self._tuning = tuning
@@ -73,16 +77,16 @@ class EngineBlocks:
 
     @property
     def are_rewritten(self) -> bool:
-        """Whether a request writes blocks again in place, so that no other may have them, not even its fork."""
+        """Whether a request rewrites blocks in place, so that no other may share them, not even its fork."""
         return any(part.ring is not None for part in self.parts)
 
     @property
     def plan(self) -> MemoryPlan:
-        """What a worker is opened over."""
+        """The memory plan for a worker."""
         return MemoryPlan(self.make, self.blocks, 1, self.bytes_per_block, str(self._trash.device))
 
     def make(self, blocks: int) -> TensorMemory:
-        """The next `blocks` rows as the memory of one pool."""
+        """Return the next `blocks` rows as the memory of one pool."""
         if self._taken + blocks > self.blocks:
             raise ConfigError(f"pools of `{self._taken + blocks}` blocks do not fit in the engine's `{self.blocks}`")
         self.pool_first.append(self._taken)
@@ -96,7 +100,7 @@ class EngineBlocks:
         return memory
 
     def probe(self) -> None:
-        """Let the engine write its last block in every layer, see that this row and no neighbour changed (rule 3)."""
+        """Make the engine write its last block in every layer; check that only this row changed (rule 3)."""
         for part in self.parts:
             self._probe(part)
 
@@ -117,7 +121,7 @@ class EngineBlocks:
             for layer in allocator.layer_indices:
                 allocator.update(ones, ones, layer, unread, index)
         except (RuntimeError, IndexError) as error:
-            raise ConfigError(f"the engine's cache does not take keys and values as expected: {error}") from error
+            raise ConfigError(f"the engine's cache does not store keys and values as expected: {error}") from error
         written = rows[-1].view(allocator.cache_dtype)
         count = 2 * len(allocator.layer_indices) * ones.numel()  # keys and values; a window may end within a page
         reached = int((written == 1).sum()) == int(written.count_nonzero()) == count and torch.equal(
@@ -132,12 +136,12 @@ class EngineBlocks:
         self._trash.zero_()
 
     def trash_nonzero_bytes(self) -> int:
-        """Bytes of the trash sectors that are not zero."""
+        """Return how many bytes of the trash sectors are not zero."""
         return int(torch.count_nonzero(self._trash))
 
 
 def _whole_blocks(sectors: int, per_sector: list[int]) -> int:
-    """How many blocks have a row of each allocator, of which a sector holds so many."""
+    """Return how many blocks have a row from each allocator, given the rows per sector."""
     blocks = int(sectors / sum(1 / count for count in per_sector))
     while sum(-(-blocks // count) for count in per_sector) > sectors:
         blocks -= 1

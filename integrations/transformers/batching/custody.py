@@ -1,4 +1,4 @@
-"""Custody of one engine's blocks under continuous batching: what the engine did, told to the Governor, and its answers.
+"""Custody of one engine's blocks under continuous batching: reports the engine's actions to the Governor.
 
 1. The engine's block tables hold what the Governor handed out, and nothing else ever does: the engine's own pool is
    sealed.
@@ -62,7 +62,7 @@ class BatchCustody:
         is_async: bool,
         parameters: Callable[[], Iterable[torch.Tensor]] = tuple,
     ) -> None:
-        """`parameters`: those of the model that runs, as they are now."""
+        """Prepare the custody. `parameters`: the running model's, in their current state."""
         self.governor = governor
         self.blocks = blocks
         self.turn = Turn(blocks.memories)
@@ -87,7 +87,7 @@ class BatchCustody:
     # -- entering -----------------------------------------------------------------------------------------------------
 
     def take_claim(self, request_id: str, waited_us: int = 0) -> None:
-        """A request joins the waiting queue, `waited_us` after it came: from here on it is whose its claim says."""
+        """Bind a request that joins the queue, `waited_us` after its arrival, to its claim's owner."""
         if request_id not in self._claimed:
             self._asked_us[request_id] = self.governor.clock.now_us() - waited_us
             claim = self._claims.take(request_id)
@@ -96,7 +96,7 @@ class BatchCustody:
             self._claimed[request_id] = claim if self._is_sharing else claim.private()
 
     def forget(self, request_id: str) -> None:
-        """A request is over for good."""
+        """Forget a request that has ended for good."""
         self._claimed.pop(request_id, None)
         self._asked_us.pop(request_id, None)
         self._deferred.pop(request_id, None)
@@ -104,7 +104,7 @@ class BatchCustody:
     def admit(
         self, request_id: str, tokens: Sequence[int], max_new_tokens: int | None
     ) -> Admission | AdmissionRefused | Deferred | None:
-        """Admit with the whole prompt; None while a deferred request has no reason to ask again."""
+        """Admit a request with its whole prompt; return None while a deferred request has no reason to try again."""
         waits = self._deferred.get(request_id)
         now_us = self.governor.clock.now_us()
         if waits is not None and self._must_still_wait(waits, now_us):
@@ -146,7 +146,7 @@ class BatchCustody:
             self.weights_changed()
 
     def weights_changed(self) -> None:
-        """Nothing that was computed before is found by what is admitted from now on."""
+        """Make everything computed before unreachable for later requests."""
         self._model = replace(self._model, weights_epoch=unique_epoch())
         _log.warning("weights changed", **self._model.named())
 
@@ -173,7 +173,7 @@ class BatchCustody:
         tokens: int,
         max_new_tokens: int | None,
     ) -> AdmissionRefused | Deferred:
-        """A deferral becomes a refusal where the request could not even run alone."""
+        """Turn a deferral into a refusal where the request could not run even alone."""
         if isinstance(outcome, AdmissionRefused):
             return outcome
         needed = self._needed(tokens, max_new_tokens)
@@ -185,7 +185,7 @@ class BatchCustody:
         return outcome
 
     def is_crowded(self, request_id: str, margin: float) -> bool:
-        """Whether a request of a tenant beyond its guarantee should wait, so that those running can go on."""
+        """Return whether a request of a tenant beyond its guarantee should wait so that running ones can continue."""
         tenant = self.governor.tenant_name(self._claimed[request_id].principal)
         for manager in self.governor.managers:
             account = manager.accounts.get(tenant)
@@ -199,7 +199,7 @@ class BatchCustody:
     # -- running ------------------------------------------------------------------------------------------------------
 
     def extend(self, states: Iterable[Any], decoding: object) -> None:
-        """A block for each request that is `decoding` and whose next token has no room; all of a step together.
+        """Add a block for each `decoding` request without room for its next token, all of a step together.
 
         Whoever gets none has no room, and so cannot be scheduled.
         """
@@ -216,7 +216,7 @@ class BatchCustody:
             self._extend([one for one in wanting if one[0].manager.number == pool], pool)
 
     def _extend(self, wanting: list[tuple[RequestRecord, int]], pool: int) -> None:
-        """The first token of one more block for each record; all of one pool."""
+        """Add one more block for each record, all in one pool."""
         governor = self.governor
         for record, _ in wanting:
             if record.reported_tokens < record.room_tokens:  # only where tokens are not known in time (rule 4)
@@ -234,7 +234,7 @@ class BatchCustody:
                 record.room_tokens += self.page
 
     def filled(self, request_id: str, generated: Sequence[int]) -> None:
-        """A decoding request's last block is computed in full; `generated`: all its tokens after the prompt."""
+        """Report a decoding request's completed last block; `generated`: all its tokens after the prompt."""
         record = self.records.get(request_id)
         if record is not None and not self.is_async and record.reported_tokens < record.room_tokens:
             tokens = generated[record.reported_tokens - record.prompt : record.room_tokens - record.prompt]
@@ -242,7 +242,7 @@ class BatchCustody:
             record.reported_tokens = record.room_tokens
 
     def computed(self, request_id: str, tokens: int) -> None:
-        """The first `tokens` tokens of the prompt have their K/V."""
+        """Report that the prompt's first `tokens` tokens have their K/V."""
         record = self.records.get(request_id)
         if record is not None:
             self.governor.commit((record.handle,), (min(tokens, record.prompt),))
@@ -250,7 +250,7 @@ class BatchCustody:
                 self._asked_us.pop(request_id, None)  # its first token has come
 
     def inherit(self, parent_id: str, child_ids: Iterable[str]) -> None:
-        """Children run on their parent's behalf, whether they fork now or are queued."""
+        """Let children run on their parent's behalf, whether they fork now or are queued."""
         child_ids = tuple(child_ids)
         self._claims.keep_open(parent_id, child_ids)
         claim, rewrites = self.records[parent_id].claim, self.blocks.are_rewritten
@@ -260,7 +260,7 @@ class BatchCustody:
     def fork(
         self, parent_id: str, child_id: str, tokens: Sequence[int], computed: int
     ) -> list[tuple[list[int], list[int]]] | None:
-        """Admit a child that inherited from its parent, of which `computed` tokens have their K/V.
+        """Admit a child that inherited from its parent, with K/V for `computed` tokens.
 
         Returns for each allocator the parent's blocks whose content the engine must copy, and into which of the
         child's; None where there is no room now, or the parent reads what may not be read anew: a copy would be read
@@ -281,7 +281,7 @@ class BatchCustody:
     # -- leaving ------------------------------------------------------------------------------------------------------
 
     def release(self, request_id: str, cause: str, *, asked_us: int | None = None) -> None:
-        """Give up a request's blocks; what is computed stays CACHED as far as its policy allows.
+        """Release a request's blocks; computed ones stay CACHED as far as its policy permits.
 
         `asked_us`: when its client cancelled it, in boot time.
         """
@@ -302,7 +302,7 @@ class BatchCustody:
             record.manager.tree.flush(now_us)
 
     def release_all(self, cause: str) -> None:
-        """Give up every request; no step is in flight."""
+        """Release every request, while no step is in flight."""
         self.retire(0)
         for request_id in list(self.records):
             self.release(request_id, cause)
@@ -310,17 +310,17 @@ class BatchCustody:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def fence(self, request_ids: Sequence[str]) -> None:
-        """A step over these requests is about to be launched and will still run when the next one is prepared."""
+        """Open a fence over a step with these requests, which still runs when the next one is prepared."""
         handles = [self.records[request_id].handle for request_id in request_ids]
         self._fences.append(self.governor.fence(handles))
 
     def retire(self, in_flight: int) -> None:
-        """All fences but the newest `in_flight` have had their results read."""
+        """Retire all fences except the newest `in_flight`, whose results have not been read."""
         while len(self._fences) > in_flight:
             self.governor.retire(self._fences.popleft())
 
     def tick(self) -> list[str]:
-        """Expiry, scrub, commands and evidence; returns requests that the Governor has ended meanwhile."""
+        """Run expiry, scrub, commands and evidence; return requests that the Governor has ended."""
         self._steps += 1
         stream = self.turn.stream
         if self._fences and (stream is None or stream.query()):
@@ -337,17 +337,17 @@ class BatchCustody:
         return [request_id for request_id, record in self.records.items() if record.handle not in running]
 
     def publish_events(self) -> None:
-        """Block events of what has happened since the last call, where somebody listens."""
+        """Publish block events since the last call, where a publisher is set."""
         if self.events is not None:
             self.events.publish_pending()
 
     def free_blocks(self) -> int:
-        """Blocks that are not in use by a running request."""
+        """Return how many blocks no running request uses."""
         return self.blocks.blocks - sum(
             account.active_blocks for manager in self.governor.managers for account in manager.accounts.values()
         )
 
 
 def _writes(parameters: Iterable[torch.Tensor]) -> int:
-    """Where parameters lie and how often each was written in place, as one number."""
+    """Return the parameters' addresses and counts of in-place writes, as one number."""
     return hash(tuple((one.data_ptr(), 0 if one.is_inference() else one._version) for one in parameters))

@@ -10,15 +10,24 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from importlib import import_module, metadata
 from itertools import count
 from types import TracebackType
 from typing import Any, TypeVar
 
 from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.generation.continuous_batching.cache_allocators import (
+    FullAttentionCacheAllocator,
+    SlidingAttentionCacheAllocator,
+)
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING
 
 from kvcustody.clock import Clock, SystemClock
@@ -35,12 +44,6 @@ from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 from kvcustody.guarding_thread import GuardingThread
 from kvcustody.integrations.events.feed import BlockEventPublisher
 from kvcustody.integrations.transformers.batching.block_memory import EngineBlocks
-from kvcustody.integrations.transformers.batching.check_engine import (
-    check_cache,
-    check_config,
-    check_internals,
-    check_ranks,
-)
 from kvcustody.integrations.transformers.batching.custody import BatchCustody
 from kvcustody.integrations.transformers.batching.kv_events import (
     BatchingBlockEvents,
@@ -131,7 +134,7 @@ class GovernedBatching:
         return manager
 
     def _install(self, cache: Any) -> BatchCustody:
-        """Called by the scheduler's constructor: the cache is new, and nothing has been allocated."""
+        """Take the new cache into custody before anything is allocated; the scheduler's constructor calls this."""
         if hasattr(self, "custody"):
             raise ConfigError("a second cache was made for a governed model; close the first one before")
         allocators = check_cache(cache)
@@ -174,7 +177,7 @@ class GovernedBatching:
 
     @property
     def worker(self) -> Worker | None:
-        """The worker that the settings opened, while it is open."""
+        """The open worker from the settings."""
         return self._worker
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -188,7 +191,7 @@ class GovernedBatching:
         hints: Hints = NO_HINTS,
         trace: str = "",
     ) -> None:
-        """State whose the next request with this id is, before `manager.add_request` is called with it.
+        """State the owner of the next request with this id, before `manager.add_request` is called with it.
 
         `trace`: the W3C trace id that it came with. Raises `IdentityError` where that is none, and where the id is
         claimed or in use already or poses as a forked child.
@@ -199,7 +202,7 @@ class GovernedBatching:
     def acting(
         self, principal: Principal, *, route: str | None = None, hints: Hints = NO_HINTS, trace: str = ""
     ) -> Iterator[None]:
-        """Requests that this thread adds inside, by whatever call of the engine, are `principal`'s, of this trace."""
+        """Attribute requests that this thread adds within the block to `principal`, with this trace."""
         token = ACTING.set(RequestClaim(principal, route, hints, trace=check_trace(trace) if trace else ""))
         try:
             yield
@@ -217,7 +220,7 @@ class GovernedBatching:
         request_id: str | None = None,
         **options: Any,
     ) -> str:
-        """Queue a request on behalf of `principal`; returns its id. `options`: those of the engine's `add_request`.
+        """Queue a request for `principal` and return its id. `options`: those of the engine's `add_request`.
 
         Raises `IdentityError` for an id that is claimed or in use or a trace that is none, `HandleError` where the
         engine takes no requests.
@@ -229,13 +232,13 @@ class GovernedBatching:
         return added
 
     def cancel(self, request_id: str) -> None:
-        """The client cancelled or disconnected; the engine delivers nothing more for it."""
+        """Cancel a request whose client left; the engine delivers nothing more for it."""
         self.manager.cancel_request(request_id)
 
     def generate_batch(
         self, principals: Principal | Sequence[Principal], inputs: Sequence[Sequence[int]], **options: Any
     ) -> dict[str, Any]:
-        """The engine's `generate_batch`, each prompt on behalf of its principal. Starts and stops the loop.
+        """Run the engine's `generate_batch`, each prompt for its principal. Starts and stops the loop.
 
         Returns the engine's outputs by request id, in the order of `inputs`, forked children before their parent.
         Raises `HandleError` where the loop is running already: submit instead.
@@ -262,16 +265,18 @@ class GovernedBatching:
         self.manager.start()
 
     def stop(self, *, hard: bool = False, timeout_seconds: float | None = None) -> None:
-        """Stop the serving loop: after what is queued, or at once. The cache stays in custody."""
+        """Stop the serving loop, after queued requests or at once. The cache stays in custody."""
         if self.manager._generation_thread is not None:
             self.manager.stop(timeout=timeout_seconds, hard_stop=hard)
 
     def call(self, command: Callable[[Governor], T], timeout_seconds: float | None = 10.0) -> T:
-        """Run `command` where the Governor is used, at the next step, and return its answer. Thread-safe."""
+        """Run `command` in the Governor's turn at the next step, and return its answer. Thread-safe."""
         return self.custody.governor.call(command).result(timeout_seconds)
 
     def weights_changed(self) -> None:
-        """Weights were changed where no count of writes shows it (`.data`, a kernel): nothing of before is reused."""
+        """Make earlier results unreachable after a change of weights that no count of writes shows (`.data`, a
+        kernel).
+        """
         with self.custody.turn:
             self.custody.weights_changed()
 
@@ -280,7 +285,7 @@ class GovernedBatching:
         return self.call(lambda governor: governor.erase(selector))
 
     def tick(self) -> None:
-        """Expiry, scrub, commands and evidence now, unless the loop runs, which does so itself. Thread-safe."""
+        """Run expiry, scrub, commands and evidence now, unless the loop runs, which does so itself. Thread-safe."""
         if not self.manager.is_running() or self.manager.background_thread_status._paused:
             with self.custody.turn:
                 if not self._closed.is_set():
@@ -293,7 +298,7 @@ class GovernedBatching:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop, end all custody, zero everything, hand over the evidence; a second time changes nothing."""
+        """Stop, end all custody, zero everything, hand over the evidence; a second call does nothing."""
         if self._closed.is_set():
             return
         self.stop(hard=True)
@@ -322,3 +327,152 @@ class GovernedBatching:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+# Checks of what can be governed: call `check_internals` before anything is opened, the others with the opened parts.
+#
+# Rules of this section:
+# 1. Nothing starts outside the declared range of versions: a changed engine may allocate blocks without our
+#    knowledge.
+# 2. Inside the range every overridden or called class and signature is compared before the first block moves.
+# 3. Governed are one cache tensor on one device, layers with full attention or sliding windows, and no copies of
+#    blocks elsewhere. Every unknown part of the engine is refused, with the fix.
+
+
+def check_config(model: Any, config: Any, block_tokens: int) -> None:
+    """Raise `ConfigError` where the batching configuration cannot be governed."""
+    if config.cpu_offload_space is None or config.cpu_offload_space > 0:
+        raise ConfigError(
+            f"cpu_offload_space is `{config.cpu_offload_space}`: what it keeps is not in custody; set it to 0, and "
+            "the worker's `host_tier_bytes` to what host memory may take: they go there sealed"
+        )
+    if config.page_size != block_tokens:
+        raise ConfigError(
+            f"page_size is `{config.page_size}`, the model identity has block_tokens `{block_tokens}`; "
+            "they must be equal"
+        )
+    if isinstance(getattr(model, "_cached_continuous_batching_manager", None), ContinuousBatchingManager):
+        raise ConfigError(
+            "the model keeps a continuous batching manager already; call "
+            "`model.destroy_cached_continuous_batching_manager()` first"
+        )
+
+
+def check_ranks(ranks: int) -> None:
+    """Raise `ConfigError` where the model is spread over several devices."""
+    if ranks > 1:
+        raise ConfigError(f"tensor parallelism over `{ranks}` ranks is not governed; use one device")
+
+
+def check_cache(cache: Any) -> list[Any]:
+    """Return the allocators of a governable cache.
+
+    Raises:
+        ConfigError: the cache cannot be governed.
+    """
+    if type(cache) is not PagedAttentionCache:
+        raise ConfigError(f"a cache of type `{type(cache).__name__}` is not governed; use the engine's own")
+    kinds = {name: type(one) for name, one in cache.cache_allocators.items()}
+    if not kinds or not set(kinds.values()) <= {FullAttentionCacheAllocator, SlidingAttentionCacheAllocator}:
+        raise ConfigError(
+            f"layers of kinds `{', '.join(kinds)}` are not governed; only models whose layers have full attention or "
+            "sliding windows"
+        )
+    return list(cache.cache_allocators.values())
+
+
+FIRST, BEYOND = (5, 19), (5, 25)
+RANGE = f">={FIRST[0]}.{FIRST[1]},<{BEYOND[0]}.{BEYOND[1]}"
+_ROOT = "transformers.generation.continuous_batching"
+
+# Where, class, method: its parameters after `self`.
+_CACHE = {
+    "can_store_request_tokens": ("state", "request_len", "dry_run"),
+    "compute_free_capacity": ("relative",),
+    "count_new_complete_blocks": ("state", "request_len"),
+    "count_storable_requests": ("list_blocks_needed",),
+    "evict_cached_blocks": (),
+    "free_all_requests": ("clear_ledgers",),
+    "free_blocks": ("request_id", "no_cache"),
+    "mark_complete_blocks": ("state", "complete_blocks"),
+    "perform_cache_copy": ("copy_src_and_dst",),
+    "prepare_fork_request": ("src_state", "dst_req_ids", "copy_src_and_dst"),
+    "reset": (),
+    "search_prefix_match": ("request_id", "prompt_ids"),
+}
+_SCHEDULER = {
+    "__init__": ("cache", "safety_margin", "max_requests_per_batch"),
+    "_infer_request_tokens": ("state", "request_ids_to_remove_from_waiting"),
+    "_try_to_meet_safety_margin": (),
+    "add_waiting_request": ("state",),
+    "clear_cancelled_requests": (),
+    "finish_request": ("request_id",),
+    "reset": (),
+    "set_request_cancellation": ("request_id",),
+    "schedule_batch": ("token_budget", "cache_budget"),
+}
+_ALLOCATOR = {
+    "copy_blocks": ("source_block_ids", "dest_block_ids"),
+    "get_read_indices": ("request_id", "past_length", "query_length"),
+    "get_write_indices": ("request_id", "past_length", "query_length"),
+    "update": ("key_states", "value_states", "layer_idx", "read_index", "write_index"),
+}
+_MANAGER = {
+    "_create_batch_processor": (),
+    "add_request": (
+        "input_ids",
+        "request_id",
+        "max_new_tokens",
+        "streaming",
+        "record_timestamps",
+        "eos_token_id",
+        "logit_processor_kwargs",
+    ),
+    "destroy": (),
+    "start": (),
+    "stop": ("block", "timeout", "keep_for_next_session", "hard_stop"),
+}
+EXPECTED: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
+    ("cache", "PagedAttentionCache"): _CACHE,
+    ("scheduler", "FIFOScheduler"): _SCHEDULER,
+    ("scheduler", "PrefillFirstScheduler"): _SCHEDULER,
+    ("cache_allocators", "FullAttentionCacheAllocator"): _ALLOCATOR,
+    ("cache_allocators", "SlidingAttentionCacheAllocator"): _ALLOCATOR,
+    ("continuous_api", "ContinuousBatchingManager"): _MANAGER,
+    ("continuous_api", "OutputRouter"): {"fail_and_deliver": ("state", "error")},
+    ("requests", "RequestState"): {"create_equivalent_initial_request": ()},
+}
+
+
+def check_internals() -> None:
+    """Raise `ConfigError` where the installed transformers is not one that this adapter was written for."""
+    installed = metadata.version("transformers")
+    found = re.match(r"(\d+)\.(\d+)", installed)
+    version = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not FIRST <= version < BEYOND:
+        raise ConfigError(
+            f"transformers `{installed}` is not known to this adapter, which governs `{RANGE}`; install one of those",
+            version=installed,
+        )
+    for (module, name), methods in EXPECTED.items():
+        owner = getattr(_module(module, installed), name, None)
+        for method, expected in methods.items():
+            actual = _parameters(owner, method)
+            if actual != expected:
+                raise ConfigError(
+                    f"transformers `{installed}`: `{name}.{method}` takes `{actual}`, this adapter knows `{expected}`;"
+                    f" install an unmodified release in `{RANGE}`",
+                    version=installed,
+                )
+
+
+def _module(name: str, installed: str) -> object:
+    try:
+        return import_module(f"{_ROOT}.{name}")
+    except ImportError as error:
+        raise ConfigError(f"transformers `{installed}` has no `{_ROOT}.{name}`: {error}", version=installed) from error
+
+
+def _parameters(owner: object, method: str) -> tuple[str, ...] | None:
+    function = getattr(owner, method, None)
+    return None if function is None else tuple(inspect.signature(function).parameters)[1:]

@@ -1,4 +1,4 @@
-"""Block events of governed continuous batching for routers: one batch a step, nothing where no publisher is set.
+"""Block events of governed continuous batching for routers: one batch per step, nothing without a publisher.
 
 1. Stored minus removed is what the Governor's index holds, after each `publish_pending`: the Governor says what was
    published and what ended, in order, and every way out of the index is among it.
@@ -57,7 +57,7 @@ class BatchingBlockEvents(BlockEventFeed):
         return events
 
     def take_last(self) -> list[BlockEvent]:
-        """See `BlockEventFeed`. What ended since the last step is among everything that is gone."""
+        """See `BlockEventFeed`. Blocks that ended since the last step are among those that are gone."""
         self._governor.index_changes()
         return [cleared(self._governor.table.revision, "shutdown")]
 
@@ -81,7 +81,7 @@ def open_events(
     settings: object,
     feed: type[Feed] = BatchingBlockEvents,  # type: ignore[assignment]
 ) -> Feed | None:
-    """Events to `publisher`, or to one that the settings of a worker ask for; None where nobody listens.
+    """Return events to `publisher`, or to the one in a worker's settings; None where there is none.
 
     Raises `ConfigError` where `kv_events_endpoint` cannot be bound.
     """

@@ -1,4 +1,4 @@
-"""The engine's manager, governed: it keeps its cache in custody across sessions and files a claim with each request.
+"""The engine's manager, governed: it keeps its cache in custody across sessions and files a claim for each request.
 
 1. An id is its owner's (`request_claims`): its results, its handler and its cancellation too. It is free again when its
    last result was taken from the queue, when its handler had it, or when it was cancelled.
@@ -42,7 +42,7 @@ def _announced(capture: Callable[..., None]) -> Callable[..., None]:
 
 
 class ResultQueue(Queue[Any]):
-    """The engine's queue of results: whoever takes a final one frees its id."""
+    """The engine's queue of results; taking a final result frees its id."""
 
     def __init__(self, claims: RequestClaims) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class ResultQueue(Queue[Any]):
         return result
 
     def find(self, request_id: str, timeout_seconds: float | None) -> Any:
-        """The first result of this id, while all others stay; None where none comes in time."""
+        """Return the first result of this id and leave all others; None where none comes in time."""
         until = None if timeout_seconds is None else monotonic() + timeout_seconds
         with self.not_empty:
             while True:
@@ -72,18 +72,18 @@ class ResultQueue(Queue[Any]):
 
 
 class GovernedManager(ContinuousBatchingManager):  # type: ignore[misc, unused-ignore]
-    """The engine's manager, which keeps its governed cache across sessions and files a claim with each request."""
+    """The engine's manager, with a governed cache across sessions and a claim for each request."""
 
     claims: RequestClaims
     turn: Turn | None = None  # of the custody, once there is one
 
     def warmup(self) -> None:
-        """The engine's warm-up, in nobody's turn: dummy batches run and graphs are captured."""
+        """Warm up as the engine does, without an owner: dummy batches run and graphs are captured."""
         with self.turn.alone() if self.turn is not None else nullcontext():
             super().warmup()
 
     def guard_captures(self, turn: Turn) -> None:
-        """From now on no custody is done while the engine records a graph, in its warm-up or later.
+        """Do no custody while the engine records a graph, in its warm-up or later.
 
         Raises `ConfigError` where the engine records graphs in a way that this adapter does not know.
         """
@@ -93,12 +93,10 @@ class GovernedManager(ContinuousBatchingManager):  # type: ignore[misc, unused-i
         if capture is not None:
             runner._capture_graph = _announced(capture)
         elif any(self.continuous_batching_config.cuda_graph_booleans):
-            raise ConfigError(
-                "this transformers records CUDA graphs in a place that is not known; set `use_cuda_graph=False`"
-            )
+            raise ConfigError("this transformers records CUDA graphs in an unknown place; set `use_cuda_graph=False`")
 
     def bind_ids(self, claims: RequestClaims) -> None:
-        """From now on ids are their owners'. Call it before the first request (rule 1, rule 2)."""
+        """Bind ids to their owners. Call it before the first request (rule 1, rule 2)."""
         self.claims = claims
         self.output_router.output_queue = ResultQueue(claims)
         self._request_counter = secrets.randbelow(1 << 62)
@@ -106,7 +104,7 @@ class GovernedManager(ContinuousBatchingManager):  # type: ignore[misc, unused-i
     def add_request(
         self, input_ids: list[int], request_id: str | None = None, *rest: Any, **options: Any
     ) -> str | None:
-        """The engine's `add_request`; inside `GovernedBatching.acting` the request is that principal's.
+        """Add a request as the engine does; inside `GovernedBatching.acting` it is that principal's.
 
         Raises `IdentityError` where the id is claimed or in use: nothing is queued then.
         """
@@ -121,13 +119,17 @@ class GovernedManager(ContinuousBatchingManager):  # type: ignore[misc, unused-i
         return added
 
     def end(self, name: str) -> None:
-        """A request is over without a result that anybody takes."""
+        """End a request that has no result to take."""
         with self.output_router._lock:
             self.output_router.result_handlers.pop(name, None)
         self.claims.end(name)
 
     def register_result_handler(self, request_id: str, callback: Callable[[Any], object]) -> None:
-        """The engine's, for whoever acts. Raises `IdentityError` where the id is another's, or in use already."""
+        """Register a handler as the engine does, for the acting principal.
+
+        Raises:
+            IdentityError: the id is another's, or in use.
+        """
         claim = ACTING.get()
         if CHILD_MARK not in request_id:
             self.claims.reserve(request_id, None if claim is None else claim.principal)
@@ -142,13 +144,13 @@ class GovernedManager(ContinuousBatchingManager):  # type: ignore[misc, unused-i
         super().register_result_handler(request_id, handed_over)
 
     def cancel_request(self, request_id: str) -> None:
-        """The engine's; nothing happens where whoever acts is not the id's owner."""
+        """Cancel a request as the engine does; do nothing where the id is not the acting principal's."""
         if not self.claims.is_others(request_id, ACTING.get()):
             self.claims.keep_open(request_id, (CANCEL_MARK + request_id,))
             super().cancel_request(request_id)
 
     def get_result(self, request_id: str | None = None, timeout: float | None = None) -> Any:
-        """The engine's; None where whoever acts is not the id's owner."""
+        """Return the engine's result; None where the id is not the acting principal's."""
         if request_id is None:
             return super().get_result(timeout=timeout)
         if self.claims.is_others(request_id, ACTING.get()):
@@ -159,7 +161,7 @@ class GovernedManager(ContinuousBatchingManager):  # type: ignore[misc, unused-i
         return results.find(request_id, 0 if results.empty() and has_ended else timeout)
 
     def collect(self, ids: Sequence[str]) -> dict[str, Any]:
-        """Wait for the results of these requests and of their forks; forks come before their parent.
+        """Wait for these requests' results and their forks'; forks come before their parent.
 
         Raises `HandleError` where the loop ends before.
         """
@@ -184,7 +186,7 @@ class GovernedManager(ContinuousBatchingManager):  # type: ignore[misc, unused-i
         keep_for_next_session: bool = True,
         hard_stop: bool = False,
     ) -> None:
-        """Stop the loop; the cache stays, in custody, whatever the caller asks (rule 2 of `governed_batching`)."""
+        """Stop the loop; the cache stays in custody, whatever the caller requests (rule 2 of `governed_batching`)."""
         super().stop(block=block, timeout=timeout, keep_for_next_session=True, hard_stop=hard_stop)
 
     def destroy(self) -> None:

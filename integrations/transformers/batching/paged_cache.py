@@ -1,4 +1,4 @@
-"""The engine's paged cache, governed: every question about blocks is answered from custody, never from its own pool.
+"""The engine's paged cache, governed: every question about blocks is answered by custody, never by its own pool.
 
 1. The engine's own pool hands out nothing: a path that we do not know of fails instead of escaping custody.
 2. The engine's own index is never written or read: no unkeyed hash, and no merging of blocks after the fact.
@@ -18,18 +18,18 @@ FILLS = -1  # a step computes the last token of a decoding request's last block
 
 
 class SealedPool:
-    """Stands where the engine's pool of free blocks was."""
+    """Replaces the engine's pool of free blocks."""
 
     num_free_sectors = 0
 
     def try_to_free_sectors(self) -> None:
-        """Nothing is free here."""
+        """Do nothing: nothing is free here."""
 
     def reset(self) -> None:
-        """Nothing to forget."""
+        """Do nothing: there is nothing to forget."""
 
     def count_free_blocks(self, index: int) -> int:
-        """Nothing is free here."""
+        """Return 0: nothing is free here."""
         return 0
 
     def _refuse(self, *operands: object) -> NoReturn:
@@ -39,13 +39,13 @@ class SealedPool:
 
 
 class GovernedPagedCache(PagedAttentionCache):  # type: ignore[misc, unused-ignore]
-    """Takes the place of a `PagedAttentionCache`'s class. Made by `govern`, before anything was allocated."""
+    """Replaces a `PagedAttentionCache`'s class. Made by `govern`, before anything is allocated."""
 
     custody: BatchCustody
     is_scheduling: bool
 
     def can_store_request_tokens(self, state: Any, request_len: int, dry_run: bool = False) -> bool:
-        """Whether the request has room for `request_len` more tokens; it was given room before."""
+        """Return whether the request has room for `request_len` more tokens; the room was allocated before."""
         record = self.custody.records.get(state.request_id)
         if record is not None:
             needed: int = state.position_offset + request_len
@@ -58,7 +58,7 @@ class GovernedPagedCache(PagedAttentionCache):  # type: ignore[misc, unused-igno
         return self._store_warmup(state, tokens)
 
     def _store_warmup(self, state: Any, tokens: int) -> bool:
-        """A made-up request that captures graphs; nobody's, so that it reuses nothing."""
+        """Return a dummy request for capturing graphs; it has no owner, so it reuses nothing."""
         custody = self.custody
         with custody.turn:
             custody.take_claim(state.request_id)
@@ -68,11 +68,11 @@ class GovernedPagedCache(PagedAttentionCache):  # type: ignore[misc, unused-igno
             return admitted
 
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
-        """Matches are made at admission."""
+        """Return no match: matches are made at admission."""
         return 0
 
     def count_new_complete_blocks(self, state: Any, request_len: int) -> Any:
-        """What to tell after this step: how much of the prompt it computes, or that it fills a block; else nothing."""
+        """Return what to report after this step: the computed part of the prompt, or a filled block; else nothing."""
         record = self.custody.records[state.request_id]
         end: int = state.position_offset + request_len
         if end <= record.prompt:
@@ -80,7 +80,7 @@ class GovernedPagedCache(PagedAttentionCache):  # type: ignore[misc, unused-igno
         return FILLS if end == record.room_tokens else 0
 
     def mark_complete_blocks(self, state: Any, complete_blocks: Any) -> None:
-        """The step has run."""
+        """Report the step that has run."""
         if not complete_blocks:
             return
         with self.custody.turn:
@@ -90,24 +90,24 @@ class GovernedPagedCache(PagedAttentionCache):  # type: ignore[misc, unused-igno
                 self.custody.computed(state.request_id, complete_blocks)
 
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
-        """The engine lets go of a request."""
+        """Release a request that the engine ends."""
         with self.custody.turn:
             self.custody.release(request_id, "finished")
             self.custody.forget(request_id)
 
     def free_all_requests(self, clear_ledgers: bool = False) -> None:
-        """The engine starts over. What is CACHED stays in custody until its deadline."""
+        """Release all requests, because the engine starts over. CACHED blocks stay in custody until their deadline."""
         with self.custody.turn:
             self.custody.release_all("aborted")
 
     def reset(self) -> None:
-        """The engine starts over after a warm-up."""
+        """Start over after a warm-up."""
         self.free_all_requests()
 
     def prepare_fork_request(
         self, src_state: Any, dst_req_ids: list[str], copy_src_and_dst: dict[str, tuple[list[int], list[int]]]
     ) -> list[str]:
-        """Fork into as many of `dst_req_ids` as there is room for; the others are the engine's to queue."""
+        """Fork into as many of `dst_req_ids` as there is room for; the engine queues the others."""
         custody = self.custody
         forked: list[str] = []
         with custody.turn:
@@ -125,15 +125,15 @@ class GovernedPagedCache(PagedAttentionCache):  # type: ignore[misc, unused-igno
         return forked
 
     def evict_cached_blocks(self) -> bool:
-        """Making room is the Governor's work."""
+        """Do nothing: the Governor makes room."""
         return False
 
     def count_storable_requests(self, list_blocks_needed: list[dict[str, int]]) -> int:
-        """Preemption is the governed scheduler's work."""
-        raise IsolationError("the engine tried to offload requests by itself; check its version")
+        """Return 0: the governed scheduler preempts."""
+        raise IsolationError("the engine tried to offload requests on its own; check its version")
 
     def compute_free_capacity(self, relative: bool = True) -> int | float:
-        """What no running request uses, as a share or in bytes."""
+        """Return what no running request uses, as a share or in bytes."""
         free = self.custody.free_blocks()
         return free / self.custody.blocks.blocks if relative else free * self.custody.blocks.bytes_per_block
 

@@ -1,4 +1,4 @@
-"""Who a request id belongs to (`RequestClaims`), and what the adapter remembers of an admitted one (`RequestRecord`).
+"""The owner of a request id (`RequestClaims`), and the adapter's facts about an admitted request (`RequestRecord`).
 
 A claim is stated before the request enters the engine, and consumed once by it. The engine knows a request, its
 children, its handler and its results by an id that its client chose, so:
@@ -51,13 +51,13 @@ class RequestClaim(NamedTuple):
         return bool(self.extras)
 
     def private(self) -> RequestClaim:
-        """The same claim, keyed by something that nobody knows: it reuses nothing, and serves its own forks alone."""
+        """Return the same claim with a secret key: it reuses nothing, and serves only its own forks."""
         nonce = PromptEmbeddings(secrets.token_bytes(32), (), "private")
         return self._replace(extras={0: frame(nonce)})
 
 
 class _UsedId:
-    """An id in use: `open_names` are the request, its children and cancellations that are not over yet."""
+    """An id in use: `open_names` are its request, children and cancellations that have not ended."""
 
     __slots__ = ("open_names", "owner")
 
@@ -67,7 +67,7 @@ class _UsedId:
 
 
 class RequestClaims:
-    """Whose ids are, and claims that wait for their request. Any thread may call; the engine's thread takes."""
+    """The owners of ids, and claims that wait for their request. Any thread may call; the engine's thread takes."""
 
     def __init__(self, anonymous: Principal = ANONYMOUS) -> None:
         self._anonymous = RequestClaim(anonymous)
@@ -76,7 +76,7 @@ class RequestClaims:
         self._lock = threading.Lock()
 
     def file(self, request_id: str, claim: RequestClaim) -> None:
-        """State whose the next request with this id is.
+        """State the owner of the next request with this id.
 
         Raises `IdentityError` where the id is claimed or in use, or poses as a child.
         """
@@ -85,7 +85,7 @@ class RequestClaims:
             self._waiting[request_id] = claim
 
     def enter(self, request_id: str, claim: RequestClaim | None) -> None:
-        """A request is about to be queued, under the claim that was filed for it where it brings none.
+        """Register a request that is about to be queued, under its own claim or the one filed for it.
 
         Raises `IdentityError` as `file` does.
         """
@@ -99,7 +99,7 @@ class RequestClaims:
                 self._waiting[request_id] = claim
 
     def reserve(self, request_id: str, principal: Principal | None) -> None:
-        """Results of this id go to `principal`'s handler: until `end`, the id is in use by nobody else.
+        """Reserve results of this id for `principal`'s handler: no one else may use the id until `end`.
 
         Raises `IdentityError` as `file` does.
         """
@@ -117,14 +117,14 @@ class RequestClaims:
             raise IdentityError(f"request id `{request_id}` is claimed already", field="request_id")
 
     def keep_open(self, request_id: str, names: Iterable[str]) -> None:
-        """Children are forked, or a cancellation is on its way: the id stays in use until each of these has ended."""
+        """Keep an id in use until its forked children, or its cancellation, have ended."""
         with self._lock:
             used = self._used.get(request_id.partition(CHILD_MARK)[0])
             if used is not None and used.open_names:
                 used.open_names.update(names)
 
     def end(self, name: str) -> None:
-        """The last result of a request or child was handed over, or it has none; twice changes nothing."""
+        """End an id's request or child after its last result, or without one; a second call does nothing."""
         request_id = name.partition(CHILD_MARK)[0].removeprefix(CANCEL_MARK)
         with self._lock:
             if name == request_id:
@@ -136,24 +136,26 @@ class RequestClaims:
                     del self._used[request_id]
 
     def is_others(self, request_id: str, claim: RequestClaim | None) -> bool:
-        """Whether an id in use is not of whoever acts under this claim; without a claim it is the server who acts."""
+        """Return whether an id belongs to another than this claim's owner; without a claim the server acts."""
         with self._lock:
             used = self._used.get(request_id.partition(CHILD_MARK)[0])
             return claim is not None and used is not None and used.owner != claim.principal
 
     def take(self, request_id: str) -> RequestClaim:
-        """The claim of a request that enters now; a private one of nobody's where there is none (rule 3)."""
+        """Return the claim of a request that enters now; a private one without an owner where there is none (rule
+        3).
+        """
         with self._lock:
             claim = self._waiting.pop(request_id, None)
         return self._anonymous.private() if claim is None else claim
 
     def is_nobodys(self, claim: RequestClaim) -> bool:
-        """Whether a claim stands for there being none."""
+        """Return whether a claim stands for "no claim"."""
         return claim.principal is self._anonymous.principal
 
 
 class RequestRecord:
-    """One admitted request: `reported_tokens` are known to the Governor, its blocks can hold `room_tokens`."""
+    """One admitted request: the Governor knows `reported_tokens`, and its blocks can hold `room_tokens`."""
 
     __slots__ = (
         "account",

@@ -31,7 +31,7 @@ BASES = {"fifo": FIFOScheduler, "prefill_first": PrefillFirstScheduler}
 
 
 class GovernedScheduler:
-    """Mixed into one of the engine's schedulers by `scheduler_for`. `install` takes the new cache into custody."""
+    """A mixin for the engine's schedulers (`scheduler_for`). `install` takes the new cache into custody."""
 
     install: ClassVar[Callable[[Any], BatchCustody]]
     deliver_failure: ClassVar[Callable[[RequestState, Exception], None]]
@@ -53,7 +53,11 @@ class GovernedScheduler:
     # -- queue --------------------------------------------------------------------------------------------------------
 
     def add_waiting_request(self, state: RequestState) -> None:
-        """Queue a request under its claim. Raises `HandleError` where its id is in use."""
+        """Queue a request under its claim.
+
+        Raises:
+            HandleError: its id is in use.
+        """
         request_id = state.request_id
         with self.custody.turn:
             if request_id in self.active_requests or request_id in self.waiting_requests:
@@ -63,17 +67,19 @@ class GovernedScheduler:
             super().add_waiting_request(state)  # type: ignore[misc]
 
     def finish_request(self, request_id: str) -> None:
-        """A request has its last token, or has failed."""
+        """Finish a request that has its last token, or has failed."""
         with self.custody.turn:
             self._end(request_id, "finished")
 
     def set_request_cancellation(self, request_id: str) -> None:
-        """A client cancels; on its thread."""
+        """Note a client's cancellation, on its thread."""
         self._cancelled_us.setdefault(request_id, self.custody.governor.clock.now_us())
         super().set_request_cancellation(request_id)  # type: ignore[misc]
 
     def clear_cancelled_requests(self) -> list[RequestState]:
-        """Once per turn of the engine's loop: cancellations, then what time and other threads ask for (rule 4)."""
+        """Process cancellations, then due work and other threads' calls, once per turn of the engine's loop (rule
+        4).
+        """
         with self.custody.turn:
             asked_for = list(self._requests_to_cancel)
             for request_id in asked_for:
@@ -105,7 +111,9 @@ class GovernedScheduler:
     # -- a batch ------------------------------------------------------------------------------------------------------
 
     def schedule_batch(self, token_budget: int, cache_budget: int) -> tuple[list[Any], bool, int, int]:
-        """The next batch. An empty one means that everybody waits: the engine then neither offloads nor dies."""
+        """Return the next batch. An empty one means that all requests wait; the engine then neither offloads nor
+        dies.
+        """
         custody, cache = self.custody, self.cache
         with custody.turn:
             custody.retire(IN_FLIGHT_STEPS - 1)
@@ -128,7 +136,7 @@ class GovernedScheduler:
         return batch or [], fast, queries, reads
 
     def _infer_request_tokens(self, state: RequestState, request_ids_to_remove_from_waiting: set[str]) -> list[int]:
-        """The tokens that the request wants to process next; a pending one is admitted first, if it can be."""
+        """Return the tokens that the request processes next; a pending one is admitted first, if possible."""
         if state.status == RequestStatus.PENDING:
             self._admit(state, request_ids_to_remove_from_waiting)
         tokens: list[int] = (
@@ -160,13 +168,15 @@ class GovernedScheduler:
             state.position_offset += outcome.hit_tokens
 
     def _try_to_meet_safety_margin(self) -> bool:
-        """The margin holds back admissions of tenants beyond their guarantee, and nobody else: see `_admit`."""
+        """Let the margin hold back only admissions of tenants beyond their guarantee: see `_admit`."""
         return True
 
     # -- out of room --------------------------------------------------------------------------------------------------
 
     def _relieve_pressure(self, batch: list[Any]) -> bool:
-        """Preempt or fail whoever waits for itself (rule 2); whether scheduling again may find more to do."""
+        """Preempt or fail requests that block only themselves (rule 2); return whether scheduling again may find
+        work.
+        """
         starved = [state for state, _ in self.starved_requests]
         if not starved:
             return False
@@ -191,7 +201,7 @@ class GovernedScheduler:
         return acted and not batch
 
     def _preempt(self, state: RequestState) -> bool:
-        """Take a request's blocks; it is queued in front, with what it has generated as part of its prompt."""
+        """Preempt a request; it is queued in front, with its generated tokens as part of its prompt."""
         request_id = state.request_id
         self.custody.release(request_id, "preempted")
         self.active_requests.pop(request_id)
@@ -215,7 +225,11 @@ def scheduler_for(
     deliver_failure: Callable[[RequestState, Exception], None],
     end_id: Callable[[str], None],
 ) -> type[GovernedScheduler]:
-    """A scheduler class for the engine's registry. Raises `ConfigError` for a kind that is not the engine's own."""
+    """Return a scheduler class for the engine's registry.
+
+    Raises:
+        ConfigError: the kind is not the engine's own.
+    """
     base = BASES.get(kind)
     if base is None:
         raise ConfigError(f"scheduler `{kind}` is not governed; use one of {', '.join(BASES)}", kind=kind)

@@ -1,4 +1,4 @@
-"""A turn at the Governor: one thread at a time, and device work in the order of the engine's own.
+"""A turn at the Governor: one thread at a time, with device work in the order of the engine's own.
 
 1. No turn runs while the engine records a graph (`kernels.streams`), whoever takes it; `alone` keeps turns out of what
    the engine does by itself, such as its warm-up.
@@ -33,7 +33,7 @@ class Turn:
         self._entered: list[Any] = []
 
     def alone(self) -> AbstractContextManager[bool]:
-        """Nobody's turn, and no work on a stream of ours."""
+        """Return whether no thread has the turn and none of our streams has work."""
         return self._lock
 
     def __enter__(self) -> None:

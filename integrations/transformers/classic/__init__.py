@@ -1,1 +1,1 @@
-"""Governed counterparts of transformers' cache classes: each cache's slabs are in custody until the cache ends."""
+"""Governed counterparts of transformers' cache classes; a cache's slabs stay in custody until the cache ends."""

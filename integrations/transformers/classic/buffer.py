@@ -15,7 +15,7 @@ ALIGNMENT_BYTES = 64
 
 
 def region_bytes(batch: int, heads: int, tokens: int, width: int, dtype: torch.dtype) -> int:
-    """Bytes that a buffer of this shape takes of a slab."""
+    """Return how many bytes of a slab a buffer of this shape takes."""
     exact = batch * heads * tokens * width * dtype.itemsize
     return -(-exact // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
@@ -35,7 +35,11 @@ class Buffer:
         self._takes = (0, 0, 0)  # batch, heads, width
 
     def shape(self, batch: int, heads: int, width: int, dtype: torch.dtype) -> None:
-        """Lay the rows out; raises `CapacityError` where they do not fit what was reserved."""
+        """Lay the rows out.
+
+        Raises:
+            CapacityError: they exceed the reservation.
+        """
         needed = region_bytes(batch, heads, self.capacity_tokens, width, dtype)
         if needed > len(self.region):
             raise CapacityError(
@@ -54,12 +58,12 @@ class Buffer:
             self.rows = flat.view(batch, heads, self.capacity_tokens, width)
 
     def shape_like(self, states: torch.Tensor, dtype: torch.dtype | None = None) -> None:
-        """`shape` for states of [batch, heads, tokens, width]."""
+        """Lay the rows out for states of [batch, heads, tokens, width], as `shape` does."""
         batch, heads, _, width = states.shape
         self.shape(batch, heads, width, dtype or states.dtype)
 
     def check_room(self, first: int, states: torch.Tensor) -> int:
-        """Where `states` would end if they were written at token `first`.
+        """Return where `states` would end if they were written from token `first` on.
 
         Raises `CapacityError` beyond the reservation, or for another batch, head count or width than the rows have.
         """
@@ -80,15 +84,15 @@ class Buffer:
         return last
 
     def write(self, first: int, states: torch.Tensor) -> None:
-        """Put `states` at token `first`; raises as `check_room` does, before anything is written."""
+        """Write `states` from token `first` on. Raises as `check_room` does, before anything is written."""
         self.put(first, self.check_room(first, states), states)
 
     def put(self, first: int, last: int, states: torch.Tensor) -> None:
-        """`write` where `check_room` has answered `last`."""
+        """Write where `check_room` has returned `last`."""
         self.rows.narrow(2, first, last - first).copy_(states.detach() if states.requires_grad else states)
 
     def read(self, first: int, last: int) -> torch.Tensor:
-        """A view of the tokens [first, last)."""
+        """Return a view of the tokens [first, last)."""
         return self.rows.narrow(2, first, last - first)
 
     def erase(self, first: int, last: int) -> None:
@@ -96,7 +100,7 @@ class Buffer:
         self.rows[:, :, first:last].zero_()
 
     def move(self, first: int, last: int) -> None:
-        """Move the tokens [first, last) to the front, and zero what they leave behind."""
+        """Move the tokens [first, last) to the front, and zero their former place."""
         count = last - first
         if first >= count:
             self.rows[:, :, :count].copy_(self.rows[:, :, first:last])
@@ -109,7 +113,7 @@ class Buffer:
         self.erase(count, last)
 
     def gather(self, indices: torch.Tensor, last: int) -> None:
-        """Batch row i becomes what row `indices[i]` was, over the tokens [0, last)."""
+        """Make batch row i a copy of row `indices[i]`, over the tokens [0, last)."""
         heads, width, dtype = self.rows.shape[1], self.rows.shape[3], self.rows.dtype
         chosen = self.rows[:, :, :last].index_select(0, indices.to(self.rows.device))
         try:
@@ -125,13 +129,13 @@ class Buffer:
         self.region.zero_()
 
     def drop_tensors(self) -> None:
-        """Forget the region; the slab is zeroed by its owner."""
+        """Drop the region; its owner zeroes the slab."""
         self.region = self.rows = torch.empty(0)
         self.by_token = None
 
 
 def carve(slab: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
-    """Cut `slab` into regions of so many bytes each, every one a multiple of `ALIGNMENT_BYTES`."""
+    """Cut `slab` into regions of these sizes in bytes, each a multiple of `ALIGNMENT_BYTES`."""
     assert sum(counts) <= len(slab) and not any(count % ALIGNMENT_BYTES for count in counts)
     regions, at = [], 0
     for count in counts:

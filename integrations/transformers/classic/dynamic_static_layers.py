@@ -21,7 +21,7 @@ States = tuple[torch.Tensor, torch.Tensor]
 
 
 class GovernedLayer:
-    """What all governed layers share: two buffers, batch operations in place, and an end."""
+    """Shared code of all governed layers: two buffers, batch operations in place, and an end."""
 
     keys: torch.Tensor | None
     values: torch.Tensor | None
@@ -34,7 +34,7 @@ class GovernedLayer:
         self._tokens = 0  # that the buffers hold
 
     def _open(self, key_states: torch.Tensor, value_states: torch.Tensor, kept_as: torch.dtype | None = None) -> None:
-        """Lay the buffers out for what the model sends, in its type or in `kept_as`."""
+        """Lay the buffers out for the model's states, in their type or in `kept_as`."""
         self.dtype, self.device = key_states.dtype, key_states.device
         for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
             if buffer.region.device != states.device and not buffer.token_major:
@@ -75,7 +75,7 @@ class GovernedLayer:
         self._gather(torch.arange(rows).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep these batch rows alone; the others are zeroed."""
+        """Keep only these batch rows and zero the others."""
         if indices.dtype == torch.bool:
             indices = indices.nonzero().flatten()
         self._gather(indices)
@@ -93,13 +93,13 @@ class GovernedLayer:
         self.is_initialized = False
 
     def offload(self) -> None:
-        """Nothing: a governed layer stays where it was opened."""
+        """Do nothing: a governed layer stays where it was opened."""
 
     def prefetch(self) -> None:
-        """Nothing: see `offload`."""
+        """Do nothing: see `offload`."""
 
     def drop_tensors(self) -> None:
-        """The residency has ended: drop every view of its slab."""
+        """Drop every view of the slab after the residency has ended."""
         for buffer in self._buffers:
             buffer.drop_tensors()
         self._tokens = 0
@@ -107,7 +107,7 @@ class GovernedLayer:
 
 
 class GovernedDynamicLayer(GovernedLayer, DynamicLayer):  # type: ignore[no-untyped-call]
-    """`DynamicLayer` in a reservation: grows up to `max_tokens`, by writing."""
+    """`DynamicLayer` in a reservation: it grows by writing, up to `max_tokens`."""
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Lay the buffers out for states of [batch, heads, tokens, width]."""
@@ -116,7 +116,7 @@ class GovernedDynamicLayer(GovernedLayer, DynamicLayer):  # type: ignore[no-unty
             self._show()
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> States:
-        """Append `key_states` and `value_states`, [batch, heads, tokens, width]; returns views of all tokens.
+        """Append `key_states` and `value_states`, [batch, heads, tokens, width]; return views of all tokens.
 
         Raises `CapacityError` beyond the reservation and `HandleError` once the cache has ended.
         """
@@ -142,7 +142,7 @@ class GovernedDynamicLayer(GovernedLayer, DynamicLayer):  # type: ignore[no-unty
 
 
 class GovernedStaticLayer(GovernedLayer, StaticLayer):  # type: ignore[no-untyped-call]
-    """`StaticLayer` over a reservation: always shows all `max_tokens`, the unwritten ones zero."""
+    """`StaticLayer` over a reservation: it always shows all `max_tokens`, with zeros for unwritten ones."""
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Lay the buffers out for states of [batch, heads, tokens, width]."""
@@ -153,7 +153,7 @@ class GovernedStaticLayer(GovernedLayer, StaticLayer):  # type: ignore[no-untype
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> States:
-        """Write at the current length; returns the whole buffers. Raises as `GovernedDynamicLayer.update` does."""
+        """Write at the current length and return the whole buffers. Raises as `GovernedDynamicLayer.update` does."""
         with self._residency:
             if not self.is_initialized:
                 self.lazy_initialization(key_states, value_states)
@@ -172,14 +172,18 @@ class GovernedStaticLayer(GovernedLayer, StaticLayer):  # type: ignore[no-untype
 
 
 def describe(layer: StaticLayer, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-    """The facts that transformers reads of an initialised static layer."""
+    """Set the attributes that transformers reads from an initialised static layer."""
     layer.batch_size, layer.num_heads = key_states.shape[:2]
     layer.k_head_dim, layer.v_head_dim = key_states.shape[-1], value_states.shape[-1]
     layer.cumulative_length = layer.cumulative_length.to(key_states.device)
 
 
 def cropped(tokens_to_remove: int) -> int:
-    """How many tokens `crop` takes away; raises `ConfigError` for a positive argument."""
+    """Return how many tokens `crop` removes.
+
+    Raises:
+        ConfigError: the argument is positive.
+    """
     if tokens_to_remove > 0:
         raise ConfigError(f"crop takes 0 or the negative number of tokens to remove, not `{tokens_to_remove}`")
     return -tokens_to_remove

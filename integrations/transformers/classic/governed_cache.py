@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from enum import StrEnum
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from transformers.cache_utils import (
@@ -23,14 +23,14 @@ from transformers.cache_utils import (
     DynamicCache,
     QuantizedCache,
     StaticCache,
+    get_layer_types_and_kwargs,
 )
 
 from kvcustody.errors import ConfigError
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.request import NO_HINTS, Hints
-from kvcustody.integrations.transformers.classic.buffer import Buffer, carve
-from kvcustody.integrations.transformers.classic.cache_shape import CacheShape, LayerShape, shape_of
+from kvcustody.integrations.transformers.classic.buffer import Buffer, carve, region_bytes
 from kvcustody.integrations.transformers.classic.custodian import Custodian
 from kvcustody.integrations.transformers.classic.dynamic_static_layers import (
     GovernedDynamicLayer,
@@ -52,12 +52,14 @@ from kvcustody.integrations.transformers.classic.sliding_window_layers import (
     GovernedDynamicSlidingLayer,
     GovernedStaticSlidingLayer,
 )
+from kvcustody.lab.sizing.attention_layers import every_layer
+from kvcustody.lab.sizing.hf_config_fields import ModelConfig
 
 Open = Callable[..., CacheResidency]  # called with (device, bytes) pairs, one for each slab
 
 
 class CacheKind(StrEnum):
-    """Which of transformers' cache classes a governed cache stands for."""
+    """The class of transformers that a governed cache replaces."""
 
     DYNAMIC = "dynamic"
     STATIC = "static"
@@ -77,12 +79,12 @@ class GovernedCache(Cache):
         residency.on_end = lambda: None if (known := end()) is None else known()
 
     def end(self, cause: str = "finished") -> bool:
-        """Zero the cache and end its custody; False where it had ended already."""
+        """Zero the cache and end its custody; return False where it had ended already."""
         return self.residency.end(cause)
 
     @property
     def is_ended(self) -> bool:
-        """Whether it has been zeroed: every later update raises `HandleError`."""
+        """Whether it has been zeroed; every later update raises `HandleError`."""
         return self.residency.ended_by is not None or not self.residency.is_running()
 
     def _drop_layers(self) -> None:
@@ -142,7 +144,7 @@ def governed_cache(
     shape = shape_of(config, max_tokens, batch_size, dtype, kv_shape)
     place = torch.device(device)
     if place.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device `{device}`: a scrub can wait for the streams of CPUs and CUDA devices alone")
+        raise ConfigError(f"device `{device}`: scrubs support only CPUs and CUDA devices")
     if place.type == "cuda" and place.index is None:
         place = torch.device("cuda", torch.cuda.current_device())
     build = {
@@ -179,7 +181,7 @@ def _dynamic(shape: CacheShape, device: torch.device, open_residency: Open) -> G
 def _layer(
     shape: CacheShape, layer: LayerShape, residency: CacheResidency, keys: torch.Tensor, values: torch.Tensor
 ) -> Any:
-    """A dynamic layer of its kind over two regions."""
+    """Return a dynamic layer of the right kind over two regions."""
     if layer.kind == "none":
         return _holds_nothing()
     make: Any = GovernedDynamicLayer
@@ -202,13 +204,13 @@ def _static(shape: CacheShape, device: torch.device, open_residency: Open) -> Go
         if layer.kind == "none":
             layers.append(_holds_nothing())
             continue
-        made: Any = (
+        layer_cache: Any = (
             GovernedStaticSlidingLayer(shape.max_tokens, layer.window_tokens)
             if layer.kind == "window"
             else GovernedStaticLayer(shape.max_tokens)
         )
-        made.govern(residency, *_pair(keys, values, shape.capacity(layer, is_static=True)))
-        layers.append(made)
+        layer_cache.govern(residency, *_pair(keys, values, shape.capacity(layer, is_static=True)))
+        layers.append(layer_cache)
     return GovernedStaticCache(residency, layers)
 
 
@@ -233,7 +235,7 @@ def _quantized(shape: CacheShape, device: torch.device, open_residency: Open) ->
 
 
 def _offloaded(shape: CacheShape, device: torch.device, open_residency: Open) -> GovernedCache:
-    """Full layers on the host with two staging areas on `device`; windowed layers stay on `device`."""
+    """Return full layers on the host with two staging areas on `device`; windowed layers stay on `device`."""
     full = [layer for layer in shape.layers if layer.kind == "full"]
     near = [layer for layer in shape.layers if layer.kind == "window"]
     if not full:
@@ -265,7 +267,7 @@ def _offloaded(shape: CacheShape, device: torch.device, open_residency: Open) ->
 
 
 def _holds_nothing() -> Any:
-    """A layer without states of its own; transformers before 5.20 has no such class and no such layer type."""
+    """Return a layer without states. Transformers before 5.20 has no such class and no such layer type."""
     made: Any = DYNAMIC_LAYER_TYPE_MAPPING["dummy"]
     return made()
 
@@ -276,7 +278,7 @@ def _full_only(shape: CacheShape, kind: str) -> None:
 
 
 def _widest(shape: CacheShape) -> LayerShape:
-    """A shape that holds any full layer's states."""
+    """Return a shape that holds any full layer's states."""
     full = [layer for layer in shape.layers if layer.kind == "full"]
     return LayerShape(
         "full",
@@ -284,3 +286,110 @@ def _widest(shape: CacheShape) -> LayerShape:
         max(layer.key_width for layer in full),
         max(layer.value_width for layer in full),
     )
+
+
+# What a classic cache will hold, read from the model's config before it is opened: layers, windows, bytes.
+#
+# Rules of this section:
+# 1. A layer type without a governed form is an error and is never left out.
+# 2. Sizes are upper bounds for the states; a layer refuses states beyond its bound.
+
+_USUAL_NAMES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+# Cross-attention has a cache of its own; a layer with index keys is a kind without a governed form.
+_ELSEWHERE = ("add_cross_attention", "index_head_dim")
+_WINDOWED = ("sliding_attention", "chunked_attention")
+
+
+class LayerShape(NamedTuple):
+    """One layer: `kind` is `full`, `window` or `none` (without states). Widths are values per head."""
+
+    kind: str
+    heads: int
+    key_width: int
+    value_width: int
+    window_tokens: int = 0
+
+
+class CacheShape(NamedTuple):
+    """All layers, and their common facts."""
+
+    layers: tuple[LayerShape, ...]
+    max_tokens: int
+    batch: int
+    dtype: torch.dtype
+
+    def capacity(self, layer: LayerShape, *, is_static: bool = False) -> int:
+        """Return the tokens that a layer's buffers hold: two windows for a windowed layer, so that moves are rare."""
+        if layer.kind != "window":
+            return self.max_tokens
+        window = min(layer.window_tokens, self.max_tokens) if is_static else layer.window_tokens
+        return min(self.max_tokens, 2 * window)
+
+    def sides(self, layer: LayerShape, tokens: int, dtype: torch.dtype | None = None) -> list[int]:
+        """Return the bytes of a layer's K and V for that many tokens."""
+        kind = dtype or self.dtype
+        return [
+            region_bytes(self.batch, layer.heads, tokens, width, kind) for width in (layer.key_width, layer.value_width)
+        ]
+
+
+def shape_of(
+    config: Any,
+    max_tokens: int,
+    batch_size: int,
+    dtype: torch.dtype | None,
+    kv_shape: tuple[int, int, int] | None,
+) -> CacheShape:
+    """Return the shape of a model's cache.
+
+    Raises:
+        ConfigError: the config does not say enough.
+    """
+    if max_tokens < 1 or batch_size < 1:
+        raise ConfigError(f"max_tokens `{max_tokens}` and batch_size `{batch_size}` must be at least 1")
+    text = config.get_text_config(decoder=True)
+    types, arguments = get_layer_types_and_kwargs(text)
+    for index, name in enumerate(types):
+        if name not in ("full_attention", "dummy", *_WINDOWED):
+            raise ConfigError(f"layer `{index}` is `{name}`, which has no governed form", layer=index, type=name)
+    widths = [kv_shape] * len(types) if kv_shape is not None else _kv_shapes(text)
+    layers = []
+    for name, given, width in zip(types, arguments, widths, strict=True):
+        if name == "dummy" or width is None:
+            layers.append(LayerShape("none", 0, 0, 0))
+        elif name == "full_attention":
+            layers.append(LayerShape("full", *width))
+        else:
+            layers.append(LayerShape("window", *width, given["sliding_window"]))
+    found = dtype or getattr(text, "dtype", None) or torch.get_default_dtype()
+    return CacheShape(tuple(layers), max_tokens, batch_size, found)
+
+
+def _kv_shapes(text: Any) -> list[tuple[int, int, int] | None]:
+    """Return heads and widths of keys and values by layer, as sizing reads them from the same config.
+
+    A class without `num_key_value_heads` attends with all its heads; one that names a field otherwise
+    (`attribute_map`) is asked by the usual name.
+    """
+    fields = text.to_dict()
+    first = text.per_layer_config[0]
+    for name in _USUAL_NAMES:
+        if fields.get(name) is None:
+            fields[name] = getattr(first, name, None)
+    hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
+    if not hidden or not heads:
+        raise ConfigError("the config does not say how many heads of which width are cached: give `kv_shape`")
+    fields["num_key_value_heads"] = fields["num_key_value_heads"] or heads
+    fields["head_dim"] = fields["head_dim"] or fields.get("d_kv") or hidden // heads
+    model = ModelConfig(fields)
+    model.decided_by(*_ELSEWHERE)
+    if model.latent:
+        raise ConfigError("a model with latent attention does not say what it caches: give `kv_shape`")
+    try:
+        layers = every_layer(model)
+        model.refuse_unread()
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error.message}; or give `kv_shape`: heads, key and value width", **error.operands
+        ) from None
+    return [layer and (layer.kv_heads, layer.key_dim, layer.value_dim) for layer in layers]

@@ -1,4 +1,4 @@
-"""Offloaded cache layers: the states live in a host slab, and two staging areas on the device take turns.
+"""Offloaded cache layers: the states are in a host slab, with two alternating staging areas on the device.
 
 1. The host slab and the staging areas are one residency's: both are zeroed, verified and receipted at its end.
 2. Tokens are outermost in both, so a transfer is one contiguous copy and needs no temporary on either side.
@@ -19,7 +19,7 @@ from kvcustody.integrations.transformers.classic.dynamic_static_layers import Go
 
 
 class OffloadStaging:
-    """Two device areas of (K, V). The one used last is never the next one filled."""
+    """Two device areas for (K, V). The area used last is never filled next."""
 
     def __init__(self, areas: list[tuple[Buffer, Buffer]], device: torch.device) -> None:
         self._areas = areas
@@ -31,7 +31,7 @@ class OffloadStaging:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def of(self, layer: GovernedOffloadedLayer) -> tuple[Buffer, Buffer]:
-        """The area that holds all of `layer`, fetched now if it was not fetched ahead."""
+        """Return the area that holds all of `layer`; it is fetched now unless it was fetched ahead."""
         area = 1 - self._last
         if self._holds[area] is not layer:
             self._fetch(layer, area)
@@ -40,12 +40,12 @@ class OffloadStaging:
         return self._areas[area]
 
     def fetch_ahead(self, layer: GovernedOffloadedLayer) -> None:
-        """Fill the other area with `layer`, after everything that was asked of the device so far."""
+        """Fill the other area with `layer`, after all earlier work on the device."""
         with self._on_copy_stream():
             self._fetch(layer, 1 - self._last)
 
     def invalidate(self) -> None:
-        """What is staged no longer stands: the host's rows are about to change. Waits for transfers."""
+        """Discard the staged content, because the host's rows are about to change. Waits for transfers."""
         self._holds = [None, None]
         if self._stream is not None:
             torch.cuda.synchronize(self._device)
@@ -81,7 +81,7 @@ class GovernedOffloadedLayer(GovernedLayer, DynamicLayer):  # type: ignore[no-un
     """A dynamic layer whose states live on the host. `keys` and `values` are views of the host slab."""
 
     def stage(self, staging: OffloadStaging) -> None:
-        """Say where it is staged; `follow` says which layer comes after it."""
+        """Set the layer's staging; `follow` sets the next layer."""
         self._staging = staging
         self._next: GovernedOffloadedLayer = self
 
@@ -91,12 +91,12 @@ class GovernedOffloadedLayer(GovernedLayer, DynamicLayer):  # type: ignore[no-un
 
     @property
     def home(self) -> tuple[Buffer, Buffer]:
-        """K and V on the host."""
+        """The K and V buffers on the host."""
         return self._buffers
 
     @property
     def tokens(self) -> int:
-        """Tokens on the host."""
+        """The number of tokens on the host."""
         return self._tokens
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -106,7 +106,7 @@ class GovernedOffloadedLayer(GovernedLayer, DynamicLayer):  # type: ignore[no-un
             self._show()
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> States:
-        """Append; returns device views of all tokens, good until the layer after the next updates.
+        """Append, and return device views of all tokens, valid until the layer after the next one updates.
 
         Raises `CapacityError` beyond the reservation and `HandleError` once the cache has ended.
         """
@@ -152,6 +152,6 @@ class GovernedOffloadedLayer(GovernedLayer, DynamicLayer):  # type: ignore[no-un
             super().reset()
 
     def drop_tensors(self) -> None:
-        """The residency has ended: drop every view of its slabs."""
+        """Drop every view of the slabs after the residency has ended."""
         super().drop_tensors()
         self._staging.drop_tensors()

@@ -23,7 +23,7 @@ SCALES_BYTES = 64  # two float32 values, in a region of their own
 
 
 class WorkArea:
-    """Full-precision K and V of the layer whose turn it is: `wide` in float32, `narrow` in the model's own type.
+    """Full-precision K and V of the current layer: `wide` in float32, `narrow` in the model's own type.
 
     wide: one buffer, or two (K, V) where the model computes in float32 and `narrow` is empty. narrow: K and V.
     """
@@ -39,11 +39,11 @@ class WorkArea:
             self._narrow[side].shape_like(states)
 
     def wide(self, side: int) -> Buffer:
-        """The float32 buffer of a side; both share one where the result is narrower."""
+        """Return a side's float32 buffer; both sides share one where the result is narrower."""
         return self._wide[side % len(self._wide)]
 
     def narrowed(self, side: int, count: int) -> torch.Tensor:
-        """What `wide` holds of `count` tokens, in the model's type."""
+        """Return the first `count` tokens of `wide` in the model's type."""
         if not self._narrow:
             return self.wide(side).read(0, count)
         self._narrow[side].write(0, self.wide(side).read(0, count))
@@ -78,7 +78,7 @@ class GovernedFp8Layer(GovernedLayer, DynamicLayer):  # type: ignore[no-untyped-
             self.keys = self.values = torch.empty(0, dtype=self.dtype, device=self.device)
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> States:
-        """Append; returns all states as dequantised (the first call: as they came).
+        """Append, and return all states dequantised (the first call returns them as given).
 
         The views are good until the next layer's update. Raises `CapacityError` beyond the reservation and
         `HandleError` once the cache has ended.
@@ -98,7 +98,7 @@ class GovernedFp8Layer(GovernedLayer, DynamicLayer):  # type: ignore[no-untyped-
             return self._dequantized(0), self._dequantized(1)
 
     def _append(self, side: int, states: torch.Tensor, *, is_first: bool) -> None:
-        """Quantise `states` in the work area, without a copy of their own."""
+        """Quantise `states` in the work area, without another copy."""
         assert self._scales is not None
         self._work.open(side, states)
         wide, scale, count = self._work.wide(side), self._scales[side], states.shape[-2]
@@ -119,7 +119,7 @@ class GovernedFp8Layer(GovernedLayer, DynamicLayer):  # type: ignore[no-untyped-
         return self._work.narrowed(side, self._tokens)
 
     def get_seq_length(self) -> int:
-        """Tokens in the cache."""
+        """Return the number of tokens in the cache."""
         return self._tokens
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -133,10 +133,10 @@ class GovernedFp8Layer(GovernedLayer, DynamicLayer):  # type: ignore[no-untyped-
             self._tokens = kept
 
     def _show(self) -> None:
-        """Nothing: transformers reads no `keys` of a quantised layer."""
+        """Do nothing: transformers reads no `keys` of a quantised layer."""
 
     def drop_tensors(self) -> None:
-        """The residency has ended: drop every view of its slab."""
+        """Drop every view of the slab after the residency has ended."""
         super().drop_tensors()
         self._scales = None
         self._work.drop_tensors()

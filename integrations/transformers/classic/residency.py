@@ -1,4 +1,4 @@
-"""The residency of one classic cache: its slabs, its deadlines, and what a use of it is.
+"""The residency of one classic cache: its slabs, its deadlines, and its uses.
 
 1. A cache ends at the first of: its own end, collection, erasure, `active_max` or `absolute` since it was opened,
    `idle` since its last use. The timer ends it where no call arrives, and the next use where the timer is late.
@@ -25,14 +25,14 @@ from kvcustody.policies.table.obligations import Obligations
 
 
 class CacheKeeper(Protocol):
-    """What a residency needs of the custodian that keeps it."""
+    """The custodian as a residency sees it."""
 
     governor: Governor
     lock: threading.RLock
     now_us: Callable[[], int]
 
     def end(self, residency: CacheResidency, cause: str, /) -> bool:
-        """Zero `residency` and end its custody; False where it had ended."""
+        """Zero `residency` and end its custody; return False where it had ended."""
 
 
 class CacheResidency:
@@ -53,45 +53,47 @@ class CacheResidency:
         self.bind(owed)
 
     def bind(self, owed: Obligations) -> None:
-        """Deadlines from the active policy. An `idle` or `absolute` of 0 leaves `active_max` alone (see the docs)."""
+        """Set deadlines from the active policy. An `idle` or `absolute` of 0 leaves only `active_max` (see the
+        docs).
+        """
         self.owed = owed
         self.idle_us = owed.idle_us or NEVER_US
         self.ceiling_us = self._opened_us + min(owed.active_max_us, owed.absolute_us or NEVER_US)
 
     @property
     def plan(self) -> Plan[BlockManager]:
-        """Whose it is, under which classification."""
+        """The plan, with the owner and the classification."""
         plan = self._running.residency.facts
         assert isinstance(plan, Plan)
         return plan
 
     @property
     def due_us(self) -> int:
-        """When it ends if it is not used before (boot time)."""
+        """The end without further use (boot time)."""
         return min(self.ceiling_us, self._used_us + self.idle_us)
 
     def overdue(self, now_us: int) -> str | None:
-        """The deadline that has passed, if one has."""
+        """Return the deadline that has passed, or None."""
         if now_us >= self.ceiling_us:
             return "active-max" if self.owed.active_max_us <= (self.owed.absolute_us or NEVER_US) else "absolute"
         return "idle" if now_us >= self._used_us + self.idle_us else None
 
     def is_running(self) -> bool:
-        """Whether the Governor still knows it."""
+        """Return whether the Governor still knows it."""
         return self._custodian.governor.running.get(self.handle) is self._running
 
     def lend(self, layer: object, tensor: torch.Tensor) -> None:
-        """Keep a copy that a forward pass reads until `layer` is used again, or until the end."""
+        """Keep a copy for a forward pass until `layer` is used again, or until the end."""
         self.lent.setdefault(layer, []).append(tensor)
 
     def zero_lent(self, layer: object) -> None:
-        """Zero what was lent for `layer`, in stream order after everything that reads it."""
+        """Zero the copies lent for `layer`, in stream order after all their reads."""
         with torch.inference_mode():  # where they may have been made; it allows writing to any tensor
             for tensor in self.lent.pop(layer, ()):
                 tensor.zero_()
 
     def drop_tensors(self) -> None:
-        """The end, in this process's tensors: nothing here refers to a slab any more."""
+        """Drop every tensor that refers to a slab."""
         self.slabs = []
         for device in {tensor.device for copies in self.lent.values() for tensor in copies if tensor.is_cuda}:
             torch.cuda.synchronize(device)
@@ -100,7 +102,7 @@ class CacheResidency:
         self.on_end()
 
     def end(self, cause: str = "finished") -> bool:
-        """Zero it and end its custody; False where it had ended."""
+        """Zero it and end its custody; return False where it had ended."""
         return self._custodian.end(self, cause)
 
     def __enter__(self) -> CacheResidency:
@@ -130,4 +132,4 @@ class CacheResidency:
 
 
 def _nothing() -> None:
-    """Before a cache is there to be told."""
+    """Do nothing: no cache exists yet."""

@@ -24,7 +24,7 @@ from kvcustody.integrations.transformers.classic.dynamic_static_layers import (
 
 
 class _Window(GovernedLayer):
-    """A sliding window over buffers with room for about two: tokens [start, end) are kept, and slide by appending.
+    """A sliding window over buffers for about two windows: tokens [start, end) are kept, and appending slides it.
 
     When the room is used up, the window moves to the front.
     """
@@ -34,7 +34,7 @@ class _Window(GovernedLayer):
     window_tokens: int  # W: a token sees the W - 1 before it
 
     def _append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> States:
-        """Keep the states; returns the window before them, and them."""
+        """Append the states; return the earlier window and the states."""
         self._residency.zero_lent(id(self))
         count, past, keep = key_states.shape[-2], self._tokens - self._start, self.window_tokens - 1
         capacity = self._buffers[0].capacity_tokens
@@ -56,7 +56,7 @@ class _Window(GovernedLayer):
         return keys, values
 
     def _replace(self, key_states: torch.Tensor, value_states: torch.Tensor) -> States:
-        """A chunk that the buffers cannot hold beside the window: keep its end, lend the whole (rule 3)."""
+        """Handle a chunk larger than the buffers' room: keep its end, lend the whole (rule 3)."""
         past = min(self._tokens - self._start, self.window_tokens - 1)
         kept = self._buffers[0].capacity_tokens if self.record_past else self.window_tokens - 1
         full = []
@@ -96,7 +96,7 @@ class GovernedDynamicSlidingLayer(_Window, DynamicSlidingWindowLayer):  # type: 
             self._show()
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> States:
-        """Append; returns the window before the states, and the states."""
+        """Append; return the window before the states, and the states."""
         with self._residency:
             if not self.is_initialized:
                 self.lazy_initialization(key_states, value_states)
@@ -106,7 +106,7 @@ class GovernedDynamicSlidingLayer(_Window, DynamicSlidingWindowLayer):  # type: 
             return result
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last tokens and zero them; beyond the window only while the past is recorded."""
+        """Remove the last tokens and zero them; beyond the window only while earlier tokens are recorded."""
         count = cropped(tokens_to_remove)
         if self.cumulative_length >= self.sliding_window and not self.record_past:
             super().crop(tokens_to_remove)  # raises what transformers raises
@@ -132,7 +132,7 @@ class GovernedDynamicSlidingLayer(_Window, DynamicSlidingWindowLayer):  # type: 
 
 
 class GovernedStaticSlidingLayer(_Window, StaticSlidingWindowLayer):  # type: ignore[no-untyped-call]
-    """`StaticSlidingWindowLayer` in place: shows a whole window, the unwritten tokens zero."""
+    """`StaticSlidingWindowLayer` in place: it shows a whole window, with zeros for unwritten tokens."""
 
     @property
     def window_tokens(self) -> int:  # type: ignore[override]
@@ -148,7 +148,7 @@ class GovernedStaticSlidingLayer(_Window, StaticSlidingWindowLayer):  # type: ig
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> States:
-        """Append; returns the window and the states, padded to a window where there is less."""
+        """Append; return the window and the states, padded to a window where there is less."""
         with self._residency:
             if not self.is_initialized:
                 self.lazy_initialization(key_states, value_states)

@@ -1,4 +1,4 @@
-"""Our keys in place of vLLM's block hashes: the hash that vLLM would make, and the keys that replace it.
+"""Our keys in place of vLLM's block hashes: the hasher that replaces vLLM's, and the keys.
 
 1. vLLM builds a `Request` on its input thread, before anybody has verified whose it is. The hasher that is installed
    in the engine yields nothing, so no unscoped hash of a prompt ever exists in a governed engine.
@@ -24,19 +24,19 @@ _NOTHING: list[bytes] = []
 
 
 def no_block_hashes(_request: Request) -> list[bytes]:
-    """What a request's hasher says before admission (rule 1)."""
+    """Return no hashes for a request before admission (rule 1)."""
     return _NOTHING
 
 
 def governed_block_hasher(*_args: Any, **_kwargs: Any) -> Callable[[Request], list[bytes]]:
-    """Stands where the engine calls `get_request_block_hasher`, whatever its parameters are in this release."""
+    """Replace the engine's `get_request_block_hasher`, whatever its parameters are in this release."""
     return no_block_hashes
 
 
 def new_keys(
     governed: GovernedRequest, extend: Callable[[ExternalResidency, list[int]], list[bytes]], end: int
 ) -> list[bytes]:
-    """The keys, not made before, of the whole blocks that end at token `end` or earlier."""
+    """Return the missing keys of the whole blocks that end at token `end` or earlier."""
     if end <= governed.keyed_tokens:
         return _NOTHING
     start, residency = governed.reported_tokens, governed.residency
@@ -50,7 +50,7 @@ def running_hasher(
     extend: Callable[[ExternalResidency, list[int]], list[bytes]],
     block_tokens: int,
 ) -> Callable[[Request], list[bytes]]:
-    """The hasher of an admitted request, called by vLLM for every accepted token (rule 3)."""
+    """Return the hasher of an admitted request, which vLLM calls for every accepted token (rule 3)."""
     tokens = governed.request._all_token_ids
 
     def keys(_request: Request) -> list[bytes]:

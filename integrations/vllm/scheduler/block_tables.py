@@ -1,4 +1,4 @@
-"""A layer group's block tables: which managers of vLLM's the adapter can follow, and how their tables move.
+"""A layer group's block tables: the managers in vLLM that the adapter can follow, and how their tables change.
 
 1. A manager whose tables are not known to move in one of three ways is refused at start: appended to; appended to
    with leading or inner blocks replaced by the null block; or changed in place, where whole tables are compared.
@@ -22,7 +22,7 @@ _EMPTY: list[Any] = []
 
 
 class KnownTable(list[int]):
-    """A table as the port knows it; a window has passed the blocks before `floor`."""
+    """A table as the port knows it; blocks before `floor` have left the window."""
 
     floor = 0
 
@@ -43,21 +43,23 @@ class GroupTable:
         self._null = null
 
     def blocks(self, request_id: str) -> Sequence[KVCacheBlock]:
-        """The engine's table of a request."""
+        """Return the engine's table of a request."""
         table: Sequence[KVCacheBlock] = self.tables.get(request_id, _EMPTY)
         return table
 
     def positions(self, places: list[int]) -> list[int] | None:
-        """The key by which the block at each place was found: the last that it covers. None where that is its place."""
+        """Return, by position, the key by which the block was found: its last one. None where the key is the
+        position.
+        """
         return None if self._keys_per_block == 1 and not self.drops else self.depths(places)
 
     def depths(self, places: list[int]) -> list[int]:
-        """How deep in the prompt the block at each place ends, in keys."""
+        """Return, by position, where the block ends in the prompt, in keys."""
         count = self._keys_per_block
         return [(place + 1) * count - 1 for place in places]
 
     def take_new(self, request_id: str, known: KnownTable) -> list[int]:
-        """Blocks that joined the table since `known`, which is brought up to date."""
+        """Return blocks that joined the table since `known`, and update `known`."""
         table = self.blocks(request_id)
         if not self._in_place:
             if len(table) == len(known):
@@ -70,7 +72,7 @@ class GroupTable:
         return [block for block in known if block not in before and block != self._null]
 
     def take_gone(self, request_id: str, known: KnownTable) -> list[int]:
-        """Blocks that left the table since `known`, which is brought up to date for them."""
+        """Return blocks that left the table since `known`, and update `known`."""
         table = self.blocks(request_id)
         null = self._null
         if self._in_place:
@@ -89,7 +91,11 @@ class GroupTable:
 
 
 def group_tables(manager: KVCacheManager) -> list[GroupTable]:
-    """One for each layer group. Raises `ConfigError` for a manager that is not known (rule 1)."""
+    """Return one per layer group.
+
+    Raises:
+        ConfigError: a manager is unknown (rule 1).
+    """
     null = manager.block_pool.null_block.block_id
     key_tokens = manager.block_pool.hash_block_size
     groups = []

@@ -1,4 +1,4 @@
-"""vLLM's cache manager under governance: look-up asks the port, and releases are reported to it.
+"""vLLM's cache manager under governance: look-ups ask the port, and releases are reported to it.
 
 1. `governed_manager` swaps the class of vLLM's own manager; its coordinator keeps its class and finds hits through
    `find_hit`, whatever kinds of layer groups there are.
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 
 class _ComparedLaterError(Exception):
-    """The hit is being read again."""
+    """The hit is being verified again."""
 
 
 class GovernedKVCacheManager(KVCacheManager):  # type: ignore[misc]
-    """vLLM's `KVCacheManager`, asking `custody`."""
+    """vLLM's `KVCacheManager`, which asks `custody`."""
 
     custody: SchedulerState | None = None
 
     def get_computed_blocks(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        """The blocks that `request` may attach; none for one that must wait or may not read."""
+        """Return the blocks that `request` may attach; none for a request that must wait or may not read."""
         custody = self.custody
         if custody is None:
             return super().get_computed_blocks(request, *args, **kwargs)
@@ -54,14 +54,14 @@ class GovernedKVCacheManager(KVCacheManager):  # type: ignore[misc]
             custody.reading = None
 
     def prefix_cache_lookup_enabled(self, request: Request) -> bool:
-        """Whether a look-up counts in vLLM's statistics: as the request asked (rule 5)."""
+        """Return whether a look-up counts in vLLM's statistics, as the request says (rule 5)."""
         if self.custody is None:
             return bool(super().prefix_cache_lookup_enabled(request))
         governed = governed_request(request)
         return bool(self.enable_caching) and governed is not None and not governed.skips_reading
 
     def free(self, request: Request) -> None:
-        """The request ended or was preempted."""
+        """Free a request that ended or was preempted."""
         custody = self.custody
         if custody is None:
             super().free(request)
@@ -75,7 +75,9 @@ class GovernedKVCacheManager(KVCacheManager):  # type: ignore[misc]
         custody.release(request)
 
     def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
-        """As `free`, where vLLM gives the blocks back later: nobody's from now on, reusable only then."""
+        """Free as `free` does, where vLLM drops the blocks later: they have no owner from now on, and are reusable only
+        then.
+        """
         custody = self.custody
         if custody is None:
             return super().pop_blocks_for_free(request)  # type: ignore[no-any-return]
@@ -86,7 +88,11 @@ class GovernedKVCacheManager(KVCacheManager):  # type: ignore[misc]
 
 
 def governed_manager(manager: KVCacheManager, custody: SchedulerState) -> GovernedKVCacheManager:
-    """`manager` itself, governed. Raises `ConfigError` unless it is vLLM's own class."""
+    """Return `manager` itself, governed.
+
+    Raises:
+        ConfigError: it is not vLLM's own class.
+    """
     if not isinstance(manager, GovernedKVCacheManager):
         check_type(manager, KVCacheManager, "the cache manager")
         swap_class(manager, GovernedKVCacheManager)
@@ -117,19 +123,19 @@ def _finder(original: Callable[..., Any], manager: KVCacheManager) -> Callable[.
             return original(block_hashes, max_cache_hit_length)
         limit = min(max_cache_hit_length, governed.readable_tokens)
         while True:
-            found = original(block_hashes, limit)
-            hit_tokens = found[1]
+            hit = original(block_hashes, limit)
+            hit_tokens = hit[1]
             if not hit_tokens:
                 governed.hit_blocks = (0,) * len(governed.tables)
-                return found
-            attachable = custody.attachable_tokens(governed, found[0], hit_tokens)
+                return hit
+            attachable = custody.attachable_tokens(governed, hit[0], hit_tokens)
             if attachable >= hit_tokens:
-                readable = custody.compared_tokens(governed, found[0], hit_tokens)
+                readable = custody.compared_tokens(governed, hit[0], hit_tokens)
                 if readable is None:
                     raise _ComparedLaterError
                 if readable >= hit_tokens:
-                    governed.hit_blocks = tuple(map(len, found[0]))
-                    return found
+                    governed.hit_blocks = tuple(map(len, hit[0]))
+                    return hit
                 attachable = readable
             limit = attachable
 

@@ -1,4 +1,4 @@
-"""Calls to the engine port that are recorded in a step and made later, in one go, while the workers compute.
+"""Calls to the engine port, recorded in a step and made later in one batch while the workers compute.
 
 Recording costs a list entry on the path of a decode step. `flush` makes every call that is due; it runs from
 `SchedulerSide.run_deferred_work` when a step has left, and whenever something asks the port to decide or to end
@@ -66,7 +66,7 @@ PendingInsert: TypeAlias = "tuple[GovernedRequest, list[KVCacheBlock], int, int]
 
 
 class DeferredCalls:
-    """The calls of one cache manager to its port. insert: enters a pending block in vLLM's index."""
+    """One cache manager's calls to its port. insert: adds a pending block to vLLM's index."""
 
     def __init__(
         self,
@@ -99,12 +99,12 @@ class DeferredCalls:
     # -- recording ----------------------------------------------------------------------------------------------------
 
     def record_allocation(self, governed: GovernedRequest, attached: list[int], handed: list[int]) -> None:
-        """A request got its first blocks: it attached some, others are new."""
+        """Record a request's first blocks: some are attached, others new."""
         self.running[governed.request_id] = governed
         self.allocations.append(_Allocation(governed, attached, handed, self.port.clock.now_us()))
 
     def record_end(self, residency: ExternalResidency, cause: str) -> None:
-        """A request gave all its blocks back; everything that it ever held was reported (rule 1)."""
+        """Record that a request released all its blocks; everything that it ever held is reported (rule 1)."""
         port = self.port
         at_us = port.clock.now_us()
         self.scrub_within_us = min(self.scrub_within_us, residency.domain.scrub_within_us)
@@ -113,7 +113,9 @@ class DeferredCalls:
         self._ended.append(_Ended(residency, cause, at_us, port.pool.fences.newest_open))
 
     def record_scrub_replies(self, replies: Sequence[ScrubReply]) -> None:
-        """Workers did scrubs. What failed is reported at once: those blocks may be handed out no more."""
+        """Record workers' scrubs. Failed ones are reported at once, because those blocks may not be allocated any
+        more.
+        """
         self._scrub_replies += replies
         if any(len(result.failed) for reply in replies for result in reply.results):
             self.flush()
@@ -122,7 +124,7 @@ class DeferredCalls:
 
     @property
     def has_unreported_changes(self) -> bool:
-        """Requests that run hold something of which the port has not heard, or have given it back."""
+        """Whether running requests hold or have released blocks that were not reported to the port."""
         return (
             bool(self.allocations or self.pending_inserts or self.to_publish or self.filled_blocks)
             or self.freed_outside_release
@@ -131,12 +133,12 @@ class DeferredCalls:
 
     @property
     def has_unreported_ends(self) -> bool:
-        """Requests have ended of which the port has not heard."""
+        """Whether requests have ended without a report to the port."""
         return bool(self._ended)
 
     @property
     def is_empty(self) -> bool:
-        """The port has heard of everything."""
+        """Whether everything was reported to the port."""
         return not (self._ended or self._scrub_replies or self.has_unreported_changes)
 
     @property
@@ -144,18 +146,18 @@ class DeferredCalls:
         return self.allocated_blocks != self.reported_blocks
 
     def flush_unchecked(self) -> None:
-        """Report what can be reported now, without the check of rule 2."""
+        """Report what can be reported now, without the check in rule 2."""
         if not self.is_empty:
             self.flush(strict=False)
 
     def insert_pending(self) -> None:
-        """Blocks whose entry was deferred enter vLLM's index now (rule 5)."""
+        """Add blocks with a deferred entry to vLLM's index now (rule 5)."""
         pending, self.pending_inserts = self.pending_inserts, []
         for one in pending:
             self._insert(one)
 
     def flush(self, grown: Sequence[str] | None = None, *, strict: bool = True) -> None:
-        """Make every recorded call (rule 1), and check that no hand-out is left over (`strict`, rule 2).
+        """Make every recorded call (rule 1), and check that no allocation is left over (`strict`, rule 2).
 
         grown: the requests that were handed blocks, where the caller knows; else all that run are compared.
         """
@@ -217,7 +219,7 @@ class DeferredCalls:
         )
 
     def _report_new_blocks(self, growing: Iterable[GovernedRequest]) -> None:
-        """What running requests were handed since they were last compared: one block each, in a decode step."""
+        """Report running requests' new blocks since the last comparison: one block each, in a decode step."""
         whose: list[ExternalResidency] = []
         blocks: list[int] = []
         groups, simple = self._groups, self._simple
@@ -252,7 +254,7 @@ class DeferredCalls:
             self.port.returned(governed.residency, gone)
 
     def _report_published(self) -> None:
-        """What running requests filled. Others report when they have their blocks."""
+        """Report what running requests filled. Others report when they have their blocks."""
         if self.to_publish:
             pending, self.to_publish = self.to_publish, []
             for governed in pending:
@@ -274,7 +276,7 @@ class DeferredCalls:
                     self.tiers.published(governed, at, [[block]], [key])
 
     def _report_range(self, governed: GovernedRequest) -> None:
-        """Runs of full blocks that entered the index; a group with gaps has no chain of parents."""
+        """Report runs of full blocks that entered the index; a group with gaps has no chain of parents."""
         ranges, governed.unreported_ranges = governed.unreported_ranges, []
         null, residency = self._null, governed.residency
         assert residency is not None
@@ -305,7 +307,7 @@ class DeferredCalls:
 
 
 class _Leaving:
-    """What entered the index of a request's groups at once, position by position, as tiers take it.
+    """Blocks of a request's groups that entered the index together, by position, in the form for tiers.
 
     Groups of one model publish together; of one whose window begins later, what is before is not there.
     """

@@ -1,4 +1,4 @@
-"""What the port may ask of vLLM: forget keys, end requests, withhold blocks, wake up, show its own state of the pool.
+"""The port's orders to vLLM: forget keys, end requests, withhold blocks, wake up, and show its state of the pool.
 
 1. Requests end between steps, never inside the building of one: vLLM's scheduler has already listed them. Those of
    the step that is being built end right after it, all others at once.
@@ -32,7 +32,7 @@ class EngineProcess(Protocol):
         """Make an idle engine take a step soon; from any thread."""
 
     def last_order(self, order: ScrubOrder, /) -> None:
-        """Have the workers do a last scrub and take their answers."""
+        """Make the workers do a last scrub and take their answers."""
 
 
 class VllmControl:
@@ -53,7 +53,7 @@ class VllmControl:
         self.state.forget(blocks)
 
     def abort(self, request_ids: Sequence[object], cause: str) -> None:
-        """See `EngineControl`; requests of the step that is being built end right after it (rule 1)."""
+        """See `EngineControl`; requests in the step under construction end right after it (rule 1)."""
         self.end([str(one) for one in request_ids], cause, RequestStatus.FINISHED_ABORTED)
 
     def withhold(self, blocks: Sequence[int]) -> None:
@@ -72,7 +72,7 @@ class VllmControl:
     # -- for the adapter ----------------------------------------------------------------------------------------------
 
     def end(self, request_ids: Sequence[str], cause: str, status: RequestStatus) -> None:
-        """End these requests, now or right after the step that is being built."""
+        """End these requests now, or right after the step under construction."""
         now = [one for one in request_ids if one not in self.building]
         self._later.update((one, (cause, status)) for one in request_ids if one in self.building)
         for request_id in now:
@@ -83,7 +83,7 @@ class VllmControl:
         self._later.update((one, (cause, status)) for one in request_ids)
 
     def after_step(self) -> None:
-        """The step has been built and run: end what had to wait for it."""
+        """End deferred requests after the step was built and run."""
         self.building = ()
         if self._later:
             later, self._later = self._later, {}
@@ -92,11 +92,11 @@ class VllmControl:
 
     @property
     def has_outputs(self) -> bool:
-        """Some client has yet to hear that its request ended."""
+        """Whether a client has yet to learn that its request ended."""
         return bool(self._outputs or self._later)
 
     def deliver(self, outputs: dict[int, EngineCoreOutputs] | None) -> dict[int, EngineCoreOutputs] | None:
-        """`outputs` of a step, with those of requests that governance ended (rule 2)."""
+        """Return a step's `outputs` with those of requests that governance ended (rule 2)."""
         if not self._outputs:
             return outputs
         ended, self._outputs = self._outputs, []
@@ -107,7 +107,7 @@ class VllmControl:
         return together
 
     def keep(self, outputs: dict[int, EngineCoreOutputs] | None) -> None:
-        """Outputs of a step that nobody was there to take; they leave with the next."""
+        """Keep a step's outputs without a receiver for the next step."""
         for client, theirs in (outputs or {}).items():
             self._outputs += [(client, output) for output in theirs.outputs]
 

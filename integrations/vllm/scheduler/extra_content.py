@@ -1,4 +1,4 @@
-"""What conditions a vLLM request's K/V besides its token ids, as framed extra content, or the reason why not.
+"""What conditions a vLLM request's K/V besides its token ids, as framed extra content, or the reason why it cannot.
 
 1. Media and prompt embeddings enter the keyed state before the tokens of the block in which they begin, with their
    exact place, so that no block holding any of them can be reached by a request that lacks them.
@@ -23,13 +23,15 @@ _NONE: Mapping[int, bytes] = {}
 
 
 class Extras(NamedTuple):
-    """Framed extra content by block, or why there can be no key (`unkeyed`)."""
+    """Framed extra content by block, or the reason why there is no key (`unkeyed`)."""
 
     frames: Mapping[int, bytes]
     unkeyed: str | None = None
 
     def begin_after(self, blocks: int) -> bool:
-        """Some of it begins behind the first `blocks` blocks, where the running state would not meet it."""
+        """Return whether some content begins behind the first `blocks` blocks, where the running state would miss
+        it.
+        """
         return bool(self.frames) and max(self.frames) >= blocks
 
 
@@ -37,7 +39,7 @@ NO_EXTRAS = Extras(_NONE)
 
 
 def extras_of(request: Request, block_tokens: int) -> Extras:
-    """The extra content of `request`. Nearly every request has none, and costs three attribute reads."""
+    """Return the extra content of `request`. Nearly every request has none, which costs three attribute reads."""
     if getattr(request, "resumable", False):
         return Extras(_NONE, "streaming input: the prompt is rewritten while it runs")
     if not request.mm_features and request.prompt_embeds is None:
@@ -60,7 +62,7 @@ def _digest(identifier: str) -> bytes:
 
 
 def _embeddings(tensor: torch.Tensor, mask: list[bool] | None) -> PromptEmbeddings:
-    """All embeddings of the prompt as one digest: requests that share only some of them share nothing."""
+    """Return all the prompt's embeddings as one digest: requests that share only some of them share nothing."""
     import torch
 
     data = tensor.detach().cpu().contiguous().view(torch.uint8).numpy()

@@ -1,4 +1,4 @@
-"""One vLLM request under governance: whose it is, its residency, and how much of its block tables is reported.
+"""One vLLM request under governance: its owner, its residency, and the reported part of its block tables.
 
 1. The port hears of blocks in the order in which the engine moved them: what was dropped before what was handed out,
    what was handed out before what was published.
@@ -26,7 +26,7 @@ ATTRIBUTE = "kvcustody"  # on vLLM's Request
 
 
 class PublishedRange(NamedTuple):
-    """Table entries [first, last) of a group that entered the engine's index, less those that a mask leaves out."""
+    """Table entries [first, last) of a group that entered the engine's index, without masked ones."""
 
     group: int
     first: int
@@ -35,7 +35,7 @@ class PublishedRange(NamedTuple):
 
 
 class GovernedRequest:
-    """What the adapter keeps of a request. `principal` is None where no valid identity came with it."""
+    """The adapter's facts about a request. `principal` is None where no valid identity came with it."""
 
     __slots__ = (
         "cause",
@@ -111,19 +111,19 @@ class GovernedRequest:
         self.has_looked = False
 
     def end(self) -> None:
-        """Its blocks were given back: nothing more is told of it."""
+        """Take note that its blocks were released: nothing more is reported."""
         self.residency = None
         self.publishes = self.fills_one_by_one = self.extends_keys = False
         self.unreported_ranges = []
 
     def forget_tables(self) -> None:
-        """It was preempted, and starts again from nothing."""
+        """Take note that it was preempted and starts again from nothing."""
         self.keyed_tokens = self.restored_blocks = 0
         self.hit_blocks = (0,) * len(self.tables)
         self.tables = [KnownTable() for _ in self.tables]
 
 
 def governed_request(request: Request) -> GovernedRequest | None:
-    """The adapter's side of a request; None for one that it never admitted."""
+    """Return the adapter's side of a request; None for one that it never admitted."""
     governed: GovernedRequest | None = request.__dict__.get(ATTRIBUTE)
     return governed

@@ -1,4 +1,4 @@
-"""Block events of a governed vLLM for routers: one batch a step, nothing where no publisher is set.
+"""Block events of a governed vLLM for routers: one batch per step, nothing without a publisher.
 
 The pool calls `after_insert`, the scheduler's side `publish_pending` once a step and `close` at the end.
 
@@ -38,7 +38,7 @@ _GROUP_BYTES = 4  # of a layer group's number, behind the key, in vLLM's index
 
 
 class WatchedIndex(BlockHashToBlockMap):  # type: ignore[misc]
-    """vLLM's index, saying which keys enter it and leave it."""
+    """vLLM's index, which reports the keys that enter and leave it."""
 
     def __init__(self, on_removed: Callable[[bytes], None]) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class WatchedIndex(BlockHashToBlockMap):  # type: ignore[misc]
 
 
 class _StoredKey(NamedTuple):
-    """Whose a key is that was published as stored."""
+    """The owner of a key that was published as stored."""
 
     scope: EventScope
     residency: int
@@ -113,7 +113,7 @@ class SchedulerBlockEvents(BlockEventFeed):
         first: int,
         block_tokens: int,
     ) -> None:
-        """`blocks`, from place `first` of the request's table on, are in the index under its keys."""
+        """Report `blocks`, from position `first` in the request's table on, as indexed under its keys."""
         new, self.index.inserted = self.index.inserted, set()
         if not new:
             return
@@ -130,7 +130,7 @@ class SchedulerBlockEvents(BlockEventFeed):
         self._stored(governed, group, run, block_tokens, per_block)
 
     def _stored(self, governed: GovernedRequest, group: int, run: list[int], block_tokens: int, per_block: int) -> None:
-        """One event for the run's part in a segment, and one for the rest."""
+        """Add one event for the run's part in a segment, and one for the rest."""
         residency = governed.residency
         assert residency is not None
         boundary = residency.segment_blocks
@@ -174,7 +174,7 @@ class SchedulerBlockEvents(BlockEventFeed):
         self._removals.append((known.scope, known.residency, self.cause, group, key[:-_GROUP_BYTES]))
 
     def cleared(self, cause: str) -> None:
-        """vLLM has dropped its whole index and begun another."""
+        """Report that vLLM has dropped its whole index and begun another."""
         self._append_removals()
         self._stored_keys.clear()
         self._events.append(cleared(self._port.table.revision, cause))
@@ -186,7 +186,7 @@ class SchedulerBlockEvents(BlockEventFeed):
         """See `BlockEventFeed`."""
         self._append_removals()
         if self.index.inserted:
-            raise IsolationError(f"`{len(self.index.inserted)}` keys entered vllm's index, whose is not known")
+            raise IsolationError(f"`{len(self.index.inserted)}` keys without a known owner entered vllm's index")
         events, self._events = self._events, []
         return events
 
@@ -196,7 +196,7 @@ class SchedulerBlockEvents(BlockEventFeed):
         return self.take_pending()
 
     def _append_removals(self) -> None:
-        """What left since, in its place among the stores: one event for each run of one scope and cause."""
+        """Add removals since the last call, in order among the stores: one event per run of one scope and cause."""
         if not self._removals:
             return
         removals, self._removals = self._removals, []

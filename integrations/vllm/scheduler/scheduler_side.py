@@ -1,4 +1,4 @@
-"""The scheduler's half of the connector: admission, deferral, orders to the workers, receipts.
+"""The scheduler's half of the connector: admission, deferral, orders to the workers, receipts, and the wake-up timer.
 
 One step, in the order of vLLM's calls:
 
@@ -27,6 +27,7 @@ One step, in the order of vLLM's calls:
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -35,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import RequestStatus
 
-from kvcustody.clock import MICROSECONDS
+from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import ConfigError, IdentityError, IsolationError
 from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.credentials.scope_token import Rejected, VerifiedToken
@@ -48,6 +49,7 @@ from kvcustody.governance.tiers.open_tiers import TierPlan, tier_names, tier_pla
 from kvcustody.governance.tiers.scope_salts import ScopeDirectory, ScopeSalts
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.worker.plugins import open_root_key
+from kvcustody.guarding_thread import GuardingThread
 from kvcustody.integrations.content.custom_params import KINDS, LATENCY, MARKS, TRACE
 from kvcustody.integrations.vllm import open_custody as opening
 from kvcustody.integrations.vllm.foreign_connectors import (
@@ -66,7 +68,6 @@ from kvcustody.integrations.vllm.scheduler.governed_request import (
     governed_request,
 )
 from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
-from kvcustody.integrations.vllm.scheduler.wake_timer import WakeTimer
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
 from kvcustody.integrations.vllm.tiers.copy_plans import Fetching
 from kvcustody.integrations.vllm.tiers.layer_groups import ONE_GROUP, CopiedGroup, tier_groups
@@ -126,7 +127,11 @@ class SchedulerSide:
     # -- set-up -------------------------------------------------------------------------------------------------------
 
     def bind(self, manager: KVCacheManager) -> None:
-        """Govern vLLM's manager and pool; a second time changes nothing. Raises a `CustodyError` if it cannot."""
+        """Govern vLLM's manager and pool; a second call does nothing.
+
+        Raises:
+            CustodyError: they cannot be governed.
+        """
         if self._opened is not None:
             return
         block_tokens = int(manager.block_pool.hash_block_size)
@@ -158,7 +163,11 @@ class SchedulerSide:
         opened: opening.OpenedCustody,
         shards: int,
     ) -> None:
-        """Copies may leave to the tiers of the settings. Raises a `CustodyError` that says what cannot be opened."""
+        """Open the settings' tiers for copies.
+
+        Raises:
+            CustodyError: says what cannot be opened.
+        """
         shred = ShredKeys.open(plan.shred_keys, open_root_key(self.settings), opened.clock)
         state = self.state
         incarnation = "" if opened.worker is None else opened.worker.writer.incarnation
@@ -186,7 +195,11 @@ class SchedulerSide:
         self.port.tiers.copies = tiers
 
     def _open_publisher(self, opened: opening.OpenedCustody) -> None:
-        """The settings ask for block events. Raises `ConfigError` where their address cannot be bound."""
+        """Open the publisher of block events for the settings.
+
+        Raises:
+            ConfigError: the address cannot be bound.
+        """
         from kvcustody.integrations.events.publisher import open_publisher
 
         publisher = open_publisher(
@@ -199,7 +212,7 @@ class SchedulerSide:
         self.publish_to(publisher, publisher.close)
 
     def publish_to(self, publisher: BlockEventPublisher, close: Callable[[], None] | None = None) -> None:
-        """Hand the block events of every step to `publisher` from now on. Call it before any request arrives.
+        """Publish the block events of every step to `publisher`. Call it before any request arrives.
 
         Raises `IsolationError` where something is in vLLM's index already.
         """
@@ -217,7 +230,7 @@ class SchedulerSide:
         self.port.event_figures = state.events.figures
 
     def bind_scheduler(self, scheduler: Scheduler) -> None:
-        """The scheduler is complete: bind its manager, if that has not happened, and take its frees as they come.
+        """Bind the complete scheduler's manager, unless that has happened, and report its frees as they come.
 
         vLLM may defer frees for connectors that write into blocks outside the model's stream. This one never does, and
         the port's fences order the scrub behind steps in flight.
@@ -240,7 +253,7 @@ class SchedulerSide:
             scheduler.update_from_output = self._without_late_loads(scheduler.update_from_output)
 
     def _open_salts(self, config: VllmConfig) -> None:
-        """A connector beside ours gets salts of domains; the settings say where others find whose they are.
+        """Give a connector beside ours the domains' salts; the settings say where others find their owners.
 
         Raises `ConfigError` where what it copies would rest in clear under a profile that isolates.
         """
@@ -254,7 +267,7 @@ class SchedulerSide:
             sealed = self.port.tiers.are_copies_sealed = CopiesBeside(config, path, shred, self._opened.clock)
             if sealed.clear and self.port.table.policy.profile.isolating:
                 raise ConfigError(
-                    f"{sealed.clear} keeps KV blocks in clear, or does not show that it seals them, which profile "
+                    f"{sealed.clear} stores KV blocks unencrypted, or does not show that it seals them, which profile "
                     f"`{self.port.table.policy.profile.value}` does not allow (docs/reference/engines/lmcache.md)"
                 )
             if path is not None:
@@ -264,7 +277,7 @@ class SchedulerSide:
             self._salts_open = stack.pop_all()
 
     def _noting_loads(self, free: Callable[..., Any]) -> Callable[..., Any]:
-        """Stands for `Scheduler._free_request`, which is told to delay where a load is not over."""
+        """Replace `Scheduler._free_request`, which must delay where a load has not ended."""
 
         def noted(request: Request, delay_free_blocks: bool = False) -> Any:
             if delay_free_blocks:
@@ -274,7 +287,7 @@ class SchedulerSide:
         return noted
 
     def _without_late_loads(self, update: Callable[..., Any]) -> Callable[..., Any]:
-        """Stands for `Scheduler.update_from_output`: of what was loaded, what is due by now was not (rule 8)."""
+        """Replace `Scheduler.update_from_output`: loaded blocks that are due by now were not loaded (rule 8)."""
 
         def updated(scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
             output = model_runner_output.kv_connector_output
@@ -293,7 +306,7 @@ class SchedulerSide:
         return updated
 
     def _tell_less(self) -> None:
-        """Whose load failed, or was late, is told of what it has: vLLM noted as cached what was to be loaded."""
+        """Correct the cached tokens of requests whose load failed or was late: vLLM had counted the planned load."""
         scheduler = self.control.scheduler
         assert scheduler is not None
         for request_id in scheduler.failed_recving_kv_req_ids:
@@ -304,7 +317,9 @@ class SchedulerSide:
                 noted.set(noted.num_prompt_tokens, local, request.num_computed_tokens - local)
 
     def keep_loading(self, output: KVConnectorOutput) -> None:
-        """What the workers' connectors say is over, less saves of requests that are loaded still, or gone (rule 7)."""
+        """Take the workers' finished connector work, without saves of requests that still load, or are gone (rule
+        7).
+        """
         scheduler = self.control.scheduler
         if self.state.keys_early and scheduler is not None and output.finished_sending:
             kept = scheduler.requests.keys() - self._ended_loading
@@ -312,13 +327,13 @@ class SchedulerSide:
         self._ended_loading.difference_update(output.finished_recving or ())
 
     def bind_engine(self, engine: EngineProcess) -> None:
-        """The engine is complete: idle work can be done from now on."""
+        """Bind the complete engine: idle work can be done from now on."""
         self.control.engine = engine
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def _without_used_ids(self, scheduler: Scheduler) -> Callable[[Request], Any]:
-        """Stands for `Scheduler.add_request`, which takes a second request of an id for the first one's next input.
+        """Replace `Scheduler.add_request`, which treats a second request with an id as the first one's next input.
 
         It is dropped unless its owner is the first one's: any answer under the id would reach that one's client.
         """
@@ -335,7 +350,7 @@ class SchedulerSide:
         return added
 
     def _continues(self, first: Request, request: Request) -> bool:
-        """Whether `request` is further input of a session of vLLM's that began with `first`."""
+        """Return whether `request` is further input of a vLLM session that began with `first`."""
         governed, verified = governed_request(first), self._verify(request)
         if getattr(first, "streaming_queue", None) is None or governed is None:
             return False
@@ -344,7 +359,7 @@ class SchedulerSide:
         return verified.reason == "missing"
 
     def on_new_request(self, request: Request) -> None:
-        """Who a request is from (rule 1), and what it may ever do."""
+        """Determine a request's principal (rule 1) and its permanent limits."""
         verified, trace = self._verify(request), self._trace(request)
         kinds, latency = self._kinds(request), self._latency(request)
         if isinstance(verified, VerifiedToken):
@@ -371,7 +386,7 @@ class SchedulerSide:
         self._admit(governed)
 
     def _hand_over(self, request: Request, governed: GovernedRequest) -> None:
-        """Whom it is prefilled for, or what was prefilled for it."""
+        """Note the worker for which the request is prefilled, or that prefilled it."""
         peer, ticket = _take(request, PEER), _take(request, TICKET)
         handover = None if self.tiers is None else self.tiers.handover
         if handover is None or governed.principal is None:
@@ -381,17 +396,19 @@ class SchedulerSide:
             governed.fetching = Fetching(ticket)
 
     def _kinds(self, request: Request) -> tuple[KindRange, ...]:
-        """What the caller and the door say of its content; what the door would not have passed says nothing."""
+        """Return the kinds of content from the caller and the door; values that the door would refuse are ignored."""
         given, marks = _take(request, KINDS), _take(request, MARKS)
         return _kinds_in(given or (), is_marked=False) + _kinds_in(marks or (), is_marked=True)
 
     def _latency(self, request: Request) -> str:
-        """The class that the caller gives its request; what the door would not have passed says nothing."""
+        """Return the caller's latency class; values that the door would refuse are ignored."""
         given = _take(request, LATENCY)
         return given if isinstance(given, str) and given in LATENCY_CLASSES else ""
 
     def _trace(self, request: Request) -> str:
-        """The trace that the middleware saw, or vLLM, which hands headers on where it sends spans; else empty."""
+        """Return the trace from the middleware, or from vLLM, which forwards headers where it sends spans; else
+        empty.
+        """
         trace = _take(request, TRACE)
         if is_trace(trace):
             return str(trace)
@@ -399,7 +416,7 @@ class SchedulerSide:
         return trace_in(headers) if headers else ""
 
     def _bind(self, request: Request, principal: Principal | None) -> None:
-        """What else a request may say to vLLM and to connectors beside ours (rule 1)."""
+        """Bind the request's other statements to vLLM and to connectors beside ours (rule 1)."""
         if getattr(request, "kv_hints", None) is not None:
             request.kv_hints = None
             _log.warning("kv hints dropped", request=request.request_id)
@@ -445,7 +462,7 @@ class SchedulerSide:
             governed.reported_tokens = len(tokens)
 
     def admit_again(self, governed: GovernedRequest) -> None:
-        """Weights or adapters have changed since a request came, which waits: it is admitted for what is loaded now.
+        """Admit waiting requests again after weights or adapters changed.
 
         It has no blocks. Where it is refused by now, it ends behind this step.
         """
@@ -458,20 +475,22 @@ class SchedulerSide:
         self._admit(governed, is_scheduling=True)
 
     def _asked_us(self, request: Request) -> int:
-        """When the client's request reached vLLM, in boot time: it may have waited for its turn since."""
+        """Return when the client's request reached vLLM, in boot time; it may have waited since."""
         now_us = self.port.clock.now_us()
         waited = time.time() - request.arrival_time
         return now_us - int(min(max(waited, 0.0), _LONGEST_WAIT_SECONDS) * MICROSECONDS)
 
     def _hand_off(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
-        """Stands for `Scheduler._connector_finished`: a ticket for who decodes elsewhere, and no blocks held."""
+        """Replace `Scheduler._connector_finished`: it returns a ticket for another worker's decode, and holds no
+        blocks.
+        """
         governed, tiers = governed_request(request), self.tiers
         if governed is None or tiers is None or tiers.handover is None:
             return False, None
         return False, tiers.handover.offer(request, governed)
 
     def must_wait(self, request: Request, computed_tokens: int) -> bool:
-        """Whether `request` alone must be skipped now (rule 2)."""
+        """Return whether only `request` must be skipped now (rule 2)."""
         governed, tiers = governed_request(request), self.tiers
         if governed is None or governed.waits_for is not None:
             return True
@@ -483,17 +502,17 @@ class SchedulerSide:
         return tiers.must_look(request, governed, computed_tokens // self.state.block_tokens)
 
     def restorable_tokens(self, request: Request, computed_tokens: int) -> int:
-        """How many tokens behind a hit of `computed_tokens` a tier would bring."""
+        """Return how many tokens behind a hit of `computed_tokens` a tier would load."""
         return self.state.restorable_tokens(request, computed_tokens)
 
     def after_allocation(self, request: Request, restored_tokens: int = 0) -> None:
-        """A waiting request has its blocks, `restored_tokens` of which a tier fills."""
+        """Report a waiting request's blocks, `restored_tokens` of which a tier fills."""
         self.state.after_allocation(request, restored_tokens)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def build_step_order(self, output: SchedulerOutput) -> StepOrder:
-        """The order of the step that vLLM has just scheduled (rule 3)."""
+        """Return the order for the step that vLLM has just scheduled (rule 3)."""
         port, deferred = self.port, self.state.deferred
         if getattr(output, "kv_cache_block_copies", None):
             raise IsolationError("vllm copies blocks although no partial block is ever cached; not governed")
@@ -526,7 +545,7 @@ class SchedulerSide:
         return made
 
     def _hands_out_clean_blocks_only(self, grown: Sequence[Sequence[Sequence[int]] | None]) -> bool:
-        """Every block that this step hands out is CLEAN already, so nothing has to be scrubbed for it."""
+        """Return whether every block allocated in this step is CLEAN, so that nothing has to be scrubbed for it."""
         deferred = self.state.deferred
         if not self.state.simple:
             return False
@@ -537,7 +556,7 @@ class SchedulerSide:
         return are_clean([block for new in filter(None, grown) for block in new[0]])
 
     def run_deferred_work(self) -> None:
-        """What need not be done before a step leaves: called when it has left, and when the engine goes idle."""
+        """Do what may follow a step: called when the step has left, and when the engine becomes idle."""
         if self._opened is None:
             return
         grown, self._last_cached = self._last_cached, None
@@ -549,7 +568,7 @@ class SchedulerSide:
         self.state.defer_inserts()
 
     def _flush(self, grown: CachedRequestData | None, *, evict_ahead: bool = False) -> None:
-        """Make the deferred calls, let the port act, and keep the order of scrubs that leaves with the next step."""
+        """Make the deferred calls, let the port act, and keep its scrubs for the next step's order."""
         state, port = self.state, self.port
         state.deferred.flush(None if grown is None else list(compress(grown.req_ids, grown.new_block_ids)))
         if evict_ahead:
@@ -561,7 +580,7 @@ class SchedulerSide:
             state.events.publish_pending()
 
     def receive(self, receipt: StepReceipt | None) -> None:
-        """What the workers did in one step; the step has retired."""
+        """Take the workers' receipts for one step, which has retired."""
         if receipt is not None:
             for adapter in receipt.adapters:
                 self._models.read_by_worker(*adapter)
@@ -575,7 +594,7 @@ class SchedulerSide:
         self.control.after_step()
 
     def has_work(self) -> bool:
-        """Asked by vLLM when it would go idle (rule 4)."""
+        """Return whether there is work; vLLM asks before it becomes idle (rule 4)."""
         if not self.state.deferred.is_empty:
             self.run_deferred_work()
         tiers = self.tiers
@@ -588,7 +607,7 @@ class SchedulerSide:
         return self.port.has_work()  # a command that came meanwhile woke the timer before it was armed for later
 
     def _with_new_keys(self, reset: Callable[..., Any]) -> Callable[..., Any]:
-        """Stands for `Scheduler.reset_prefix_cache`, which leaves what tiers and other connectors have."""
+        """Replace `Scheduler.reset_prefix_cache`, which leaves what tiers and other connectors have."""
 
         def done(*given: Any, **named: Any) -> Any:
             self.reset()
@@ -597,12 +616,12 @@ class SchedulerSide:
         return done
 
     def reset(self) -> bool:
-        """The engine's caches are dropped, as after new weights: nothing computed before may be reached."""
+        """Drop the engine's caches, as after new weights: nothing computed before may be reached."""
         self._models.reloaded()
         return True
 
     def recover(self) -> Scanned:
-        """Between steps: a full scan with repair, joined with the ledger where the worker can read it."""
+        """Scan and repair completely between steps, and compare with the ledger where the worker can read it."""
         worker = self._opened.worker if self._opened is not None else None
         return self.port.scan_and_recover() if worker is None else worker.recover()
 
@@ -627,7 +646,7 @@ class SchedulerSide:
 
 
 def _take(request: Request, field: str) -> object:
-    """Take this out of what a request carries, so that nobody behind sees it; None where it is not there."""
+    """Take a value out of a request's parameters, so that no later code sees it; None where it is absent."""
     params = request.kv_transfer_params
     if not isinstance(params, dict) or field not in params:
         return None
@@ -636,8 +655,66 @@ def _take(request: Request, field: str) -> object:
 
 
 def _kinds_in(given: object, *, is_marked: bool) -> tuple[KindRange, ...]:
-    """Spans as they are carried; none where one of them is malformed."""
+    """Return the carried spans; none where one of them is malformed."""
     try:
         return read_kinds([KindRange(first, last, kind, is_marked) for first, last, kind in given])  # type: ignore[attr-defined]
     except (TypeError, ValueError, ConfigError):
         return ()
+
+
+# A timer that makes an idle engine take a step when the next hold lapses.
+#
+# Rules of this section:
+# 1. It holds no lock during its call, and setting it is cheap and idempotent: an engine sets it whenever it becomes
+#    idle.
+
+LATEST_SECONDS = 3600.0
+
+
+class WakeTimer:
+    """Calls `on_due` at the set time, on its own thread, which starts with the first call of `arm`."""
+
+    def __init__(self, clock: Clock, wake: Callable[[], None]) -> None:
+        self._clock = clock
+        self.on_due = wake
+        self._due_us: int | None = None
+        self._changed = threading.Condition()
+        self._thread: GuardingThread | None = None
+        self._closed = False
+
+    def arm(self, due_us: int | None) -> None:
+        """Wake the engine at `due_us` on the boot-time clock, which replaces an earlier time. None: never."""
+        if due_us == self._due_us:
+            return
+        with self._changed:
+            self._due_us = due_us
+            if self._thread is None and due_us is not None and not self._closed:
+                self._thread = GuardingThread(self._run, name="kvcustody-wake")
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Stop; nothing is woken afterwards."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._closed:
+                due_us = self._due_us
+                if due_us is None:
+                    self._changed.wait()
+                    continue
+                left = (due_us - self._clock.now_us()) / MICROSECONDS
+                if left > 0:
+                    self._changed.wait(min(left, LATEST_SECONDS))
+                    continue
+                self._due_us = None
+                self._changed.release()
+                try:
+                    self.on_due()
+                finally:
+                    self._changed.acquire()

@@ -1,4 +1,4 @@
-"""The adapter's state of one vLLM cache manager: what a request may read, what it was given, and when it ended.
+"""The adapter's state of one vLLM cache manager: a request's readable and allocated blocks, its end, and eviction.
 
 The governed manager and pool call it, in the order of a request's life:
 
@@ -17,7 +17,7 @@ vLLM moves blocks in many places; none of them is wrapped on the path of a decod
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,7 +33,6 @@ from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.integrations.vllm.scheduler.block_hasher import new_keys, running_hasher
 from kvcustody.integrations.vllm.scheduler.block_tables import GroupTable, KnownTable, group_tables
 from kvcustody.integrations.vllm.scheduler.deferred_calls import DeferredCalls, PendingInsert
-from kvcustody.integrations.vllm.scheduler.eviction import Evictor
 from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest, governed_request
 
 if TYPE_CHECKING:
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from kvcustody.governance.tiers.scope_salts import ScopeSalts
     from kvcustody.integrations.vllm.model_identity import Models
     from kvcustody.integrations.vllm.scheduler.block_pool import GovernedBlockPool
+    from kvcustody.integrations.vllm.scheduler.deferred_calls import DeferredCalls
     from kvcustody.integrations.vllm.scheduler.kv_events import SchedulerBlockEvents
 
 _CAUSES = {
@@ -85,7 +85,7 @@ class SchedulerState:
 
     @property
     def port(self) -> EnginePort:
-        """The port that all this is reported to."""
+        """The port to which everything is reported."""
         return self._port
 
     @port.setter
@@ -98,7 +98,7 @@ class SchedulerState:
     # -- look-up ------------------------------------------------------------------------------------------------------
 
     def begin_look_up(self, request: Request) -> bool:
-        """Ask the port what `request` may read now; False where that is nothing, or where it must wait."""
+        """Ask the port what `request` may read now; return False where that is nothing, or where it must wait."""
         governed = self._mine(request)
         if governed.model_changes != self.models.changes:
             self.admit_again(governed)
@@ -135,12 +135,14 @@ class SchedulerState:
 
     @staticmethod
     def _salt(salts: ScopeSalts, residency: ExternalResidency) -> str:
-        """What a connector beside ours keeps this request's blocks under: of its domain, where all of them are."""
+        """Return the salt by which a connector beside ours stores this request's blocks: its domain's, where all are in
+        one.
+        """
         is_own = residency.reads_own_alone and not residency.segment_blocks and not residency.granted_blocks
         return salts.of(label_of(residency.domain)) if is_own and residency.publishes else salts.once()
 
     def _insert_before_look_up(self, residency: ExternalResidency) -> None:
-        """What was deferred and this look-up may read enters the index first (journal, rule 5 of `deferred_calls`)."""
+        """Add deferred blocks that this look-up may read to the index first (journal, rule 5 of `deferred_calls`)."""
         if residency.reads_own_alone:
             domain = residency.domain
             writers = [governed.residency for governed, *_ in self.deferred.pending_inserts]
@@ -149,16 +151,16 @@ class SchedulerState:
         self.deferred.insert_pending()
 
     def attachable_tokens(
-        self, governed: GovernedRequest, found: Sequence[Sequence[KVCacheBlock]], hit_tokens: int
+        self, governed: GovernedRequest, hit_blocks: Sequence[Sequence[KVCacheBlock]], hit_tokens: int
     ) -> int:
-        """How many leading tokens of a hit pass the attach check in every group."""
+        """Return how many leading tokens of a hit pass the attach check in every group."""
         fine, residency = hit_tokens, governed.residency
         assert residency is not None
         deferred = self.deferred
         if deferred.has_unreported_ends and deferred.keeps_until_us <= self.port.clock.now_us():
             deferred.flush_unchecked()
         if self.simple:
-            ids = [block.block_id for block in found[0]]
+            ids = [block.block_id for block in hit_blocks[0]]
             count = self.port.attachable(residency, ids)
             if count < len(ids) and not deferred.is_empty:  # what the port has not heard of cannot be attached yet
                 deferred.flush_unchecked()
@@ -166,7 +168,7 @@ class SchedulerState:
             return min(fine, count * self.block_tokens)
         if deferred.freed_outside_release:  # what a window passed in this very step ends with its report
             deferred.flush_unchecked()
-        for group, blocks in zip(self.groups, found, strict=True):
+        for group, blocks in zip(self.groups, hit_blocks, strict=True):
             places = [at for at, block in enumerate(blocks) if not block.is_null]
             ids = [blocks[at].block_id for at in places]
             count = self.port.attachable(residency, ids, group.positions(places)) if ids else 0
@@ -175,15 +177,15 @@ class SchedulerState:
         return fine
 
     def compared_tokens(
-        self, governed: GovernedRequest, found: Sequence[Sequence[KVCacheBlock]], hit_tokens: int
+        self, governed: GovernedRequest, hit_blocks: Sequence[Sequence[KVCacheBlock]], hit_tokens: int
     ) -> int | None:
-        """How many leading tokens of a hit are as they were published, in every group; None: it is being found out."""
+        """Return how many leading tokens of a hit are unchanged in every group; None while that is being verified."""
         residency = governed.residency
         assert residency is not None
         if self.port.pool.sums is None:
             return hit_tokens
-        places = [[at for at, block in enumerate(blocks) if not block.is_null] for blocks in found]
-        ids = [blocks[at].block_id for blocks, used in zip(found, places, strict=True) for at in used]
+        places = [[at for at, block in enumerate(blocks) if not block.is_null] for blocks in hit_blocks]
+        ids = [blocks[at].block_id for blocks, used in zip(hit_blocks, places, strict=True) for at in used]
         fine = self.port.may_read(residency, ids)
         if fine is None or fine.all():
             return None if fine is None else hit_tokens
@@ -196,14 +198,14 @@ class SchedulerState:
         return hit_tokens
 
     def stop_publishing(self, requests: Iterable[Hashable]) -> None:
-        """These have read what had changed: nothing that they compute enters the index any more."""
+        """Stop these requests from publishing, because they have read changed blocks."""
         for request_id in requests:
             governed = self.requests.get(str(request_id))
             if governed is not None:
                 governed.publishes = governed.fills_one_by_one = governed.extends_keys = False
 
     def complete_keys(self, governed: GovernedRequest, tokens: int) -> None:
-        """Blocks that end at token `tokens` or earlier are about to enter the index: they need their keys."""
+        """Make the keys of blocks that end at token `tokens` or earlier, which are about to enter the index."""
         request = governed.request
         if type(request.block_hashes) is LazyKeys:
             request.block_hashes = request.block_hashes.complete()
@@ -212,7 +214,7 @@ class SchedulerState:
             request.block_hashes += new_keys(governed, self.port.extend_keys, end)
 
     def keys_before_caching(self, request: Request, tokens: int) -> None:
-        """vLLM is about to see which blocks that end at token `tokens` or earlier have keys (0.33 and later)."""
+        """Make keys before vLLM checks which blocks up to token `tokens` have them (0.33 and later)."""
         governed = governed_request(request)
         if governed is None or not governed.publishes:
             return
@@ -220,7 +222,7 @@ class SchedulerState:
             self.complete_keys(governed, tokens)
 
     def defer_inserts(self) -> None:
-        """Somebody calls while the workers compute, so blocks may enter the index then."""
+        """Defer index entries from now on, because a caller runs while the workers compute."""
         self.defers_inserts = self._fills and not self.keys_early
 
     def _insert_pending(self, pending: PendingInsert) -> None:
@@ -234,7 +236,7 @@ class SchedulerState:
         return -1 if block is None else int(block.block_id)
 
     def restorable_tokens(self, request: Request, computed_tokens: int) -> int:
-        """How many tokens behind a hit of `computed_tokens` a tier would bring."""
+        """Return how many tokens behind a hit of `computed_tokens` a tier would load."""
         tiers = self.deferred.tiers
         if tiers is None:
             return 0
@@ -244,7 +246,7 @@ class SchedulerState:
     # -- what happened ------------------------------------------------------------------------------------------------
 
     def after_allocation(self, request: Request, restored_tokens: int = 0) -> None:
-        """A waiting request got its blocks: those it hit are attached, the others are new.
+        """Report a waiting request's blocks: its hit is attached, the others are new.
 
         A tier fills `restored_tokens` of these; when it has, vLLM calls again, with what the request was handed since.
         """
@@ -284,7 +286,7 @@ class SchedulerState:
         return attached, handed
 
     def note_first_tokens(self, now_us: int) -> None:
-        """Once a step: requests whose first token has come since the last one."""
+        """Report, once per step, requests with a first token since the last one."""
         waiting = self._wait_for_token
         if not waiting:
             return
@@ -302,19 +304,19 @@ class SchedulerState:
         self.port.first_token(residency, blocks * self.groups[0].block_tokens, at_us=now_us)
 
     def tokens_of(self, request_id: object) -> int:
-        """How many tokens a running request has."""
+        """Return how many tokens a running request has."""
         governed = self.requests.get(str(request_id))
         return 0 if governed is None else int(governed.request.num_tokens)
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def before_release(self, request: Request) -> None:
-        """A release must find everything that the request ever held on record."""
+        """Ensure before a release that everything the request ever held is reported."""
         if self.is_ending or self.deferred.has_unreported_changes:
             self.deferred.flush_unchecked()
 
     def release(self, request: Request) -> None:
-        """`request` has given its blocks back: it ended, or it was preempted and will start again."""
+        """Release `request`, which ended, or was preempted and will start again."""
         governed = governed_request(request)
         if governed is None or governed.residency is None:
             self.requests.pop(request.request_id, None)
@@ -339,7 +341,7 @@ class SchedulerState:
             self.deferred.record_end(residency, cause)
 
     def _resume(self, governed: GovernedRequest, residency: ExternalResidency) -> ExternalResidency:
-        """It will start again, with every token that it has by now."""
+        """Prepare a request to start again with all its tokens."""
         self.port.release(residency, "preempted")
         tokens = governed.request._all_token_ids
         again = self.port.resume(residency, tokens)
@@ -348,18 +350,18 @@ class SchedulerState:
         return again
 
     def forgotten(self, blocks: Sequence[int], cause: str) -> None:
-        """vLLM dropped the keys of `blocks` by itself."""
+        """Take note that vLLM dropped the keys of `blocks` itself."""
         self.port.unpublished(blocks, cause)
 
     def indexed_blocks(self) -> list[int]:
-        """Blocks that the port believes to be in vLLM's index."""
+        """Return the blocks that the port believes to be in vLLM's index."""
         self.deferred.flush_unchecked()
         blocks: list[int] = np.flatnonzero(self.port.pool.indexed).tolist()
         return blocks
 
     @contextmanager
     def caused(self, cause: str) -> Iterator[None]:
-        """Why keys leave vLLM's index now, for the events."""
+        """Set the cause of keys leaving vLLM's index while the block runs, for the events."""
         events = self.events
         if events is None:
             yield
@@ -373,7 +375,7 @@ class SchedulerState:
     # -- the engine's own books ---------------------------------------------------------------------------------------
 
     def view(self, kept: Container[str] = ()) -> EngineView:
-        """One row a block, from vLLM's own objects.
+        """Return one row per block, from vLLM's own objects.
 
         A request that ended within a load has its blocks until that is over. `kept`: requests that vLLM keeps, ended
         or not; where a connector beside ours still saves an ended one's blocks, that one is among them.
@@ -396,17 +398,17 @@ class SchedulerState:
         return EngineView(refs, indexed, requests, self.deferred.allocated_blocks)
 
     def forget(self, blocks: Sequence[int]) -> None:
-        """The port ended these: their keys go, and the unreferenced ones are handed out first."""
+        """Drop ended blocks' keys, and allocate the unreferenced ones first."""
         self.pool.forget(blocks)
 
     def name_cause(self, request_id: str, cause: str) -> None:
-        """Why governance is about to end a request."""
+        """Set the cause for which governance is about to end a request."""
         governed = self.requests.get(request_id)
         if governed is not None:
             governed.cause = cause
 
     def withhold(self, blocks: Sequence[int]) -> None:
-        """Take `blocks` out of circulation, each once."""
+        """Withhold `blocks` from allocation, each once."""
         self.deferred.insert_pending()
         with self.caused("scrub failed"):
             for block in blocks:
@@ -419,3 +421,62 @@ class SchedulerState:
         if governed is None:
             raise IsolationError(f"request `{request.request_id}` reached the cache without admission")
         return governed
+
+
+# The custody that ends before vLLM would evict, in the policy's order or, without one, in vLLM's.
+#
+# The pool calls `make_room` when it would have to evict; `SchedulerSide` calls `evict_ahead` while the workers
+# compute.
+#
+# Rules of this section:
+# 1. vLLM never evicts a cached block itself: `make_room` has ended its custody before. So between two flushes the
+#    port and vLLM's index differ only in new blocks.
+# 2. Blocks end in batches, ahead of their use, so they are zero when they are allocated and no step waits for their
+#    scrub. At most two batches end before they are needed.
+
+EVICT_BLOCKS_MAX, EVICT_SHARE = 256, 1 / 64  # of the pool, that one batch ends ahead of their use
+
+
+class Evictor:
+    """Chooses custody to end, so that the next allocations evict nothing."""
+
+    def __init__(
+        self,
+        pool: GovernedBlockPool,
+        deferred: DeferredCalls,
+        caused: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        self._pool = pool
+        self._deferred = deferred
+        self._caused = caused
+        self._share = int(pool.num_gpu_blocks * EVICT_SHARE)
+
+    @property
+    def _batch(self) -> int:
+        """The number of blocks to rank at once; ranking reads the whole pool, so it is done for many."""
+        ranked = self._deferred.port.pool.ranking is not None
+        return self._share if ranked else min(EVICT_BLOCKS_MAX, self._share)
+
+    def evict_ahead(self) -> None:
+        """Evict outside a step, so that the next steps probably have enough room (rule 2)."""
+        if self._pool.spare_blocks < self._batch:
+            self.make_room(self._batch)
+
+    def make_room(self, blocks: int) -> None:
+        """End some custody before vLLM would evict to allocate `blocks` (rule 1)."""
+        pool, port = self._pool, self._deferred.port
+        if pool.has_spare(blocks):
+            return
+        with self._caused("evicted"):
+            if port.orders_victims:
+                self._end_victims(max(blocks, self._batch))
+                if pool.has_spare(blocks):
+                    return
+            stripped = pool.strip_oldest(blocks, self._batch)
+        port.unpublished(stripped, "evicted")
+
+    def _end_victims(self, count: int) -> None:
+        """End the blocks that the policy gives up first, and those of tenants over their guarantee."""
+        ended = self._deferred.port.victims(count)
+        if ended:
+            self._pool.forget(ended)

@@ -1,1 +1,1 @@
-"""Tiers of a governed vLLM: what its workers keep of evicted blocks, sealed, and how the scheduler finds it again."""
+"""Tiers of a governed vLLM: workers store evicted blocks sealed, and the scheduler finds them again."""

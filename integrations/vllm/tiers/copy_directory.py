@@ -1,4 +1,4 @@
-"""What the workers keep in one tier, as they told it: what a look-up finds, and what an erasure or a scan asks.
+"""The workers' copies in one tier, as they report them, for look-ups, erasures and scans.
 
     directory.tell(events, label)                # as the workers' replies come
     found = directory.longest(names, depth, ...) # copies that go on from a depth of a chain
@@ -45,7 +45,7 @@ _BORROWED_MAX = 65_536  # the oldest are looked up again
 
 
 class KnownCopy(NamedTuple):
-    """One object that a worker told of. `label` None: an earlier process stored it. `number` 0: another worker's."""
+    """A copy that a worker reported. `label` None: an earlier process stored it. `number` 0: another worker's."""
 
     number: int
     tenant: str
@@ -58,7 +58,7 @@ class KnownCopy(NamedTuple):
 
 
 class FoundCopies(NamedTuple):
-    """Copies one after the other: their names, the depth at which each ends, and the sealed bytes of each."""
+    """Consecutive copies: their names, the depth at which each ends, and each one's sealed bytes."""
 
     names: tuple[bytes, ...]
     ends: tuple[int, ...]
@@ -66,17 +66,29 @@ class FoundCopies(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Sealed bytes of all."""
+        """The sealed bytes of all."""
         return sum(self.sizes)
 
     def until(self, end: int) -> FoundCopies:
-        """Those that end there or before."""
+        """Return the copies that end there or before."""
         count = bisect_right(self.ends, end)
         return FoundCopies(self.names[:count], self.ends[:count], self.sizes[:count])
 
 
+class TierCount(NamedTuple):
+    """One tier's work since the start, over all workers."""
+
+    tier: str
+    copies: int
+    bytes: int
+    steps: dict[str, int]
+    restored_blocks: int
+    failed_loads: int
+    left_alone: int
+
+
 class _Erasure:
-    """What the workers have said of one erasure."""
+    """The workers' answers to one erasure."""
 
     __slots__ = ("bytes", "objects", "told", "waiting")
 
@@ -85,7 +97,7 @@ class _Erasure:
         self.waiting = shards
 
     def state(self) -> TierErased:
-        """All of them together; a shard that has not answered waits."""
+        """Return all answers together; a shard without an answer waits."""
         told = [one for one in self.told if one is not None]
         return TierErased(
             sum(one.objects for one in told),
@@ -96,13 +108,15 @@ class _Erasure:
 
 
 class CopyDirectory:
-    """The copies of one tier; a `CopyStore` for erasures and scans. Called on the engine's thread.
+    """The copies in one tier; a `CopyStore` for erasures and scans. Called on the engine's thread.
 
     send: has a job done by every worker, and gives it its number.
     """
 
     def __init__(self, tier: str, shards: int, send: Callable[[CopyJob], int], *, returned_keys: int = 0) -> None:
-        """`returned_keys`: how many destroyed keys this process found in their file again, by its receipts."""
+        """Prepare the directory. `returned_keys`: destroyed keys that this process found in their file again, by its
+        receipts.
+        """
         self._tier = tier
         self.returned_keys = returned_keys
         self._shards = shards
@@ -128,7 +142,7 @@ class CopyDirectory:
         return self._tier
 
     def __len__(self) -> int:
-        """Objects that the workers have, of all shards."""
+        """Return the number of the workers' objects, over all shards."""
         return len(self._copies)
 
     def __bool__(self) -> bool:
@@ -136,18 +150,18 @@ class CopyDirectory:
 
     @property
     def size(self) -> int:
-        """Sealed bytes that the workers have."""
+        """The sealed bytes that the workers have."""
         return sum(one.size for one in self._copies.values())
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Each tenant and classification of which something is here."""
+        """The tenants and classifications of all copies here."""
         return list(self._pairs)
 
     # -- what the workers tell ------------------------------------------------------------------------------------
 
     def tell(self, events: Iterable[CopyEvent], label: DomainLabel | None) -> None:
-        """What happened to a worker's copies. `label`: whose those are that were stored."""
+        """Take what happened to a worker's copies. `label`: the owner of stored ones."""
         for event in events:
             if event.step == "stored":
                 self._drop(event.name)
@@ -174,7 +188,7 @@ class CopyDirectory:
                 self._ending.pop(event.name, None)
 
     def borrow(self, name: bytes, copy: KnownCopy) -> None:
-        """Another worker's copy can be found from now on (rule 4)."""
+        """Make another worker's copy findable from now on (rule 4)."""
         if name in self._copies:
             return
         self._return(name)
@@ -184,7 +198,7 @@ class CopyDirectory:
             self._return(next(iter(self._borrowed)))
 
     def return_borrowed(self, selector: Selector) -> None:
-        """Find nothing of the selector any more that another worker stored, until it is looked up again."""
+        """Hide all of the selector's copies by other workers until they are looked up again."""
         self.ends += 1
         for name in [name for name, copy in self._borrowed.items() if _may_be_of(copy, selector)]:
             self._return(name)
@@ -195,7 +209,7 @@ class CopyDirectory:
             self._count_domain(copy, -1)
 
     def answered(self, number: int, shard: int, erased: TierErased | None) -> None:
-        """A worker has done what an erasure asked."""
+        """Take note that a worker has done its part of an erasure."""
         erasure = self._erasures.get(self._erasure_jobs.get(number, ""))
         if erasure is None:
             return
@@ -204,7 +218,7 @@ class CopyDirectory:
             erasure.told[shard] = erased
 
     def job_is_over(self, number: int) -> None:
-        """Every worker has answered."""
+        """Take note that every worker has answered."""
         self._erasure_jobs.pop(number, None)
         self._known_us = max(self._known_us, self._expiring.pop(number, 0))
         if number in self._orders:
@@ -214,11 +228,11 @@ class CopyDirectory:
     # -- look-up --------------------------------------------------------------------------------------------------
 
     def may_have(self, spec: DomainSpec) -> bool:
-        """Whether anything of this domain may be found."""
+        """Return whether any copy in this domain may be found."""
         return bool(self._domains.get(spec) or self._domains.get(None))
 
     def longest(self, name_at: Callable[[int], bytes], depth: int, whole: int, step: int, now_us: int) -> FoundCopies:
-        """Copies that go on from `depth`, as far as `whole`; `name_at(end)` names the one that ends there.
+        """Return copies that continue from `depth`, up to `whole`; `name_at(end)` names the one that ends there.
 
         Objects end where the depth is a multiple of `step`, or sooner.
         """
@@ -242,14 +256,14 @@ class CopyDirectory:
         return FoundCopies(tuple(names), tuple(ends), tuple(sizes))
 
     def has(self, name: bytes, now_us: int = 0, blocks: int = 0) -> bool:
-        """Whether this object can be found, with so many blocks before its end."""
+        """Return whether this object can be found, with that many blocks before its end."""
         copy = self._find(name)
         if copy is None or copy.blocks < blocks or name in self._hidden:
             return False
         return not self._is_passed_over(name, now_us)
 
     def pass_over(self, name: bytes, now_us: int) -> None:
-        """A load did not bring this one (rule 5)."""
+        """Skip a copy that a load did not bring (rule 5)."""
         self._return(name)
         if name in self._copies:
             self._passed_over[name] = now_us + _PASSED_OVER_US
@@ -264,7 +278,7 @@ class CopyDirectory:
         return until_us is not None and until_us > now_us
 
     def _end(self, names: Collection[bytes], job: CopyJob) -> int:
-        """These are found no more; `job` is what ends them. Returns its number."""
+        """Hide these copies; `job` ends them. Return its number."""
         self._hidden.update(name for name in names if name in self._copies)
         number = self._send(job)
         if names:
@@ -275,14 +289,14 @@ class CopyDirectory:
     # -- ends -----------------------------------------------------------------------------------------------------
 
     def next_due_us(self) -> int | None:
-        """When a copy is due next, in boot time."""
+        """Return when a copy is due next, in boot time."""
         due = self._due
         while due and (due[0][1] not in self._copies or self._copies[due[0][1]].due_us != due[0][0]):
             heapq.heappop(due)
         return due[0][0] if due else None
 
     def erase(self, erasure: str, selector: Selector, before_us: int) -> TierErased:
-        """End every copy that may be of the selector; asked again, what has become of it (rule 2)."""
+        """End every copy that may match the selector; a repeated call returns the progress (rule 2)."""
         self.return_borrowed(selector)
         known = self._erasures.get(erasure)
         if known is None:
@@ -297,7 +311,7 @@ class CopyDirectory:
         return state
 
     def erase_returned(self, complete: CompletedErasure) -> int:
-        """Have the workers do it, ahead of every later load: they alone know the keys of all subjects of a tenant.
+        """Have the workers erase again, before every later load: only they know the keys of all a tenant's subjects.
 
         Returns 0; `CopyReply.returned_keys` says later how many keys there were.
         """
@@ -305,27 +319,27 @@ class CopyDirectory:
         return 0
 
     def expire(self, now_us: int) -> None:
-        """Have the workers end what is due, and say so."""
+        """Have the workers end due copies and report it."""
         self._expiring[self._send(ExpireCopies(0, self._tier))] = now_us
 
     def known_us(self, now_us: int) -> int:
-        """What was due at this time has been told to have ended; `now_us` or earlier."""
+        """Return the time up to which all due copies are reported as ended; `now_us` or earlier."""
         return min(now_us, self._known_us)
 
     def order_comparison(self) -> None:
-        """Have every worker compare its store with its own index, behind what it was told to do before."""
+        """Have every worker compare its store with its own index, after its earlier jobs."""
         self._send(CompareCopies(0, self._tier))
 
     def objects(self) -> Mapping[bytes, TierEntry]:
-        """What the workers have, less what is ending (rule 3)."""
+        """Return the workers' objects, without those that are ending (rule 3)."""
         return self._entries(self._ending)
 
     def index(self) -> Mapping[bytes, TierEntry]:
-        """What can be found."""
+        """Return the findable copies."""
         return self._entries(self._hidden)
 
     def copies(self) -> Sequence[HeldCopy]:
-        """Every copy whose end no worker has told yet."""
+        """Return every copy whose end no worker has reported yet."""
         return [HeldCopy(name, *copy[:-1]) for name, copy in self._copies.items()]
 
     def _entries(self, without: Collection[bytes]) -> Mapping[bytes, TierEntry]:
@@ -334,14 +348,14 @@ class CopyDirectory:
         }
 
     def destroy(self, keys: Collection[bytes]) -> int:
-        """Have the workers end these; how many they had."""
+        """Have the workers end these; return how many they had."""
         names = tuple(keys)
         if names:
             self._end(names, DestroyCopies(0, self._tier, names))
         return sum(name in self._copies for name in names)
 
     def forget(self, keys: Collection[bytes]) -> int:
-        """Find these no more; how many could be found."""
+        """Hide these; return how many could be found."""
         known = [name for name in keys if name in self._copies and self.has(name)]
         self.destroy(known)
         return len(known)
@@ -368,7 +382,7 @@ def _spec(copy: KnownCopy) -> DomainSpec | None:
 
 
 def _may_be_of(copy: KnownCopy, selector: Selector) -> bool:
-    """Whether a copy may have what somebody inside the selector wrote; of an unknown domain, by its tenant alone."""
+    """Return whether a copy may hold data of the selector; for an unknown domain, only its tenant decides."""
     if copy.label is not None:
         return may_hold(selector, copy.label)
     return selector.tenant is None or selector.tenant == copy.tenant

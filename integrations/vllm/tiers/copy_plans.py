@@ -1,4 +1,4 @@
-"""What a request's blocks are to tiers: a run that no object has yet, one that leaves, a load that was found for it."""
+"""Runs of a request's blocks on their way to a tier, and loads on their way back, from the plan to the answer."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from kvcustody.allocator.pool.block_state import Blocks
 
 if TYPE_CHECKING:
     from kvcustody.allocator.external.residency import ExternalResidency
-    from kvcustody.governance.tiers.tier_link import TransferChoice
+    from kvcustody.governance.tiers.tier_link import Moved, TransferChoice
 
 NOT_THERE = -1
 
 
 class LeavingPart(NamedTuple):
-    """What one object of one layer group would hold, from `depth` of the chain on."""
+    """One object's content for one layer group, from `depth` of the chain on."""
 
     keys: bytes
     parent: bytes
@@ -25,7 +25,7 @@ class LeavingPart(NamedTuple):
 
 
 class LeavingRun(NamedTuple):
-    """A part of a chain, `length` blocks from `depth` on, that is in the index: an object for each layer group.
+    """An indexed part of a chain, `length` blocks from `depth` on, that leaves as one object per layer group.
 
     `parent` and `key` are the chain's keys of the block before it and of its last block. `awaited_by`: the one tier
     that it leaves for, which has what goes on from it.
@@ -45,7 +45,7 @@ class LeavingRun(NamedTuple):
 
 
 class UnsavedRun:
-    """The published blocks of a request that no object has yet, one after the other, by layer group.
+    """A request's consecutive published blocks that no object has yet, by layer group.
 
     Those before `settled` were computed by steps that have left. `NOT_THERE`: a window has passed it. Of several groups
     the generations are kept too: a window gives blocks back before their run is cut.
@@ -67,7 +67,7 @@ class UnsavedRun:
         return self.first + len(self.keys)
 
     def drop(self, count: int) -> None:
-        """The first blocks were cut off."""
+        """Drop the first blocks, which were cut off."""
         self.parent = self.keys[count - 1]
         self.first += count
         del self.keys[:count]
@@ -76,7 +76,7 @@ class UnsavedRun:
 
 
 class PlannedPart(NamedTuple):
-    """Copies of one layer group and domain, one after the other, with the depth at which each ends.
+    """Consecutive copies in one layer group and domain, with the depth at which each ends.
 
     They fill blocks `depth` to `until`.
     """
@@ -90,7 +90,7 @@ class PlannedPart(NamedTuple):
 
 
 class PlannedLoad(NamedTuple):
-    """What was found for a request, from `depth` to `until` of its chain, after a look-up that took `looked_us`."""
+    """The copies found for a request, from `depth` to `until` of its chain, after a look-up that took `looked_us`."""
 
     tier: str
     parts: tuple[PlannedPart, ...]
@@ -102,21 +102,50 @@ class PlannedLoad(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """Of all groups together."""
+        """The number of blocks in all groups together."""
         return sum(part.until - part.depth for part in self.parts)
 
-    def missing(self, come: int) -> bytes:
-        """The name of the first object that did not come, where `come` blocks did."""
+    def missing(self, loaded_blocks: int) -> bytes:
+        """Return the name of the first object that was not loaded, given the number of loaded blocks."""
         for part in self.parts:
             for name, end in zip(part.names, part.ends, strict=True):
-                if min(end, part.until) - part.depth > come:
+                if min(end, part.until) - part.depth > loaded_blocks:
                     return name
-            come -= part.until - part.depth
+            loaded_blocks -= part.until - part.depth
         raise AssertionError("all of it came")
 
 
+def choice_for_part(choice: TransferChoice, blocks: int, whole: int) -> TransferChoice:
+    """Return one object's share of a choice that was made for several objects of `whole` blocks together."""
+    transfer_us, recompute_us = choice.transfer_us * blocks // whole, choice.recompute_us * blocks // whole
+    return choice._replace(transfer_us=transfer_us, recompute_us=recompute_us)
+
+
+class ChainSpan(NamedTuple):
+    """Blocks `first` to `last` of a chain are wanted from this domain; the domain has the blocks up to `whole`."""
+
+    domain: Domain
+    first: int
+    last: int
+    whole: int
+
+
+class RunningStore(NamedTuple):
+    """A store whose job the workers have: the blocks that move, and the decision that they do."""
+
+    moved: Moved
+    choice: TransferChoice
+
+
+class LateBlocks(NamedTuple):
+    """Loaded blocks whose copies are due by now; requests of which vLLM attaches all blocks or none."""
+
+    blocks: set[int]
+    requests: set[str]
+
+
 class Fetching:
-    """A request's ticket, and the fetch that it began."""
+    """A request's ticket, and its started fetch."""
 
     __slots__ = ("jobs", "text", "until_us")
 
@@ -127,7 +156,7 @@ class Fetching:
 
 
 class SharedLookup:
-    """A request's look-up: why it is made, the jobs that are not over, what it was expected to take, and took."""
+    """A request's look-up: its reason, its running jobs, and its expected and measured time."""
 
     __slots__ = ("began_us", "expected_us", "jobs", "reason", "took_us", "until_us")
 

@@ -1,4 +1,4 @@
-"""A sealed secondary tier for a vLLM that nobody governs: what its own `TieringOffloadingSpec` demotes rests sealed.
+"""A sealed secondary tier for an ungoverned vLLM: what its own `TieringOffloadingSpec` demotes is stored sealed.
 
     "secondary_tiers": [
       {"type": "CustodyTier", "module_path": "kvcustody.integrations.vllm.tiers.custody_tier",
@@ -49,7 +49,7 @@ _KNOWN_MAX = 65_536
 
 
 class CustodyTier(SecondaryTierManager):  # type: ignore[misc]
-    """Chunks of one owner, sealed. Called on the scheduler's thread."""
+    """One owner's chunks, sealed. Called on the scheduler's thread."""
 
     medium = Medium.STORAGE
 
@@ -69,7 +69,11 @@ class CustodyTier(SecondaryTierManager):  # type: ignore[misc]
         backpressure_detector: Any = None,
         locality: str | None = None,
     ) -> None:
-        """Raises a `CustodyError` that names what cannot be opened. Keys are those of the environment's settings."""
+        """Open the tier with the keys of the environment's settings.
+
+        Raises:
+            CustodyError: names what cannot be opened.
+        """
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         if seconds <= 0:
             raise ConfigError(f"tier `{tier_type}`: `seconds` is `{seconds}`; copies need a deadline")
@@ -103,7 +107,7 @@ class CustodyTier(SecondaryTierManager):  # type: ignore[misc]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"kvcustody-{tier_type}")
 
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
-        """Whether the thread has told of this chunk, and it is not due; of a shared store it may have to ask first."""
+        """Return whether this chunk is known and not due; a shared store may have to be searched first."""
         if self._copies.finds(key):
             return LookupResult.HIT
         now, asked_for = monotonic(), self._asked_for.setdefault(req_context.req_id, set())
@@ -117,7 +121,7 @@ class CustodyTier(SecondaryTierManager):  # type: ignore[misc]
         return LookupResult.RETRY if now < since + self._wait_seconds else LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        """Seal these slots; vLLM keeps them as they are until the job is over."""
+        """Seal these slots; vLLM keeps them unchanged until the job ends."""
         self._submit(self._copies.store, job_metadata)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
@@ -125,7 +129,7 @@ class CustodyTier(SecondaryTierManager):  # type: ignore[misc]
         self._submit(self._copies.load, job_metadata)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        """Jobs that are over since the last call."""
+        """Return the jobs that ended since the last call."""
         found = []
         while not self._finished.empty():
             found.append(self._finished.get())
@@ -136,11 +140,11 @@ class CustodyTier(SecondaryTierManager):  # type: ignore[misc]
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: Any) -> None:
-        """Another request asks the store again."""
+        """Take note that a request ended: another one searches the store again."""
         self._asked_for.pop(req_context.req_id, None)
 
     def on_schedule_end(self, context: Any) -> None:
-        """What this step looked up is asked for; what is due ends."""
+        """Search for what this step looked up, and end what is due."""
         if self._to_ask:
             asked, self._to_ask = self._to_ask, []
             self._start(self._seek, asked)
@@ -148,11 +152,11 @@ class CustodyTier(SecondaryTierManager):  # type: ignore[misc]
             self._start(self._copies.expire)
 
     def has_pending_work(self) -> bool:
-        """Jobs are under way."""
+        """Return whether jobs are running."""
         return bool(self._running or self._to_ask) or not self._finished.empty()
 
     def drain_jobs(self) -> None:
-        """Wait until no job is under way."""
+        """Wait until no job is running."""
         wait(self._running.copy())
 
     def shutdown(self) -> None:

@@ -1,4 +1,4 @@
-"""The layer groups of a model, as tiers see them: which blocks of each a hit needs, and under which keys copies lie.
+"""A model's layer groups as tiers see them: the blocks of each that a hit needs, and their copies' keys.
 
     groups = tier_groups(manager, block_tokens)
     first = group.first_needed(depth, end)        # of a hit of `end` blocks, of which `depth` are there
@@ -37,18 +37,18 @@ class CopiedGroup(NamedTuple):
     window_blocks: int | None = None
 
     def first_needed(self, depth: int, end: int) -> int:
-        """The first block that a hit of `end` blocks needs of this group, behind `depth` that are there."""
+        """Return the first block that a hit ending at `end` needs in this group, behind `depth` available ones."""
         return depth if self.window_blocks is None else max(depth, end - self.window_blocks)
 
     def key(self, key: bytes) -> bytes:
-        """What a block of this group is named and sealed by (rule 1)."""
+        """Return the key by which a block in this group is named and sealed (rule 1)."""
         if not self.number or key == NO_KEY:
             return key
         number = self.number.to_bytes(4, "little")
         return hashlib.blake2b(number + key, digest_size=32, person=b"kvc layer group").digest()
 
     def keys(self, keys: Sequence[bytes]) -> bytes:
-        """The same of blocks one after the other."""
+        """Return these keys for consecutive blocks."""
         return b"".join(map(self.key, keys) if self.number else keys)
 
 
@@ -56,14 +56,18 @@ ONE_GROUP: tuple[CopiedGroup, ...] = (CopiedGroup(),)
 
 
 def tier_groups(manager: KVCacheManager, block_tokens: int) -> tuple[CopiedGroup, ...]:
-    """The groups of vLLM's manager. Raises `ConfigError` for those that cannot be copied (rule 3)."""
+    """Return the groups of vLLM's manager.
+
+    Raises:
+        ConfigError: a group cannot be copied (rule 3).
+    """
     coordinator = manager.coordinator
     singles = coordinator.single_type_managers
     names = [type(single).__name__ for single in singles]
     if set(names) - {_FULL, _WINDOW} or _FULL not in names:
         why = (
-            "only full attention, alone or beside sliding windows, is copied: what other layers keep lies at no fixed "
-            "place of a prompt"
+            "only full attention, alone or beside sliding windows, is copied: other layers' states have no "
+            "fixed position in a prompt"
         )
         raise _refused(names, why)
     if len(singles) > 1:
@@ -83,7 +87,7 @@ def _refuse_several(manager: KVCacheManager, names: list[str], block_tokens: int
     if sizes != [block_tokens] or coordinator.scheduler_block_size != block_tokens:
         raise _refused(names, f"their blocks are of `{sizes}` tokens, and copies of one size are kept")
     if any(single.use_eagle or getattr(single, "extra_retained_tokens", 0) for single in singles):
-        raise _refused(names, "with a drafter that reads the cache a hit needs blocks behind its end")
+        raise _refused(names, "with a drafter that reads the cache, a hit needs blocks beyond its end")
     if not hasattr(base, "KVConnectorTransferResults"):
         raise _refused(names, "this vllm cannot compute again what a load of several groups did not bring")
 
@@ -93,7 +97,7 @@ def _refused(names: list[str], why: str) -> ConfigError:
 
 
 def describe_groups(cache: KVCacheConfig | None) -> tuple[str, ...]:
-    """Which layers are in which group, for the layout; nothing where there is one."""
+    """Return the layers by group for the layout; nothing for a single group."""
     groups = [] if cache is None else cache.kv_cache_groups
     if len(groups) < 2:
         return ()

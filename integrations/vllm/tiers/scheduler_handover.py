@@ -1,4 +1,4 @@
-"""The scheduler's half of hand-overs: a ticket for what a request prefilled here, a fetch for one that comes with one.
+"""The scheduler's half of hand-overs: a ticket for a request prefilled here, and a fetch for one that carries a ticket.
 
     params = handover.offer(request, governed)           # of a request that ended: what its answer carries
     handover.must_wait(request, governed, computed)      # of one that waits: whether its fetch is not over
@@ -57,7 +57,7 @@ _log = get_logger(__name__)
 
 
 class _Span(NamedTuple):
-    """Blocks of a chain that are of one domain."""
+    """Blocks of a chain in one domain."""
 
     domain: Domain
     first: int
@@ -65,7 +65,7 @@ class _Span(NamedTuple):
 
 
 class _Fetch(NamedTuple):
-    """A fetch that is not over, for a request of `tenant`. `pair`: tenant and classification of what it brings."""
+    """A running fetch for a request of `tenant`. `pair`: tenant and classification of its copies."""
 
     fetching: Fetching
     ticket: Ticket
@@ -74,7 +74,7 @@ class _Fetch(NamedTuple):
 
 
 class SchedulerHandover:
-    """Hand-overs of one engine, over its first tier. Called on the engine's thread."""
+    """The hand-overs of one engine, over its first tier. Called on the engine's thread."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class SchedulerHandover:
         *,
         block_tokens: int,
     ) -> None:
-        """`rule`: what policy lets a tenant's blocks of a classification do in a tier.
+        """Prepare hand-overs. `rule`: what the policy permits a tenant's blocks of a classification in a tier.
 
         Raises a `CustodyError` where the key or the peers cannot be read.
         """
@@ -100,7 +100,7 @@ class SchedulerHandover:
         own = self._peers().keys.get(self._worker)
         if own is None or own != self._key.verifier:
             raise ConfigError(
-                f"setting `handover_peers_path`: has another key of `{self._worker}`, or none; add "
+                f"setting `handover_peers_path`: has a different key for `{self._worker}`, or none; add "
                 f"`{self._key.verifier}`",
                 path=settings.handover_peers_path,
             )
@@ -114,7 +114,7 @@ class SchedulerHandover:
     # -- what is prefilled here ---------------------------------------------------------------------------------------
 
     def peer_of(self, given: object, wants_remote_decode: object) -> str:
-        """The worker that a request is prefilled for; empty: none that may fetch."""
+        """Return the worker for which a request is prefilled; empty: none that may fetch."""
         if given is None or not wants_remote_decode or not self._gives:
             return ""
         if not isinstance(given, str) or given not in self._peers().keys or given == self._worker:
@@ -123,7 +123,7 @@ class SchedulerHandover:
         return given
 
     def offer(self, request: Request, governed: GovernedRequest) -> dict[str, Any] | None:
-        """What the answer of a request that ended carries; None where nothing is handed over."""
+        """Return what an ended request's answer carries; None where nothing is handed over."""
         residency, keys = governed.residency, request.block_hashes
         if not governed.hands_to or residency is None or residency.monitored is not None:
             return None
@@ -165,17 +165,17 @@ class SchedulerHandover:
         return {TICKET: issue(ticket, self._key.verifier.key_id, self._key.sign)}
 
     def next_look_us(self) -> int | None:
-        """When an idle engine is to hear whether an offer was fetched (rule 4); None: there is none."""
+        """Return when an idle engine must check whether an offer was fetched (rule 4); None: there is none."""
         now_us = self._port.clock.now_us()
         self._awaited = {nonce: until_us for nonce, until_us in self._awaited.items() if until_us > now_us}
         return self._looked_us + _LOOK_US if self._awaited else None
 
     def looked(self) -> None:
-        """A step leaves, whose answers tell."""
+        """Take note that a step leaves, whose answers report fetches."""
         self._looked_us = self._port.clock.now_us()
 
     def given(self, given: AnsweredFetch) -> None:
-        """A fetch was answered here."""
+        """Take note that a fetch was answered here."""
         self._awaited.pop(given.nonce, None)
         tenant, blocks = self._offered.get(given.nonce, ("", 0))
         if not tenant:
@@ -197,7 +197,7 @@ class SchedulerHandover:
     # -- what was prefilled elsewhere ---------------------------------------------------------------------------------
 
     def must_wait(self, request: Request, governed: GovernedRequest, computed_tokens: int) -> bool:
-        """Whether the request's fetch is not over (rule 2); begins it."""
+        """Return whether the request's fetch is running (rule 2); begins it."""
         fetching = governed.fetching
         if fetching is None:
             return False
@@ -256,7 +256,7 @@ class SchedulerHandover:
                 self._fetched[number] = _Fetch(fetching, ticket, residency.tenant, (label.tenant, label.classification))
 
     def fetched(self, number: int, result: FetchedCopies) -> None:
-        """One worker has answered a fetch."""
+        """Take one worker's answer to a fetch."""
         if number in self._fetched:
             _, ticket, tenant, _ = self._fetched[number]
             step = "received" if result.blocks else "refused"
@@ -264,14 +264,14 @@ class SchedulerHandover:
             self._record(step, *whose, result.blocks, size=result.size, reason=result.reason[:128])
 
     def is_over(self, number: int) -> None:
-        """Every worker has answered."""
+        """Take note that every worker has answered."""
         found = self._fetched.pop(number, None)
         if found is not None and found.fetching.jobs is not None:
             found.fetching.jobs.discard(number)
 
     @property
     def pairs(self) -> set[tuple[str, str]]:
-        """Tenants and classifications of fetches that are not over: whose rules workers need when policy changes."""
+        """The tenants and classifications of running fetches, whose rules workers need after a change of policy."""
         return {one.pair for one in self._fetched.values()}
 
     def _domain(self, residency: ExternalResidency) -> bytes:
@@ -298,7 +298,7 @@ class SchedulerHandover:
 
 
 def _spans(residency: ExternalResidency, blocks: int) -> list[_Span]:
-    """Whose the first `blocks` of a request's chain are: a segment's, then its own."""
+    """Return the owners of a request's first `blocks` blocks: a segment's, then its own."""
     shared = min(residency.segment_blocks, blocks)
     spans = []
     if shared and residency.segment_domain is not None:

@@ -1,4 +1,4 @@
-"""The scheduler's half of tiers: which published blocks leave, which come back for a request, and when each may.
+"""The scheduler's half of tiers: which published blocks leave, which are loaded for a request, and when each may.
 
     tiers.published(governed, first, blocks, keys)   # blocks of a request entered the index
     tiers.released(governed)                         # it gave its blocks back: what is left of its run may leave
@@ -37,7 +37,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
 from kvcustody.audit.evidence.coverage.conservation import TierCounts
 from kvcustody.clock import MICROSECONDS
@@ -64,14 +63,18 @@ from kvcustody.governance.tiers.tier_link import (
 )
 from kvcustody.governance.tiers.tier_rules import Tables, TierRules
 from kvcustody.integrations.vllm.open_custody import NULL_BLOCK
-from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory, FoundCopies
+from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory, FoundCopies, TierCount
 from kvcustody.integrations.vllm.tiers.copy_plans import (
     NOT_THERE,
+    ChainSpan,
+    LateBlocks,
     LeavingPart,
     LeavingRun,
     PlannedLoad,
     PlannedPart,
+    RunningStore,
     UnsavedRun,
+    choice_for_part,
 )
 from kvcustody.integrations.vllm.tiers.layer_groups import NO_KEY, ONE_GROUP, CopiedGroup
 from kvcustody.integrations.vllm.tiers.scheduler_handover import SchedulerHandover
@@ -112,49 +115,14 @@ _TO_ITS_END = 1 << 62
 _ENDS_TRIED = 16  # of a hit of several layer groups
 
 
-class _Loading(NamedTuple):
-    """A load that has left."""
+class RunningLoad(NamedTuple):
+    """A load whose job the workers have."""
 
     governed: GovernedRequest
     residency: ExternalResidency
     planned: PlannedLoad
     blocks: list[int]
     began_us: int
-
-
-class _Span(NamedTuple):
-    """Blocks `first` to `last` of a chain are of this domain, and so are those up to `whole`, which are not wanted."""
-
-    domain: Domain
-    first: int
-    last: int
-    whole: int
-
-
-class _Storing(NamedTuple):
-    """A store that has left: of what, and why."""
-
-    moved: Moved
-    choice: TransferChoice
-
-
-class LateBlocks(NamedTuple):
-    """Loaded blocks of copies that are due by now, or requests of which vLLM attaches all blocks or none."""
-
-    blocks: set[int]
-    requests: set[str]
-
-
-class TierCount(NamedTuple):
-    """What one tier did since the start, over all workers."""
-
-    tier: str
-    copies: int
-    bytes: int
-    steps: dict[str, int]
-    restored_blocks: int
-    failed_loads: int
-    left_alone: int
 
 
 class SchedulerTiers(CopyTiers):
@@ -175,8 +143,8 @@ class SchedulerTiers(CopyTiers):
         settings: Settings | None = None,
         remote: RemotePlan | None = None,
     ) -> None:
-        """`always`: whatever is permitted is moved, whatever it takes. `settings`: of hand-overs to other workers.
-        `remote`: the store that workers share, where there is one.
+        """Open the tiers. `always`: move whatever is permitted, at any cost. `settings`: those about hand-overs to
+        other workers. `remote`: the store that workers share, where there is one.
 
         Raises a `CustodyError` where what hand-overs need cannot be read.
         """
@@ -203,8 +171,8 @@ class SchedulerTiers(CopyTiers):
         self._open: dict[int, set[int]] = {}  # jobs, with the shards that have not answered
         self._label_of: dict[int, DomainLabel] = {}  # by job, of what it stores
         self._stores: set[int] = set()
-        self._loads: dict[int, tuple[_Loading, list[tuple[Restored, ...]]]] = {}
-        self._storing: dict[int, tuple[_Storing, int]] = {}  # by job, with the longest that a shard took
+        self._loads: dict[int, tuple[RunningLoad, list[tuple[Restored, ...]]]] = {}
+        self._storing: dict[int, tuple[RunningStore, int]] = {}  # by job, with the longest that a shard took
         self._left_alone: set[str] = set()  # tiers that a request in a hurry did not wait for
         self._probes: dict[int, tuple[str, int, int]] = {}  # by job: of which tier, since when, bytes
         self._comparisons: dict[int, tuple[int, list[Finding]]] = {}  # by job: since when, and what was found
@@ -256,7 +224,7 @@ class SchedulerTiers(CopyTiers):
         blocks: Sequence[Sequence[int]],
         keys: Sequence[bytes],
     ) -> None:
-        """Entries of a request's tables from `first` on, by layer group, are in the index under these keys."""
+        """Take entries of a request's tables from `first` on, by layer group, that are indexed under these keys."""
         residency = governed.residency
         if residency is None or residency.monitored is not None or not self._port.may_publish(residency):
             return
@@ -286,7 +254,7 @@ class SchedulerTiers(CopyTiers):
             self._cut(governed, run, boundary, self._fresh)
 
     def _window_ends(self, governed: GovernedRequest, run: UnsavedRun, added: int) -> list[int]:
-        """Where a hit may end that no object does yet: every window's blocks are there, and those behind are not.
+        """Return where a hit may end that no object does yet: every window's blocks are there, and later ones are not.
 
         Of the last ones that were added only at the end of a prompt, where others begin alike.
         """
@@ -302,7 +270,8 @@ class SchedulerTiers(CopyTiers):
         return [*ends, run.end] if there[-1] and run.end == prompt_end else ends
 
     def released(self, governed: GovernedRequest) -> None:
-        """The request ended, or was preempted: what it published was computed by steps that have left.
+        """Take note that the request ended or was preempted: its published blocks were computed by steps that have
+        left.
 
         Of one that is preempted while a step is scheduled, what that step was to compute never is.
         """
@@ -323,7 +292,7 @@ class SchedulerTiers(CopyTiers):
         end: int,
         into: list[LeavingRun] | deque[LeavingRun],
     ) -> None:
-        """The blocks before `end` become runs that leave, one for each object."""
+        """Cut the blocks before `end` into runs that leave, one per object."""
         residency = governed.residency
         assert residency is not None
         now_us = self._port.clock.now_us()
@@ -333,13 +302,13 @@ class SchedulerTiers(CopyTiers):
                 domain = residency.segment_domain  # a run ends where the segment does
             count = min(end, run.first - run.first % self._step + self._step) - run.first
             parts = [self._part(group, run, count, domain.tag) for group in self._groups]
-            made = tuple(part for part in parts if part is not None)
-            if made:
-                blocks = np.concatenate([part.blocks for part in made])
+            leaving_parts = tuple(part for part in parts if part is not None)
+            if leaving_parts:
+                blocks = np.concatenate([part.blocks for part in leaving_parts])
                 born_us = int(self._port.pool.born_us[blocks].min())
                 ceiling_us = int(self._port.pool.ceiling_us[blocks].min())
                 due_us = now_us + domain.idle_us
-                place = (residency, run.first, count, made)
+                place = (residency, run.first, count, leaving_parts)
                 keys = (run.parent, run.keys[count - 1])
                 leaving = LeavingRun(domain, *place, born_us, ceiling_us, due_us, *keys)
                 if governed.hands_to:
@@ -348,7 +317,7 @@ class SchedulerTiers(CopyTiers):
             run.drop(count)
 
     def _part(self, group: CopiedGroup, run: UnsavedRun, count: int, tag: int) -> LeavingPart | None:
-        """What an object of one group holds of the run's first blocks; None where something of it is not there.
+        """Return one group's part of an object for the run's first blocks; None where a block of it is missing.
 
         Of a window that had passed the first of them it holds those behind: a hit that ends later needs no more.
         """
@@ -372,7 +341,7 @@ class SchedulerTiers(CopyTiers):
         return LeavingPart(keys, group.key(parent), run.first + at, blocks, generations)
 
     def take_jobs(self) -> tuple[CopyJob, ...]:
-        """The jobs that leave with the step that is being built (rule 1)."""
+        """Return the jobs that leave with the step under construction (rule 1)."""
         self._look()
         if self.handover is not None:
             self.handover.looked()
@@ -386,7 +355,9 @@ class SchedulerTiers(CopyTiers):
         return tuple(jobs)
 
     def settle(self) -> None:
-        """Everything that was told so far was computed by steps that have left, or leaves with the one just built."""
+        """Settle everything reported so far: it was computed by steps that have left, or leaves with the one just
+        built.
+        """
         for unsaved in self._unsettled:
             unsaved.settled = unsaved.end
         self._unsettled.clear()
@@ -430,17 +401,17 @@ class SchedulerTiers(CopyTiers):
                 self._refuse(tier, run)
                 continue
             for part in parts:
-                self._store(tier, label, run, part, rule, _share(choice, len(part.blocks), blocks))
+                self._store(tier, label, run, part, rule, choice_for_part(choice, len(part.blocks), blocks))
             self._await(tier, run)
 
     def _refuse(self, tier: str, run: LeavingRun) -> None:
-        """Remember a run that a tier does not get, for a later one of its chain may be stored (rule 5)."""
+        """Remember a refused run, because a later one of its chain may be stored (rule 5)."""
         self._refused[tier, run.key] = run
         if len(self._refused) > _WAITING_MAX:
             self._refused.popitem(last=False)
 
     def _await(self, tier: str, run: LeavingRun) -> None:
-        """A tier has this run: the refused one before it leaves next, where its blocks are still there."""
+        """Send the refused run before this one next, where its blocks are still there."""
         before = self._refused.pop((tier, run.parent), None)
         if before is not None and self._is_intact(before):
             self._waiting.appendleft(before._replace(awaited_by=tier))
@@ -473,12 +444,14 @@ class SchedulerTiers(CopyTiers):
         number = self._send(job, label)
         self._stores.add(number)
         moved = Moved(tier, label.tenant, 0, count, count * self._block_bytes)
-        self._storing[number] = (_Storing(moved, choice), 0)
+        self._storing[number] = (RunningStore(moved, choice), 0)
 
     # -- what comes back ------------------------------------------------------------------------------------------
 
     def restorable(self, request: Request, governed: GovernedRequest, depth: int) -> int:
-        """How many blocks a load would bring from `depth` of the chain on; planned until it is asked again."""
+        """Return how many blocks a load would bring from `depth` of the chain on; the plan holds until the next
+        call.
+        """
         governed.planned = None
         spans, residency = self._readable(governed, depth), governed.residency
         if residency is None or not spans:
@@ -518,7 +491,7 @@ class SchedulerTiers(CopyTiers):
         return best.until - depth
 
     def must_look(self, request: Request, governed: GovernedRequest, depth: int) -> bool:
-        """Whether the request has to wait until the shared store has said what others stored of it; begins that."""
+        """Return whether the request must wait for a look-up in the shared store; begins the look-up."""
         lookups = self._lookups
         if lookups is None:
             return False
@@ -531,7 +504,9 @@ class SchedulerTiers(CopyTiers):
     def _sought(
         self, tier: str, request: Request, governed: GovernedRequest, depth: int
     ) -> tuple[list[SoughtRun], str]:
-        """What of a request's blocks no tier here is known to have, and why to look it up; nothing where not to."""
+        """Return the request's blocks that no tier here is known to have, with the look-up's reason; nothing without a
+        reason.
+        """
         spans = self._readable(governed, depth)
         if not spans or tier not in self._layout:
             return [], ""
@@ -550,9 +525,9 @@ class SchedulerTiers(CopyTiers):
         return (runs if reason else []), reason
 
     def _runs_behind(
-        self, known_until: int, tier: str, spans: Sequence[_Span], keys: Sequence[bytes]
+        self, known_until: int, tier: str, spans: Sequence[ChainSpan], keys: Sequence[bytes]
     ) -> list[SoughtRun]:
-        """What is to be looked up of each domain, as far as its blocks may be in this tier."""
+        """Return what to look up in each domain, as far as its blocks may be in this tier."""
         runs: list[SoughtRun] = []
         for span in spans:
             label, at = label_of(span.domain), max(known_until, span.first)
@@ -576,8 +551,8 @@ class SchedulerTiers(CopyTiers):
             runs.append(SoughtRun(label, rule, first, at, span.last, chains, name_at, next_name))
         return runs
 
-    def _readable(self, governed: GovernedRequest, depth: int) -> list[_Span]:
-        """Whose the blocks behind a hit are, as far as a load may bring them now."""
+    def _readable(self, governed: GovernedRequest, depth: int) -> list[ChainSpan]:
+        """Return the domains of the blocks behind a hit, as far as a load may bring them now."""
         residency, limit = governed.residency, governed.readable_tokens // self._block_tokens
         if residency is None or governed.skips_tiers or depth >= limit or residency.monitored is not None:
             return []
@@ -585,8 +560,8 @@ class SchedulerTiers(CopyTiers):
             return []  # what is between is its owner's, and its own is behind that
         return self._spans(residency, depth, limit)
 
-    def _best(self, spans: Sequence[_Span], keys: Sequence[bytes]) -> PlannedLoad | None:
-        """The longest hit that a tier's copies make; of those alike, of the tier that is asked first."""
+    def _best(self, spans: Sequence[ChainSpan], keys: Sequence[bytes]) -> PlannedLoad | None:
+        """Return the longest hit from a tier's copies; among equal ones, that of the first tier."""
         best: PlannedLoad | None = None
         for tier in self.directories:
             try:
@@ -598,20 +573,20 @@ class SchedulerTiers(CopyTiers):
         return best
 
     def _agrees(self, tier: str, label: DomainLabel) -> bool:
-        """Whether a tier is in a place where blocks of this domain may be."""
+        """Return whether a tier is where blocks of this domain may be."""
         return self._remote is None or tier != Tier.REMOTE or self._policy.agrees(label, self._remote.place)
 
-    def _spans(self, residency: ExternalResidency, depth: int, limit: int) -> list[_Span]:
-        """Whose the blocks behind `depth` are, one domain after the other, as far as the request may read each now."""
+    def _spans(self, residency: ExternalResidency, depth: int, limit: int) -> list[ChainSpan]:
+        """Return the domains of the blocks behind `depth`, in order, as far as the request may read each now."""
         shared = residency.segment_blocks
-        spans = [_Span(residency.domain, max(depth, shared), limit, _TO_ITS_END)]
+        spans = [ChainSpan(residency.domain, max(depth, shared), limit, _TO_ITS_END)]
         if residency.segment_domain is not None and depth < shared:
-            spans.insert(0, _Span(residency.segment_domain, depth, min(shared, limit), shared))
+            spans.insert(0, ChainSpan(residency.segment_domain, depth, min(shared, limit), shared))
         may = [self._port.may_restore(residency, span.domain) for span in spans]
         return spans[: may.index(False)] if False in may else spans
 
-    def _find(self, tier: str, spans: Sequence[_Span], keys: Sequence[bytes]) -> PlannedLoad | None:
-        """The longest hit that one tier's copies make of what these domains have."""
+    def _find(self, tier: str, spans: Sequence[ChainSpan], keys: Sequence[bytes]) -> PlannedLoad | None:
+        """Return the longest hit from one tier's copies in these domains."""
         parts, size, depth = list[PlannedPart](), 0, spans[0].first
         directory, until = self.directories[tier], spans[0].first
         for span in spans:
@@ -632,8 +607,8 @@ class SchedulerTiers(CopyTiers):
                 break
         return PlannedLoad(tier, tuple(parts), depth, until, size) if until > depth else None
 
-    def _find_in(self, tier: str, span: _Span, keys: Sequence[bytes]) -> PlannedLoad | None:
-        """The same of one domain.
+    def _find_in(self, tier: str, span: ChainSpan, keys: Sequence[bytes]) -> PlannedLoad | None:
+        """Return the longest hit in one domain.
 
         Of one group the last object may be longer than is wanted. Of several a hit ends where an object of each
         full-attention group does, and windows are looked for before a few of the last such ends.
@@ -646,28 +621,30 @@ class SchedulerTiers(CopyTiers):
             return directory.longest(self._names(tier, label, keys, group), first, whole, self._step, now_us)
 
         whole_groups = [group for group in self._groups if group.window_blocks is None]
-        found = {group: longest(group, depth, min(len(keys), whole_chain)) for group in whole_groups}
+        copies_by_group = {group: longest(group, depth, min(len(keys), whole_chain)) for group in whole_groups}
         if len(self._groups) == 1:
-            ((group, one),) = found.items()
-            until = min(one.ends[-1], limit) if one.ends else depth
-            part = PlannedPart(group.number, domain, one.names, one.ends, depth, until)
-            return PlannedLoad(tier, (part,), depth, until, one.size) if until > depth else None
-        ends = set(range(depth + 1, limit + 1)).intersection(*(one.ends for one in found.values()))
+            ((group, copies),) = copies_by_group.items()
+            until = min(copies.ends[-1], limit) if copies.ends else depth
+            part = PlannedPart(group.number, domain, copies.names, copies.ends, depth, until)
+            return PlannedLoad(tier, (part,), depth, until, copies.size) if until > depth else None
+        ends = set(range(depth + 1, limit + 1)).intersection(*(copies.ends for copies in copies_by_group.values()))
         for until in sorted(ends, reverse=True)[:_ENDS_TRIED]:
             parts, size = [], 0
             for group in self._groups:
                 first = group.first_needed(depth, until)
-                one = found[group].until(until) if group in found else longest(group, first, until)
-                if not one.ends or one.ends[-1] != until:
+                copies = (
+                    copies_by_group[group].until(until) if group in copies_by_group else longest(group, first, until)
+                )
+                if not copies.ends or copies.ends[-1] != until:
                     break
-                parts.append(PlannedPart(group.number, domain, one.names, one.ends, first, until))
-                size += one.size
+                parts.append(PlannedPart(group.number, domain, copies.names, copies.ends, first, until))
+                size += copies.size
             else:
                 return PlannedLoad(tier, tuple(parts), depth, until, size)
         return None
 
     def allocated(self, governed: GovernedRequest) -> None:
-        """The request has blocks for what was planned: its load leaves with this step."""
+        """Take the blocks for the planned load, which leaves with this step."""
         planned, governed.planned = governed.planned, None
         residency = governed.residency
         if planned is None or residency is None:
@@ -691,16 +668,16 @@ class SchedulerTiers(CopyTiers):
         )
         governed.restored_blocks = planned.until - planned.depth
         blocks = [block for part in parts for block in part.blocks]
-        self._loads[number] = (_Loading(governed, residency, planned, blocks, self._port.clock.now_us()), [])
+        self._loads[number] = (RunningLoad(governed, residency, planned, blocks, self._port.clock.now_us()), [])
 
     def is_loading(self, governed: GovernedRequest) -> bool:
-        """Whether workers may still write into the request's blocks."""
+        """Return whether workers may still write into the request's blocks."""
         return any(loading.governed is governed for loading, _ in self._loads.values())
 
     # -- answers --------------------------------------------------------------------------------------------------
 
     def drop_late(self, replies: list[CopyReply]) -> LateBlocks:
-        """Take out of these replies what is due by now, before the engine attaches it; `receive` gets what is left."""
+        """Remove what is due by now from these replies before the engine attaches it; `receive` gets the rest."""
         late, now_us = LateBlocks(set(), set()), self._port.clock.now_us()
         for at, reply in enumerate(replies):
             if reply.number not in self._loads:
@@ -717,7 +694,7 @@ class SchedulerTiers(CopyTiers):
         return late
 
     def receive(self, replies: Sequence[CopyReply]) -> None:
-        """What workers did."""
+        """Take the workers' replies."""
         for reply in replies:
             directory = self.directories[reply.tier]
             events = self._numbered(reply)
@@ -786,15 +763,15 @@ class SchedulerTiers(CopyTiers):
         if storing is not None:
             self._stored(*storing, has=any(event.step == "stored" for event in reply.events))
 
-    def _stored(self, storing: _Storing, took_us: int, *, has: bool) -> None:
-        """All shards have answered; `has`: the last of them has it."""
+    def _stored(self, storing: RunningStore, took_us: int, *, has: bool) -> None:
+        """Handle a store that all shards have answered; `has`: the last one has it."""
         moved = storing.moved
         if has:
             self._links[moved.tier].stored(moved.size, moved.blocks, took_us)
         self._decide("store", moved, storing.choice, "done" if has else "failed", took_us)
 
     def _recompute_us(self, blocks: int, depth: int) -> float | None:
-        """What computing these blocks is expected to take; None where that is not known."""
+        """Return the expected time to compute these blocks; None where it is unknown."""
         cost, tokens = self._port.measures.cost, self._block_tokens
         return cost.seconds_of(blocks * tokens, depth * tokens) * 1e6 if cost.is_known else None
 
@@ -808,43 +785,45 @@ class SchedulerTiers(CopyTiers):
         part_blocks: int = 0,
         latency: str = "",
     ) -> None:
-        """Put a decision on record."""
+        """Record a decision."""
         now_us = self._port.clock.now_us()
         cost = Outcome(outcome, actual_us, part_blocks)
         self._port.record_copies([decided(now_us, action, moved, choice, cost, latency)])
 
-    def _loaded(self, loading: _Loading, by_shard: list[tuple[Restored, ...]]) -> None:
-        """All shards have answered: what came is as old as its copies, and a request whose load failed computes."""
+    def _loaded(self, loading: RunningLoad, by_shard: list[tuple[Restored, ...]]) -> None:
+        """Handle a load that all shards have answered: loaded blocks keep their copies' age, and a failed request
+        computes.
+        """
         governed, residency, planned = loading.governed, loading.residency, loading.planned
         asked = len(loading.blocks)
-        came = come = min(sum(one.blocks for one in restored) for restored in by_shard)
-        if len(self._groups) > 1 and come < asked:  # vLLM computes all of it (`failed_requests`)
-            come = 0
+        came = usable_blocks = min(sum(one.blocks for one in restored) for restored in by_shard)
+        if len(self._groups) > 1 and usable_blocks < asked:  # vLLM computes all of it (`failed_requests`)
+            usable_blocks = 0
         took_us = self._port.clock.now_us() - loading.began_us
-        self._links[planned.tier].restored(planned.size, come, took_us, asked=asked)
+        self._links[planned.tier].restored(planned.size, usable_blocks, took_us, asked=asked)
         took_us += planned.looked_us
-        outcome = "done" if come == asked else "partial" if come else "failed"
+        outcome = "done" if usable_blocks == asked else "partial" if usable_blocks else "failed"
         assert planned.choice is not None, "a plan is of a choice"
         moved = Moved(planned.tier, residency.tenant, residency.id, asked, planned.size)
-        part = come if come < asked else 0
+        part = usable_blocks if usable_blocks < asked else 0
         latency = governed.hints.latency
         self._decide("restore", moved, planned.choice, outcome, took_us, part, latency)
-        if part or not come:
+        if part or not usable_blocks:
             self._failed[planned.tier] += 1
             governed.skips_tiers = True
-            governed.restored_blocks = come
+            governed.restored_blocks = usable_blocks
             now_us = self._port.clock.now_us()
             self.directories[planned.tier].pass_over(planned.missing(came), now_us)
         if governed.residency is residency:
             self._port.restored(
                 residency,
-                loading.blocks[:come],
+                loading.blocks[:usable_blocks],
                 min((one.born_us for restored in by_shard for one in restored), default=0),
                 min((one.ceiling_us for restored in by_shard for one in restored), default=0),
             )
 
     def _numbered(self, reply: CopyReply) -> list[CopyEvent]:
-        """A reply's events; numbers are each shard's own, so that of the shard goes into them."""
+        """Return a reply's events with the shard in their numbers, which are unique only within a shard."""
         return [
             event._replace(number=event.number * self._shards + reply.shard if event.number else 0)
             for event in reply.events
@@ -857,24 +836,24 @@ class SchedulerTiers(CopyTiers):
             self._port.record_copies(copy_leaves(tier, events, within))
 
     def counts(self) -> tuple[TierCounts, ...]:
-        """The workers' own counters by tier, all shards together, for conservation."""
+        """Return the workers' own counters by tier, all shards together, for conservation."""
         return tuple(TierCounts(tier, *self._sums(tier)[:-1]) for tier in self.directories)
 
     def _sums(self, tier: str) -> CopyCounts:
-        """The counters of all shards together."""
+        """Return the counters of all shards together."""
         counts = [one for (name, _), one in self._counts.items() if name == tier]
         sums = [sum(values) for values in zip(*counts, strict=True)] or [0] * len(CopyCounts._fields)
         return CopyCounts(*sums)
 
     def figures(self) -> dict[str, float]:
-        """What each tier did and has, by the keys of `metrics.MEASURES`."""
+        """Return each tier's work and content, by the keys of `metrics.MEASURES`."""
         found: dict[str, float] = {}
         for tier, link in self._links.items():
             found |= tier_figures(link.use(tier), self._sums(tier), self._capacity[tier])
         return found
 
     def forget_tenant(self, tenant: str) -> None:
-        """A tenant that nobody listed has left: what it had in tiers ends."""
+        """End the copies of an unlisted tenant that has left."""
         for tier, directory in self.directories.items():
             directory.return_borrowed(Selector(tenant=tenant))
             self._send(ForgetTenant(_LATER, tier, tenant))
@@ -882,7 +861,7 @@ class SchedulerTiers(CopyTiers):
     # -- time, policy, keys ---------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """What has changed since the last step."""
+        """Handle what has changed since the last step."""
         if self._have_rules_changed:
             self._key_changes = self._keyring.changes
             self._rules_of = self._port.tables
@@ -910,7 +889,7 @@ class SchedulerTiers(CopyTiers):
 
     @property
     def has_work(self) -> bool:
-        """A step would carry something, or fetch an answer."""
+        """Whether a step would carry something, or fetch an answer."""
         if self._jobs or self._open or self._fresh or self._waiting:
             return True
         if self._have_rules_changed:
@@ -919,7 +898,7 @@ class SchedulerTiers(CopyTiers):
         return due_us is not None and due_us <= self._port.clock.now_us()
 
     def next_due_us(self) -> int | None:
-        """When a copy is due next, or is to be asked for again."""
+        """Return when a copy is due next, or must be requested again."""
         dues = [directory.next_due_us() for directory in self.directories.values()]
         due_us = min((due for due in dues if due is not None), default=None)
         due_us = None if due_us is None else max(due_us, self._expire_us)
@@ -927,7 +906,7 @@ class SchedulerTiers(CopyTiers):
         return min((due for due in (due_us, look_us) if due is not None), default=None)
 
     def by_tier(self) -> list[TierCount]:
-        """What each tier did and has."""
+        """Return each tier's work and content."""
         return [
             TierCount(
                 tier,
@@ -942,7 +921,7 @@ class SchedulerTiers(CopyTiers):
         ]
 
     def closing_jobs(self) -> tuple[CopyJob, ...]:
-        """The last jobs of the workers."""
+        """Return the last jobs of the workers."""
         self._jobs = []
         for tier in self.directories:
             self._send(CloseTier(_LATER, tier))
@@ -957,12 +936,12 @@ class SchedulerTiers(CopyTiers):
     # -- rules ----------------------------------------------------------------------------------------------------
 
     def _rule(self, tier: str, tenant: str, classification: str) -> CopyRule:
-        """What the active revision lets a tenant's blocks do in a tier; the permit is on record by then."""
+        """Return what the active revision permits a tenant's blocks in a tier; the permit is recorded by then."""
         limit = self._policy.limit(Tier(tier), tenant, classification)
         return CopyRule(limit, self._policy.share(tenant))
 
     def _all_rules(self, tier: str) -> Rules:
-        """Of every tenant that the policy names."""
+        """Return the rules of every tenant that the policy names."""
         return {
             (tenant, name): self._rule(tier, tenant, name)
             for tenant in self._policy.tenants
@@ -996,7 +975,7 @@ class SchedulerTiers(CopyTiers):
         return lambda group, end: names[group](end)
 
     def _send(self, job: CopyJob, label: DomainLabel | None = None) -> int:
-        """Have every worker do a job, which is given a number; returns it. `label`: whose copies it makes."""
+        """Send a job to every worker and return its number. `label`: the owner of the copies that it makes."""
         self._numbers += 1
         number = self._numbers
         self._jobs.append(job._replace(number=number))
@@ -1011,14 +990,8 @@ class SchedulerTiers(CopyTiers):
 
 
 def _keys_of(request: Request) -> Sequence[bytes]:
-    """The keys of all of a request's whole blocks."""
+    """Return the keys of all the request's whole blocks."""
     keys: Sequence[bytes] = request.block_hashes
     if type(keys) is LazyKeys:
         keys = request.block_hashes = keys.complete()
     return keys
-
-
-def _share(choice: TransferChoice, blocks: int, whole: int) -> TransferChoice:
-    """What one object has of a choice that was made for several."""
-    transfer_us, recompute_us = choice.transfer_us * blocks // whole, choice.recompute_us * blocks // whole
-    return choice._replace(transfer_us=transfer_us, recompute_us=recompute_us)

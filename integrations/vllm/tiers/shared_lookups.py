@@ -1,4 +1,4 @@
-"""The scheduler's half of look-ups in a store that workers share: a request waits once for what others stored of it.
+"""The scheduler's half of look-ups in a shared store: a request waits once for other workers' copies.
 
     lookups.must_wait(governed, wanted, keys)     # whether its look-up is not over; begins it
     lookups.answered(number, sought)              # as workers answer, shard by shard
@@ -41,7 +41,7 @@ _ABSENT_MAX = 4096
 
 
 class SoughtRun(NamedTuple):
-    """Blocks from `depth` on of one domain's chain, of which no tier here is known to have all; a hit ends by `last`.
+    """Blocks from `depth` on in one domain's chain that no tier here is known to have completely; a hit ends by `last`.
 
     `chains`: by layer group, from block `first` on. `name_at`: what the object of a group is called that ends there; it
     raises `NoKeyError` where the domain's key cannot be had. `next_name`: of the next whole object, which is sought
@@ -66,7 +66,7 @@ class _Asked(NamedTuple):
 
 
 class SharedLookups:
-    """Look-ups of one engine in its shared store. Called on the engine's thread."""
+    """One engine's look-ups in its shared store. Called on the engine's thread."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class SharedLookups:
         self._absent: OrderedDict[bytes, int] = OrderedDict()  # by name, until when it is not asked for again
 
     def must_wait(self, governed: GovernedRequest) -> bool:
-        """Whether the request's look-up is not over (rule 2)."""
+        """Return whether the request's look-up is running (rule 2)."""
         lookup = governed.looking
         if lookup is None:
             return False
@@ -97,7 +97,7 @@ class SharedLookups:
         return False
 
     def begin(self, governed: GovernedRequest, runs: Sequence[SoughtRun], reason: str) -> None:
-        """Ask for these, less what is known to be absent."""
+        """Look these up, without those known to be absent."""
         now_us = self._clock.now_us()
         runs = [run for run in runs if self._absent.get(run.next_name, 0) <= now_us]
         if not runs:
@@ -111,13 +111,13 @@ class SharedLookups:
             self._asked[number] = _Asked(lookup, run, self._directory.ends, [])
 
     def answered(self, number: int, sought: tuple[SoughtCopy, ...]) -> None:
-        """One shard has answered."""
+        """Take one shard's answer."""
         asked = self._asked.get(number)
         if asked is not None:
             asked.by_shard.append(sought)
 
     def is_over(self, number: int) -> None:
-        """Every shard has answered: what all of them found can be found from now on (rule 3)."""
+        """Make what all shards found findable (rule 3), after every shard has answered."""
         asked = self._asked.pop(number, None)
         if asked is None:
             return
@@ -127,15 +127,15 @@ class SharedLookups:
         if not lookup.jobs:
             lookup.took_us = now_us - lookup.began_us
             self._link.looked(lookup.took_us)
-        found = _of_all(by_shard)
+        copies = _of_all(by_shard)
         if ends != self._directory.ends:
             return
         with suppress(NoKeyError):  # the epoch was destroyed meanwhile, say: nobody finds them
-            for one in found:
+            for one in copies:
                 whose = (run.label.tenant, run.label.classification)
                 copy = KnownCopy(0, *whose, one.blocks, one.size, one.since_us, one.due_us, run.label)
                 self._directory.borrow(run.name_at(one.group, one.end), copy)
-        if {one.group for one in found} < {chain.group.number for chain in run.chains}:
+        if {one.group for one in copies} < {chain.group.number for chain in run.chains}:
             self._note_absent(run.next_name, now_us + _AGAIN_US)
 
     def _note_absent(self, name: bytes, until_us: int) -> None:
@@ -146,9 +146,9 @@ class SharedLookups:
 
 
 def _of_all(by_shard: Sequence[tuple[SoughtCopy, ...]]) -> list[SoughtCopy]:
-    """What every shard found, as short, as old and due as soon as any says."""
+    """Return what every shard found, with the smallest extent, age and due time that any reports."""
     places = [{(one.group, one.end): one for one in sought} for sought in by_shard]
-    found: list[SoughtCopy] = []
+    copies: list[SoughtCopy] = []
     for place in places[0] if places else ():
         if not all(place in shard for shard in places):
             continue
@@ -156,5 +156,5 @@ def _of_all(by_shard: Sequence[tuple[SoughtCopy, ...]]) -> list[SoughtCopy]:
         blocks = min(one.blocks for one in alike)
         size = max(one.size for one in alike)
         since_us = min(one.since_us for one in alike)
-        found.append(SoughtCopy(*place, blocks, size, since_us, min(one.due_us for one in alike)))
-    return found
+        copies.append(SoughtCopy(*place, blocks, size, since_us, min(one.due_us for one in alike)))
+    return copies

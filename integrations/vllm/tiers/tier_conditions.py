@@ -1,4 +1,4 @@
-"""What must hold before blocks of a vLLM engine may go to tiers.
+"""The conditions under which blocks of a vLLM engine may go to tiers.
 
 Each condition is refused at start by name: a failed load that would end its request, another connector beside ours,
 workers on several machines. What a model's layers must be is in `layer_groups`.
@@ -18,7 +18,7 @@ _ONE_MACHINE = (None, "mp", "uni")
 
 
 def refuse_tiers(config: VllmConfig, *, has_others: bool) -> None:
-    """Raises `ConfigError` for an engine whose blocks cannot leave it under custody.
+    """Raise `ConfigError` for an engine whose blocks cannot leave it under custody.
 
     has_others: another connector runs beside ours.
     """

@@ -1,4 +1,4 @@
-"""What travels between the scheduler's side and the workers about copies: jobs there, replies back.
+"""Messages about copies between the scheduler's side and the workers: jobs and replies.
 
 1. A job says whose blocks they are, under which keys they are found, and what they may live. No key that opens
    anything travels, no token, and no content: a worker has its own access to the keyring.
@@ -27,7 +27,7 @@ from kvcustody.integrations.vllm.tiers.layer_groups import CopiedGroup
 
 
 class CopyRule(NamedTuple):
-    """What the policy lets a tenant's blocks of one classification do in a tier, and the tenant's part of it."""
+    """What the policy permits a tenant's blocks of one classification in a tier, and the tenant's share of the tier."""
 
     limit: CopyLimit
     share: TierShare
@@ -38,7 +38,7 @@ Rules: TypeAlias = dict[tuple[str, str], CopyRule]
 
 
 class OpenTier(NamedTuple):
-    """The first job of a tier: what may be in it, how many tokens a block has, and which process has it."""
+    """A tier's first job: its rules, its block size in tokens, and its process."""
 
     number: int
     tier: str
@@ -48,7 +48,7 @@ class OpenTier(NamedTuple):
 
 
 class NarrowCopies(NamedTuple):
-    """Policy or keys have changed: these are the rules now, and what they do not let be ends."""
+    """Apply new rules after policy or keys changed, and end what they no longer permit."""
 
     number: int
     tier: str
@@ -56,7 +56,7 @@ class NarrowCopies(NamedTuple):
 
 
 class StoreCopy(NamedTuple):
-    """Seal the blocks of a run, as they are before anything of this step is written."""
+    """Seal a run's blocks as they are before any write in this step."""
 
     number: int
     tier: str
@@ -79,7 +79,7 @@ class LoadPart(NamedTuple):
 
 
 class LoadCopies(NamedTuple):
-    """Fill these blocks of a request that waits, part by part.
+    """Fill these blocks of a waiting request, part by part.
 
     `together`: parts are of several layer groups, and for vLLM all of it came or none.
     """
@@ -99,7 +99,7 @@ class SoughtChain(NamedTuple):
 
 
 class SeekCopies(NamedTuple):
-    """Ask the store that workers share for copies that go on from `depth` of a chain, whoever stored them.
+    """Search the shared store for copies that continue a chain from `depth`, whoever stored them.
 
     `chains`: by layer group, from block `first` of the chain on. A hit may end at `last` or before.
     """
@@ -125,7 +125,7 @@ class EraseCopies(NamedTuple):
 
 
 class EraseReturned(NamedTuple):
-    """Carry out a completed erasure again on keys that an older copy of their file put back."""
+    """Repeat a completed erasure on keys that an older copy of their file restored."""
 
     number: int
     tier: str
@@ -141,7 +141,7 @@ class DestroyCopies(NamedTuple):
 
 
 class ForgetTenant(NamedTuple):
-    """A tenant that the policy does not name has left: what it has here ends."""
+    """End everything here of a tenant that left and that the policy does not name."""
 
     number: int
     tier: str
@@ -149,28 +149,28 @@ class ForgetTenant(NamedTuple):
 
 
 class ExpireCopies(NamedTuple):
-    """End what is due; a worker does so by itself too, this says when it has."""
+    """End what is due; workers also do so on their own, and this reports when they have."""
 
     number: int
     tier: str
 
 
 class ProbeCopy(NamedTuple):
-    """Read one object as a load does, and drop it: what a link takes that nobody is to wait for."""
+    """Read one object as a load does, and drop it, to measure the link without a waiting request."""
 
     number: int
     tier: str
 
 
 class CompareCopies(NamedTuple):
-    """Compare the store with the worker's own index, as a scan does, and end what differs."""
+    """Compare the store with the worker's own index, as a scan does, and end differences."""
 
     number: int
     tier: str
 
 
 class OfferCopies(NamedTuple):
-    """Give these parts of a chain to who fetches them with this ticket."""
+    """Offer these parts of a chain to the worker that fetches them with this ticket."""
 
     number: int
     tier: str
@@ -178,7 +178,7 @@ class OfferCopies(NamedTuple):
 
 
 class FetchCopies(NamedTuple):
-    """Fetch with a ticket what another worker sealed of one domain's part of a chain, and keep it.
+    """Fetch another worker's sealed copies of one domain's part of a chain with a ticket, and keep them.
 
     `text`: the ticket as it came. `keys`: of the chain up to the part's end, 32 bytes a block.
     """
@@ -193,7 +193,7 @@ class FetchCopies(NamedTuple):
 
 
 class CloseTier(NamedTuple):
-    """The last job: end what does not outlive the process, and let the store go."""
+    """End what does not outlive the process, and close the store: the last job."""
 
     number: int
     tier: str
@@ -219,7 +219,7 @@ CopyJob: TypeAlias = (
 
 
 class OpenedTier(NamedTuple):
-    """The answer to the first job: what a block's bytes mean, how many stores may be under way, most bytes kept.
+    """The answer to the first job: the meaning of a block's bytes, how many stores may run at once, and the capacity.
 
     `returned_keys`: how many destroyed keys the worker found in their file again, by its receipts.
     """
@@ -231,7 +231,7 @@ class OpenedTier(NamedTuple):
 
 
 class FetchedCopies(NamedTuple):
-    """Blocks that a fetch brought into the tier, the bytes that came, and why it was not all, where it was not."""
+    """The blocks and bytes that a fetch brought into the tier, and the reason where it was not all."""
 
     blocks: int
     size: int
@@ -239,8 +239,7 @@ class FetchedCopies(NamedTuple):
 
 
 class SoughtCopy(NamedTuple):
-    """A copy that a look-up in the shared store found: of which layer group, where in the chain it ends, its blocks
-    and sealed bytes.
+    """A copy found in the shared store: its layer group, its end in the chain, its blocks and its sealed bytes.
 
     Times are boot times.
     """
@@ -281,5 +280,5 @@ class CopyReply(NamedTuple):
 
 
 def received(label: DomainLabel) -> DomainLabel:
-    """A label that came from another process: hashes of its spec are made anew, for each process has its own."""
+    """Return a label from another process with new hashes for its spec, because each process has its own."""
     return label if label.spec is None else replace(label, spec=replace(label.spec))

@@ -34,14 +34,14 @@ _GIVE_SECONDS = 1.0  # that a read for another worker may wait for its turn
 
 
 class GivePart(NamedTuple):
-    """Read what the tier has of a part, for another worker; the answer goes into the queue."""
+    """Read the tier's part of a chain for another worker; the answer goes into the queue."""
 
     part: OfferedPart
     answer: SimpleQueue[GivenObjects]
 
 
 class KeepCopies(NamedTuple):
-    """Keep what a fetch brought; the answer is the fetch's. `narrowed`: as the thread had it when the fetch began."""
+    """Keep fetched copies; the answer is the fetch's. `narrowed`: the thread's value when the fetch began."""
 
     fetch: FetchCopies
     fetched: Fetched
@@ -49,12 +49,12 @@ class KeepCopies(NamedTuple):
 
     @property
     def number(self) -> int:
-        """The fetch's."""
+        """The fetch's number."""
         return self.fetch.number
 
 
 class GivingThread(Protocol):
-    """The thread of the tier of which others get copies."""
+    """The thread of the tier from which others get copies."""
 
     name: str
     store: TierStore
@@ -62,14 +62,14 @@ class GivingThread(Protocol):
     narrowed: int  # how often policy or keys have changed
 
     def put(self, job: KeepCopies) -> None:
-        """Do this behind what was put before."""
+        """Append this to the thread's work."""
 
     def give(self, part: OfferedPart, seconds: float) -> GivenObjects:
-        """What the tier has of a part; nothing where that takes longer."""
+        """Return the tier's part of a chain; nothing where that takes too long."""
 
 
 class WorkerHandover:
-    """What one worker gives to others and fetches from them: of its first tier."""
+    """What one worker gives to others from its first tier, and fetches from them."""
 
     def __init__(
         self,
@@ -80,7 +80,11 @@ class WorkerHandover:
         shard: int,
         stack: ExitStack,
     ) -> None:
-        """Raises a `CustodyError` where the key or the peers cannot be read."""
+        """Open the hand-over.
+
+        Raises:
+            CustodyError: the key or the peers cannot be read.
+        """
         assert settings.handover_peers_path is not None
         self._thread, self._results, self._clock, self._shard = thread, results, clock, shard
         self._worker, self._address, self._stack = settings.worker_name, settings.handover_address, stack
@@ -94,7 +98,7 @@ class WorkerHandover:
         stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
 
     def begin(self, tier: str, life: str) -> None:
-        """The process of this incarnation has opened a tier: fetches are answered from now on."""
+        """Begin to answer fetches, because this incarnation has opened a tier."""
         if tier != self._thread.name or self._life:
             return
         self._life = life
@@ -120,7 +124,7 @@ class WorkerHandover:
         self._stack.callback(server.close)
 
     def put(self, job: FetchCopies | OfferCopies) -> None:
-        """Offer, or fetch beside everything else; parts of one ticket are fetched together."""
+        """Offer, or start a fetch beside everything else; parts of one ticket are fetched together."""
         if isinstance(job, OfferCopies):
             self._offers.put(job.offer)
             self._results.append(CopyReply(job.number, job.tier, self._shard))
@@ -132,7 +136,7 @@ class WorkerHandover:
         fetching.add_done_callback(lambda fetched: self._thread.put(KeepCopies(job, fetched.result(), narrowed)))
 
     def end_step(self) -> None:
-        """All jobs of a step were put: a ticket that comes again is another fetch."""
+        """End a step's jobs: the same ticket again is another fetch."""
         self._fetching.clear()
 
     def _fetch(self, ticket: Ticket, text: str, by: float) -> Fetched:

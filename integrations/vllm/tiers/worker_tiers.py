@@ -1,4 +1,4 @@
-"""The worker's half of tiers: it seals its own shard of what leaves, and opens what comes back.
+"""The worker's half of tiers: it seals its own shard of blocks that leave, and opens those that return.
 
     tiers.begin(order)            # before anything of a step is written: what is to be stored is copied aside
     tiers.go_on()                 # after its scrubs: the other jobs
@@ -18,6 +18,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -25,6 +26,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
 from typing import NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import torch
 
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.clock import Clock
@@ -55,7 +59,6 @@ from kvcustody.governance.tiers.tier import GivenObjects, Restored, SealedTier, 
 from kvcustody.governance.tiers.tier_rules import NOT_HERE
 from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.guarding_thread import GuardingThread
-from kvcustody.integrations.vllm.tiers.block_bytes import BlockBytes
 from kvcustody.integrations.vllm.tiers.tier_messages import (
     CloseTier,
     CompareCopies,
@@ -96,7 +99,7 @@ T = TypeVar("T")
 
 
 class WorkerKeys(NamedTuple):
-    """A worker's access to secrets: its keyring, the file of that, and the shred keys."""
+    """A worker's access to secrets: its keyring, the keyring's file, and the shred keys."""
 
     keyring: Keyring
     path: Path
@@ -104,7 +107,11 @@ class WorkerKeys(NamedTuple):
 
 
 def open_worker_keys(settings: Settings, plan: TierPlan, clock: Clock, stack: ExitStack) -> WorkerKeys:
-    """Open what the settings name; `stack` forgets it. Raises a `CustodyError` that says what cannot be opened."""
+    """Open what the settings name; `stack` forgets it.
+
+    Raises:
+        CustodyError: says what cannot be opened.
+    """
     core_dumps.disable_core_dumps(strict=settings.strict)
     try:
         port = open_root_key(settings)
@@ -134,7 +141,10 @@ class WorkerTiers:
         stack: ExitStack,
         groups: int = 1,
     ) -> None:
-        """Raises a `CustodyError` that names the setting of what cannot be had. `stack` is closed with the tiers.
+        """Open the tiers; `stack` is closed with them.
+
+        Raises:
+            CustodyError: names the setting of a missing part.
 
         software: what else a block's bytes depend on. groups: layer groups, each of which is stored by itself.
         """
@@ -187,7 +197,7 @@ class WorkerTiers:
         _log.info("tiers opened", shard=shard, tiers=list(self.threads), buffers=self.buffers, object_bytes=size)
 
     def begin(self, jobs: tuple[CopyJob, ...]) -> None:
-        """Copy aside what is to be stored, before this step's first write; the rest waits for `go_on`."""
+        """Copy blocks to store aside before this step's first write; the rest waits for `go_on`."""
         for job in jobs:
             if isinstance(job, StoreCopy):
                 held = ExitStack()
@@ -199,7 +209,7 @@ class WorkerTiers:
                 self._later.append(job)
 
     def go_on(self) -> None:
-        """The scrubs of the step are done, or ordered ahead of what follows."""
+        """Continue after the step's scrubs were done, or ordered ahead of what follows."""
         later, self._later = self._later, []
         for job in later:
             if isinstance(job, LoadCopies):
@@ -218,29 +228,29 @@ class WorkerTiers:
             self._handover.end_step()
 
     def finished_loads(self) -> set[str]:
-        """Requests whose load is over, however it went, since the last call."""
+        """Return requests whose load ended since the last call, with any result."""
         self._collect()
         finished, self._finished = self._finished, set()
         return finished
 
     def failed_blocks(self) -> set[int]:
-        """Blocks that a load could not fill, since the last call."""
+        """Return blocks that a load could not fill, since the last call."""
         failed, self._failed = self._failed, set()
         return failed
 
     def failed_requests(self) -> set[str]:
-        """Requests whose load of several layer groups did not bring all of it, since the last call."""
+        """Return requests whose load of several layer groups was incomplete, since the last call."""
         failed, self._failed_requests = self._failed_requests, set()
         return failed
 
     def replies(self) -> list[CopyReply]:
-        """What was done since the last call."""
+        """Return the replies since the last call."""
         self._collect()
         ready, self._ready = self._ready, []
         return ready
 
     def close(self) -> None:
-        """End what does not outlive the process, zero every buffer, and forget the keys; twice changes nothing."""
+        """End what does not outlive the process, zero every buffer, and forget the keys; a second call does nothing."""
         self._stack.close()
 
     def _end_threads(self) -> None:
@@ -269,7 +279,7 @@ ThreadJob: TypeAlias = CopyJob | KeepCopies | GivePart
 
 
 class TierThread:
-    """One tier of one worker, and the thread that alone uses it."""
+    """One tier of one worker, with its own thread, which is the only user."""
 
     def __init__(
         self,
@@ -303,12 +313,12 @@ class TierThread:
         self._thread.start()
 
     def put(self, job: ThreadJob, plain: memoryview | None = None, held: ExitStack | None = None) -> None:
-        """Do this behind what was put before. `plain`: what is to be stored; `held` gives its buffer back."""
+        """Append this to the thread's work. `plain`: what to store; `held` returns its buffer."""
         self.narrowed += isinstance(job, NarrowCopies)
         self._jobs.put((job, plain, held))
 
     def give(self, part: OfferedPart, seconds: float) -> GivenObjects:
-        """What the tier has of a part, read on its thread; nothing where that takes longer."""
+        """Return the tier's part of a chain, read on its thread; nothing where that takes too long."""
         asked = GivePart(part, SimpleQueue())
         self.put(asked)
         try:
@@ -317,7 +327,7 @@ class TierThread:
             return GivenObjects()
 
     def join(self) -> None:
-        """Wait for the end that was put; not for ever."""
+        """Wait, for a limited time, for the end that was put."""
         self._thread.join(_END_SECONDS)
 
     def _run(self) -> None:
@@ -344,7 +354,7 @@ class TierThread:
             self._look()
 
     def _pause_seconds(self) -> float:
-        """How long the thread may wait for the next job: not at all, where more is to be ended now."""
+        """Return how long the thread may wait for the next job: 0 where more must be ended now."""
         is_due = self.tier is not None and self.tier.is_due(self._clock.now_us())
         return 0.0 if is_due else _LOOK_SECONDS
 
@@ -360,7 +370,7 @@ class TierThread:
         asked.answer.put(given)
 
     def _look(self) -> None:
-        """End what is due, once in a while (rule 5)."""
+        """End what is due, at intervals (rule 5)."""
         if self.tier is None or not self.tier.is_due(self._clock.now_us()):
             return
         try:
@@ -477,7 +487,7 @@ class TierThread:
         tier.store(job.run._replace(label=label), read)
 
     def _seek(self, tier: SealedTier, job: SeekCopies) -> tuple[SoughtCopy, ...]:
-        """Of full attention all that goes on; of windows what a hit needs that ends at the last place it may."""
+        """Find all that continues with full attention, and with windows what a hit ending at the last place needs."""
         label = received(job.label)
         self._learn((label.tenant, label.classification), job.rule)
         sought: dict[tuple[int, int], SoughtCopy] = {}
@@ -504,13 +514,13 @@ class TierThread:
         return tuple(sought.values())
 
     def _load(self, tier: SealedTier, job: LoadCopies) -> tuple[Restored, ...]:
-        come: list[Restored] = []
+        loaded: list[Restored] = []
         for part in job.parts:
             brought = self._load_part(tier, received(part.label), part)
-            come += brought
+            loaded += brought
             if sum(one.blocks for one in brought) < len(part.blocks):
                 break
-        return tuple(come)
+        return tuple(loaded)
 
     def _load_part(self, tier: SealedTier, label: DomainLabel, part: LoadPart) -> list[Restored]:
         size, wanted = self._blocks.block_bytes, len(part.blocks)
@@ -522,16 +532,16 @@ class TierThread:
             self._blocks.write(targets, data[skip * size : (skip + len(targets)) * size])
 
         found = tier.lookup(label, keys, part.depth)
-        come, count = [], 0
+        loaded, count = [], 0
         for one in tier.load(label, keys, part.depth, found, write):
-            come.append(one._replace(blocks=min(one.blocks, wanted - count)))
+            loaded.append(one._replace(blocks=min(one.blocks, wanted - count)))
             count += one.blocks
             if count >= wanted:
                 break
-        return come
+        return loaded
 
     def _compare(self, tier: SealedTier) -> tuple[Finding, ...]:
-        """What a scan of this worker's own part finds, each repaired."""
+        """Return the findings of a scan of this worker's own part, each repaired."""
         repaired = repair_all(tier_findings([tier], self._clock.now_us()))
         if self.terms.shards > 1:
             where = f", shard {self.terms.shard}"
@@ -550,7 +560,7 @@ class TierThread:
 
 
 def _despite_other_shards(erase: Callable[[], T]) -> T:
-    """The answer of `erase`, tried again where another shard destroyed a key between our look and our own end of it."""
+    """Run `erase`, and repeat it where another shard destroyed a key between our look and our own end of it."""
     try:
         return erase()
     except KeyringError:
@@ -558,7 +568,7 @@ def _despite_other_shards(erase: Callable[[], T]) -> T:
 
 
 class _StoreOf(NamedTuple):
-    """Whose store it is: one of so many shards of this worker, with blocks of so many bytes."""
+    """The owner of a store: one of that many shards of this worker, with blocks of that many bytes."""
 
     worker: str
     shard: int
@@ -567,7 +577,11 @@ class _StoreOf(NamedTuple):
 
 
 def _open_store(tier: str, plan: TierPlan, whose: _StoreOf, clock: Clock) -> TierStore:
-    """The place of one tier of one shard. Raises `ConfigError` that names the setting."""
+    """Return the store for one tier of one shard.
+
+    Raises:
+        ConfigError: names the setting.
+    """
     worker, shard, shards, block_bytes = whose
     if tier == "host":
         return open_host_arena(plan.host_bytes)
@@ -584,3 +598,48 @@ def _open_store(tier: str, plan: TierPlan, whose: _StoreOf, clock: Clock) -> Tie
         raise ConfigError(f"setting `nvme_tier_path`: `{folder}` cannot be made ({error.strerror})") from None
     store = FileStore(folder / f"shard-{shard}", plan.nvme_bytes)
     return GuardedStore(store, seconds=plan.timeout_seconds, clock=clock)
+
+
+# A worker's blocks as bytes, one block after the other.
+#
+#     bytes_of.read(blocks, into)               # `into` holds the blocks, each with all its layers
+#     bytes_of.write(blocks, data)
+#
+# On a device both calls wait, for earlier work on the device and for the copy.
+
+
+class BlockBytes:
+    """A worker's blocks as bytes, one block after the other."""
+
+    def __init__(self, memory: TensorMemory) -> None:
+        self._memory = memory
+        self.block_bytes = memory.bytes_per_block
+        self.pin = memory.pin
+        table = memory.tables[0]
+        self._device = table.device
+
+    def layout(self, *facts: str) -> bytes:
+        """Return 32 bytes that differ where the meaning of a block's bytes differs."""
+        hashed = hashlib.blake2b(digest_size=32)
+        for segment in self._memory.tables[0].segments:
+            hashed.update(segment.piece_bytes.to_bytes(8, "little"))
+        for tensor in self._memory.tables[0].tensors:
+            hashed.update(f"{tensor.dtype} {tuple(tensor.shape[1:])}\0".encode())
+        for fact in facts:
+            hashed.update(fact.encode() + b"\0")
+        return hashed.digest()
+
+    def read(self, blocks: list[int], into: memoryview) -> None:
+        """Copy `blocks` into memory of exactly their size."""
+        self._wait()
+        self._memory.read(0, np.array(blocks, dtype=np.int64), into)
+
+    def write(self, blocks: list[int], data: memoryview) -> None:
+        """Copy what `read` made into `blocks`."""
+        self._wait()
+        self._memory.write(0, np.array(blocks, dtype=np.int64), data)
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

@@ -1,4 +1,4 @@
-"""The scrubs of a step come before everything else that a model runner does in it.
+"""Runs the scrubs of a step before everything else that a model runner does in it.
 
 vLLM calls a connector's `handle_preemptions` early in one runner and late in the other: the V2 GPU runner moves
 recurrent state into new blocks (`preprocess_state`) before it does, so a scrub of the same step would erase live state.
@@ -29,7 +29,7 @@ _WRAPPED = "kvcustody_wrapped"
 
 
 def wrap_runners(execute: Callable[[StepOrder], None]) -> list[str]:
-    """Have `execute` called with a step's order before any loaded runner begins it; the runners, by their place.
+    """Call `execute` with a step's order before any loaded runner begins the step; return the runners, by place.
 
     Raises `ConfigError` where a runner's `execute_model` is not the one that this adapter knows.
     """
@@ -62,7 +62,7 @@ def _first(original: Callable[..., Any], execute: Callable[[StepOrder], None]) -
 
 
 def order_in(metadata: Any) -> StepOrder | None:
-    """Our order in what the scheduler's connectors sent with a step, alone or among several."""
+    """Return our order in the step's message from the scheduler's connectors, alone or among several."""
     for one in (metadata, *getattr(metadata, "metadata", ())):
         if isinstance(one, StepOrder):
             return one

@@ -1,4 +1,4 @@
-"""A worker's KV tensors as the bytes of each block, in every layout that vLLM uses, or a refusal.
+"""A worker's KV tensors as the bytes of each block, in every layout of vLLM, or a refusal.
 
 vLLM hands over one view, or a list of them, for each layer. They may share one allocation: layers of different groups
 overlay each other, packed layouts interleave layers, and attention kernels may split a block into smaller ones.
@@ -30,7 +30,11 @@ class _Span(NamedTuple):
 
 
 def block_tensors(caches: CacheViews, blocks: int) -> list[torch.Tensor]:
-    """Byte tensors of [blocks, bytes] that together are the cache. Raises `ConfigError` (rule 2)."""
+    """Return byte tensors of [blocks, bytes] that together are the cache.
+
+    Raises:
+        ConfigError: the layout is unknown (rule 2).
+    """
     storages: dict[int, torch.UntypedStorage] = {}
     spans: set[_Span] = set()
     for layer, view in _views(caches):
@@ -51,7 +55,7 @@ def _views(caches: CacheViews) -> Iterable[tuple[str, torch.Tensor]]:
 
 
 def _spans(layer: str, view: torch.Tensor, blocks: int) -> Iterable[_Span]:
-    """The dense runs of bytes of block 0 in one layer's view."""
+    """Return the dense runs of bytes of block 0 in one layer's view."""
     by_block = _by_block(layer, view, blocks)
     item = by_block.element_size()
     storage = by_block.untyped_storage().data_ptr()
@@ -74,7 +78,7 @@ def _spans(layer: str, view: torch.Tensor, blocks: int) -> Iterable[_Span]:
 
 
 def _by_block(layer: str, view: torch.Tensor, blocks: int) -> torch.Tensor:
-    """`view` with the manager's blocks first; kernel blocks that split one become a dimension of it."""
+    """Return `view` with the manager's blocks first; kernel blocks that split one become a dimension of it."""
     shape = tuple(view.shape)
     first = bool(shape) and shape[0] % blocks == 0 and shape[0] > 0
     second = len(shape) > 1 and shape[0] == 2 and shape[1] % blocks == 0
@@ -93,7 +97,7 @@ def _by_block(layer: str, view: torch.Tensor, blocks: int) -> torch.Tensor:
 
 
 def _merged(spans: set[_Span]) -> list[_Span]:
-    """Spans of one stride that touch or overlap, joined: layers that overlay each other become one."""
+    """Return spans of one stride that touch or overlap as one, because overlaid layers share bytes."""
     merged: list[_Span] = []
     for span in sorted(spans):
         last = merged[-1] if merged else None

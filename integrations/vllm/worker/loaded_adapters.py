@@ -1,4 +1,4 @@
-"""Which adapter files the workers of this process have read: the scheduler's side learns it with the next step.
+"""The adapter files that the workers of this process have read; the next step reports them to the scheduler's side.
 
 vLLM reads an adapter when a step needs it, and again whenever its own cache has dropped it or somebody asks for it in
 place. So only the worker knows which files its weights are of.
@@ -15,7 +15,7 @@ from kvcustody.governance.identity.content_digest import FileFacts, file_facts
 
 
 class LoadedAdapter(NamedTuple):
-    """An adapter's weights were read from these files."""
+    """An adapter whose weights were read from these files."""
 
     lora_int_id: int
     lora_path: str
@@ -26,7 +26,7 @@ _loaded: deque[LoadedAdapter] = deque()
 
 
 def take_loaded() -> list[LoadedAdapter]:
-    """What was read since the last call."""
+    """Return the adapters read since the last call."""
     taken = []
     while _loaded:
         taken.append(_loaded.popleft())
@@ -34,7 +34,7 @@ def take_loaded() -> list[LoadedAdapter]:
 
 
 def noting_loads(load: Callable[..., Any]) -> Callable[..., Any]:
-    """Stands for `WorkerLoRAManager._load_adapter`. Files that change meanwhile are none that anybody knows."""
+    """Replace `WorkerLoRAManager._load_adapter`. Files that change meanwhile count as unknown."""
 
     @functools.wraps(load)
     def loaded(self: Any, lora_request: Any, *given: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The worker's half: the pool is zero before its first use, and each step's scrubs happen before its first write.
+"""The worker's half: the pool is zero before its first use, and each step's scrubs precede its first write.
 
 1. Every tensor that vLLM registers is zeroed when it is registered, whatever its allocator left there; the boot order
    of the port then zeroes and reads it back once more, with receipts.
@@ -117,19 +117,19 @@ class WorkerSide:
             tiers.go_on()
 
     def finished_loads(self) -> set[str]:
-        """Requests whose load is over, however it went, since the last call."""
+        """Return requests whose load ended since the last call, with any result."""
         return self.tiers.finished_loads() if self.tiers is not None else set()
 
     def failed_blocks(self) -> set[int]:
-        """Blocks that a load could not fill, since the last call."""
+        """Return blocks that a load could not fill, since the last call."""
         return self.tiers.failed_blocks() if self.tiers is not None else set()
 
     def failed_requests(self) -> set[str]:
-        """Requests of a model of several layer groups whose load did not bring all of it, since the last call."""
+        """Return requests of a model with several layer groups whose load was incomplete, since the last call."""
         return self.tiers.failed_requests() if self.tiers is not None else set()
 
     def receipt(self) -> StepReceipt:
-        """What was done since the last receipt (rule 3)."""
+        """Return the work since the last receipt (rule 3)."""
         if isinstance(self.memory, StreamTensorMemory) and self._in_flight:
             self._collect(self.memory)
         answers, self._answers = self._answers, []
@@ -164,7 +164,7 @@ class WorkerSide:
         self._in_flight.append(order.number)
 
     def _collect(self, memory: StreamTensorMemory) -> None:
-        """Orders that have retired become answers; launches retire in the order of their numbers."""
+        """Turn retired orders into answers; launches retire in the order of their numbers."""
         retired = memory.answered_orders(wait=self._may_wait)
         self._unordered_blocks += len(retired) * len(self._null)
         counted = memory.scrubbed(0) - self._unordered_blocks
@@ -173,7 +173,7 @@ class WorkerSide:
             self._answers.append(ScrubReply(self._in_flight.popleft(), self.shard, own, counted))
 
     def close(self) -> None:
-        """Leave nothing behind: the whole shard is zeroed, behind what is on the device still."""
+        """Zero the whole shard, after all work on the device."""
         if self.tiers is not None:
             self.tiers.close()
             self.tiers = None

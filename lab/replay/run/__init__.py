@@ -1,1 +1,1 @@
-"""One replay: what it stands on, its steps through the Governor, and its figures against the golden ones."""
+"""One replay: its environment, its steps through the Governor, and the comparison with golden figures."""

@@ -1,5 +1,4 @@
-"""Everything one replay stands on: clock, keys, tensors, ledger and Governor, opened in order and closed in
-reverse.
+"""The environment of a replay: clock, keys, tensors, ledger and Governor, opened in order and closed in reverse.
 
 1. The ledger is the user's file and is only ever appended to. What is replayed ends at now and says that it is no
    engine at work: `origin` in the leaf of its start.
@@ -65,7 +64,7 @@ PLACEHOLDER = 64 * "0"
 
 @dataclass(frozen=True, slots=True)
 class ReplayEnvironment:
-    """What a replay needs, open."""
+    """The open environment of a replay."""
 
     governor: Governor
     policy: Policy
@@ -78,7 +77,7 @@ class ReplayEnvironment:
 
 
 class ObservedLedger:
-    """The ledger with an observer beside it: both see every event, the ledger first."""
+    """The ledger with an observer: both get every event, the ledger first."""
 
     def __init__(self, ledger: Ledger, observer: ReplayObserver) -> None:
         self._ledger = ledger
@@ -86,21 +85,21 @@ class ObservedLedger:
 
     @property
     def admitting(self) -> bool:
-        """As the ledger says."""
+        """Whether the ledger admits requests."""
         return self._ledger.admitting
 
     @property
     def recording(self) -> bool:
-        """As the ledger says."""
+        """Whether the ledger records."""
         return self._ledger.recording
 
     @property
     def shares(self) -> TenantShares:
-        """As the ledger says."""
+        """The shares that the ledger has."""
         return self._ledger.shares
 
     def issuers(self) -> Issuers:
-        """As the ledger says."""
+        """Return the ledger's issuers."""
         return self._ledger.issuers()
 
     def submit(self, batch: Sequence[Event], /) -> int:
@@ -118,8 +117,10 @@ class ObservedLedger:
 def open_environment(
     options: EnvironmentOptions, house_prompt: Tokens | None = None, *, origin: str, past_us: int
 ) -> Iterator[ReplayEnvironment]:
-    """Open everything; raises `CustodyError` where something cannot be opened, with what was open closed
-    again.
+    """Open the environment.
+
+    Raises:
+        CustodyError: a part cannot be opened; the parts that were open are closed again.
 
     The replay's clock starts `past_us` ago; `origin` is what its start says of everything that it records.
     """
@@ -164,7 +165,9 @@ def open_environment(
 
 
 def _offloading(policy: Policy) -> Policy:
-    """The policy, with a host tier for all but the strictest classification, for as long as blocks may be kept."""
+    """Return the policy with a host tier that takes every classification except the strictest, for the blocks' full
+    retention.
+    """
     here = [
         Offload((Tier.HOST,), True, (TierLimit(Tier.HOST, kept.absolute_us, _WITHIN_US),))
         for kept in policy.retention[:-1]
@@ -188,8 +191,8 @@ def _tiers(
 
 
 def shape_for(block_tokens: int) -> ReplayCacheShape:
-    """The stand-in model: 2 KiB a token for serving-sized blocks, 32 bytes a token for the large blocks of
-    traces.
+    """Return the stand-in model's shape: 2 KiB per token for serving-sized blocks, 32 bytes for traces' large
+    blocks.
     """
     if block_tokens <= 32:
         return ReplayCacheShape(block_tokens=block_tokens)
@@ -197,7 +200,7 @@ def shape_for(block_tokens: int) -> ReplayCacheShape:
 
 
 def pool_options(options: EnvironmentOptions) -> PoolOptions:
-    """A clean reserve of 2 to 4 % of the pool, and scrub launches of about 1 %."""
+    """Return options with a clean reserve of 2 to 4 % of the pool, and scrub launches of about 1 %."""
     blocks = options.pool_blocks
     return PoolOptions(
         block_tokens=options.block_tokens,
@@ -209,7 +212,7 @@ def pool_options(options: EnvironmentOptions) -> PoolOptions:
 
 
 def _close_dead(engine: Engine, spill: Path, keys: SubjectKeys) -> None:
-    """Close what a replay that was killed left behind, now: the next one's clock is in the past of that death."""
+    """Close the records of a replay that was killed, before this replay's clock starts earlier than that death."""
     query = (
         select(incarnations.c.id)
         .join(workers, workers.c.id == incarnations.c.worker)
@@ -224,7 +227,11 @@ def _close_dead(engine: Engine, spill: Path, keys: SubjectKeys) -> None:
 
 
 def _sign(engine: Engine, options: EnvironmentOptions) -> None:
-    """Rule 3; raises `LedgerError` where it cannot be signed."""
+    """Sign the ledger (rule 3).
+
+    Raises:
+        LedgerError: it cannot be signed.
+    """
     kind = KeyKind.named(options.signing_key_kind)
     try:
         sign_ledger(options.signing_key_file, options.ledger_origin, engine, SystemClock(), kind)
@@ -235,7 +242,7 @@ def _sign(engine: Engine, options: EnvironmentOptions) -> None:
 
 
 def _declared(policy: Policy, text: Tokens | None, keyring: Keyring, model: ModelIdentity) -> Policy:
-    """The policy with its example segments declared for `text`, as `policy segment add` would do with the
+    """Return the policy with its example segments declared for `text`, as `policy segment add` declares an
     operator's.
     """
     segments = []
@@ -251,7 +258,7 @@ def _declared(policy: Policy, text: Tokens | None, keyring: Keyring, model: Mode
 
 
 def _announce(writer: EventWriter, table: DecisionTable, cache: PatternCache, clock: ReplayClock, origin: str) -> None:
-    """The worker and its policy, on record before the first request."""
+    """Record the worker and its policy before the first request."""
     memory, now_us = cache.memory, clock.now_us()
     software = f"kvcustody {__version__}"
     device = str(cache.device)

@@ -1,4 +1,4 @@
-"""Golden replays: recorded traces through the Governor, compared with published reference figures.
+"""Golden replays: recorded traces run through the Governor, compared with published reference figures.
 
 Golden mode isolates the one question that the figures answer: tenant scope, one classification, no deadline
 or quota, one request at a time, outputs not cached, the reserve outside the capacity, every trace id one full
@@ -48,7 +48,7 @@ Progress = Callable[[str, int], Callable[[], None]]
 
 
 def no_progress(name: str, steps: int) -> Callable[[], None]:
-    """Progress that nobody watches."""
+    """Report no progress."""
     return lambda: None
 
 
@@ -86,8 +86,8 @@ class GoldenTrace:
     format: str
 
     def requests(self, folder: Path) -> list[TraceRequest]:
-        """The requests, on one time line (sessions of the agentic trace start at drawn arrivals, 24 hours
-        kept).
+        """Return the requests on one time line; sessions of the agentic trace start at drawn arrivals, and 24 hours are
+        kept.
         """
         trace = open_trace(folder / self.file, self.format)
         if not trace.relative_sessions:
@@ -102,7 +102,7 @@ TRACES = (
 
 
 class Row(NamedTuple):
-    """One reference figure and what the Governor did. `tolerance` 0 means equal as printed."""
+    """A reference figure and the Governor's. `tolerance` 0 means equality in the printed digits."""
 
     trace: str
     figure: str
@@ -113,7 +113,7 @@ class Row(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """Equal to the digits of the reference, or within the tolerance."""
+        """Whether the two are equal in the reference's digits, or within the tolerance."""
         if self.expected is None:
             return True
         measured = round(self.measured, self.digits)
@@ -121,7 +121,7 @@ class Row(NamedTuple):
 
 
 def find_traces() -> Path | None:
-    """The folder of recorded traces: `KVCUSTODY_TRACES`, or `shared/traces` beside the repository."""
+    """Return the folder of recorded traces: `KVCUSTODY_TRACES`, or `shared/traces` next to the repository."""
     named = os.environ.get("KVCUSTODY_TRACES")
     if named:
         return Path(named)
@@ -130,7 +130,11 @@ def find_traces() -> Path | None:
 
 
 def load_expected(folder: Path) -> dict[str, Any]:
-    """The reference figures; raises `ConfigError`."""
+    """Read the reference figures.
+
+    Raises:
+        ConfigError: they cannot be read.
+    """
     path = folder / "golden_metrics.json"
     try:
         document: dict[str, Any] = orjson.loads(path.read_bytes())
@@ -149,7 +153,7 @@ def golden_rows(
     beside: str | None = None,
     progress: Progress = no_progress,
 ) -> Iterator[Row]:
-    """Every reference figure of one trace beside the Governor's; `beside` is a policy to replay as well."""
+    """Yield every reference figure of one trace with the Governor's figure; `beside` is a second policy to replay."""
     expected = load_expected(folder)[trace.name]
     requests = trace.requests(folder)
     size, total = expected["block_size"], sum(request.input_tokens for request in requests)
@@ -186,7 +190,7 @@ def golden_rows(
 
 
 class Replay:
-    """One trace, replayed through a fresh Governor for every figure, one request at a time."""
+    """A trace that runs through a fresh Governor for every figure, one request at a time."""
 
     def __init__(self, requests: Sequence[TraceRequest], block_tokens: int, progress: Progress = no_progress) -> None:
         self.requests = requests
@@ -202,7 +206,7 @@ class Replay:
         labels: Sequence[Label] | None = None,
         policy: Policy | None = None,
     ) -> int:
-        """Prompt tokens found in the cache; without a capacity nothing has to be evicted."""
+        """Return the prompt tokens found in the cache; without a capacity nothing is evicted."""
         policy = policy or load_policy(POLICY, name="golden.yaml")
         labels = labels or [_ANYONE] * len(self.requests)
         capacity = capacity_blocks or self._distinct(labels, policy)
@@ -217,7 +221,7 @@ class Replay:
         return found
 
     def _governor(self, capacity: int, policy: Policy, keyring: Keyring, clock: VirtualClock) -> Governor:
-        """A pool of `capacity` blocks and, outside it, a reserve for the longest request."""
+        """Return a pool of `capacity` blocks, with a reserve on top for the longest request."""
         reserve = self._longest
         options = PoolOptions(
             block_tokens=self.block_tokens,
@@ -232,7 +236,7 @@ class Replay:
     def _run(self, governor: Governor, clock: VirtualClock, labels: Sequence[Label], policy: Policy, name: str) -> int:
         population = LabelledPrincipals(policy, 1 + max(label.tenant for label in labels))
         model = replay_model(self.block_tokens)
-        begin_us, found = clock.now_us(), 0
+        begin_us, hit_tokens = clock.now_us(), 0
         advance = self._progress(name, len(self.requests))
         for request, label in zip(self.requests, labels, strict=True):
             clock.advance(max(0, begin_us + request.at_us - clock.now_us()))
@@ -240,15 +244,15 @@ class Replay:
             tokens = expand(request.blocks, self.block_tokens, tail_tokens=1)
             outcome = governor.admit(population.principal(label), model, tokens)
             if isinstance(outcome, Admission):
-                found += min(outcome.hit_tokens, request.input_tokens)
+                hit_tokens += min(outcome.hit_tokens, request.input_tokens)
                 governor.commit((outcome.request_id,), (len(tokens),))
                 governor.release(outcome.request_id)
             governor.step()
             advance()
-        return found
+        return hit_tokens
 
     def _distinct(self, labels: Sequence[Label], policy: Policy) -> int:
-        """Blocks that the replay can hold at most: distinct (owner, block) pairs, along the chains."""
+        """Return the most blocks that the replay can hold: the distinct (owner, block) pairs along the chains."""
         cached: dict[tuple[int, Key], set[int]] = {}
         for request, label in zip(self.requests, labels, strict=True):
             owner = (label.tenant, 0 if policy.scope is Scope.TENANT else label.session)

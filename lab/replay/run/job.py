@@ -1,4 +1,4 @@
-"""One replay from end to end: open the stand, drive the workload, close, and report what the ledger proves.
+"""One replay from start to end: open the environment, run the workload, close, and report what the ledger proves.
 
 1. However the replay ends, the Governor is closed, the ledger flushed, and the report covers what ran; `error` says
    what stopped it.
@@ -36,7 +36,7 @@ def run_job(
     *,
     progress: Callable[[], None] = lambda: None,
 ) -> ReplayReport:
-    """Replay `workload` and report."""
+    """Replay `workload` and return its report."""
     started = time.monotonic()
     proved: _Proofs | None = None
     try:
@@ -91,7 +91,7 @@ def run_job(
 
 
 def _run(runner: Runner, workload: Workload, progress: Callable[[], None]) -> BaseException | None:
-    """Drive the workload; what stops it is returned, because the figures until then still count (rule 1)."""
+    """Run the workload. What stops it is returned, because the figures until then still count (rule 1)."""
     try:
         runner.run(workload.jobs, workload.span_us, workload.origin_us, progress)
     except (CustodyError, KeyboardInterrupt) as error:
@@ -100,7 +100,7 @@ def _run(runner: Runner, workload: Workload, progress: Callable[[], None]) -> Ba
 
 
 def _outage(writer: EventWriter) -> str:
-    """Why the ledger does not hold everything that was submitted; empty where it does. Spilled is not held."""
+    """Return why the ledger lacks some of the submitted events, or an empty text. Spilled events count as lacking."""
     begun = time.monotonic()
     down_since: float | None = None
     while time.monotonic() - begun < FLUSH_SECONDS:
@@ -126,7 +126,7 @@ class _Proofs:
 
 
 def _prove(stand: ReplayEnvironment, pool: PoolStats, counts: PoolCounts) -> tuple[_Proofs, CustodyError | None]:
-    """What the ledger says of this replay, once everything is in it."""
+    """Return the ledger's proof of this replay, once it has every event."""
     now_us = stand.clock.now_us()
     cause = "end of the replay"
     stand.writer.submit([worker_stopped(now_us, WORKER, cause, pool.allocated, pool.scrubbed, counts.tiers)])
@@ -166,7 +166,7 @@ def _coverage(total: CoverageRow) -> ReplayCoverage:
 
 
 def _scanned(stand: ReplayEnvironment) -> list[ReplayIdentity]:
-    """Scan once more, on record: a report of the ledger says of the scan what this replay says."""
+    """Scan once more and record it, so that a ledger report shows the same scan as this replay."""
     problems = stand.governor.check()
     findings = stand.governor.scan_and_recover().findings
     return [
@@ -176,7 +176,7 @@ def _scanned(stand: ReplayEnvironment) -> list[ReplayIdentity]:
 
 
 def _fill(runner: Runner, stand: ReplayEnvironment, running: Stats, block_tokens: int) -> None:
-    """Add to the runner's rows what the Governor and the events say of each tenant."""
+    """Add the Governor's and the events' figures for each tenant to the runner's rows."""
     for row in runner.results:
         tally = running.tenants.get(row.tenant)
         if tally is not None:

@@ -1,5 +1,4 @@
-"""The tensors behind a replay: a small model's KV cache that says what was written where, so that leaks can
-be seen.
+"""The tensors of a replay: a small model's KV cache whose values name their writer, so that leaks are detected.
 
 1. A token's K is a function of its id and position, its V of the tenant that computed it; neither is ever zero.
 2. A block is checked to be zero when it is handed out, before anything is written (a sample, or all).
@@ -27,7 +26,7 @@ _VALUES = 1024
 
 @dataclass(frozen=True, slots=True)
 class ReplayCacheShape:
-    """The KV layout of the model that the replay stands in for."""
+    """The KV layout of the model for which the replay stands in."""
 
     layers: int = 4
     kv_heads: int = 2
@@ -36,7 +35,7 @@ class ReplayCacheShape:
 
     @property
     def spec(self) -> TensorSpec:
-        """As the allocator describes it."""
+        """The layout in the allocator's terms."""
         return TensorSpec(self.layers, self.kv_heads, self.head_dim, self.block_tokens, torch.float16)
 
 
@@ -66,13 +65,13 @@ class PatternCache:
         self.wrong_tokens = 0
 
     def check_handed_out(self, blocks: NDArray[np.int64]) -> None:
-        """Count the non-zero bytes of blocks that were just handed out (rule 2)."""
+        """Count the non-zero bytes of newly allocated blocks (rule 2)."""
         if len(blocks):
             self.checked_blocks += len(blocks)
             self.residue_bytes += self.memory.nonzero_bytes(blocks)
 
     def write(self, table: NDArray[np.int64], tokens: NDArray[np.int32], first: int, tenant: int) -> None:
-        """Compute the K/V of `tokens`, at positions from `first`, into the blocks of `table` (the whole
+        """Write the K/V of `tokens`, at positions from `first` on, into the blocks of `table` (the whole
         sequence's).
         """
         if not len(tokens):
@@ -89,7 +88,7 @@ class PatternCache:
             flat[1].index_copy_(0, slots, words[1])
 
     def check_found(self, table: NDArray[np.int64], tokens: NDArray[np.int32], readable: Sequence[int]) -> None:
-        """Read back what was found for `tokens`, a prompt's start, by one who may read `readable` (rule 3)."""
+        """Read back the blocks found for a prompt's first `tokens`, for a reader who may read `readable` (rule 3)."""
         if not len(tokens):
             return
         slots, keys = self._slots(table, tokens, 0)

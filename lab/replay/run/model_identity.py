@@ -1,4 +1,4 @@
-"""The model that a replay stands in for: an identity that says so, with the replay's own cache layout."""
+"""The model for which a replay stands in: an identity that says so, and the replay's own cache layout."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from kvcustody.governance.identity.model_identity import ModelIdentity
 
 
 def replay_model(block_tokens: int, *, kv_dtype: str = "float16") -> ModelIdentity:
-    """A `ModelIdentity` for replays; blocks of different sizes are never shared."""
+    """Return a `ModelIdentity` for replays; blocks of different sizes are never shared."""
     return ModelIdentity(
         weights_digest="replay:no-weights",
         weights_epoch=0,

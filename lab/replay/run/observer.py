@@ -1,5 +1,4 @@
-"""Folds the events of a run into a report: who lost blocks and why, how old they were, how long their scrub
-took.
+"""Folds a run's events into a report: which tenants lost blocks and why, the blocks' ages, and the scrub times.
 
 1. Only events are read, the same tuples that go to the ledger; the observer never looks into the pool.
 2. A block's history is kept as three arrays by block index; a (block, generation) that does not match is counted as
@@ -38,7 +37,7 @@ class ReplayObserver:
         self._generation: NDArray[np.int64] = np.full(blocks, -1, dtype=np.int64)
 
     def see(self, events: Iterable[object]) -> None:
-        """Fold events in, in the order they were emitted."""
+        """Fold events, in the order of their emission."""
         for event in events:
             if isinstance(event, CustodyEnded):
                 self._custody_ended(event)

@@ -1,4 +1,4 @@
-"""Drives the Governor through a labelled workload, as an engine would: admit, prefill, decode, release, step.
+"""Runs a labelled workload through the Governor as an engine would: admit, prefill, decode, release, step.
 
 1. Requests overlap as their times say: each decodes one token a tick until its answer is complete.
 2. `step` runs at least every `TICK_US` of the replay's clock, idle or not, as an engine's timer would.
@@ -39,7 +39,7 @@ STALLS_MAX = 50
 
 
 def duration_us(workload: Workload) -> int:
-    """How much of its clock a replay can skip at most: to its last request, and through its longest answer."""
+    """Return the longest time that a replay can skip: up to its last request plus the longest answer."""
     return workload.span_us + workload.longest_answer * DECODE_US + RETRIES_MAX * RETRY_US
 
 
@@ -53,7 +53,7 @@ class _Waiting(NamedTuple):
 
 
 class _Running:
-    """One admitted request while it decodes."""
+    """An admitted request that decodes."""
 
     __slots__ = ("id", "inputs", "outputs", "produced", "slot", "stalls", "stop", "tenant", "waiting")
 
@@ -149,7 +149,7 @@ class Runner:
                 self._sample()
 
     def _drop(self) -> None:
-        """Forget requests that the Governor has ended itself: too long ACTIVE, or erased."""
+        """Forget requests that the Governor ended itself: too long ACTIVE, or erased."""
         left = self._governor.running
         if len(left) != len(self._running):
             self._running = [run for run in self._running if run.id in left]
@@ -211,7 +211,9 @@ class Runner:
             result.first_request_hit_tokens += hit
 
     def _tokens(self, number: int, request: TraceRequest) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Prompt and answer; where the chain covers the answer too, the next turn repeats it exactly."""
+        """Return the tokens of prompt and answer. Where the chain covers the answer, the next turn repeats it
+        exactly.
+        """
         size = self._governor.block_tokens
         total = request.input_tokens + request.output_tokens
         blocks = request.blocks[: total // size]
@@ -222,7 +224,7 @@ class Runner:
     # -- decoding --------------------------------------------------------------------------------------------
 
     def _decode(self, elapsed_us: int) -> None:
-        """As many tokens for every running request as `elapsed_us` allows; the ones that are complete leave."""
+        """Decode every running request for `elapsed_us`; finished requests leave."""
         self._decode_us += elapsed_us
         while self._decode_us >= DECODE_US:
             self._decode_us -= DECODE_US
@@ -256,7 +258,7 @@ class Runner:
                 self._preempt(run)
 
     def _preempt(self, run: _Running) -> None:
-        """A request that gets no room gives up what it has and is offered again, to be recomputed."""
+        """Preempt a request that gets no room: it releases its blocks and is offered again, to be recomputed."""
         self._running.remove(run)
         self._governor.preempt(run.id)
         self.results[run.tenant].preempted += 1
@@ -270,7 +272,7 @@ class Runner:
         )
 
     def _finish(self, run: _Running, *, aborted: bool) -> None:
-        """Write the answer's K/V (all but the last sampled token, which has none yet) and release."""
+        """Write the answer's K/V (except for the last sampled token, which has none yet) and release the request."""
         if run.produced:
             table = self._governor.blocks(run.id)
             self._cache.write(table, run.outputs[: run.produced - 1], len(run.inputs), run.tenant)

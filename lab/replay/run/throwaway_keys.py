@@ -1,4 +1,4 @@
-"""Keys for the length of one replay: a fresh root key and store in a private folder, destroyed at the end."""
+"""Keys for one replay: a fresh root key and store in a private folder, destroyed at the end."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 
 
 class TemporaryKeys:
-    """A context manager that yields a `Keyring` nobody else has: what a replay caches, no later process can
-    find.
-    """
+    """A context manager that yields a temporary `Keyring`: no later process can find what the replay cached."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""A clock for replays: it runs at the machine's speed while there is work, and skips the time in between.
+"""A clock for replays: it runs in real time while there is work, and skips the time in between.
 
 So a scrub or an admission takes as long as it takes, and an hour of traffic still replays in seconds. It starts in the
 past, and all that it skips together is no more than that: what is replayed ends at now, and no date lies ahead.
@@ -14,10 +14,10 @@ from kvcustody.clock import MICROSECONDS
 
 
 class RunnerClock(Protocol):
-    """What drives a workload: boot time, and going on to a later one, by skipping or by waiting."""
+    """A workload's clock: boot time, advanced to a later time by skipping or by waiting."""
 
     def now_us(self) -> int:
-        """Boot time in microseconds."""
+        """Return boot time in microseconds."""
 
     def skip_to(self, at_us: int, /) -> None:
         """Return once it is `at_us`."""
@@ -37,15 +37,15 @@ class ReplayClock:
         self._left_us = past_us
 
     def now_us(self) -> int:
-        """Boot time of the replay; it starts at one second."""
+        """Return the replay's boot time; it starts at one second."""
         return time.monotonic_ns() // 1000 + self._offset_us
 
     def utc_us(self) -> int:
-        """UTC of the replay."""
+        """Return the replay's UTC."""
         return self.now_us() + self._utc_offset_us
 
     def skip_to(self, at_us: int) -> None:
-        """Jump ahead to `at_us`, waiting for what cannot be skipped; nothing where that time has passed."""
+        """Jump ahead to `at_us` and wait for time that cannot be skipped; do nothing when that time has passed."""
         behind_us = at_us - self.now_us()
         if behind_us <= 0:
             return

@@ -1,4 +1,4 @@
-"""From command-line choices to a workload: which requests, who sends them, how long it takes."""
+"""From command-line options to a workload: its requests, their senders, and its duration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TENANTS_MAX = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to replay and as whom."""
+    """The trace or generator to replay, and its tenants."""
 
     trace: Path | None = None
     format: str | None = None
@@ -42,7 +42,7 @@ class Choice:
 
 
 def block_tokens_of(choice: Choice, asked: int | None) -> int:
-    """The pool's block size: a trace's own, a scenario's, or what was asked for otherwise (16 by default)."""
+    """Return the pool's block size: a trace's own, a scenario's, or the option's (default 16)."""
     name = _format(choice)
     reader = READERS.get(name)
     if name in SCENARIOS:
@@ -58,7 +58,12 @@ def block_tokens_of(choice: Choice, asked: int | None) -> int:
 
 
 def load_workload(choice: Choice, block_tokens: int, policy: str) -> Workload:
-    """The workload; raises `ConfigError` or `TraceError` for what can be known before it runs."""
+    """Return the workload.
+
+    Raises:
+        ConfigError: an option is wrong.
+        TraceError: the trace cannot be read.
+    """
     if not 1 <= choice.tenants <= _TENANTS_MAX:
         raise ConfigError(f"--tenants `{choice.tenants}`: from 1 to {_TENANTS_MAX:,} can share a workload")
     if _format(choice) == GENERATED:
@@ -90,9 +95,9 @@ def _generated(choice: Choice, block_tokens: int, policy: str) -> Workload:
         conversations=choice.conversations,
         block_tokens=block_tokens,
     )
-    made = generate(spec)
-    promised, found = expected(spec), measure(made)
-    jobs = list(islice(zip(made.requests, made.labels, strict=True), choice.limit))
+    workload = generate(spec)
+    promised, measured = expected(spec), measure(workload)
+    jobs = list(islice(zip(workload.requests, workload.labels, strict=True), choice.limit))
     return Workload(
         title=f"Generated workload under {policy}",
         jobs=jobs,
@@ -100,7 +105,7 @@ def _generated(choice: Choice, block_tokens: int, policy: str) -> Workload:
         span_us=jobs[-1][0].at_us if jobs else 0,
         origin=GENERATED,
         longest_answer=max((request.output_tokens for request, _ in jobs), default=0),
-        house_prompt=expand(made.house_prompt, block_tokens),
+        house_prompt=expand(workload.house_prompt, block_tokens),
         requests=len(jobs),
         notes=(
             (
@@ -109,8 +114,8 @@ def _generated(choice: Choice, block_tokens: int, policy: str) -> Workload:
             ),
             (
                 "hit share without limits",
-                f"{found.hit_share_tenant:.2%} if a tenant's conversations shared everything "
-                f"(promised {promised.hit_share_tenant:.2%}), {found.hit_share_conversation:.2%} if they "
+                f"{measured.hit_share_tenant:.2%} if a tenant's conversations shared everything "
+                f"(promised {promised.hit_share_tenant:.2%}), {measured.hit_share_conversation:.2%} if they "
                 f"shared nothing (promised {promised.hit_share_conversation:.2%})",
             ),
         ),
@@ -163,7 +168,7 @@ def _recorded(choice: Choice, trace: Trace, policy: str) -> Workload:
 
 
 class _Size(NamedTuple):
-    """How much a trace is: requests, the arrival of the last, and the tokens of the longest answer."""
+    """A trace's size: its requests, the last arrival, and the longest answer's tokens."""
 
     requests: int = 0
     last_us: int = 0
@@ -171,19 +176,19 @@ class _Size(NamedTuple):
 
 
 def _measured(requests: Iterable[TraceRequest]) -> _Size:
-    """The size of what can be read: a line that cannot ends the replay there, and says so then."""
-    found = _Size()
+    """Return the size of the readable part. An unreadable line ends the replay, which reports it then."""
+    size = _Size()
     try:
         for request in requests:
-            longest = max(found.longest_answer, request.output_tokens)
-            found = _Size(found.requests + 1, max(found.last_us, request.at_us), longest)
+            longest = max(size.longest_answer, request.output_tokens)
+            size = _Size(size.requests + 1, max(size.last_us, request.at_us), longest)
     except TraceError:
         pass
-    return found
+    return size
 
 
 def _starts(choice: Choice) -> list[int]:
-    """Arrival times for sessions: the recorded ones where they are at hand, else one every 20 seconds."""
+    """Return arrival times for sessions: the recorded ones where they exist, else one every 20 seconds."""
     folder = find_traces()
     beside = choice.trace.parent if choice.trace is not None else None
     for place in (beside, folder):

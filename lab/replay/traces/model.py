@@ -1,4 +1,4 @@
-"""One request of a workload, whatever file or generator it came from.
+"""One request of a workload, whatever its file or generator.
 
 1. `blocks` are prefix-chained ids of `block_tokens` tokens each: equal ids mean equal content and equal prefix.
 2. Requests of one trace come in order of `at_us`.
@@ -27,7 +27,7 @@ allocate.
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """What a trace says about one request; `blocks` may end with a partial one (see `readers.Trace.partial_tail`)."""
+    """A request as its trace describes it; `blocks` may end with a partial one (see `readers.Trace.partial_tail`)."""
 
     at_us: int
     input_tokens: int
@@ -41,7 +41,7 @@ class TraceRequest:
 
 
 def trace_error(path: Path, line: int, field: str, value: object, *, expected: str, fix: str) -> TraceError:
-    """The one shape every rejected line has: place, field, the value found, what was expected, what to do."""
+    """Return the error for a rejected line: place, field, value found, value expected, and the fix."""
     shown = repr(value)
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     place = f"{path}:{line}:" + (f" field `{field}`:" if field else "")
@@ -56,7 +56,7 @@ def trace_error(path: Path, line: int, field: str, value: object, *, expected: s
 
 
 def empty_blocks() -> BlockIds:
-    """No blocks; shared by requests shorter than one block."""
+    """Return an empty array of blocks; requests shorter than one block share it."""
     return np.empty(0, dtype=np.int64)
 
 
@@ -75,38 +75,38 @@ class LineFields:
         return name in self._row
 
     def error(self, name: str, value: object, expected: str) -> TraceError:
-        """A `TraceError` about this line."""
+        """Return a `TraceError` about this line."""
         return trace_error(self._path, self._line, name, value, expected=expected, fix=self.fix)
 
     def raw(self, name: str) -> Any:
-        """The field as decoded; missing is an error."""
+        """Return the field as decoded; missing is an error."""
         if name not in self._row:
             raise self.error(name, None, "missing field")
         return self._row[name]
 
     def integer(self, name: str, low: int = 0, high: int = 1 << 53) -> int:
-        """A whole number in [low, high]; booleans and floats are not numbers here."""
+        """Return a whole number in [low, high]; booleans and floats are not numbers here."""
         value = self.raw(name)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise self.error(name, value, f"expected a whole number from {low} to {high}")
         return value
 
     def seconds_us(self, name: str, default: float | None = None) -> int:
-        """A time in seconds (whole or fractional), as whole microseconds."""
+        """Return a time in seconds (whole or fractional), as whole microseconds."""
         value = self.raw(name) if default is None or name in self._row else default
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e10:
             raise self.error(name, value, "expected seconds from 0 to 1e10")
         return round(value * 1_000_000)
 
     def key(self, name: str, default: Key) -> Key:
-        """A session-like key: a non-empty string or a whole number."""
+        """Return a session-like key: a non-empty string or a whole number."""
         value = self._row.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
             raise self.error(name, value, "expected a name or a whole number")
         return value
 
     def ids(self, name: str, count: int, why: str) -> BlockIds:
-        """Exactly `count` block ids, each a whole number from 0."""
+        """Return exactly `count` block ids, each a whole number from 0 on."""
         value = self.raw(name)
         if not isinstance(value, list):
             raise self.error(name, value, "expected a list of block ids")

@@ -1,4 +1,4 @@
-"""Streaming readers of recorded traces, plain or gzip, one class a format.
+"""Streaming readers of recorded traces, plain or gzip, one class per format.
 
 1. A line that is not what its format says raises `TraceError` with file, line and field; nothing is skipped silently.
 2. A reader holds one line, and per session what the delta coding needs; never the whole file (Azure rows are sorted).
@@ -8,16 +8,18 @@
 from __future__ import annotations
 
 import datetime
+import gzip
+import io
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import orjson
 
 from kvcustody.errors import TraceError
-from kvcustody.lab.replay.traces.infer_sessions import SessionGuesser
-from kvcustody.lab.replay.traces.line_reader import decode_json, numbered_lines, open_file
 from kvcustody.lab.replay.traces.model import (
     MAX_REQUEST_TOKENS,
     BlockIds,
@@ -37,7 +39,11 @@ class Reader(Protocol):
     relative_sessions: bool
 
     def read(self, path: Path) -> Iterator[TraceRequest]:
-        """Requests in file order; raises `TraceError`."""
+        """Yield requests in file order.
+
+        Raises:
+            TraceError: a line does not follow the format.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,7 @@ class Mooncake:
     _fix = "each line needs timestamp (ms), input_length, output_length and hash_ids"
 
     def read(self, path: Path) -> Iterator[TraceRequest]:
-        """Requests in file order; timestamps must not step back."""
+        """Yield requests in file order; timestamps must not step back."""
         guesser = SessionGuesser()
         last_us = 0
         for number, text in numbered_lines(path):
@@ -121,7 +127,7 @@ class Agentic:
     _fix = "see docs/how-to/operate/replay-a-trace.md: a session line, then lines with t, in, out, st, keep, new"
 
     def read(self, path: Path) -> Iterator[TraceRequest]:
-        """Requests in file order, `at_us` from their session's start."""
+        """Yield requests in file order, with `at_us` from their session's start."""
         header: LineFields | None = None
         session: Key = ""
         chains: dict[int, BlockIds] = {}
@@ -156,7 +162,7 @@ class Agentic:
 
     @staticmethod
     def _apply(row: LineFields, previous: BlockIds, count: int) -> BlockIds:
-        """The chain after one delta: the first `keep` blocks of `previous`, then every new range."""
+        """Return the chain after one delta: the first `keep` blocks of `previous`, then every new range."""
         keep = row.integer("keep")
         if keep > len(previous):
             raise row.error("keep", keep, f"expected at most {len(previous)}, the stream's previous length")
@@ -187,7 +193,7 @@ class KvCacheTester:
     _fix = "expected a session object with `requests`, each with t, in, out and hash_ids"
 
     def read(self, path: Path) -> Iterator[TraceRequest]:
-        """Requests of every file, files by name; `at_us` from their session's start."""
+        """Yield the requests of every file, in the order of file names, with `at_us` from their session's start."""
         files = sorted(path.glob("*.json")) if path.is_dir() else [path]
         if not files:
             raise trace_error(
@@ -235,8 +241,8 @@ class KvCacheTester:
 
 
 class AzureLlm:
-    """Azure LLM inference rows: a timestamp and two lengths. No content is published, so every request is its
-    own chain.
+    """Azure LLM inference rows: a timestamp and two lengths. They publish no content, so every request is its own
+    chain.
     """
 
     block_tokens = 16
@@ -245,7 +251,7 @@ class AzureLlm:
     _fix = "expected the columns TIMESTAMP,ContextTokens,GeneratedTokens"
 
     def read(self, path: Path) -> Iterator[TraceRequest]:
-        """Requests in time order, from the first one's time; synthetic block ids, none shared."""
+        """Yield requests in time order from the first one's time; their block ids are synthetic and never shared."""
         rows = sorted(self._rows(path))
         next_id = 0
         for number, (at_us, tokens, output) in enumerate(rows):
@@ -302,3 +308,94 @@ READERS: dict[str, Reader] = {
     "kv-cache-tester": KvCacheTester(),
     "azure": AzureLlm(),
 }
+
+
+# Infers conversations from chains of block ids, for traces that publish none.
+#
+# Block ids are prefix-chained, so a shared id at depth d means d + 1 shared blocks. A request continues the session
+# whose last request ended (in whole blocks) inside it. It belongs to the lineage that first wrote its deepest shared
+# block. The first block does not count: a prefix in every request (a system prompt) is not a conversation.
+
+_HEAD_BLOCKS = 1
+
+
+class SessionGuesser:
+    """Places each request, in trace order, into (session, lineage, turn); the names are row indices of first
+    turns.
+    """
+
+    def __init__(self) -> None:
+        self._turns: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+        self._lineage_of_block: dict[int, int] = {}
+
+    def place(self, row: int, blocks: BlockIds) -> tuple[int, int, int]:
+        """Return the session, lineage and turn of the request in `row`, and remember its chain for later requests."""
+        chain: list[int] = blocks[_HEAD_BLOCKS:].tolist()
+        session = lineage = row
+        for block in reversed(chain):
+            if block in self._lineage_of_block:
+                lineage = self._lineage_of_block[block]
+                break
+        for block in reversed(chain):
+            if block in self._ends:
+                session = self._ends[block]
+                break
+        for block in chain:
+            self._lineage_of_block.setdefault(block, lineage)
+        if len(chain) >= 2:  # the last block may be partial, and then is never met again
+            self._ends[chain[-2]] = session
+        if chain:
+            self._ends[chain[-1]] = session
+        turn = self._turns.get(session, 0)
+        self._turns[session] = turn + 1
+        return session, lineage, turn
+
+
+# The lines of a trace file, plain or gzip, with their numbers; every damage is a `TraceError`.
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def open_file(path: Path) -> io.BufferedIOBase:
+    """Return the decompressed bytes of a trace; raises `TraceError` when it cannot be opened."""
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        return gzip.open(path, "rb") if packed else path.open("rb")
+    except OSError as error:
+        raise TraceError(
+            f"cannot read trace `{path}`: {error.strerror or error}; check the path and its permissions",
+            path=str(path),
+            line=0,
+        ) from None
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield non-blank lines with their numbers; a damaged stream is an error after the last whole line."""
+    number = 0
+    with open_file(path) as stream:
+        try:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    try:
+                        line.decode()
+                    except UnicodeDecodeError:
+                        fix = "restore the file from its source"
+                        raise trace_error(path, number, "", line, expected="expected UTF-8 text", fix=fix) from None
+                    yield number, line
+        except (OSError, EOFError, zlib.error) as error:
+            fix = "the file is cut or damaged: fetch it again; the lines before were replayed"
+            raise trace_error(path, number + 1, "", str(error), expected="the stream breaks here", fix=fix) from None
+    if number == 0:
+        raise trace_error(path, 1, "", "", expected="an empty file", fix="name a trace that holds requests")
+
+
+def decode_json(path: Path, number: int, text: bytes, fix: str) -> object:
+    """Decode one JSON value."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise trace_error(
+            path, number, "", text.decode()[:80].strip(), expected=f"not JSON ({error.msg})", fix=fix
+        ) from None

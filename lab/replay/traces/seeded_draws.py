@@ -1,6 +1,4 @@
-"""Draws by hash: a uniform number that depends on a seed and a few names only, so any machine and any order
-agree.
-"""
+"""Uniform draws by hash: a draw depends only on a seed and names, so every machine and every order agree."""
 
 from __future__ import annotations
 
@@ -13,10 +11,10 @@ _SCALE = 2.0**-64
 
 
 def name_digest(seed: int, *names: Key, size: int = 8) -> bytes:
-    """BLAKE2b over the JSON list [seed, names...]: a list, so that no two different lists read alike."""
+    """Return the BLAKE2b digest of the JSON list [seed, names...]; as a list, different names never read alike."""
     return hashlib.blake2b(json.dumps([seed, *names]).encode("ascii"), digest_size=size).digest()
 
 
 def draw(seed: int, *names: Key) -> float:
-    """A number in [0, 1), uniform over names."""
+    """Return a number in [0, 1), uniform over names."""
     return int.from_bytes(name_digest(seed, *names), "big") * _SCALE

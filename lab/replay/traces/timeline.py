@@ -1,4 +1,4 @@
-"""Places sessions whose times are relative on one time line, from recorded arrival times and a seed.
+"""Places sessions with relative times on one time line, by recorded arrival times and a seed.
 
 Which sessions overlap decides what a finite cache can keep, and a trace of separate sessions does not say it.
 So the start of each session is drawn from real arrivals (Azure's), stretched, by a hash of (seed, session):
@@ -22,7 +22,7 @@ STRETCH = 8
 
 
 def arrivals_us(path: Path) -> list[int]:
-    """Sorted arrival times of an Azure trace, from its first."""
+    """Return sorted arrival times of an Azure trace, from its first."""
     return [request.at_us for request in READERS["azure"].read(path)]
 
 
@@ -34,7 +34,7 @@ def stagger(
     stretch: int = STRETCH,
     horizon_us: int = DAY_US,
 ) -> list[TraceRequest]:
-    """Every request at its session's drawn start, in time order, cut `horizon_us` after the first."""
+    """Return every request at its session's drawn start, in time order, cut `horizon_us` after the first."""
     starts: dict[Key, int] = {}
     placed: list[TraceRequest] = []
     for request in requests:

@@ -20,7 +20,7 @@ Tokens = NDArray[np.int32]
 
 
 def expand(blocks: BlockIds, block_tokens: int, *, tail_tokens: int = 0, tail_key: int = 0) -> Tokens:
-    """Token ids of `blocks`, `block_tokens` each, then `tail_tokens` drawn from `tail_key` (a partial last
+    """Return token ids of `blocks`, `block_tokens` each, then `tail_tokens` drawn from `tail_key` (a partial last
     block).
     """
     assert block_tokens >= 2, "two tokens spell the id"
@@ -42,7 +42,7 @@ def expand(blocks: BlockIds, block_tokens: int, *, tail_tokens: int = 0, tail_ke
 
 
 def _mix(value: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """A cheap 32-bit finaliser, cut to the vocabulary; quality beyond "looks unlike text" is not needed."""
+    """Return a cheap 32-bit finaliser, cut to the vocabulary; quality beyond "looks unlike text" is not needed."""
     value = value * np.uint32(0x9E3779B1)
     value ^= value >> np.uint32(15)
     return value & _MASK

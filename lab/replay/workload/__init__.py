@@ -1,1 +1,1 @@
-"""Generated workloads, and the tenants that a trace's requests are given."""
+"""Generated workloads, and the assignment of tenants to a trace's requests."""

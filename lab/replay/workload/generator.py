@@ -43,12 +43,12 @@ class Lognormal:
     high: float
 
     def sample(self, rng: np.random.Generator, count: int) -> Floats:
-        """`count` independent draws, clipped."""
+        """Return `count` independent draws, clipped."""
         draws = rng.lognormal(math.log(self.median), self.sigma, count)
         return np.clip(draws, self.low, self.high)
 
     def mean(self) -> float:
-        """Mean after clipping, in closed form."""
+        """Return mean after clipping, in closed form."""
         mu, s = math.log(self.median), self.sigma
         a, b = (math.log(self.low) - mu) / s, (math.log(self.high) - mu) / s
         middle = math.exp(mu + s * s / 2) * (normal_cdf(b - s) - normal_cdf(a - s))
@@ -106,7 +106,7 @@ class _Turns(NamedTuple):
 
 
 def generate(spec: WorkloadSpec) -> GeneratedWorkload:
-    """All requests of the workload, in time order."""
+    """Return all requests of the workload, in time order."""
     tenant = _stream(spec, "tenant").choice(spec.tenants, spec.conversations, p=tenant_shares(spec))
     table = prompt_table(spec)
     prompt = _stream(spec, "prompt").choice(len(table.share), spec.conversations, p=table.share)
@@ -122,7 +122,7 @@ def generate(spec: WorkloadSpec) -> GeneratedWorkload:
         raise ValueError(f"at most {MAX_STREAMS} conversations and prompts, got `{content + len(turns.first)}`")
     system = table.tokens[tenant, prompt]
 
-    made: list[tuple[TraceRequest, Label]] = []
+    labelled: list[tuple[TraceRequest, Label]] = []
     pick = _stream(spec, "branch-turn")
     for number in range(len(turns.first) - 1):
         source = number if number < spec.conversations else int(parent[number - spec.conversations])
@@ -143,13 +143,15 @@ def generate(spec: WorkloadSpec) -> GeneratedWorkload:
             number,
             CLASSIFICATION_SHARES[int(level[source])][0],
         )
-        made.extend((request, label) for request in _conversation(spec, turns, plan))
-    made.sort(key=lambda item: item[0].at_us)
-    return GeneratedWorkload(spec, [r for r, _ in made], [label for _, label in made], turns.think, house_prompt(spec))
+        labelled.extend((request, label) for request in _conversation(spec, turns, plan))
+    labelled.sort(key=lambda item: item[0].at_us)
+    return GeneratedWorkload(
+        spec, [r for r, _ in labelled], [label for _, label in labelled], turns.think, house_prompt(spec)
+    )
 
 
 def house_prompt(spec: WorkloadSpec) -> Ints:
-    """The blocks of the prompt that every tenant may use."""
+    """Return the blocks of the prompt that every tenant may use."""
     return _chain(0, int(prompt_table(spec).tokens[0, -1]), spec)
 
 
@@ -168,7 +170,7 @@ class _Plan(NamedTuple):
 
 
 def _branch(spec: WorkloadSpec, turns: _Turns, plan: _Plan, pick: np.random.Generator) -> _Plan:
-    """A branch goes on after a uniformly chosen turn of its parent, once the user has thought."""
+    """Choose where a branch starts: after a uniformly chosen turn of its parent, once the user has thought."""
     first, end = int(turns.first[plan.lineage]), int(turns.first[plan.lineage + 1])
     depth = int(pick.integers(1, end - first + 1))
     history = slice(first, first + depth)
@@ -178,7 +180,7 @@ def _branch(spec: WorkloadSpec, turns: _Turns, plan: _Plan, pick: np.random.Gene
 
 
 def _conversation(spec: WorkloadSpec, turns: _Turns, plan: _Plan) -> list[TraceRequest]:
-    """The requests of one conversation: each turn sends the whole history and the user's new text."""
+    """Return the requests of one conversation: each turn sends the whole history and the user's new text."""
     part = slice(int(turns.first[plan.session]), int(turns.first[plan.session + 1]))
     user, answer = turns.user[part], turns.answer[part]
     before = max(plan.shared_tokens, plan.system_tokens)
@@ -203,7 +205,7 @@ def _conversation(spec: WorkloadSpec, turns: _Turns, plan: _Plan) -> list[TraceR
 
 
 def _blocks(spec: WorkloadSpec, plan: _Plan, length: int) -> Ints:
-    """The chain of `length` blocks: system prompt, the parent's up to the branch, then its own."""
+    """Return the chain of `length` blocks: system prompt, the parent's up to the branch, then its own."""
     assert length < _INDEX_LIMIT, f"a conversation of {length} blocks"
     index = np.arange(length, dtype=np.int64)
     stream = np.full(length, plan.own_stream, dtype=np.int64)
@@ -213,7 +215,7 @@ def _blocks(spec: WorkloadSpec, plan: _Plan, length: int) -> Ints:
 
 
 def _service(spec: WorkloadSpec, answer: Ints) -> Floats:
-    """Seconds from a request's arrival to its last token."""
+    """Return seconds from a request's arrival to its last token."""
     seconds: Floats = spec.seconds_to_first_token + spec.seconds_per_output_token * answer.astype(np.float64)
     return seconds
 
@@ -235,7 +237,7 @@ def _turns(spec: WorkloadSpec, count: int, name: str) -> _Turns:
 
 
 def prompt_table(spec: WorkloadSpec) -> Prompts:
-    """The drawn system prompts of every tenant."""
+    """Return the drawn system prompts of every tenant."""
     tokens = spec.system.sample(_stream(spec, "system"), spec.tenants * spec.prompts_per_tenant + 1).astype(np.int64)
     own = tokens[1:].reshape(spec.tenants, spec.prompts_per_tenant)
     table = np.concatenate((own, np.full((spec.tenants, 1), tokens[0])), axis=1)
@@ -249,7 +251,7 @@ def _branch_parents(spec: WorkloadSpec) -> Ints:
 
 
 def tenant_shares(spec: WorkloadSpec) -> Floats:
-    """Share of the conversations by tenant, heaviest first."""
+    """Return share of the conversations by tenant, heaviest first."""
     weights = np.array(zipf_weights(spec.tenants, spec.zipf_exponent))
     return np.asarray(weights / weights.sum(), dtype=np.float64)
 
@@ -263,5 +265,5 @@ def _stream(spec: WorkloadSpec, name: str) -> np.random.Generator:
 
 
 def normal_cdf(x: float) -> float:
-    """Standard normal distribution function."""
+    """Return the standard normal distribution function at `x`."""
     return 0.5 * (1 + math.erf(x / math.sqrt(2)))

@@ -1,5 +1,4 @@
-"""Draws who sent each request: tenant, subject and classification, and which subjects ask for erasure, by
-seed.
+"""Draws the sender of each request (tenant, subject, classification) and the subjects who ask for erasure, by seed.
 
 1. Labels depend on (seed, unit key) alone, never on order or on block ids: the trace decides what could be shared,
    the labels who shares it.
@@ -26,7 +25,7 @@ CLASSIFICATION_SHARES = (("public", 0.10), ("internal", 0.55), ("confidential", 
 
 
 class Label(NamedTuple):
-    """Who a request belongs to; `tenant` is its rank by weight (0 is the heaviest)."""
+    """The sender of a request; `tenant` is its rank by weight (0 is the heaviest)."""
 
     tenant: int
     subject: str
@@ -35,7 +34,7 @@ class Label(NamedTuple):
 
 
 class ErasureLabel(NamedTuple):
-    """A subject asks at `at_us` that everything of theirs ends."""
+    """A subject's request at `at_us` that all their data is erased."""
 
     at_us: int
     subject: str
@@ -57,21 +56,21 @@ class Labeller:
         self._class_of: dict[Key, str] = {}
 
     def label(self, request: TraceRequest) -> Label:
-        """The label of one request."""
+        """Return the label of one request."""
         tenant = self.tenant(self._unit_key(request))
         owner = request.session if self.unit == "session" else request.lineage
         subject = name_digest(self.seed, "subj", tenant, owner, size=6).hex()
         return Label(tenant, subject, request.session, self.classification(request.session))
 
     def tenant(self, key: Key) -> int:
-        """The tenant that the unit `key` belongs to."""
+        """Return the tenant that the unit `key` belongs to."""
         if key not in self._tenant_of:
             rank = bisect.bisect_left(self._cumulative, draw(self.seed, "tenant", key))
             self._tenant_of[key] = min(self.tenants - 1, rank)
         return self._tenant_of[key]
 
     def classification(self, session: Key) -> str:
-        """The classification of a session's requests."""
+        """Return the classification of a session's requests."""
         if session not in self._class_of:
             step = bisect.bisect_right(self._steps, draw(self.seed, "class", session))
             self._class_of[session] = CLASSIFICATION_SHARES[min(step, len(self._steps) - 1)][0]
@@ -84,12 +83,12 @@ class Labeller:
 
 
 def zipf_weights(tenants: int, exponent: float = 1.1) -> list[float]:
-    """Weights of a Zipf population, for runs without a weights file."""
+    """Return weights of a Zipf population, for runs without a weights file."""
     return [rank**-exponent for rank in range(1, tenants + 1)]
 
 
 def load_weights(path: Path, model: str = "language/m-large") -> list[float]:
-    """Per-client request totals of one model from a client-skew file; raises `ConfigError`."""
+    """Return per-client request totals of one model from a client-skew file; raises `ConfigError`."""
     fix = 'expected {"models": {name: [{"total": requests, ...}, ...]}}'
     try:
         document = orjson.loads(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Three workloads that a pool is too small or too coarse for, to see what an operator sees of each.
+"""Three workloads for which a pool is too small or its blocks too large, to show what an operator sees.
 
     kvcustody replay --trace-format thrash               # or oom, or fragmentation
 
@@ -20,7 +20,7 @@ from kvcustody.lab.replay.workload.model import Job
 
 
 class Scenario(NamedTuple):
-    """A workload with the pool that it is made for."""
+    """A workload, and the pool for which it is made."""
 
     title: str
     pool_blocks: int
@@ -29,19 +29,19 @@ class Scenario(NamedTuple):
 
 
 def _thrash() -> list[Job]:
-    """Prompts of 1.25 times the pool together, round and round: each is evicted before it comes again."""
+    """Make prompts of 1.25 times the pool that repeat in turn, so that each is evicted before it comes again."""
     prompts, blocks = 20, 16
     assert prompts * blocks == 1.25 * SCENARIOS["thrash"].pool_blocks
     return [_job(at, at % prompts, blocks, 16, 4) for at in range(4 * prompts)]
 
 
 def _oom() -> list[Job]:
-    """Thirty requests within three seconds, whose answers grow together: the pool has room for a few of them."""
+    """Make thirty requests within three seconds whose answers grow together; the pool has room for a few of them."""
     return [_job(at, at, 20, 16, 160, every_us=MICROSECONDS // 10) for at in range(30)]
 
 
 def _fragmentation() -> list[Job]:
-    """Prompts of 20 tokens and answers of 12, in blocks of 256."""
+    """Make prompts of 20 tokens and answers of 12, in blocks of 256."""
     return [_job(at, at, 0, 256, 12, tail_tokens=20) for at in range(60)]
 
 
@@ -62,7 +62,7 @@ def _job(
     tail_tokens: int = 1,
     every_us: int = MICROSECONDS,
 ) -> Job:
-    """The request number `at`: so many whole blocks of a prompt, and a tail."""
+    """Return the request number `at`: that many whole blocks of prompt, and a tail."""
     ids = np.arange(blocks, dtype=np.int64) + prompt * blocks
     tokens = blocks * block_tokens + tail_tokens
     request = TraceRequest(at * every_us, tokens, answer, ids, prompt, prompt, 0, at)

@@ -25,7 +25,7 @@ from kvcustody.lab.replay.workload.generator import (
 
 
 class Statistics(NamedTuple):
-    """What a workload is like; the hit shares assume a cache that loses nothing and waits for nothing."""
+    """A workload's statistics; the hit shares assume a cache that keeps everything and never waits."""
 
     requests: float
     input_tokens_mean: float
@@ -38,7 +38,7 @@ class Statistics(NamedTuple):
 
 
 def expected(spec: WorkloadSpec) -> Statistics:
-    """The promised statistics; given the lengths of the system prompts, everything else is in expectation."""
+    """Return the promised statistics; given the system prompts' lengths, all others are expectations."""
     shares, prompts, n = tenant_shares(spec), prompt_table(spec), _turn_moments(spec)
     picked = shares[:, None] * prompts.share[None, :]
     system = float((picked * prompts.tokens).sum())
@@ -69,7 +69,7 @@ def expected(spec: WorkloadSpec) -> Statistics:
 
 
 def measure(workload: GeneratedWorkload) -> Statistics:
-    """Count a generated workload with an unbounded cache, shared in a tenant and not shared at all."""
+    """Count a generated workload's hits in an unbounded cache, shared within a tenant and not shared at all."""
     requests, labels, spec = workload.requests, workload.labels, workload.spec
     inputs = sum(r.input_tokens for r in requests)
     conversations = len({request.session for request in requests})
@@ -91,7 +91,7 @@ def measure(workload: GeneratedWorkload) -> Statistics:
 
 
 def _hits(requests: Sequence[TraceRequest], owners: Sequence[Hashable], block_tokens: int) -> int:
-    """Hit tokens with an unbounded cache per owner; outputs are published, all but the last sampled token.
+    """Return hit tokens with an unbounded cache per owner; outputs are published, all but the last sampled token.
 
     What is cached is prefix-closed, so the hit ends where a binary search along the chain says.
     """
@@ -121,7 +121,7 @@ def _turn_moments(spec: WorkloadSpec) -> _Moments:
 
 
 def _floor_mean(length: Lognormal) -> float:
-    """Mean of the length in whole tokens: rounding down takes half a token, except where the cut already is
+    """Return mean of the length in whole tokens: rounding down takes half a token, except where the cut already is
     whole.
     """
     mu = math.log(length.median)

@@ -1,4 +1,4 @@
-"""From labels to principals: which tenant of the policy a label's rank stands for."""
+"""Assigns the policy's tenants to labels, by rank."""
 
 from __future__ import annotations
 
@@ -11,17 +11,13 @@ ISSUER = "replay"
 
 
 def tenant_names(policy: Policy, count: int) -> list[str]:
-    """Names by rank, heaviest first: the policy's own tenants in its order, then invented ones
-    (`tenant-009`).
-    """
+    """Return names by rank, heaviest first: the policy's tenants in order, then invented ones (`tenant-009`)."""
     listed = [tenant.id for tenant in policy.tenants[:count]]
     return listed + [f"tenant-{rank + 1:03d}" for rank in range(len(listed), count)]
 
 
 class LabelledPrincipals:
-    """Principals by label; one object a (tenant, subject, session, classification), as an engine would cache
-    them.
-    """
+    """Principals by label; one object per (tenant, subject, session, classification), as an engine would cache them."""
 
     def __init__(self, policy: Policy, tenants: int) -> None:
         self.names = tenant_names(policy, tenants)
@@ -29,7 +25,7 @@ class LabelledPrincipals:
         self._known: dict[Label, Principal] = {}
 
     def principal(self, label: Label) -> Principal:
-        """The principal behind a labelled request: every claim counts as verified."""
+        """Return the principal behind a labelled request: every claim counts as verified."""
         principal = self._known.get(label)
         if principal is None:
             principal = self._known[label] = Principal(
@@ -42,19 +38,17 @@ class LabelledPrincipals:
         return principal
 
     def readable(self, tenant: int) -> tuple[int, ...]:
-        """The tenants, by rank, whose K/V this one may come to read: its own, and what grants and segments
-        open.
-        """
+        """Return the tenants, by rank, whose K/V this tenant may read: its own, and those of grants and segments."""
         return self._readable[tenant]
 
     def _readable_by(self, policy: Policy, name: str) -> tuple[int, ...]:
-        found = {name}
+        readable = {name}
         for grant in (*policy.grants, *policy.group_grants()):
             if grant.reader == name:
-                found.add(grant.owner)
+                readable.add(grant.owner)
         for segment in policy.segments:  # a segment's blocks are computed by whoever sends it first
             if segment.tenants is None:
-                found.update(self.names)
+                readable.update(self.names)
             elif name in segment.tenants:
-                found.update(segment.tenants)
-        return tuple(rank for rank, other in enumerate(self.names) if other in found)
+                readable.update(segment.tenants)
+        return tuple(rank for rank, other in enumerate(self.names) if other in readable)

@@ -1,4 +1,4 @@
-"""Every case of the kit, by what it is about."""
+"""Every case of the kit, by subject."""
 
 from __future__ import annotations
 

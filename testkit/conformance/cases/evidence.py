@@ -34,7 +34,7 @@ ALPHA, BOB, BETA = person("alpha"), person("alpha", "bob"), person("beta")
 
 
 def workload(rig: CaseHarness) -> None:
-    """Every way to begin and to end, under pressure, with hits."""
+    """Run every kind of beginning and end, under pressure, with hits."""
     for number in range(3):
         shared = rig.prompt(3)
         for who in (ALPHA, BETA, BOB):
@@ -140,7 +140,7 @@ def complete(bench: Bench) -> None:
 
 
 def _handles(events: list[object], runs: str) -> Counter[tuple[int, int]]:
-    """How often each (block, generation) is listed."""
+    """Return how often each (block, generation) is listed."""
     counted: Counter[tuple[int, int]] = Counter()
     for event in events:
         _, blocks, generations = flatten(getattr(event, runs))

@@ -1,4 +1,4 @@
-"""Random traces with every operation at once: the seed is the case's, the oracles are the kit's."""
+"""Random traces of all operations at once: the seed is the case's, the oracles are the kit's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROUNDS = 90
 
 
 class FuzzTrace:
-    """One random trace: requests with shared beginnings, and everything that can happen to them."""
+    """One random trace: requests with shared prefixes, and everything that can happen to them."""
 
     def __init__(self, rig: CaseHarness) -> None:
         self.rig = rig
@@ -25,7 +25,7 @@ class FuzzTrace:
         self.hits = 0
 
     def act(self) -> None:
-        """One random act, and an engine step."""
+        """Perform one random operation and an engine step."""
         rig, random = self.rig, self.rig.random
         chance = random.random()
         if chance < 0.4 and len(self.live) < 6:

@@ -19,7 +19,7 @@ ALPHA, BETA, GAMMA = person("alpha"), person("beta"), person("gamma")
 
 
 def _churn(rig: CaseHarness, rounds: int) -> None:
-    """Tenants take turns in a pool that is too small for all of them."""
+    """Run tenants in turns in a pool that is too small for all of them."""
     for _ in range(rounds):
         for who in (ALPHA, BETA, GAMMA):
             rig.ask(who, rig.prompt(3, 1), 2)  # two positions of a partial tail are written
@@ -140,7 +140,7 @@ def transfers(bench: Bench) -> None:
 
 
 def _press(rig: CaseHarness, rounds: int) -> None:
-    """Requests that together need more than the pool has."""
+    """Submit requests that together need more than the pool has."""
     for _ in range(rounds):
         for who in (BETA, ALPHA):
             tokens = rig.prompt(5)

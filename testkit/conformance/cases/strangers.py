@@ -1,4 +1,4 @@
-"""Who cannot prove who it is reuses nothing and leaves nothing; who can learns nothing about anybody else."""
+"""An unauthenticated request reuses nothing and leaves nothing; an authenticated one learns nothing about others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALPHA, BETA, GAMMA = person("alpha"), person("beta"), person("gamma")
 
 
 def _reuses_nothing(rig: CaseHarness, identity: str | None, tokens: tuple[int, ...], what: str) -> None:
-    """Refused at the door, or computed in full; and what it computes is nobody's afterwards."""
+    """Require that the request is refused, or computed in full and leaves nothing to reuse."""
     fresh = rig.prompt(3)
     for asked in (tokens, fresh):
         outcome = rig.ask(identity, asked, 2)

@@ -1,1 +1,1 @@
-"""Engines that the kit runs on without a model: a toy scheduler and device over the Governor or the engine port."""
+"""Engines for the kit without a model: a toy scheduler and device over the Governor or the engine port."""

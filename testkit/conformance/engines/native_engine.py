@@ -1,4 +1,4 @@
-"""A toy engine on our own block manager, through the Governor: the kit over the other kind of adapter.
+"""A toy engine on our own block manager, through the Governor: the kit's second kind of adapter.
 
 1. Blocks come from `Governor.admit` and `extend_many`, zeroed before they are handed out (clean-first).
 2. Every device step runs under a fence, so that nothing it writes late can land in a block that was zeroed meanwhile.
@@ -55,7 +55,7 @@ class NativeEngine(ToyEngine):
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def start(self, request: ToyRequest) -> bool:
-        """Admission attaches and allocates in one call."""
+        """Admit the request, which attaches and allocates in one call."""
         if request.principal is None:
             self.refuse(request, "no valid identity")
             return False
@@ -80,7 +80,7 @@ class NativeEngine(ToyEngine):
         return True
 
     def grow(self, request: ToyRequest) -> bool:
-        """One more accepted token; the tail of a fork is copied where it was shared."""
+        """Make room for one more accepted token; the tail of a fork is copied where it was shared."""
         handle = self._handles[request]
         if self.governor.extend_many([handle], [request.tokens[-1]]):
             return False
@@ -91,17 +91,17 @@ class NativeEngine(ToyEngine):
         return True
 
     def computed(self, request: ToyRequest) -> None:
-        """Whole blocks among them may be reused from now on."""
+        """Make the whole blocks among them reusable from now on."""
         self.governor.commit([self._handles[request]], [request.landed])
 
     def give_back(self, request: ToyRequest, cause: str) -> None:
-        """Release is idempotent in the Governor."""
+        """Release the request; release is idempotent in the Governor."""
         handle = self._handles.pop(request, None)
         if handle is not None:
             self.governor.release(handle, cause)
 
     def fork(self, request: object) -> object:
-        """A second request on the same blocks."""
+        """Return a second request on the same blocks."""
         parent = self.requests[request]
         while self.device.stream:
             self.device.retire()
@@ -121,7 +121,7 @@ class NativeEngine(ToyEngine):
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def dispatch(self, work: list[Work]) -> None:
-        """The Governor's step, then one device step under a fence over everything that runs."""
+        """Take the Governor's step, then one device step under a fence over everything that runs."""
         self._tick()
         if work:
             fence = self.fence()
@@ -129,7 +129,7 @@ class NativeEngine(ToyEngine):
         self.retire_due(submitted=bool(work))
 
     def fence(self) -> int:
-        """The coming step may touch the blocks of everything that runs."""
+        """Open a fence over the blocks of everything that runs, which the coming step may touch."""
         return self.governor.fence([self._handles[one] for one in self.running])
 
     def _tick(self) -> None:
@@ -139,7 +139,7 @@ class NativeEngine(ToyEngine):
                 self.end(request, ABORTED, "active-max")
 
     def idle(self, microseconds: int) -> None:
-        """Only the timer runs."""
+        """Run only the timer."""
         while microseconds > 0:
             stride = min(TIMER_US, microseconds)
             self.clock.advance(stride)
@@ -149,12 +149,12 @@ class NativeEngine(ToyEngine):
     # -- administration ------------------------------------------------------------------------------------------------
 
     def activate(self, policy: str) -> None:
-        """A new revision takes effect."""
+        """Activate a new policy revision."""
         self.revision += 1
         self.governor.activate(table(policy, self.revision), actor="conformance")
 
     def erase(self, selector: Selector) -> None:
-        """Erase in the Governor; the engine drops the requests that it aborted."""
+        """Erase in the Governor; the engine drops the requests that the Governor aborted."""
         self.governor.erase(selector)
         live = set(self.governor.running)
         for request, handle in list(self._handles.items()):
@@ -162,19 +162,19 @@ class NativeEngine(ToyEngine):
                 self.end(request, ABORTED, "erased")
 
     def take_epochs(self, known: KnownEpochs) -> None:
-        """As a worker that heard of them."""
+        """Take erase epochs as a worker that learns of them."""
         self.governor.take_epochs(known, NEVER_US)
 
     def scan(self) -> list[str]:
-        """The Governor's own orphan scan."""
+        """Return the findings of the Governor's orphan scan."""
         return [str(finding) for finding in self.governor.scan()]
 
     def check(self) -> list[str]:
-        """Every invariant, recomputed."""
+        """Return the violated invariants, recomputed."""
         return self.governor.check()
 
     def close(self) -> None:
-        """Everything in flight retires, everything ends."""
+        """Retire everything in flight, and end everything."""
         for request in [*self.waiting, *self.running]:
             self.end(request, ABORTED, "shutdown")
         while self.device.stream:
@@ -184,7 +184,7 @@ class NativeEngine(ToyEngine):
     # -- evidence ------------------------------------------------------------------------------------------------------
 
     def free_blocks(self) -> tuple[int, ...]:
-        """The clean ring."""
+        """Return the clean ring."""
         blocks: list[int] = []
         for partition in self.governor.managers[0].pool.partitions:
             places = range(partition.clean_head, partition.clean_head + partition.clean_count)
@@ -192,9 +192,9 @@ class NativeEngine(ToyEngine):
         return tuple(blocks)
 
     def indexed(self) -> frozenset[bytes]:
-        """Not asked of an engine without events."""
+        """Return nothing: an engine without events is not asked."""
         return frozenset()
 
     def events(self) -> list[BlockEvent]:
-        """No events yet."""
+        """Return nothing: there are no events yet."""
         return []

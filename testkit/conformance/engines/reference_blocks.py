@@ -1,4 +1,4 @@
-"""The reference engine's own allocator: free list, prefix index, LRU order, reference counts. It knows no governance.
+"""The reference engine's allocator without governance: free list, prefix index, LRU order, reference counts.
 
 1. free + least recently used + referenced + parked + withheld = all blocks; each is in exactly one of them.
 2. A block under device work (a step in flight, a transfer) is pinned: once free it is parked, not handed out.
@@ -13,7 +13,7 @@ import numpy as np
 
 
 class ReferenceBlocks:
-    """Physical blocks 0 to `count` - 1."""
+    """The physical blocks 0 to `count` - 1."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -28,40 +28,42 @@ class ReferenceBlocks:
         self.allocated = 0
 
     def find(self, key: bytes) -> int:
-        """The block that is indexed under a key, or -1."""
+        """Return the block indexed under a key, or -1."""
         return self.index.get(key, -1)
 
     def room(self, keeping: Iterable[int] = ()) -> int:
-        """How many blocks could be taken, if these unreferenced ones are kept."""
+        """Return how many blocks could be taken while these unreferenced ones are kept."""
         kept = set(keeping)
         return len(self.free) + sum(block not in kept and not self.pins[block] for block in self.unused)
 
     def oldest(self) -> int:
-        """The least recently used block that no device work keeps in its place."""
+        """Return the least recently used block that is not pinned by device work."""
         return next(block for block in self.unused if not self.pins[block])
 
     def take(self, count: int) -> list[int]:
-        """`count` blocks of the free list, which the caller has filled."""
+        """Take `count` blocks from the free list, which the caller has filled."""
         taken = [self.free.popleft() for _ in range(count)]
         self.refs[taken] += 1
         self.allocated += count
         return taken
 
     def share(self, blocks: Sequence[int]) -> None:
-        """One more reference on indexed blocks."""
+        """Add one reference to each of these indexed blocks."""
         for block in blocks:
             self.refs[block] += 1
             self.unused.pop(block, None)
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """One reference less; the last one makes a block unused (indexed) or free. Children first, as LRU wants."""
+        """Drop one reference; a block without references becomes unused (indexed) or free. Children come first, for
+        LRU.
+        """
         for block in reversed(blocks):
             self.refs[block] -= 1
             if self.refs[block] == 0:
                 self._release(block)
 
     def remember(self, key: bytes, block: int) -> bool:
-        """Index a block under its key; False where the key has another block."""
+        """Index a block under its key; return False where the key has another block."""
         if key in self.index:
             return False
         self.index[key] = block
@@ -69,7 +71,7 @@ class ReferenceBlocks:
         return True
 
     def forget(self, block: int) -> bytes | None:
-        """Take a block out of the index; returns its key."""
+        """Remove a block from the index and return its key."""
         key = self.key_of.pop(block, None)
         if key is not None:
             del self.index[key]
@@ -78,17 +80,17 @@ class ReferenceBlocks:
         return key
 
     def withhold(self, block: int) -> None:
-        """Never hand this one out again."""
+        """Never allocate this block again."""
         self.withheld.add(block)
         if block in self.free:
             self.free.remove(block)
 
     def pin(self, blocks: Iterable[int]) -> None:
-        """Device work on these begins."""
+        """Pin these blocks while device work on them runs."""
         self.pins.update(set(blocks))
 
     def unpin(self, blocks: Iterable[int]) -> None:
-        """Device work on these has ended."""
+        """Unpin these blocks after device work on them."""
         for block in set(blocks):
             self.pins[block] -= 1
             if self.pins[block] == 0 and block in self.parked:
@@ -106,7 +108,7 @@ class ReferenceBlocks:
             self.free.append(block)
 
     def check(self) -> list[str]:
-        """Every block is in exactly one place (rule 1)."""
+        """Check that every block is in exactly one place (rule 1)."""
         places = Counter([*self.free, *self.unused, *self.parked, *np.flatnonzero(self.refs).tolist()])
         idle_withheld = [block for block in self.withheld if not self.refs[block]]
         places.update(idle_withheld)

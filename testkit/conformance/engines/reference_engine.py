@@ -1,4 +1,4 @@
-"""The reference engine: its own allocator, index and tier, governed through `EnginePort` as a third party would do it.
+"""The reference engine: its own allocator, index and tier, governed through `EnginePort` like a third party's engine.
 
 It is the example of docs/build/engine-port.md. What it owes governance, in the order of a request's life:
 
@@ -51,7 +51,7 @@ _MODEL = toy_model(BLOCK_TOKENS)
 
 
 class ReferenceRequest:
-    """What the engine keeps of one request beside its table: its residency, its keys, how much of it is indexed."""
+    """The engine's facts about a request besides its table: its residency, its keys, and the indexed part."""
 
     def __init__(self, residency: ExternalResidency) -> None:
         self.residency = residency
@@ -88,13 +88,13 @@ class ReferenceEngine(ToyEngine):
 
     @property
     def capabilities(self) -> Capabilities:
-        """It lacks nothing."""
+        """The reference engine's properties; it lacks nothing."""
         return self._capabilities
 
     # -- a request's life ----------------------------------------------------------------------------------------------
 
     def arrive(self, request: ToyRequest) -> None:
-        """Admission; a preempted request's residency is succeeded instead."""
+        """Admit the request, or continue a preempted request's residency."""
         known = self.admitted.get(request)
         answer: ExternalResidency | AdmissionRefused
         if known is not None:
@@ -114,38 +114,38 @@ class ReferenceEngine(ToyEngine):
             self.admitted[request] = ReferenceRequest(answer)
 
     def start(self, request: ToyRequest) -> bool:
-        """Attach what may be reused, hand out the rest, begin to load what the tier has."""
+        """Attach the reusable blocks, allocate the others, and start loading what the tier has."""
         mine = self.admitted[request]
         if self.port.may_start(mine.residency) is not None:
             return False
         looked = self.port.look_up(mine.residency, self.blocks.find)
         mine.keys = list(looked.keys)
-        found = self.find(mine.residency, looked.keys[: looked.readable])
-        need = -(-len(request.tokens) // BLOCK_TOKENS) - len(found)
-        if self.blocks.room(found) < need:
+        hit_blocks = self.find(mine.residency, looked.keys[: looked.readable])
+        need = -(-len(request.tokens) // BLOCK_TOKENS) - len(hit_blocks)
+        if self.blocks.room(hit_blocks) < need:
             return False
-        self.blocks.share(found)
-        self.port.attached(mine.residency, found)
+        self.blocks.share(hit_blocks)
+        self.port.attached(mine.residency, hit_blocks)
         new = self.allocate(mine.residency, request, need)
-        request.table = found + new
-        request.cached_tokens = request.sent = request.landed = BLOCK_TOKENS * len(found)
-        mine.published = len(found)
+        request.table = hit_blocks + new
+        request.cached_tokens = request.sent = request.landed = BLOCK_TOKENS * len(hit_blocks)
+        mine.published = len(hit_blocks)
         if self.setup.tier:
             self.load(request, mine, looked.readable)
         return True
 
     def find(self, residency: ExternalResidency, keys: Sequence[bytes]) -> list[int]:
-        """Leading blocks of the index that the port lets this request attach now."""
-        found: list[int] = []
+        """Return the leading indexed blocks that the port lets this request attach now."""
+        hit_blocks: list[int] = []
         for key in keys:
             block = self.blocks.find(key)
             if block < 0:
                 break
-            found.append(block)
-        return found[: self.port.attachable(residency, found)]
+            hit_blocks.append(block)
+        return hit_blocks[: self.port.attachable(residency, hit_blocks)]
 
     def allocate(self, residency: ExternalResidency, request: ToyRequest, count: int) -> list[int]:
-        """`count` blocks; what must go first is for the policy to say, then for our own order."""
+        """Allocate `count` blocks; the policy chooses what is evicted first, then our own order."""
         short = count - len(self.blocks.free)
         if short > 0:
             for block in self.port.victims(short):
@@ -161,7 +161,7 @@ class ReferenceEngine(ToyEngine):
         return new
 
     def grow(self, request: ToyRequest) -> bool:
-        """A token was accepted: the key of a block that it completes, and a block for the next one."""
+        """Make room for an accepted token: the key of a block that it completes, and a block for the next token."""
         mine = self.admitted[request]
         mine.keys += self.port.extend_keys(mine.residency, request.tokens[-1:])
         if len(request.tokens) <= len(request.table) * BLOCK_TOKENS:
@@ -172,11 +172,11 @@ class ReferenceEngine(ToyEngine):
         return True
 
     def spoke(self, request: ToyRequest) -> None:
-        """Its first token counts, and where it had to wait for it."""
+        """Report the first token, and where it had to wait."""
         self.port.first_token(self.admitted[request].residency, request.cached_tokens)
 
     def computed(self, request: ToyRequest) -> None:
-        """Index the whole blocks among what is computed, each behind its parent."""
+        """Index the whole computed blocks, each behind its parent."""
         mine = self.admitted[request]
         while mine.published < min(request.landed // BLOCK_TOKENS, len(mine.keys)):
             at = mine.published
@@ -187,7 +187,7 @@ class ReferenceEngine(ToyEngine):
             mine.published += 1
 
     def publish(self, request: ToyRequest, mine: ReferenceRequest, at: int, before: int) -> None:
-        """Index one block, tell the port and the routers, and begin to store it."""
+        """Index one block, report it to the port and the routers, and start storing it."""
         residency, block, key = mine.residency, request.table[at], mine.keys[at]
         if not residency.publishes or not self.blocks.remember(key, block):
             return
@@ -206,13 +206,15 @@ class ReferenceEngine(ToyEngine):
             self.store(request, residency, at)
 
     def forget(self, block: int, cause: str) -> None:
-        """A block leaves the index, by whoever's order; routers are told."""
+        """Remove a block from the index and tell the routers."""
         key = self.blocks.forget(block)
         if key is not None:
             self._events.append(removed(self._scopes.pop(block), key, cause=cause))
 
     def give_back(self, request: ToyRequest, cause: str) -> None:
-        """Give up every block. The port first: what it ends it takes out of the index before the blocks are free."""
+        """Give up every block. The port goes first: it removes what it ends from the index before the blocks are
+        free.
+        """
         mine = self.admitted.get(request)
         if mine is None:
             return
@@ -222,26 +224,28 @@ class ReferenceEngine(ToyEngine):
         self.blocks.give_back(blocks)
 
     def fork(self, request: object) -> object:
-        """A second request of the same principal: it attaches what the first has published, and computes the rest."""
+        """Return a second request of the same principal: it attaches the first one's published blocks and computes the
+        others.
+        """
         parent = self.requests[request]
         return self.queue(parent.ask, self.identity_of_fork(parent), parent.hints, like=parent)
 
     def identity_of_fork(self, parent: ToyRequest) -> Principal | None:
-        """A child is its parent's principal's."""
+        """Return the parent's principal."""
         return parent.principal
 
     # -- transfers -----------------------------------------------------------------------------------------------------
 
     def store_name(self, request: ToyRequest, at: int, key: bytes) -> bytes:
-        """What a block is called in the tier when it is stored: its key, which carries its scope."""
+        """Return a block's name in the tier when it is stored: its key, which carries its scope."""
         return key
 
     def load_name(self, request: ToyRequest, at: int, key: bytes) -> bytes:
-        """What is asked of the tier."""
+        """Return the name under which a block is looked up in the tier."""
         return key
 
     def store(self, request: ToyRequest, residency: ExternalResidency, at: int) -> None:
-        """Begin to store a block that was just published."""
+        """Start storing a block that was just published."""
         block, key = request.table[at], self.admitted[request].keys[at]
         name, domain = self.store_name(request, at, key), residency.domain
         until_us = self.clock.now_us() + min(domain.idle_us, domain.absolute_us)
@@ -252,7 +256,7 @@ class ReferenceEngine(ToyEngine):
         self.end_transfer([block], fence)
 
     def load(self, request: ToyRequest, mine: ReferenceRequest, readable: int) -> None:
-        """Begin to load, into blocks that were just handed out, what the tier has of the leading readable ones."""
+        """Start loading the leading readable blocks that the tier has, into newly allocated blocks."""
         now_us = self.clock.now_us()
         for at in range(mine.published, readable):
             name = self.load_name(request, at, mine.keys[at])
@@ -277,31 +281,31 @@ class ReferenceEngine(ToyEngine):
             self.computed(request)
 
     def begin_transfer(self, blocks: Iterable[int]) -> int:
-        """Device work outside the compute stream: its blocks stay where they are, and are not zeroed, until it ends."""
+        """Start device work outside the compute stream: its blocks are neither moved nor zeroed until it ends."""
         self.blocks.pin(blocks)
         return self.port.fence()
 
     def end_transfer(self, blocks: Iterable[int], fence: int) -> None:
-        """It has ended."""
+        """End such device work."""
         self.port.retire(fence)
         self.blocks.unpin(blocks)
 
     def is_loading(self, request: ToyRequest) -> bool:
-        """Whether blocks of it are on their way from the tier."""
+        """Return whether some of its blocks are being loaded from the tier."""
         return self.admitted[request].loading > 0
 
     def hold_transfers(self, held: bool) -> None:
-        """Hold the copy stream up, or let it go on."""
+        """Hold the copy stream, or release it."""
         self.far.is_held = held
 
     def tier(self) -> list[TierObject]:
-        """Everything in the tier."""
+        """Return everything in the tier."""
         return [TierObject(name, copy.data) for name, copy in self.far.copies.items()]
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def dispatch(self, work: list[Work]) -> None:
-        """One device step: the port's scrubs, then loads may begin, then the work; all of it under a fence."""
+        """Take one device step under a fence: the port's scrubs, then loads, then the work."""
         self.far.run()
         order = self.port.step()
         step: list[Work] = [*self.first(order), *self.loads, *work]
@@ -314,7 +318,7 @@ class ReferenceEngine(ToyEngine):
         self.retire_due(submitted=bool(step))
 
     def first(self, order: ScrubOrder | None) -> list[Work]:
-        """The scrubs that go before everything else of the step."""
+        """Return the scrubs that precede everything else in the step."""
         return [] if order is None else [ToyScrub(order.batches, partial(self._scrubbed, order.number))]
 
     def _scrubbed(self, number: int, results: list[list[ScrubResult]]) -> None:
@@ -322,14 +326,14 @@ class ReferenceEngine(ToyEngine):
             self.port.scrubbed(number, shard, answers, self.device.memory.scrubbed(shard))
 
     def idle(self, microseconds: int) -> None:
-        """Only the timer runs."""
+        """Run only the timer."""
         end_us = self.clock.now_us() + microseconds
         while (left := end_us - self.clock.now_us()) > 0:
             self.clock.advance(min(TIMER_US, left))
             self.tick()
 
     def tick(self) -> None:
-        """What an idle engine does when its timer fires."""
+        """Do what an idle engine does when its timer fires."""
         self.far.run()
         self.far.sweep(self.clock.now_us())
         if self.port.has_work():
@@ -338,25 +342,25 @@ class ReferenceEngine(ToyEngine):
     # -- administration ------------------------------------------------------------------------------------------------
 
     def activate(self, policy: str) -> None:
-        """A new revision takes effect."""
+        """Activate a new policy revision."""
         self.revision += 1
         self.port.activate(table(policy, self.revision), actor="conformance")
 
     def erase(self, selector: Selector) -> None:
-        """The port ends custody here; the tier's copies of closed domains go with it."""
+        """End custody in the port, and the tier's copies of closed domains with it."""
         self.port.erase(selector)
         self.far.sweep(self.clock.now_us())
 
     def take_epochs(self, known: KnownEpochs) -> None:
-        """As a worker that heard of them."""
+        """Take erase epochs as a worker that learns of them."""
         self.port.take_epochs(known, NEVER_US)
 
     def scan(self) -> list[str]:
-        """The port's orphan scan."""
+        """Return the findings of the port's orphan scan."""
         return [str(finding) for finding in self.port.scan()]
 
     def check(self) -> list[str]:
-        """The port's invariants, and the engine's own."""
+        """Return the violated invariants of the port and of the engine."""
         return [*self.port.check(), *self.blocks.check()]
 
     def close(self) -> None:
@@ -374,20 +378,20 @@ class ReferenceEngine(ToyEngine):
     # -- evidence ------------------------------------------------------------------------------------------------------
 
     def free_blocks(self) -> tuple[int, ...]:
-        """The free list."""
+        """Return the free list."""
         return tuple(self.blocks.free)
 
     def indexed(self) -> frozenset[bytes]:
-        """The keys of the prefix index."""
+        """Return the keys of the prefix index."""
         return frozenset(self.blocks.index)
 
     def events(self) -> list[BlockEvent]:
-        """Block events since the last call."""
+        """Return the block events since the last call."""
         taken, self._events = self._events, []
         return taken
 
     def drop_index(self) -> None:
-        """Forget everything that nobody uses."""
+        """Drop every index entry that is not in use."""
         blocks = list(self.blocks.unused)
         for block in blocks:
             self.forget(block, "reset")
@@ -395,31 +399,31 @@ class ReferenceEngine(ToyEngine):
 
 
 class ReferenceControl:
-    """What the port may order (`EngineControl`)."""
+    """The orders that the port may give (`EngineControl`)."""
 
     def __init__(self, engine: ReferenceEngine) -> None:
         self._engine = engine
 
     def evict(self, blocks: Sequence[int]) -> None:
-        """Forget these now; unreferenced ones are free from here on."""
+        """Evict these blocks; unreferenced ones are free from then on."""
         for block in blocks:
             self._engine.forget(block, "ended")
 
     def abort(self, request_ids: Sequence[object], cause: str) -> None:
-        """End these now."""
+        """Abort these requests."""
         for request_id in request_ids:
             self._engine.end(self._engine.requests[request_id], ABORTED, cause)
 
     def withhold(self, blocks: Sequence[int]) -> None:
-        """These never become zero: keep them out of the free list."""
+        """Keep these blocks, which never become zero, out of the free list."""
         for block in blocks:
             self._engine.blocks.withhold(block)
 
     def wake(self) -> None:
-        """The toy engine's timer looks often enough."""
+        """Do nothing: the toy engine's timer runs often enough."""
 
     def view(self) -> EngineView:
-        """The engine's own books."""
+        """Return the engine's own books."""
         blocks = self._engine.blocks
         indexed = np.zeros(blocks.count, dtype=np.bool_)
         indexed[list(blocks.key_of)] = True

@@ -14,7 +14,7 @@ from kvcustody.allocator.pool.accounting import Domain
 
 
 class TierCopy(NamedTuple):
-    """One block in the tier, of one domain, until its deadline."""
+    """One block in the tier, in one domain, until its deadline."""
 
     data: bytes
     domain: Domain
@@ -22,7 +22,7 @@ class TierCopy(NamedTuple):
 
 
 class ReferenceTier:
-    """Copies by the name they were stored under, and the transfers under way."""
+    """The copies by the name under which they were stored, and the running transfers."""
 
     def __init__(self) -> None:
         self.copies: dict[bytes, TierCopy] = {}
@@ -34,16 +34,16 @@ class ReferenceTier:
         self._transfers.append(transfer)
 
     def run(self) -> None:
-        """Do every transfer that was started, unless the stream is held up."""
+        """Finish every started transfer, unless the stream is held."""
         while self._transfers and not self.is_held:
             self._transfers.popleft()()
 
     def has(self, name: bytes, now_us: int) -> bool:
-        """Whether a copy may be served now."""
+        """Return whether a copy may be served now."""
         copy = self.copies.get(name)
         return copy is not None and copy.domain.is_open and now_us < copy.until_us
 
     def sweep(self, now_us: int) -> None:
-        """Drop what may not be served any more."""
+        """Drop copies that may no longer be served."""
         for name in [name for name in self.copies if not self.has(name, now_us)]:
             del self.copies[name]

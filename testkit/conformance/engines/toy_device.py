@@ -1,4 +1,4 @@
-"""A toy device: K/V tensors, one compute stream whose steps retire late, and one copy stream for transfers.
+"""A toy device: K/V tensors, a compute stream whose steps retire late, and a copy stream for transfers.
 
 1. Work of one stream is done in order. A step that was submitted is done later, `steps_in_flight` steps behind; until
    then nothing of it has touched memory. A transfer is done when the copy stream comes to it, at any time.
@@ -49,7 +49,7 @@ class Copy(NamedTuple):
 
 
 class Say(NamedTuple):
-    """Read positions [0, length) through the block table, say the next token."""
+    """Read positions [0, length) through the block table and output the next token."""
 
     table: tuple[int, ...]
     length: int
@@ -57,7 +57,7 @@ class Say(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Tell the engine that the stream has come here."""
+    """Call the engine back when the stream reaches this point."""
 
     done: Callable[[], None]
 
@@ -66,7 +66,7 @@ Work = ToyScrub | Write | Copy | Say | Call
 
 
 class ToyDevice:
-    """Memory of `blocks` blocks on `shards` shards, and two streams over it."""
+    """Memory of `blocks` blocks on `shards` shards, with two streams."""
 
     def __init__(self, blocks: int, block_tokens: int, shards: int, clock: Clock) -> None:
         self.block_tokens = block_tokens
@@ -86,7 +86,7 @@ class ToyDevice:
         self.stream.append(step)
 
     def retire(self) -> None:
-        """Do the oldest step that is in flight."""
+        """Run the oldest step in flight."""
         for work in self.stream.popleft():
             if isinstance(work, Write):
                 self._write(work)
@@ -100,7 +100,7 @@ class ToyDevice:
                 work.done()
 
     def scrub(self, batches: Batches) -> list[list[ScrubResult]]:
-        """Zero now: results by shard, one for each batch."""
+        """Zero the blocks now; return results by shard, one for each batch."""
         return [
             [self.memory.scrub(shard, blocks, share) for share, blocks in batches] for shard in range(len(self._views))
         ]
@@ -122,7 +122,7 @@ class ToyDevice:
     # -- whole blocks, as the copy stream moves them -------------------------------------------------------------------
 
     def get(self, block: int) -> bytes:
-        """All bytes of a block, shard after shard."""
+        """Return all bytes of a block, shard after shard."""
         return b"".join(np.ascontiguousarray(view[:, block]).tobytes() for view in self._views)
 
     def put(self, block: int, data: bytes) -> None:
@@ -135,12 +135,12 @@ class ToyDevice:
     # -- hand-out, as the engine tells it ------------------------------------------------------------------------------
 
     def handed_out(self, block: int, request: object) -> None:
-        """The engine gave this block to a request: its next write is a first write."""
+        """Note that the engine allocated this block: its next write is a first write."""
         self.hand_outs += 1
         self._fresh[block] = (request, self.hand_outs)
 
     def first_write(self, block: int) -> None:
-        """Somebody is about to write to this block (rule 3)."""
+        """Report a first write to this block before it happens (rule 3)."""
         fresh = self._fresh.pop(block, None)
         if fresh is not None and self.probe is not None:
             nonzero = self.memory.nonzero_bytes(np.array([block], dtype=np.int64))

@@ -1,4 +1,4 @@
-"""The part of a toy engine that governance does not touch: a door, a queue, chunked prefill, steps in flight.
+"""The part of a toy engine without governance: a door, a queue, chunked prefill, steps in flight.
 
 `ReferenceEngine` (its own allocator, through the engine port) and `NativeEngine` (our block manager, through the
 Governor) add where blocks come from. A toy engine is its own harness: it implements `EngineUnderTest`.
@@ -44,7 +44,7 @@ ANONYMOUS = "anonymous"
 
 
 class ToyRequest:
-    """One request in the engine's own books. `sent`: tokens whose computation was submitted; `landed`: has retired."""
+    """One request in the engine's books. `sent`: tokens submitted for computation; `landed`: tokens computed."""
 
     def __init__(self, number: int, ask: RequestSpec, principal: Principal | None, hints: Hints) -> None:
         self.number = number
@@ -65,18 +65,18 @@ class ToyRequest:
 
     @property
     def is_over(self) -> bool:
-        """Finished, aborted or refused."""
+        """Whether the request has finished, was aborted or was refused."""
         return self.state in OVER
 
     def restart(self) -> None:
-        """Back to the queue: everything is computed or attached again."""
+        """Return to the queue: everything is computed or attached again."""
         self.epoch += 1
         self.table, self.sent, self.landed, self.is_speaking = [], 0, 0, False
         self.state = WAITING
 
 
 class ToyEngine(ABC):
-    """The scheduler. Subclasses say where blocks come from, and what is told to governance."""
+    """The scheduler. Subclasses provide blocks and call governance."""
 
     def __init__(self, setup: Setup, blocks: int) -> None:
         self.setup = setup
@@ -98,32 +98,32 @@ class ToyEngine(ABC):
 
     @abstractmethod
     def start(self, request: ToyRequest) -> bool:
-        """Attach and allocate for all of the request's tokens: `table`, `sent`, `cached_tokens`. False: it waits."""
+        """Attach and allocate for all the request's tokens: `table`, `sent`, `cached_tokens`. False: it waits."""
 
     @abstractmethod
     def grow(self, request: ToyRequest) -> bool:
-        """Room for the token that was just accepted. False: there is none, preempt."""
+        """Make room for the token that was just accepted. False: there is none, so preempt."""
 
     @abstractmethod
     def computed(self, request: ToyRequest) -> None:
-        """The K/V of the first `landed` tokens is in memory."""
+        """Note that the K/V of the first `landed` tokens is in memory."""
 
     @abstractmethod
     def give_back(self, request: ToyRequest, cause: str) -> None:
-        """Give up all its blocks, whatever its state; a second time changes nothing."""
+        """Give up all blocks in any state; a second call does nothing."""
 
     @abstractmethod
     def dispatch(self, work: list[Work]) -> None:
-        """Submit one device step of `work`, after whatever governance wants done first; retire those that are due."""
+        """Submit a device step of `work` after governance's scrubs, and retire the steps that are due."""
 
     # -- the door and the queue ----------------------------------------------------------------------------------------
 
     def mint(self, principal: Principal, valid_us: int) -> str:
-        """A valid raw token for one request."""
+        """Return a valid raw token for one request."""
         return self.door.issue(principal, ttl_seconds=-(-valid_us // 1_000_000))
 
     def submit(self, ask: RequestSpec) -> object:
-        """Queue a request under whatever identity it can prove."""
+        """Queue a request under the identity that it proves."""
         identity = ask.identity
         if isinstance(identity, Principal):
             identity = self.door.issue(identity, route=ask.route, client_salt=ask.salt, epochs=ask.epochs)
@@ -135,7 +135,7 @@ class ToyEngine(ABC):
     def queue(
         self, ask: RequestSpec, principal: Principal | None, hints: Hints, like: ToyRequest | None = None
     ) -> object:
-        """Put a request behind the others, one that goes on from another (`like`) too; returns its handle."""
+        """Append a request to the queue, or one that continues another (`like`); return its handle."""
         request = ToyRequest(len(self.requests) + 1, ask, principal, hints)
         if like is not None:
             request.tokens, request.output = list(like.tokens), list(like.output)
@@ -145,23 +145,23 @@ class ToyEngine(ABC):
         return request.number
 
     def arrive(self, request: ToyRequest) -> None:  # noqa: B027 (not every engine admits at arrival)
-        """Admission at arrival, where an engine has it."""
+        """Admit the request on arrival, in engines that do so."""
 
     def outcome(self, request: object) -> RequestOutcome:
-        """What is known of a request."""
+        """Return the current facts about a request."""
         one = self.requests[request]
         return RequestOutcome(one.state, one.cached_tokens, tuple(one.output), one.error, tuple(one.table), one.reason)
 
     def abort(self, request: object) -> None:
-        """The client cancels."""
+        """Cancel a request for its client."""
         self.end(self.requests[request], ABORTED, "aborted")
 
     def disconnect(self, request: object) -> None:
-        """The client is gone."""
+        """Drop a request's client."""
         self.end(self.requests[request], ABORTED, "disconnected")
 
     def end(self, request: ToyRequest, state: str, cause: str) -> None:
-        """End a request in whatever state it is; nothing where it is over."""
+        """End a request in any state; do nothing where it has ended."""
         if request.is_over:
             return
         self._leave(request)
@@ -170,20 +170,20 @@ class ToyEngine(ABC):
         request.table = []
 
     def refuse(self, request: ToyRequest, reason: str) -> None:
-        """It can never be served."""
+        """Refuse a request that can never be served."""
         self._leave(request)
         request.state, request.error, request.reason = REFUSED, "refused", reason
 
     def preempt(self, request: object) -> None:
-        """Take a running request's blocks; it resumes by itself."""
-        one = self.requests[request]
-        if one.state != RUNNING:
+        """Take a running request's blocks; it resumes on its own."""
+        victim = self.requests[request]
+        if victim.state != RUNNING:
             return
-        self._leave(one)
-        self.give_back(one, "preempted")
-        one.restart()
-        self.waiting.insert(0, one)
-        self.arrive(one)
+        self._leave(victim)
+        self.give_back(victim, "preempted")
+        victim.restart()
+        self.waiting.insert(0, victim)
+        self.arrive(victim)
 
     def _leave(self, request: ToyRequest) -> None:
         for queue in (self.waiting, self.running):
@@ -193,7 +193,7 @@ class ToyEngine(ABC):
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Start what can start, compute one chunk or one token of everything that runs."""
+        """Start what can start, and compute one chunk or one token of everything that runs."""
         if not (self.waiting or self.running or self.device.stream):
             return False
         for request in list(self.waiting):
@@ -221,7 +221,7 @@ class ToyEngine(ABC):
         return work
 
     def is_loading(self, request: ToyRequest) -> bool:
-        """Whether a transfer into its blocks is under way."""
+        """Return whether a transfer into its blocks is running."""
         return False
 
     def _landed(self, request: ToyRequest, epoch: int, landed: int) -> None:
@@ -230,7 +230,7 @@ class ToyEngine(ABC):
             self.computed(request)
 
     def spoke(self, request: ToyRequest) -> None:  # noqa: B027 (our own block manager sees it by itself)
-        """A token has come."""
+        """Accept a token."""
 
     def _said(self, request: ToyRequest, epoch: int, token: int) -> None:
         if request.state != RUNNING or request.epoch != epoch:
@@ -245,7 +245,7 @@ class ToyEngine(ABC):
             self.preempt(request.number)
 
     def retire_due(self, *, submitted: bool) -> None:
-        """Do the device steps that are more than `steps_in_flight` behind; one where there was nothing to submit."""
+        """Run the device steps beyond `steps_in_flight`, or one step where nothing was submitted."""
         depth = self.setup.steps_in_flight if submitted and (self.waiting or self.running) else 0
         while len(self.device.stream) > depth:
             self.device.retire()
@@ -259,25 +259,25 @@ class ToyEngine(ABC):
         self.device.probe = probe
 
     def read(self, blocks: Sequence[int]) -> list[bytes]:
-        """All bytes of each block, every shard."""
+        """Return all bytes of each block, every shard."""
         return [self.device.get(block) for block in blocks]
 
     def stick(self, block: int) -> None:
-        """This block refuses to become zero on the last shard."""
+        """Make this block fail to become zero on the last shard."""
         self.device.memory.stuck.add((self.setup.shards - 1, block))
 
     def ledger(self) -> list[Event]:
-        """Every ledger event so far."""
+        """Return every ledger event so far."""
         return list(self.ledger_port.events)
 
     # -- an engine without a tier --------------------------------------------------------------------------------------
 
     def hold_transfers(self, held: bool) -> None:  # noqa: B027 (not asked)
-        """No tier: nothing to hold."""
+        """Do nothing: there is no tier."""
 
     def tier(self) -> list[TierObject]:
-        """No tier: nothing in it."""
+        """Return nothing: there is no tier."""
         return []
 
     def drop_index(self) -> None:  # noqa: B027 (not asked)
-        """No tier: not asked."""
+        """Do nothing: there is no tier."""

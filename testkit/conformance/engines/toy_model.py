@@ -1,4 +1,4 @@
-"""A toy model that is honest about K/V: it writes what the whole prefix makes it, and says what every byte read does.
+"""A toy model whose K/V depends on the whole prefix, and whose output depends on every byte that it reads.
 
 1. K/V of a position is a function of the writer's canary, of every token up to it and of the position, and is never
    0.
@@ -23,12 +23,12 @@ _ODD = 0x9E3779B97F4A7C15
 
 
 def canary_of(name: str) -> int:
-    """Sixty-four bits that mark everything that one tenant's requests write."""
+    """Return sixty-four bits that mark everything written by one tenant's requests."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
 
 
 def prefix_states(canary: int, tokens: Sequence[int], known: list[int] | None = None) -> list[int]:
-    """One 64-bit state for each position: of the canary and every token up to it. `known` is extended."""
+    """Return one 64-bit state per position, of the canary and every token up to it. `known` is extended."""
     states = [] if known is None else known
     state = states[-1] if states else canary
     for token in tokens[len(states) :]:
@@ -39,7 +39,7 @@ def prefix_states(canary: int, tokens: Sequence[int], known: list[int] | None = 
 
 
 def rows(states: Sequence[int], shard: int) -> NDArray[np.int32]:
-    """K/V of consecutive positions on one shard: [2, positions, LANES], int32, no zero."""
+    """Return the K/V of consecutive positions on one shard: [2, positions, LANES], int32, without zeros."""
     seeds = np.array(states, dtype=np.uint64)[None, :, None]
     lanes = np.arange(2 * LANES, dtype=np.uint64).reshape(2, 1, LANES) + np.uint64(2 * LANES * shard + 1)
     mixed = _mix(seeds + lanes * np.uint64(_ODD))
@@ -47,7 +47,7 @@ def rows(states: Sequence[int], shard: int) -> NDArray[np.int32]:
 
 
 def say(read: NDArray[np.int64]) -> int:
-    """The next token, from all K/V read: [shards, 2, positions, LANES], int64."""
+    """Return the next token from all K/V read: [shards, 2, positions, LANES], int64."""
     weights = np.arange(read.size, dtype=np.uint64).reshape(read.shape) * np.uint64(2) + np.uint64(1)
     total = (read.astype(np.uint64) * weights).sum(dtype=np.uint64)
     return int(_mix(np.array([total]))[0] % np.uint64(VOCABULARY))

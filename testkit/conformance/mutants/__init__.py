@@ -1,1 +1,1 @@
-"""Historic bugs as patches, by engine, and the runner that shows that the kit notices each."""
+"""Historic bugs as patches, by engine, and the runner that shows that the kit detects each."""

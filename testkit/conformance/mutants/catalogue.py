@@ -1,4 +1,4 @@
-"""The catalogue of historic bugs: what went wrong, where it was seen, what it breaks, and which cases must notice.
+"""The catalogue of historic bugs: what went wrong, where it was seen, what it breaks, and which cases must detect it.
 
 `precedent` names public threads, advisories or our own suites; a bare description is a bug class without one thread.
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Fault(NamedTuple):
-    """One bug. `cases`: names of cases, any one of which must fail; the first is the one meant."""
+    """One bug. `cases`: names of cases, any one of which must fail; the first is the intended one."""
 
     precedent: str
     breaks: str

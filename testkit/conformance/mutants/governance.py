@@ -34,7 +34,7 @@ unscoped_keys = patch(
 
 
 def _everyone(original: Any) -> Any:
-    """Everybody's domain is one tenant's; it has a key of its own, so that nothing else is wrong."""
+    """Give everyone the domain of one tenant, which has its own key, so that nothing else is wrong."""
 
     def own_domain(principal: Any, **fields: Any) -> DomainSpec | None:
         spec: DomainSpec | None = original(principal, **fields)
@@ -46,7 +46,7 @@ def _everyone(original: Any) -> Any:
 
 
 def _no_owner(original: Any) -> Any:
-    """The key ring must have an epoch for the tenant that everybody's domain names."""
+    """Give the key ring an epoch for the tenant that everyone's domain names."""
 
     def make(self: PlanCache[Any], key: Any, now_utc_us: int) -> Any:
         self._keyring.ensure([tenant_owner(key[0].issuer, "alpha")])
@@ -75,7 +75,7 @@ def _never_expires(original: Any) -> Any:
 
 
 def _cached_plans(original: Any) -> Any:
-    """The plan that was made first answers for ever, whichever book is asked."""
+    """Answer with the first plan forever, in whichever book."""
     kept: dict[Any, Any] = {}
 
     def answer(self: PlanCache[Any], key: Any, now_utc_us: int) -> Any:
@@ -88,7 +88,7 @@ def _cached_plans(original: Any) -> Any:
 
 
 def _cached_permits(original: Any) -> Any:
-    """What was permitted once is permitted."""
+    """Permit forever what was permitted once."""
     kept: set[Any] = set()
 
     def may(self: ReuseDecider, plan: Any, entry: Any, tally: Any, moment: Any) -> bool:
@@ -120,7 +120,7 @@ ANYWHERE = (
 
 
 def _attachable(*, domain: bool = True, deadline: bool = True, ceiling: bool = True) -> Any:
-    """The re-check at attach, without one of its comparisons."""
+    """Skip one comparison when a block is checked again at attach."""
 
     def make(original: Any) -> Any:
         def attachable(self: ExternalPool, blocks: Any, expected: Any, now_us: int) -> int:

@@ -27,7 +27,7 @@ from kvcustody.testkit.conformance.policy import ABSOLUTE_US
 
 
 def _attachable(*, domain: bool = True, deadline: bool = True, ceiling: bool = True) -> Any:
-    """The re-check at attach, without one of its comparisons."""
+    """Skip one comparison when a block is checked again at attach."""
 
     def attachable(node: Node, wanted: Any, now_us: int) -> bool:
         return (

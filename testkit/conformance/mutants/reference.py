@@ -28,7 +28,7 @@ from kvcustody.testkit.conformance.mutants.toys import (
 
 
 def _by_tokens(self: ReferenceEngine, request: ToyRequest, at: int, key: bytes) -> bytes:
-    """A name that everybody can compute."""
+    """Name blocks so that anyone can compute the name."""
     tokens = np.array(request.tokens[: (at + 1) * BLOCK_TOKENS], dtype="<i4")
     return hashlib.sha256(tokens.tobytes()).digest()
 
@@ -39,7 +39,7 @@ _NOBODY = EventScope("*", "request", "", 0, 0)
 
 
 def _events(change: Any) -> Any:
-    """Every event leaves the engine changed."""
+    """Change every event on its way out of the engine."""
 
     def make(original: Any) -> Any:
         return lambda self: [change(event) for event in original(self)]
@@ -78,7 +78,7 @@ def _frees_twice(original: Any) -> Any:
 
 
 def _gives_back_again(original: Any) -> Any:
-    """Every end gives up the table that the request had, whether or not it was given up before."""
+    """Give up a request's table at every end, even when it was given up before."""
 
     def give_back(self: ReferenceEngine, request: ToyRequest, cause: str) -> None:
         table = list(request.table) or self.__dict__.setdefault("tables", {}).get(request, [])
@@ -101,7 +101,7 @@ def _ends_again(original: Any) -> Any:
 
 
 def _unpinned(original: Any) -> Any:
-    """Transfers and steps pin nothing and open no fence."""
+    """Pin nothing in transfers and steps, and open no fence."""
 
     def begin(self: ReferenceEngine, blocks: Sequence[int]) -> int:
         return 0
@@ -118,7 +118,7 @@ def _ends_nothing(original: Any) -> Any:
 
 
 def _stores_unpinned(original: Any) -> Any:
-    """Only the store's own pin is forgotten: loads and steps are as they were."""
+    """Omit only the store's own pin; loads and steps are unchanged."""
 
     def store(self: ReferenceEngine, *args: Any) -> None:
         self.__dict__["begin_transfer"] = lambda blocks: 0

@@ -1,4 +1,4 @@
-"""Historic bugs as mutants: each is injected into an engine, and the kit must fail in a case that is named beforehand.
+"""Historic bugs as mutants: each is injected into an engine, and the kit must fail in a case named beforehand.
 
 A kit that passes everything proves nothing. `FAULTS` lists what went wrong in real engines and caches; a mutant is one
 of them, put into one engine by patching it for a while. An adapter brings its own mutants (its own look-up, its own
@@ -25,14 +25,14 @@ Patch = Callable[[], AbstractContextManager[None]]
 
 
 class Mutant(NamedTuple):
-    """One fault of `FAULTS` in one engine: `patch` injects it while its context is open."""
+    """One fault of `FAULTS` in one engine; `patch` injects it while its context is open."""
 
     fault: str
     patch: Patch
 
 
 class Death(NamedTuple):
-    """How a mutant ended: the case that failed and what it saw, or empty where it survived."""
+    """How a mutant ended: the failed case and its finding, or empty where it survived."""
 
     fault: str
     case: str
@@ -40,12 +40,12 @@ class Death(NamedTuple):
 
     @property
     def killed(self) -> bool:
-        """A named case failed."""
+        """Whether a named case failed."""
         return bool(self.case)
 
 
 def kill(factory: EngineFactory, mutant: Mutant, *, seed: int = SEED) -> Death:
-    """Run the fault's cases, in order, until one fails. Cases that the engine cannot run are passed over."""
+    """Run the fault's cases in order until one fails; skip cases that the engine cannot run."""
     fault = FAULTS.get(mutant.fault)
     if fault is None:
         raise ConfigError(f"`{mutant.fault}` is no fault of the catalogue", fault=mutant.fault)
@@ -63,12 +63,12 @@ def kill(factory: EngineFactory, mutant: Mutant, *, seed: int = SEED) -> Death:
 
 
 def kill_all(factory: EngineFactory, mutants: Iterable[Mutant], *, seed: int = SEED) -> list[Death]:
-    """Every mutant's death, in order."""
+    """Run every mutant; return the deaths in order."""
     return [kill(factory, mutant, seed=seed) for mutant in mutants]
 
 
 def unaccounted(mutants: Iterable[Mutant], not_applicable: Mapping[str, str]) -> list[str]:
-    """Faults of the catalogue that an adapter neither injects nor says why they cannot exist in its engine."""
+    """Return the catalogue's faults that an adapter neither injects nor explains as impossible in its engine."""
     told = {mutant.fault for mutant in mutants} | {name for name, why in not_applicable.items() if why}
     return [name for name in FAULTS if name not in told]
 
@@ -78,7 +78,9 @@ def unaccounted(mutants: Iterable[Mutant], not_applicable: Mapping[str, str]) ->
 
 @contextmanager
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """`owner.name` is `make(the original)` for a while. `owner`: a class or a module, which must have the name."""
+    """Replace `owner.name` with `make(the original)` within the block. `owner`: a class or a module that has the
+    name.
+    """
     original = vars(owner)[name] if name in vars(owner) else _inherited(owner, name)
     own = name in vars(owner)
     setattr(owner, name, make(original))
@@ -100,17 +102,17 @@ def _inherited(owner: Any, name: str) -> Any:
 
 
 def patch(owner: Any, name: str, make: Callable[[Any], Any]) -> Patch:
-    """`replaced`, as a mutant's patch."""
+    """Return `replaced` as a mutant's patch."""
     return lambda: replaced(owner, name, make)
 
 
 def constant(owner: Any, name: str, value: Any) -> Patch:
-    """A method that does nothing but answer `value`."""
+    """Return a method that only returns `value`."""
     return patch(owner, name, lambda original: lambda *args, **more: value)
 
 
 def without(*names: str) -> Callable[[Any], Any]:
-    """A constructor that finds what it always does, and loses these collections again."""
+    """Return a constructor that then drops these collections of the object."""
 
     def make(original: Any) -> Any:
         def init(self: Any, *args: Any, **more: Any) -> None:
@@ -124,7 +126,7 @@ def without(*names: str) -> Callable[[Any], Any]:
 
 
 def together(*patches: Patch) -> Patch:
-    """Several patches as one."""
+    """Return several patches as one."""
 
     @contextmanager
     def both() -> Iterator[None]:

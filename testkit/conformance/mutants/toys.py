@@ -1,4 +1,4 @@
-"""Mutants that both toy engines can run: of the device, the door, the queue and the ledger behind them."""
+"""Mutants for both toy engines: of the device, the door, the queue and the ledger behind them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvcustody.testkit.conformance.mutants.runner import Mutant, patch
 
 
 def partial_scrub(*, blocks: slice = slice(None), shards: int | None = None, share: float | None = None) -> Any:
-    """A scrub that zeroes part of what it is asked for, and answers for all of it."""
+    """Return a scrub that zeroes only a part of its blocks and reports all of them."""
 
     def make(original: Any) -> Any:
         def scrub(self: TensorMemory, shard: int, which: Any, verify_share: float) -> Any:
@@ -33,7 +33,7 @@ def partial_scrub(*, blocks: slice = slice(None), shards: int | None = None, sha
 
 
 def _last_known(original: Any) -> Any:
-    """Who cannot be verified is taken for the last one who could."""
+    """Take a request that cannot be verified for the last verified one."""
 
     def submit(self: ToyEngine, ask: Any) -> object:
         identity = ask.identity
@@ -47,7 +47,7 @@ def _last_known(original: Any) -> Any:
 
 
 def _without_epochs(original: Any) -> Any:
-    """What a request's door knew of erasures is lost on its way to governance."""
+    """Lose the door's erase epochs on their way to governance."""
 
     def queue(self: ToyEngine, ask: Any, principal: Any, hints: Any, like: Any = None) -> object:
         return original(self, ask, principal, hints._replace(epochs=None), like)
@@ -63,7 +63,7 @@ def _takes_late_answers(original: Any) -> Any:
 
 
 def stalls_the_queue(original: Any) -> Any:
-    """The first request that cannot start stops everybody behind it."""
+    """Make the first request that cannot start block all requests behind it."""
 
     def start(self: ToyEngine, request: ToyRequest) -> bool:
         ahead = [one for one in self.waiting if one.number < request.number]
@@ -73,7 +73,7 @@ def stalls_the_queue(original: Any) -> Any:
 
 
 def preempts_anybody(original: Any) -> Any:
-    """A request that cannot start takes the blocks of another tenant's that runs."""
+    """Make a request that cannot start take the blocks of another tenant's running request."""
 
     def start(self: ToyEngine, request: ToyRequest) -> bool:
         if original(self, request):
@@ -88,7 +88,7 @@ def preempts_anybody(original: Any) -> Any:
 
 
 def publishes_at_start(original: Any) -> Any:
-    """Every whole block is indexed as soon as it is allocated."""
+    """Index every whole block as soon as it is allocated."""
 
     def start(self: ToyEngine, request: ToyRequest) -> bool:
         if not original(self, request):

@@ -103,7 +103,7 @@ def test_what_no_checkpoint_covers_is_said_and_past_three_intervals_a_problem(
     assert "under no checkpoint yet:" in run("audit fsck").stdout
     of_age(3600)
     late = run("audit status").stdout
-    assert "nobody seals this ledger" in late and "the oldest for 36" in late
+    assert "no process signs this ledger" in late and "the oldest for 36" in late
     assert "nobody seals" in run("audit fsck", exits=1).stdout
     run("audit sign --signing-key signing.key")
     assert answer(run("audit status --json"))["unsealed"]["leaves"] == 0

@@ -49,4 +49,4 @@ def test_roles_of_a_file_are_refused_in_one_line(ledger: str) -> None:
 def test_a_file_has_no_months(ledger: str) -> None:
     """On PostgreSQL: tests/audit/keep/test_partitions.py."""
     done = RUN.invoke(app, ["db", "partitions", "--ledger", ledger])
-    assert (done.exit_code, done.output) == (0, "this ledger has no months: it is one file\n")
+    assert (done.exit_code, done.output) == (0, "this ledger has no partitions: it is one file\n")

@@ -62,7 +62,7 @@ def test_a_python_is_found_by_what_it_has(tmp_path: Path) -> None:
 
 def test_a_folder_of_somebody_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
-    assert "did not make" in demo("fleet", "--router", "none", "--folder", str(tmp_path))
+    assert "did not create" in demo("fleet", "--router", "none", "--folder", str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 

@@ -255,7 +255,7 @@ PLANTS: dict[str, tuple[str, State, Plant, str, str]] = {
         "variables",
         WARNING,
         lambda s: s.environment.update(KVCUSTODY_BLOKC_TOKENS="16"),
-        "`KVCUSTODY_BLOKC_TOKENS` is no setting",
+        "`KVCUSTODY_BLOKC_TOKENS` is not a setting",
         "correct",
     ),
     "a store's package is missing": (
@@ -409,7 +409,7 @@ PLANTS: dict[str, tuple[str, State, Plant, str, str]] = {
         "tiers",
         PROBLEM,
         lambda s: s.worker.update(remote_tier_bytes=1 << 30),
-        "`remote_tier_url` is not",
+        "but not `remote_tier_url`",
         "set both",
     ),
     "another version's tuning": ("scrub-tuning", WARNING, _tuning, "no tuning of this version", "remove it"),
@@ -477,7 +477,7 @@ def test_memory_that_cannot_be_locked_is_said(sound: Sound, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("mounts", "kind", "said"),
     [
-        ("/dev/sda / ext4 rw 0 0\nhost:/x {folder} nfs4 rw 0 0\n", "nfs4", "no known local file system"),
+        ("/dev/sda / ext4 rw 0 0\nhost:/x {folder} nfs4 rw 0 0\n", "nfs4", "not a known local file system"),
         ("/dev/sda / ext4 rw 0 0\ntmpfs {folder} tmpfs rw 0 0\n", "tmpfs", "in memory"),
         ("/dev/sda / ext4 rw 0 0\nhost:/x {folder}-other nfs rw 0 0\n", "ext4", ""),
     ],

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvcustody.console.render.html import Rendered, environment
-from kvcustody.console.render.tables import ROWS_SHOWN, column_widths
+from kvcustody.console.render.html import ROWS_SHOWN, Rendered, column_widths, environment
 
 DOCUMENT = """<html><body><main>{% call(row) table(rows, headings, left=1, file=file, shown=shown, none="nothing") %}
 <tr{{ marked(row[1] < 0) }}><td>{{ row[0] }}</td><td>{{ row[1] | count }}</td></tr>

@@ -15,7 +15,7 @@ from kvcustody.governance.edge.erase_epochs import EpochScope, KnownEpochs
 from kvcustody.integrations.events.block_event import BlockEvent
 from kvcustody.integrations.events.dynamo_wire import DynamoWire
 from kvcustody.integrations.events.incoming import Hash, Removed, StoredBlocks, read
-from kvcustody.integrations.jetstream.keeper import StreamKeeper
+from kvcustody.integrations.jetstream.keeper_process import StreamKeeper
 from kvcustody.integrations.jetstream.publisher import StreamLimits, StreamPublisher, ToldStream
 from kvcustody.integrations.jetstream.reader import StreamReader
 from standins.engines.dynamo.router_world import (

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lib"))
 
 from kvcustody.governance.worker.known_engines import VLLM_BELOW, VLLM_OLDEST
 from kvcustody.integrations.sglang.check_engine import VERSIONS as SGLANG
-from kvcustody.integrations.transformers.batching.check_engine import BEYOND, FIRST
+from kvcustody.integrations.transformers.batching.governed_batching import BEYOND, FIRST
 from standins.engines.releases.tried_release import TRIED
 
 ROOT = Path(__file__).resolve().parents[3]

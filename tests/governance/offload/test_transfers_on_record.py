@@ -210,7 +210,7 @@ def test_one_request_is_explained(decided: DecidedWorld, ledger: Engine) -> None
                 said = "nothing came"
                 if one.outcome == "partial":
                     assert 0 < one.part_blocks < one.blocks
-                    said = f"{one.part_blocks} blocks came; what is missing"
+                    said = f"{one.part_blocks} blocks were restored; the missing ones"
                 [own] = [each for each in row["decisions"] if each["bytes"] == one.bytes]
                 words_of = "\n".join(decision_lines(own))
                 assert said in words_of and "saved" not in words_of and words_of in text
@@ -228,7 +228,7 @@ def test_a_request_of_which_nothing_was_in_a_tier(decided: DecidedWorld, ledger:
     with ledger.connect() as connection:
         found = explain_request(connection, 1)
     assert 1 not in asked and found[0].decisions == ()
-    assert "no tier had anything" in lines_of(found[0]._asdict())[1]
+    assert "no tier had the following blocks" in lines_of(found[0]._asdict())[1]
 
 
 def test_an_error_is_a_share_of_what_was_measured() -> None:

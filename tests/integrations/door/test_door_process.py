@@ -223,7 +223,7 @@ def test_windowed_tokens_go_to_no_other_machine_in_clear(
     monkeypatch.setenv("KVCUSTODY_WINDOWED_TOKEN_SECONDS", str(seconds))
     found = CliRunner().invoke(app, ["proxy", "--router", router])
     said = f"{found.exception} {found.output}"
-    assert found.exit_code != 0 and ("in clear" in said) == is_refused
+    assert found.exit_code != 0 and ("unencrypted" in said) == is_refused
     assert ("kvcustody-door.key" in said) != is_refused
 
 

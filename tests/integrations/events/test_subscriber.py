@@ -225,5 +225,5 @@ def test_wrong_endpoints_are_one_line() -> None:
     for wrong in (("here",), ("tcp://127.0.0.1:1", "there")):
         with pytest.raises(ConfigError, match="is no endpoint"):
             Subscriber(*wrong)
-    with pytest.raises(ConfigError, match="cannot be connected"):
+    with pytest.raises(ConfigError, match="cannot be reached"):
         Subscriber("tcp://no host:1")

@@ -15,7 +15,7 @@ from kvcustody.governance.credentials.scope_token import VerifiedToken
 from kvcustody.integrations.identity import authenticate_request, request_gate
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from kvcustody.integrations.identity.routes import PLAIN, SCOPED, route_path
-from kvcustody.integrations.vllm.refused_metric import counted
+from kvcustody.integrations.vllm.middleware import counted
 from standins.integrations.door_world import DOCUMENT, Deployment, Signers, ask
 
 ADMINISTRATION = (

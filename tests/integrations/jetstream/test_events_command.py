@@ -13,11 +13,10 @@ from typer.testing import CliRunner
 
 from kvcustody.errors import ConfigError
 from kvcustody.governance.settings import Settings
-from kvcustody.integrations.jetstream.accounts import FleetKeys, read_credentials
+from kvcustody.integrations.jetstream.accounts import ACCOUNT, OPERATOR, USER, FleetKeys, NatsKey, read_credentials
 from kvcustody.integrations.jetstream.command import app
 from kvcustody.integrations.jetstream.connection import NatsPlace
-from kvcustody.integrations.jetstream.keeper import StreamBounds
-from kvcustody.integrations.jetstream.nkeys import ACCOUNT, OPERATOR, USER, NatsKey
+from kvcustody.integrations.jetstream.keeper_process import StreamBounds
 from kvcustody.integrations.jetstream.subjects import (
     READERS_API,
     name_in_subject,
@@ -80,7 +79,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     for url in ("nats://10.0.0.1:4222", "http://127.0.0.1:1", "127.0.0.1"):
         with pytest.raises(ConfigError):
             NatsPlace(url, Path(out)).check()
-    with pytest.raises(ConfigError, match="in clear"):
+    with pytest.raises(ConfigError, match="unencrypted"):
         NatsPlace("nats://10.0.0.1:4222", Path(out), Path(folder) / "ca.pem").check()
     with pytest.raises(ConfigError, match="malformed"):
         NatsPlace("nats://[::1:4222", Path(out)).check()

@@ -17,10 +17,10 @@ from nats.aio.client import Client
 from nats.js import errors
 
 from kvcustody.governance.edge.erase_epochs import EpochScope
-from kvcustody.integrations.jetstream import keeper as keeper_module
+from kvcustody.integrations.jetstream import keeper_process as keeper_module
 from kvcustody.integrations.jetstream import subjects
 from kvcustody.integrations.jetstream.connection import NatsPlace, open_connection
-from kvcustody.integrations.jetstream.keeper import StreamBounds, StreamKeeper
+from kvcustody.integrations.jetstream.keeper_process import StreamBounds, StreamKeeper
 from kvcustody.integrations.jetstream.publisher import StreamPublisher
 from kvcustody.integrations.jetstream.reader import StreamReader
 from kvcustody.integrations.jetstream.subjects import READERS_API, EventSubject

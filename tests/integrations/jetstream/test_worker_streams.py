@@ -9,9 +9,9 @@ import pytest
 
 from kvcustody.governance.edge.erase_epochs import EpochScope
 from kvcustody.integrations.events.block_event import cleared
-from kvcustody.integrations.jetstream import locations, publisher
-from kvcustody.integrations.jetstream.locations import WorkerStreams
+from kvcustody.integrations.jetstream import publisher, reader
 from kvcustody.integrations.jetstream.publisher import Message, StreamLimits, ToldStream
+from kvcustody.integrations.jetstream.reader import WorkerStreams
 from kvcustody.integrations.jetstream.subjects import EventSubject, ask_subject
 from standins.integrations.jetstream.told_world import (
     ACME,
@@ -116,7 +116,7 @@ def test_the_loss_of_the_last_message_is_seen_by_a_beat() -> None:
     assert line.usable()
     line.beat()
     assert line.usable(), "it may be under way"
-    line.now += locations.GRACE_SECONDS + 0.1
+    line.now += reader.GRACE_SECONDS + 0.1
     assert not line.usable()
     assert line.heal() == 1 and line.found() == set() and line.usable()
 
@@ -124,7 +124,7 @@ def test_the_loss_of_the_last_message_is_seen_by_a_beat() -> None:
 def test_a_worker_that_is_silent_is_not_used() -> None:
     line = Line()
     line.arrive(*line.tell(store(ANN, 0)))
-    line.now += locations.SILENT_SECONDS + 1
+    line.now += reader.SILENT_SECONDS + 1
     assert not line.usable() and line.streams.due() == [], "nobody is there to ask"
     line.beat()
     assert line.usable()
@@ -340,8 +340,8 @@ def test_messages_kept_while_a_snapshot_is_waited_for_are_bounded_in_bytes(
     said = [line.tell(store(tenant, at))[0] for at in range(1, 40) for tenant in (ANN, EVE)]
     size = max(len(one.payload) for one in said)
     alone, together = 50 * size, 60 * size  # a snapshot of 40 blocks has room
-    monkeypatch.setattr(locations, "KEPT_BYTES_MAX", alone)
-    monkeypatch.setattr(locations, "ALL_KEPT_BYTES_MAX", together)
+    monkeypatch.setattr(reader, "KEPT_BYTES_MAX", alone)
+    monkeypatch.setattr(reader, "ALL_KEPT_BYTES_MAX", together)
     for one in said:
         line.arrive(one)
         kept = [sum(map(len, stream.kept.values())) for stream in line.streams._streams.values()]
@@ -349,7 +349,7 @@ def test_messages_kept_while_a_snapshot_is_waited_for_are_bounded_in_bytes(
     assert line.streams.counts["let_go"] > 0
     for _ in range(3):
         line.heal()
-        line.now += locations.ASKED_AGAIN_SECONDS
+        line.now += reader.ASKED_AGAIN_SECONDS
         line.beat()
     assert line.usable() and line.usable(GLOBEX) and line.streams._kept_bytes == 0
     assert line.found() == {key(ANN, at) for at in range(40)}

@@ -311,7 +311,7 @@ def test_keys_move_from_a_root_key_into_a_service_and_a_call_that_was_cut_goes_o
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("service: openbao\n  address: http://bao.example:8200\n  token_path: t", "in clear over a network"),
+        ("service: openbao\n  address: http://bao.example:8200\n  token_path: t", "unencrypted over a network"),
         ("service: openbao\n  address: bao\n  token_path: t", "is no address"),
         ("service: pkcs12\n  token_path: t", "service"),
         ("service: pkcs11\n  library: /x\n  token: t", "pin_path"),

@@ -20,8 +20,14 @@ from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.settings import load_settings
 from kvcustody.governance.tiers.seal_keys import SealKeys
-from kvcustody.integrations.lmcache.custody_thread import Chunks, CustodyThread
-from kvcustody.integrations.lmcache.kept_shape import FILE, ChunkShape, keep_shape, kept_shape
+from kvcustody.integrations.lmcache.custody_thread import (
+    FILE,
+    Chunks,
+    ChunkShape,
+    CustodyThread,
+    keep_shape,
+    kept_shape,
+)
 from standins.integrations import chunk_site
 from standins.integrations.chunk_site import CHUNK_BYTES, CHUNK_TOKENS, Chunk, ChunkSite, lives
 from standins.waiting import until
@@ -128,11 +134,11 @@ def test_a_worker_in_memory_alone_is_closed_by_its_next_start_too(
         (lambda path: path.write_bytes(path.read_bytes()[:-7]), "is no shape of chunks"),
         (lambda path: path.write_bytes(path.read_bytes().replace(b"@1", b"@2")), "is no shape of chunks"),
         (lambda path: path.write_bytes(path.read_bytes().replace(b"4096", b"-1")), "is no shape of chunks"),
-        (lambda path: path.chmod(0o644), "its owner alone"),
+        (lambda path: path.chmod(0o644), "accessible only to its owner"),
         (lambda path: path.symlink_to(path.rename(path.with_name("other"))), "cannot be opened"),
         (lambda path: path.write_bytes(path.read_bytes().replace(b"4096", b"999999999")), "the largest tier"),
         (lambda path: path.write_bytes(path.read_bytes().replace(b"64", b"32")), "32 tokens a chunk, not 64"),
-        (lambda path: path.unlink(), "has objects and no"),
+        (lambda path: path.unlink(), "has objects but no"),
     ],
 )  # fmt: skip
 def test_a_shape_that_does_not_fit_is_refused_at_start(

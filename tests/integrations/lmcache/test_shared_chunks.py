@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from kvcustody.governance.settings import load_settings
-from kvcustody.integrations.lmcache.custody_thread import Chunks, CustodyThread
-from kvcustody.integrations.lmcache.kept_shape import kept_shape
+from kvcustody.integrations.lmcache.custody_thread import Chunks, CustodyThread, kept_shape
 from standins.governance.store_servers import VALKEY, StoreServer, ValkeyServer, servers
 from standins.integrations.chunk_site import CHUNK_BYTES, CHUNK_TOKENS, Chunk, ChunkSite
 

@@ -287,7 +287,7 @@ def test_nobody_listens_nothing_is_collected():
 def test_a_node_of_nobody_and_an_event_without_scope_are_refused(monkeypatch):
     one = listened()
     one.tree.insert(None, "nobody", array("q", PROMPT), np.arange(1, 14), 0, 3)
-    with pytest.raises(IsolationError, match="whose is not known"):
+    with pytest.raises(IsolationError, match="without a known owner"):
         one.custody.step()
     original = slot_events.removed
     monkeypatch.setattr(slot_events, "removed", lambda scope, keys, **named: original(None, keys, **named))

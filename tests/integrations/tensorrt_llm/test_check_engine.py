@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from kvcustody.errors import ConfigError
-from kvcustody.integrations.tensorrt_llm.check_engine import REFUSED, check_options
-from kvcustody.integrations.tensorrt_llm.open_custody import model_identity, shared_custody
+from kvcustody.integrations.tensorrt_llm.open_custody import REFUSED, check_options, model_identity, shared_custody
 from standins.integrations.stand_in_engine import BLOCK_TOKENS, llm_args
 from standins.integrations.trtllm_world import TrtllmWorld
 
@@ -67,7 +66,7 @@ def test_the_connector_s_classes_check_before_anything_is_open(tmp_path: Path, m
         "standins.integrations.trtllm_world.llm_args",
         lambda: llm_args(kv_cache_config__host_cache_size=1 << 30),
     )
-    with pytest.raises(ConfigError, match="host pool keeps KV in clear"):
+    with pytest.raises(ConfigError, match="host pool stores KV unencrypted"):
         TrtllmWorld(tmp_path, monkeypatch)
 
 

@@ -18,7 +18,7 @@ from standins.integrations.stand_in_engine import BLOCK_TOKENS
 from standins.integrations.trtllm_world import PROMPT, WHOLE, TrtllmWorld
 
 TAGS = EpochTags(bytes(32))
-HELD_NO_MORE = "hits on the device under a salt that holds no more"
+HELD_NO_MORE = "hits on the device under an expired salt"
 
 
 def test_a_salt_is_of_one_domain_and_says_no_name(world: TrtllmWorld) -> None:

@@ -29,7 +29,6 @@ from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.tier import SealedObject
 from kvcustody.governance.tiers.tier_rules import NOT_HERE
 from kvcustody.integrations.vllm.tiers import worker_handover, worker_tiers
-from kvcustody.integrations.vllm.tiers.block_bytes import BlockBytes
 from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory
 from kvcustody.integrations.vllm.tiers.layer_groups import CopiedGroup
 from kvcustody.integrations.vllm.tiers.tier_messages import (
@@ -45,7 +44,7 @@ from kvcustody.integrations.vllm.tiers.tier_messages import (
     SoughtChain,
 )
 from kvcustody.integrations.vllm.tiers.worker_handover import WorkerHandover
-from kvcustody.integrations.vllm.tiers.worker_tiers import TierThread, WorkerKeys, WorkerTiers
+from kvcustody.integrations.vllm.tiers.worker_tiers import BlockBytes, TierThread, WorkerKeys, WorkerTiers
 from kvcustody.kernels.segment import SegmentTable
 from standins.engines.vllm.deployment import Deployment
 from standins.governance.handing_pair import BLOCKS, PEER_LIFE, Pair

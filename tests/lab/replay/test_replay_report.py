@@ -12,7 +12,7 @@ from rich.console import Console
 
 from kvcustody.audit.kinds import CustodyEnded, ReceiptRecorded, ResidencyOpened, ResidencyReleased
 from kvcustody.audit.kinds.block_runs import Run
-from kvcustody.console.replay.printing import LATE_BY_LOAD, print_report
+from kvcustody.console.replay.command import LATE_BY_LOAD, print_report
 from kvcustody.lab.replay.charts import (
     Series,
     StackedBar,

@@ -105,7 +105,7 @@ def test_the_command_confirms_a_worker_s_clock_on_record(tmp_path: Path, monkeyp
     engine = open_store("sqlite:///kvcustody.db")
     upgrade(engine)
     run = CliRunner().invoke
-    assert "no process has kept time" in str(run(app, ["clock", "show"]).output)
+    assert "no process has stored a time" in str(run(app, ["clock", "show"]).output)
     past = SteppedClock()
     past.step_us = -YEAR
     worker = DeadlineClock(past, Path("kvcustody-clock.json"))  # it has known no other time

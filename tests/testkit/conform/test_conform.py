@@ -19,11 +19,10 @@ from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.tier import SealedTier
 from kvcustody.governance.tiers.tier_index import TierIndex
 from kvcustody.integrations.identity import authenticate_request, request_body
+from kvcustody.testkit.conform.command import TRIED, run_target, script_of
 from kvcustody.testkit.conform.comparison import page
 from kvcustody.testkit.conform.findings import FOUND, HOLDS, NOT_RUN, CaseFinding, ConformReport
-from kvcustody.testkit.conform.installed_parts import TRIED
 from kvcustody.testkit.conform.public_cases import CASES, LEFT_OUT, TARGET_OF, TARGETS
-from kvcustody.testkit.conform.run_scripts import run_target, script_of
 from kvcustody.testkit.conform.scripts.ours import kvcustody_door, kvcustody_events, kvcustody_tier
 from kvcustody.testkit.conformance import ALL
 

@@ -1,4 +1,4 @@
-"""Fleet: what every worker and door is doing now, and where workers tell routers of their blocks.
+"""Fleet: the current work of every worker and door, and where workers publish their blocks.
 
 1. All of it is what processes say of themselves to the control plane, every few seconds. Nothing is read from NATS, so
    the page is the same with events at workers' own sockets, in the stream, at both, or at neither.
@@ -24,7 +24,7 @@ _PLACES: Final = {"nats": "the stream in NATS", "socket": "its own socket", "dyn
 
 
 class ToldAt(NamedTuple):
-    """Where a worker tells of its blocks. `blocks`: told and not taken back; None where it counts none."""
+    """Where a worker publishes its blocks. `blocks`: published and not withdrawn; None where it does not count them."""
 
     place: str
     is_connected: bool
@@ -34,7 +34,7 @@ class ToldAt(NamedTuple):
 
 
 def show(visit: PageRequest) -> Response:
-    """The workers that are at work, and the doors; it shows itself anew."""
+    """Return the running workers, and the doors; the page refreshes itself."""
     visit.caller.must(Permission.READ_OPERATIONS)
     visit.record_live("consoleFleet")
     every = [worker for _, worker in visit.service.fleet.listed(limit=LARGE, only_open=True)]
@@ -51,7 +51,7 @@ def show(visit: PageRequest) -> Response:
 
 
 def told_at(status: Mapping[str, Any]) -> list[ToldAt]:
-    """Where a worker says that it tells of its blocks; empty: nowhere."""
+    """Return where a worker says that it publishes its blocks; empty: nowhere."""
     return [
         ToldAt(
             words,
@@ -66,7 +66,7 @@ def told_at(status: Mapping[str, Any]) -> list[ToldAt]:
 
 
 def _memory(workers: Sequence[WorkerRun]) -> Figure:
-    """Each worker's blocks by what they are used for, with its queue."""
+    """Return each worker's blocks by use, with its queue."""
     drawn = [one for one in workers if one.status.get("blocks.total")][:_DRAWN_MAX]
     values = []
     for one in drawn:

@@ -1,4 +1,4 @@
-"""Routes: a map of workers by what requests found there, and receipts of which something is wrong."""
+"""Routes: a map of workers by what requests found there, and receipts with problems."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SHOWN_MAX = 64  # workers in the map
 
 
 def show(visit: PageRequest) -> Response:
-    """The measures of a period, the map of workers, tenants, and findings one by one."""
-    said = visit.text("tenant")
+    """Return a period's measures, the map of workers, tenants, and the findings one by one."""
+    tenant_name = visit.text("tenant")
     name = visit.text("period") or "24h"
     until_us = visit.number("until") or visit.service.clock.utc_us()  # cursors are of one period
     since_us = max(0, until_us - round(_PERIODS.get(name, 1) * DAY_US))
-    asked: dict[str, Any] = {"tenant": said, "since": since_us, "until": until_us}
+    asked: dict[str, Any] = {"tenant": tenant_name, "since": since_us, "until": until_us}
     measures = visit.ask(routes_api.summary, **asked)
     cursor = visit.text("cursor", 1024)
     request, receipt = visit.text("request", 160), visit.text("receipt", 32)
@@ -33,7 +33,7 @@ def show(visit: PageRequest) -> Response:
     return visit.page(
         "operate/routes.html",
         "Routes",
-        tenant=said,
+        tenant=tenant_name,
         periods=list(_PERIODS),
         period=name,
         measures=measures,
@@ -56,7 +56,7 @@ def show(visit: PageRequest) -> Response:
 
 
 def _map(workers: list[dict[str, Any]]) -> Figure:
-    """Each worker's prompt tokens: found there, and computed; with what else is known of it."""
+    """Return each worker's prompt tokens, found there and computed, with other known figures."""
     shown = sorted(workers, key=lambda one: -one["prompt_tokens"])[:_SHOWN_MAX]
     return rows(
         "Prompt tokens by worker",

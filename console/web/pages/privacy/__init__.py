@@ -1,1 +1,1 @@
-"""Pages of data protection: requests of people as cases."""
+"""Pages of data protection: subject requests as cases."""

@@ -1,4 +1,4 @@
-"""Cases: record a request of a person, see its clock and what is still to be done, take its steps, write the letter.
+"""Cases: record a subject request, see its clock and open tasks, take its steps, write the letter.
 
 1. What is done is the API's own function; the actor is who is signed in.
 2. A form has a key of its own: sent twice, by a double click or a reload, it acts once.
@@ -28,7 +28,7 @@ _STEP = ("step", "outcome", "ground", "about", "reason", "digest")
 
 
 def listed(visit: PageRequest) -> Response:
-    """Every case that the caller may see, newest first, and a form for another."""
+    """Return every case that the caller may see, newest first, and a form for a new one."""
     tenant = visit.text("tenant")
     visit.record("consoleCases", tenant)
     found = visit.ask(cases_api.cases, tenant=tenant, cursor=visit.text("cursor", 1024), limit=_PAGE)
@@ -45,7 +45,7 @@ def listed(visit: PageRequest) -> Response:
 
 
 def open_case(visit: PageRequest) -> Response:
-    """Record a request (rule 1); its page shows what is to be done."""
+    """Record a request (rule 1); its page shows the open tasks."""
     visit.caller.must(Permission.ERASE)
     parts = {name: visit.text(name, 128) for name in ("tenant", "subject", "right", "channel")}
     what = _model(CaseRequest, parts | {"received": moment_us(visit, "received")})
@@ -57,7 +57,7 @@ def open_case(visit: PageRequest) -> Response:
 
 
 def show(visit: PageRequest) -> Response:
-    """One case."""
+    """Return one case."""
     visit.record("consoleCase")
     found = visit.ask(cases_api.case_of, case=_id(visit))
     return visit.page(
@@ -86,7 +86,7 @@ def step(visit: PageRequest) -> Response:
 
 
 def letter(visit: PageRequest) -> Response:
-    """The letter, to be kept by whoever asks."""
+    """Return the letter for the caller to keep."""
     visit.caller.must(Permission.CERTIFY)
     case = _id(visit)
     parts = {name: visit.text(name, 64) for name in ("kind", "form", "date")}
@@ -107,7 +107,7 @@ def _id(visit: PageRequest) -> str:
 
 
 def _model(kind: type[_Kind], parts: dict[str, Any]) -> _Kind:
-    """What a form holds; raises `invalid` for what is none."""
+    """Return a form's content; raises `invalid` for invalid content."""
     try:
         return kind(**parts)
     except ValidationError as error:
@@ -116,7 +116,7 @@ def _model(kind: type[_Kind], parts: dict[str, Any]) -> _Kind:
 
 
 def _once(visit: PageRequest, what: Model, act: Callable[[], str]) -> str:
-    """What a form came to: sent twice, it acts once (rule 2)."""
+    """Return a form's result; sending the form twice acts once (rule 2)."""
     key = visit.text("once", 64)
     if key is None:
         raise ProblemError("idempotency-key-required", "this form is not one of the console's; open it again")

@@ -1,1 +1,1 @@
-"""Scripts that ask serving engines."""
+"""Scripts for serving engines."""

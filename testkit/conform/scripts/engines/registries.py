@@ -1,4 +1,4 @@
-"""Which connectors, tiers and stores for K/V has what is installed here?
+"""Which connectors, tiers and stores for K/V do the packages installed here have?
 
     python registries.py        # reads vllm, sglang and lmcache, those that are there
 
@@ -34,13 +34,13 @@ _NO_PARTS = {"__init__", "async_processor", "base", "factory", "key_provider", "
 
 
 def names(module: str, factory: str) -> list[str]:
-    """What is registered there."""
+    """Return the names in a registry."""
     loaded: Any = importlib.import_module(module)
     return sorted(getattr(loaded, factory)._registry)
 
 
 def files(package: str, folder: str, ending: str) -> list[str]:
-    """The modules of a package's folder whose names end so, without those that are no part of their own."""
+    """Return the modules in a package's folder whose names end with `ending`, without helper modules."""
     spec = importlib.util.find_spec(package)
     places = [] if spec is None else list(spec.submodule_search_locations or ())
     found = {entry for place in places for entry in (Path(place) / folder).iterdir()}
@@ -53,24 +53,24 @@ def files(package: str, folder: str, ending: str) -> list[str]:
 
 
 def main() -> dict[str, Any]:
-    """Names by registry; of one that cannot be loaded, why."""
-    found: dict[str, Any] = {}
+    """Return names by registry; for one that cannot be loaded, the reason."""
+    registries: dict[str, Any] = {}
     for registry, package, module, factory in REGISTRIES:
         if importlib.util.find_spec(package) is None:
             continue
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                found[registry] = names(module, factory)
+                registries[registry] = names(module, factory)
         except Exception as error:
-            found[registry] = f"{type(error).__name__}: {error}"[:200]
+            registries[registry] = f"{type(error).__name__}: {error}"[:200]
     for registry, package, folder, ending in FOLDERS:
         if importlib.util.find_spec(package) is None:
             continue
         try:
-            found[registry] = files(package, folder, ending)
+            registries[registry] = files(package, folder, ending)
         except OSError as error:
-            found[registry] = f"{type(error).__name__}: {error}"[:200]
-    return found
+            registries[registry] = f"{type(error).__name__}: {error}"[:200]
+    return registries
 
 
 if __name__ == "__main__":

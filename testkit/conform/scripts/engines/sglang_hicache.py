@@ -1,4 +1,4 @@
-"""Whose pages, and of which weights, are the files of SGLang's HiCache?
+"""Whose pages, computed with which weights, are the files of SGLang's HiCache?
 
 python sglang_hicache.py salt-dropped        # needs: sglang
 """
@@ -30,7 +30,7 @@ LLAMA = {
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     if case in APART:
         with tempfile.TemporaryDirectory() as folder:
             return APART[case](Path(folder))
@@ -52,7 +52,9 @@ def main(case: str) -> dict[str, Any]:
 
 
 def storage(folder: Path, **given: Any) -> Any:
-    """The file storage of an engine with these arguments, by the configuration that SGLang's controller makes."""
+    """Return the file storage of an engine with these arguments, with the configuration that SGLang's controller
+    makes.
+    """
     from sglang.srt.managers.cache_controller import HiCacheController
     from sglang.srt.mem_cache.hicache_storage import HiCacheFile
     from sglang.srt.runtime_context import get_parallel
@@ -86,7 +88,7 @@ def _come(store: Any, key: str, page: Any) -> bool:
 
 
 def _two_tenants(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """A storage with a page of each, under the names that SGLang makes of one prompt and their salts."""
+    """Return a storage with one page per tenant, under SGLang's names for one prompt and their salts."""
     from sglang.srt.mem_cache.utils import get_hash_str, storage_namespace_seed
 
     (folder / "model").mkdir()

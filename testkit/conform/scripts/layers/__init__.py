@@ -1,1 +1,1 @@
-"""Scripts that ask cache layers and routers."""
+"""Scripts for cache layers and routers."""

@@ -1,4 +1,4 @@
-"""Who decides in which tenant's namespace a request of Dynamo's frontend looks?
+"""Who decides in which tenant's namespace Dynamo's frontend looks up a request?
 
     python dynamo_frontend.py tenant-by-own-word        # needs: ai-dynamo-runtime
 
@@ -28,7 +28,7 @@ def _ask(port: int, headers: dict[str, str]) -> None:
 
 
 async def _namespaces(*asked: dict[str, str]) -> list[str]:
-    """The namespace in which the engine is asked, for each set of headers."""
+    """Return the namespace that the engine receives for each set of headers."""
     from dynamo.llm import HttpAsyncEngine, HttpService
     from dynamo.runtime import DistributedRuntime
 
@@ -58,7 +58,7 @@ async def _namespaces(*asked: dict[str, str]) -> list[str]:
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     assert case == "tenant-by-own-word"
     own, claimed = asyncio.run(_namespaces({}, {"x-tenant-id": "beta"}))
     assert own == "acme", "without a header it is the body's"

@@ -1,4 +1,4 @@
-"""Whom does Dynamo's index of prefixes tell where a tenant's blocks are?
+"""To whom does Dynamo's prefix index reveal where a tenant's blocks are?
 
     python dynamo_indexer.py unscoped-events        # needs: ai-dynamo-runtime, pyzmq and msgspec
 
@@ -24,38 +24,38 @@ HASHES = [number * 0x9E3779B97F4A7C % 2**62 for number in range(1, BLOCKS + 1)]
 
 
 def positional(salt: str) -> list[Any]:
-    """As vLLM sends it: an array, whose extra keys begin with the salt."""
+    """Return the event in vLLM's form: an array, whose extra keys begin with the salt."""
     extra = [[salt], *[None] * (BLOCKS - 1)]
     return ["BlockStored", HASHES, None, TOKENS, BLOCK, None, "GPU", None, extra]
 
 
 def named(salt: str) -> dict[str, Any]:
-    """As Dynamo's own form has it."""
+    """Return the event in Dynamo's own form."""
     body = {"block_hashes": HASHES, "parent_block_hash": None, "token_ids": TOKENS, "block_size": BLOCK}
     return {"type": "BlockStored", **body, "lora_id": None, "medium": "GPU", "cache_salt": salt}
 
 
 class Index:
-    """An indexer of one worker, and questions to it."""
+    """An indexer of one worker, and requests to it."""
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}"
 
     def call(self, path: str, body: Any = None) -> Any:
-        """What it answers."""
+        """Return its answer."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"})  # noqa: S310
         with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - loopback
             return json.loads(answer.read())
 
     def blocks(self, salt: str | None, tokens: list[int] = TOKENS) -> int:
-        """How many blocks of the prompt whoever has this salt is told of."""
+        """Return how many of the prompt's blocks the indexer reveals to a client with this salt."""
         scope = {} if salt is None else {"cache_salt": salt}
         scores = self.call("/query", {"token_ids": tokens, "model_name": "m", **scope})["scores"]
         return int(scores.get("1", {}).get("0", 0)) // BLOCK
 
     def is_up(self) -> bool:
-        """Whether it listens to its worker."""
+        """Return whether the indexer listens to its worker."""
         try:
             return bool(self.call("/workers")[0]["status"] == "active")
         except OSError:
@@ -64,7 +64,7 @@ class Index:
 
 @contextmanager
 def indexer(endpoint: str) -> Iterator[Index]:
-    """An indexer that listens to `endpoint`."""
+    """Yield an indexer that listens to `endpoint`."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -87,7 +87,11 @@ def indexer(endpoint: str) -> Iterator[Index]:
 
 
 def wait(until: Callable[[], bool], otherwise: str) -> None:
-    """Raises `RuntimeError` where it does not become so within 30 seconds."""
+    """Wait up to 30 seconds until the condition holds.
+
+    Raises:
+        RuntimeError: it does not hold in time.
+    """
     end = time.monotonic() + 30
     while not until():
         if time.monotonic() > end:
@@ -96,8 +100,8 @@ def wait(until: Callable[[], bool], otherwise: str) -> None:
 
 
 @contextmanager
-def stored(event: Any, told: str | None) -> Iterator[Index]:
-    """An indexer to which an engine has sent the event, as soon as it tells `told` of it."""
+def stored(event: Any, salt: str | None) -> Iterator[Index]:
+    """Yield an indexer to which an engine has sent the event, as soon as it reveals the event to `salt`."""
     import msgspec
     import zmq
 
@@ -110,21 +114,21 @@ def stored(event: Any, told: str | None) -> Iterator[Index]:
             def is_told() -> bool:
                 payload = msgspec.msgpack.encode([time.time(), [event], 0])
                 engine.send_multipart([b"", next(numbers).to_bytes(8, "big"), payload])
-                return index.blocks(told) == BLOCKS
+                return index.blocks(salt) == BLOCKS
 
-            wait(is_told, f"{told} is told of nothing")
+            wait(is_told, f"{salt} is told of nothing")
             yield index
 
 
 def guessed(tokens: list[int], salt: str | None) -> list[int]:
-    """What whoever guesses a prompt computes for its blocks, with no more than Dynamo's own function."""
+    """Return the keys that a client can compute for a guessed prompt with Dynamo's own function."""
     from dynamo._core import compute_block_hash_for_seq
 
     return [int(hash_) for hash_ in compute_block_hash_for_seq(tokens, BLOCK, cache_namespace=salt)]
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     if case == "index-dump":
         with stored(named("acme"), "acme") as index:
             dump = json.dumps(index.call("/dump"))

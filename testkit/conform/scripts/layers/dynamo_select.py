@@ -1,4 +1,4 @@
-"""Whom does Dynamo's SelectionService tell where a prompt's blocks are?
+"""To whom does Dynamo's SelectionService reveal where a prompt's blocks are?
 
     python dynamo_select.py forged-salt        # needs: ai-dynamo-runtime, pyzmq and msgspec
 
@@ -24,7 +24,7 @@ dynamo_selection: Any = importlib.import_module("dynamo_selection")
 
 
 async def _asked(salts: dict[str, str | None]) -> dict[str, int]:
-    """Of `CHAINS` prompts of one tenant, how many somebody with each salt is told of."""
+    """Return, for each salt, how many of a tenant's `CHAINS` prompts the service reveals to it."""
     import zmq
     from dynamo.llm import SelectionService
 
@@ -39,27 +39,29 @@ async def _asked(salts: dict[str, str | None]) -> dict[str, int]:
         prompts.append(tokens)
         source.store(range(number * BLOCKS + 1, (number + 1) * BLOCKS + 1), tokens, "salt-of-acme")
     await asyncio.sleep(3)
-    told = {}
+    overlaps = {}
     for name, salt in salts.items():
         scope = {} if salt is None else {"cache_salt": salt}
         asked = [{"model_name": dynamo_selection.MODEL, "token_ids": tokens, **scope} for tokens in prompts]
         answers = [await service.overlap_scores(each) for each in asked]
-        told[name] = sum(dynamo_selection.overlap(answer) > 0 for answer in answers)
+        overlaps[name] = sum(dynamo_selection.overlap(answer) > 0 for answer in answers)
     service.shutdown()
     context.destroy(linger=0)
-    return told
+    return overlaps
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
-    told = asyncio.run(_asked({"own": "salt-of-acme", "other": "another", "none": None}))
-    assert told["own"] == CHAINS, f"void: its owner is told of {told['own']} of {CHAINS}"
+    """Return what was seen."""
+    overlaps = asyncio.run(_asked({"own": "salt-of-acme", "other": "another", "none": None}))
+    assert overlaps["own"] == CHAINS, f"void: its owner is told of {overlaps['own']} of {CHAINS}"
     if case == "placement-oracle":
-        said = f"of {CHAINS} prompts, who names no salt is told of {told['none']}, another salt of {told['other']}"
-        return {"found": bool(told["none"] or told["other"]), "evidence": said}
+        evidence = (
+            f"of {CHAINS} prompts, who names no salt is told of {overlaps['none']}, another salt of {overlaps['other']}"
+        )
+        return {"found": bool(overlaps["none"] or overlaps["other"]), "evidence": evidence}
     assert case == "forged-salt"
-    said = f"whoever names the salt is told of {told['own']} of {CHAINS} prompts; nobody checks who that is"
-    return {"found": True, "evidence": said}
+    evidence = f"whoever names the salt is told of {overlaps['own']} of {CHAINS} prompts; nobody checks who that is"
+    return {"found": True, "evidence": evidence}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Who can read what KVCR keeps in memory and files, does a block open as another, and can a tenant's be ended?
+"""Who can read what KVCR stores in memory and files, does a block open as another, and can a tenant's blocks be ended?
 
     python kv_cache_runner.py clear-at-rest        # needs: kvcr 0.1.1, with nixl (their wheels run on a CPU)
 
@@ -24,7 +24,7 @@ _SECONDS = 20.0
 
 
 class KvcrPool:
-    """A KVCR over a folder. `deposit` and `deliver` move whole blocks."""
+    """A KVCR over a folder; `deposit` and `deliver` move whole blocks."""
 
     def __init__(self, folder: Path) -> None:
         from kvcr import KVCR, KVCRBindings
@@ -48,18 +48,26 @@ class KvcrPool:
         )
 
     def deposit(self, key: bytes, content: bytes) -> None:
-        """Raises `RuntimeError` where it is not kept."""
+        """Store a block.
+
+        Raises:
+            RuntimeError: the block is not kept.
+        """
         self._engine[:BLOCK] = content
         self._done(self._kvcr.deposit, key)
 
     def deliver(self, key: bytes) -> bytes:
-        """What comes under a key. Raises `RuntimeError` where nothing does."""
+        """Return the block under a key.
+
+        Raises:
+            RuntimeError: there is none.
+        """
         self._engine[:BLOCK] = bytes(BLOCK)
         self._done(self._kvcr.deliver, key)
         return bytes(self._engine[:BLOCK])
 
     def in_files(self, key: bytes) -> bool:
-        """Whether it has left the pool for a file, after a moment."""
+        """Return whether the block has moved from the pool to a file, after a moment."""
         until = time.monotonic() + _SECONDS
         while self.where(key) != "G3":
             if time.monotonic() > until:
@@ -69,16 +77,16 @@ class KvcrPool:
         return True
 
     def where(self, key: bytes) -> str:
-        """The tier that it says; empty for none."""
+        """Return the tier that KVCR reports; empty for none."""
         [(_, tier)] = self._kvcr.query([key])
         return "" if tier is None else str(tier.value)
 
     def end(self) -> None:
-        """Everything that the interface has for an end."""
+        """Call everything in the interface that ends blocks."""
         self._kvcr.close()
 
     def ends(self) -> list[str]:
-        """Calls of the interface whose names say that a block ends."""
+        """Return the calls in the interface whose names say that they end blocks."""
         words = ("delete", "remove", "erase", "evict", "forget", "invalidate", "purge", "clear", "drop")
         return [name for name in dir(self._kvcr) if name.startswith(words)]
 
@@ -102,7 +110,7 @@ def _address(memory: mmap.mmap) -> int:
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     with tempfile.TemporaryDirectory() as place:
         found, evidence = _look(case, Path(place))
     return {"found": found, "evidence": evidence}
@@ -111,12 +119,12 @@ def main(case: str) -> dict[str, Any]:
 def _look(case: str, folder: Path) -> tuple[bool, str]:
     runner = KvcrPool(folder)
     contents = {f"block-{number}".encode(): os.urandom(BLOCK) for number in range(2 * SLOTS)}
-    one, two, *_ = contents
+    first_key, two, *_ = contents
     for key, content in contents.items():
         runner.deposit(key, content)
-    assert runner.in_files(one) and runner.in_files(two), "the oldest blocks are in the file"
-    assert runner.deliver(one) == contents[one], "own blocks come back"
-    slots = {key: runner.file.read_bytes().find(contents[key]) for key in (one, two)}
+    assert runner.in_files(first_key) and runner.in_files(two), "the oldest blocks are in the file"
+    assert runner.deliver(first_key) == contents[first_key], "own blocks come back"
+    slots = {key: runner.file.read_bytes().find(contents[key]) for key in (first_key, two)}
     if case == "clear-at-rest":
         clear, mode = sum(at >= 0 for at in slots.values()), runner.file.stat().st_mode & 0o777
         return (
@@ -124,16 +132,16 @@ def _look(case: str, folder: Path) -> tuple[bool, str]:
             f"{clear} of 2 blocks are in the file as they were; mode {mode:04o}",
         )
     if case == "renamed-object":
-        _write(runner.file, {slots[one]: contents[two], slots[two]: contents[one]})
-        wrong = [runner.deliver(one) == contents[two], runner.deliver(two) == contents[one]]
+        _write(runner.file, {slots[first_key]: contents[two], slots[two]: contents[first_key]})
+        wrong = [runner.deliver(first_key) == contents[two], runner.deliver(two) == contents[first_key]]
         return any(wrong), f"{sum(wrong)} of 2 blocks that changed places in the file were served as the other"
     if case == "older-object":
         older = os.urandom(BLOCK)
-        _write(runner.file, {slots[one]: older})
-        served = runner.deliver(one) == older
+        _write(runner.file, {slots[first_key]: older})
+        served = runner.deliver(first_key) == older
         return served, f"{int(served)} of 1 other contents, put where the block was, were served as it"
     if case == "erase-tenant":
-        ends, tier = runner.ends(), runner.where(one)
+        ends, tier = runner.ends(), runner.where(first_key)
         said = (
             f"of its calls {', '.join(ends)} end a block" if ends else "none of its calls ends a block by key or owner"
         )

@@ -1,4 +1,4 @@
-"""Does LMCache's `aesgcm` serde open an object as another chunk's, another model's, or an earlier one put back?
+"""Does LMCache's `aesgcm` serde open an object as another chunk's, as another model's, or after its replacement?
 
 python lmcache_aesgcm.py renamed-object | other-model | older-object        # needs: lmcache
 """
@@ -12,14 +12,14 @@ from typing import Any
 
 
 class SerdeMemory:
-    """The one thing of a memory object that the serde reads: its bytes."""
+    """The only part of a memory object that the serde reads: its bytes."""
 
     def __init__(self, size: int) -> None:
         self.byte_array = memoryview(bytearray(size))
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     from lmcache.v1.distributed.api import ObjectKey
     from lmcache.v1.distributed.serde.aesgcm import AesGcmDeserializer, AesGcmSerializer
     from lmcache.v1.distributed.serde.key_provider import HkdfKeyProvider

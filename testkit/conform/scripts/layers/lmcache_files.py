@@ -1,4 +1,4 @@
-"""What do LMCache's files say of whose they are, who can read them, and can a tenant's be ended?
+"""What do LMCache's files reveal about their owner, who can read them, and can a tenant's files be ended?
 
 python lmcache_files.py name-tells-tenant | clear-at-rest | erase-tenant        # needs: lmcache
 """
@@ -17,7 +17,11 @@ SALTS = ("tenant-acme", "tenant-beta")
 
 
 def stored(adapter: Any, key: Any, content: bytes) -> None:
-    """Raises `RuntimeError` where the adapter does not keep it."""
+    """Store an object.
+
+    Raises:
+        RuntimeError: the adapter does not keep it.
+    """
     import torch
     from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 
@@ -35,7 +39,7 @@ def stored(adapter: Any, key: Any, content: bytes) -> None:
 
 
 def end_all_of(adapter: Any, salt: str) -> str:
-    """End what an operator who has a tenant's salt can name; what stands in the way."""
+    """End what an operator with a tenant's salt can name; return what prevents it."""
     try:
         page = adapter.list_l2_keys("model", 1000, None)
     except NotImplementedError:
@@ -45,7 +49,7 @@ def end_all_of(adapter: Any, salt: str) -> str:
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     from lmcache.v1.distributed.api import ObjectKey
     from lmcache.v1.distributed.l2_adapters.fs_l2_adapter import FSL2Adapter, FSL2AdapterConfig
 

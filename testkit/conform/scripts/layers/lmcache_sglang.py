@@ -18,7 +18,7 @@ from typing import Any, Optional
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     assert case == "namespace-alias"
     spec = importlib.util.find_spec("lmcache")
     assert spec is not None and spec.origin is not None

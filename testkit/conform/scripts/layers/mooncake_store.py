@@ -1,4 +1,4 @@
-"""Does one tenant's removal of everything leave another's objects in Mooncake's store, and is a key each tenant's own?
+"""When one tenant removes everything, do another's objects stay in Mooncake's store, and are keys separate per tenant?
 
     python mooncake_store.py tenant-wipe        # needs: mooncake-transfer-engine (or its build without CUDA)
 
@@ -44,7 +44,7 @@ os._exit(0)
 
 
 class Tenant:
-    """A tenant's client: `tenant("get", key)` calls its method of that name."""
+    """A tenant's client: `tenant("get", key)` calls the client's method of that name."""
 
     def __init__(self, master: str, name: str, folder: Path, place: str = "") -> None:
         files = folder / (place or name)
@@ -65,7 +65,7 @@ class Tenant:
         self._answer()
 
     def __call__(self, *call: Any) -> Any:
-        """What a method gave."""
+        """Return the method's result."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(call) + "\n")
         self._process.stdin.flush()
@@ -79,7 +79,7 @@ class Tenant:
         raise RuntimeError("a client ended")
 
     def close(self) -> None:
-        """End it."""
+        """End the client."""
         self._process.kill()
         self._process.wait(20)
 
@@ -129,7 +129,7 @@ def _files(folder: Path, name: str) -> int:
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         master, address = _master(folder)

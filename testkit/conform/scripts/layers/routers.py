@@ -1,4 +1,4 @@
-"""What does a router give a tenant of another's, and what does it keep?
+"""What does a router give one tenant of another's, and what does it keep?
 
     python routers.py placement-oracle smg          # needs: smg, or vllm-router
 
@@ -41,7 +41,7 @@ Before = Callable[[Callable[..., int], Path, str, list[int]], dict[str, dict[str
 
 
 class RecorderServer:
-    """An OpenAI-shaped server that says its name."""
+    """An OpenAI-compatible server that states its name."""
 
     def __init__(self, name: str) -> None:
         worker = self
@@ -52,7 +52,7 @@ class RecorderServer:
             protocol_version = "HTTP/1.1"
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
             def _send(self, body: object) -> None:
                 data = json.dumps(body).encode()
@@ -63,12 +63,12 @@ class RecorderServer:
                 self.wfile.write(data)
 
             def do_GET(self) -> None:
-                """What routers ask about a worker."""
+                """Answer routers' questions about a worker."""
                 models = {"object": "list", "data": [_MODEL]}
                 self._send(models if self.path == "/v1/models" else _INFO)
 
             def do_POST(self) -> None:
-                """A completion, or a prompt's tokens."""
+                """Answer a completion, or a prompt's tokens."""
                 text = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
                 body = json.loads(text or "{}")
                 if self.path.endswith("/render"):
@@ -99,7 +99,7 @@ class RecorderServer:
 
 
 class HttpAnswer:
-    """Status, body and headers of one answer; status 0 where nothing answered."""
+    """Status, body and headers of an answer; status 0 where nothing answered."""
 
     def __init__(self, status: int, body: str = "", headers: Mapping[str, str] | None = None) -> None:
         self.status, self.body = status, body
@@ -107,12 +107,12 @@ class HttpAnswer:
 
     @property
     def worker(self) -> str:
-        """Who answered."""
+        """The worker that answered."""
         return str(json.loads(self.body)["choices"][0]["message"]["content"]) if self.status == 200 else ""
 
 
 def call(url: str, body: object = None, headers: Mapping[str, str] | None = None) -> HttpAnswer:
-    """Ask, by POST where there is a body."""
+    """Send a request, by POST where there is a body."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})  # noqa: S310
     try:
@@ -148,7 +148,7 @@ class RoutedWorkers:
         tokens: int = 1,
         headers: Mapping[str, str] | None = None,
     ) -> HttpAnswer:
-        """One chat completion of a tenant."""
+        """Return one chat completion for a tenant."""
         body: dict[str, Any] = {"model": "toy", "messages": [{"role": "user", "content": prompt}]}
         body |= {"max_tokens": tokens} | ({} if salt is None else {"cache_salt": salt})
         given = {**self.keys[tenant], **(headers or {})}
@@ -157,7 +157,11 @@ class RoutedWorkers:
 
 @contextlib.contextmanager
 def running(name: str, before: Before | None = None) -> Iterator[RoutedWorkers]:
-    """The router over two workers, behind what `before` starts. Raises `RuntimeError` where it does not start."""
+    """Yield the router over two workers, behind what `before` starts.
+
+    Raises:
+        RuntimeError: it does not start.
+    """
     beside = Path(sys.executable).with_name(name)
     program = str(beside) if beside.exists() else shutil.which(name)
     if program is None:
@@ -198,7 +202,7 @@ class RandomPrompts:
         self._random = random.Random(seed)  # noqa: S311 - prompts are no secrets
 
     def text(self) -> str:
-        """One prompt."""
+        """Return one prompt."""
         letters = string.ascii_lowercase + "   "
         return "".join(self._random.choice(letters) for _ in range(1500))
 
@@ -210,7 +214,7 @@ def together(
     *,
     same: bool,
 ) -> int:
-    """Of `PAIRS` pairs, how many second requests went to the worker of the first.
+    """Return for how many of `PAIRS` pairs the second request went to the first one's worker.
 
     Up to three others are under way meanwhile: routers send everything to the first of equally loaded workers.
     """
@@ -235,14 +239,14 @@ def together(
 
 
 def answered(answer: HttpAnswer) -> HttpAnswer:
-    """The same, if the router or a worker said something of the request: a refusal, too, is an answer."""
+    """Return the same, where the router or a worker answered at all; a refusal counts as an answer."""
     if not answer.status or answer.status == 401 or answer.status >= 500:
         raise RuntimeError(f"void: a request was answered with {answer.status or 'nothing'}")
     return answer
 
 
 def _placed(fleet: RoutedWorkers, first: str | None, second: str | None) -> tuple[bool, str]:
-    """Whether another tenant's prompt goes where it was asked before, beside the control."""
+    """Return whether another tenant's prompt goes to the worker that computed it, with the control."""
     foreign = together(fleet, lambda p: fleet.ask("a", p, first), lambda p: fleet.ask("b", p, second), same=True)
     own = together(fleet, lambda p: fleet.ask("a", p, first), lambda p: fleet.ask("a", p, first), same=True)
     control = together(fleet, lambda p: fleet.ask("a", p, first), lambda p: fleet.ask("a", p, first), same=False)
@@ -253,17 +257,17 @@ def _placed(fleet: RoutedWorkers, first: str | None, second: str | None) -> tupl
 
 
 def placement_oracle(fleet: RoutedWorkers) -> tuple[bool, str]:
-    """Nobody names a salt."""
+    """Try the attack without any salt."""
     return _placed(fleet, None, None)
 
 
 def forged_salt(fleet: RoutedWorkers) -> tuple[bool, str]:
-    """The second tenant names the first one's salt."""
+    """Try the attack with the first tenant's salt in the second tenant's request."""
     return _placed(fleet, "salt-a", "salt-a")
 
 
 def chosen_worker(fleet: RoutedWorkers) -> tuple[bool, str]:
-    """Headers by which a client names a worker, or a key that stands for one."""
+    """Try headers by which a client names a worker, or a key that stands for one."""
     prompts = RandomPrompts(11)
     for header in ("x-smg-target-worker", "x-smg-routing-key", "x-session-id"):
         values = ["0", "1"] if header == "x-smg-target-worker" else ["key-1", "key-2"]
@@ -280,7 +284,7 @@ def chosen_worker(fleet: RoutedWorkers) -> tuple[bool, str]:
 
 
 def kept_phrase(fleet: RoutedWorkers) -> tuple[bool, str]:
-    """A phrase that nobody asks for again: in the router's memory, its log and its metrics."""
+    """Look for a phrase that nobody requests again in the router's memory, log and metrics."""
     phrase = f"phrase-of-one-person-{time.time_ns():x}-"
     answered(fleet.ask("a", phrase * 30, "salt-a"))
     if not any(phrase in body for worker in fleet.workers for body in worker.bodies):
@@ -304,7 +308,7 @@ def kept_phrase(fleet: RoutedWorkers) -> tuple[bool, str]:
 
 
 def open_administration(fleet: RoutedWorkers) -> tuple[bool, str]:
-    """Without any credential: a list of workers, what each has to do, and another worker."""
+    """Try, without credentials, to list workers and their loads, and to add a worker."""
     stranger = RecorderServer("stranger")
     for path in ("/workers", "/list_workers", "/get_loads"):
         told = call(fleet.url + path)
@@ -328,7 +332,7 @@ def open_administration(fleet: RoutedWorkers) -> tuple[bool, str]:
 
 
 def copies_in_memory(process: int, phrase: str) -> int:
-    """How often a phrase stands in the writable memory of a process of the same user."""
+    """Return how often a phrase occurs in the writable memory of a process of the same user."""
     wanted, count = phrase.encode(), 0
     with Path(f"/proc/{process}/mem").open("rb", buffering=0) as memory:
         for line in Path(f"/proc/{process}/maps").read_text().splitlines():
@@ -377,7 +381,7 @@ CASES = {
 
 
 def main(case: str, router: str, before: Before | None = None) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     with running(router, before) as fleet:
         found, evidence = CASES[case](fleet)
     return {"found": found, "evidence": evidence}

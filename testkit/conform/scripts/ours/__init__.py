@@ -1,1 +1,1 @@
-"""The same questions, asked of ours."""
+"""The same questions about kvcustody."""

@@ -1,4 +1,4 @@
-"""The questions to Dynamo's frontend and vLLM's transfer parameters, asked of the door that stands before an engine.
+"""The questions about Dynamo's frontend and vLLM's transfer parameters, put to the door in front of an engine.
 
 python -m kvcustody.testkit.conform.scripts.ours.kvcustody_door CASE        # needs: kvcustody
 """
@@ -34,7 +34,7 @@ COMPLETE = {
 
 
 class Door:
-    """A door with a key for one tenant, and an engine behind it that keeps what it is asked."""
+    """A door with a key for one tenant, and an engine behind it that records requests."""
 
     def __init__(self, folder: Path) -> None:
         self.key = add_key(folder / "keys.yaml", {"name": "acme", "tenant": "acme"})
@@ -51,7 +51,7 @@ class Door:
         await send({"type": "http.response.body", "body": b""})
 
     def ask(self, headers: dict[str, str], **body: Any) -> int:
-        """The status that the tenant's request is answered with."""
+        """Return the status of the answer to the tenant's request."""
         data, sent = json.dumps({"prompt": "p", **body}).encode(), []
         given = {"authorization": f"Bearer {self.key}", "content-type": "application/json", **headers}
         raw = [(name.encode(), value.encode()) for name, value in given.items()]
@@ -75,7 +75,7 @@ class Door:
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     with tempfile.TemporaryDirectory() as folder:
         door = Door(Path(folder))
         assert door.ask({}) == 200 and len(door.reached) == 1, "an ordinary request passes"

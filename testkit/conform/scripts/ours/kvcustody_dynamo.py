@@ -1,4 +1,4 @@
-"""The questions to Dynamo's index, asked of it behind our publisher and our relay.
+"""The questions about Dynamo's index, put to it behind our publisher and our relay.
 
 python -m kvcustody.testkit.conform.scripts.ours.kvcustody_dynamo CASE   # needs: ai-dynamo-runtime, kvcustody
 """
@@ -29,14 +29,14 @@ SCOPE = EventScope("acme", "tenant", "internal", 3, 5, NamedRequester(ISSUER, "a
 
 
 def namespaces() -> CurrentNamespaces:
-    """Of a secret that only this deployment has."""
+    """Return namespaces of a secret that only this deployment has."""
     with KeyBuffer() as secret:
         secret.writable()[:] = os.urandom(32)
         return CurrentNamespaces(RouterNamespaces(secret), SystemClock(), days=0)
 
 
 def _published(case: str) -> dict[str, Any]:
-    """Blocks of acme as our publisher tells them; then who is told, or what the dump says."""
+    """Publish acme's blocks; return to whom the index reveals them, or what its dump contains."""
     names = namespaces()
     own, beta = [names.of(ISSUER, tenant) for tenant in ("acme", "beta")]
     keys = b"".join(hashlib.sha256(bytes([at])).digest() for at in range(asked.BLOCKS))
@@ -67,7 +67,7 @@ def _published(case: str) -> dict[str, Any]:
 
 
 def _relayed() -> dict[str, Any]:
-    """An engine's positional event and then one that names its salt, through the relay."""
+    """Relay an engine's positional event and then one that names its salt."""
     import msgspec
     import zmq
 
@@ -99,7 +99,7 @@ def _relayed() -> dict[str, Any]:
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     return _relayed() if case == "unscoped-events" else _published(case)
 
 

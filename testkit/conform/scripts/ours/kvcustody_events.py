@@ -1,4 +1,4 @@
-"""The question to vLLM's events, asked of our publisher in vLLM's form.
+"""The question about vLLM's events, put to our publisher in vLLM's format.
 
 python -m kvcustody.testkit.conform.scripts.ours.kvcustody_events CASE        # needs: kvcustody[events]
 """
@@ -20,7 +20,7 @@ SCOPE = EventScope("acme", "tenant", "internal", 3, 5, NamedRequester("api-keys"
 
 
 def heard(**terms: Any) -> list[Any]:
-    """What a listener is told of one prompt's blocks by a publisher of these terms."""
+    """Return what a listener receives about one prompt's blocks from a publisher with these settings."""
     import msgspec
     import zmq
 
@@ -45,7 +45,7 @@ def heard(**terms: Any) -> list[Any]:
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     assert case == "events-tell-prompts"
     text = json.dumps(heard(), default=str)
     tokens, salt = json.dumps(PROMPT[:BLOCK_TOKENS])[1:-1] in text, SALT in text

@@ -1,4 +1,4 @@
-"""The questions to HiCache's files, asked of our storage, which SGLang's own factory makes.
+"""The questions about HiCache's files, put to our storage, which SGLang's own factory makes.
 
 python -m kvcustody.testkit.conform.scripts.ours.kvcustody_hicache CASE        # needs: sglang, kvcustody
 """
@@ -27,7 +27,7 @@ TERMS = {
 
 
 def opened(folder: Path, **given: Any) -> Any:
-    """The storage, as HiCache's controller opens it; `given`: terms, or fields of SGLang's configuration."""
+    """Return the storage as HiCache's controller opens it; `given`: settings, or fields of SGLang's configuration."""
     import torch
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
     from sglang.srt.mem_cache.storage import StorageBackendFactory
@@ -51,14 +51,14 @@ def opened(folder: Path, **given: Any) -> Any:
 
 
 def drawn() -> Any:
-    """A page of any bytes."""
+    """Return a page with random bytes."""
     import torch
 
     return torch.frombuffer(bytearray(os.urandom(PAGE_BYTES)), dtype=torch.uint8)
 
 
 def come(storage: Any, key: str) -> bytes | None:
-    """What the page is, if it comes."""
+    """Return the page, if the storage has it."""
     import torch
 
     page = storage.get(key, torch.zeros(PAGE_BYTES, dtype=torch.uint8))
@@ -66,13 +66,13 @@ def come(storage: Any, key: str) -> bytes | None:
 
 
 def files(folder: Path) -> list[Path]:
-    """Objects on the disk."""
+    """Return the objects on the disk."""
     found = (path for path in (folder / "tier").rglob("*") if path.is_file() and len(path.name) == 64)
     return sorted(found)
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         for name, file in (("ROOT_KEY", "root.key"), ("KEYRING", "keys.json"), ("SHRED_KEYS", "shred.keys")):

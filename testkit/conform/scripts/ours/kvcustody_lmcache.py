@@ -1,4 +1,4 @@
-"""The questions to LMCache's serde and files, asked of our serde and our adapter with LMCache's own objects.
+"""The questions about LMCache's serde and files, put to our serde and our adapter with LMCache's own objects.
 
 python -m kvcustody.testkit.conform.scripts.ours.kvcustody_lmcache CASE        # needs: lmcache, kvcustody
 """
@@ -51,7 +51,7 @@ audit: {on_outage: {decisions: deny, lifecycle: spill, own_hits: aggregate}}
 
 
 def memory(content: bytes) -> Any:
-    """LMCache's own object with this content."""
+    """Return LMCache's own object with this content."""
     import torch
     from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 
@@ -61,14 +61,14 @@ def memory(content: bytes) -> Any:
 
 
 def name(number: int, salt: str, model: str = "model-a", rank: int = 0) -> Any:
-    """LMCache's own key."""
+    """Return LMCache's own key."""
     from lmcache.v1.distributed.api import ObjectKey
 
     return ObjectKey(number.to_bytes(32, "big"), model, rank, 0, salt)
 
 
 class Site:
-    """A deployment of one LMCache server, and salts as a governed engine makes them."""
+    """A deployment of one LMCache server, with salts as a governed engine makes them."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         write_file(folder / "policy.yaml", POLICY)
@@ -97,7 +97,7 @@ class Site:
             stack.callback(one.close)
 
     def salt(self, tenant: str) -> str:
-        """A tenant's."""
+        """Return a tenant's salt."""
         owner = tenant_owner("api-keys", tenant)
         self._keyring.ensure([owner])
         epoch = self._keyring.current(owner)
@@ -109,12 +109,12 @@ class Site:
         return self._salts.of(DomainLabel(tenant, "internal", 0, "tenant", None, None, spec))
 
     def files(self) -> list[Path]:
-        """Sealed objects on the disk."""
+        """Return the sealed objects on the disk."""
         return sorted(path for path in self.folder.rglob("*") if path.is_file() and len(path.name) == 64)
 
 
 class Adapter:
-    """Our adapter, as LMCache's controllers call it."""
+    """Our adapter, called as LMCache's controllers call it."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.ours = CustodyL2Adapter({"chunk_tokens": 16}, l1_memory_desc=None)
@@ -129,44 +129,44 @@ class Adapter:
         return answer
 
     def store(self, key: Any, content: bytes) -> bool:
-        """Whether it was kept."""
+        """Return whether the object was kept."""
         task = self.ours.submit_store_task([key], [memory(content)])
         return bool(self._answer(lambda: self.ours.pop_completed_store_tasks().get(task)).bytes_transferred())
 
     def load(self, key: Any) -> bytes | None:
-        """What comes."""
+        """Return the loaded object, if there is one."""
         into = memory(bytes(SIZE))
         task = self.ours.submit_load_task([key], [into])
         come = self._answer(lambda: self.ours.query_load_result(task)).test(0)
         return bytes(into.byte_array) if come else None
 
     def erase(self, tenant: str) -> None:
-        """As an order of the operator ends a tenant's."""
+        """Erase a tenant as an operator's order does."""
         self.ours.custody.run(lambda chunks: chunks.governor.erase(Selector(tenant, None, None))).result(20)
 
 
 def _adapter(case: str, site: Site, stack: ExitStack) -> tuple[bool, str]:
     adapter, acme, beta = Adapter(stack), site.salt("acme"), site.salt("beta")
-    one, two, mine, other = name(1, acme), name(2, acme), os.urandom(SIZE), os.urandom(SIZE)
-    assert adapter.store(one, mine) and adapter.load(one) == mine, "own objects come back"
+    first_key, two, mine, other = name(1, acme), name(2, acme), os.urandom(SIZE), os.urandom(SIZE)
+    assert adapter.store(first_key, mine) and adapter.load(first_key) == mine, "own objects come back"
     foreign = {
         "salt-dropped": [name(1, salt) for salt in (beta, "acme", "")],
         "other-model": [name(1, acme, "model-b"), name(1, acme, rank=1)],
     }.get(case)
     if foreign is not None:
-        come = sum(adapter.load(key) is not None for key in foreign)
-        return come > 0, f"{come} of {len(foreign)} foreign look-ups found it"
+        foreign_hits = sum(adapter.load(key) is not None for key in foreign)
+        return foreign_hits > 0, f"{foreign_hits} of {len(foreign)} foreign look-ups found it"
     if case == "erase-tenant":
         theirs = name(1, beta)
         assert adapter.store(theirs, other)
         adapter.erase("acme")
-        left, gone = adapter.load(theirs) == other, adapter.load(one) is None
+        left, gone = adapter.load(theirs) == other, adapter.load(first_key) is None
         return not (
             left and gone
         ), f"{int(gone)} of 1 of the tenant's are ended, {int(left)} of 1 of another's are there"
     [place] = site.files()
     if case == "name-tells-tenant":
-        told = any(text in place.name for text in ("acme", acme, one.chunk_hash.hex()))
+        told = any(text in place.name for text in ("acme", acme, first_key.chunk_hash.hex()))
         return told, "64 hexadecimal digits that nobody makes without the tenant's secret"
     if case == "clear-at-rest":
         kept, mode = place.read_bytes(), place.stat().st_mode & 0o777
@@ -181,13 +181,13 @@ def _adapter(case: str, site: Site, stack: ExitStack) -> tuple[bool, str]:
         [second] = set(site.files()) - {place}
         place.write_bytes(second.read_bytes())
         second.write_bytes(before)
-        come = sum(adapter.load(key) is not None for key in (one, two))
-        return come > 0, f"{come} of 2 files that changed places were served"
+        foreign_hits = sum(adapter.load(key) is not None for key in (first_key, two))
+        return foreign_hits > 0, f"{foreign_hits} of 2 files that changed places were served"
     assert case == "older-object"
-    adapter.ours.delete([one])
-    assert adapter.load(one) is None and adapter.store(one, other) and adapter.load(one) == other
+    adapter.ours.delete([first_key])
+    assert adapter.load(first_key) is None and adapter.store(first_key, other) and adapter.load(first_key) == other
     place.write_bytes(before)
-    served = adapter.load(one) is not None
+    served = adapter.load(first_key) is not None
     return served, "the earlier object was served" if served else "a miss, and the copy ended"
 
 
@@ -226,7 +226,7 @@ def _serde(case: str, site: Site, stack: ExitStack) -> tuple[bool, str]:
 
 
 def main(case: str, part: str = "adapter") -> dict[str, Any]:
-    """What was seen; `part`: adapter, or serde."""
+    """Return what was seen; `part`: adapter, or serde."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         look = _serde if part == "serde" else _adapter
         found, evidence = look(case, Site(Path(folder), stack), stack)

@@ -1,4 +1,4 @@
-"""The questions to a router, asked of SMG behind our door.
+"""The questions about a router, put to SMG behind our door.
 
 python -m kvcustody.testkit.conform.scripts.ours.kvcustody_router CASE   # needs: kvcustody[door], and smg on PATH
 
@@ -35,7 +35,7 @@ audit:
 
 
 def with_door(start: Callable[..., int], folder: Path, router: str, ports: list[int]) -> dict[str, dict[str, str]]:
-    """Start our door as a proxy before the router; headers of clients."""
+    """Start our door as a proxy in front of the router; return clients' headers."""
     keys = {tenant: add_key(folder / "keys.yaml", {"name": tenant, "tenant": tenant}) for tenant in "ab"}
     (folder / "identity.yaml").write_text(
         "schema: kvcustody/identity@1\napi_keys: {path: keys.yaml, asserted: {subject: X-KVCustody-Subject}}\n"
@@ -57,7 +57,7 @@ def with_door(start: Callable[..., int], folder: Path, router: str, ports: list[
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     return asked.main(case, "smg", with_door)
 
 

@@ -1,4 +1,4 @@
-"""The same questions to our own sealed tier over files.
+"""The same questions about our own sealed tier over files.
 
 python -m kvcustody.testkit.conform.scripts.ours.kvcustody_tier CASE        # needs: kvcustody
 """
@@ -39,7 +39,7 @@ LAYOUT = hashlib.sha256(b"a layout").digest()
 
 
 def model(**more: Any) -> bytes:
-    """A model's identity, or that of one that differs in this."""
+    """Return a model's identity, or one that differs in this field."""
     names = ("weights_digest", "tokenizer_digest", "chat_template", "quantization", "kv_dtype", "kv_layout")
     given: dict[str, Any] = dict.fromkeys(names, "one")
     given |= {"weights_epoch": 0, "block_tokens": 16, "rope": {"factor": "1"}, "attention": {}}
@@ -47,7 +47,7 @@ def model(**more: Any) -> bytes:
 
 
 class OurTier:
-    """A tier of one worker in a folder of its own; `arena`: in memory instead of files."""
+    """A tier of one worker in its own folder; `arena`: in memory instead of files."""
 
     def __init__(
         self, folder: Path, stack: ExitStack, *, layout: bytes = LAYOUT, arena: HostArena | None = None
@@ -72,7 +72,7 @@ class OurTier:
         stack.callback(self.tier.close)
 
     def label(self, tenant: str, *, salt: str | None = None, **of: Any) -> DomainLabel:
-        """A tenant's domain."""
+        """Return a tenant's domain."""
         owner = tenant_owner("idp", tenant)
         self.keyring.ensure([owner])
         epoch = self.keyring.current(owner)
@@ -84,7 +84,7 @@ class OurTier:
         return DomainLabel(tenant, "internal", 0, "tenant", None, None, spec)
 
     def store(self, label: DomainLabel, key: bytes, content: bytes) -> bool:
-        """Whether it is there now."""
+        """Return whether the copy is now in the tier."""
         now_us = self.clock.now_us()
         run = PublishedRun(label, key, bytes(32), 0, now_us, now_us + HOUR_US, now_us + HOUR_US)
 
@@ -94,18 +94,18 @@ class OurTier:
         return self.tier.store(run, read) == 1
 
     def load(self, label: DomainLabel, key: bytes) -> bytes | None:
-        """What comes, if anything does."""
-        come: list[bytes] = []
+        """Return the loaded bytes, if there are any."""
+        contents: list[bytes] = []
 
         def write(depth: int, count: int, skip: int, data: memoryview) -> None:
-            come.append(bytes(data))
+            contents.append(bytes(data))
 
         found = self.tier.lookup(label, key, 0)
         self.tier.load(label, key, 0, found, write)
-        return come[0] if come else None
+        return contents[0] if contents else None
 
     def files(self) -> list[Path]:
-        """Objects on the disk."""
+        """Return the objects on the disk."""
         return sorted(path for path in self.folder.rglob("*") if path.is_file() and len(path.name) == 64)
 
 
@@ -117,7 +117,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
 
 
 def main(case: str) -> dict[str, Any]:
-    """What was seen."""
+    """Return what was seen."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         found, evidence = _look(case, Path(folder), stack)
     return {"found": found, "evidence": evidence}
@@ -133,16 +133,20 @@ def _look(case: str, folder: Path, stack: ExitStack) -> tuple[bool, str]:
     assert our.store(acme, first, mine) and our.load(acme, first) == mine, "own copies come back"
     if case == "salt-dropped" or case in DIFFERENT:
         asks = [our.label("acme", **DIFFERENT[case])] if case in DIFFERENT else [beta, our.label("acme", salt="x")]
-        come = [our.load(label, first) for label in asks]
-        return any(come), f"{sum(one is not None for one in come)} of {len(come)} foreign look-ups found it"
+        foreign_loads = [our.load(label, first) for label in asks]
+        return any(
+            foreign_loads
+        ), f"{sum(one is not None for one in foreign_loads)} of {len(foreign_loads)} foreign look-ups found it"
     if case == "renamed-object":
         assert our.store(acme, second, other)
-        one, two = our.files()
-        data, more = one.read_bytes(), two.read_bytes()
-        one.write_bytes(more)
-        two.write_bytes(data)
-        come = [our.load(acme, key) for key in (first, second)]
-        return any(come), f"{sum(one is not None for one in come)} of 2 files that changed places were served"
+        first_file, second_file = our.files()
+        data, more = first_file.read_bytes(), second_file.read_bytes()
+        first_file.write_bytes(more)
+        second_file.write_bytes(data)
+        foreign_loads = [our.load(acme, key) for key in (first, second)]
+        return any(
+            foreign_loads
+        ), f"{sum(one is not None for one in foreign_loads)} of 2 files that changed places were served"
     if case == "older-object":
         [place] = our.files()
         old = place.read_bytes()

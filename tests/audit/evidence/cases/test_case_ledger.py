@@ -331,7 +331,7 @@ def test_from_the_command_line_on_the_ledger_itself(
     wanted = ["open", "--tenant", "acme", "--subject", "ada", "--right", "erasure", "--channel", "mail"]
     wanted += ["--zone", "Europe/Berlin", "--holidays", str(tmp_path / "holidays.txt")]
     stranger = [*on[:-1], "mallory"]
-    assert "`mallory`: nobody of that name is enrolled" in asked(*wanted, *stranger, code=2)
+    assert "`mallory`: no principal has that name" in asked(*wanted, *stranger, code=2)
     assert "did you mean `acme`" in asked(*wanted[:2], "acne", *wanted[3:], *on, code=2)
     assert "names the person" in asked(*wanted[:8], "mail of Ada", *wanted[9:], *on, code=2)
     case = json.loads(asked(*wanted, *on, "--json"))["case_id"]

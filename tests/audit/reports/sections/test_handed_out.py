@@ -22,7 +22,7 @@ from kvcustody.audit.store.database.engine import open_store
 from kvcustody.console.main import app
 from kvcustody.console.render import pdf
 from kvcustody.console.render.document_forms import render_all, rendered
-from kvcustody.console.report.check_files import compare_files
+from kvcustody.console.report.command import compare_files
 from kvcustody.migrations.upgrade import upgrade
 from standins.audit.ledgers import report_ledger, tiered_ledger
 from standins.audit.one_process import OneProcess, clean

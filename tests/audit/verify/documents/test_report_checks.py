@@ -29,7 +29,7 @@ from kvcustody.audit.verify.documents import report_rules
 from kvcustody.audit.verify.documents.document_check import MadeAgain, is_unchecked
 from kvcustody.audit.verify.documents.report_rules import read_report
 from kvcustody.console.render.document_forms import render_all
-from kvcustody.console.report.check_files import compare_files
+from kvcustody.console.report.command import compare_files
 from kvcustody.migrations.upgrade import upgrade
 from standins.audit.documents import UNSIGNED, report_again, signed_again, verify_report
 from standins.audit.ledgers import report_ledger, tiered_ledger

@@ -17,7 +17,7 @@ from transformers.generation.continuous_batching import model_runner
 from kvcustody.errors import ConfigError
 from kvcustody.integrations.transformers.batching import manager as manager_module
 from kvcustody.integrations.transformers.batching.thread_turn import Turn
-from kvcustody.integrations.transformers.classic.slab_memory import SlabMemory, SlabSize
+from kvcustody.integrations.transformers.classic.custodian import SlabMemory, SlabSize
 from kvcustody.kernels.streams import capturing, outside_captures
 from standins.engines.transformers.continuous_world import governed
 

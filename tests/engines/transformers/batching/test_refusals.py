@@ -18,9 +18,8 @@ from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPP
 
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import ConfigError, IsolationError
-from kvcustody.integrations.transformers.batching import check_engine as internals
-from kvcustody.integrations.transformers.batching.check_engine import check_ranks
-from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
+from kvcustody.integrations.transformers.batching import governed_batching as internals
+from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching, check_ranks
 from standins.engines.transformers.continuous_world import (
     IDENTITY,
     PAGE,

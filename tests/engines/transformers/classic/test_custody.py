@@ -26,8 +26,7 @@ from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.request import Hints
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.worker import MemoryPlan, open_worker
-from kvcustody.integrations.transformers.classic.custodian import Custodian
-from kvcustody.integrations.transformers.classic.slab_memory import SlabMemory, SlabSize
+from kvcustody.integrations.transformers.classic.custodian import Custodian, SlabMemory, SlabSize
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from standins.engines.transformers.classic_world import (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvcustody.errors import ConfigError
-from kvcustody.integrations.vllm.message_kinds import mark_messages
+from kvcustody.integrations.vllm.middleware import mark_messages
 from standins.engines.vllm.deployment import IDENTITY, POLICY
 from standins.engines.vllm.http_server import HttpServer
 from standins.engines.vllm.local_engine import BLOCK, BLOCKS

@@ -93,7 +93,7 @@ def _renamed(old: str, new: str, names: Names, where: ast.AST) -> None:
     forward, back = names
     if forward.setdefault(old, new) != new or back.setdefault(new, old) != old:
         line = getattr(where, "lineno", "?")
-        raise Difference(f"line {line}: `{old}` and `{back[new]}` became `{forward[old]}` and `{new}`")
+        raise Difference(f"line {line}: `{old}` became `{new}`; elsewhere `{old}` and `{new}` are other names")
 
 
 def pairs(commit: str, rooms: list[str]) -> Iterator[tuple[str, str, str]]:

@@ -124,7 +124,7 @@ def modules() -> dict[str, types.ModuleType]:
 
 def llm_args(**changed: Any) -> types.SimpleNamespace:
     """Arguments with which the connector starts; a name with a dot changes a part."""
-    from kvcustody.integrations.tensorrt_llm.check_engine import MODULE, SCHEDULER_CLASS, WORKER_CLASS
+    from kvcustody.integrations.tensorrt_llm.open_custody import MODULE, SCHEDULER_CLASS, WORKER_CLASS
 
     made = types.SimpleNamespace(
         model="stand-in",

@@ -33,7 +33,7 @@ def widen(distribution: str) -> None:
 
         sglang.VERSIONS = (*sglang.VERSIONS, version)
     elif distribution == "transformers":
-        from kvcustody.integrations.transformers.batching import check_engine as transformers
+        from kvcustody.integrations.transformers.batching import governed_batching as transformers
 
         transformers.FIRST = min(transformers.FIRST, (major, minor))
         transformers.BEYOND = max(transformers.BEYOND, (major, minor + 1))

@@ -27,9 +27,8 @@ from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.governance.identity.principal import Principal, identify
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.worker import Worker, open_worker
-from kvcustody.integrations.transformers.classic.custodian import Custodian
+from kvcustody.integrations.transformers.classic.custodian import Custodian, SlabMemory
 from kvcustody.integrations.transformers.classic.governed_cache import GovernedCache, governed_cache
-from kvcustody.integrations.transformers.classic.slab_memory import SlabMemory
 from kvcustody.testkit.tiny_model import tiny_model
 
 MAX_TOKENS = 96
