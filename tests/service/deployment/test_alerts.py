@@ -29,7 +29,7 @@ RULES = ROOT / "packaging" / "prometheus" / "kvcustody.rules.yaml"
 GROUPS = yaml.safe_load(RULES.read_text())["groups"]
 ALERTS = {rule["alert"]: rule for group in GROUPS for rule in group["rules"] if "alert" in rule}
 RECORDED = {rule["record"]: rule for group in GROUPS for rule in group["rules"] if "record" in rule}
-RUNBOOK = ROOT / "docs" / "how-to" / "answer-an-alert.md"
+RUNBOOK = ROOT / "docs" / "how-to" / "fleet" / "answer-an-alert.md"
 
 
 def metrics_of(expression: str) -> Iterable[tuple[str, dict[str, str]]]:
