@@ -16,7 +16,7 @@ import typer
 
 from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.plugins import add_absent, add_to_group, installed
-from kvcustody.console.up.plane import RunningPlane, check_modules, folder_of, open_plane
+from kvcustody.console.up.plane import RunningPlane, check_modules, check_port, folder_of, open_plane
 from kvcustody.console.up.running import Progress, go_on, signals, stay
 from kvcustody.errors import ConfigError
 from kvcustody.governance.observability.logs import configure
@@ -136,6 +136,7 @@ def fleet(
     prompt, and somebody comes past the doors. The first door's key is replaced while requests run. Nothing needs a GPU
     or a model. Workers' leaves say `simulated`. Ctrl-C ends everything in order, and says what was served.
     """
+    check_port(port)
     configure("error", "console")
     plan = _plan(router, workers, ungoverned, programs or [], events, engine, with_envoy=envoy)
     stop = threading.Event()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from kvcustody.console.command import Json, print_json, say
-from kvcustody.console.up.plane import HOST, RunningPlane, check_modules, folder_of, open_plane
+from kvcustody.console.up.plane import HOST, RunningPlane, check_modules, check_port, folder_of, open_plane
 from kvcustody.console.up.running import READY_SECONDS, Progress, signals, stay, wait_for
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.observability.logs import configure
@@ -26,6 +27,8 @@ EPILOG = """
 Examples:
 
     kvcustody up
+
+    kvcustody up --tour
 
     kvcustody up --folder demo --port 8080
 
@@ -77,6 +80,9 @@ def up(
         typer.Option(help="With --engine vllm: the Python with vLLM and kvcustody[vllm]; default: this one."),
     ] = "",
     seconds: Annotated[float | None, typer.Option(min=0.0, help="End after this time, for scripts and tests.")] = None,
+    tour: Annotated[
+        bool, typer.Option("--tour", help="Print five things to try, each with its command and its page.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Start a whole kvcustody on this machine: a signed ledger, the console, and a worker that serves tenants now.
@@ -90,6 +96,9 @@ def up(
     if engine_python and engine is not ServingEngine.VLLM:
         raise ConfigError("--engine-python is of --engine vllm")
     check_modules("torch", "fastapi", "uvicorn")
+    check_port(port)
+    if engine is ServingEngine.VLLM:
+        check_engine(engine_python or sys.executable)
     configure("error", "console")
     stop = threading.Event()
     with signals(stop), ExitStack() as stack:
@@ -98,7 +107,7 @@ def up(
         except KeyboardInterrupt:
             say("ending what was started", file=sys.stderr)
             raise
-        _tell(running, as_json)
+        _tell(running, as_json, tour=tour)
         stay(
             stop,
             seconds,
@@ -171,13 +180,59 @@ def _start(
     return _Up(plane, worker, progress)
 
 
-def _tell(running: _Up, as_json: bool) -> None:
-    """Print the addresses and how to sign in."""
+def check_engine(python: str) -> None:
+    """Refuse to start where this Python lacks vLLM or kvcustody.
+
+    Raises:
+        ConfigError: names the Python and what to install.
+    """
+    look = "import importlib.util as u; print(*[m for m in ('vllm', 'kvcustody') if u.find_spec(m) is None])"
+    try:
+        done = subprocess.run([python, "-c", look], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        raise ConfigError(f"--engine-python: `{python}` does not run as a Python", path=python) from None
+    missing = done.stdout.split()
+    if missing:
+        raise ConfigError(
+            f"--engine vllm: `{python}` lacks {' and '.join(missing)}; install vLLM and `kvcustody[vllm]` there, "
+            "or name another Python with --engine-python",
+            path=python,
+        )
+
+
+def tour_of(plane: RunningPlane) -> list[tuple[str, str, str]]:
+    """Return five things to try: what each shows, its command, and its page."""
+    key = plane.folder / "keys" / "you.key"
+    server = f"--server {plane.url} --api-key-file {key}"
+    ledger = f"--ledger {plane.ledger}"
+    return [
+        ("what workers hold and find, live", f"kvcustody top {server}", "/console/custody"),
+        ("each event as it happens", f"kvcustody audit tail {ledger}", "/console/audit"),
+        (
+            "who was denied reuse, and by which rule",
+            f"kvcustody audit query --kind hit-counters {ledger}",
+            "/console/decisions",
+        ),
+        (
+            "erasures with their deadlines; one is missed on purpose",
+            f"kvcustody erasure list {ledger}",
+            "/console/erasures",
+        ),
+        ("whether anybody changed the ledger", f"kvcustody audit fsck {ledger}", "/console/reports"),
+    ]
+
+
+def _tell(running: _Up, as_json: bool, *, tour: bool) -> None:
+    """Print the addresses and how to sign in; with `tour`, what to try."""
     if as_json:
-        print_json(running.plane.as_json())
+        more = [{"shows": shows, "command": command, "page": page} for shows, command, page in tour_of(running.plane)]
+        print_json(running.plane.as_json() | ({"tour": more} if tour else {}))
         sys.stdout.flush()
         return
     running.plane.tell()
     say(f"ledger    {running.plane.ledger}")
     say(f"keys      {running.plane.folder / 'keys'}   (you, author, owner: see docs/tutorials/first-ten-minutes.md)")
+    if tour:
+        for number, (shows, command, page) in enumerate(tour_of(running.plane), 1):
+            say(f"\n{number}. {shows}\n   {command}\n   {running.plane.url}{page}")
     say("Ctrl-C ends it.", flush=True)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,7 +69,8 @@ class RunningPlane(NamedTuple):
         from kvcustody.governance.service.access.sign_in_links import LINK_SECONDS
 
         say(f"console   {self.url}/console/")
-        say(f"sign in   {self.link}   (once, within {LINK_SECONDS} s, on this machine; Enter prints another)")
+        another = "; Enter prints another" if sys.stdin.isatty() else ""
+        say(f"sign in   {self.link}   (once, within {LINK_SECONDS} s, on this machine{another})")
 
     def tell_link(self) -> None:
         """Print another sign-in link."""
@@ -80,10 +84,28 @@ def check_modules(*modules: str) -> None:
         ConfigError: names the package to install.
     """
     for module in modules:
+        if find_spec(module) is None:
+            raise ConfigError(f"`{module}` is not installed; pip install 'kvcustody[all]'")
+
+
+def check_port(port: int) -> None:
+    """Refuse to start where another program listens on the port; 0 is any free one.
+
+    Raises:
+        ConfigError: names the port and the option.
+    """
+    if not port:
+        return
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server binds
         try:
-            __import__(module)
-        except ImportError:
-            raise ConfigError(f"`{module}` is not installed; pip install 'kvcustody[all]'") from None
+            listener.bind((HOST, port))
+        except OSError as error:
+            raise ConfigError(
+                f"port {port} of {HOST} cannot be used ({os.strerror(error.errno or 0).lower()}): "
+                "name another with --port, or leave it out for any free one",
+                port=port,
+            ) from None
 
 
 def folder_of(stack: ExitStack, folder: Path | None, name: str) -> Path:

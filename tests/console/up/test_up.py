@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from kvcustody.console.main import app
+from kvcustody.console.up.plane import RunningPlane
 from kvcustody.console.web.page_request import PLACES
 from standins.console.browser_pages import check_in_browser
 from standins.console.start_up import PROGRAM, Started, start
@@ -26,7 +32,7 @@ pytest.importorskip("torch", reason="the worker's blocks are tensors")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Started, Path, httpx.Client]]:
     """One that runs, and somebody who came in by its link."""
     folder = tmp_path_factory.mktemp("up")
-    made = start(folder)
+    made = start(folder, "--tour")
     with httpx.Client(base_url=made.said["url"].removesuffix("/console/"), timeout=30, follow_redirects=True) as client:
         elsewhere = client.get(made.said["link"], headers={"X-Forwarded-For": "192.0.2.7"})
         assert elsewhere.status_code == 401 and "signs nobody in" in elsewhere.text
@@ -101,6 +107,18 @@ def test_every_page_in_a_browser(started: tuple[Started, Path, httpx.Client]) ->
     check_in_browser(client, PLACES)
 
 
+@pytest.mark.system("a command or a page of the tour fails")
+def test_each_step_of_the_tour_works(started: tuple[Started, Path, httpx.Client]) -> None:
+    made, _, client = started
+    assert len(made.said["tour"]) == 5
+    for step in made.said["tour"]:
+        assert rendered(client, step["page"])
+        words = shlex.split(step["command"])
+        more = ["--once"] if words[1] == "top" else []
+        done = subprocess.run([PROGRAM, *words[1:], *more], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode in (0, 1) and done.stdout and "error" not in done.stderr, (step, done.stderr)
+
+
 @pytest.mark.system
 def test_ctrl_c_ends_it_and_leaves_nothing(started: tuple[Started, Path, httpx.Client]) -> None:
     made, folder, _ = started
@@ -161,7 +179,7 @@ def failed(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
 def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         told = failed(tmp_path, "--port", str(taken.getsockname()[1]), "--folder", str(tmp_path / "demo"))
-    assert told.returncode == 2 and "Address already in use" in told.stderr.splitlines()[-1]
+    assert told.returncode == 2 and "address already in use" in told.stderr.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -184,3 +202,35 @@ def test_ctrl_c_while_it_starts_ends_with_130_and_leaves_nothing(tmp_path: Path)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [["up"], ["demo", "fleet"]], ids=" ".join)
+def test_a_port_in_use_is_named_before_anything_starts(command: list[str], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        folder = tmp_path / "place"
+        done = CliRunner().invoke(app, [*command, "--port", str(port), "--folder", str(folder)])
+    assert done.exit_code == 2 and f"port {port} of 127.0.0.1 cannot be used (address already in use)" in done.output
+    assert "--port" in done.output and not folder.exists() and "importing" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("python", "says"), [("", "lacks vllm; install vLLM"), ("/nowhere/python", "does not run as a Python")]
+)
+def test_a_missing_vllm_is_named_before_anything_starts(python: str, says: str, tmp_path: Path) -> None:
+    if not python and find_spec("vllm"):
+        pytest.skip("vLLM is installed here")
+    more = ["--engine-python", python] if python else []
+    done = CliRunner().invoke(app, ["up", "--engine", "vllm", *more, "--folder", str(tmp_path / "place")])
+    assert done.exit_code == 2 and says in done.output
+    assert not (tmp_path / "place").exists() and "importing" not in done.output
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_enter_is_offered_on_a_terminal_only(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(RunningPlane, "link", "http://127.0.0.1/link")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: is_terminal)
+    RunningPlane(None, Path(), "127.0.0.1:1", "", None).tell()  # type: ignore[arg-type]
+    assert ("Enter prints another" in capsys.readouterr().out) is is_terminal
