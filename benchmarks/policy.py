@@ -127,7 +127,7 @@ def workbench() -> dict[str, float]:
         )
         for grants, days in ((1_000, 60), (1_000, 1_000), (5_000, 60))
     }
-    assert all(findings.holds for _, findings in pairs.values())
+    assert all(of_pair.holds for _, of_pair in pairs.values())
     return {
         "validate_s": validate_s,
         "largest_s": largest_s,

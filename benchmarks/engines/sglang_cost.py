@@ -288,7 +288,7 @@ def main() -> int:
 
     cpu, rate = (
         per_request("scheduler_ns"),
-        {name: [1e9 / one["wall_ns"] for one in pair] for name, pair in answers.items()},
+        {name: [1e9 / one["wall_ns"] for one in rows] for name, rows in answers.items()},
     )
     bare = per_request("scheduler_ns", less=("scrub_ns",))
     figures: dict[str, Any] = {
@@ -301,8 +301,8 @@ def main() -> int:
         "units": options.rounds * options.pairs,
         "requests_per_unit": AT_ONCE,
         "units_with_other_tokens": differing,
-        "cached_tokens": {name: sum(one["cached"] for one in pair) for name, pair in answers.items()},
-        "scheduler_cpu_per_request_us": {name: spread(pair)._asdict() for name, pair in cpu.items()},
+        "cached_tokens": {name: sum(one["cached"] for one in rows) for name, rows in answers.items()},
+        "scheduler_cpu_per_request_us": {name: spread(costs)._asdict() for name, costs in cpu.items()},
         "scheduler_cpu": paired(cpu[subject], cpu[base])._asdict(),
         "scheduler_cpu_without_scrubs": paired(bare[subject], bare[base])._asdict(),
         "tokens_per_second": paired(rate[subject], rate[base])._asdict(),

@@ -101,7 +101,7 @@ def test_after_a_stop_and_after_a_kill_own_prompts_are_found_and_the_dead_are_cl
             server.close()
     ledger = open_store(site.ledger_url)
     with ledger.connect() as connection:
-        [verdict] = [kept_file for kept_file in copy_coverage(connection).by_tier() if kept_file.tier == "nvme"]
+        [verdict] = [row for row in copy_coverage(connection).by_tier() if row.tier == "nvme"]
         left, report = gaps(connection), fsck(connection)
     ledger.dispose()
     # Of the killed process: what was due while nobody lived ended late, and what three owners keep has no evidence yet.
