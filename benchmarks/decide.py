@@ -110,20 +110,20 @@ def interpret(policy: Policy, request: AccessRequest) -> bool:
 def requests(kind: str, tenants: int, count: int) -> list[AccessRequest]:
     """Reuse requests of one kind; one in ten is denied."""
     rng = random.Random(5)
-    made: list[AccessRequest] = []
+    asks: list[AccessRequest] = []
     for _ in range(count):
         i, off = rng.randrange(tenants), rng.random() < 0.1
         name, following = f"tenant-{i}", f"tenant-{(i + 1) % tenants}"
         if kind == "own":
-            made.append(AccessRequest(Action.REUSE, name, name, 3 if off else 1, Scope.SUBJECT, Via.OWN))
+            asks.append(AccessRequest(Action.REUSE, name, name, 3 if off else 1, Scope.SUBJECT, Via.OWN))
         elif kind == "unlisted":
             who = f"key-{rng.randrange(1_000)}"
-            made.append(AccessRequest(Action.REUSE, who, who, 1, Scope.TENANT if off else Scope.SUBJECT, Via.OWN))
+            asks.append(AccessRequest(Action.REUSE, who, who, 1, Scope.TENANT if off else Scope.SUBJECT, Via.OWN))
         elif kind == "grant":
-            made.append(AccessRequest(Action.REUSE, following, name, 3 if off else 1, Scope.TENANT, Via.GRANT))
+            asks.append(AccessRequest(Action.REUSE, following, name, 3 if off else 1, Scope.TENANT, Via.GRANT))
         else:
-            made.append(AccessRequest(Action.REUSE, following, name, 1 if off else 0, Scope.TENANT, Via.SEGMENT))
-    return made
+            asks.append(AccessRequest(Action.REUSE, following, name, 1 if off else 0, Scope.TENANT, Via.SEGMENT))
+    return asks
 
 
 def nanoseconds(call: Callable[[AccessRequest], object], asked: list[AccessRequest]) -> float:

@@ -49,19 +49,19 @@ GUESSES = {"next use to a factor of 2": 2.0, "next use to a factor of 8": 8.0}
 
 def measure(stream: Stream, capacity: int) -> dict[str, Any]:
     """Every policy's figures in one pool, and the bounds."""
-    found: dict[str, list[int]] = {}
+    by_policy: dict[str, list[int]] = {}
     for name, policy in POLICIES.items():
         if name not in SKIPPED:
-            found[name] = replay(stream, capacity, policy)
-    if simulate(stream, capacity, LeafHeap(stream, lru)) != found["lru"]:
+            by_policy[name] = replay(stream, capacity, policy)
+    if simulate(stream, capacity, LeafHeap(stream, lru)) != by_policy["lru"]:
         raise RuntimeError(f"{stream.name}, {capacity} blocks: the simulator's LRU is not the product's")
     for name, make in PUBLISHED.items():
-        found[name] = simulate(stream, capacity, make(stream))
-    found[DEAD] = simulate(stream, capacity, knows_dead(stream))
+        by_policy[name] = simulate(stream, capacity, make(stream))
+    by_policy[DEAD] = simulate(stream, capacity, knows_dead(stream))
     for name, factor in GUESSES.items():
-        found[name] = simulate(stream, capacity, guesses_next_use(stream, factor))
-    found[OPTIMUM] = simulate(stream, capacity, offline_optimum(stream))
-    rows = {name: figures(stream, hits) for name, hits in found.items()}
+        by_policy[name] = simulate(stream, capacity, guesses_next_use(stream, factor))
+    by_policy[OPTIMUM] = simulate(stream, capacity, offline_optimum(stream))
+    rows = {name: figures(stream, hits) for name, hits in by_policy.items()}
     base, best = rows["lru"]["blocks"], rows[OPTIMUM]["blocks"]
     for row in rows.values():
         row["closed"] = (row["blocks"] - base) / (best - base) if best > base else None

@@ -122,13 +122,13 @@ def cpu_seconds(roots: Sequence[int]) -> float:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             parents[int(folder.name)] = int(fields[1])
             ticks[int(folder.name)] = sum(map(int, fields[11:15]))
-    found = 0
+    used_ticks = 0
     for process, spent in ticks.items():
         above = process
         while above and above not in roots:
             above = parents.get(above, 0)
-        found += spent if above else 0
-    return found / _TICKS
+        used_ticks += spent if above else 0
+    return used_ticks / _TICKS
 
 
 class Watch:
@@ -202,7 +202,7 @@ def stretch(
 
 def asked(address: str, keys: dict[str, str], tenant: str, times: int) -> dict[str, float]:
     """Milliseconds of each question, the median of so many."""
-    found = {}
+    medians = {}
     with contextlib.ExitStack() as stack:
         connections = {
             who: stack.enter_context(ControlPlaneConnection(address, keys[who], timeout_seconds=600))
@@ -218,8 +218,8 @@ def asked(address: str, keys: dict[str, str], tenant: str, times: int) -> dict[s
                 except ServiceError as error:
                     raise SystemExit(f"{path}: {error}") from None
                 took.append(1e3 * (time.perf_counter() - start))
-            found[name] = round(statistics.median(took), 1)
-    return found
+            medians[name] = round(statistics.median(took), 1)
+    return medians
 
 
 _OPERATORS = frozenset({"/metrics", "/v1/workers", "/v1/capacity", "/v1/health"})
@@ -257,7 +257,7 @@ def with_faults(
     fleet: Fleet, planes: Sequence[Plane], keys: dict[str, str], server: Any, postmaster: int, rate: float
 ) -> dict[str, Any]:
     """What workers have made is sent while each control plane and the database are killed, one after the other."""
-    found: dict[str, Any] = {}
+    faults: dict[str, Any] = {}
 
     def kill() -> None:
         for name, act in (
@@ -267,13 +267,13 @@ def with_faults(
         ):
             time.sleep(_FAULT_SECONDS)
             act()
-            found[name] = "killed"
+            faults[name] = "killed"
 
     killing = threading.Thread(target=kill)
     killing.start()
     seconds, sent = fleet.send([plane.address for plane in planes], keys, rate)
     killing.join()
-    return found | {
+    return faults | {
         "seconds": round(seconds, 1),
         "leaves": sum(one.leaves for one in sent),
         "retries": sum(one.retries for one in sent),
@@ -337,7 +337,7 @@ def main() -> int:
         roots = ([plane.pid for plane in planes], [postmaster])
         fleet = Fleet(workers, tenants, options.processes)
         watch = Watch(plain, planes[0].address, keys["operator"])
-        found: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
         stretches: dict[str, list[Stretch]] = {side: [] for side in SIDES}
         requests = options.group // LEAVES_A_REQUEST
 
@@ -353,55 +353,55 @@ def main() -> int:
         try:
             one(options.leaves // 10, "one")
             time.sleep(min(_REST_SECONDS, options.leaves / 50_000))
-            found["asked_ms_at_a_tenth"] = asked(planes[0].address, keys, tenants[7], options.asks)
+            figures["asked_ms_at_a_tenth"] = asked(planes[0].address, keys, tenants[7], options.asks)
             share = options.leaves * 9 // 10 // (len(SIDES) * options.rounds)
             for turn in range(options.rounds):
                 for side in turned(list(SIDES), turn):
                     stretches[side].append(one(share, side))
             time.sleep(min(_REST_SECONDS, options.leaves / 50_000))
-            found["asked_ms"] = asked(planes[0].address, keys, tenants[7], options.asks)
+            figures["asked_ms"] = asked(planes[0].address, keys, tenants[7], options.asks)
             scrapes = list(watch.scrapes_ms)
             watch.close()
             if options.faults:
                 fleet.make(max(1, round(options.leaves / 10 / options.workers / options.group)), requests, 1)
-                found["faults"] = with_faults(fleet, planes, keys, server, postmaster, options.rate)
+                figures["faults"] = with_faults(fleet, planes, keys, server, postmaster, options.rate)
         finally:
             watch.close()
             acknowledged = fleet.close()
-        found["growth"] = {
-            name: round(found["asked_ms"][name] / max(0.1, before), 2)
-            for name, before in found["asked_ms_at_a_tenth"].items()
+        figures["growth"] = {
+            name: round(figures["asked_ms"][name] / max(0.1, before), 2)
+            for name, before in figures["asked_ms_at_a_tenth"].items()
         }
-        found |= {side: of_side(made) for side, made in stretches.items()}
-        found["leaves_there"] = missing(plain, acknowledged)
+        figures |= {side: of_side(made) for side, made in stretches.items()}
+        figures["leaves_there"] = missing(plain, acknowledged)
         with psycopg.connect(plain) as connection:
             size = connection.execute("SELECT pg_database_size(current_database())").fetchone()
         assert size is not None
-        found["disk_bytes_a_leaf"] = round(size[0] / sum(acknowledged.values()))
-    found["met"] = {
-        "requests_a_second": max(found[side]["requests_a_second"] for side in SIDES),
-        "leaves_a_second": max(found[side]["leaves_a_second"] for side in SIDES),
-        "cpu_of_two_to_one": round(found["two"]["leaf_cpu_us"] / found["one"]["leaf_cpu_us"], 3),
-        "lock_share": found["two"]["lock_share"],
-        "lock_share_apart": found["two_apart"]["lock_share"],
+        figures["disk_bytes_a_leaf"] = round(size[0] / sum(acknowledged.values()))
+    figures["met"] = {
+        "requests_a_second": max(figures[side]["requests_a_second"] for side in SIDES),
+        "leaves_a_second": max(figures[side]["leaves_a_second"] for side in SIDES),
+        "cpu_of_two_to_one": round(figures["two"]["leaf_cpu_us"] / figures["one"]["leaf_cpu_us"], 3),
+        "lock_share": figures["two"]["lock_share"],
+        "lock_share_apart": figures["two_apart"]["lock_share"],
         "metrics_p50_ms": percentile(scrapes, 0.5),
         "metrics_p99_ms": percentile(scrapes, 0.99),
         "scrapes": len(scrapes),
-        "rare_kind_ms": found["asked_ms"]["a rare kind over all tenants"],
+        "rare_kind_ms": figures["asked_ms"]["a rare kind over all tenants"],
     }
     met = [
-        found["met"][name] >= goal if name.endswith("_a_second") else found["met"][name] <= goal
+        figures["met"][name] >= goal if name.endswith("_a_second") else figures["met"][name] <= goal
         for name, goal in GOALS.items()
     ]
     bench.keep(
         {
             "options": {name: value for name, value in vars(options).items() if name != "json"},
             "goals": GOALS,
-            **found,
+            **figures,
         },
         show=True,
     )
-    return bench.status(all(met) and not found["leaves_there"]["lost"] + found["leaves_there"]["double"])
+    return bench.status(all(met) and not figures["leaves_there"]["lost"] + figures["leaves_there"]["double"])
 
 
 if __name__ == "__main__":

@@ -125,10 +125,10 @@ def is_closed(link: socket.socket) -> bool:
     return closed
 
 
-def valid(port: int, key: str, rate: int, seconds: float, told: Any) -> None:
+def valid(port: int, key: str, rate: int, seconds: float, pipe: Any) -> None:
     """The valid client: sends (status, milliseconds) of every request, 0 where there was no answer."""
 
-    async def one(due: float, found: list[tuple[int, float]], idle: list[Any]) -> None:
+    async def one(due: float, answers: list[tuple[int, float]], idle: list[Any]) -> None:
         request = f"GET /v1/whoami HTTP/1.1\r\nHost: kv\r\nAuthorization: Bearer {key}\r\n\r\n".encode()
         status = 0
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
@@ -144,23 +144,23 @@ def valid(port: int, key: str, rate: int, seconds: float, told: Any) -> None:
                 await reader.readexactly(size)
                 status = int(head.split(b" ", 2)[1])
                 idle.append(link)
-        found.append((status, (time.monotonic() - due) * 1000))
+        answers.append((status, (time.monotonic() - due) * 1000))
 
     async def all_of_them() -> list[tuple[int, float]]:
-        found: list[tuple[int, float]] = []
+        answers: list[tuple[int, float]] = []
         idle: list[Any] = []
         begun, tasks = time.monotonic(), []
         for number in range(int(rate * seconds)):
             due = begun + number / rate
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-            tasks.append(asyncio.create_task(one(due, found, idle)))
+            tasks.append(asyncio.create_task(one(due, answers, idle)))
         await asyncio.gather(*tasks)
-        return found
+        return answers
 
-    told.send(asyncio.run(all_of_them()))
+    pipe.send(asyncio.run(all_of_them()))
 
 
-def governed(port: int, folder: str, told: Any) -> None:
+def governed(port: int, folder: str, pipe: Any) -> None:
     """The service as `kvcustody serve` runs it; tells its valid key."""
     from kvcustody.governance.api.http.server import serve
     from kvcustody.governance.observability.logs import configure
@@ -181,10 +181,10 @@ def governed(port: int, folder: str, told: Any) -> None:
     )
     service.principals.enrol("good", [Role.AUDITOR], by="benchmark")
     key = service.principals.issue_key("good", days=1, by="benchmark").key
-    serve(service, ready=lambda: told.send(key))
+    serve(service, ready=lambda: pipe.send(key))
 
 
-def no_op(port: int, folder: str, told: Any) -> None:
+def no_op(port: int, folder: str, pipe: Any) -> None:
     """The same HTTP server and loop; every request is answered at once, and nothing is bounded."""
     import uvicorn
 
@@ -195,7 +195,7 @@ def no_op(port: int, folder: str, told: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"{}"})
 
-    told.send("k" * 64)
+    pipe.send("k" * 64)
     uvicorn.run(answer, host="127.0.0.1", port=port, log_config=None, access_log=False, lifespan="off")
 
 
@@ -237,16 +237,16 @@ def measured(
         here, there = _spawn.Pipe()
         client = _spawn.Process(target=valid, args=(port, key, rate, seconds, there))
         client.start()
-        found = here.recv()
+        answers = here.recv()
         client.join()
         memory = peak_mib(process)
         if attacker is not None:
             attacker.join(20)
             attacker.kill()
-    waits = sorted(wait for _, wait in found)
+    waits = sorted(wait for _, wait in answers)
     return {
-        "requests": len(found),
-        "not_200": sum(status != 200 for status, _ in found),
+        "requests": len(answers),
+        "not_200": sum(status != 200 for status, _ in answers),
         "p50_ms": round(statistics.median(waits), 2),
         "p99_ms": round(waits[int(0.99 * (len(waits) - 1))], 2),
         "peak_mib": memory,

@@ -130,7 +130,7 @@ def coverage_seconds(path: Path) -> tuple[float, int]:
 
 def paired(events: list[Event], folder: Path, rounds: int, uri: str | None) -> list[tuple[Cost, Cost]]:
     """What the ledger and the plain driver cost, one after the other, several times."""
-    found = []
+    pairs = []
     for number in range(rounds):
         place = folder / str(number)
         place.mkdir()
@@ -139,26 +139,26 @@ def paired(events: list[Event], folder: Path, rounds: int, uri: str | None) -> l
             spent = through_the_writer(ours, place, events)
         rows = rows_of(ours)
         with frozen():
-            found.append((spent, plain(theirs, rows)))
+            pairs.append((spent, plain(theirs, rows)))
         copied = rows_of(theirs)
         for table, every in rows.items():  # the same rows, or nothing is compared
             assert sorted(every, key=repr) == sorted(copied[table], key=repr), table.name
         ours.dispose()
         theirs.dispose()
-    return found
+    return pairs
 
 
-def summary(found: list[tuple[Cost, Cost]], count: int) -> dict[str, float]:
+def summary(pairs: list[tuple[Cost, Cost]], count: int) -> dict[str, float]:
     """Rates of the best rounds, ratios as medians over pairs."""
     return {
-        "writer_events_per_s": round(count / min(ours.wall for ours, _ in found)),
-        "plain_events_per_s": round(count / min(theirs.wall for _, theirs in found)),
-        "ratio": round(statistics.median(theirs.wall / ours.wall for ours, theirs in found), 3),
-        "best_ratio": round(max(theirs.wall / ours.wall for ours, theirs in found), 3),
-        "cpu_ratio": round(statistics.median(theirs.cpu / ours.cpu for ours, theirs in found), 3),
-        "writer_cpu_us": round(min(ours.cpu for ours, _ in found) / count * 1e6, 1),
-        "plain_cpu_us": round(min(theirs.cpu for _, theirs in found) / count * 1e6, 1),
-        "enqueue_us_while_writing": round(min(ours.submitting for ours, _ in found) / count * 1e6, 3),
+        "writer_events_per_s": round(count / min(ours.wall for ours, _ in pairs)),
+        "plain_events_per_s": round(count / min(theirs.wall for _, theirs in pairs)),
+        "ratio": round(statistics.median(theirs.wall / ours.wall for ours, theirs in pairs), 3),
+        "best_ratio": round(max(theirs.wall / ours.wall for ours, theirs in pairs), 3),
+        "cpu_ratio": round(statistics.median(theirs.cpu / ours.cpu for ours, theirs in pairs), 3),
+        "writer_cpu_us": round(min(ours.cpu for ours, _ in pairs) / count * 1e6, 1),
+        "plain_cpu_us": round(min(theirs.cpu for _, theirs in pairs) / count * 1e6, 1),
+        "enqueue_us_while_writing": round(min(ours.submitting for ours, _ in pairs) / count * 1e6, 3),
     }
 
 

@@ -91,13 +91,13 @@ def shared(tenants: int, grants: int) -> Policy:
     rng = random.Random(2)
     base = library.load("regulated-saas")
     names = [f"tenant-{i:03d}" for i in range(tenants)]
-    made = []
+    new_grants = []
     for i in range(grants):
         owner, reader = rng.sample(names, 2)
         start = rng.randint(20_400, 20_700)
-        made.append(Grant(f"g{i}", owner, reader, rng.randint(0, 3), start * DAY_US, (start + 90) * DAY_US, "x"))
+        new_grants.append(Grant(f"g{i}", owner, reader, rng.randint(0, 3), start * DAY_US, (start + 90) * DAY_US, "x"))
     entries = tuple(replace(base.tenants[0], id=name) for name in names)
-    return replace(base, tenants=entries, grants=tuple(made), segments=(), classify=base.classify[:1])
+    return replace(base, tenants=entries, grants=tuple(new_grants), segments=(), classify=base.classify[:1])
 
 
 def cpu_seconds(call: Callable[[], Any], repetitions: int) -> tuple[float, Any]:
@@ -117,17 +117,17 @@ def workbench() -> dict[str, float]:
     largest = many(TENANTS_MAX)
     largest_s, _ = cpu_seconds(lambda: load_policy(largest, name="largest.yaml"), 5)
     compile_s, table = cpu_seconds(lambda: compile_policy(policy, revision=1), 5)
-    lint_s, found = cpu_seconds(lambda: lint(table, now_us=NOW), 5)
+    lint_s, findings = cpu_seconds(lambda: lint(table, now_us=NOW), 5)
     proved = compile_policy(shared(40, 200), revision=1)
     prove_s, proof = cpu_seconds(lambda: prove(proved), 3)
-    assert proof.holds and found
+    assert proof.holds and findings
     pairs = {
         f"prove_{grants}_of_one_pair_{days}_days_s": cpu_seconds(
             partial(prove, compile_policy(of_one_pair(grants, days), revision=1)), 1
         )
         for grants, days in ((1_000, 60), (1_000, 1_000), (5_000, 60))
     }
-    assert all(found.holds for _, found in pairs.values())
+    assert all(of_pair.holds for _, of_pair in pairs.values())
     return {
         "validate_s": validate_s,
         "largest_s": largest_s,
@@ -151,17 +151,17 @@ def cpu_nanoseconds(decide: Callable[..., object], asked: list[AccessRequest]) -
 def decisions() -> dict[str, dict[str, float]]:
     """By kind of request: nanoseconds under few and many rules, and the median ratio of pairs of turns."""
     few, many = (compile_policy(sized(rules, TENANTS), revision=1).decide for rules in (10, RULES))
-    found = {}
+    by_kind = {}
     for kind in ("own", "unlisted", "grant", "segment"):
         asked = requests(kind, TENANTS, CALLS)
         sides = {"few": partial(cpu_nanoseconds, few, asked), "many": partial(cpu_nanoseconds, many, asked)}
         taken = alternate(sides, TURNS)
-        found[kind] = {
+        by_kind[kind] = {
             "few_ns": statistics.median(taken["few"]),
             "many_ns": statistics.median(taken["many"]),
             "ratio": statistics.median(two / one for one, two in zip(*taken.values(), strict=True)),
         }
-    return found
+    return by_kind
 
 
 def main() -> None:

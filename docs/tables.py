@@ -159,7 +159,7 @@ def _operations(declared: Operations, document: dict[str, Any]) -> Iterator[str]
         yield "\n"
 
 
-def _row(one: Operation, operation: dict[str, Any]) -> str:
+def _row(declared: Operation, operation: dict[str, Any]) -> str:
     notes = []
     query = [f"`{given['name']}`" for given in operation.get("parameters", ()) if given["in"] == "query"]
     if query:
@@ -168,7 +168,7 @@ def _row(one: Operation, operation: dict[str, Any]) -> str:
         notes.append("*recorded*")
     says = " ".join(operation["description"].split())
     more = f" ({'; '.join(notes)})" if notes else ""
-    return f"| `{one.method} {one.path}` | `{one.command}` | {one.needs} | {says}{more} |\n"
+    return f"| `{declared.method} {declared.path}` | `{declared.command}` | {declared.needs} | {says}{more} |\n"
 
 
 def _probed(router: str) -> dict[str, Any]:
@@ -182,8 +182,8 @@ def _router_carriers() -> str:
     rows = ["| router | headers that arrive | headers that are lost | body fields that arrive | body |"]
     rows.append("|---|---|---|---|---|")
     for name in ("smg", "vllm-router"):
-        found = _probed(name)
-        carried = found["carrier"]
+        probed = _probed(name)
+        carried = probed["carrier"]
         kept = (["authorization"] if carried["authorization"] else []) + carried["headers"]
         body = "same bytes" if carried["same_bytes"] else "written anew"
         if carried["added"]:
@@ -191,7 +191,7 @@ def _router_carriers() -> str:
         if carried["changed"]:
             body += f", changed: {_marked(carried['changed'])}"
         cells = (_marked(kept), _marked(carried["headers_lost"]), _marked(carried["fields"]), body)
-        rows.append(f"| {name} {found['version']} | {' | '.join(cells)} |")
+        rows.append(f"| {name} {probed['version']} | {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
 
@@ -230,9 +230,9 @@ def _router_habits() -> str:
 
 
 def _dynamo_overlaps() -> str:
-    found = _probed("dynamo")
+    probed = _probed("dynamo")
     rows = [
-        f"| Dynamo {found['version']}, asked for {found['asked']} chains | with an overlap |",
+        f"| Dynamo {probed['version']}, asked for {probed['asked']} chains | with an overlap |",
         "|---|---|",
     ]
     names = {
@@ -241,7 +241,7 @@ def _dynamo_overlaps() -> str:
         "none": "without a namespace",
         "unknown_field": "with the namespace in a field that it does not know",
     }
-    rows += [f"| {text} | {found['overlaps'][name]} |" for name, text in names.items()]
+    rows += [f"| {text} | {probed['overlaps'][name]} |" for name, text in names.items()]
     return "\n".join(rows) + "\n"
 
 

@@ -65,8 +65,8 @@ def main() -> int:
             print(f"{name}: installed {here.get(name, '-')}, locked {locked().get(name, '-')}")
         return int(bool(behind))
     with ThreadPoolExecutor(8) as pool:
-        found = dict(zip(here, pool.map(hashes, here, here.values()), strict=True))
-    missing = [name for name, listed in found.items() if not listed]
+        digests = dict(zip(here, pool.map(hashes, here, here.values()), strict=True))
+    missing = [name for name, listed in digests.items() if not listed]
     if missing:
         print(
             f"the index has no file of: {', '.join(f'{name}=={here[name]}' for name in missing)}",
@@ -76,10 +76,10 @@ def main() -> int:
     parts = [HEAD]
     for name, version in here.items():
         marker = f" ; {MARKERS[name]}" if name in MARKERS else ""
-        listed = "".join(f" \\\n    --hash=sha256:{digest}" for digest in found[name])
+        listed = "".join(f" \\\n    --hash=sha256:{digest}" for digest in digests[name])
         parts.append(f"{name}=={version}{marker}{listed}\n")
     LOCK.write_text("".join(parts), encoding="utf-8")
-    print(f"{LOCK.name}: {len(here)} packages, {sum(map(len, found.values()))} files")
+    print(f"{LOCK.name}: {len(here)} packages, {sum(map(len, digests.values()))} files")
     return 0
 
 

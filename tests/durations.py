@@ -30,14 +30,14 @@ class Item(NamedTuple):
 
 def slowest_items(report: Path) -> list[Item]:
     """Every item of a JUnit report, the slowest first."""
-    found = []
+    items = []
     for case in ElementTree.parse(report).iter("testcase"):
         folders = case.attrib["classname"].removeprefix("tests.").split(".")
         classes = [part for part in folders if part[:1].isupper()]
         file = "/".join(part for part in folders if part not in classes) + ".py"
         name = "::".join([*classes, case.attrib["name"]])
-        found.append(Item(f"{file}::{name}", float(case.attrib["time"])))
-    return sorted(found, key=lambda item: -item.seconds)
+        items.append(Item(f"{file}::{name}", float(case.attrib["time"])))
+    return sorted(items, key=lambda item: -item.seconds)
 
 
 def what_it_buys(place: str) -> str:

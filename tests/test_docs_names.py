@@ -56,13 +56,13 @@ def commands(text: str) -> Iterator[str]:
 def unknown_of_command(call: str) -> str:
     """What of a call is no command or option of ours; empty if all is."""
     words = re.findall(r"[^\s'\"]+", call)
-    found = next((" ".join(words[:n]) for n in (3, 2, 1) if " ".join(words[:n]) in COMMANDS), None)
-    if found is None:  # a group by itself, or with what is no word of a command
+    command = next((" ".join(words[:n]) for n in (3, 2, 1) if " ".join(words[:n]) in COMMANDS), None)
+    if command is None:  # a group by itself, or with what is no word of a command
         deepest = [" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in GROUPS]
         after = words[len(deepest[0].split()) :] if deepest else words
         return "" if deepest and not (after and re.fullmatch(r"[a-z][a-z-]+", after[0])) else call
     options = {"-h", "--help"}
-    options |= {one for given in COMMANDS[found].params for one in (*given.opts, *given.secondary_opts)}
+    options |= {one for given in COMMANDS[command].params for one in (*given.opts, *given.secondary_opts)}
     named = [re.split(r"[=,.)]", word)[0] for word in words if re.match(r"--?[a-z]", word)]
     return " ".join(one for one in named if one not in options)
 

@@ -82,13 +82,13 @@ def test_what_is_made_of_the_commands_is_in_the_wheel(wheel: Path) -> None:
 
 def imported(source: bytes) -> set[str]:
     """Every module that a file imports, wherever it does."""
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return modules
 
 
 def of_the_testkit(names: set[str]) -> list[str]:

@@ -39,11 +39,11 @@ def test_a_count_agrees_with_its_noun(number: int, one: str, said: str) -> None:
 def test_no_sentence_of_a_report_or_a_command_has_one_gaps() -> None:
     """Control: the pattern finds such a sentence."""
     assert BARE.search('f"{report.losses.gaps:,} gaps: records that are not there"')
-    found = [
+    bare = [
         f"{file.relative_to(PRODUCT)}: {line.strip()}"
         for folder in IN_SENTENCES
         for file in sorted((PRODUCT / folder).rglob("*.py"))
         for line in file.read_text().splitlines()
         if BARE.search(line) and ('f"' in line or "f'" in line)
     ]
-    assert found == []
+    assert bare == []

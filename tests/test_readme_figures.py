@@ -134,14 +134,14 @@ def test_every_historic_bug_is_counted() -> None:
 def test_its_program_runs_as_it_stands(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (program,) = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
-    (said,) = re.findall(r"```\n(ada of acme.+?)```", README, re.DOTALL)
+    (output,) = re.findall(r"```\n(ada of acme.+?)```", README, re.DOTALL)
     console = Path(sys.executable).parent / "kvcustody"
     made = ["policy", "init", "policy.yaml", "--from", "regulated-saas", "--name", "mine"]
     subprocess.run([console, *made], cwd=tmp_path, check=True, capture_output=True)
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = [line for line in done.stdout.splitlines() if line.endswith("tokens found")]
-    assert found == said.splitlines()
+    assert found == output.splitlines()
 
 
 def test_its_program_uses_public_names_alone() -> None:
@@ -158,14 +158,14 @@ def figures(cell: str) -> set[str]:
 
 def other_figures(evidence: str) -> list[str]:
     """Rows of the page of evidence whose command is a row's of README, with a number that README does not give."""
-    told: dict[str, set[str]] = {}
+    shown: dict[str, set[str]] = {}
     for claim, figure, command in rows():
-        told.setdefault(re.findall(r"`([^`]+)`", command)[0], set()).update(figures(claim + figure))
+        shown.setdefault(re.findall(r"`([^`]+)`", command)[0], set()).update(figures(claim + figure))
     lines = [
         [cell.strip() for cell in line.strip("|").split(" | ")] for line in evidence.splitlines() if line[:2] == "| "
     ]
-    asked = [line for line in lines if len(line) > 3 and line[2].strip("`") in told]
-    return [line[0] for line in asked if not figures(line[1]) <= told[line[2].strip("`")]]
+    asked = [line for line in lines if len(line) > 3 and line[2].strip("`") in shown]
+    return [line[0] for line in asked if not figures(line[1]) <= shown[line[2].strip("`")]]
 
 
 def test_the_page_of_evidence_gives_the_same_figures() -> None:

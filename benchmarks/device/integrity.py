@@ -101,7 +101,7 @@ class Cache:
 def detection(level: str, flips: int, clean: int) -> dict[str, Any]:
     """Flips that were found, and alarms that nothing had caused."""
     share, random = share_of(level), np.random.default_rng(11)
-    length, found, done = 8, 0, 0
+    length, detected, done = 8, 0, 0
     while done < flips:
         cache = Cache(256, SMALL, share)
         prompt = cache.prompt(done, length)
@@ -111,7 +111,7 @@ def detection(level: str, flips: int, clean: int) -> dict[str, Any]:
             cache.flip(int(blocks[at]), bit)
             hit = cache.hit(prompt)
             assert hit in (at, length), (hit, at)
-            found += hit == at
+            detected += hit == at
             if hit == length:
                 cache.flip(int(blocks[at]), bit)  # as it was
             done += 1
@@ -120,11 +120,11 @@ def detection(level: str, flips: int, clean: int) -> dict[str, Any]:
     cache.fill(prompt)
     alarms = sum(cache.hit(prompt) != length for _ in range(clean))
     deviation = (flips * share * (1 - share)) ** 0.5
-    as_stated = abs(found - flips * share) <= 5 * deviation and alarms == 0
+    as_stated = abs(detected - flips * share) <= 5 * deviation and alarms == 0
     return {
         "verify": level,
         "flips": flips,
-        "found": found,
+        "found": detected,
         "expected": flips * share,
         "clean": clean,
         "alarms": alarms,
@@ -207,8 +207,8 @@ def main() -> int:
     bench.add("--clean", type=int, default=10_000, help="look-ups of what nobody changed (default: %(default)s)")
     bench.add("--mib", type=int, default=64, help="bytes of each point of `speed`, MiB")
     options = bench.parse()
-    found = [detection(level, options.flips, options.clean) for level in LEVELS]
-    for one in found:
+    detections = [detection(level, options.flips, options.clean) for level in LEVELS]
+    for one in detections:
         print(
             f"verify {one['verify']:5} {one['found']:>6} of {one['flips']} flips found, "
             f"{one['expected']:.0f} expected; "
@@ -224,8 +224,8 @@ def main() -> int:
             f"verify {level:5} look-up {times['look_up']:>8.0f} us, publication {times['publish']:>8.0f} us "
             f"of {served['blocks']} blocks of {served['bytes_per_block'] >> 10} KiB"
         )
-    bench.keep({"detection": found, "speed": points, "requests": served})
-    return bench.status(all(one["as_stated"] for one in found))
+    bench.keep({"detection": detections, "speed": points, "requests": served})
+    return bench.status(all(one["as_stated"] for one in detections))
 
 
 if __name__ == "__main__":

@@ -57,18 +57,18 @@ def main() -> None:
     print("| trace | requests | blocks | p50 ms | p99 ms | max ms | due | in time | late | read back |")
     print(f"{'|---' * 10}|")
     for kind, name in TRACES.items():
-        found = replay(kind, options.traces / name, options.limit)
-        lag, coverage = found["scrub_lag"], found["coverage"]
+        result = replay(kind, options.traces / name, options.limit)
+        lag, coverage = result["scrub_lag"], result["coverage"]
         late = coverage["late"] + coverage["failed"] + coverage["missing"] + coverage["overdue"]
         rows[kind] = {
-            "requests": found["totals"]["requests"],
-            "virtual_seconds": found["virtual_seconds"],
-            "seconds": found["seconds"],
+            "requests": result["totals"]["requests"],
+            "virtual_seconds": result["virtual_seconds"],
+            "seconds": result["seconds"],
             "lag": lag,
             "late": late,
             "coverage": coverage,
         }
-        cells = [kind, str(found["totals"]["requests"]), str(lag["blocks"])]
+        cells = [kind, str(result["totals"]["requests"]), str(lag["blocks"])]
         cells += [f"{lag[one] / 1000:.1f}" for one in ("p50_us", "p99_us", "max_us")]
         cells += [str(one) for one in (coverage["due"], coverage["in_time"], late, coverage["reread_blocks"])]
         print(f"| {' | '.join(cells)} |", flush=True)

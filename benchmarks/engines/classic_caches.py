@@ -136,7 +136,7 @@ def updating(config: Any, length: int, new: int) -> Work:
     """After a prompt of `length`, which is not timed, `new` tokens one by one through every layer; no model."""
     shape = (1, config.num_key_value_heads, length, config.head_dim)
     states = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    one = states[:, :, :1].contiguous()
+    state = states[:, :, :1].contiguous()
 
     def work(cache: Cache) -> tuple[int, float]:
         for layer in range(config.num_hidden_layers):
@@ -144,7 +144,7 @@ def updating(config: Any, length: int, new: int) -> Work:
         start = thread_time_ns()
         for _ in range(new):
             for layer in range(config.num_hidden_layers):
-                keys, _ = cache.update(one, one, layer)
+                keys, _ = cache.update(state, state, layer)
         return thread_time_ns() - start, float(keys[0, 0, :, 0].contiguous().sum())
 
     return work

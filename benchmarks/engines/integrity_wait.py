@@ -89,24 +89,24 @@ def paired(one: list[float], other: list[float]) -> dict[str, Any]:
     a, b = np.array(one), np.array(other)
     random = np.random.default_rng(0)
     rows = random.integers(0, len(a), (RESAMPLES, len(a)))
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "one_us": round(float(np.median(a)), 1),
         "other_us": round(float(np.median(b)), 1),
     }
     quiet = np.percentile(a[rows], 10, axis=1) - np.percentile(b[rows], 10, axis=1)
-    found["difference_of_tenths_us"] = {
+    figures["difference_of_tenths_us"] = {
         "value": round(float(np.percentile(a, 10) - np.percentile(b, 10)), 1),
         "low": round(float(np.percentile(quiet, 2.5)), 1),
         "high": round(float(np.percentile(quiet, 97.5)), 1),
     }
     for name, values in (("difference_us", a - b), ("ratio", a / b)):
         low, high = np.percentile(np.median(values[rows], axis=1), (2.5, 97.5))
-        found[name] = {
+        figures[name] = {
             "value": round(float(np.median(values)), 3),
             "low": round(float(low), 3),
             "high": round(float(high), 3),
         }
-    return found
+    return figures
 
 
 def measure(sides: dict[str, Side], rounds: int, result: dict[str, Any]) -> None:

@@ -49,7 +49,7 @@ def measure(rounds: int) -> dict[str, Any]:
         facts = MemoryObjMetadata(raw.shape, torch.uint8, 0, size, 1, fmt=MemoryFormat.BINARY)
         return TensorMemoryObj(raw, facts, None)
 
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         world = ChunkWorld(Path(folder), patch)
         for name in ("KVCUSTODY_NVME_TIER_PATH", "KVCUSTODY_NVME_TIER_BYTES"):
@@ -91,10 +91,10 @@ def measure(rounds: int) -> dict[str, Any]:
                 row[f"{what}_ratio"] = median(theirs / ours for theirs, ours in pairs)
                 for name in sides:
                     row[f"{name}_{what}_gb_s"] = size * count / median(took[f"{name} {what}"])
-            found[str(size)] = row
+            rows[str(size)] = row
         serde.close()
         world.close()
-    return found
+    return rows
 
 
 def main() -> int:

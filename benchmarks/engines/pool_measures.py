@@ -32,15 +32,15 @@ _CHILD = "KVCUSTODY_MEASURES_BENCH"
 
 def peer(*, blocks: int, measured: bool) -> GovernedPeer:
     """One Governor; without measures where `measured` is False."""
-    made = GovernedPeer(blocks, BLOCK_TOKENS)
-    governor: Any = made.governor
+    peer = GovernedPeer(blocks, BLOCK_TOKENS)
+    governor: Any = peer.governor
     if not measured:
         governor.measures, governor._asked = Silent(), Silent()
         governor._match = lambda manager, *rest: manager.match_prefix(*rest)
         governor._measure = nothing
         for manager in governor.managers:
             manager.tree.evicted_keys = Silent()
-    return made
+    return peer
 
 
 def prompts(requests: int, tokens: int, seed: int) -> list[list[int]]:
@@ -77,18 +77,18 @@ def in_both_orders(differences: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def measure(rounds: int, requests: int) -> dict[str, dict[str, float]]:
     """Every point, in this process."""
-    found: dict[str, dict[str, float]] = {}
+    points: dict[str, dict[str, float]] = {}
     for tokens in (256, 2048):
         for name, blocks in (("fresh", 1 << 19), ("evicting", 4 * tokens // BLOCK_TOKENS * 8)):
             with frozen():
                 rows = turns(tokens, blocks, requests if name == "evicting" else requests // 4, rounds)
             differences = in_both_orders(np.array(rows["with"]) - np.array(rows["without"]))
-            found[f"{tokens} tokens, {name}"] = {
+            points[f"{tokens} tokens, {name}"] = {
                 "with_us": float(np.median(rows["with"])),
                 "without_us": float(np.median(rows["without"])),
                 "measures_us": float(np.median(differences)),
             }
-    return found
+    return points
 
 
 def main() -> None:
@@ -101,17 +101,17 @@ def main() -> None:
         print(json.dumps(measure(options.rounds, options.requests)))
         return
     command = [sys.executable, __file__, "--rounds", str(options.rounds), "--requests", str(options.requests)]
-    each: list[dict[str, dict[str, float]]] = []
+    runs: list[dict[str, dict[str, float]]] = []
     for _ in range(options.processes):
         done = subprocess.run(command, env={**os.environ, _CHILD: "1"}, capture_output=True, text=True, check=True)
-        each.append(json.loads(done.stdout.splitlines()[-1]))
-    found: dict[str, dict[str, Any]] = {}
-    for name, point in each[0].items():
-        found[name] = {figure: round(float(np.median([one[name][figure] for one in each])), 2) for figure in point}
-        found[name]["by_process"] = sorted(round(one[name]["measures_us"], 2) for one in each)
-        print(f"{name:<21}", found[name], flush=True)
-    bench.keep({"points": found, "goal_us": GOAL_US})
-    if options.strict and any(point["measures_us"] > GOAL_US for point in found.values()):
+        runs.append(json.loads(done.stdout.splitlines()[-1]))
+    points: dict[str, dict[str, Any]] = {}
+    for name, point in runs[0].items():
+        points[name] = {figure: round(float(np.median([one[name][figure] for one in runs])), 2) for figure in point}
+        points[name]["by_process"] = sorted(round(one[name]["measures_us"], 2) for one in runs)
+        print(f"{name:<21}", points[name], flush=True)
+    bench.keep({"points": points, "goal_us": GOAL_US})
+    if options.strict and any(point["measures_us"] > GOAL_US for point in points.values()):
         sys.exit(1)
 
 

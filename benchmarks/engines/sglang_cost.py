@@ -107,7 +107,7 @@ def units(count: int, seed: int = 3) -> list[list[tuple[str, list[int]]]]:
     """Requests, a function of the seed."""
     random = Random(seed)
     heads: dict[str, list[list[int]]] = {}
-    made = []
+    units = []
     for _ in range(count):
         unit = []
         for _ in range(AT_ONCE):
@@ -119,8 +119,8 @@ def units(count: int, seed: int = 3) -> list[list[tuple[str, list[int]]]]:
             tokens = head + [random.randrange(16, 500) for _ in range(max(1, length - len(head)))]
             own.append(tokens)
             unit.append((tenant, tokens))
-        made.append(unit)
-    return made
+        units.append(unit)
+    return units
 
 
 class Pair:
@@ -164,26 +164,26 @@ def first_tokens(folder: Path, site: list[str], tier: str, page_size: int) -> di
 
     model = widened(save_model(folder / "wider"))
     slots = 2 * PROMPT
-    each = Pair(
+    pair = Pair(
         model,
         site,
         {"computed": Side(True, page_size, slots), "restored": Side(True, page_size, slots, tier)},
     )
-    random, found = Random(7), dict[str, list[Any]](computed=[], restored=[])
+    random, answers = Random(7), dict[str, list[Any]](computed=[], restored=[])
     for turn in range(-1, ROUNDS):
         mine = [random.randrange(16, 500) for _ in range(PROMPT + 1)]
-        each.ask([("acme", mine)], 1)
+        pair.ask([("acme", mine)], 1)
         for _ in range(2):
-            each.ask([("others", [random.randrange(16, 500) for _ in range(PROMPT)])], 1)
-        for name, one in each.ask([("acme", mine)], 1).items() if turn >= 0 else ():
+            pair.ask([("others", [random.randrange(16, 500) for _ in range(PROMPT)])], 1)
+        for name, one in pair.ask([("acme", mine)], 1).items() if turn >= 0 else ():
             assert one["cached"] == (PROMPT if name == "restored" else 0), (name, one["cached"])
-            found[name].append(one["wall_ns"])
-    each.close()
+            answers[name].append(one["wall_ns"])
+    pair.close()
     return {
         "tokens_that_come_back": PROMPT,
         "prompts": ROUNDS,
-        "us": {name: spread(times)._asdict() for name, times in found.items()},
-        "restored_over_computed": paired(found["restored"], found["computed"])._asdict(),
+        "us": {name: spread(times)._asdict() for name, times in answers.items()},
+        "restored_over_computed": paired(answers["restored"], answers["computed"])._asdict(),
     }
 
 
@@ -269,26 +269,26 @@ def main() -> int:
         here = Side(False, options.page_size)
         base, subject = "plain", "governed"
         sides = {base: here, subject: here._replace(governed=not options.twin)}
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
+    answers: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
     differing = 0
     for _ in range(options.pairs):
-        each = Pair(model, site, sides)
+        pair = Pair(model, site, sides)
         for number, unit in enumerate(units(options.rounds + WARM)):
-            made = each.ask(unit)
+            made = pair.ask(unit)
             differing += len({str(one["tokens"]) for one in made.values()}) - 1
             for name, one in made.items() if number >= WARM else ():
-                found[name].append(one)
-        each.close()
+                answers[name].append(one)
+        pair.close()
 
     def per_request(*taken: str, less: tuple[str, ...] = ()) -> dict[str, list[float]]:
         return {
             name: [(sum(one[key] for key in taken) - sum(one[key] for key in less)) / AT_ONCE for one in each]
-            for name, each in found.items()
+            for name, each in answers.items()
         }
 
     cpu, rate = (
         per_request("scheduler_ns"),
-        {name: [1e9 / one["wall_ns"] for one in each] for name, each in found.items()},
+        {name: [1e9 / one["wall_ns"] for one in rows] for name, rows in answers.items()},
     )
     bare = per_request("scheduler_ns", less=("scrub_ns",))
     figures: dict[str, Any] = {
@@ -301,8 +301,8 @@ def main() -> int:
         "units": options.rounds * options.pairs,
         "requests_per_unit": AT_ONCE,
         "units_with_other_tokens": differing,
-        "cached_tokens": {name: sum(one["cached"] for one in each) for name, each in found.items()},
-        "scheduler_cpu_per_request_us": {name: spread(each)._asdict() for name, each in cpu.items()},
+        "cached_tokens": {name: sum(one["cached"] for one in rows) for name, rows in answers.items()},
+        "scheduler_cpu_per_request_us": {name: spread(costs)._asdict() for name, costs in cpu.items()},
         "scheduler_cpu": paired(cpu[subject], cpu[base])._asdict(),
         "scheduler_cpu_without_scrubs": paired(bare[subject], bare[base])._asdict(),
         "tokens_per_second": paired(rate[subject], rate[base])._asdict(),

@@ -343,20 +343,20 @@ def record(sizes: tuple[int, ...], plain: Engine, governed: Engine, stats: Any) 
     }
 
 
-def line(name: str, found: dict[str, Any]) -> str:
+def line(name: str, figures: dict[str, Any]) -> str:
     """One row of the table."""
-    control, speed = found["control_cpu_per_step"], found["tokens_per_second"]
+    control, speed = figures["control_cpu_per_step"], figures["tokens_per_second"]
     rate = speed["ratio"]
     cells = (
         name,
-        f"{found['process_cpu_ratio']['value']:.3f}",
+        f"{figures['process_cpu_ratio']['value']:.3f}",
         f"{control['plain']['median_us']:.0f}" if control else "-",
         f"{control['governed']['median_us']:.0f}" if control else "-",
         f"{control['total_ratio']:.3f}" if control else "-",
         f"{speed['plain']:.0f}",
         f"{speed['governed']:.0f}",
         f"{rate['value']:.4f} [{rate['low']:.4f}, {rate['high']:.4f}]",
-        str(found["blocks_scrubbed"]),
+        str(figures["blocks_scrubbed"]),
         "yes" if speed["met"] else "no",
     )
     return f"| {' | '.join(cells)} |"
@@ -378,14 +378,14 @@ def main() -> int:
     bench.add("--asynchronous", action="store_true", help="with a step in flight; implies --served")
     options = bench.parse()
     torch.set_num_threads(options.threads)
-    found: dict[str, Any] = {}
+    workloads: dict[str, Any] = {}
     print(
         "| workload | process CPU | control us/step plain | governed | CPU ratio | tokens/s plain | governed "
         "| ratio [95 %] | scrubbed | goal met |\n|---|---|---|---|---|---|---|---|---|---|"
     )
     for name in options.workloads.split(","):
-        found[name] = measure(name, options)
-        print(line(name, found[name]), flush=True)
+        workloads[name] = measure(name, options)
+        print(line(name, workloads[name]), flush=True)
     settings = {
         "device": options.device,
         "shape": options.shape,
@@ -397,8 +397,8 @@ def main() -> int:
         "served": options.served or options.asynchronous,
         "asynchronous": options.asynchronous,
     }
-    bench.keep({"settings": settings, "workloads": found})
-    return bench.status(all(one["tokens_per_second"]["met"] for one in found.values()))
+    bench.keep({"settings": settings, "workloads": workloads})
+    return bench.status(all(one["tokens_per_second"]["met"] for one in workloads.values()))
 
 
 if __name__ == "__main__":

@@ -224,7 +224,7 @@ class Pair:
 def record(samples: dict[str, dict[str, list[int]]], per: int, goal: float) -> dict[str, Any]:
     """One workload's line: medians per request or step, the paired ratio, and the scrubs apart."""
     plain, governed = samples["plain"]["engine_ns"], samples["governed"]["engine_ns"]
-    found = paired(governed, plain)
+    ratio = paired(governed, plain)
     medians = float(np.median(governed) / np.median(plain))
     mean = float(np.sum(governed) / np.sum(plain))
     waiting = {name: samples[name]["waiting_ns"] for name in samples}
@@ -234,11 +234,11 @@ def record(samples: dict[str, dict[str, list[int]]], per: int, goal: float) -> d
         "units": len(plain),
         "plain": spread([value // per for value in plain])._asdict(),
         "governed": spread([value // per for value in governed])._asdict(),
-        "ratio": found._asdict() | {"of_medians": round(medians, 4), "of_sums": round(mean, 4)},
+        "ratio": ratio._asdict() | {"of_medians": round(medians, 4), "of_sums": round(mean, 4)},
         "waiting": spread([value // per for value in waiting["governed"]])._asdict(),
         "with_waiting": everything._asdict(),
         "goal": goal,
-        "met": found.value <= goal,
+        "met": ratio.value <= goal,
         "worker_scrub": {
             "blocks": scrubbed,
             "us_per_block": round(worker / max(1, scrubbed) / 1000, 3),

@@ -47,13 +47,13 @@ def simulate(stream: Stream, capacity: int, policy: SimulatedPolicy) -> list[int
     free, hits = capacity, []
     for number, path in enumerate(stream.paths):
         now_us = stream.at_us[number]
-        found, whole = 0, 0
+        hit, whole = 0, 0
         for run in path:
-            found += cached[run]
+            hit += cached[run]
             if cached[run] < length[run]:
                 break
             whole += 1
-        lacking = len(stream.chains[number]) - found
+        lacking = len(stream.chains[number]) - hit
         pinned = set(path)
         while free < lacking:
             victim = policy.victim(now_us, pinned)
@@ -72,7 +72,7 @@ def simulate(stream: Stream, capacity: int, policy: SimulatedPolicy) -> list[int
             cached[run] = length[run]
             before = run
         policy.served(number, whole, now_us)
-        hits.append(found)
+        hits.append(hit)
     return hits
 
 

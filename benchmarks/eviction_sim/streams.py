@@ -109,10 +109,10 @@ def _ends(chains: Sequence[Ints], count: int) -> NDArray[np.bool_]:
 def next_uses(stream: Stream) -> list[list[int]]:
     """For each request and run of its path: the number of the next request that uses the run."""
     coming = [NEVER] * len(stream.length)
-    found: list[list[int]] = [[]] * len(stream.paths)
+    uses: list[list[int]] = [[]] * len(stream.paths)
     for number in range(len(stream.paths) - 1, -1, -1):
         path = stream.paths[number]
-        found[number] = [coming[run] for run in path]
+        uses[number] = [coming[run] for run in path]
         for run in path:
             coming[run] = number
-    return found
+    return uses

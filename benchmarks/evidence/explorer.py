@@ -97,7 +97,7 @@ def measure(engine: Engine) -> dict[str, dict[str, float]]:
         "facets and histogram of an outcome": lambda c: summarize(c, EventFilter(outcome="deny")),
         "facets and histogram of a rule": lambda c: summarize(c, EventFilter(rule="no-restricted")),
     }
-    found: dict[str, dict[str, float]] = {"ms": {}, "cpu_ms": {}}
+    figures: dict[str, dict[str, float]] = {"ms": {}, "cpu_ms": {}}
     for name, ask in questions.items():
         times, busy = [], []
         for _ in range(ROUNDS):
@@ -106,8 +106,8 @@ def measure(engine: Engine) -> dict[str, dict[str, float]]:
                 ask(connection)
                 times.append((time.perf_counter() - begun) * 1000)
                 busy.append((time.process_time() - worked) * 1000)
-        found["ms"][name], found["cpu_ms"][name] = round(median(times), 1), round(median(busy), 3)
-    return found
+        figures["ms"][name], figures["cpu_ms"][name] = round(median(times), 1), round(median(busy), 3)
+    return figures
 
 
 def main() -> None:

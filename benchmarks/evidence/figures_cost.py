@@ -109,20 +109,20 @@ def main() -> None:
         if not path.exists():
             fill(path, options.events)
         engine, reader = open_store(path, timeout_seconds=60), open_store(path, read_only=True)
-        found = {"events": options.events, "unfolded": timed(reader, scrape, options.rounds)}
+        figures = {"events": options.events, "unfolded": timed(reader, scrape, options.rounds)}
         began = time.perf_counter()
         while fold(engine):
             pass
-        found["fold_s"] = round(time.perf_counter() - began, 2)
-        found["before_first_pass"] = timed(reader, scrape, options.rounds)
+        figures["fold_s"] = round(time.perf_counter() - began, 2)
+        figures["before_first_pass"] = timed(reader, scrape, options.rounds)
         began = time.perf_counter()
         judge(reader, engine, now_us=UNTIL_US)
-        found["judge_s"] = round(time.perf_counter() - began, 2)
+        figures["judge_s"] = round(time.perf_counter() - began, 2)
         for number in range(options.slow):
-            found[f"scrape_{number}"] = timed(reader, scrape, options.rounds)
-            found[f"overview_{number}"] = timed(reader, overview, options.rounds)
-            found[f"evidence_{number}"] = timed(reader, from_evidence, 1)
-    bench.keep(found, show=True)
+            figures[f"scrape_{number}"] = timed(reader, scrape, options.rounds)
+            figures[f"overview_{number}"] = timed(reader, overview, options.rounds)
+            figures[f"evidence_{number}"] = timed(reader, from_evidence, 1)
+    bench.keep(figures, show=True)
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def days(engine: Engine, leaves: int) -> dict[str, Any]:
     chance = random.Random(5)
     until = START_US + leaves * (DAYS * DAY_US // leaves)
     asked = chance.sample(sorted(set(TENANTS) - {LARGE}), 30)
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     sizes: set[int] = set()
 
     def last_day(tenant: str) -> EventFilter:
@@ -161,11 +161,11 @@ def days(engine: Engine, leaves: int) -> dict[str, Any]:
 
         find_events(connection, EventFilter(tenant="nobody"))  # the statements' compilation is not the question
         page(TENANTS[0])
-        found["first_page_of_100"] = milliseconds(asked[:15], page)
-        found["whole_day"] = milliseconds(asked[15:], whole)
-        found["first_page_of_the_large_tenant"] = milliseconds([LARGE], page)
-    found["leaves_of_a_day"] = sorted(sizes)
-    return found
+        figures["first_page_of_100"] = milliseconds(asked[:15], page)
+        figures["whole_day"] = milliseconds(asked[15:], whole)
+        figures["first_page_of_the_large_tenant"] = milliseconds([LARGE], page)
+    figures["leaves_of_a_day"] = sorted(sizes)
+    return figures
 
 
 def proofs(engine: Engine, folder: Path) -> dict[str, Any]:

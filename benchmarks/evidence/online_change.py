@@ -72,14 +72,14 @@ def fill(engine: Engine, folder: Path, leaves: int, months: int) -> None:
     for number, month in enumerate(months_from(START_US, months)):
         assert month.first_us is not None
         clock = VirtualClock(1, month.first_us)
-        made = workload(leaves // months, BLOCKS, scattered=False, tenants=TENANTS)
+        events = workload(leaves // months, BLOCKS, scattered=False, tenants=TENANTS)
         with EventWriter(
             engine, worker="bench", clock=clock, spill_directory=folder / str(number), clear_names=True
         ) as writer:
-            for first in range(0, len(made), BATCH):
-                writer.submit(made[first : first + BATCH])
+            for first in range(0, len(events), BATCH):
+                writer.submit(events[first : first + BATCH])
                 assert writer.flush(600)
-            writer.submit([WorkerStopped(made[-1].at_us + 1, "bench", "stopped", 0, (0,))])
+            writer.submit([WorkerStopped(events[-1].at_us + 1, "bench", "stopped", 0, (0,))])
             assert writer.flush(600)
     assert CheckpointSigner(engine, [KEY], memory=folder / "signed", clock=SystemClock()).sign_once()
 

@@ -116,7 +116,7 @@ def _event(worker: int, place: int, draw: random.Random) -> Any:
 
 def tenths(ledgers: dict[str, Ledger]) -> list[dict[str, Any]]:
     """The medians of each tenth of the run."""
-    made = []
+    rows = []
     count = len(next(iter(ledgers.values())).cpu)
     for tenth in range(TENTHS):
         part = slice(tenth * count // TENTHS, (tenth + 1) * count // TENTHS)
@@ -125,8 +125,8 @@ def tenths(ledgers: dict[str, Ledger]) -> list[dict[str, Any]]:
             row[f"{name}_cpu_us"] = round(statistics.median(ledger.cpu[part]), 1)
             row[f"{name}_wall_us"] = round(statistics.median(ledger.wall[part]), 1)
         row["ratio"] = round(row["spans_cpu_us"] / row["subjects_cpu_us"], 2)
-        made.append(row)
-    return made
+        rows.append(row)
+    return rows
 
 
 def look_ups(ledger: Ledger, spans: bool) -> dict[str, float]:
@@ -151,7 +151,7 @@ def main() -> None:
     bench = Bench(__doc__, "SQLAlchemy", facts="hardware")
     bench.add("--leaves", type=int, default=840_000)
     options = bench.parse()
-    found: dict[str, Any] = {"leaves": options.leaves}
+    figures: dict[str, Any] = {"leaves": options.leaves}
     with tempfile.TemporaryDirectory(prefix="kvcustody-openings-") as text:
         ledgers = {
             "spans": Ledger(Path(text), "spans", ()),
@@ -163,8 +163,8 @@ def main() -> None:
             with frozen():
                 for ledger in list(ledgers.values())[:: 1 if number % 2 else -1]:
                     ledger.take(group)
-        found["tenths"] = tenths(ledgers)
-        for row in found["tenths"]:
+        figures["tenths"] = tenths(ledgers)
+        for row in figures["tenths"]:
             print(row, flush=True)
         last = list(some)
         for name, ledger in ledgers.items():
@@ -172,14 +172,14 @@ def main() -> None:
             for group in last:
                 ledger.take(group)
             written = (ledger.copied() - before) / (len(last) * TOGETHER * BATCH)
-            found[name] = {
+            figures[name] = {
                 "written_bytes_a_leaf": round(written),
                 "look_up": look_ups(ledger, name == "spans"),
             }
-            print(name, found[name], flush=True)
+            print(name, figures[name], flush=True)
             ledger.committer.close()
             ledger.engine.dispose()
-    bench.keep(found)
+    bench.keep(figures)
 
 
 if __name__ == "__main__":

@@ -48,15 +48,15 @@ def batches(leaves: int) -> Iterator[list[tuple[Any, ...]]]:
     """Rows of `events`: every tenant's leaves spread evenly over the months."""
     chance, sizes = random.Random(1), [0] * TENANTS
     for first in range(0, leaves, TOGETHER):
-        made = []
+        rows = []
         for number in range(first, min(first + TOGETHER, leaves)):
             log = number // len(KINDS) % TENANTS
             at_us = START_US + number * SPAN_US // leaves
             kind = KINDS[number % len(KINDS)]
             leaf = chance.randbytes(LEAF_BYTES)
-            made.append((log + 1, sizes[log], 1, number + 1, 1, 1, kind, "B", at_us, leaf))
+            rows.append((log + 1, sizes[log], 1, number + 1, 1, 1, kind, "B", at_us, leaf))
             sizes[log] += 1
-        yield made
+        yield rows
 
 
 def made_ready(uri: str, name: str, variant: str) -> Engine:
@@ -134,18 +134,18 @@ def questions(leaves: int) -> dict[str, Callable[[int], str]]:
 
 def asked(engine: Engine, leaves: int) -> dict[str, dict[str, float]]:
     """The median of each question."""
-    found = {}
+    figures = {}
     with engine.connect() as connection:
         connection.exec_driver_sql("ANALYZE events")
         behind = Server(connection)
         for name, statement in questions(leaves).items():
             taken = [behind.took(partial(_all, connection, statement(number % TENANTS + 1))) for number in range(ASKED)]
             walls, busy = zip(*taken[1:], strict=True)  # the first one plans and loads the catalogue
-            found[name] = {
+            figures[name] = {
                 "ms": round(statistics.median(walls) * 1e3, 2),
                 "server_us": round(statistics.median(busy) * 1e6),
             }
-    return found
+    return figures
 
 
 def _all(connection: Connection, query: str) -> None:
@@ -188,14 +188,14 @@ def measured(uri: str, leaves: int, rounds: int) -> dict[str, dict[str, Any]]:
             engine = made_ready(uri, f"{variant}_{number}", variant)
             taken[variant].append(copied(engine, leaves))
             last[variant] = engine
-    found: dict[str, dict[str, Any]] = {}
+    by_variant: dict[str, dict[str, Any]] = {}
     for variant, times in taken.items():
         wall, server = (min(each) for each in zip(*times, strict=True))
-        found[variant] = {"copy_s": round(wall, 2), "copy_server_us": round(server / leaves * 1e6, 1)}
+        by_variant[variant] = {"copy_s": round(wall, 2), "copy_server_us": round(server / leaves * 1e6, 1)}
         if variant != "months":
-            found[variant] |= asked(last[variant], leaves) | half_dropped(last[variant])
+            by_variant[variant] |= asked(last[variant], leaves) | half_dropped(last[variant])
         last[variant].dispose()
-    return found
+    return by_variant
 
 
 def main() -> None:

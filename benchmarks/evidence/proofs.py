@@ -89,13 +89,13 @@ def committing(logs: int) -> dict[str, float]:
 
 
 def signing() -> dict[str, float]:
-    found = {}
+    figures = {}
     checkpoint = root_checkpoint("ledger.example/root", EMPTY.extend(leaf_hashes([b"x"])).frontier.head())
     for kind in (KeyKind.ED25519, KeyKind.ML_DSA_44):
         key = SigningKey.generate("ledger.example/root", kind)
         cost = best(20, lambda key=key: sign_checkpoint(checkpoint, [key]))  # type: ignore[misc]
-        found[f"sign_{kind.name.lower()}_us"] = round(cost * 1e6)
-    return found
+        figures[f"sign_{kind.name.lower()}_us"] = round(cost * 1e6)
+    return figures
 
 
 class SqliteTiles:
@@ -143,14 +143,14 @@ def proving(folder: Path, size: int) -> dict[str, float]:
     tiles = SqliteTiles(folder / "tiles.db")
     head = TreeHead(size, tiles.fill(size))
     chance = random.Random(1)
-    found: dict[str, list[float]] = {"inclusion": [], "inclusion_wall": [], "consistency": [], "check": []}
+    times: dict[str, list[float]] = {"inclusion": [], "inclusion_wall": [], "consistency": [], "check": []}
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
         before, wall = time.thread_time(), time.perf_counter()
         made = work()
-        found[name].append((time.thread_time() - before) * 1e3)
+        times[name].append((time.thread_time() - before) * 1e3)
         if name == "inclusion":
-            found["inclusion_wall"].append((time.perf_counter() - wall) * 1e3)
+            times["inclusion_wall"].append((time.perf_counter() - wall) * 1e3)
         return made
 
     for _ in range(500):
@@ -161,7 +161,7 @@ def proving(folder: Path, size: int) -> dict[str, float]:
         timed("consistency", lambda index=index: consistency_proof(tiles, index + 1, size))
     return {
         f"{name}_ms_{label}": round(sorted(spent)[at], 3)
-        for name, spent in found.items()
+        for name, spent in times.items()
         for label, at in (("median", 250), ("p99", 495))
     }
 
@@ -175,14 +175,14 @@ def exporting(folder: Path, size: int) -> dict[str, float]:
         )
 
     frontier = EMPTY
-    each = list(leaves())
-    frontier = frontier.extend(leaf_hashes(each)).frontier
+    encoded = list(leaves())
+    frontier = frontier.extend(leaf_hashes(encoded)).frontier
     key = SigningKey.generate("ledger.example/root")
     note = sign_checkpoint(root_checkpoint(key.name, frontier.head()), [key])
     before, wall = time.process_time(), time.perf_counter()
-    write_export(folder / "log", each, frontier.head(), {CHECKPOINT: note}, durable=False)
+    write_export(folder / "log", encoded, frontier.head(), {CHECKPOINT: note}, durable=False)
     wrote, wrote_wall = time.process_time() - before, time.perf_counter() - wall
-    del each
+    del encoded
     before, wall = time.process_time(), time.perf_counter()
     report = verify_export(folder / "log", str(key.verifier))
     assert report.ok, report.problems

@@ -82,7 +82,7 @@ def fill(engine: Engine, folder: Path, leaves: int, tenants: int) -> None:
 def proofs(engine: Engine, logs: dict[str, int], samples: int, as_of: int) -> dict[tuple[str, int], bytes]:
     """Checked proofs of remaining leaves: the first ones of each log, and a sample."""
     chance = random.Random(4)
-    made = {}
+    by_leaf = {}
     with engine.connect() as connection:
         stored = LedgerProofs(connection)
         sizes = stored.sizes(as_of)
@@ -95,8 +95,8 @@ def proofs(engine: Engine, logs: dict[str, int], samples: int, as_of: int) -> di
         for log, idx in dict.fromkeys(places):
             leaf, proof = stored.proven(log, idx, as_of=as_of)
             check_leaf(proof, leaf, [KEY.verifier])
-            made[log, idx] = proof.to_bytes()
-    return made
+            by_leaf[log, idx] = proof.to_bytes()
+    return by_leaf
 
 
 def server_seconds(engine: Engine) -> float:
@@ -138,13 +138,13 @@ def purged(target: str, folder: Path, key: str, jobs: int) -> dict[str, Any]:
         phases[what] = round(time.perf_counter() - begun, 2)
 
     people = {"actor": "ops", "approver": "dpo", "reason": "benchmark"}
-    made = purge_to(engine, FEBRUARY, folder, [key], jobs=jobs, progress=tell, **people)
+    purge = purge_to(engine, FEBRUARY, folder, [key], jobs=jobs, progress=tell, **people)
     took = time.perf_counter() - begun
-    leaves = sum(plan.leaves for plan in made.plans)
+    leaves = sum(plan.leaves for plan in purge.plans)
     return {
         "leaves": leaves,
-        "logs": len(made.plans),
-        "parts": len(made.parts),
+        "logs": len(purge.plans),
+        "parts": len(purge.parts),
         "seconds": round(took, 2),
         "leaves_per_second": round(leaves / took),
         "processor_us_a_leaf": round((time.process_time() - busy) / leaves * 1e6, 1),
@@ -186,13 +186,13 @@ def left(engine: Engine, folder: Path, purged_leaves: int) -> dict[str, Any]:
                 query = select(func.count()).select_from(tree_nodes).where(*there)
                 bare += connection.scalar(query.where(column.idx < tiles)) or 0
                 standing += connection.scalar(query.where(column.idx >= tiles, column.idx < below // over)) or 0
-        each = bytes_a_row(connection, folder)
+        row_bytes = bytes_a_row(connection, folder)
     return {
-        "bytes_a_row": round(each, 1),
+        "bytes_a_row": round(row_bytes, 1),
         "leaves_in_tiles_that_are_gone": whole,
-        "bytes_left_a_leaf_in_those": round(bare * each / max(1, whole), 3),
-        "bytes_left_a_leaf_of_all": round((bare + standing) * each / purged_leaves, 3),
-        "bytes_a_leaf_by_its_own_hash": round(each, 1),
+        "bytes_left_a_leaf_in_those": round(bare * row_bytes / max(1, whole), 3),
+        "bytes_left_a_leaf_of_all": round((bare + standing) * row_bytes / purged_leaves, 3),
+        "bytes_a_leaf_by_its_own_hash": round(row_bytes, 1),
     }
 
 

@@ -129,21 +129,21 @@ def measure(path: Path, recount: bool, quarter: bool = False, sample: int = 25) 
         since, until = period(connection, checkpoint, None, None)
         since = until - (until - since) // 4 if quarter else since
         asked = ReportParameters("nist-800-53", checkpoint, since, until, recount=recount, sample=sample)
-        made = build_report(connection, asked, progress=lambda part: parts.append((part, time.process_time())))
+        report = build_report(connection, asked, progress=lambda part: parts.append((part, time.process_time())))
     built = time.process_time()
-    json = made.to_bytes()
+    json = report.to_bytes()
     in_json = time.process_time()
-    page = rendered(made)
+    page = rendered(report)
     done = time.process_time()
-    assert made["total"].due == made["population"].units
-    assert made["recount"] is None or not made["recount"].differences
+    assert report["total"].due == report["population"].units
+    assert report["recount"] is None or not report["recount"].differences
     ends = [moment for _, moment in parts[1:]] + [built]
     found: dict[str, float | int] = {
         f"{re.sub(r'[^a-z]+', '_', part.lower())}_cpu_s": round(end - start, 2)
         for (part, start), end in zip(parts, ends, strict=True)
     }
     return found | {
-        "custodies": made["population"].custodies,
+        "custodies": report["population"].custodies,
         "build_cpu_s": round(built - began, 2),
         "json_cpu_s": round(in_json - built, 2),
         "html_cpu_s": round(done - in_json, 2),
@@ -163,13 +163,13 @@ def print_page(html: str) -> dict[str, float | int]:
     from kvcustody.console.render.pdf import pdf_of
 
     wall = time.perf_counter()
-    made = pdf_of(html)
+    pdf = pdf_of(html)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "pdf_cpu_s": round(seconds_of(used), 2),
         "pdf_wall_s": round(time.perf_counter() - wall, 2),
         "pdf_memory_mib": used.ru_maxrss // 1024,
-        "pdf_bytes": len(made),
+        "pdf_bytes": len(pdf),
     }
 
 

@@ -114,7 +114,7 @@ def sizes(requests: list[list[Event]], group: int) -> dict[str, float]:
     }
 
 
-def serving(folder: str, told: Any) -> None:
+def serving(folder: str, pipe: Any) -> None:
     """A control plane in a process of its own, whose log nobody reads."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     settings = ServiceSettings(
@@ -132,8 +132,8 @@ def serving(folder: str, told: Any) -> None:
         threading.Thread(target=server.run, daemon=True).start()
         while not server.started:
             time.sleep(0.01)
-        told.send((f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", key))
-        told.recv()
+        pipe.send((f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", key))
+        pipe.recv()
         server.should_exit = True
 
 

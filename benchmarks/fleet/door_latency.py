@@ -219,7 +219,7 @@ def main() -> None:
     bench.add("--rate", type=float, default=200.0, help="requests a second (default: %(default)s)")
     bench.add("--seconds", type=float, default=5.0, help="a round of one way (default: %(default)s)")
     options = bench.parse()
-    found: dict[str, Any] = {"seconds": options.seconds, "sizes": {}}
+    figures: dict[str, Any] = {"seconds": options.seconds, "sizes": {}}
     with ways() as (ports, key):
         for size, body in bodies().items():
             if options.only and options.only != size:
@@ -246,9 +246,9 @@ def main() -> None:
                         "added_p50_ms": round(p50 - plain[0], 2),
                         "added_p99_ms": round(p99 - plain[1], 2),
                     }
-            found["sizes"][size] = row
+            figures["sizes"][size] = row
             print(size, json.dumps(row), file=sys.stderr, flush=True)
-    bench.keep(found, show=True)
+    bench.keep(figures, show=True)
 
 
 if __name__ == "__main__":

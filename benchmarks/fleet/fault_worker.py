@@ -58,12 +58,12 @@ class GovernedServer:
     async def _complete(self, scope: Any, receive: Any, send: Any) -> None:
         body = json.loads(await read_body(RequestHeaders(scope["headers"]), receive, 1 << 20))
         transfer = (body.get("kv_transfer_params") or {}).get(OUR_TRANSFER_FIELD)
-        found = self._tokens.verify(body.get("cache_salt"), transfer)
+        verified = self._tokens.verify(body.get("cache_salt"), transfer)
         tokens = list(map(ord, body["messages"][0]["content"]))
         status, hits, refused = 200, 0, ""
-        if isinstance(found, VerifiedToken):
+        if isinstance(verified, VerifiedToken):
             governor = self._worker.governor
-            answer = governor.admit(found.principal, MODEL, tokens, hints=found.hints)
+            answer = governor.admit(verified.principal, MODEL, tokens, hints=verified.hints)
             if isinstance(answer, Admission):
                 hits = answer.hit_tokens
                 who = body["messages"][0]["content"].split(maxsplit=1)[0]
@@ -74,16 +74,16 @@ class GovernedServer:
             else:
                 status, refused = 503, str(answer)
         else:
-            status, refused = 401, str(found)
+            status, refused = 401, str(verified)
         message = {"role": "assistant", "content": self._name if status == 200 else refused}
         usage = {"prompt_tokens": len(tokens), "completion_tokens": hits, "total_tokens": len(tokens) + hits}
-        made = {
+        document = {
             "id": "c1", "object": "chat.completion", "created": 1, "model": "toy", "usage": usage,
             "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
         }  # fmt: skip
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": json.dumps(made).encode()})
+        await send({"type": "http.response.body", "body": json.dumps(document).encode()})
 
 
 def _appended(settings: Settings, name: str) -> int:
@@ -96,7 +96,7 @@ async def serve(settings: Settings, worker: Worker, port: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
     events = open_events(None, worker.governor, worker, settings)
-    said = _appended(settings, "durable")
+    descriptor = _appended(settings, "durable")
     last, due = -1, 0.0
     async with served(GovernedServer(settings, worker), ListenPlace("127.0.0.1", port)):
         while not ending.is_set():
@@ -107,7 +107,7 @@ async def serve(settings: Settings, worker: Worker, port: int) -> None:
             durable = worker.writer.durable_sequence
             if now >= due and durable != last:
                 last, due = durable, now + DURABLE_SECONDS
-                os.write(said, f"{worker.writer.incarnation} {durable}\n".encode())
+                os.write(descriptor, f"{worker.writer.incarnation} {durable}\n".encode())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ending.wait(), STEP_SECONDS)
     if events is not None:

@@ -273,7 +273,7 @@ class FaultWorld:
             "schema: kvcustody/identity@1\napi_keys: {path: keys.yaml, asserted: {subject: X-KVCustody-Subject}}\n"
         )
         (folder / "worker.yaml").write_text("schema: kvcustody/identity@1\ndoors: {keys: doors.vkeys}\n")
-        made = [
+        command = [
             sys.executable,
             "-m",
             "kvcustody.console.main",
@@ -283,7 +283,7 @@ class FaultWorld:
             "--key",
             str(folder / "door.key"),
         ]
-        said = subprocess.run(made, check=True, stdout=subprocess.PIPE, text=True, env=self._environment())
+        said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=self._environment())
         (folder / "doors.vkeys").write_text(said.stdout)
 
     def _environment(self, **more: str) -> dict[str, str]:
@@ -465,7 +465,7 @@ async def one_fault(world: FaultWorld, part: str, fault: str, seconds: float) ->
         for one in slow:
             said = one.how or one.status
             print(f"asked at {one.asked - began:.1f}: {said} after {one.answered - one.asked:.2f}", flush=True)
-    found = _reuses(world, subject, acknowledged)
+    reuses = _reuses(world, subject, acknowledged)
     bound = SPREAD * world.lease
     return {
         "part": part,
@@ -483,9 +483,9 @@ async def one_fault(world: FaultWorld, part: str, fault: str, seconds: float) ->
         "asked_after_erasure": sum(
             one.subject == subject and one.asked > acknowledged and one.status == 200 for one in world.answers
         ),
-        "reused_within_lease": sum(after <= bound for after in found),
-        "reused_past_lease": sum(after > bound for after in found),
-        "last_reuse_after_erasure_seconds": round(max(found, default=0.0), 2),
+        "reused_within_lease": sum(after <= bound for after in reuses),
+        "reused_past_lease": sum(after > bound for after in reuses),
+        "last_reuse_after_erasure_seconds": round(max(reuses, default=0.0), 2),
     }
 
 
@@ -494,15 +494,15 @@ def _reuses(world: FaultWorld, subject: str, acknowledged: float) -> list[float]
 
     What a worker found after it had once found nothing is what it wrote itself since.
     """
-    found: list[float] = []
+    reuses: list[float] = []
     for name in ("gpu-0", "gpu-1"):
         for line in (world.folder / name / "found").read_text().splitlines():
             at, who, hits = line.split()
             if who == subject and float(at) >= acknowledged:
                 if not int(hits):
                     break
-                found.append(float(at) - acknowledged)
-    return found
+                reuses.append(float(at) - acknowledged)
+    return reuses
 
 
 def lost_leaves(world: FaultWorld) -> dict[str, Any]:
@@ -522,7 +522,7 @@ def lost_leaves(world: FaultWorld) -> dict[str, Any]:
                 )
                 durable += sequence
                 lacking += sum(number not in there for number in range(1, sequence + 1))
-        found = [tuple(gap) for gap in gaps(connection)]
+        lost = [tuple(gap) for gap in gaps(connection)]
         there = set(connection.scalars(select(erasures.c.erasure)))
         leaves = int(connection.scalar(select(func.count()).select_from(events)) or 0)
     store.dispose()
@@ -530,7 +530,7 @@ def lost_leaves(world: FaultWorld) -> dict[str, Any]:
         "leaves": leaves,
         "durable_leaves_of_workers": durable,
         "durable_leaves_lost": lacking,
-        "gaps": [list(map(str, gap)) for gap in found],
+        "gaps": [list(map(str, gap)) for gap in lost],
         "erasures_acknowledged": len(world.erased),
         "erasures_lost": sum(one not in there for one in world.erased),
     }

@@ -199,15 +199,15 @@ class Workers:
         wire.close()
 
 
-def _serve_workers(told: Connection, address: str, keys: dict[str, str]) -> None:
+def _serve_workers(pipe: Connection, address: str, keys: dict[str, str]) -> None:
     """A process of workers, who do what they are told."""
     workers = Workers(address, keys)
     loop = asyncio.new_event_loop()
-    while (asked := told.recv()) is not None:
+    while (asked := pipe.recv()) is not None:
         workers.statuses, workers.times_ms, workers.late_ms = Counter(), [], []
         what, seconds = asked
         took = loop.run_until_complete(workers.herd() if what == "herd" else workers.idle(seconds))
-        told.send((took, workers.statuses, workers.times_ms, workers.late_ms))
+        pipe.send((took, workers.statuses, workers.times_ms, workers.late_ms))
 
 
 async def _live(address: str, seconds: float) -> list[float]:
@@ -240,12 +240,12 @@ def measured(folder: Path, server: Any, count: int, ended: int, seconds: float) 
     process = spawn.Process(target=_serve_workers, args=(theirs, plane.address, plane.keys), daemon=True)
     process.start()
     try:
-        found: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
         for herd in ("first", "again"):
             plane.kill_and_begin()
             ours.send(("herd", 0))
             took, statuses, times, _ = ours.recv()
-            found[f"herd_{herd}"] = {
+            figures[f"herd_{herd}"] = {
                 "seconds": round(took, 1),
                 "register_ms_p50": percentile(times, 0.5),
                 "register_ms_p99": percentile(times, 0.99),
@@ -254,7 +254,7 @@ def measured(folder: Path, server: Any, count: int, ended: int, seconds: float) 
             }
         began = time.perf_counter()
         _await_first_look(uri, ended)
-        found["first_look_seconds"] = round(time.perf_counter() - began, 1)
+        figures["first_look_seconds"] = round(time.perf_counter() - began, 1)
         ours.send(("idle", 3 * _WAIT_SECONDS + seconds))
         time.sleep(1.5 * _WAIT_SECONDS)  # everybody has begun, and what the herd left is done
         before = [cpu_seconds([plane.pid]), cpu_seconds([postmaster])]
@@ -265,7 +265,7 @@ def measured(folder: Path, server: Any, count: int, ended: int, seconds: float) 
             now - had for now, had in zip([cpu_seconds([plane.pid]), cpu_seconds([postmaster])], before, strict=True)
         ]
         _, statuses, _, late = ours.recv()
-        found["idle"] = {
+        figures["idle"] = {
             "cores_of_plane": round(spent[0] / passed, 3),
             "cores_of_postgres": round(spent[1] / passed, 3),
             "cores": round(sum(spent) / passed, 3),
@@ -274,7 +274,7 @@ def measured(folder: Path, server: Any, count: int, ended: int, seconds: float) 
             "late_ms_p99": percentile(late, 0.99),
             "refusals": sum(number for status, number in statuses.items() if status != 200),
         }
-        return found
+        return figures
     finally:
         with contextlib.suppress(OSError):
             ours.send(None)
@@ -306,20 +306,20 @@ def main() -> int:
     bench.add("--ended", type=int, default=20_000, help="processes that ended before (default: %(default)s)")
     bench.add("--seconds", type=float, default=30, help="that are measured (default: %(default)s)")
     options = bench.parse()
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     with (
         tempfile.TemporaryDirectory(prefix="kvcustody-idle-") as folder,
         postgres_server(max_connections="200", shared_buffers="512MB") as server,
     ):
         for count in map(int, options.workers.split(",")):
-            found[str(count)] = measured(Path(folder), server, count, options.ended, options.seconds)
-            print(count, orjson.dumps(found[str(count)]).decode(), file=sys.stderr, flush=True)
-    bench.keep({"goals": GOALS, "ended": options.ended, "workers": found}, show=True)
+            figures[str(count)] = measured(Path(folder), server, count, options.ended, options.seconds)
+            print(count, orjson.dumps(figures[str(count)]).decode(), file=sys.stderr, flush=True)
+    bench.keep({"goals": GOALS, "ended": options.ended, "workers": figures}, show=True)
     met = all(
         one["idle"]["cores"] <= GOALS["idle_cores"]
         and one["idle"]["live_ms_p99"] <= GOALS["live_ms_p99"]
         and one["idle"]["refusals"] + one["herd_again"]["refusals"] == 0
-        for one in found.values()
+        for one in figures.values()
     )
     return bench.status(met)
 

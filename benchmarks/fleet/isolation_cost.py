@@ -32,7 +32,7 @@ def main() -> None:
     bench.add("--programs", type=Path, nargs="*", default=[], help="folders with the router's program")
     bench.add("--requests", type=int, default=0, help="of each trace; 0 for all (default: %(default)s)")
     options = bench.parse()
-    told: dict[str, Any] = {}
+    traces: dict[str, Any] = {}
     problems: list[str] = []
     for path in options.traces:
         opened = open_trace(path, "mooncake")
@@ -44,10 +44,10 @@ def main() -> None:
                 open_router=router_opener(options.router, options.programs, Path(logs)),
                 progress=lambda row: print(row.part, row.name, row.outcome, file=sys.stderr, flush=True),
             )
-        told[name] = [row.as_json() for row in rows]
+        traces[name] = [row.as_json() for row in rows]
         problems += [f"{name}: {problem}" for problem in problems_of(rows)]
     bench.keep(
-        {"router": options.router, "requests": options.requests, "traces": told, "problems": problems},
+        {"router": options.router, "requests": options.requests, "traces": traces, "problems": problems},
         show=True,
     )
     if problems and options.router == MODEL:

@@ -71,7 +71,7 @@ async def measured(service: Service, requests: int) -> dict[str, float]:
         tenant = "tenant-0" if role is Role.TENANT_VIEWER else None
         service.principals.enrol(role.value, [role], tenant=tenant, by="benchmark")
         keys[role] = service.principals.issue_key(role.value, days=1, by="benchmark").key
-    found = {}
+    figures = {}
     for name, (role, path, query) in ASKED.items():
         took = []
         for number in range(requests + 20):
@@ -81,8 +81,8 @@ async def measured(service: Service, requests: int) -> dict[str, float]:
             status = await answered(app, path, query, keys[role])
             took.append(time.process_time() - began)
             assert status == 200, (name, status)
-        found[name] = sorted(took[20:])[requests // 10] * 1e6
-    return found
+        figures[name] = sorted(took[20:])[requests // 10] * 1e6
+    return figures
 
 
 def main() -> None:

@@ -52,28 +52,28 @@ def run(folder: Path, requests: int, workers: int, lost: int) -> dict[str, Any]:
     fleet.close()
     took = time.process_time() - began
     began = time.process_time()
-    found: JoinedRoutes
+    routes: JoinedRoutes
     with store.connect() as connection:
-        found = read_routes(connection, EVER, now_us=1 << 60)
+        routes = read_routes(connection, EVER, now_us=1 << 60)
     joining = time.process_time() - began
     names = {one.receipt for seen in muted.values() for one in seen if one is not None}
-    made = measure(one for one in found.receipts if one.receipt not in names)
-    problems = by_problem(found.findings)
-    seen = figures_of(made)
+    measures = measure(one for one in routes.receipts if one.receipt not in names)
+    problems = by_problem(routes.findings)
+    seen = figures_of(measures)
     differing = [name for name in Truth._fields if getattr(seen, name) != getattr(whole, name)]
     problems_of_run = {name: number for name, number in problems.items() if number}
     store.dispose()
     return {
         "requests": requests,
         "workers": workers,
-        "receipts": len(found.receipts),
+        "receipts": len(routes.receipts),
         "figures_compared": len(Truth._fields) + 3 * (len(whole.by_worker) + len(whole.by_tenant)) - 2,
         "figures_that_differ": differing,
-        "locality": made.locality,
-        "hit_length": made.hit_length,
-        "queue_delta_mean": made.queue_delta_mean,
-        "stale_misses": made.stale_misses,
-        "imbalance": made.imbalance,
+        "locality": measures.locality,
+        "hit_length": measures.hit_length,
+        "queue_delta_mean": measures.queue_delta_mean,
+        "stale_misses": measures.stale_misses,
+        "imbalance": measures.imbalance,
         "halves_left_out": {"door": lost, "worker": lost},
         "findings": problems_of_run,
         "served_cpu_seconds": round(took, 2),
@@ -89,14 +89,14 @@ def main() -> None:
     bench.add("--lost", type=int, default=50, help="halves of each kind that are left out (default: %(default)s)")
     options = bench.parse()
     with tempfile.TemporaryDirectory() as folder:
-        made = run(Path(folder), options.requests, options.workers, options.lost)
-    bench.keep(made, show=True)
+        figures = run(Path(folder), options.requests, options.workers, options.lost)
+    bench.keep(figures, show=True)
     missing = (
-        made["findings"].get(ReceiptProblem.NO_DOOR, 0),
-        made["findings"].get(ReceiptProblem.NO_WORKER, 0),
+        figures["findings"].get(ReceiptProblem.NO_DOOR, 0),
+        figures["findings"].get(ReceiptProblem.NO_WORKER, 0),
     )
-    if made["figures_that_differ"] or missing != (options.lost, options.lost):
-        raise SystemExit(f"not as it must be: {made['figures_that_differ']}, lost halves found: {missing}")
+    if figures["figures_that_differ"] or missing != (options.lost, options.lost):
+        raise SystemExit(f"not as it must be: {figures['figures_that_differ']}, lost halves found: {missing}")
 
 
 if __name__ == "__main__":

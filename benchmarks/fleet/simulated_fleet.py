@@ -159,14 +159,14 @@ class Sent(NamedTuple):
     waits_ms: list[float]
 
 
-def _serve_workers(told: Connection, names: list[str], tenants: Sequence[str], seed: int) -> None:
+def _serve_workers(pipe: Connection, names: list[str], tenants: Sequence[str], seed: int) -> None:
     """A process of simulated workers: makes leaves, then sends them, as it is told."""
     workers = [SimulatedWorker(name, number, tenants, seed + number) for number, name in enumerate(names)]
-    while (asked := told.recv()) is not None:
+    while (asked := pipe.recv()) is not None:
         for worker in workers:
             worker.make(*asked)
-        told.send("ready")
-        addresses, keys, rate = told.recv()
+        pipe.send("ready")
+        addresses, keys, rate = pipe.recv()
         before, began = [worker.acknowledged for worker in workers], time.process_time()
         threads = [
             threading.Thread(target=worker.send, args=(addresses[number % len(addresses)], keys[worker.name], rate))
@@ -183,8 +183,8 @@ def _serve_workers(told: Connection, names: list[str], tenants: Sequence[str], s
             worker.waits_ms.clear()
             worker.batches = 0
         cpu = time.process_time() - began
-        told.send(Sent(sent, batches, sum(worker.retries for worker in workers), cpu, waits))
-    told.send({worker.incarnation: worker.acknowledged for worker in workers})
+        pipe.send(Sent(sent, batches, sum(worker.retries for worker in workers), cpu, waits))
+    pipe.send({worker.incarnation: worker.acknowledged for worker in workers})
 
 
 class Fleet:
@@ -231,7 +231,7 @@ class Fleet:
 
 
 def _serve_plane(
-    told: Connection, folder: str, url: str, name: str, port: int, given: dict[str, str], enrol: list[str]
+    pipe: Connection, folder: str, url: str, name: str, port: int, given: dict[str, str], enrol: list[str]
 ) -> None:
     """A control plane, whose log nobody reads."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -255,8 +255,8 @@ def _serve_plane(
             service.principals.enrol(worker, [role], tenant=None, by="bench")
             keys[worker] = service.principals.issue_key(worker, days=1, by="bench").key
         address = f"http://127.0.0.1:{port}"
-        threading.Thread(target=_end_when_told, args=(told,), daemon=True).start()
-        serve(service, ready=lambda: told.send((address, keys)))
+        threading.Thread(target=_end_when_told, args=(pipe,), daemon=True).start()
+        serve(service, ready=lambda: pipe.send((address, keys)))
 
 
 def _end_when_told(told: Connection) -> None:

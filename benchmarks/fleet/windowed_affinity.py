@@ -49,13 +49,13 @@ class Fleet:
         self._requests[worker] += 1
         for block in blocks:
             known.setdefault(block, set()).add(worker)
-        used, found = self._used_us[worker], 0
-        while found < len(blocks):
-            if request.at_us - used.get((subject, blocks[found]), -self._idle_us - 1) > self._idle_us:
+        used, hit = self._used_us[worker], 0
+        while hit < len(blocks):
+            if request.at_us - used.get((subject, blocks[hit]), -self._idle_us - 1) > self._idle_us:
                 break
-            found += 1
+            hit += 1
         used.update(((subject, block), request.at_us) for block in blocks)
-        self.found_tokens += min(found * block_tokens, request.input_tokens)
+        self.found_tokens += min(hit * block_tokens, request.input_tokens)
 
     @staticmethod
     def _longest(known: dict[int, set[int]], blocks: list[int]) -> int | None:

@@ -102,7 +102,7 @@ def sealed_rates(report: Report, lab: Any, name: str, sides: OnDevice, total: in
         for _ in range(objects):
             there.copy_(pinned)
 
-    found: dict[str, list[float]] = {}
+    rates: dict[str, list[float]] = {}
     for number in range(6):
         sides.tier.destroy(list(sides.tier.index()))
         for side, act in {
@@ -116,8 +116,8 @@ def sealed_rates(report: Report, lab: Any, name: str, sides: OnDevice, total: in
             act()
             lab.synchronize()
             if number:
-                found.setdefault(side, []).append(total / (time.perf_counter() - begun) / 1e9)
-    gbps = {side: round(median(each), 2) for side, each in found.items()}
+                rates.setdefault(side, []).append(total / (time.perf_counter() - begun) / 1e9)
+    gbps = {side: round(median(each), 2) for side, each in rates.items()}
     report.measured(
         f"{name}: GB/s",
         **gbps,

@@ -165,17 +165,17 @@ def _configured(options: Mapping[str, Any]) -> dict[str, Any]:
     """With vLLM's own classes where it takes nothing else."""
     from vllm.config import KVEventsConfig, KVTransferConfig
 
-    made = dict(options)
-    if "kv_events_config" in made:
-        made["kv_events_config"] = KVEventsConfig(**made["kv_events_config"])
-    if "kv_transfer_config" in made:
-        each = [{"kv_connector": one, "kv_role": "kv_both"} for one in made["kv_transfer_config"]]
-        made["kv_transfer_config"] = KVTransferConfig(
+    configured = dict(options)
+    if "kv_events_config" in configured:
+        configured["kv_events_config"] = KVEventsConfig(**configured["kv_events_config"])
+    if "kv_transfer_config" in configured:
+        each = [{"kv_connector": one, "kv_role": "kv_both"} for one in configured["kv_transfer_config"]]
+        configured["kv_transfer_config"] = KVTransferConfig(
             kv_connector="MultiConnector",
             kv_role="kv_both",
             kv_connector_extra_config={"connectors": each},
         )
-    return made
+    return configured
 
 
 if __name__ == "__main__":

@@ -63,14 +63,14 @@ class Bench:
     def keep(self, figures: Mapping[str, Any], *, show: bool = False) -> dict[str, Any]:
         """The figures with the facts, written where `--json` says; `show` prints them too."""
         facts = hardware.facts(*self._versions) | {"load_average": self._load}
-        found = {**(facts if not self._facts else {self._facts: facts}), **figures}
-        text = json.dumps(found, indent=1, default=str) + "\n"
+        document = {**(facts if not self._facts else {self._facts: facts}), **figures}
+        text = json.dumps(document, indent=1, default=str) + "\n"
         if show:
             print(text, end="")
         if self.options.json is not None:
             self.options.json.parent.mkdir(parents=True, exist_ok=True)
             self.options.json.write_text(text)
-        return found
+        return document
 
     def status(self, met: bool) -> int:
         """The exit status where goals are met or not."""
@@ -109,13 +109,13 @@ def turned(names: list[str], turn: int) -> list[str]:
 
 def alternate(sides: Mapping[str, Callable[[], Result]], rounds: int, *, warm: int = 0) -> dict[str, list[Result]]:
     """What each side answers, once a round, in turns; the first `warm` rounds count for nothing."""
-    found: dict[str, list[Result]] = {name: [] for name in sides}
+    results: dict[str, list[Result]] = {name: [] for name in sides}
     for number in range(-warm, rounds):
         for name in turned(list(sides), number):
             answer = sides[name]()
             if number >= 0:
-                found[name].append(answer)
-    return found
+                results[name].append(answer)
+    return results
 
 
 @contextlib.contextmanager

@@ -29,13 +29,13 @@ Batches = Callable[[str, str, int, int], list[tuple[int, bytes]]]
 class _Sender(threading.Thread):
     """One worker: hands in its batches one after the other; `acknowledged` are the sequences that were answered."""
 
-    def __init__(self, server: str, key: str, name: str, made: Batches, count: int, offset_us: int) -> None:
+    def __init__(self, server: str, key: str, name: str, batches_of: Batches, count: int, offset_us: int) -> None:
         super().__init__(daemon=True)
         self.incarnation = uuid.uuid4().hex
         self.acknowledged: list[int] = []
         self.retries = 0
         self._server, self._key, self._offset_us = server, key, offset_us
-        self._batches = made(name, self.incarnation, count, _BATCH_LEAVES)
+        self._batches = batches_of(name, self.incarnation, count, _BATCH_LEAVES)
 
     def run(self) -> None:
         path = f"/v1/worker/incarnations/{self.incarnation}"
@@ -64,7 +64,7 @@ def until_taken(act: Callable[[], Any]) -> int:
 def measure(
     folder: Path,
     keys: dict[str, str],
-    made: Batches,
+    batches_of: Batches,
     *,
     workers: int,
     count: int,
@@ -75,7 +75,7 @@ def measure(
     """Restart while `workers` hand in `count` batches each; what was acknowledged, lost and there twice."""
     address = f"unix:{folder}/api.sock"
     names = [f"w{number}" for number in range(workers)]
-    senders = [_Sender(address, keys[name], name, made, count, offset_us) for name in names]
+    senders = [_Sender(address, keys[name], name, batches_of, count, offset_us) for name in names]
     begun = time.perf_counter()
     for sender in senders:
         sender.start()

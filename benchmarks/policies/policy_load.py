@@ -173,15 +173,15 @@ async def turn(service: Service, kind: str | None, options: argparse.Namespace) 
             with suppress(asyncio.CancelledError):
                 await work
     waits, wrong = others
-    found = {
+    figures = {
         "p50_ms": statistics.median(waits),
         "p99_ms": waits[int(0.99 * (len(waits) - 1))],
         "wrong": wrong,
     }
-    found |= {"health_ms_max": healthy[0][-1], "health_wrong": healthy[1]}
+    figures |= {"health_ms_max": healthy[0][-1], "health_wrong": healthy[1]}
     if author is not None:
-        found |= {"author_seconds": author.seconds, "author_not_answered": author.not_answered}
-    return found
+        figures |= {"author_seconds": author.seconds, "author_not_answered": author.not_answered}
+    return figures
 
 
 def measured(kind: str, options: argparse.Namespace) -> dict[str, Any]:

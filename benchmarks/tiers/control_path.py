@@ -175,18 +175,18 @@ def main() -> int:
             sides[name] = Engine(Path(root) / name, **tiers)
         runs = {name: lambda side=side: side.serve(transfers) for name, side in sides.items()}  # type: ignore[misc]
         with frozen():
-            found = alternate(runs, options.rounds, warm=1)
+            results = alternate(runs, options.rounds, warm=1)
         for side in sides.values():
             side.worker.close()
     figures: dict[str, Any] = {}
     for name in ("host", "nvme"):
-        pairs = list(zip(found[name], found["without"], strict=True))
+        pairs = list(zip(results[name], results["without"], strict=True))
         figures[name] = {
             what: median(with_[what] / without[what] for with_, without in pairs) for what in ("control", "all", "wall")
-        } | {"transfers_a_request": median(one["transfers"] for one in found[name])}
+        } | {"transfers_a_request": median(one["transfers"] for one in results[name])}
         shown = "  ".join(f"{what} {value:.3f}" for what, value in figures[name].items())
         print(f"{name}: with ÷ without: {shown}")
-    without_us = median(one["all"] for one in found["without"]) / 1e3
+    without_us = median(one["all"] for one in results["without"]) / 1e3
     print(f"without tiers: {without_us:.0f} us a request of this thread")
     bench.keep({"goal": GOAL, "without_us": without_us, **figures})
     return bench.status(all(one["control"] <= GOAL for one in figures.values() if isinstance(one, dict)))

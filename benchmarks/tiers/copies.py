@@ -131,7 +131,7 @@ def point(
     clear = (lambda: None) if keeps else lambda: copies.tier.destroy(list(copies.tier.index()))
     copies.store()
     with frozen():
-        found = alternate(
+        results = alternate(
             {
                 "store": rate(copies.store, clear),
                 "plain store": rate(plain_store),
@@ -143,12 +143,12 @@ def point(
         )
     copies.load()
     assert copies.back == copies.content
-    took = {name: median(each) for name, each in found.items()}
+    took = {name: median(each) for name, each in results.items()}
     copies.tier.close()
     return {
         "gbps": took,
         **{
-            side: median(ours / plain for ours, plain in zip(found[side], found[f"plain {side}"], strict=True))
+            side: median(ours / plain for ours, plain in zip(results[side], results[f"plain {side}"], strict=True))
             for side in ("store", "load")
         },
     }
@@ -196,9 +196,9 @@ def nvme(folder: Path, rounds: int) -> Any:
 def index(objects: int) -> dict[str, float]:
     names = [os.urandom(32) for _ in range(objects)]
     tracemalloc.start()
-    made = TierIndex()
+    tier_index = TierIndex()
     for name in names:
-        made.add(name, IndexRow(1, 1, 2, 2, 2, OBJECT, 0, BLOCKS, 1, 1, 1))
+        tier_index.add(name, IndexRow(1, 1, 2, 2, 2, OBJECT, 0, BLOCKS, 1, 1, 1))
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     some = names[:: max(1, objects // 10_000)]
@@ -206,7 +206,7 @@ def index(objects: int) -> dict[str, float]:
     for _ in range(5):
         begun = time.perf_counter()
         for name in some:
-            made.find(name)
+            tier_index.find(name)
         best = min(best, time.perf_counter() - begun)
     return {"objects": objects, "bytes_an_object": taken / objects, "find_us": best / len(some) * 1e6}
 
@@ -215,23 +215,26 @@ def main() -> int:
     bench = Bench(__doc__, "cryptography", rounds=7, strict=True)
     bench.add("--folder", type=Path, default=None, help="where files go (default: a temporary folder)")
     options = bench.parse()
-    found = {}
+    by_medium = {}
     for name, measure in (("host", host), ("nvme", nvme)):
         folder = Path(tempfile.mkdtemp(dir=options.folder))
         try:
-            found[name] = measure(folder, options.rounds)
+            by_medium[name] = measure(folder, options.rounds)
         finally:
             shutil.rmtree(folder)
-        rates = "  ".join(f"{side} {each:.2f}" for side, each in found[name]["gbps"].items())
-        print(f"{name}: GB/s {rates}; ours ÷ plain: store {found[name]['store']:.3f}, load {found[name]['load']:.3f}")
+        rates = "  ".join(f"{side} {each:.2f}" for side, each in by_medium[name]["gbps"].items())
+        print(
+            f"{name}: GB/s {rates}; ours ÷ plain: store {by_medium[name]['store']:.3f}, "
+            f"load {by_medium[name]['load']:.3f}"
+        )
     sizes = [index(objects) for objects in (10_000, 100_000, 1_000_000)]
     for one in sizes:
         print(
             f"index of {one['objects']:,}: {one['bytes_an_object']:.0f} bytes an object, "
             f"look-up {one['find_us']:.2f} us"
         )
-    bench.keep({"goal_nvme": GOAL, **found, "index": sizes})
-    met = min(found["nvme"]["store"], found["nvme"]["load"]) >= GOAL
+    bench.keep({"goal_nvme": GOAL, **by_medium, "index": sizes})
+    met = min(by_medium["nvme"]["store"], by_medium["nvme"]["load"]) >= GOAL
     return bench.status(met and all(one["bytes_an_object"] <= 200 for one in sizes))
 
 

@@ -218,7 +218,7 @@ def point(folder: Path, clients: Callable[[], ObjectClient], mib: int, in_flight
     run.store()
     alone.store()
     with frozen():
-        found = alternate(
+        results = alternate(
             {
                 "store": rate(run.store, whole, run.clear),
                 "library store": rate(alone.store, whole, alone.clear),
@@ -236,26 +236,26 @@ def point(folder: Path, clients: Callable[[], ObjectClient], mib: int, in_flight
     alone.close()
     run.tier.close()
     pairs = {
-        side: median(ours / library for ours, library in zip(found[side], found[f"library {side}"], strict=True))
+        side: median(ours / library for ours, library in zip(results[side], results[f"library {side}"], strict=True))
         for side in ("store", "load")
     }
-    return {"mib": mib, "objects": run.objects, "mbps": {k: median(v) for k, v in found.items()}, **pairs}
+    return {"mib": mib, "objects": run.objects, "mbps": {k: median(v) for k, v in results.items()}, **pairs}
 
 
-def goal(kind: str, made: Any) -> dict[str, float]:
+def goal(kind: str, point: Any) -> dict[str, float]:
     """What each side's ratio is to reach."""
     if kind != "mooncake":
         return {"store": GOAL, "load": GOAL}
     named = {"store": "seal", "load": "open"}
-    takes_us = {side: made["mib"] * MIB / made["mbps"][f"library {side}"] for side in named}
-    return {side: GOAL_MOONCAKE / (1 + made["seal_us"][act] / takes_us[side]) for side, act in named.items()}
+    takes_us = {side: point["mib"] * MIB / point["mbps"][f"library {side}"] for side in named}
+    return {side: GOAL_MOONCAKE / (1 + point["seal_us"][act] / takes_us[side]) for side, act in named.items()}
 
 
 def main() -> int:
     bench = Bench(__doc__, "obstore", "valkey", "cryptography", rounds=7, only="one kind of store", strict=True)
     bench.add("--in-flight", type=int, default=4, help="objects on their way at a time (default: %(default)s)")
     options = bench.parse()
-    found: dict[str, Any] = {}
+    by_kind: dict[str, Any] = {}
     for kind in (*KINDS, "mooncake") if options.only is None else (options.only,):
         if why := missing(kind):
             print(f"{kind}: {why}")
@@ -263,30 +263,31 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as temporary:
             server: Any = {**SERVERS, "mooncake": MooncakeServer}[kind](Path(temporary) / "server")
             try:
-                found[kind] = []
+                by_kind[kind] = []
                 for mib in SIZES:
                     folder = Path(temporary) / str(mib)
                     folder.mkdir()
-                    made = point(
+                    figures = point(
                         folder,
                         partial(server.client, f"bench-{mib}", 60.0),
                         mib,
                         options.in_flight,
                         options.rounds,
                     )
-                    made["seal_us"] = seal_us(folder / "seal", mib * MIB)
-                    made["goal"] = goal(kind, made)
-                    found[kind].append(made)
-                    rates = "  ".join(f"{side} {each:,.0f}" for side, each in made["mbps"].items())
+                    figures["seal_us"] = seal_us(folder / "seal", mib * MIB)
+                    figures["goal"] = goal(kind, figures)
+                    by_kind[kind].append(figures)
+                    rates = "  ".join(f"{side} {each:,.0f}" for side, each in figures["mbps"].items())
                     print(
-                        f"{kind} {mib} MiB: MB/s {rates}; ours ÷ library: store {made['store']:.3f}, "
-                        f"load {made['load']:.3f}; goals {made['goal']['store']:.3f}, {made['goal']['load']:.3f}",
+                        f"{kind} {mib} MiB: MB/s {rates}; ours ÷ library: store {figures['store']:.3f}, "
+                        f"load {figures['load']:.3f}; goals {figures['goal']['store']:.3f}, "
+                        f"{figures['goal']['load']:.3f}",
                         flush=True,
                     )
             finally:
                 server.close()
-    bench.keep({"in_flight": options.in_flight, **found})
-    points = [one for each in found.values() for one in each]
+    bench.keep({"in_flight": options.in_flight, **by_kind})
+    points = [one for each in by_kind.values() for one in each]
     sides = ("store", "load")
     return bench.status(bool(points) and all(one[side] >= one["goal"][side] for one in points for side in sides))
 

@@ -44,7 +44,7 @@ class Chance(NamedTuple):
 
 
 def chances(path: Path, kind: str) -> list[Chance]:
-    trace, seen, found = open_trace(path, kind), set[object](), list[Chance]()
+    trace, seen, chances = open_trace(path, kind), set[object](), list[Chance]()
     for request in trace:
         known = 0
         for block in request.blocks:
@@ -53,8 +53,8 @@ def chances(path: Path, kind: str) -> list[Chance]:
             known += 1
         seen.update(request.blocks)
         if known:
-            found.append(Chance(request.at_us, known * trace.block_tokens))
-    return found
+            chances.append(Chance(request.at_us, known * trace.block_tokens))
+    return chances
 
 
 class Link:

@@ -105,24 +105,24 @@ def save_model(folder: Path) -> Path:
 
 def units(sides: dict[str, Side], rounds: int, *, restored: bool) -> dict[str, dict[str, list[float]]]:
     """Figures by side and measure; both sides do the same, one after the other, in changing order."""
-    found: dict[str, dict[str, list[float]]] = {
+    times: dict[str, dict[str, list[float]]] = {
         name: {"first_token": [], "computed": [], "throughput": []} for name in sides
     }
     fillers = POOL_BLOCKS // PROMPT_BLOCKS + 1
     for at in range(rounds):
-        one, batch = fresh_prompt(), [fresh_prompt() for _ in range(BATCH)]
+        prompt, batch = fresh_prompt(), [fresh_prompt() for _ in range(BATCH)]
         displacing = [[fresh_prompt() for _ in range(fillers)] for _ in range(2)]
         order = list(sides) if at % 2 else list(reversed(sides))
         for name in order:
-            side, figures = sides[name], found[name]
-            figures["computed"].append(side.first_token_seconds(one, 0))
+            side, figures = sides[name], times[name]
+            figures["computed"].append(side.first_token_seconds(prompt, 0))
             side.displace(batch)
             side.displace(displacing[0])
             wanted = PROMPT_BLOCKS * BLOCK_TOKENS if restored else 0
-            figures["first_token"].append(side.first_token_seconds(one, wanted))
+            figures["first_token"].append(side.first_token_seconds(prompt, wanted))
             side.displace(displacing[1])
             figures["throughput"].append(side.tokens_per_second(batch))
-    return found
+    return times
 
 
 def figures(found: dict[str, dict[str, list[float]]]) -> dict[str, Any]:

@@ -149,7 +149,7 @@ class Case:
 
 def cases(bodies: list[Body], since_us: int, until_us: int, last_us: int) -> list[Body]:
     """The cases of a period, as they stood when it ended, or at the last leaf."""
-    made = []
+    rows = []
     for opened in bodies:
         if opened["kind"] != "case-opened" or int(opened["at_us"]) >= until_us:
             continue
@@ -163,7 +163,7 @@ def cases(bodies: list[Body], since_us: int, until_us: int, last_us: int) -> lis
         answered_us = int(case.last("answer", "at_us") or 0)
         if received_us >= until_us or (answered_us and answered_us < since_us):
             continue
-        made.append(
+        rows.append(
             {
                 **{name: opened[name] for name in ("case_id", "tenant", "subject_right")},
                 "pseudonym": opened["subject"],
@@ -177,4 +177,4 @@ def cases(bodies: list[Body], since_us: int, until_us: int, last_us: int) -> lis
                 "restricted": case.is_restricted,
             }
         )
-    return sorted(made, key=lambda one: (one["received_us"], one["case_id"]))
+    return sorted(rows, key=lambda one: (one["received_us"], one["case_id"]))

@@ -74,30 +74,30 @@ def judge_copies(
 ) -> list[Copy]:
     """Every copy that was due in a period, by incarnation, tier and number."""
     steps: dict[tuple[str, str], list[Body]] = defaultdict(list)
-    found: dict[str, list[Found]] = defaultdict(list)
+    by_tier: dict[str, list[Found]] = defaultdict(list)
     opened: dict[tuple[str, str, str], set[str]] = defaultdict(set)  # by whom, whose tier: names that it found
     for body in leaves:
         if body["kind"] == "copies-destroyed" and not any(body["numbers"]):
             by = processes.get(body["incarnation"], Process(0, ""))
             for name, at in zip(body["names"], body["destroyed_boot_us"], strict=True):
                 of = Found(name, body["incarnation"], by.worker, int(at) + by.offset_us, body["cause"])
-                found[body["tier"]].append(of)
+                by_tier[body["tier"]].append(of)
         elif body["kind"] == "tier-inherited":
             opened[body["incarnation"], body["left_by_process"], body["tier"]] |= {*body["copies"]}
         elif body["kind"] in ("copies-stored", "copies-ended", "copies-destroyed"):
             steps[body.get("of_incarnation") or body["incarnation"], body["tier"]].append(body)
-    made: list[Copy] = []
+    copies: list[Copy] = []
     for uuid, tier in sorted(steps):
         process = processes.get(uuid, Process(0, ""))
         left = []
-        for one in found[tier]:
+        for one in by_tier[tier]:
             if one.incarnation != uuid and process.worker and one.worker == process.worker:
                 left.append(one)
             elif one.incarnation != uuid and _is_heir(opened, one, uuid, tier, set()):
                 left.append(one._replace(is_heirs=True))
         judged = _Tier(uuid, tier, steps[uuid, tier], process, left).judge(now_us)
-        made += (copy for copy in judged if since_us <= copy.due_us < until_us)
-    return made
+        copies += (copy for copy in judged if since_us <= copy.due_us < until_us)
+    return copies
 
 
 def _is_heir(opened: dict[tuple[str, str, str], set[str]], one: Found, uuid: str, tier: str, passed: set[str]) -> bool:
@@ -129,13 +129,13 @@ class _Tier:
     def _listed(self, steps: list[Body], kind: str, moment: str) -> dict[int, Listed]:
         leaves = [body for body in steps if body["kind"] == kind]
         leaves.sort(key=lambda body: (body["incarnation"] != self.uuid, int(body["sequence"]), int(body["part"])))
-        made: dict[int, Listed] = {}
+        listed: dict[int, Listed] = {}
         for body in leaves:
             dues = body.get("due_boot_us", [0] * len(body["numbers"]))
             columns = (body["numbers"], body["names"], dues, body[moment], body["bytes_each"])
             for number, name, due, at, size in zip(*columns, strict=True):
-                made.setdefault(int(number), Listed(name, int(due), int(at), int(size), body))
-        return made
+                listed.setdefault(int(number), Listed(name, int(due), int(at), int(size), body))
+        return listed
 
     def judge(self, now_us: int) -> list[Copy]:
         """Copies that ended, and those that are due without an end; by number."""
@@ -173,9 +173,9 @@ class _Tier:
         if begun is not None and begun.name != end.name:
             begun = None
         cause, evidence = end.leaf["cause"], self._evidence(number, end.name)
-        said = end.due if begun is None else begun.due
+        stated = end.due if begun is None else begun.due
         stayed = cause == STOPPED and not evidence  # in files: due when it was, not when the process stopped
-        due = said if stayed else min(said, end.due)
+        due = stated if stayed else min(stated, end.due)
         if begun is not None and not evidence:
             evidence = self._found_later(end.name, begun.at, died=cause == DIED)
         if stayed and not evidence and due >= now:
@@ -185,7 +185,7 @@ class _Tier:
         first = min(evidence.values(), default=NEVER)
         if begun is None:
             verdict = "unproven"
-        elif end.due > said:
+        elif end.due > stated:
             verdict = "disputed"
         elif evidence:
             in_time = first <= due + within and (unseen or end.at <= due + within)
@@ -214,14 +214,14 @@ class _Tier:
 
 def copies_digest(copies: Sequence[Copy]) -> str:
     """SHA-256: of each incarnation and tier their names, then four numbers a copy."""
-    made, before = hashlib.sha256(), ("", "")
+    digest, before = hashlib.sha256(), ("", "")
     for copy in copies:
         if (copy.incarnation, copy.tier) != before:
             before = copy.incarnation, copy.tier
-            made.update(f"{copy.incarnation}\n{copy.tier}\n".encode())
+            digest.update(f"{copy.incarnation}\n{copy.tier}\n".encode())
         for number in (copy.number, copy.due, copy.bytes, VERDICTS.index(copy.verdict)):
-            made.update(number.to_bytes(8, "big", signed=True))
-    return made.hexdigest()
+            digest.update(number.to_bytes(8, "big", signed=True))
+    return digest.hexdigest()
 
 
 def tier_rows(copies: Sequence[Copy]) -> list[Body]:
@@ -229,7 +229,7 @@ def tier_rows(copies: Sequence[Copy]) -> list[Body]:
     groups: dict[tuple[str, str, str], list[Copy]] = defaultdict(list)
     for copy in copies:
         groups[copy.tier, copy.tenant, copy.classification].append(copy)
-    made = []
+    rows = []
     for key in sorted(groups):
         of = groups[key]
         row: Body = dict(zip(("tier", "tenant", "classification"), key, strict=True)) | {"due": len(of)}
@@ -238,8 +238,8 @@ def tier_rows(copies: Sequence[Copy]) -> list[Body]:
         row |= {kind.replace("-", "_"): sum(kind in copy.evidence for copy in of) for kind in EVIDENCE}
         row["bytes"] = sum(copy.bytes for copy in of if copy.evidence)
         row["lag_us_max"] = max(copy.lag for copy in of)
-        made.append(row)
-    return made
+        rows.append(row)
+    return rows
 
 
 def tier_balances(rows: Sequence[Body], workers: Sequence[Body], leaves: Sequence[Body]) -> Iterator[Body]:

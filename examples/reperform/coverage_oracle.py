@@ -154,7 +154,7 @@ class Life:
         for body in self.leaves["holds-narrowed"]:
             act = acts.setdefault(int(body["sequence"]), (body["tenant"], int(body["boot_us"]), {}))
             act[2].update(zip(map(int, body["holds"]), map(int, body["until_boot_us"]), strict=True))
-        made: dict[int, int] = {}
+        ends: dict[int, int] = {}
         for body in self.leaves["residency-released"]:
             if body["part"] != 1 or body["incarnation"] != self.uuid:
                 continue
@@ -164,12 +164,12 @@ class Life:
                     until = min(until, standing.get(residency, at))
                     if residency not in standing:
                         break
-            made[residency] = until
-        return made
+            ends[residency] = until
+        return ends
 
     def erased(self, erasures: list[Body]) -> dict[int, int]:
         """When the first erasure ended the holds of each residency that it selects."""
-        made: dict[int, int] = {}
+        ends: dict[int, int] = {}
         for erasure in erasures:
             at, selector = int(erasure["at_us"]) - self.offset_us, erasure["selector"]
             for residency, person in self.people().items():
@@ -177,8 +177,8 @@ class Life:
                     selector in ("subject", "session") and person[selector] == erasure[selector]
                 )
                 if fits and erasure["tenant"] in (None, person["tenant"]) and int(person["boot_us"]) < at:
-                    made.setdefault(residency, at)
-        return made
+                    ends.setdefault(residency, at)
+        return ends
 
     def uses(self, erasures: list[Body]) -> dict[Key, list[Use]]:
         narrowed, erased = self.narrowed(), self.erased(erasures)
@@ -198,7 +198,7 @@ class Life:
         for key, _, body in self.named("blocks-released"):
             if not body["own"]:
                 gone[key, int(body["residency"])].append((self.at(body), int(body["hold_boot_us"])))
-        made: dict[Key, list[Use]] = defaultdict(list)
+        by_key: dict[Key, list[Use]] = defaultdict(list)
 
         def use(key: Key, block: int, body: Body, written: bool, ends: bool) -> None:
             residency, begun = int(body["residency"]), 0 if ends else self.at(body)
@@ -208,7 +208,7 @@ class Life:
                 released, hold = max(at for at, _ in after), max(held for _, held in after)
             hold = min(hold, narrowed.get(residency, OPEN))
             asked = min(hold, erased.get(residency, OPEN))
-            made[key].append(Use(block, residency, written, released, max(released, asked), max(released, hold)))
+            by_key[key].append(Use(block, residency, written, released, max(released, asked), max(released, hold)))
 
         for kind, key_name, written, ends in (
             ("residency-opened", "runs", False, False), ("residency-opened", "written", True, False),
@@ -217,7 +217,7 @@ class Life:
         ):  # fmt: skip
             for key, block, body in self.named(kind, key_name):
                 use(key, block, body, bool(body["own"]) if written is None else written, ends)
-        return made
+        return by_key
 
 
 # Of a leaf that holds several: the list, the kind, what its places say. Moments count back from the item's own, and
@@ -245,14 +245,14 @@ def items_of(body: Body) -> Iterator[Body]:
         return
     for name, kind, places in ITEMS:
         for item in body.get(name, []):
-            made = Body(body) | {"kind": kind, "part": 1, "parts": 1}
+            whole = Body(body) | {"kind": kind, "part": 1, "parts": 1}
             for place, value in zip(places.split(), item, strict=True):
-                since = int((body if place == "boot_us" else made)["boot_us"])
+                since = int((body if place == "boot_us" else whole)["boot_us"])
                 ago = place.endswith("boot_us")
-                made[place] = (0 if value is None else since - int(value)) if ago else value
-            made["at_us"] = int(body["at_us"]) - int(body["boot_us"]) + made["boot_us"]
-            made["blocks"] = sum(1 for _ in listed(made["runs"]))
-            yield made
+                whole[place] = (0 if value is None else since - int(value)) if ago else value
+            whole["at_us"] = int(body["at_us"]) - int(body["boot_us"]) + whole["boot_us"]
+            whole["blocks"] = sum(1 for _ in listed(whole["runs"]))
+            yield whole
 
 
 class History:
@@ -353,17 +353,17 @@ class _Judge:
             return None
         verdict, destroyed = self._verdict(body, writer, proofs, named)
         since, over = max(due, retired), max((proof[0] for proof in proofs.values()), default=0)
-        made = Custody(
+        custody = Custody(
             *(self.life.uuid, *key, block, max(1, self.shards), body["tenant"], body["classification"]),
             "late" if destroyed and over > since + within else verdict,
             due, disputed, ended <= due + within, fence=max(0, retired - ended), cause=body["cause"], ended=ended,
             ceiling=int(body["ceiling_boot_us"]), within=within, writer=NOBODY if writer == OPEN else writer,
         )  # fmt: skip
         if not destroyed:
-            return made
+            return custody
         level = LEVELS[min(level for _, level, _ in proofs.values())]
         size = sum(size for _, _, size in proofs.values())
-        return made._replace(lag=max(0, over - since), level=level, size=size)
+        return custody._replace(lag=max(0, over - since), level=level, size=size)
 
     def _proofs(self, key: Key, block: int, last_use: int) -> tuple[dict[int, tuple[int, int, int]], set[int]]:
         """Of each shard the first receipt that counts, (ended, level, bytes); and the shards that have any."""
@@ -428,16 +428,16 @@ def figures(custodies: Iterable[Custody]) -> Figures:
         "disputed",
         *(f"{level}_bytes" for level in LEVELS),
     )
-    made = Figures(dict.fromkeys((*names, "reread_blocks", "fence_us_max"), 0))
+    total = Figures(dict.fromkeys((*names, "reread_blocks", "fence_us_max"), 0))
     for one in custodies:
         for name, counts in (("due", True), (one.verdict, True), ("covered", one.covered),
                              ("ended_in_time", one.ended_in_time), ("disputed", one.disputed),
                              ("reread_blocks", one.level == "full")):  # fmt: skip
-            made[name] += one.shards * counts
+            total[name] += one.shards * counts
         if one.level:
-            made[f"{one.level}_bytes"] += one.size
-        made["fence_us_max"] = max(made["fence_us_max"], one.fence)
-    return made
+            total[f"{one.level}_bytes"] += one.size
+        total["fence_us_max"] = max(total["fence_us_max"], one.fence)
+    return total
 
 
 def lag_us(custodies: Iterable[Custody], percent: int) -> int:
@@ -448,15 +448,15 @@ def lag_us(custodies: Iterable[Custody], percent: int) -> int:
 
 def population_digest(custodies: Iterable[Custody]) -> str:
     """SHA-256: of each incarnation its id, then seven numbers a custody in the order of the population."""
-    made, incarnation = hashlib.sha256(), ""
+    digest, incarnation = hashlib.sha256(), ""
     for one in custodies:
         if one.incarnation != incarnation:
             incarnation = one.incarnation
-            made.update(incarnation.encode() + b"\n")
+            digest.update(incarnation.encode() + b"\n")
         verdict = VERDICTS.index(one.verdict)
         numbers = (one.pool, one.generation, one.block, one.due, verdict, one.covered, one.shards)
-        made.update(b"".join(int(number).to_bytes(8, "big", signed=True) for number in numbers))
-    return made.hexdigest()
+        digest.update(b"".join(int(number).to_bytes(8, "big", signed=True) for number in numbers))
+    return digest.hexdigest()
 
 
 def unaccounted(history: History) -> tuple[int, int, int]:

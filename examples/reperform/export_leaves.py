@@ -72,23 +72,23 @@ class Export:
     def problems(self) -> list[str]:
         """Why the leaves are not those that stand under the checkpoint; empty where they are."""
         newest: dict[str, Head] = {}
-        made: list[str] = []
+        faults: list[str] = []
         for leaf, opening in self.openings:
             try:
                 if opening is not None:
                     opened = open_root_leaf(bytes.fromhex(leaf), bytes.fromhex(opening))
                     newest[opened.name] = opened.head
             except (ProofError, ValueError) as problem:
-                made.append(f"root log: {problem}")
+                faults.append(f"root log: {problem}")
         if Head(len(self.openings), tree_root(self.root_hashes())) != self.head:
-            made.append("the root log does not have the root that the checkpoint states")
-        made += [
+            faults.append("the root log does not have the root that the checkpoint states")
+        faults += [
             f"the leaves of `{name}` do not give the head that stands in the root log"
             for name in sorted(newest.keys() | self.roots.keys())
             if newest.get(name) != self.roots.get(name)
         ]
         wrong = [leaf for leaf in self.leaves if leaf.body.get("log") != leaf.log]
-        return made + [f"leaf {leaf.index} of `{leaf.log}` says that it is another log's" for leaf in wrong]
+        return faults + [f"leaf {leaf.index} of `{leaf.log}` says that it is another log's" for leaf in wrong]
 
     def turns(self, first: Key) -> list[Turn]:
         """The log's key that was given, and those that it handed over to on record.

@@ -86,11 +86,11 @@ def work_periods(told: list[Body]) -> dict[str, AtWork]:
 
 def reported_workers(told: list[Body]) -> list[Body]:
     """Every process as its own leaves describe it, with the counters that it left when it stopped."""
-    made: dict[str, Body] = {}
+    workers: dict[str, Body] = {}
     for body in told:
         uuid, kind = about(body), body["kind"]
         if kind == STARTED:
-            made[uuid] = {
+            workers[uuid] = {
                 "name": body["worker"],
                 "incarnation": uuid,
                 "started_us": int(body["at_us"]),
@@ -100,13 +100,13 @@ def reported_workers(told: list[Body]) -> list[Body]:
                 "origin": str(body.get("origin", "")),
                 **_unended(),
             }
-        elif uuid in made and kind == RETURNED:
-            made[uuid] |= _unended()
-        elif uuid in made and kind == "worker-died":
-            made[uuid]["end"] = f"died{_closed_by(body)}: {body['teardown']}"
-        elif uuid in made:
+        elif uuid in workers and kind == RETURNED:
+            workers[uuid] |= _unended()
+        elif uuid in workers and kind == "worker-died":
+            workers[uuid]["end"] = f"died{_closed_by(body)}: {body['teardown']}"
+        elif uuid in workers:
             columns = [body.get(f"copies_{step}", ()) for step in ("stored", "ended", "destroyed")]
-            made[uuid] |= {
+            workers[uuid] |= {
                 "end": body["cause"],
                 "allocated": int(body["allocated"]),
                 "scrubbed": [int(number) for number in body["scrubbed"]],
@@ -115,7 +115,7 @@ def reported_workers(told: list[Body]) -> list[Body]:
                     for tier, one, two, three in zip(body.get("tiers", ()), *columns, strict=True)
                 ],
             }
-    return list(made.values())
+    return list(workers.values())
 
 
 def _unended() -> Body:
@@ -189,7 +189,7 @@ def monitored(bodies: list[Body], periods: dict[str, AtWork], period: Period) ->
     """What is said of times in which a process did not enforce the policy for everybody; empty where there are none."""
     changes = [body for body in bodies if body["kind"] == "enforcement-changed"]
     changes.sort(key=lambda body: (int(body["at_us"]), int(body["sequence"])))
-    found = []
+    rows = []
     for place, body in enumerate(changes):
         uuid = body["incarnation"]
         if body["mode"] != "enforce" and uuid in periods:
@@ -199,8 +199,8 @@ def monitored(bodies: list[Body], periods: dict[str, AtWork], period: Period) ->
                 until = "now" if until_us is None else moment(until_us)
                 told = f"{body['mode']}, {_enforced_for(body)}, {moment(since_us)} to {until}"
                 told += f", ordered by {body['actor']}"
-                found.append((since_us, periods[uuid].worker, f"{periods[uuid].worker} {uuid[:12]} ({told})"))
-    names = [text for _, _, text in sorted(found)]
+                rows.append((since_us, periods[uuid].worker, f"{periods[uuid].worker} {uuid[:12]} ({told})"))
+    names = [text for _, _, text in sorted(rows)]
     return _said(
         "The policy was not enforced for everybody in this period: ",
         names[:NAMED],
@@ -291,10 +291,10 @@ def erasures(bodies: list[Body], periods: dict[str, AtWork], period: Period) -> 
     return sorted(made, key=lambda one: (one["at_us"], one["erasure"]))
 
 
-def _erasure(body: Body, said: list[Body], periods: dict[str, AtWork], now_us: int) -> Body:
+def _erasure(body: Body, leaves: list[Body], periods: dict[str, AtWork], now_us: int) -> Body:
     at_us = int(body["at_us"])
     done: dict[str, int] = {}
-    for one in said:
+    for one in leaves:
         if one["incarnation"] not in periods:
             continue
         worker = periods[one["incarnation"]].worker
@@ -305,7 +305,7 @@ def _erasure(body: Body, said: list[Body], periods: dict[str, AtWork], now_us: i
     owed = sorted({one.worker for one in periods.values() if one.at(at_us)})
     silent = [worker for worker in owed if worker not in done]
     deadline = int(body["deadline_boot_us"] or 0)
-    newest = said[-1] if said else {}
+    newest = leaves[-1] if leaves else {}
     due_us = at_us + deadline - int(body["boot_us"]) if deadline else 0
     completed_us = 0 if silent else max((done[worker] for worker in owed), default=0)
     return {

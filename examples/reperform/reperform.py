@@ -128,20 +128,20 @@ def compare_with(made: Body, proofs: Sequence[tuple[str, str]], report: Body) ->
 _MISSING = "nothing"
 
 
-def _fields(found: Comparison, path: str, stated: Any, made: Any) -> None:
+def _fields(comparison: Comparison, path: str, stated: Any, recomputed: Any) -> None:
     """Field by field; what is nowhere made again has to be listed."""
-    if made is _MISSING and is_not_covered(path):
+    if recomputed is _MISSING and is_not_covered(path):
         return
-    if isinstance(stated, dict) and isinstance(made, dict):
-        for name in sorted(stated.keys() | made.keys()):
+    if isinstance(stated, dict) and isinstance(recomputed, dict):
+        for name in sorted(stated.keys() | recomputed.keys()):
             below = f"{path}.{name}" if path else name
-            _fields(found, below, stated.get(name, _MISSING), made.get(name, _MISSING))
-    elif isinstance(stated, list) and isinstance(made, list) and (stated or made):
-        for place in range(max(len(stated), len(made))):
-            here, there = (side[place] if place < len(side) else _MISSING for side in (stated, made))
-            _fields(found, f"{path}[{place}]", here, there)
+            _fields(comparison, below, stated.get(name, _MISSING), recomputed.get(name, _MISSING))
+    elif isinstance(stated, list) and isinstance(recomputed, list) and (stated or recomputed):
+        for place in range(max(len(stated), len(recomputed))):
+            here, there = (side[place] if place < len(side) else _MISSING for side in (stated, recomputed))
+            _fields(comparison, f"{path}[{place}]", here, there)
     else:
-        found.add(path, stated, made)
+        comparison.add(path, stated, recomputed)
 
 
 class Drawn(NamedTuple):
@@ -179,7 +179,7 @@ class Again:
     def report(self) -> Body:
         """Every part that is covered, in the shape of the report."""
         facts, custodies = self.facts, self.custodies
-        made: Body = {
+        body: Body = {
             "asked": {"checkpoint": self.export.head.size},
             "boundary": self._boundary(),
             "population": sections.population(facts, custodies),
@@ -197,26 +197,26 @@ class Again:
             "storage": sections.storage(facts, custodies),
             "unscanned": facts.unscanned,
         }
-        made["exceptions"], made["exceptions_left_out"] = sections.exceptions(facts, custodies)
-        made["sampling"], made["sample"] = self._sample()
-        made["board"] = sections.board(facts, made, list(self.export.logs), self._judged)
-        made["opinion"] = sections.opinion(made, self.stated["framework"])
-        return made
+        body["exceptions"], body["exceptions_left_out"] = sections.exceptions(facts, custodies)
+        body["sampling"], body["sample"] = self._sample()
+        body["board"] = sections.board(facts, body, list(self.export.logs), self._judged)
+        body["opinion"] = sections.opinion(body, self.stated["framework"])
+        return body
 
     # -- proofs ----------------------------------------------------------------------------------------------------
 
     def proofs(self) -> list[tuple[str, str]]:
         """The export's trees, the checkpoint's signature, and the report's own: names and problems."""
-        made = [(f"leaves of `{name}`: their tree under the root log", "") for name in self.export.logs]
-        made += [("export", problem) for problem in self.export.problems()]
+        checks = [(f"leaves of `{name}`: their tree under the root log", "") for name in self.export.logs]
+        checks += [("export", problem) for problem in self.export.problems()]
         note = self.stated["boundary"]["checkpoint"]["note"]
         same = note.rpartition("\n\n")[0] == self.export.note.rpartition("\n\n")[0]
-        made.append(("checkpoint of the export", "" if same else "the report is of another checkpoint"))
+        checks.append(("checkpoint of the export", "" if same else "the report is of another checkpoint"))
         if self.key is not None:
-            made.append(("checkpoint: signature", self._problem(partial(self.export.check_signature, self.key))))
+            checks.append(("checkpoint: signature", self._problem(partial(self.export.check_signature, self.key))))
             if self.stated.get("signature") is not None:
-                made.append(("report: signature", self._problem(self._signature)))
-        return made
+                checks.append(("report: signature", self._problem(self._signature)))
+        return checks
 
     def _problem(self, check: Callable[[], None]) -> str:
         try:
@@ -427,33 +427,33 @@ class _LeavesOf:
     def _of_custody(self, person: Body) -> dict[tuple[str, int], Leaf]:
         uuid = person["incarnation"]
         named = self.named[uuid, person["pool"], person["generation"]]
-        found = list(named)
+        leaves = list(named)
         for residency in {one for leaf in named for one in self.residencies[leaf.log, leaf.index]}:
-            found += self.releases[uuid, residency]
+            leaves += self.releases[uuid, residency]
         own = (SYSTEM, f"tenant/{person['tenant']}")
         asked = set()
         for leaf in self.leaves:
             if leaf.body["kind"] == "erasure-requested" and leaf.body["tenant"] in (person["tenant"], None):
-                found.append(leaf)
+                leaves.append(leaf)
                 asked.add(leaf.body["erasure"])
         for leaf in self.leaves:
             body = leaf.body
             if body["kind"] == "erasure-applied" and body["erasure"] in asked:
-                found += [leaf] if (body.get("of_incarnation") or body["incarnation"]) == uuid else []
+                leaves += [leaf] if (body.get("of_incarnation") or body["incarnation"]) == uuid else []
             elif body["kind"] in ("worker-started", "holds-narrowed"):
-                found += [leaf] if body["incarnation"] == uuid and leaf.log in own else []
-        return {(leaf.log, leaf.index): leaf for leaf in found}
+                leaves += [leaf] if body["incarnation"] == uuid and leaf.log in own else []
+        return {(leaf.log, leaf.index): leaf for leaf in leaves}
 
     def _of_copy(self, person: Body) -> dict[tuple[str, int], Leaf]:
-        made = {}
+        leaves = {}
         for leaf in self.leaves:
             body, kind = leaf.body, leaf.body["kind"]
             about = body.get("of_incarnation") or body["incarnation"]
             lists = kind.startswith("copies-") and body["tier"] == person["tier"]
             lists = lists and about == person["incarnation"] and person["copy"] in body["numbers"]
             if lists or (kind == "worker-started" and body["incarnation"] == person["incarnation"]):
-                made[leaf.log, leaf.index] = leaf
-        return made
+                leaves[leaf.log, leaf.index] = leaf
+        return leaves
 
 
 def _copy_member(copy: Copy) -> Body:
@@ -475,17 +475,17 @@ def _short(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-def lines_of(found: Comparison, *, is_signed: bool) -> Iterator[str]:
+def lines_of(comparison: Comparison, *, is_signed: bool) -> Iterator[str]:
     """What is printed: every field, then what is not covered."""
-    for _, line in found.lines:
+    for _, line in comparison.lines:
         yield line
     for reason in dict.fromkeys(NOT_COVERED.values()):
         names = [path for path, why in NOT_COVERED.items() if why == reason]
         yield f"not covered: {', '.join(names)}: {reason}"
     if not is_signed:
         yield "not covered: signatures, and the proofs of drawn leaves: give the log's key (`--key`)"
-    differing = sum(not same for same, _ in found.lines)
-    yield f"{len(found.lines)} figures, {differing} differ"
+    differing = sum(not same for same, _ in comparison.lines)
+    yield f"{len(comparison.lines)} figures, {differing} differ"
 
 
 def main(arguments: list[str]) -> int:

@@ -98,20 +98,20 @@ def _lacks(sent: list[Body], found: list[Body], own: list[Body]) -> str:
     return "no-worker-half" if answered and len(own) < int(sent[0]["requests"]) else ""
 
 
-def _wrong(sent: list[Body], found: list[Body], own: list[Body]) -> Iterator[str]:
+def _wrong(sent: list[Body], received: list[Body], own: list[Body]) -> Iterator[str]:
     """What the halves that are there say against each other, but for the promise."""
     if len(sent) > 1:
         yield "two-door-halves"
-    for body in found:
+    for body in received:
         if not _is_possible(body):
             yield "impossible-figures"
     if not sent:
         return
-    if len(found) > int(sent[0]["uses"]):
+    if len(received) > int(sent[0]["uses"]):
         yield "more-than-allowed"
     if own:
         last_us = max(int(body["at_us"]) for body in own)
-        others = [int(body["at_us"]) for body in found if not any(body is one for one in own)]
+        others = [int(body["at_us"]) for body in received if not any(body is one for one in own)]
         yield from ["sent-elsewhere" for at_us in others if at_us > last_us + CLOCKS_APART_US]
 
 
@@ -128,10 +128,10 @@ def _served(sent: list[Body], own: list[Body]) -> list[Body]:
 
 def _figures(sent: list[Body], served: list[Body]) -> Counter[str]:
     prompt, found = (sum(int(body[name]) for body in served) for name in ("prompt_tokens", "found_tokens"))
-    made = Counter({"requests": 1, "prompt_tokens": prompt, "found_tokens": found})
+    figures = Counter({"requests": 1, "prompt_tokens": prompt, "found_tokens": found})
     if sent and int(sent[0]["promised_tokens"]) >= 0:
         promised = int(sent[0]["promised_tokens"])
         kept = min(found, promised)
-        made += Counter(promises=1, promised_tokens=promised, kept_tokens=kept)
-        made += Counter(stale_misses=int(kept < promised), stale_tokens=promised - kept)
-    return made
+        figures += Counter(promises=1, promised_tokens=promised, kept_tokens=kept)
+        figures += Counter(stale_misses=int(kept < promised), stale_tokens=promised - kept)
+    return figures

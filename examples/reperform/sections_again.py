@@ -182,15 +182,15 @@ def timeline(facts: Facts, custodies: Sequence[Custody]) -> list[Body]:
 def timeliness(custodies: Sequence[Custody]) -> Body:
     """The time from due to the last receipt."""
     lags = [one.lag for one in custodies if one.lag >= 0]
-    made: Body = {
+    section: Body = {
         name: lag_us(custodies, percent) for name, percent in (("p50_us", 50), ("p99_us", 99), ("max_us", 100))
     }
     bounds = [*zip((-1, *LAGS_US), LAGS_US, strict=False), (LAGS_US[-1], OPEN)]
-    made["lags"] = [
+    section["lags"] = [
         {"up_to_us": high if high < OPEN else 0, "custodies": sum(low < lag <= high for lag in lags)}
         for low, high in bounds
     ]
-    return made
+    return section
 
 
 def exceptions(facts: Facts, custodies: Sequence[Custody]) -> tuple[list[Body], int]:
@@ -202,25 +202,25 @@ def exceptions(facts: Facts, custodies: Sequence[Custody]) -> tuple[list[Body], 
             who = (one.tenant, one.classification, cause, one.incarnation)
             groups[one.verdict, one.disputed, *who].append(one)
     names = ("verdict", "disputed", "tenant", "classification", "cause", "incarnation")
-    made = []
+    rows = []
     for key, of in groups.items():
         due = [_due_us(facts, one) for one in of]
         counts = {"custodies": len(of), "units": sum(one.shards for one in of)}
         times = {"first_due_us": min(due), "last_due_us": max(due)}
-        made.append(dict(zip(names, key, strict=True)) | counts | times)
-    made.sort(key=lambda one: (-one["units"], *(one[name] for name in names)))
-    return made[:LISTED_MAX], max(0, len(made) - LISTED_MAX)
+        rows.append(dict(zip(names, key, strict=True)) | counts | times)
+    rows.sort(key=lambda one: (-one["units"], *(one[name] for name in names)))
+    return rows[:LISTED_MAX], max(0, len(rows) - LISTED_MAX)
 
 
-def member(facts: Facts, one: Custody) -> Body:
+def member(facts: Facts, custody: Custody) -> Body:
     """A custody as the sample has it."""
     names = (
         *("incarnation", "pool", "block", "generation", "shards"),
         *("tenant", "classification", "verdict", "covered", "level"),
     )
-    return {name: getattr(one, name) for name in names} | {
-        "due_us": _due_us(facts, one),
-        "cause": one.cause or NO_END,
+    return {name: getattr(custody, name) for name in names} | {
+        "due_us": _due_us(facts, custody),
+        "cause": custody.cause or NO_END,
         "tier": "device",
         "copy": 0,
     }
@@ -232,7 +232,7 @@ def storage(facts: Facts, custodies: Sequence[Custody]) -> list[Body]:
     groups: dict[str, list[Custody]] = defaultdict(list)
     for one in custodies:
         groups[one.classification].append(one)
-    made = []
+    rows = []
     for name in sorted(groups):
         ended = [one for one in groups[name] if one.verdict != "overdue"]
         row: Body = {
@@ -256,8 +256,8 @@ def storage(facts: Facts, custodies: Sequence[Custody]) -> list[Body]:
         for key, values in (("absolute_us", limits), ("within_us", [one.within for one in ended])):
             row |= {f"{key}_min": min(values, default=0), f"{key}_max": max(values, default=0)}
         row["beyond_limit"] = sum(0 < one.ceiling < one.ended - one.within for one in ended)
-        made.append(row)
-    return made
+        rows.append(row)
+    return rows
 
 
 def _ended_by(cause: str) -> str:
@@ -381,7 +381,7 @@ def size_of(runs: list[Any]) -> int:
 # -- the first page ------------------------------------------------------------------------------------------------
 
 
-def board(facts: Facts, made: Body, logs: Sequence[str], judged: Callable[[Period], list[Custody]]) -> Body:
+def board(facts: Facts, report: Body, logs: Sequence[str], judged: Callable[[Period], list[Custody]]) -> Body:
     """Workers scanned, tenants with units due, erasures on time and not due yet, and the trend of four periods."""
     since, until = facts.period
     at_work = [worker for worker in facts.workers if facts.periods[worker["incarnation"]].within(facts.period)]
@@ -391,7 +391,7 @@ def board(facts: Facts, made: Body, logs: Sequence[str], judged: Callable[[Perio
         if not worker["end"].startswith("died")
         and f"{worker['name']} {lives_oracle.short(worker['incarnation'], facts.periods)}" not in facts.unscanned
     ]
-    due = {row["tenant"] for row in made["coverage"] if row["due"]}
+    due = {row["tenant"] for row in report["coverage"] if row["due"]}
     known = {name.removeprefix(PREFIX) for name in logs if name.startswith(PREFIX)}
     heads: dict[str, int] = {}
     for body in facts.bodies:  # the first leaf of each log
@@ -402,7 +402,7 @@ def board(facts: Facts, made: Body, logs: Sequence[str], judged: Callable[[Perio
         if not back or period.until_us > min(heads.values()):
             of = figures(judged(period))
             trend.append({**period._asdict(), "due": of["due"], "covered": of["covered"]})
-    asked = made["activity"]["erasures"]
+    asked = report["activity"]["erasures"]
     return {
         "workers": len(at_work),
         "workers_scanned": len(seen),
@@ -415,25 +415,25 @@ def board(facts: Facts, made: Body, logs: Sequence[str], judged: Callable[[Perio
     }
 
 
-def opinion(made: Body, framework: Body) -> Body:
+def opinion(report: Body, framework: Body) -> Body:
     """The opinion and its range, with what qualifies it."""
-    whole, balances = made["total"], made["population"]["balances"]
-    shards = max((worker["shards"] for worker in made["boundary"]["workers"]), default=1) or 1
+    whole, balances = report["total"], report["population"]["balances"]
+    shards = max((worker["shards"] for worker in report["boundary"]["workers"]), default=1) or 1
     lost = sum(max(0, one["left"] - one["right"]) for one in balances if HANDED_OUT in one["name"])
     unknown, all_of_it = whole["unproven"] + lost * shards, whole["due"] + lost * shards
     low = whole["covered"] * PPM // all_of_it if all_of_it else 0
     high = (whole["covered"] + unknown) * PPM // all_of_it if all_of_it else 0
-    found = [*_qualifying(made, framework, is_adverse=bool(whole["due"]) and high < ADVERSE_BELOW_PPM)]
+    found = [*_qualifying(report, framework, is_adverse=bool(whole["due"]) and high < ADVERSE_BELOW_PPM)]
     kind = "unqualified" if not found else "adverse" if any(one["is_adverse"] for one in found) else "qualified"
     return {"kind": kind, "low_ppm": low, "high_ppm": high, "unknown": unknown, "exceptions": found}
 
 
-def _qualifying(made: Body, framework: Body, *, is_adverse: bool) -> Iterator[Body]:
+def _qualifying(report: Body, framework: Body, *, is_adverse: bool) -> Iterator[Body]:
     def one(name: str, amount: int, adverse: bool = False) -> Body:
         return {"id": name, "amount": amount, "is_adverse": adverse}
 
-    whole, tiers = made["total"], made["tiers"]["rows"]
-    if any(worker["origin"] for worker in made["boundary"]["workers"]):
+    whole, tiers = report["total"], report["tiers"]["rows"]
+    if any(worker["origin"] for worker in report["boundary"]["workers"]):
         yield one("history", 1)
     if whole["due"] > whole["covered"]:
         yield one("uncovered", whole["due"] - whole["covered"], is_adverse)
@@ -443,24 +443,24 @@ def _qualifying(made: Body, framework: Body, *, is_adverse: bool) -> Iterator[Bo
     if not whole["due"] and not any(row["due"] for row in tiers):
         yield one("nothing-due", 0)
     for part in ("population", "tiers", "decided"):
-        for each in made[part]["balances"]:
+        for each in report[part]["balances"]:
             off = abs(each["left"] - each["right"])
             if off:
                 yield one(f"identity:{each['name']}", off, off * 100 > max(each["left"], each["right"]))
-    for each in made["activity"]["erasures"]:
+    for each in report["activity"]["erasures"]:
         if each["state"] in ("late", "missed"):
             yield one(f"erasure:{each['erasure']}", max(1, len(each["unanswered"])))
         elif each["remaining"] and each["outcome"] != "complete" and each["state"] != "open":
             yield one(f"erasure:{each['erasure']}", each["remaining"])
     shows = {each["name"] for control in framework["controls"] for each in control["shows"]}
-    for each in made["activity"]["cases"]:
+    for each in report["activity"]["cases"]:
         if "answer-deadline" in shows and each["state"] in ("missed", "late"):
             yield one(f"case:{each['case_id']}", 1)
-    if made["unscanned"]:
-        yield one("unscanned", len(made["unscanned"]))
-    if made["losses"]["gaps"]:
-        yield one("gap", made["losses"]["gaps"])
-    died = sum(worker["end"].startswith("died") for worker in made["boundary"]["workers"])
+    if report["unscanned"]:
+        yield one("unscanned", len(report["unscanned"]))
+    if report["losses"]["gaps"]:
+        yield one("gap", report["losses"]["gaps"])
+    died = sum(worker["end"].startswith("died") for worker in report["boundary"]["workers"])
     if died:
         yield one("death", died)
 
@@ -482,14 +482,14 @@ def sample_size(asked: Body) -> tuple[int, int]:
     return low, asked["risk_ppm"]
 
 
-def upper_limit_ppm(found: int, size: int, risk_ppm: int) -> int:
+def upper_limit_ppm(failures: int, size: int, risk_ppm: int) -> int:
     """The rate that the population exceeds with a chance of `risk` at most."""
-    if not size or found >= size:
+    if not size or failures >= size:
         return PPM
     low, high = 0, PPM
     while low < high:
         middle = (low + high) // 2
-        if _is_rare(found, size, middle, risk_ppm):
+        if _is_rare(failures, size, middle, risk_ppm):
             high = middle
         else:
             low = middle + 1
@@ -523,10 +523,10 @@ def allocate(size: int, members: Sequence[int]) -> list[int]:
 
 def redraw(seed: str, stratum: int, count: int, members: int) -> tuple[list[int], int]:
     """The places that the seed draws of a stratum, and how many turns came to one that was drawn before."""
-    found: dict[int, None] = {}
+    picks: dict[int, None] = {}
     turn = 0
-    while len(found) < min(count, members):
+    while len(picks) < min(count, members):
         picked = hashlib.sha256(f"{seed}:{stratum}:{turn}".encode()).hexdigest()
-        found.setdefault(int(picked, 16) % members)
+        picks.setdefault(int(picked, 16) % members)
         turn += 1
-    return list(found), turn - len(found)
+    return list(picks), turn - len(picks)

@@ -210,7 +210,7 @@ def keys_in_turn(first: Key, records: Sequence[bytes]) -> list[Turn]:
 
     A record is a note that the old key and the new one signed; it names both and the tree of that moment.
     """
-    made: list[Turn] = []
+    turns: list[Turn] = []
     key = first
     for record in records:
         note = record.decode()
@@ -218,13 +218,13 @@ def keys_in_turn(first: Key, records: Sequence[bytes]) -> list[Turn]:
         fields = dict(line.split(" ", 1) for line in text.splitlines()[1:])
         need(text.startswith("kvcustody/key-rotation@1\n"), "a record is of no handover")
         old, new = parse_key(fields["from"]), parse_key(fields["to"])
-        if not made and old != key:
+        if not turns and old != key:
             continue
         need(old == key, "a handover does not continue the chain of keys")
         need(set(open_note(note, [old, new])[1]) == {old, new}, "a handover is not signed by both")
-        made.append(Turn(old, Head(int(fields["size"]), base64.b64decode(fields["root"]))))
+        turns.append(Turn(old, Head(int(fields["size"]), base64.b64decode(fields["root"]))))
         key = new
-    return [*made, Turn(key, None)]
+    return [*turns, Turn(key, None)]
 
 
 # -- proofs of heads and leaves ------------------------------------------------------------------------------------

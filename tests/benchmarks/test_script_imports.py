@@ -27,15 +27,15 @@ def files_of(module: str) -> list[Path]:
 
 def names_in(source: str) -> set[str]:
     """What a module's top level defines, in branches too."""
-    found = set[str]()
+    names = set[str]()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {one.asname or one.name.partition(".")[0] for one in node.names}
+            names |= {one.asname or one.name.partition(".")[0] for one in node.names}
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-    return found
+            names.add(node.id)
+    return names
 
 
 def missing(source: str) -> Iterator[str]:

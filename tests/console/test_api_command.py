@@ -206,15 +206,15 @@ def world(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Iterator[
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """The requests that commands send to a control plane, as they send them."""
-    found: list[tuple[str, str]] = []
+    requests: list[tuple[str, str]] = []
     send = ControlPlaneConnection.request
 
     def request(self: ControlPlaneConnection, method: str, path: str, **how: Any) -> httpx.Response:
-        found.append((method, path))
+        requests.append((method, path))
         return send(self, method, path, **how)
 
     monkeypatch.setattr(ControlPlaneConnection, "request", request)
-    return found
+    return requests
 
 
 def to(world: World, who: str) -> tuple[str, ...]:

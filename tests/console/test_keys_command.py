@@ -95,25 +95,25 @@ def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Depl
 
 def test_the_hierarchy_says_what_each_ends_and_when(deployment: Deployment) -> None:
     code, said = deployment.tree("--json")
-    found = json.loads(said)
+    tree = json.loads(said)
     assert code == 0
-    assert [(key["name"], key["epoch"], key["current"]) for key in found["epochs"]] == [
+    assert [(key["name"], key["epoch"], key["current"]) for key in tree["epochs"]] == [
         ("acme", 2, True),
         ("globex", 1, True),
     ]
-    assert [key["id"] for key in found["subjects"]] == [deployment.bob.id.hex()]
-    assert {key["id"]: (key["classification"], key["overdue"]) for key in found["buckets"]} == {
+    assert [key["id"] for key in tree["subjects"]] == [deployment.bob.id.hex()]
+    assert {key["id"]: (key["classification"], key["overdue"]) for key in tree["buckets"]} == {
         deployment.late.id.hex(): ("internal", True),
         deployment.living.id.hex(): ("public", False),
     }
-    shown = next(key for key in found["buckets"] if not key["overdue"])
+    shown = next(key for key in tree["buckets"] if not key["overdue"])
     assert shown["when"] == iso(deployment.living.until_us) and "falls due in its time" in shown["ends"]
-    assert {key.get("id", key.get("epoch")) for key in found["destroyed"]} == {
+    assert {key.get("id", key.get("epoch")) for key in tree["destroyed"]} == {
         1,
         deployment.ada.id.hex(),
         deployment.over.id.hex(),
     }
-    assert all(key["ends"] and key["when"] for part in ("epochs", "subjects", "buckets") for key in found[part])
+    assert all(key["ends"] and key["when"] for part in ("epochs", "subjects", "buckets") for key in tree[part])
 
 
 def test_the_hierarchy_is_read_by_people(deployment: Deployment) -> None:
@@ -130,14 +130,14 @@ def test_the_hierarchy_is_read_by_people(deployment: Deployment) -> None:
 def test_the_hierarchy_shows_no_secret_and_no_person(deployment: Deployment, tmp_path: Path) -> None:
     (tmp_path / "root.key").unlink()  # it is not needed
     before = deployment.shred.read_bytes(), deployment.keyring.read_bytes()
-    said = deployment.tree()[1] + deployment.tree("--json")[1]
+    output = deployment.tree()[1] + deployment.tree("--json")[1]
     wrapped = [stored.wrapped for stored in FileKeyStore(deployment.keyring).load().epochs.values()]
-    assert wrapped and deployment.bob.id.hex() in said, "the control: ids are shown"
+    assert wrapped and deployment.bob.id.hex() in output, "the control: ids are shown"
     for secret in wrapped:
-        assert secret.hex() not in said and base64.b64encode(secret).decode() not in said
-    assert bytes(deployment.keys.secret(deployment.bob.id).view()).hex() not in said
-    assert deployment.bob.label not in said
-    assert not re.findall(r"\b(?:ada|bob)\b", said), "a word of its own: an id may contain the letters"
+        assert secret.hex() not in output and base64.b64encode(secret).decode() not in output
+    assert bytes(deployment.keys.secret(deployment.bob.id).view()).hex() not in output
+    assert deployment.bob.label not in output
+    assert not re.findall(r"\b(?:ada|bob)\b", output), "a word of its own: an id may contain the letters"
     assert (deployment.shred.read_bytes(), deployment.keyring.read_bytes()) == before
 
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """A package that somebody else installed."""
-    made = types.ModuleType("foreign_commands")
+    plugin = types.ModuleType("foreign_commands")
     source = '''
 import typer
 EPILOG = "Example: kvcustody greet --name you"
@@ -42,9 +42,9 @@ def greet(name: str = "nobody") -> None:
     print(f"hello {name}")
 number = 7
 '''
-    exec(source, made.__dict__)
-    monkeypatch.setitem(sys.modules, "foreign_commands", made)
-    return made
+    exec(source, plugin.__dict__)
+    monkeypatch.setitem(sys.modules, "foreign_commands", plugin)
+    return plugin
 
 
 def cli(*entries: tuple[str, str]) -> typer.Typer:

@@ -53,15 +53,15 @@ def keys(decided: DecidedWorld, tmp_path_factory: pytest.TempPathFactory) -> Ite
         while not server.started:
             time.sleep(0.005)
         address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        made = {}
+        options = {}
         people = {"operator": None, "auditor": None, "tenant-viewer": "acme", "author": None}
         for role, tenant in people.items():
             service.principals.enrol(role, [Role(role)], tenant=tenant, by="test")
             file = folder / f"{role}.key"
             file.write_text(service.principals.issue_key(role, days=1, by="test").key)
             file.chmod(0o600)
-            made[role] = ["--server", address, "--api-key-file", str(file)]
-        yield made
+            options[role] = ["--server", address, "--api-key-file", str(file)]
+        yield options
         server.should_exit = True
         thread.join()
 
@@ -115,17 +115,17 @@ def test_a_tenant_sees_its_own_alone(decided: DecidedWorld, keys: dict[str, list
 
 def test_one_request_in_words(decided: DecidedWorld) -> None:
     moved = decided.of("restore", reason="faster", outcome="done")[0]
-    said = run("explain", str(moved.residency), "--ledger", decided.url)
-    assert decided.incarnation in said and f"request {moved.residency} of `{moved.tenant}`" in said
-    assert f"found in host: {moved.blocks} blocks" in said and "as that was predicted to be faster" in said
-    assert "than predicted" in said and "saved against computing" in said
+    explained = run("explain", str(moved.residency), "--ledger", decided.url)
+    assert decided.incarnation in explained and f"request {moved.residency} of `{moved.tenant}`" in explained
+    assert f"found in host: {moved.blocks} blocks" in explained and "as that was predicted to be faster" in explained
+    assert "than predicted" in explained and "saved against computing" in explained
     document = run("explain", str(moved.residency), "--worker", "worker-0", "--ledger", decided.url, "--json")
     [request] = document["items"]
     [decision] = request["decisions"]
     assert (decision["transfer_us"], decision["recompute_us"], decision["actual_us"]) == (
         moved.transfer_us, moved.recompute_us, moved.actual_us,
     )  # fmt: skip
-    assert document["any_tier"] and lines_of(request) == said.splitlines()[1:]
+    assert document["any_tier"] and lines_of(request) == explained.splitlines()[1:]
 
 
 def test_tables_show_what_the_documents_have(decided: DecidedWorld) -> None:

@@ -71,13 +71,13 @@ def pages_with_long_sentences() -> dict[str, int]:
     return {page: count for page, count in counts.items() if count}
 
 
-def held(kind: str, found: dict[str, int]) -> dict[str, str]:
+def held(kind: str, counts: dict[str, int]) -> dict[str, str]:
     """What is above its bound; lowers the bounds on the way where it is asked to."""
     bounds = json.loads(BOUNDS.read_text(encoding="utf-8"))
     if os.environ.get(TIGHTEN):
-        bounds[kind] = tightened(found, bounds[kind])
+        bounds[kind] = tightened(counts, bounds[kind])
         BOUNDS.write_text(json.dumps(bounds, indent=2) + "\n", encoding="utf-8")
-    return above(found, bounds[kind])
+    return above(counts, bounds[kind])
 
 
 def test_no_page_outgrows_its_bound() -> None:

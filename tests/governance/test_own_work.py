@@ -197,26 +197,26 @@ def test_what_it_found_before_it_was_preempted_is_billed_once(world: OwnWork) ->
 @pytest.mark.parametrize("by", ["itself, preempted", "another"])
 def test_where_the_engine_has_the_pool(by: str) -> None:
     """A preempted request finds its own block again; the control is another request that finds the same block."""
-    one = PortByHand()
+    engine = PortByHand()
     principal = identify(issuer="idp", tenant="holder")
-    first = one.port.admit(principal, PORT_MODEL, PROMPT, request_id=1)
+    first = engine.port.admit(principal, PORT_MODEL, PROMPT, request_id=1)
     assert isinstance(first, ExternalResidency)
-    one.port.look_up(first, lambda key: -1)
-    one.port.handed_out(first, [1, 2])
-    one.port.published(first, [1])
-    one.port.step()
-    one.port.release(first, "preempted")
+    engine.port.look_up(first, lambda key: -1)
+    engine.port.handed_out(first, [1, 2])
+    engine.port.published(first, [1])
+    engine.port.step()
+    engine.port.release(first, "preempted")
     if by == "another":
-        again = one.port.admit(principal, PORT_MODEL, PROMPT, request_id=2)
+        again = engine.port.admit(principal, PORT_MODEL, PROMPT, request_id=2)
     else:
-        again = one.port.resume(first, PROMPT)
+        again = engine.port.resume(first, PROMPT)
     assert isinstance(again, ExternalResidency)
-    one.port.look_up(again, lambda key: 1)
-    one.port.attached(again, [1])
-    one.port.handed_out(again, [3])
-    one.port.step()
-    opened = [event for event in one.ledger.events if isinstance(event, ResidencyOpened)]
-    counters = one.port.stats().tenants["holder"]
+    engine.port.look_up(again, lambda key: 1)
+    engine.port.attached(again, [1])
+    engine.port.handed_out(again, [3])
+    engine.port.step()
+    opened = [event for event in engine.ledger.events if isinstance(event, ResidencyOpened)]
+    counters = engine.port.stats().tenants["holder"]
     own = by != "another"
     assert [event.earlier_blocks for event in opened] == [0, int(own)]
     assert (counters.requests, counters.hit_blocks) == ((1, 0) if own else (2, 1))

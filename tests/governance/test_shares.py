@@ -50,15 +50,15 @@ class World:
         """One short request of a new subject, to its end; whether it was admitted."""
         self.numbers[tenant] += 1
         who = identify(issuer="idp", tenant=tenant, verified={"subject": f"s{self.numbers[tenant]}"})
-        made = self.governor.admit(who, MODEL, [1, 2, 3])
-        if isinstance(made, Admission):
-            self.governor.abort(made.request_id)
+        decision = self.governor.admit(who, MODEL, [1, 2, 3])
+        if isinstance(decision, Admission):
+            self.governor.abort(decision.request_id)
         else:
-            assert isinstance(made, Deferred) and made.reason == "ledger", made
+            assert isinstance(decision, Deferred) and decision.reason == "ledger", decision
         self.governor.step()
-        if isinstance(made, Admission):
+        if isinstance(decision, Admission):
             self.settled()
-        return isinstance(made, Admission)
+        return isinstance(decision, Admission)
 
     def settled(self) -> None:
         """What was told is in the database or the spill, or the spill is full."""

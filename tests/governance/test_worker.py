@@ -58,20 +58,20 @@ def kinds(folder: Path) -> list[str]:
 
 
 def test_a_worker_serves_and_leaves_zeroed_memory_and_complete_evidence(tmp_path: Path) -> None:
-    made: list[TensorMemory] = []
+    memories: list[TensorMemory] = []
     prompt = list(range(1, 100))
     person = identify(issuer="idp", tenant="org", verified={"subject": "ada"})
-    with open_worker(settings(tmp_path), memory_plan(made)) as worker:
+    with open_worker(settings(tmp_path), memory_plan(memories)) as worker:
         governor = worker.governor
         for expected in (0, 96):
             admission = governor.admit(person, MODEL, prompt)
             assert admission.hit_tokens == expected
-            made[0].fill(admission.blocks[expected // 16 :], 0xCD)
+            memories[0].fill(admission.blocks[expected // 16 :], 0xCD)
             governor.commit([admission.request_id], [len(prompt)])
             assert governor.release(admission.request_id)
             governor.step()
         assert governor.check() == []
-    (memory,) = made
+    (memory,) = memories
     assert memory.nonzero_bytes(np.arange(BLOCKS)) == 0
     found = kinds(tmp_path)
     needed = {"worker-started", "policy-activated", "key-event", "custody-ended", "receipt", "worker-stopped"}
@@ -105,16 +105,16 @@ def test_what_cannot_be_opened_is_named_and_nothing_stays_open(
 
 
 @pytest.mark.parametrize(
-    ("written", "told"), [("{tiers: [host], encrypt: none}", 0), ("{tiers: [host], encrypt: required}", 1)]
+    ("written", "count"), [("{tiers: [host], encrypt: none}", 0), ("{tiers: [host], encrypt: required}", 1)]
 )
-def test_a_start_says_what_in_the_policy_does_nothing(tmp_path: Path, written: str, told: int) -> None:
+def test_a_start_says_what_in_the_policy_does_nothing(tmp_path: Path, written: str, count: int) -> None:
     asked = settings(tmp_path)
     text = library.source("single-org").replace("public:       never", f"public: {written}")
     (tmp_path / "policy.yaml").write_text(text, encoding="utf-8")
     with capture_logs() as logs, open_worker(asked, memory_plan([])):
         pass
     found = [line for line in logs if line["event"] == "policy field without effect"]
-    assert len(found) == told and all(
+    assert len(found) == count and all(
         "nothing is offloaded to `host`: no such tier is configured" in line["why"] for line in found
     )
 

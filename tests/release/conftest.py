@@ -29,9 +29,9 @@ def release(tmp_path: Path) -> Release:
     """A release on the machine's own clock, with its trust file beside it."""
     from standins.release.release_world import Release
 
-    made = Release(tmp_path)
-    made.desk = ReleaseWorkflow(made.store, made.people.trust, clock=SystemClock(), ledger=made.ledger)
-    people = made.people
+    release = Release(tmp_path)
+    release.desk = ReleaseWorkflow(release.store, release.people.trust, clock=SystemClock(), ledger=release.ledger)
+    people = release.people
     keys = [
         (str(signer.key.verifier), role, tenant)
         for signer, role, tenant in (
@@ -43,4 +43,4 @@ def release(tmp_path: Path) -> Release:
     ]
     keys.append((str(create_signing_key(tmp_path / "orders.key", "orders").verifier), "orders", None))
     (tmp_path / "trust.toml").write_text(write_trust("prod", keys))
-    return made
+    return release

@@ -327,27 +327,27 @@ def signed_hold(signer: SigningKey) -> bytes:
 
 def test_keys_that_are_added_and_taken_away_count_without_a_restart(tmp_path: Path) -> None:
     path, leaf = trusted(tmp_path, ONE), signed_hold(OLGA)
-    found = read_signed_orders(path, ORIGIN, None)
-    assert found is not None
-    beside = found.beside([])  # as a connection has it
-    assert found.accepted(leaf, "legal-hold-changed") is None and len(found.newly_refused()) == 1
+    orders = read_signed_orders(path, ORIGIN, None)
+    assert orders is not None
+    beside = orders.beside([])  # as a connection has it
+    assert orders.accepted(leaf, "legal-hold-changed") is None and len(orders.newly_refused()) == 1
     trusted(tmp_path, ONE, OLGA)
-    for view in (found, beside):
+    for view in (orders, beside):
         assert view.accepted(leaf, "legal-hold-changed") is not None and view.refusal(leaf) is None
-    assert not found.newly_refused()
+    assert not orders.newly_refused()
     trusted(tmp_path, ONE)
-    for view in (found, beside):
+    for view in (orders, beside):
         assert view.accepted(leaf, "legal-hold-changed") is None and view.refusal(leaf) is not None
-    assert not found.newly_refused(), "it is on record already"
+    assert not orders.newly_refused(), "it is on record already"
 
 
 def test_a_process_signs_while_its_key_is_trusted(tmp_path: Path) -> None:
     key = create_signing_key(tmp_path / "desk.key", "desk")
-    found = read_signed_orders(trusted(tmp_path, key), ORIGIN, tmp_path / "desk.key")
-    assert found is not None and found.may_sign
+    orders = read_signed_orders(trusted(tmp_path, key), ORIGIN, tmp_path / "desk.key")
+    assert orders is not None and orders.may_sign
     trusted(tmp_path, ONE)
-    assert not found.may_sign
+    assert not orders.may_sign
     with pytest.raises(UnsignedOrderError):
-        found.sign(orjson.dumps({"kind": "legal-hold-changed"}))
+        orders.sign(orjson.dumps({"kind": "legal-hold-changed"}))
     trusted(tmp_path, ONE, key)
-    assert found.may_sign and found.sign(orjson.dumps({"kind": "legal-hold-changed"})).startswith("desk ")
+    assert orders.may_sign and orders.sign(orjson.dumps({"kind": "legal-hold-changed"})).startswith("desk ")

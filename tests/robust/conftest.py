@@ -14,12 +14,12 @@ from standins.robust.custody_world import CustodyWorld
 
 @pytest.fixture
 def make(store: Engine, tmp_path: Path) -> Iterator[Callable[..., CustodyWorld]]:
-    made: list[CustodyWorld] = []
+    worlds: list[CustodyWorld] = []
 
     def build(**options: Any) -> CustodyWorld:
-        made.append(CustodyWorld(options.pop("engine", store), tmp_path, **options))
-        return made[-1]
+        worlds.append(CustodyWorld(options.pop("engine", store), tmp_path, **options))
+        return worlds[-1]
 
     yield build
-    for world in made:
+    for world in worlds:
         world.writer.close(5.0)

@@ -63,14 +63,14 @@ def run(*words: str) -> None:
 
 def open_to_others(folder: Path) -> dict[str, str]:
     """Files and folders that anybody but their user may do anything with."""
-    found = {}
+    modes = {}
     for path in folder.rglob("*"):
         if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
             continue
         mode = stat.S_IMODE(path.lstat().st_mode)
         if mode & 0o077 and path.name not in PUBLIC and path.is_file():
-            found[str(path.relative_to(folder))] = oct(mode)
-    return found
+            modes[str(path.relative_to(folder))] = oct(mode)
+    return modes
 
 
 def test_nothing_is_open_to_others(tmp_path: Path) -> None:

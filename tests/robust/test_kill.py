@@ -46,7 +46,7 @@ class Kill(NamedTuple):
 def needles(folder: Path) -> dict[str, bytes]:
     """What must be nowhere on disk: the canary prompt in the forms it could be in, and every tenant's secret."""
     tokens = CANARY[:8]
-    made = {
+    patterns = {
         "int32": tokens.astype("<i4").tobytes(),
         "int32 big-endian": tokens.astype(">i4").tobytes(),
         "int64": tokens.astype("<i8").tobytes(),
@@ -60,10 +60,10 @@ def needles(folder: Path) -> dict[str, bytes]:
         epoch = keyring.current(owner)
         if epoch is not None:
             secret = bytes(keyring._secret(owner, epoch).view())
-            made[f"secret of {tenant}"] = secret
-            made[f"secret of {tenant}, hex"] = secret.hex().encode()
+            patterns[f"secret of {tenant}"] = secret
+            patterns[f"secret of {tenant}, hex"] = secret.hex().encode()
     keyring.close()
-    return made
+    return patterns
 
 
 def found_on_disk(folder: Path, wanted: dict[str, bytes]) -> list[str]:
@@ -127,14 +127,14 @@ def missing(store: Engine, incarnation: str, upto: int) -> int:
 
 def check(store: Engine, folder: Path, kills: int) -> str:
     """What was seen, in words, where everything held."""
-    made = []
+    killed = []
     for number, kill in enumerate(kill_often(folder, kills)):
         if kill is not None:
-            made.append(kill)
+            killed.append(kill)
         if number % 20 == 0 or number == kills - 1:
             assert found_on_disk(folder, needles(folder)) == []
-    assert len(made) > kills // 2 and sum(kill.durable for kill in made) > 5 * len(made)
-    assert [kill for kill in made if kill.problems] == [], "check() found something in a running process"
+    assert len(killed) > kills // 2 and sum(kill.durable for kill in killed) > 5 * len(killed)
+    assert [kill for kill in killed if kill.problems] == [], "check() found something in a running process"
     assert "Error" not in (folder / "stderr.log").read_text()
 
     survivor = CustodyWorld(
@@ -145,9 +145,9 @@ def check(store: Engine, folder: Path, kills: int) -> str:
     assert survivor.broken() == set()
     survivor.writer.close()
 
-    assert [kill for kill in made if missing(store, kill.incarnation, kill.durable)] == []
+    assert [kill for kill in killed if missing(store, kill.incarnation, kill.durable)] == []
     # Positive control: had the writer acknowledged on submission, events would be missing.
-    lost = sum(missing(store, kill.incarnation, kill.submitted) for kill in made)
+    lost = sum(missing(store, kill.incarnation, kill.submitted) for kill in killed)
     assert lost > 0
     logs_are_whole(store)
     dead_are_closed(store, survivor.writer.incarnation)
@@ -156,7 +156,7 @@ def check(store: Engine, folder: Path, kills: int) -> str:
     # Positive control: a process that kept one line of it would be found.
     (folder / "left-behind.log").write_bytes(b"prompt=" + CANARY.astype("<i4").tobytes())
     assert found_on_disk(folder, wanted) == ["int32 in left-behind.log"]
-    durable = sum(kill.durable for kill in made)
+    durable = sum(kill.durable for kill in killed)
     return f"0 of {durable} acknowledged events missing after {kills} kills; of those submitted only, {lost}"
 
 

@@ -59,23 +59,23 @@ class World:
 
     def ask(self, tenant: str, *, keeps: bool = False) -> int | Deferred:
         """The tokens of the prompt that a tenant gets from the cache; `keeps`: it is computed and published."""
-        made = self.governor.admit(identify(issuer="idp", tenant=tenant), MODEL, PROMPT)
-        if not isinstance(made, Admission):
-            assert isinstance(made, Deferred)
-            return made
+        decision = self.governor.admit(identify(issuer="idp", tenant=tenant), MODEL, PROMPT)
+        if not isinstance(decision, Admission):
+            assert isinstance(decision, Deferred)
+            return decision
         if keeps:
-            self.governor.commit([made.request_id], [len(PROMPT)])
-        self.governor.abort(made.request_id)
+            self.governor.commit([decision.request_id], [len(PROMPT)])
+        self.governor.abort(decision.request_id)
         self.governor.step()
         self.governor.settle()
-        return made.hit_tokens
+        return decision.hit_tokens
 
     def notice(self) -> None:
         """Wait until the writer knows that the ledger is away."""
         for epoch in range(500):  # a full file has room in its last pages
-            made = KeyEvent(1, "holder", "made" * 400, epoch, "operator")
+            event = KeyEvent(1, "holder", "made" * 400, epoch, "operator")
             try:
-                self.writer.submit_durable(made, timeout_seconds=2.0)
+                self.writer.submit_durable(event, timeout_seconds=2.0)
             except LedgerUnavailable:
                 if not self.writer.recording:  # else it was late, and is there
                     break
@@ -84,7 +84,7 @@ class World:
             assert time.monotonic() < until and self.writer.admitting
             looks = 0 if self.writer.recording else looks + 1
             if looks <= 1:  # more than the pages that are there, or became free, have room for
-                self.writer.submit([made] * 50)
+                self.writer.submit([event] * 50)
                 assert self.writer.flush()
             time.sleep(0.005)
 

@@ -29,15 +29,15 @@ SUBJECTS = POLICY.replace("scope: tenant", "scope: subject")
 
 @pytest.fixture
 def make(store: Engine, tmp_path: Path) -> Iterator[Make]:
-    made: list[PortWorld] = []
+    worlds: list[PortWorld] = []
 
     def build(**options: object) -> PortWorld:
         world = PortWorld(store, tmp_path, **options)  # type: ignore[arg-type]
-        made.append(world)
+        worlds.append(world)
         return world
 
     yield build
-    for world in made:
+    for world in worlds:
         world.writer.close(5.0)
 
 

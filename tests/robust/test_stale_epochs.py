@@ -30,14 +30,14 @@ def edge(tmp_path_factory: pytest.TempPathFactory) -> Edge:
 
 
 def interleavings(count: int, edge: Edge, *, first_seed: int = 0) -> Found:
-    found = Found()
+    total = Found()
     for seed in range(first_seed, first_seed + count // INTERLEAVINGS_A_WORLD):
         world = EpochWorld(seed, edge)
         for _ in range(INTERLEAVINGS_A_WORLD):
             world.interleave(ACTS)
         more = (world.requests, world.reuses, world.stale, world.renamed)
-        found = Found(*(one + other for one, other in zip(found, more, strict=True)))
-    return found
+        total = Found(*(one + other for one, other in zip(total, more, strict=True)))
+    return total
 
 
 @pytest.mark.parametrize("count", [120, pytest.param(100_000, marks=pytest.mark.soak)])

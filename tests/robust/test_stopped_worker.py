@@ -47,14 +47,14 @@ class Process:
     def lines(self, count: int = LINES) -> list[tuple[int, bool]]:
         """Hit tokens of the next requests, and whether the lease was over when each came."""
         assert self.popen.stderr is not None
-        found: list[tuple[int, bool]] = []
-        while len(found) < count:
+        rows: list[tuple[int, bool]] = []
+        while len(rows) < count:
             line = self.popen.stderr.readline()
             assert line, "the worker has ended"
             if line.startswith("reused "):
                 _, hits, is_over = line.split()
-                found.append((int(hits), is_over == "1"))
-        return found
+                rows.append((int(hits), is_over == "1"))
+        return rows
 
     def reuses_again(self) -> bool:
         return any(hits for _ in range(500) for hits, _ in self.lines(1))

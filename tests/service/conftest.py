@@ -80,15 +80,15 @@ def patient_scrapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make_service(tmp_path: Path, migrated: Path) -> Iterator[Callable[..., Service]]:
-    made: list[Service] = []
+    services: list[Service] = []
     shutil.copy(migrated, tmp_path / "ledger.db")
 
     def make(**explicit: Any) -> Service:
-        made.append(open_service(settings_in(tmp_path, **explicit), documents=ConsoleDocuments()))
-        return made[-1]
+        services.append(open_service(settings_in(tmp_path, **explicit), documents=ConsoleDocuments()))
+        return services[-1]
 
     yield make
-    for service in made:
+    for service in services:
         service.close()
 
 
@@ -144,14 +144,14 @@ def make_people() -> Callable[[Service], People]:
 @pytest.fixture(scope="module")
 def make_client() -> Iterator[Callable[..., Client]]:
     """A client of any service: `make_client(service)`; `pages` are a console's."""
-    made: list[Client] = []
+    clients: list[Client] = []
 
     def make(service: Service, pages: Any = None) -> Client:
-        made.append(Client(create_app(service, pages=pages)))
-        return made[-1]
+        clients.append(Client(create_app(service, pages=pages)))
+        return clients[-1]
 
     yield make
-    for client in made:
+    for client in clients:
         client.close()
 
 
@@ -187,11 +187,11 @@ def shipped(service: Any, client: Any, people: Any) -> Any:
     """The service, with requests of two subjects of `acme` and one of `labs` on record."""
     worker = Worker()
     assert register(client, people["worker"], worker).status_code == 200
-    made = [
+    events = [
         worker.started(),
         *worker.request("acme"),
         *worker.request("acme", "user-2"),
         *worker.request("labs"),
     ]
-    assert ship(client, people["worker"], worker, worker.batch(made)).status_code == 200
+    assert ship(client, people["worker"], worker, worker.batch(events)).status_code == 200
     return service

@@ -21,14 +21,14 @@ from standins.service.service_world import Server, Worker, register, ship
 @pytest.fixture
 def deployment(tmp_path: Path) -> Iterator[Deployment]:
     """Put back as it was before `ada` was erased, receipts too."""
-    made = Deployment(tmp_path / "worker")
-    copy = made.copy(receipts=True)
-    made.place.tier.erase("e", Selector(tenant="acme", subject="ada"), made.place.world.clock.now_us())
-    assert made.opened() == 0
-    made.put_back(copy, receipts=True)
-    yield made
-    made.stop()
-    made.place.staging.close()
+    deployed = Deployment(tmp_path / "worker")
+    copy = deployed.copy(receipts=True)
+    deployed.place.tier.erase("e", Selector(tenant="acme", subject="ada"), deployed.place.world.clock.now_us())
+    assert deployed.opened() == 0
+    deployed.put_back(copy, receipts=True)
+    yield deployed
+    deployed.stop()
+    deployed.place.staging.close()
 
 
 @pytest.fixture
@@ -68,8 +68,8 @@ def test_where_it_is_away_at_the_start_they_are_once_it_answers(
     deployment: Deployment, erased: Callable[[], None], people: Any, server: Server
 ) -> None:
     erased()
-    found: list[Event] = []
-    facade = _Facade(deployment, found)
+    events: list[Event] = []
+    facade = _Facade(deployment, events)
     with ControlPlaneConnection(server.address, people["worker"]) as connection:
         inbox = RemoteInbox(connection, 0, clock=SystemClock(), lease_seconds=300)
         with pytest.MonkeyPatch.context() as patched:
@@ -77,7 +77,7 @@ def test_where_it_is_away_at_the_start_they_are_once_it_answers(
             facade.erasures.destroy_returned(inbox.completed)
         assert deployment.opened() == OBJECTS, "control: nobody could be asked"
         inbox.look(facade)  # type: ignore[arg-type]
-    assert deployment.opened() == 0 and [type(event) for event in found] == [OrphanFound]
+    assert deployment.opened() == 0 and [type(event) for event in events] == [OrphanFound]
 
 
 def _away(*_: object, **__: object) -> None:

@@ -71,14 +71,14 @@ def test_a_history_says_who_runs_what_is_active(plane: ControlPlane) -> None:
         [one] = effect["items"]
         assert effect["at_work"] and one["workers"] == ["gpu-0"] and one["source"] == "release"
         assert one["revision"] == before["active"]
-        told = CliRunner().invoke(
+        answer = CliRunner().invoke(
             app,
             [
                 *("policy", "history", "--trust", str(plane.folder / "trust.toml")),
                 *("--server", plane.address, "--api-key-file", str(plane.key_file("grace"))),
             ],
         )
-        assert "in effect on gpu-0: " in told.stdout
+        assert "in effect on gpu-0: " in answer.stdout
     assert not _policy(plane, "grace", "history")["in_effect"]["at_work"]
 
 

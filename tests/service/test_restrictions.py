@@ -149,13 +149,13 @@ def test_a_case_shows_who_follows_it_and_who_has_not_said_so(
     dpo = people["dpo"]
     case = opened(client, dpo, "user-2")
     assert stepped(client, dpo, case, "restrict", ground="18(1)(a)").status_code == 200
-    found = client("GET", f"{CASES}/{case}", dpo).json()
-    assert found["restricted"] and "worker" in found["not_followed_by"]
-    assert any("not followed yet by" in duty for duty in found["duties"])
+    body = client("GET", f"{CASES}/{case}", dpo).json()
+    assert body["restricted"] and "worker" in body["not_followed_by"]
+    assert any("not followed yet by" in duty for duty in body["duties"])
     event = ProcessingRestricted(worker.now_us, case, "acme", "user-2", "restricted")
     ship(client, people["worker"], worker, worker.batch([event]))
-    found = client("GET", f"{CASES}/{case}", dpo).json()
-    assert "worker" in found["followed_by"] and "worker" not in found["not_followed_by"]
+    body = client("GET", f"{CASES}/{case}", dpo).json()
+    assert "worker" in body["followed_by"] and "worker" not in body["not_followed_by"]
     with shipped.reading() as connection:
         assert case in {one.case_id for one in restrictions_in_force(connection)}
     assert stepped(client, dpo, case, "lift-restriction", reason="over").status_code == 200

@@ -147,10 +147,10 @@ def test_an_hour_of_failure_is_told_everywhere_and_over_a_restart(plane: Plane, 
     plane.open()
     plane.clock.ahead_us = HOUR_US - MINUTE_US
     assert plane.sink()["failing_since_us"] == since_us and plane.sink()["dead"] == 0
-    told = plane.told()
-    assert told["health"] == "degraded" and "404" in told["troubles"][0]
-    assert told["inbox"] == told["inbox command"] == [("siem-failing", "waiting")]
-    assert told["metrics"]["failing_seconds"] >= 3000 and told["metrics"]["dead_batches"] == 0
+    shown = plane.told()
+    assert shown["health"] == "degraded" and "404" in shown["troubles"][0]
+    assert shown["inbox"] == shown["inbox command"] == [("siem-failing", "waiting")]
+    assert shown["metrics"]["failing_seconds"] >= 3000 and shown["metrics"]["dead_batches"] == 0
     folder = plane.settings.state_path / "sinks" / "siem"
     plane.close()
     receiver.status = 200
@@ -160,16 +160,16 @@ def test_an_hour_of_failure_is_told_everywhere_and_over_a_restart(plane: Plane, 
             (row.name, idx) for row in connection.execute(select(logs.c.name, logs.c.size)) for idx in range(row.size)
         }
     until(lambda: here <= receiver.leaves())
-    told = plane.told()
-    assert (told["health"], told["inbox"], told["metrics"]["failing_seconds"]) == ("ok", [], 0)
+    shown = plane.told()
+    assert (shown["health"], shown["inbox"], shown["metrics"]["failing_seconds"]) == ("ok", [], 0)
     assert CliRunner().invoke(app, ["audit", "sink", "status", str(folder)]).exit_code == 0
     receiver.status = 400
     plane.people["approver"]  # a leaf more
     until(lambda: plane.sink()["dead"] > 0)
-    told = plane.told()
-    assert told["health"] == "degraded" and "400" in told["troubles"][0]
-    assert told["inbox"] == told["inbox command"] == [("siem-given-up", "overdue")]
-    assert told["metrics"]["dead_batches"] >= 1
+    shown = plane.told()
+    assert shown["health"] == "degraded" and "400" in shown["troubles"][0]
+    assert shown["inbox"] == shown["inbox command"] == [("siem-given-up", "overdue")]
+    assert shown["metrics"]["dead_batches"] >= 1
     assert CliRunner().invoke(app, ["audit", "sink", "status", str(folder)]).exit_code == 1
 
 
@@ -205,19 +205,19 @@ def test_a_restore_and_a_purge_are_told_until_somebody_acknowledges(plane: Plane
             for row in connection.execute(select(logs.c.name, events.c.idx).join(logs, logs.c.id == events.c.log))
         }
     until(lambda: expected <= receiver.leaves())
-    told = plane.told()
-    assert told["health"] == "degraded" and "read again from its first leaf" in told["troubles"][0]
-    assert "purged 1 leaf" in told["troubles"][0]
-    [(about, state)] = told["inbox"]
-    assert about.startswith("siem-lost-") and state == "overdue" and told["inbox command"] == told["inbox"]
-    assert told["metrics"]["restarted_logs_total"] >= 1 and told["metrics"]["purged_leaves_total"] == 1
+    shown = plane.told()
+    assert shown["health"] == "degraded" and "read again from its first leaf" in shown["troubles"][0]
+    assert "purged 1 leaf" in shown["troubles"][0]
+    [(about, state)] = shown["inbox"]
+    assert about.startswith("siem-lost-") and state == "overdue" and shown["inbox command"] == shown["inbox"]
+    assert shown["metrics"]["restarted_logs_total"] >= 1 and shown["metrics"]["purged_leaves_total"] == 1
     folder = plane.settings.state_path / "sinks" / "siem"
     assert CliRunner().invoke(app, ["audit", "sink", "status", str(folder)]).exit_code == 1
     what = {"reason": "restored on 3 May"}
     seen = plane.client("POST", "/v1/sinks/siem/acknowledge", plane.people["operator"], json=what).json()
     assert seen["losses"] == [] and seen["restarted"] >= 1
-    told = plane.told()
-    assert (told["troubles"], told["inbox"], told["metrics"]["losses_unseen"]) == ([], [], 0)
+    shown = plane.told()
+    assert (shown["troubles"], shown["inbox"], shown["metrics"]["losses_unseen"]) == ([], [], 0)
     kinds = [one["kind"] for one in plane.ask("/v1/health")["troubles"]]
     assert kinds == ["signer"], "what was restored does not extend what was signed"
     found = plane.ask("/v1/audit/events?kind=sink-changed", "auditor")["items"]

@@ -37,7 +37,7 @@ def document() -> Any:
 
 def _schemas(document: Any, part: str) -> dict[str, Any]:
     """The schemas that this part of operations leads to, by name; signed documents stay as they were signed."""
-    every, found = document["components"]["schemas"], {}
+    every, reached = document["components"]["schemas"], {}
 
     def walk(value: Any) -> None:
         if isinstance(value, list):
@@ -45,13 +45,13 @@ def _schemas(document: Any, part: str) -> dict[str, Any]:
                 walk(item)
         elif isinstance(value, dict):
             name = str(value.get("$ref", "")).rpartition("/")[2]
-            if name and name not in found and "signature" not in every[name].get("properties", {}):
-                found[name] = every[name]
+            if name and name not in reached and "signature" not in every[name].get("properties", {}):
+                reached[name] = every[name]
                 walk(every[name])
             walk(list(value.values()))
 
     walk([at[part] for path in document["paths"].values() for at in path.values() if part in at])
-    return found
+    return reached
 
 
 def undated(schemas: dict[str, Any]) -> list[str]:

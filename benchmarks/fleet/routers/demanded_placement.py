@@ -116,14 +116,14 @@ def measure(name: str, count: int, *, demands: str, group_workers: int) -> dict[
 
 def reach(every: list[Asked], received: list[RecordedRequest]) -> dict[Asked, set[str]]:
     """Which workers saw which prompts, in anything that they received."""
-    marks, found = {asked.mark: asked for asked in every}, dict[Asked, set[str]]()
+    marks, reached = {asked.mark: asked for asked in every}, dict[Asked, set[str]]()
     for each in received:
         text = "\n".join((each.path, each.body, *(f"{name}: {value}" for name, value in each.headers)))
         for part in text.split("<")[1:]:
             asked = marks.get(f"<{part.partition('>')[0]}>")
             if asked is not None:
-                found.setdefault(asked, set()).add(each.worker)
-    return found
+                reached.setdefault(asked, set()).add(each.worker)
+    return reached
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ async def probe() -> dict[str, Any]:
         record = EventSource(context, number).record | {"taints": ["east-1" if number == 1 else "west-1"]}
         await service.upsert_worker(record if number <= IN_GROUP else record | {"routing_group": "east-1"})
     await asyncio.sleep(2)
-    chance, found = random.Random(5), dict[str, dict[str, int]]()
+    chance, chosen = random.Random(5), dict[str, dict[str, int]]()
     for name, more in FILTERS.items():
         counts = Counter[str]()
         for _ in range(ASKED):
@@ -53,11 +53,11 @@ async def probe() -> dict[str, Any]:
                 counts[str(answer["worker_id"])] += 1
             except Exception as error:
                 counts[f"refused: {error}"] += 1
-        found[name] = dict(sorted(counts.items()))
+        chosen[name] = dict(sorted(counts.items()))
     service.shutdown()
-    if len(found["none"]) < 2:
+    if len(chosen["none"]) < 2:
         raise SystemExit("void: without a filter one worker alone is chosen")
-    return {"version": version("ai-dynamo-runtime"), "asked": ASKED, "chosen": found}
+    return {"version": version("ai-dynamo-runtime"), "asked": ASKED, "chosen": chosen}
 
 
 if __name__ == "__main__":

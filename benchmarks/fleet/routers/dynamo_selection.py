@@ -32,25 +32,25 @@ async def probe(workers: int, chains: int) -> dict[str, Any]:
     for source in sources:
         await service.upsert_worker(source.record)
     await asyncio.sleep(2)
-    chance, told = random.Random(3), []
+    chance, stored = random.Random(3), []
     for number in range(chains):
         tokens = [chance.randrange(50_000) for _ in range(BLOCK_TOKENS * BLOCKS)]
         namespace = f"namespace-{number % 128}"
-        told.append((tokens, namespace))
+        stored.append((tokens, namespace))
         hashes = range(number * BLOCKS + 1, (number + 1) * BLOCKS + 1)
         sources[number % workers].store(hashes, tokens, namespace)
     await asyncio.sleep(4)
-    asked = told[:ASKED]
+    asked = stored[:ASKED]
     counts = {"own": 0, "foreign": 0, "none": 0, "unknown_field": 0}
     for tokens, namespace in asked:
-        question = {"model_name": MODEL, "token_ids": tokens}
+        request = {"model_name": MODEL, "token_ids": tokens}
         for name, more in (
             ("own", {"cache_salt": namespace}),
             ("foreign", {"cache_salt": "another"}),
             ("none", {}),
             ("unknown_field", {"tenant_id": namespace}),
         ):
-            counts[name] += overlap(await service.overlap_scores(question | more)) > 0
+            counts[name] += overlap(await service.overlap_scores(request | more)) > 0
     taken = []
     for tokens, namespace in asked * 5:
         began = time.perf_counter()

@@ -162,7 +162,7 @@ def main() -> None:
         "tenant, in batches": Naming(is_shared=True, batch_us=options.epoch_minutes * MINUTE_US),
         "tenant, with every erasure": Naming(is_shared=True),
     }
-    told: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     with running(options.router, options.workers) as router:
         for path in options.traces:
             once = list(open_trace(path, "mooncake"))[: options.requests or None]
@@ -171,10 +171,10 @@ def main() -> None:
                 found = {rate: hits(router, requests, naming, rate, options.blocks) for rate in RATES}
                 for rate, one in found.items():
                     one["to_none"] = round(one["found_tokens"] / found[0]["found_tokens"], 4)
-                    told.setdefault(path.name, {}).setdefault(name, {})[str(rate)] = one
+                    figures.setdefault(path.name, {}).setdefault(name, {})[str(rate)] = one
                     print(path.name, name, rate, one, file=sys.stderr, flush=True)
         bench.keep(
-            {"router": options.router, "version": router.version, "workers": options.workers, "found": told},
+            {"router": options.router, "version": router.version, "workers": options.workers, "found": figures},
             show=True,
         )
 

@@ -78,14 +78,14 @@ class Counted:
             if answer.status != 200:
                 self.failed += 1
                 return
-            found, _ = self._caches[answer.worker].take(tenant, blocks)
+            cached, _ = self._caches[answer.worker].take(tenant, blocks)
             known = 0
             while known < len(blocks) and (tenant, blocks[known]) in self._computed:
                 known += 1
             self._computed.update((tenant, block) for block in blocks)
             self.by_worker[answer.worker] += 1
             self.tokens += request.input_tokens
-            self.found += min(found * BLOCK_TOKENS, request.input_tokens)
+            self.found += min(cached * BLOCK_TOKENS, request.input_tokens)
             self.oracle += min(known * BLOCK_TOKENS, request.input_tokens)
 
 
@@ -124,20 +124,24 @@ def main() -> None:
     bench.add("--blocks", type=int, default=40_000, help="of 512 tokens, at each worker (default: %(default)s)")
     bench.add("--requests", type=int, default=0, help="of each trace; 0 for all (default: %(default)s)")
     options = bench.parse()
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     problems, version = [], ""
     for path in options.traces:
         requests = list(open_trace(path, "mooncake"))[: options.requests or None]
         trace = path.name.partition(".")[0]
-        runs = found[trace] = {"requests": len(requests), "setups": {}}
+        runs = figures[trace] = {"requests": len(requests), "setups": {}}
         for setup in SETUPS:
-            made = runs["setups"][setup.name] = measure(options.router, setup, requests, options)
-            print(trace, setup.name, made, file=sys.stderr, flush=True)
+            measured = runs["setups"][setup.name] = measure(options.router, setup, requests, options)
+            print(trace, setup.name, measured, file=sys.stderr, flush=True)
         of = {setup: runs["setups"][setup.name] for setup in SETUPS}
         runs["to_alone"] = round(of[Setup(1, 1)]["found_share"] / of[Setup(1, 0)]["found_share"], 4)
         flat = [of[Setup(8, doors)]["found_share"] for doors in (1, 2, 4)]
         runs["doors_differ_by"] = round(max(flat) - min(flat), 4)
-        problems += [f"{trace}, {setup.name}: {made['failed']} failed" for setup, made in of.items() if made["failed"]]
+        problems += [
+            f"{trace}, {setup.name}: {measured['failed']} failed"
+            for setup, measured in of.items()
+            if measured["failed"]
+        ]
         if runs["to_alone"] < TO_ALONE:
             problems.append(f"{trace}: {runs['to_alone']} of the router alone")
         for setup in (Setup(8, 1), Setup(128, 1)):
@@ -147,7 +151,7 @@ def main() -> None:
             problems.append(f"{trace}: doors differ by {runs['doors_differ_by']}")
     with running(options.router, 1) as router:
         version = router.version
-    told = {"router": options.router, "version": version, "workers": options.workers, "traces": found}
+    told = {"router": options.router, "version": version, "workers": options.workers, "traces": figures}
     bench.keep(told | {"problems": problems}, show=True)
     if problems:
         raise SystemExit("; ".join(problems))

@@ -79,15 +79,15 @@ class GovernedWorker:
     def _admit(self, body: dict[str, Any]) -> None:
         fleet, worker = self._fleet, self._worker
         fleet.clock.advance(1000)
-        found = worker.door.verify(body)
-        assert isinstance(found, VerifiedToken), found
-        assert found.hints.receipt is not None
+        verified = worker.door.verify(body)
+        assert isinstance(verified, VerifiedToken), verified
+        assert verified.hints.receipt is not None
         tokens = list(map(ord, body["messages"][0]["content"]))
-        queue, name = len(worker.running), found.hints.receipt.name
-        outcome = worker.governor.admit(found.principal, fleet.model, tokens, hints=found.hints, request_id=name)
+        queue, name = len(worker.running), verified.hints.receipt.name
+        outcome = worker.governor.admit(verified.principal, fleet.model, tokens, hints=verified.hints, request_id=name)
         assert isinstance(outcome, Admission), outcome
         seen = (len(tokens), outcome.hit_tokens, queue, None, fleet.clock.utc_us())
-        fleet.seen.append(Seen(name, found.principal.tenant, worker.name, *seen))
+        fleet.seen.append(Seen(name, verified.principal.tenant, worker.name, *seen))
         worker.governor.commit([outcome.request_id], [len(tokens)])
         worker.running.append(outcome.request_id)
         if len(worker.running) > worker.running_max:
@@ -162,28 +162,28 @@ def main() -> None:
         asyncio.run(ask_all(options.router, fleet, options.requests, log))
         fleet.close()
         with store.connect() as connection:
-            found = read_routes(connection, EVER, now_us=1 << 60)
+            routes = read_routes(connection, EVER, now_us=1 << 60)
         store.dispose()
-    made, whole = measure(found.receipts), truth_of(fleet.seen)
-    seen = figures_of(made)
+    measures, whole = measure(routes.receipts), truth_of(fleet.seen)
+    seen = figures_of(measures)
     differing = [name for name in Truth._fields if getattr(seen, name) != getattr(whole, name)]
-    targets = {one.sent.target for one in found.receipts if one.sent is not None}
-    told = {
+    targets = {one.sent.target for one in routes.receipts if one.sent is not None}
+    figures = {
         "router": options.router,
         "version": version_of(environment_of(options.router), options.router),
         "requests": len(fleet.seen),
         "workers": options.workers,
-        "receipts": len(found.receipts),
+        "receipts": len(routes.receipts),
         "figures_that_differ": differing,
-        "locality": made.locality,
-        "hit_length": made.hit_length,
-        "queue_delta_mean": made.queue_delta_mean,
-        "imbalance": made.imbalance,
+        "locality": measures.locality,
+        "hit_length": measures.hit_length,
+        "queue_delta_mean": measures.queue_delta_mean,
+        "imbalance": measures.imbalance,
         "targets_told": len(targets - {""}),
-        "findings": {name: number for name, number in by_problem(found.findings).items() if number},
+        "findings": {name: number for name, number in by_problem(routes.findings).items() if number},
     }
-    bench.keep(told, show=True)
-    if differing or len(found.receipts) < options.requests:
+    bench.keep(figures, show=True)
+    if differing or len(routes.receipts) < options.requests:
         raise SystemExit(f"not as it must be: {differing}")
 
 

@@ -98,13 +98,13 @@ class Router(NamedTuple):
 
     def recorded(self) -> list[RecordedRequest]:
         """Every request that reached a worker since the last call, without the router's own health checks."""
-        found: list[RecordedRequest] = []
+        requests: list[RecordedRequest] = []
         for name, url in self.workers.items():
             for item in self.client.get(f"{url}/recorded").json():
                 headers = tuple((each[0].lower(), each[1]) for each in item["headers"])
                 if "completions" in item["path"]:
-                    found.append(RecordedRequest(name, item["path"], item["body"], headers))
-        return found
+                    requests.append(RecordedRequest(name, item["path"], item["body"], headers))
+        return requests
 
     def fail(self, count: int) -> None:
         """Make the next `count` completions at each worker fail with 503."""

@@ -65,13 +65,13 @@ def _pair(router: Router, seed: int) -> tuple[World, World]:
     prompts = Prompts(seed)
     order = [True, False]
     random.Random(seed).shuffle(order)
-    found: dict[bool, World] = {}
+    worlds: dict[bool, World] = {}
     for is_same in order:
         probe, another = prompts.text(600), prompts.text(600)
         victim = router.ask(chat(probe if is_same else another), _SUBJECT, tenant="a")
         attacker = router.ask(chat(probe), _SUBJECT, tenant="b")
-        found[is_same] = World(attacker.shown, attacker.worker == victim.worker)
-    return found[True], found[False]
+        worlds[is_same] = World(attacker.shown, attacker.worker == victim.worker)
+    return worlds[True], worlds[False]
 
 
 _SUBJECT: Final = {"x-kvcustody-subject": "s"}
@@ -91,13 +91,13 @@ def main() -> None:
             version = router.version
     with running(options.router, options.workers) as router:
         control = measure(router, min(options.pairs, 1000), 9)
-    told = {
+    figures = {
         "router": options.router,
         "version": version,
         "workers": options.workers,
         "behind_the_door": behind,
     }
-    bench.keep({**told, "control_alone": control._asdict()}, show=True)
+    bench.keep({**figures, "control_alone": control._asdict()}, show=True)
     wrong = [name for name, one in behind.items() if one["answers_that_differ"]]
     wrong += [name for name in BLIND if behind[name]["low"] > BOUND or behind[name]["high"] < 1 - BOUND]
     if control.low <= BOUND:

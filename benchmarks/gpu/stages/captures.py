@@ -123,13 +123,13 @@ def refused(lab: Any, memory: StreamTensorMemory, blocks: np.ndarray) -> bool:
 
 def breaks(lab: Any, tensors: Any, index: Any, memory: StreamTensorMemory) -> bool:
     """Another thread waits for the device while this one records, and nobody keeps them apart."""
-    found: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def wait() -> None:
         try:
             lab.synchronize()
         except RuntimeError as error:
-            found.append(error)
+            errors.append(error)
 
     try:
         with lab.capture():
@@ -138,8 +138,8 @@ def breaks(lab: Any, tensors: Any, index: Any, memory: StreamTensorMemory) -> bo
             thread.start()
             thread.join(30)
     except RuntimeError as error:
-        found.append(error)
-    return bool(found)
+        errors.append(error)
+    return bool(errors)
 
 
 def wait_for(done: Callable[[], Any], seconds: float = 30.0) -> None:

@@ -29,14 +29,14 @@ def run(report: Report, lab: Any) -> None:
         for name in ("the device", "nvidia-smi", "scrub on free"):
             report.skip(name, Reason.REHEARSAL)
         return
-    found = torch.cuda.get_device_properties(0)
+    device = torch.cuda.get_device_properties(0)
     report.measured(
         "the device",
-        model=found.name,
-        capability=f"{found.major}.{found.minor}",
-        multiprocessors=found.multi_processor_count,
-        memory_bytes=found.total_memory,
-        l2_bytes=getattr(found, "L2_cache_size", 0),
+        model=device.name,
+        capability=f"{device.major}.{device.minor}",
+        multiprocessors=device.multi_processor_count,
+        memory_bytes=device.total_memory,
+        l2_bytes=getattr(device, "L2_cache_size", 0),
         runtime=torch.version.hip or torch.version.cuda,
     )
     smi(report)

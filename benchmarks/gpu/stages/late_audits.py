@@ -31,13 +31,13 @@ def run(report: Report, lab: Any) -> None:
     lab.synchronize()
     ((_, result),) = memory.answered(wait=True)
     report.check("the receipts say CLEAN", not len(result.failed) and result.verified == len(clean), blocks=len(clean))
-    found = looked = 0
+    nonzero = looked = 0
     for _ in range(ROUNDS):
         fill_caches(lab)
         drawn = np.sort(generator.permutation(clean)[:sample])
-        found += bytes_by_copy(lab, tensors, drawn)
+        nonzero += bytes_by_copy(lab, tensors, drawn)
         looked += len(drawn)
-    report.check("no sampled block has a byte that is not zero", found == 0, looked_at=looked, found=found)
+    report.check("no sampled block has a byte that is not zero", nonzero == 0, looked_at=looked, found=nonzero)
     untouched = bytes_by_copy(lab, tensors, rest[:sample])
     report.control("blocks that nobody zeroed are found", untouched == sample * piece * 2, found=untouched)
     planted = int(generator.choice(clean))
@@ -54,10 +54,10 @@ def bytes_by_copy(lab: Any, tensors: list[torch.Tensor], blocks: np.ndarray) -> 
     """Non-zero bytes of whole blocks: contiguous copies to pinned memory, which a device's copy engine makes."""
     lab.synchronize()
     pinned = torch.empty(tensors[0].shape[1:], dtype=torch.uint8, pin_memory=not lab.rehearsal)
-    found = 0
+    nonzero = 0
     for one in tensors:
         for block in blocks.tolist():
             pinned.copy_(one[block], non_blocking=True)
             lab.synchronize()
-            found += int(pinned.count_nonzero())
-    return found
+            nonzero += int(pinned.count_nonzero())
+    return nonzero

@@ -29,16 +29,18 @@ class Cycles(NamedTuple):
 def run(report: Report, lab: Any) -> None:
     """The same rounds four times: whole, by what was handed out, and without either wait."""
     for named in (False, True):
-        found = cycles(lab, seed=1, named=named)
+        outcome = cycles(lab, seed=1, named=named)
         name = "waits only where a block was handed out" if named else "waits before every step"
-        clean = found.seen_bytes == 0 and not found.lost_blocks and not found.dirty and found.counted
-        report.check(f"{name}: hand-outs find zeros, no write is lost", clean and not found.races, **found._asdict())
+        clean = outcome.seen_bytes == 0 and not outcome.lost_blocks and not outcome.dirty and outcome.counted
+        report.check(
+            f"{name}: hand-outs find zeros, no write is lost", clean and not outcome.races, **outcome._asdict()
+        )
     for missing in ("used", "ordered"):
-        found = cycles(lab, seed=2, **{missing: False})
-        broken = bool(found.seen_bytes or found.lost_blocks)
-        if found.races is not None:
-            broken = broken and found.races > 0
-        report.control(f"without `{missing}` it is seen", broken, **found._asdict())
+        outcome = cycles(lab, seed=2, **{missing: False})
+        broken = bool(outcome.seen_bytes or outcome.lost_blocks)
+        if outcome.races is not None:
+            broken = broken and outcome.races > 0
+        report.control(f"without `{missing}` it is seen", broken, **outcome._asdict())
 
 
 def cycles(lab: Any, seed: int, *, used: bool = True, ordered: bool = True, named: bool = False) -> Cycles:
@@ -87,13 +89,13 @@ def cycles(lab: Any, seed: int, *, used: bool = True, ordered: bool = True, name
     highest = torch.stack(tensors).amax(dim=(0, 2)).tolist()
     lowest = torch.stack(tensors).amin(dim=(0, 2)).tolist()
     lost = sum((highest[at], lowest[at]) != (last.get(at, 0),) * 2 for at in range(blocks))
-    found = lab.races()
+    races = lab.races()
     return Cycles(
         max(int(one) for one in seen),
         lost,
         sum(len(batch) for answer in answers for batch in answer.dirty),
         table.scrubbed() == sum(map(len, lists)),
-        None if found is None else found - (before or 0),
+        None if races is None else races - (before or 0),
     )
 
 

@@ -30,16 +30,18 @@ def run(report: Report, lab: Any) -> None:
     mib = lab.size(4096, 4)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "memory"
-        found = Probe(lab, path, mib).counted("allocator")
-        report.control("not zeroed, through the same allocator: the probe finds its canaries", found > 0, found=found)
+        canaries = Probe(lab, path, mib).counted("allocator")
+        report.control(
+            "not zeroed, through the same allocator: the probe finds its canaries", canaries > 0, found=canaries
+        )
         for name, after in (("the same process", "freed"), ("after kill -9, a second process", "killed")):
             plain = Probe(lab, path, mib).counted(after)
             cleared = plain == 0  # by the driver, which the stand-in does not do
             report.measured(f"not zeroed: {name}", found=plain, bytes=mib << 20, cleared_by_the_driver=cleared)
             if lab.rehearsal:
                 report.control(f"not zeroed: {name} finds all canaries", plain == mib << 20, found=plain)
-            found = Probe(lab, path, mib, "scrubbed").counted(after)
-            report.check(f"zeroed and freed: {name} finds no canary", found == 0, found=found)
+            canaries = Probe(lab, path, mib, "scrubbed").counted(after)
+            report.check(f"zeroed and freed: {name} finds no canary", canaries == 0, found=canaries)
 
 
 class Probe(NamedTuple):

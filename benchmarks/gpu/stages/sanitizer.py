@@ -95,18 +95,18 @@ def run(report: Report, lab: Any) -> None:
 
 def ask(report: Report, sanitizer: Sanitizer, tool: str, fault: str) -> None:
     """The fault first: a tool that cannot look says so, and one that is quiet about it has failed."""
-    said = sanitizer.run(tool, "--fault", fault)
-    if said.code == sanitize.NO_COMPILER or (said.errors is None and said.cannot):
-        report.skip(tool, Reason.TOOL_REFUSED, said.cannot or said.words)
+    outcome = sanitizer.run(tool, "--fault", fault)
+    if outcome.code == sanitize.NO_COMPILER or (outcome.errors is None and outcome.cannot):
+        report.skip(tool, Reason.TOOL_REFUSED, outcome.cannot or outcome.words)
         return
-    seen = said.code == FOUND and bool(said.errors)
+    seen = outcome.code == FOUND and bool(outcome.errors)
     report.control(
         f"{tool} sees a planted {fault}",
         seen,
-        "" if seen else said.words,
-        exit_status=said.code,
-        errors=said.errors,
+        "" if seen else outcome.words,
+        exit_status=outcome.code,
+        errors=outcome.errors,
     )
-    said = sanitizer.run(tool)
-    clean = said.code == 0 and said.errors == 0
-    report.check(tool, clean, "" if clean else said.words, exit_status=said.code, errors=said.errors)
+    outcome = sanitizer.run(tool)
+    clean = outcome.code == 0 and outcome.errors == 0
+    report.check(tool, clean, "" if clean else outcome.words, exit_status=outcome.code, errors=outcome.errors)

@@ -151,36 +151,36 @@ def compare(report: Report, name: str, case: Case, plain: Ran, governed: Ran) ->
             why = one.found.refused if one.found is not None else "it ended early"
             report.check(f"{name}: the {kind} engine runs", False, f"{why} {one.words[-300:]}")
             return
-    control, found = plain.found, governed.found
-    assert control is not None and found is not None
+    control, ours = plain.found, governed.found
+    assert control is not None and ours is not None
     if not case.like:
         report.control(
             f"{name}: plain vLLM hands out what others left",
             control.handed["dirty_blocks"] > 0,
             **control.handed,
         )
-    same = sum(one == other for one, other in zip(found.answers, control.answers, strict=True))
-    report.check(f"{name}: answers are plain vLLM's", same == len(found.answers), equal=same, of=len(found.answers))
-    zero = found.handed["blocks"] > 0 and not found.handed["nonzero_bytes"] and not found.left_bytes
+    same = sum(one == other for one, other in zip(ours.answers, control.answers, strict=True))
+    report.check(f"{name}: answers are plain vLLM's", same == len(ours.answers), equal=same, of=len(ours.answers))
+    zero = ours.handed["blocks"] > 0 and not ours.handed["nonzero_bytes"] and not ours.left_bytes
     report.check(
         f"{name}: every block is zero before its next write",
         zero,
-        **found.handed,
-        left_bytes=found.left_bytes,
+        **ours.handed,
+        left_bytes=ours.left_bytes,
     )
-    pressed = found.preempted > 0 or case.model != "full"  # others' blocks may be too large to outgrow the pool
-    busy = found.churned["finished"] > 5 and found.churned["aborted"] > 0 and pressed
-    report.check(f"{name}: churn, aborts and preemption", busy, **found.churned | {"preempted": found.preempted})
-    as_plain = found.own_cached == control.own_cached
-    shorter = case.model in LETS_GO and found.own_cached < control.own_cached
+    pressed = ours.preempted > 0 or case.model != "full"  # others' blocks may be too large to outgrow the pool
+    busy = ours.churned["finished"] > 5 and ours.churned["aborted"] > 0 and pressed
+    report.check(f"{name}: churn, aborts and preemption", busy, **ours.churned | {"preempted": ours.preempted})
+    as_plain = ours.own_cached == control.own_cached
+    shorter = case.model in LETS_GO and ours.own_cached < control.own_cached
     report.check(
         f"{name}: own hits as plain vLLM's, none of another's",
-        found.foreign_cached == 0 and (as_plain or shorter),
-        own=found.own_cached, plain=control.own_cached, foreign=found.foreign_cached,
+        ours.foreign_cached == 0 and (as_plain or shorter),
+        own=ours.own_cached, plain=control.own_cached, foreign=ours.foreign_cached,
     )  # fmt: skip
-    report.check(f"{name}: the books agree", not found.disagreements, "; ".join(found.disagreements)[:300])
+    report.check(f"{name}: the books agree", not ours.disagreements, "; ".join(ours.disagreements)[:300])
     if "speculative_config" in case.options:
-        report.check(f"{name}: tokens were drafted", found.handed["drafted"] > 0, drafted=found.handed["drafted"])
+        report.check(f"{name}: tokens were drafted", ours.handed["drafted"] > 0, drafted=ours.handed["drafted"])
 
 
 def refused(report: Report, name: str, governed: Ran) -> None:

@@ -33,7 +33,7 @@ def ledger(tmp_path: Path) -> Path:
     upgrade(engine)
     runs = (Run(np.arange(4), 1),)
     proof = ("acme", "memset", "cpu", 4096 * 4, 550, 600, "full", 1.0, 4, "ok", runs)
-    told = [
+    events = [
         WorkerStarted(1, "w", 64, 2, 4096, "cpu", "test"),
         ResidencyOpened(100, 1, "acme", None, None, False, "internal", (), (), (), 1, 900, runs, "ab" * 8),
         ResidencyReleased(200, 1, "acme", "finish", (), 500),
@@ -41,7 +41,7 @@ def ledger(tmp_path: Path) -> Path:
         ReceiptRecorded(600, 1, 0, *proof),
         ReceiptRecorded(600, 1, 1, *proof),
     ]
-    builders.record(engine, tmp_path / "spill", told)
+    builders.record(engine, tmp_path / "spill", events)
     engine.dispose()
     return path
 

@@ -26,14 +26,14 @@ def run(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KVCUSTODY_DATABASE_URL", raising=False)
     now = SystemClock().now_us()
-    told = [
+    events = [
         WorkerStarted(now, "w", 8, 1, 4096, "cpu", "test"),
         ResidencyOpened(now, 1, "acme", "alice", None, False, "internal", (), (), ("own",), 1, 9),
         DecisionRecorded(now, "reuse", "deny", "beta", "acme", "internal", ("no",), 1),
         KeyEvent(now, "acme", "made", 1, "operator"),
     ]
     with builders.ledger(migrated, tmp_path / "kvcustody.db") as engine:
-        builders.record(engine, tmp_path / "spill", told)
+        builders.record(engine, tmp_path / "spill", events)
     return lambda *words, **how: CliRunner().invoke(app, list(words), **how)
 
 

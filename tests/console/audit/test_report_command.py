@@ -50,7 +50,7 @@ def ledger(tmp_path: Path) -> Path:
     upgrade(engine)
     runs = [Run(np.arange(4) + 10 * number, 1 + 4 * number) for number in range(5)]
     proof = ("memset", "cpu", 4096 * 4, 550, 600, "full", 1.0, 4, "ok", (runs[0],))
-    told = [
+    events = [
         WorkerStarted(1, "w", 64, 1, 4096, "cpu", "test"),
         opened(100, 1, "acme", "ada", runs[0]),
         ResidencyReleased(200, 1, "acme", "finish", (), 500),
@@ -63,7 +63,7 @@ def ledger(tmp_path: Path) -> Path:
         opened(920, 5, "labs", "ada", runs[4]),
         ErasureRequested(950, "e-1", "acme", "subject", "bob", None, HOUR, "dpo"),
     ]
-    builders.record(engine, tmp_path / "spill", told, clock=VirtualClock())
+    builders.record(engine, tmp_path / "spill", events, clock=VirtualClock())
     key = SigningKey.generate("ledger.example/test")
     CheckpointSigner(engine, [key], memory=tmp_path / "signed", clock=SystemClock()).sign_once()
     (tmp_path / "ledger.vkey").write_text(f"{key.verifier}\n")
@@ -136,21 +136,21 @@ def test_what_is_held_of_one_subject_why_and_until_when(ledger: Path, tmp_path: 
         "--html",
         page,
     )
-    found = json.loads(run(*arguments, "--at", "2026-01-01T00:30:00", "--json"))
-    states = {item["residency"]: item for item in found["holdings"]}
+    report = json.loads(run(*arguments, "--at", "2026-01-01T00:30:00", "--json"))
+    states = {item["residency"]: item for item in report["holdings"]}
     assert {number: item["state"] for number, item in states.items()} == {1: "ended", 2: "held", 3: "running"}
     assert [states[number]["in_custody"] for number in (1, 2, 3)] == [0, 4, 4]
     assert states[2]["asserted"] is True and states[2]["reasons"] == ["own-scope"] and states[2]["revision"] == 3
-    assert states[2]["until_us"] - found["now_us"] > 0 and found["held_blocks"] == 8
-    assert (found["evidence"]["due"], found["evidence"]["covered"]) == (4, 4)
-    assert found["erasures"] == [], "Bob's erasure is not Ada's"
+    assert states[2]["until_us"] - report["now_us"] > 0 and report["held_blocks"] == 8
+    assert (report["evidence"]["due"], report["evidence"]["covered"]) == (4, 4)
+    assert report["erasures"] == [], "Bob's erasure is not Ada's"
     later = json.loads(run(*arguments, "--at", "2026-01-01T02:00:00", "--json"))
     assert {item["residency"]: item["state"] for item in later["holdings"]}[2] == "ending"
     assert later["evidence"]["overdue"] == 4, "held past its time, and no end on record"
     text = page.read_text()
     named = re.findall(r"(?<![0-9a-z+/])(?:ada|bob)(?![0-9a-z+/])", text, re.IGNORECASE)  # not inside a hash
     assert not named and "<script" not in text
-    assert all(name in text for name in found["pseudonyms"][:1]) or states[2]["pseudonym"] in text
+    assert all(name in text for name in report["pseudonyms"][:1]) or states[2]["pseudonym"] in text
 
 
 def test_another_subject_has_another_page(ledger: Path) -> None:

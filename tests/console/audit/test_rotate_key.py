@@ -40,15 +40,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_handover_is_recorded_and_old_notes_still_verify(run: Run, place: Path) -> None:
     old = read_signing_key(place / "signing.key")
     run("audit export before")
-    made = answer(run("audit rotate-key --signing-key signing.key --actor custodian --json"))
+    handover = answer(run("audit rotate-key --signing-key signing.key --actor custodian --json"))
     new = read_signing_key(place / "signing.key")
-    assert (made["old"], made["new"]) == (str(old.verifier), str(new.verifier)) and old != new
-    assert read_signing_key(Path(made["kept"])) == old
+    assert (handover["old"], handover["new"]) == (str(old.verifier), str(new.verifier)) and old != new
+    assert read_signing_key(Path(handover["kept"])) == old
     recorded = answer(run("audit query --kind signing-key --json"))
     assert "custodian" in json.dumps(recorded) and str(new.verifier) in json.dumps(recorded)
     chain = answer(run(f"audit keys --key {old.verifier} --json"))["keys"]
     assert [each["key"] for each in chain] == [str(old.verifier), str(new.verifier)]
-    assert chain[0]["last_size"] == chain[1]["first_size"] == made["size"]
+    assert chain[0]["last_size"] == chain[1]["first_size"] == handover["size"]
     run("audit export after")
     run(f"audit verify before --key {old.verifier}")
     run(f"audit verify after --key {new.verifier}")

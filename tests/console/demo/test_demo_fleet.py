@@ -41,13 +41,15 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Started,
     more = [word for one in FOLDERS if one.is_dir() for word in ("--programs", str(one))]
     more += ["--ungoverned", "1"] if ROUTER != "none" else []
     more += ["--events", "nats"] if BINARY is not None else []
-    made = start(folder, "--router", ROUTER, *more, command=("demo", "fleet"))
+    running = start(folder, "--router", ROUTER, *more, command=("demo", "fleet"))
     assert time.monotonic() - began < START_SECONDS
-    with httpx.Client(base_url=made.said["url"].removesuffix("/console/"), timeout=30, follow_redirects=True) as client:
-        assert "<h1>Overview</h1>" in client.get(made.said["link"]).text
-        yield made, folder, client
-        if made.process.poll() is None:
-            made.end(signal.SIGKILL)
+    with httpx.Client(
+        base_url=running.said["url"].removesuffix("/console/"), timeout=30, follow_redirects=True
+    ) as client:
+        assert "<h1>Overview</h1>" in client.get(running.said["link"]).text
+        yield running, folder, client
+        if running.process.poll() is None:
+            running.end(signal.SIGKILL)
 
 
 @pytest.mark.system("a page of the console is empty in a fleet")
@@ -109,11 +111,11 @@ def test_every_page_in_a_browser(started: tuple[Started, Path, httpx.Client]) ->
 
 @pytest.mark.system("a fleet loses requests while a key is replaced, or gives a tenant another's")
 def test_it_ends_in_order_and_no_request_failed(started: tuple[Started, Path, httpx.Client]) -> None:
-    made, folder, _ = started
-    assert made.process.stdout is not None and made.process.stderr is not None
-    time.sleep(max(0.0, 40.0 - made.seconds))  # the key is replaced by then
-    assert made.end() == 0
-    figures: dict[str, Any] = json.loads(made.process.stdout.read())["figures"]
+    running, folder, _ = started
+    assert running.process.stdout is not None and running.process.stderr is not None
+    time.sleep(max(0.0, 40.0 - running.seconds))  # the key is replaced by then
+    assert running.end() == 0
+    figures: dict[str, Any] = json.loads(running.process.stdout.read())["figures"]
     assert figures["failures"] == {} and figures["answered"] > 20
     assert set(figures["by_door"]) == {"door-1", "door-2"} and figures["keys_replaced"] == 1
     governed = [name for name in figures["by_worker"] if name.startswith("worker-")]
@@ -122,5 +124,5 @@ def test_it_ends_in_order_and_no_request_failed(started: tuple[Started, Path, ht
     assert figures["own_found_tokens"] > 0 and figures["foreign_found_tokens"] == 0, "the control found nothing"
     assert figures["let_in"] == 0 and figures["refused"] >= 3
     with pytest.raises(ProcessLookupError):
-        os.killpg(made.process.pid, 0)
+        os.killpg(running.process.pid, 0)
     assert list(folder.iterdir()) == []

@@ -425,13 +425,13 @@ def only(name: str, subject: Examined) -> list[Diagnosis]:
 
 @pytest.mark.parametrize("plant", PLANTS)
 def test_each_misconfiguration_is_said_with_what_to_do(sound: Sound, plant: str) -> None:
-    name, state, act, said, remedy = PLANTS[plant]
+    name, state, act, words, remedy = PLANTS[plant]
     if plant != "no witness":
         before = only(name, sound.subject())
         assert not any(each.state is state for each in before), ("control", before)
     act(sound)
     after = only(name, sound.subject())
-    assert any(each.state is state and said in each.text and remedy in each.remedy for each in after), after
+    assert any(each.state is state and words in each.text and remedy in each.remedy for each in after), after
 
 
 def test_a_sound_deployment_has_no_problem(sound: Sound) -> None:
@@ -475,7 +475,7 @@ def test_memory_that_cannot_be_locked_is_said(sound: Sound, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("mounts", "kind", "said"),
+    ("mounts", "kind", "words"),
     [
         ("/dev/sda / ext4 rw 0 0\nhost:/x {folder} nfs4 rw 0 0\n", "nfs4", "not a known local file system"),
         ("/dev/sda / ext4 rw 0 0\ntmpfs {folder} tmpfs rw 0 0\n", "tmpfs", "in memory"),
@@ -483,14 +483,14 @@ def test_memory_that_cannot_be_locked_is_said(sound: Sound, monkeypatch: pytest.
     ],
 )
 def test_a_place_that_loses_a_ledger_is_said(
-    sound: Sound, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mounts: str, kind: str, said: str
+    sound: Sound, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mounts: str, kind: str, words: str
 ) -> None:
     file = tmp_path / "mounts"
     file.write_text(mounts.format(folder=sound.folder))
     monkeypatch.setattr(ledger, "_MOUNTS", file)
     assert ledger.filesystem_of(sound.folder / "ledger.db") == kind
     findings = [each for each in only("disk", sound.subject()) if each.state is not State.OK]
-    assert bool(findings) == bool(said) and all(said in each.text for each in findings)
+    assert bool(findings) == bool(words) and all(words in each.text for each in findings)
 
 
 def test_a_disk_that_is_nearly_full_is_said(sound: Sound, monkeypatch: pytest.MonkeyPatch) -> None:

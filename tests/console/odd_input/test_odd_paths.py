@@ -97,14 +97,14 @@ def problems(
 
     What lies in the folder that a command runs in has its name from a setting.
     """
-    found = []
+    faults = []
     for path in after.keys() - before.keys():
         by_setting = HERE in path.parent.parts or path.name == "worker-replay.lock"  # it lies beside the ledger
         if not by_setting and not any(path == one or one in path.parents or one.stem in path.name for one in named):
-            found.append(f"{path.name!r} was not named")
+            faults.append(f"{path.name!r} was not named")
         if after[path] & 0o077 and not (after[path] == 0o644 and path.name.startswith(public)):
-            found.append(f"{path.name!r} has mode {after[path]:o}")
-    return found
+            faults.append(f"{path.name!r} has mode {after[path]:o}")
+    return faults
 
 
 @pytest.fixture

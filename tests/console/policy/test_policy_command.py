@@ -215,15 +215,20 @@ def test_explain_eviction(files):
     Path("kept.yaml").write_text(kept)
     line = kept[: kept.index("eviction:")].count("\n") + 1
     asked = ("--evict", "--reader", "acme", "-c", "internal", "--tokens", "2048")
-    told = policy("explain", "kept.yaml", *asked, "--kind", "1024:1536=pasted_log", "--kind", "0:64=system_prompt")
-    rows = [row.split(maxsplit=3) for row in told.splitlines() if ".." in row]
+    explanation = policy(
+        "explain", "kept.yaml", *asked, "--kind", "1024:1536=pasted_log", "--kind", "0:64=system_prompt"
+    )
+    rows = [row.split(maxsplit=3) for row in explanation.splitlines() if ".." in row]
     assert [row[:2] for row in rows] == [
         ["0..512", "60"],
         ["512..1024", "40"],
         ["1024..1536", "10"],
         ["1536..2048", "40"],
     ]
-    assert f"line {line}: the request's kind `pasted_log`, which lowers" in told and "the base `priority`" in told
+    assert (
+        f"line {line}: the request's kind `pasted_log`, which lowers" in explanation
+        and "the base `priority`" in explanation
+    )
     found = json.loads(policy("explain", "kept.yaml", *asked, "--json"))
     assert [(each["first"], each["until"], each["for_us"]) for each in found["ranges"]] == [
         (0, 512, 300_000_000), (512, 2048, None),

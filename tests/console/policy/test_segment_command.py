@@ -94,7 +94,7 @@ def test_a_text_with_its_tokenizer(folder):
     Path("prompt.txt").write_text(" ".join(words).replace("[UNK] ", ""))
     identity = {k: v for k, v in asdict_of(replay_model(16)).items() if v is not None}
     Path("model.json").write_text(json.dumps(identity))
-    told = json.loads(
+    declared = json.loads(
         add(
             *COMMON,
             "--text",
@@ -110,9 +110,9 @@ def test_a_text_with_its_tokenizer(folder):
             "--json",
         )
     )
-    assert told["segment"]["tenants"] == "*" and told["written"] and "secret" not in json.dumps(told)
+    assert declared["segment"]["tenants"] == "*" and declared["written"] and "secret" not in json.dumps(declared)
     model = replay_model(16)
-    assert matched(the_segment(), range(1, 61), model.digest.hex(), model.block_tokens) == told["blocks"] > 0
+    assert matched(the_segment(), range(1, 61), model.digest.hex(), model.block_tokens) == declared["blocks"] > 0
     assert "secret" not in Path("p.yaml").read_text()
 
 

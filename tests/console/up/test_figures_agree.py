@@ -55,13 +55,13 @@ def test_every_door_shows_what_the_leaves_say(
 ) -> None:
     run = ComparedRun(tmp_path)
     run.run(minutes)
-    found = contents(read_leaves(run.database_url))
+    recorded = contents(read_leaves(run.database_url))
     figures = sum(len(shown.figures) for shown in run.shown["after"])
-    record_property("figure", f"{found}, {figures} figures at the end, compared {dict(run.compared)}")
+    record_property("figure", f"{recorded}, {figures} figures at the end, compared {dict(run.compared)}")
     assert run.problems == []
-    assert found.shared_blocks and found.denied_requests and found.processes >= 2, "void"
-    assert {"complete", "late", "missed", "open"} <= set(found.erasures), "void"
-    assert found.preempted_requests or not minutes, "void"
+    assert recorded.shared_blocks and recorded.denied_requests and recorded.processes >= 2, "void"
+    assert {"complete", "late", "missed", "open"} <= set(recorded.erasures), "void"
+    assert recorded.preempted_requests or not minutes, "void"
     controls: Counter[str] = Counter()
     for shown in (*run.shown["while requests run"], *run.shown["after"]):
         names, wrong = planted(shown)

@@ -32,16 +32,18 @@ pytest.importorskip("torch", reason="the worker's blocks are tensors")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Started, Path, httpx.Client]]:
     """One that runs, and somebody who came in by its link."""
     folder = tmp_path_factory.mktemp("up")
-    made = start(folder, "--tour")
-    with httpx.Client(base_url=made.said["url"].removesuffix("/console/"), timeout=30, follow_redirects=True) as client:
-        elsewhere = client.get(made.said["link"], headers={"X-Forwarded-For": "192.0.2.7"})
+    running = start(folder, "--tour")
+    with httpx.Client(
+        base_url=running.said["url"].removesuffix("/console/"), timeout=30, follow_redirects=True
+    ) as client:
+        elsewhere = client.get(running.said["link"], headers={"X-Forwarded-For": "192.0.2.7"})
         assert elsewhere.status_code == 401 and "signs nobody in" in elsewhere.text
-        assert client.head(made.said["link"]).status_code == 405
-        page = client.get(made.said["link"])
+        assert client.head(running.said["link"]).status_code == 405
+        page = client.get(running.said["link"])
         assert page.status_code == 200 and "<h1>Overview</h1>" in page.text
-        yield made, folder, client
-        if made.process.poll() is None:
-            made.end(signal.SIGKILL)
+        yield running, folder, client
+        if running.process.poll() is None:
+            running.end(signal.SIGKILL)
 
 
 def rendered(client: httpx.Client, path: str) -> str:
@@ -148,19 +150,19 @@ def test_a_named_folder_is_kept_signed_and_gone_on_with(tmp_path: Path) -> None:
 @pytest.mark.system
 def test_a_request_whose_body_does_not_come_is_answered_when_it_ends(tmp_path: Path) -> None:
     """No traceback is said. Control: one whose body has come is answered before."""
-    made = start(tmp_path)
-    host = made.said["url"].removeprefix("http://").partition("/")[0]
+    running = start(tmp_path)
+    host = running.said["url"].removeprefix("http://").partition("/")[0]
     name, _, port = host.partition(":")
     with socket.create_connection((name, int(port)), 60) as held:
         head = f"POST /console/login HTTP/1.1\r\nHost: {host}\r\nContent-Length: 7\r\n\r\n"
-        whole = httpx.post(made.said["url"] + "login", data={"key": "none"})
+        whole = httpx.post(running.said["url"] + "login", data={"key": "none"})
         assert whole.status_code == 401
         held.sendall(head.encode() + b"key=")
         time.sleep(0.5)  # until it is being read
-        assert made.end(signal.SIGTERM) == 0
+        assert running.end(signal.SIGTERM) == 0
         assert held.recv(65536).startswith(b"HTTP/1.1 503 ")
-    assert made.process.stderr is not None
-    said = made.process.stderr.read()
+    assert running.process.stderr is not None
+    said = running.process.stderr.read()
     assert "Traceback" not in said and "ended" in said
 
 

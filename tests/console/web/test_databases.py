@@ -73,7 +73,7 @@ def _signed_in(world: World, name: str) -> httpx.Client:
 
 def _seen(world: World) -> dict[tuple[str, str], tuple[int, int]]:
     """Status and number of facts (cells of tables and lists) of every page, by page and reader."""
-    found = {}
+    answers = {}
     with ExitStack() as stack:
         readers = {who for given in PAGES.values() for who in given if not who.startswith("/")}
         clients = {who: stack.enter_context(closing(_signed_in(world, who))) for who in sorted(readers)}
@@ -86,8 +86,8 @@ def _seen(world: World) -> dict[tuple[str, str], tuple[int, int]]:
                 if not who.startswith("/"):
                     answer = clients[who].get("/console" + path)
                     cells = answer.text.count("<td") + answer.text.count("<dd")
-                    found[page, who] = answer.status_code, cells
-    return found
+                    answers[page, who] = answer.status_code, cells
+    return answers
 
 
 def test_every_page_is_listed_here() -> None:

@@ -119,16 +119,16 @@ def test_an_operator_asks_a_worker_for_a_scan(world: World, client: SignIn) -> N
 def test_a_custodian_keeps_a_key_that_its_principal_made(world: World, client: SignIn) -> None:
     """Whoever made it has no button for it, and is refused; a key that stands alone has none either."""
     book, prefix = world.service.principals, world.keys["auditor"].split("_")[1]
-    made = book.issue_key("auditor", days=1, source=KeySource(prefix, None), by="auditor").prefix
+    own_prefix = book.issue_key("auditor", days=1, source=KeySource(prefix, None), by="auditor").prefix
     custodian, place = client("key-custodian"), "/console/principals?name=auditor"
     page = custodian.get(place).text
-    assert f"Keep {made}" in page and f"Keep {prefix}" not in page
-    form = {**_hidden(page.partition(f"Keep {made}")[0]), "name": "auditor", "prefix": made}
+    assert f"Keep {own_prefix}" in page and f"Keep {prefix}" not in page
+    form = {**_hidden(page.partition(f"Keep {own_prefix}")[0]), "name": "auditor", "prefix": own_prefix}
     assert client("auditor").post("/console/principals/keep", data=form).status_code == 403
     assert custodian.post("/console/principals/keep", data=form | {"csrf": "0"}).status_code == 403
     assert custodian.post("/console/principals/keep", data=form).status_code == 303
-    assert f"Keep {made}" not in custodian.get(place).text
-    assert {key.prefix: key.made_with for key in book.keys("auditor")}[made] is None
+    assert f"Keep {own_prefix}" not in custodian.get(place).text
+    assert {key.prefix: key.made_with for key in book.keys("auditor")}[own_prefix] is None
 
 
 MODEL = "5f" * 32

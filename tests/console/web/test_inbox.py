@@ -140,14 +140,14 @@ def test_a_missed_erasure_has_one_word_everywhere(world: World) -> None:
     def words() -> dict[str, str]:
         run = CliRunner()
         listed = json.loads(run.invoke(app, ["erasure", "list", "--json", *ledger]).stdout)["items"]
-        one = json.loads(run.invoke(app, ["erasure", "status", erasure, "--json", *ledger]).stdout)
+        status = json.loads(run.invoke(app, ["erasure", "status", erasure, "--json", *ledger]).stdout)
         metrics = get(world, "operator", "/metrics").text
         counted = re.findall(r'kvcustody_erasures\{state="(\w+)"\} 1(?:\.0)?\n', metrics)
         return {
             "api list": get(world, "dpo", "/v1/erasures").json()["items"][0]["state"],
             "api one": get(world, "dpo", f"/v1/erasures/{erasure}").json()["state"],
             "command list": listed[0]["state"],
-            "command one": one["state"],
+            "command one": status["state"],
             "metrics": " ".join(counted),
             "page list": " ".join(re.findall(r'class="badge \w+">(\w+)<', page(world, "dpo", "/console/erasures"))),
             "page one": re.findall(r'class="badge \w+">(\w+)<', page(world, "dpo", f"/console/erasures/{erasure}"))[0],
@@ -247,12 +247,12 @@ def test_each_item_is_delivered_once_and_again_when_it_is_overdue(
 ) -> None:
     waits = [item("1"), item("2")]
     with WebhookReceiver() as hook, serving(mail_server()) as mail:
-        made = settings(tmp_path, hook.port, mail.server_address[1])
-        first = InboxDelivery(made, tmp_path, lambda: tuple(waits))
+        configured = settings(tmp_path, hook.port, mail.server_address[1])
+        first = InboxDelivery(configured, tmp_path, lambda: tuple(waits))
         first.deliver_once()
         first.deliver_once()
         first.close()
-        second = InboxDelivery(made, tmp_path, lambda: tuple(waits))
+        second = InboxDelivery(configured, tmp_path, lambda: tuple(waits))
         second.deliver_once()
         assert len(hook.taken) == len(mail.letters) == 1, "a restart repeats nothing"
         waits[0] = item("1", InboxState.OVERDUE)
@@ -273,7 +273,7 @@ def test_each_item_is_delivered_once_and_again_when_it_is_overdue(
     assert "1 overdue" in message_from_string(mail.letters[1], policy=default)["Subject"]
     said = "".join(capfd.readouterr())
     assert "inbox not delivered" in said and SECRET not in said and PASSWORD not in said
-    assert SECRET not in repr(made) and PASSWORD not in repr(made)
+    assert SECRET not in repr(configured) and PASSWORD not in repr(configured)
 
 
 def test_what_is_not_closed_is_refused(tmp_path: Path) -> None:

@@ -151,15 +151,15 @@ def test_an_owner_takes_a_grant_back(sign_in: SignIn, world: World) -> None:
 def test_a_custodian_ends_somebody(sign_in: SignIn, world: World) -> None:
     """One key goes at a click, the principal once its name was typed; the last custodian stays."""
     prefix = world.keys["tenant-viewer@labs"].split("_")[1]
-    made = world.service.principals.issue_key(
+    issued = world.service.principals.issue_key(
         "tenant-viewer@labs", days=1, source=KeySource(prefix, None), by="tenant-viewer@labs"
     )
     custodian = sign_in("key-custodian")
     custodian.goto("/console/principals?name=tenant-viewer%40labs")
-    kept = custodian.get_by_role("row").filter(has=custodian.get_by_role("button", name=f"Keep {made.prefix}"))
+    kept = custodian.get_by_role("row").filter(has=custodian.get_by_role("button", name=f"Keep {issued.prefix}"))
     expect(kept).to_contain_text(prefix)
-    custodian.get_by_role("button", name=f"Keep {made.prefix}").click()
-    expect(custodian.get_by_role("button", name=f"Keep {made.prefix}")).to_have_count(0)
+    custodian.get_by_role("button", name=f"Keep {issued.prefix}").click()
+    expect(custodian.get_by_role("button", name=f"Keep {issued.prefix}")).to_have_count(0)
     custodian.get_by_role("button", name=f"Revoke {prefix}").click()
     expect(custodian.get_by_role("row").filter(has_text=prefix)).to_contain_text("revoked")
     custodian.get_by_label("Type its name").fill("somebody else")

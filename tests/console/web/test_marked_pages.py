@@ -103,18 +103,18 @@ def pages(world: World) -> dict[str, str]:
         "/custody/subject": "/custody/subject?tenant=acme&subject=user-1",
         "/decisions/rule": "/decisions/rule?id=no-restricted&revision=1",
     }
-    found = {}
+    texts = {}
     for method, path, _ in PAGES:
         if method != "GET":
             continue
         answers = [client.get("/console" + places.get(path, path)) for client in people.values()]
         right = [answer for answer in answers if answer.status_code == 200]
         assert right, (path, [answer.status_code for answer in answers])
-        found[path] = right[0].text + right[0].headers.get("kvcustody-history", "")  # of a file, beside it
-    found["problem"] = people["auditor"].get("/console/nothing").text
+        texts[path] = right[0].text + right[0].headers.get("kvcustody-history", "")  # of a file, beside it
+    texts["problem"] = people["auditor"].get("/console/nothing").text
     for client in (*people.values(), call):
         client.close()
-    return found
+    return texts
 
 
 def test_every_page_says_it_and_none_before(world: World) -> None:

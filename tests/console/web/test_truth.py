@@ -170,13 +170,13 @@ def test_a_page_without_anything_says_why_and_what_would_fill_it(place: object, 
 
 def test_every_empty_view_says_what_would_fill_it() -> None:
     """The templates themselves: an empty view without an explanation is seen, however it is reached."""
-    found = 0
+    empty_views = 0
     for path in sorted(TEMPLATES.rglob("*.html")):
         for title, text in re.findall(
             r"call empty\((.+?)\) %\}(.*?)\{% endcall %\}", path.read_text(encoding="utf-8"), re.DOTALL
         ):
-            found += 1
+            empty_views += 1
             plain = re.sub(r"<[^>]+>|\{[%{].*?[%}]\}", " ", text)
             variable = "{{" in text  # the page says why in words of its own
             assert variable or len(plain.split()) >= 8, (path.name, title)
-    assert found > 20
+    assert empty_views > 20

@@ -221,17 +221,17 @@ def test_the_relay_refuses_it(shape: str, engine: RawPublisher, tmp_path: Path) 
         assert index.settles(lambda: relay.step(50) or index.tokens_found(prompt(2), NS_ACME) == 0)
 
 
-@pytest.mark.parametrize(("form", "told"), [("vllm", 0), ("mooncake", 0), ("sglang", WHOLE)])
-def test_other_forms_are_not_for_dynamo(form: Any, told: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("form", "readable_tokens"), [("vllm", 0), ("mooncake", 0), ("sglang", WHOLE)])
+def test_other_forms_are_not_for_dynamo(form: Any, readable_tokens: int, tmp_path: Path) -> None:
     """Ours in another engine's form, tokens published: Dynamo reads SGLang's, under the name that it has."""
     more: Any = {"form": form, "namespaces": NAMES, "tokens_published": True}
     with EventPublisher(LOCAL, **more) as publisher, indexer(publisher.endpoint, tmp_path / "log") as index:
 
         def told_now() -> bool:
             publisher.publish([some_stored(1, ACME)])
-            return index.tokens_found(prompt(1), NS_ACME if told else None) == WHOLE
+            return index.tokens_found(prompt(1), NS_ACME if readable_tokens else None) == WHOLE
 
-        if told:
+        if readable_tokens:
             assert index.settles(told_now)
             assert [index.tokens_found(prompt(1), each) for each in (None, NS_GLOBEX)] == [0, 0]
         else:

@@ -100,20 +100,22 @@ def test_it_knows_what_workers_told_and_nobody_elses(index: tuple[Indexer, RawPu
         keeper.take(known)
         reader = StreamReader(server.reader("dynamo", "all"), feed)
         limits = StreamLimits(part_blocks=3, beat_seconds=0.1)
-        told = StreamPublisher(server.worker("gpu-1"), ToldStream("gpu-1", NAMES, encode, limits=limits), limits=limits)
+        publisher = StreamPublisher(
+            server.worker("gpu-1"), ToldStream("gpu-1", NAMES, encode, limits=limits), limits=limits
+        )
         tasks = [asyncio.ensure_future(one) for one in (keeper.run(), reader.run())]
         try:
-            await until(lambda: keeper.stats.rounds and told.stats().is_connected)
-            told.take_epochs(known)
-            told.publish([some_stored(1, ACME), some_stored(2, ALICE), some_stored(2, GLOBEX)])
+            await until(lambda: keeper.stats.rounds and publisher.stats().is_connected)
+            publisher.take_epochs(known)
+            publisher.publish([some_stored(1, ACME), some_stored(2, ALICE), some_stored(2, GLOBEX)])
             await until(lambda: found(dynamo, 1, known) == (WHOLE, 0, 0, 0))
             await until(lambda: found(dynamo, 2, known) == (0, WHOLE, WHOLE, 0))
             raised = epochs(EpochScope(ISSUER, "acme", "alice"))
-            told.take_epochs(raised)  # an erasure: her name ends
+            publisher.take_epochs(raised)  # an erasure: her name ends
             await until(lambda: found(dynamo, 2, known) == (0, 0, WHOLE, 0))
             assert found(dynamo, 1, raised) == (WHOLE, 0, 0, 0)
             server.kill()  # and with it the stream
-            told.publish([some_removed(1, ACME), some_stored(3, ACME)])
+            publisher.publish([some_removed(1, ACME), some_stored(3, ACME)])
             await asyncio.to_thread(server.start)
             await until(lambda: found(dynamo, 3, raised) == (WHOLE, 0, 0, 0))
             await until(lambda: found(dynamo, 1, raised) == (0, 0, 0, 0))
@@ -122,7 +124,7 @@ def test_it_knows_what_workers_told_and_nobody_elses(index: tuple[Indexer, RawPu
             for one in tasks:
                 one.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await asyncio.to_thread(told.close)
+            await asyncio.to_thread(publisher.close)
 
     try:
         asyncio.run(run())

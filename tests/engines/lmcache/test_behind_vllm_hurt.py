@@ -271,15 +271,15 @@ def test_likelihoods_are_the_same_bits_after_a_restore(world: World, tier: str) 
 def likelihoods(engine: LocalEngine, tokens: list[int]) -> list[dict[int, float]]:
     """The likeliest tokens at each place of an answer whose whole prompt was cached, with their log-likelihood."""
     request_id = engine.submit(tokens, tenant="acme", max_tokens=6, logprobs=8)
-    found: list[dict[int, float]] = []
+    by_place: list[dict[int, float]] = []
     while engine.engine.has_unfinished_requests():
         for output in engine.engine.step():
             if output.finished and output.request_id == request_id:
                 assert output.num_cached_tokens == WHOLE
                 places: Any = output.outputs[0].logprobs
-                found = [{token: one.logprob for token, one in place.items()} for place in places]
-    assert len(found) == 6
-    return found
+                by_place = [{token: one.logprob for token, one in place.items()} for place in places]
+    assert len(by_place) == 6
+    return by_place
 
 
 @pytest.mark.parametrize("tier", TIERS)

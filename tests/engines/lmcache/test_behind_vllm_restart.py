@@ -81,9 +81,9 @@ def test_after_a_stop_and_after_a_kill_own_prompts_are_found_and_the_dead_are_cl
             os.kill(process, signal.SIGKILL)
         server.kill()
         engine.close()
-        one = min(before)
-        planted = one.with_name(one.name[:2] + 62 * "0")
-        planted.write_bytes(one.read_bytes())
+        kept_file = min(before)
+        planted = kept_file.with_name(kept_file.name[:2] + 62 * "0")
+        planted.write_bytes(kept_file.read_bytes())
         assert lives(site.ledger_url, SERVER) == ["stopped", None]
 
         time.sleep(max(0.0, stored + IDLE_SECONDS + 1.0 - time.monotonic()))
@@ -101,7 +101,7 @@ def test_after_a_stop_and_after_a_kill_own_prompts_are_found_and_the_dead_are_cl
             server.close()
     ledger = open_store(site.ledger_url)
     with ledger.connect() as connection:
-        [verdict] = [one for one in copy_coverage(connection).by_tier() if one.tier == "nvme"]
+        [verdict] = [row for row in copy_coverage(connection).by_tier() if row.tier == "nvme"]
         left, report = gaps(connection), fsck(connection)
     ledger.dispose()
     # Of the killed process: what was due while nobody lived ended late, and what three owners keep has no evidence yet.

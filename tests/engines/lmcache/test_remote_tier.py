@@ -28,15 +28,15 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
 @pytest.fixture
 def server(tmp_path: Path, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     """`server(worker)`: the adapter of one LMCache server more, on the same keys and store."""
-    made: list[ChunkWorld] = []
+    worlds: list[ChunkWorld] = []
 
     def of(worker: str) -> ChunkWorld:
         url = f"valkey://127.0.0.1:{valkey.port}/0/{tmp_path.name}"
-        made.append(ChunkWorld(tmp_path, monkeypatch, url=url, worker=worker))
-        return made[-1]
+        worlds.append(ChunkWorld(tmp_path, monkeypatch, url=url, worker=worker))
+        return worlds[-1]
 
     yield of
-    for one in made:
+    for one in worlds:
         one.close()
 
 

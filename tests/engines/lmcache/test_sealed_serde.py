@@ -74,9 +74,9 @@ def opened(serde: SealedProcessor, one: TensorMemoryObj, named: object) -> bytes
 
 def test_it_opens_under_its_own_name_alone(world: ChunkWorld, serde: SealedProcessor) -> None:
     mine, theirs = world.salt("acme"), world.salt("beta")
-    one = sealed(serde, 1, key(1, mine))
-    assert opened(serde, one, key(1, mine)) == content(chunk(1))
-    assert content(chunk(1))[:64] not in content(one)
+    stored = sealed(serde, 1, key(1, mine))
+    assert opened(serde, stored, key(1, mine)) == content(chunk(1))
+    assert content(chunk(1))[:64] not in content(stored)
     others = [
         key(2, mine),
         key(1, mine, model="tiny2"),
@@ -84,7 +84,7 @@ def test_it_opens_under_its_own_name_alone(world: ChunkWorld, serde: SealedProce
         key(1, theirs),
         key(1, "ab" * 32),
     ]
-    assert [opened(serde, one, named) for named in others] == [None] * 5
+    assert [opened(serde, stored, named) for named in others] == [None] * 5
 
 
 def test_lmcaches_own_serde_opens_another_chunk_model_and_rank(world: ChunkWorld) -> None:
@@ -101,15 +101,15 @@ def test_lmcaches_own_serde_opens_another_chunk_model_and_rank(world: ChunkWorld
 
 def test_every_flipped_bit_is_found(world: ChunkWorld, serde: SealedProcessor) -> None:
     named = key(1, world.salt("acme"))
-    one = sealed(serde, 1, named)
-    data = one.byte_array
-    size = len(content(one))
+    stored = sealed(serde, 1, named)
+    data = stored.byte_array
+    size = len(content(stored))
     for bit in [*range(0, 8 * 400, 7), *range(8 * 400, 8 * size, 8 * 997)]:
         view = memoryview(data).cast("B")
         view[bit // 8] ^= 1 << bit % 8
-        assert opened(serde, one, named) is None, bit
+        assert opened(serde, stored, named) is None, bit
         view[bit // 8] ^= 1 << bit % 8
-    assert opened(serde, one, named) == content(chunk(1))
+    assert opened(serde, stored, named) == content(chunk(1))
 
 
 def test_a_deadline_ends_it_and_so_does_a_policy_that_keeps_it_here(world: ChunkWorld, serde: SealedProcessor) -> None:
@@ -139,23 +139,23 @@ def test_an_erased_subjects_and_a_destroyed_tenants_objects_open_nowhere(
 def test_a_restricted_subjects_objects_are_neither_sealed_nor_opened_until_it_is_lifted(
     world: ChunkWorld, serde: SealedProcessor
 ) -> None:
-    one, other = (key(1, world.salt(*whose)) for whose in (("acme", "one"), ("acme", "two")))
-    objects = [sealed(serde, number + 1, named) for number, named in enumerate((one, other))]
-    assert opened(serde, objects[0], one) == content(chunk(1)), "control"
+    restricted, other = (key(1, world.salt(*whose)) for whose in (("acme", "one"), ("acme", "two")))
+    objects = [sealed(serde, number + 1, named) for number, named in enumerate((restricted, other))]
+    assert opened(serde, objects[0], restricted) == content(chunk(1)), "control"
     governor = serde.custody.worker.governor
 
     def restrict(*people: RestrictedSubject) -> None:
         governor.call(lambda mine: mine.restrict(RestrictedSubjects(people))).result(10)
 
     restrict(RestrictedSubject("case-1", "acme", "one"))
-    assert opened(serde, objects[0], one) is None
+    assert opened(serde, objects[0], restricted) is None
     with pytest.raises(CustodyError, match=RESTRICTED):
-        sealed(serde, 3, one)
+        sealed(serde, 3, restricted)
     assert opened(serde, objects[1], other) == content(chunk(2)), "control: another subject of the tenant"
     sealed(serde, 4, other)
     restrict()
-    assert opened(serde, objects[0], one) == content(chunk(1)), "lifted"
-    sealed(serde, 3, one)
+    assert opened(serde, objects[0], restricted) == content(chunk(1)), "lifted"
+    sealed(serde, 3, restricted)
 
 
 def test_a_serde_entry_that_is_wrong_says_why(world: ChunkWorld) -> None:

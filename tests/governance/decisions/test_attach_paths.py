@@ -81,13 +81,13 @@ LEASED = {
 
 
 def test_every_attach_path_is_known() -> None:
-    found: dict[str, set[str]] = {}
+    callers: dict[str, set[str]] = {}
     for folder in ("governance", "integrations"):
         for path in (PACKAGE / folder).rglob("*.py"):
             for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(function, ast.FunctionDef) and _calls(function) & CALLS:
-                    found.setdefault(str(path.relative_to(PACKAGE)), set()).add(function.name)
-    assert found == {path: set(names) for path, names in LEASED.items()}
+                    callers.setdefault(str(path.relative_to(PACKAGE)), set()).add(function.name)
+    assert callers == {path: set(names) for path, names in LEASED.items()}
 
 
 def _calls(function: ast.FunctionDef) -> set[str]:

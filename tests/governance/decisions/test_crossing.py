@@ -73,20 +73,20 @@ class Recording(CountingLedger):
 
 def reused(table: DecisionTable, ledger: Recording, *, route: str | None = None) -> int:
     """Tokens that the reader has of the holder's prompt, when its first use has had its time."""
-    made = governor(table, VirtualClock(), ledger=ledger)
-    owner = made.admit(identify(issuer="idp", tenant="holder"), MODEL, PROMPT)
+    governed = governor(table, VirtualClock(), ledger=ledger)
+    owner = governed.admit(identify(issuer="idp", tenant="holder"), MODEL, PROMPT)
     assert isinstance(owner, Admission)
-    made.commit([owner.request_id], [len(PROMPT)])
-    made.release(owner.request_id)
+    governed.commit([owner.request_id], [len(PROMPT)])
+    governed.release(owner.request_id)
     hits = 0
     for _ in range(2):
-        asked = made.admit(identify(issuer="idp", tenant="reader"), MODEL, PROMPT, route=route)
+        asked = governed.admit(identify(issuer="idp", tenant="reader"), MODEL, PROMPT, route=route)
         assert isinstance(asked, Admission)
         hits = asked.hit_tokens
-        made.abort(asked.request_id)
-        made.settle()
-    made.step()
-    made.close()
+        governed.abort(asked.request_id)
+        governed.settle()
+    governed.step()
+    governed.close()
     return hits
 
 

@@ -106,14 +106,14 @@ class Engine:
         residency = self.facade.admit(who, MODEL, PROMPT, request_id=self.number, hints=hints)
         assert not isinstance(residency, AdmissionRefused)
         keys = self.facade.look_up(residency, lambda key: self.index.get(key, -1))
-        found = [self.index[key] for key in list(keys.keys)[: keys.readable] if key in self.index]
+        reused = [self.index[key] for key in list(keys.keys)[: keys.readable] if key in self.index]
         between()
-        found = found[: self.facade.attachable(residency, found)]
-        self.facade.attached(residency, found)
-        new = list(range(self.next, self.next + 4 - len(found)))
+        reused = reused[: self.facade.attachable(residency, reused)]
+        self.facade.attached(residency, reused)
+        new = list(range(self.next, self.next + 4 - len(reused)))
         self.next += len(new)
         self.facade.handed_out(residency, new)
-        blocks = found + new
+        blocks = reused + new
         running()
         if self.facade.may_publish(residency):
             for place, key in enumerate(list(keys.keys)):
@@ -121,7 +121,7 @@ class Engine:
                     self.index[key] = blocks[place]
                     self.facade.published(residency, [blocks[place]], blocks[place - 1] if place else -1)
         self.facade.release(residency)
-        return len(found)
+        return len(reused)
 
     def denied(self, rule: str) -> int:
         return int(self.facade.stats().tenants["holder"].denials.get(rule, 0))
@@ -255,8 +255,8 @@ def test_past_the_lease_nothing_is_reused_and_what_was_written_is_found_again(en
 
 
 def test_what_is_left_of_it_and_whom_it_denied_is_told(engine: Engine) -> None:
-    said = worker_status(engine.facade.stats(), BLOCK)
-    assert not any(name.startswith("lease") for name in said), "none is needed, and nobody was denied"
+    status = worker_status(engine.facade.stats(), BLOCK)
+    assert not any(name.startswith("lease") for name in status), "none is needed, and nobody was denied"
     engine.facade.take_epochs(OF_ANN, FOREVER)
     engine.facade.renew_custody(ERASURES, engine.clock.now_us() + 3 * MICROSECONDS)
     engine.facade.renew_lease(engine.clock.now_us() + 2 * MICROSECONDS)
@@ -264,8 +264,8 @@ def test_what_is_left_of_it_and_whom_it_denied_is_told(engine: Engine) -> None:
     engine.clock.advance(4 * MICROSECONDS)
     engine.hits()
     engine.hits()
-    said = worker_status(engine.facade.stats(), BLOCK)
-    assert {name: value for name, value in said.items() if name.startswith("lease")} == {
+    status = worker_status(engine.facade.stats(), BLOCK)
+    assert {name: value for name, value in status.items() if name.startswith("lease")} == {
         "lease.policy": -2,
         "lease.custody": -1,
         "lease_denied.custody-lease": 2,

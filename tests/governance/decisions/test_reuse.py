@@ -34,11 +34,11 @@ def test_a_grant_that_may_not_be_used_is_searched_under_a_decoy(tmp_path: Path) 
     world = activation.World(tmp_path)
     world.hit("holder")
     plan = reader_plan(world)
-    denied, found = read(world, plan)  # its first use is not on record yet
+    denied, searched = read(world, plan)  # its first use is not on record yet
     assert [chain.state for chain in denied.grants] == [plan.decoy]
-    assert found.hit_blocks == 0
+    assert searched.hit_blocks == 0
     world.governor.settle()
-    permitted, found = read(world, plan)
+    permitted, searched = read(world, plan)
     assert [chain.state for chain in permitted.grants] == [plan.grants[0].chain.state]
-    assert found.hit_blocks == 4  # the control: the block is there, and only the key was missing
+    assert searched.hit_blocks == 4  # the control: the block is there, and only the key was missing
     assert plan.decoy.digest() != plan.grants[0].chain.state.digest()

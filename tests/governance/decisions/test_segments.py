@@ -27,13 +27,13 @@ TEXT = [_RANDOM.randrange(128_000) for _ in range(200)]
 
 @pytest.fixture
 def ring(tmp_path: Path) -> Keyring:
-    made = Keyring(
+    keyring = Keyring(
         FileKeyStore(tmp_path / "keys.json"),
         open_wrapping("generated", tmp_path / "root.key"),
         VirtualClock(),
     )
-    made.ensure([ACME, GLOBEX])
-    return made
+    keyring.ensure([ACME, GLOBEX])
+    return keyring
 
 
 def _candidate(ring: Keyring, tokens: list[int], name: str = "agent", owner: Any = ACME) -> Candidate:

@@ -44,15 +44,15 @@ def test_what_was_prefilled_arrives_whole_and_is_the_decode_workers_from_then_on
     pair: Pair, label: DomainLabel
 ) -> None:
     assert pair.decode.bring(label, "prompt", BLOCKS) == 0
-    found = pair.fetch(pair.ticket(label, "prompt"))
-    assert (len(found.objects), found.reason) == (2, "")
+    fetched = pair.fetch(pair.ticket(label, "prompt"))
+    assert (len(fetched.objects), fetched.reason) == (2, "")
     keys = keys_of("prompt", BLOCKS)
-    assert pair.decode.tier.receive(label, keys, found.objects) == BLOCKS
+    assert pair.decode.tier.receive(label, keys, fetched.objects) == BLOCKS
     assert pair.decode.bring(label, "prompt", BLOCKS) == BLOCKS, "what was kept, byte for byte"
     assert [event.step for event in pair.decode.events()] == ["stored", "stored"]
     assert pair.prefill.bring(label, "prompt", BLOCKS) == BLOCKS, "its own live on under their own terms"
     (given,) = until(lambda: pair.given)  # it is told behind the answer
-    sizes = sum(len(one.data) for one in found.objects)
+    sizes = sum(len(one.data) for one in fetched.objects)
     assert given == AnsweredFetch((1).to_bytes(16), "decode", PEER_LIFE, 2, sizes, "")
     assert pair.decode.orphans() == pair.prefill.orphans() == []
 
@@ -161,14 +161,14 @@ def test_what_is_torn_on_the_way_does_not_match_its_sum(
 
 
 def test_blocks_of_another_prompt_subject_or_tenant_are_not_taken(pair: Pair, label: DomainLabel) -> None:
-    found = pair.fetch(pair.ticket(label, "prompt"))
+    fetched = pair.fetch(pair.ticket(label, "prompt"))
     for whose in (pair.decode.label("acme", "bob"), pair.decode.label("beta", "ann")):
-        assert pair.decode.tier.receive(whose, keys_of("prompt", BLOCKS), found.objects) == 0
-    assert pair.decode.tier.receive(label, keys_of("other", BLOCKS), found.objects) == 0
+        assert pair.decode.tier.receive(whose, keys_of("prompt", BLOCKS), fetched.objects) == 0
+    assert pair.decode.tier.receive(label, keys_of("other", BLOCKS), fetched.objects) == 0
     pair.decode.allowed = {}
-    assert pair.decode.tier.receive(label, keys_of("prompt", BLOCKS), found.objects) == 0, "nor where policy says no"
+    assert pair.decode.tier.receive(label, keys_of("prompt", BLOCKS), fetched.objects) == 0, "nor where policy says no"
     pair.decode.allowed = {"internal": 16_000_000}
-    assert pair.decode.tier.receive(label, keys_of("prompt", BLOCKS), found.objects) == BLOCKS, "control"
+    assert pair.decode.tier.receive(label, keys_of("prompt", BLOCKS), fetched.objects) == BLOCKS, "control"
 
 
 def test_an_erasure_while_it_is_on_its_way_leaves_nothing(pair: Pair, label: DomainLabel) -> None:

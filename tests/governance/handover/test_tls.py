@@ -19,15 +19,15 @@ from standins.governance.handing_pair import BLOCKS, Pair
 def tls_of(authority: Authority, name: str) -> HandoverTls:
     """As a worker's settings name it."""
     made = authority.issue(name, both=True)
-    found = handover_tls(
+    tls = handover_tls(
         Settings(
             handover_certificate_path=made.certificate,
             handover_certificate_key_path=made.key,
             handover_ca_path=authority.pem,
         )
     )
-    assert found is not None
-    return found
+    assert tls is not None
+    return tls
 
 
 class Wire:
@@ -40,13 +40,13 @@ class Wire:
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        one, _ = self._listening.accept()
+        accepted, _ = self._listening.accept()
         other = socket.create_connection(self._to)
-        back = threading.Thread(target=self._pass, args=(other, one))
+        back = threading.Thread(target=self._pass, args=(other, accepted))
         back.start()
-        self._pass(one, other)
+        self._pass(accepted, other)
         back.join()
-        for each in (one, other, self._listening):
+        for each in (accepted, other, self._listening):
             each.close()
 
     def _pass(self, source: socket.socket, target: socket.socket) -> None:
@@ -110,16 +110,16 @@ def test_a_prefill_side_in_clear_is_not_asked_over_tls(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_used_are_told_at_start(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "fleet")
-    made, other = authority.issue("one", both=True), authority.issue("two", both=True)
+    issued, other = authority.issue("one", both=True), authority.issue("two", both=True)
     assert handover_tls(Settings()) is None
     for key in (other.key, tmp_path / "absent"):
         with pytest.raises(ConfigError, match="handover_certificate_path"):
             handover_tls(
                 Settings(
-                    handover_certificate_path=made.certificate,
+                    handover_certificate_path=issued.certificate,
                     handover_certificate_key_path=key,
                     handover_ca_path=authority.pem,
                 )
             )
     with pytest.raises(ValueError, match="belong together"):
-        Settings(handover_certificate_path=made.certificate)
+        Settings(handover_certificate_path=issued.certificate)

@@ -79,20 +79,20 @@ def test_what_is_no_trace_admits_nothing(trace: str) -> None:
 
 
 def test_through_the_port_a_trace_outlives_a_preemption() -> None:
-    one = PortByHand()
+    engine = PortByHand()
     principal = identify(issuer="idp", tenant="holder")
     for trace in (TRACE, ""):
-        residency: Any = one.port.admit(principal, MODEL, PROMPT, request_id=f"r{trace}", trace=trace)
-        one.port.look_up(residency, lambda key: -1)
-        one.port.handed_out(residency, [1, 2])
-        one.port.step()
-        one.port.returned(residency, [2])
-        one.port.release(residency, "preempted")
-        again: Any = one.port.resume(residency, PROMPT)
-        one.port.handed_out(again, [3])
-        one.port.step()
-        one.port.release(again)
-        one.port.step()
-    own = [pair for pair in traces(one.ledger) if pair[0] != "KeyEvent"]
+        residency: Any = engine.port.admit(principal, MODEL, PROMPT, request_id=f"r{trace}", trace=trace)
+        engine.port.look_up(residency, lambda key: -1)
+        engine.port.handed_out(residency, [1, 2])
+        engine.port.step()
+        engine.port.returned(residency, [2])
+        engine.port.release(residency, "preempted")
+        again: Any = engine.port.resume(residency, PROMPT)
+        engine.port.handed_out(again, [3])
+        engine.port.step()
+        engine.port.release(again)
+        engine.port.step()
+    own = [pair for pair in traces(engine.ledger) if pair[0] != "KeyEvent"]
     names = ("ResidencyOpened", "BlocksReleased", "ResidencyReleased", "ResidencyOpened", "ResidencyReleased")
     assert sorted(own) == sorted((name, trace) for trace in (TRACE, "") for name in names)

@@ -41,15 +41,15 @@ def test_those_from_before_a_moment_count_until_their_date(tmp_path: Path) -> No
 def test_the_end_of_a_root_key_ends_the_backups_that_it_alone_opens(tmp_path: Path) -> None:
     """Moves from A to B, the first of them cut short, and from B to C; a backup is made before and after each."""
     backups = KeyBackups(tmp_path / "keys.json")
-    made = {"A": 0, "A and B": 20, "B": 40, "C": 60}
+    backup_times = {"A": 0, "A and B": 20, "B": 40, "C": 60}
     for at, root in ((10, b"A"), (30, b"A"), (50, b"B")):
         backups.moved(at, root)
-    for number, at in enumerate(made.values(), 1):
+    for number, at in enumerate(backup_times.values(), 1):
         backups.add(at, number * DAY_US)
 
     def opens() -> list[str]:
         known = backups._read()
-        return [name for name, at in made.items() if not key_backups._is_ended(at, known)]
+        return [name for name, at in backup_times.items() if not key_backups._is_ended(at, known)]
 
     assert opens() == ["A", "A and B", "B", "C"]
     backups.end(b"B")
@@ -88,11 +88,11 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def results(world: World) -> list[tuple[str, str]]:
     """What the worker says of erasures, in order."""
-    told: list[Event] = []
+    emitted: list[Event] = []
     emit = world.worker.governor.erasures._emit
-    world.worker.governor.erasures._emit = lambda events: told.extend(events) or emit(events)  # type: ignore[func-returns-value]
+    world.worker.governor.erasures._emit = lambda events: emitted.extend(events) or emit(events)  # type: ignore[func-returns-value]
     governor = world.worker.governor
-    made = governor.erase(Selector("acme"))
+    result = governor.erase(Selector("acme"))
     for _ in range(3):
         world.clock.advance(2_000_000)
         governor.step()
@@ -102,8 +102,8 @@ def results(world: World) -> list[tuple[str, str]]:
         governor.step()
         world.clock.advance(30 * DAY_US)
         governor.step()
-    assert made.erasure not in governor.erasures.pending
-    return [(one.outcome, one.reason) for one in told if isinstance(one, ErasureCompleted)]
+    assert result.erasure not in governor.erasures.pending
+    return [(one.outcome, one.reason) for one in emitted if isinstance(one, ErasureCompleted)]
 
 
 def test_an_erasure_is_not_complete_while_a_known_backup_has_the_keys_that_it_destroyed(world: World) -> None:

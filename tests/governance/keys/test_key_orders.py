@@ -56,18 +56,18 @@ def rings(folder: Path, count: int) -> list[Keyring]:
 
 
 def test_an_order_is_followed_once_by_all_who_share_the_keys(tmp_path: Path) -> None:
-    one, two = rings(tmp_path, 2)
+    first, two = rings(tmp_path, 2)
     order = [OrderedKeys("acme", "rotate", NOW_US + 1)]
-    done = followed(one, order)
+    done = followed(first, order)
     assert {owner: [fact.kind for fact in facts] for owner, facts in done.items()} == {
         ACME: ["rotated"],
     }
-    for ring in (two, one, two):
+    for ring in (two, first, two):
         assert followed(ring, order) == {}, "followed already, by another process or by this one"
         assert ring.epochs(ACME) == (1, 2)
         assert ring.epochs(LABS) == ring.epochs(GROUP) == (1,), "control: others' keys stay"
         assert ring.epochs(ELSEWHERE) == (1,), "of another issuer's tenant with that id too"
-    done = followed(one, [OrderedKeys("acme^other", "rotate", NOW_US + 1)])
+    done = followed(first, [OrderedKeys("acme^other", "rotate", NOW_US + 1)])
     assert list(done) == [ELSEWHERE], "control"
 
 
@@ -176,18 +176,18 @@ def test_an_order_to_destroy_is_complete_when_every_process_of_then_has_dropped_
     tmp_path: Path,
 ) -> None:
     fleet = Fleet.create(tmp_path)
-    with fleet.worker("one") as one, fleet.worker("two") as two:
-        one.governor._keyring.ensure([ORG])
+    with fleet.worker("one") as worker, fleet.worker("two") as two:
+        worker.governor._keyring.ensure([ORG])
         fleet.order("destroy")
         assert fleet.standing().waiting == ("one", "two")
         held = two.governor._keyring
         with KeyBuffer() as key:
             held.refresh()
             held.derive(ORG, 1, b"use", key)
-        last = until(lambda: (said := fleet.standing()).waiting == ("two",) and said, meanwhile=one.governor.step)
-        assert last.state == "open" and one.governor._keyring.epochs(ORG) == (2,)
+        last = until(lambda: (said := fleet.standing()).waiting == ("two",) and said, meanwhile=worker.governor.step)
+        assert last.state == "open" and worker.governor._keyring.epochs(ORG) == (2,)
         assert held._secrets, "control: another process still has what the order ended"
-        fleet.until("complete", one, two)
+        fleet.until("complete", worker, two)
         assert (ORG, 1) not in held._secrets
         with fleet.worker("three"):
             assert fleet.standing().state == "complete", "who began later never had any of it"
@@ -211,16 +211,16 @@ def test_an_order_is_open_until_the_key_service_has_destroyed_the_epochs_key(
     try:
         server.document(tmp_path / "service.yaml", timeout_ms=300)
         fleet = Fleet.create(tmp_path, "key-service")
-        with fleet.worker("one") as one:
-            one.governor._keyring.ensure([ORG])
+        with fleet.worker("one") as worker:
+            worker.governor._keyring.ensure([ORG])
             keys = server.keys()
             asked = threading.Event()
-            monkeypatch.setattr(one.governor, "end_keys_in_service", asked.set)  # the service is not asked yet
+            monkeypatch.setattr(worker.governor, "end_keys_in_service", asked.set)  # the service is not asked yet
             fleet.order("destroy")
-            last = until(lambda: (said := fleet.standing()).in_service and said, meanwhile=one.governor.step)
+            last = until(lambda: (said := fleet.standing()).in_service and said, meanwhile=worker.governor.step)
             assert asked.wait(60) and (last.state, last.in_service) == ("open", 1)
             monkeypatch.undo()
-            assert fleet.until("complete", one).in_service == 0
+            assert fleet.until("complete", worker).in_service == 0
             assert len(set(keys) - set(server.keys())) == 1
     finally:
         server.close()
@@ -249,16 +249,16 @@ def test_a_known_backup_of_the_key_store_leaves_the_order_pending_until_its_date
     """Or until nothing from before opens any more; one from after the order counts for nothing."""
     fleet, now_us = Fleet.create(tmp_path), SystemClock().utc_us()
     until_us, backups = now_us + 30 * 86_400_000_000, KeyBackups(fleet.settings.keyring_path)
-    with fleet.worker("one") as one:
-        one.governor._keyring.ensure([ORG])
+    with fleet.worker("one") as worker:
+        worker.governor._keyring.ensure([ORG])
         backups.add(now_us, until_us)
         backups.add(now_us + 2 * CLOCKS_DIFFER_US, 2 * until_us)
         fleet.order("destroy")
-        last = fleet.until("pending", one)
+        last = fleet.until("pending", worker)
         assert (last.pending_until_us, last.waiting, last.in_service) == (until_us, (), 0)
         backups.moved(now_us, b"root")
         backups.end(b"root")
-        assert fleet.until("complete", one).pending_until_us is None
+        assert fleet.until("complete", worker).pending_until_us is None
 
 
 @pytest.mark.parametrize("when", ["before the process began", "while it runs"])

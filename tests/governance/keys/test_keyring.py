@@ -178,13 +178,13 @@ def test_destruction_elsewhere_reaches_this_process(tmp_path: Path) -> None:
 
 
 def test_two_processes_making_epochs_lose_none(tmp_path: Path) -> None:
-    one, other = _ring(tmp_path), _ring(tmp_path)
-    one.ensure([ACME])
+    ring, other = _ring(tmp_path), _ring(tmp_path)
+    ring.ensure([ACME])
     other.ensure([GLOBEX])
     assert other.ensure([ACME]) == ()
-    one.refresh()
-    assert one.owners() == (ACME, GLOBEX)
-    assert _block_key(one, _spec()) == _block_key(other, _spec())
+    ring.refresh()
+    assert ring.owners() == (ACME, GLOBEX)
+    assert _block_key(ring, _spec()) == _block_key(other, _spec())
 
 
 def test_the_change_count_rises_with_every_beginning_and_end_of_an_epoch(tmp_path: Path) -> None:

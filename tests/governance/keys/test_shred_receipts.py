@@ -120,15 +120,15 @@ def test_a_torn_or_changed_receipt_is_not_read(keys: ShredKeys, path: Path) -> N
 def test_the_newest_are_kept_and_buckets_leave_first(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shred_receipts, "RECEIPTS_MAX", 8)
     receipts = ShredReceipts(path)
-    made = [
+    written = [
         DestroyedKey(bytes([at]) * 16, "subject" if at % 6 == 0 else "bucket", "low", at + 1, at + 2, at + 3)
         for at in range(17)
     ]
-    for one in made:
+    for one in written:
         assert receipts.add([one])
     left = receipts.read()
-    assert [one for one in left if one.kind == "subject"] == [one for one in made if one.kind == "subject"]
-    assert len(left) == 8 and [one for one in left if one.kind == "bucket"] == made[11:12] + made[13:17]
+    assert [one for one in left if one.kind == "subject"] == [one for one in written if one.kind == "subject"]
+    assert len(left) == 8 and [one for one in left if one.kind == "bucket"] == written[11:12] + written[13:17]
 
 
 def test_another_process_reads_what_lives_without_a_root_key(keys: ShredKeys, path: Path) -> None:
@@ -161,20 +161,20 @@ def test_under_another_root_key_each_is_as_it_was(path: Path) -> None:
     """And the old root key opens none of them any more."""
     old, new = root(b"old"), root(b"new")
     keys = opened(path, b"old")
-    made = {keys.of_subject(subject).id: subject for subject in SUBJECTS[:70]}
+    subjects_by_id = {keys.of_subject(subject).id: subject for subject in SUBJECTS[:70]}
     gone = keys.of_subject(SUBJECTS[99])
     keys.destroy(gone.id)
-    secrets = {id_: bytes(keys.secret(id_).view()) for id_ in made}
+    secrets = {id_: bytes(keys.secret(id_).view()) for id_ in subjects_by_id}
     keys.close()
     assert rewrap_shred_keys(path, old, new) == 71, "with the naming secret"
     again = opened(path, b"new")
-    assert {id_: bytes(again.secret(id_).view()) for id_ in made} == secrets
-    assert all(again.of_subject(subject).id == id_ for id_, subject in made.items())
+    assert {id_: bytes(again.secret(id_).view()) for id_ in subjects_by_id} == secrets
+    assert all(again.of_subject(subject).id == id_ for id_, subject in subjects_by_id.items())
     assert not again.is_living(gone.id)
     again.close()
     late = opened(path, b"old")
     with pytest.raises(KeyringError):
-        late.secret(next(iter(made)))
+        late.secret(next(iter(subjects_by_id)))
     late.close()
     assert rewrap_shred_keys(path, old, new) == 0, "again changes nothing"
     before = path.read_bytes()

@@ -134,19 +134,19 @@ def test_the_forecast_is_what_enforcing_then_gives(load: str, blocks: int) -> No
     enforced.close()
 
 
-def serve_with_forks(one: NativeEngine, asks: list[RequestSpec]) -> list[int]:
+def serve_with_forks(native_engine: NativeEngine, asks: list[RequestSpec]) -> list[int]:
     """One after another, and of each a second request once it runs; the cached tokens of the first ones."""
-    found = []
+    cached = []
     for ask in asks:
-        first = one.submit(ask)
-        one.step()
-        assert one.outcome(first).state == RUNNING
-        second = one.fork(first)
-        while one.step():
-            one.clock.advance(1_000)
-        assert one.outcome(first).state == one.outcome(second).state == FINISHED
-        found.append(one.outcome(first).cached_tokens)
-    return found
+        first = native_engine.submit(ask)
+        native_engine.step()
+        assert native_engine.outcome(first).state == RUNNING
+        second = native_engine.fork(first)
+        while native_engine.step():
+            native_engine.clock.advance(1_000)
+        assert native_engine.outcome(first).state == native_engine.outcome(second).state == FINISHED
+        cached.append(native_engine.outcome(first).cached_tokens)
+    return cached
 
 
 def test_forks_are_in_the_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,141 +172,141 @@ def test_forks_are_in_the_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_forked_from_a_request_that_would_wait_waits_with_it() -> None:
-    one = engine(400)
-    order(one, MONITOR)
+    native_engine = engine(400)
+    order(native_engine, MONITOR)
     waits = [RequestSpec(reader("gamma", f"u{number}"), tuple(range(10, 210)), max_tokens=12) for number in range(4)]
-    handles = [one.submit(ask) for ask in waits]
+    handles = [native_engine.submit(ask) for ask in waits]
     for _ in range(25):
-        one.step()
-    forecast = forecast_pools(one)
+        native_engine.step()
+    forecast = forecast_pools(native_engine)
     assert len(forecast._waiting) == 1
-    child = one.fork(handles[3])
-    assert one.outcome(child).state == RUNNING and len(forecast._waiting[0].forks) == 1
+    child = native_engine.fork(handles[3])
+    assert native_engine.outcome(child).state == RUNNING and len(forecast._waiting[0].forks) == 1
     forked = forecast._waiting[0].forks[0][1]
-    while one.step():
-        one.clock.advance(1_000)
-    assert len(monitored(one)) == 4 and not forecast._waiting
+    while native_engine.step():
+        native_engine.clock.advance(1_000)
+    assert len(monitored(native_engine)) == 4 and not forecast._waiting
     assert forked.is_over and forked.sequence is None and forecast.check() == []
-    one.close()
+    native_engine.close()
 
 
 def test_requests_that_would_be_put_off_are_recorded_once_it_is_known_what_they_would_find() -> None:
-    one = engine(400)
-    order(one, MONITOR)
+    native_engine = engine(400)
+    order(native_engine, MONITOR)
     waits = [RequestSpec(reader("gamma", f"u{number}"), tuple(range(10, 210)), max_tokens=4) for number in range(4)]
-    handles = [one.submit(ask) for ask in waits]
-    one.step()
-    assert {one.outcome(handle).state for handle in handles} == {RUNNING}, "nothing is enforced"
-    forecast = forecast_pools(one)
+    handles = [native_engine.submit(ask) for ask in waits]
+    native_engine.step()
+    assert {native_engine.outcome(handle).state for handle in handles} == {RUNNING}, "nothing is enforced"
+    forecast = forecast_pools(native_engine)
     assert len(forecast._waiting) == 1, "three fit under its cap"
-    one.governor.step()
-    recorded = [event for event in one.ledger() if isinstance(event, RequestMonitored)]
+    native_engine.governor.step()
+    recorded = [event for event in native_engine.ledger() if isinstance(event, RequestMonitored)]
     assert len(recorded) == 3
-    while one.step():
-        one.clock.advance(1_000)
-    assert len(monitored(one)) == 4 and not forecast._waiting
+    while native_engine.step():
+        native_engine.clock.advance(1_000)
+    assert len(monitored(native_engine)) == 4 and not forecast._waiting
     assert forecast.check() == []
-    one.close()
+    native_engine.close()
 
 
 def test_a_forecast_costs_little_memory() -> None:
-    one = engine(20_000)
+    native_engine = engine(20_000)
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    order(one, MONITOR)
-    one.governor._forecast.open(quotas_of(one.governor.table))
+    order(native_engine, MONITOR)
+    native_engine.governor._forecast.open(quotas_of(native_engine.governor.table))
     spent = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert spent <= 32 * 20_000
-    one.close()
+    native_engine.close()
 
 
 def test_blocks_of_the_two_sides_never_meet() -> None:
-    one = engine()
-    order(one, MONITOR)
-    assert ask(one, "alpha", "ann") == 0
-    assert ask(one, "gamma", "eve") > 0, "the engine's own keys know no tenant"
-    assert monitored(one)[1].effect == "would-deny" and monitored(one)[1].refused_tokens > 0
-    opened = [event for event in one.ledger() if isinstance(event, ResidencyOpened)]
+    native_engine = engine()
+    order(native_engine, MONITOR)
+    assert ask(native_engine, "alpha", "ann") == 0
+    assert ask(native_engine, "gamma", "eve") > 0, "the engine's own keys know no tenant"
+    assert monitored(native_engine)[1].effect == "would-deny" and monitored(native_engine)[1].refused_tokens > 0
+    opened = [event for event in native_engine.ledger() if isinstance(event, ResidencyOpened)]
     assert len(opened[1].domains) == 2 and opened[1].reasons[0] == "(monitored)"
-    order(one, CANARY, tenants=frozenset({"alpha"}))
-    assert ask(one, "alpha", "ann") == 0, "what it left while it was monitored is out of its reach"
-    assert ask(one, "alpha", "ann") > 0, "its own"
-    assert sides(one) == {False}
-    assert ask(one, "gamma", "eve") == 0, "an enforced tenant's blocks are out of a monitored one's reach"
-    assert ask(one, "gamma", "eva") > 0
-    order(one, ENFORCE)
-    assert ask(one, "gamma", "eve") == 0 and ask(one, "alpha", "ann") > 0
-    order(one, MONITOR)
-    assert ask(one, "gamma", "eve") == 0
-    assert one.check() == one.scan() == []
-    one.close()
+    order(native_engine, CANARY, tenants=frozenset({"alpha"}))
+    assert ask(native_engine, "alpha", "ann") == 0, "what it left while it was monitored is out of its reach"
+    assert ask(native_engine, "alpha", "ann") > 0, "its own"
+    assert sides(native_engine) == {False}
+    assert ask(native_engine, "gamma", "eve") == 0, "an enforced tenant's blocks are out of a monitored one's reach"
+    assert ask(native_engine, "gamma", "eva") > 0
+    order(native_engine, ENFORCE)
+    assert ask(native_engine, "gamma", "eve") == 0 and ask(native_engine, "alpha", "ann") > 0
+    order(native_engine, MONITOR)
+    assert ask(native_engine, "gamma", "eve") == 0
+    assert native_engine.check() == native_engine.scan() == []
+    native_engine.close()
 
 
 def test_a_share_of_sessions_and_an_erasure() -> None:
-    one = engine()
-    order(one, CANARY, share="1/2")
+    native_engine = engine()
+    order(native_engine, CANARY, share="1/2")
     for number in range(40):
-        ask(one, "alpha", "ann", session=f"s{number}")
-    assert 8 < len(monitored(one)) < 32 and sides(one) == {True, False}
-    one.erase(Selector(tenant="alpha"))
-    assert sides(one) == set()
-    assert one.check() == one.scan() == []
-    one.close()
+        ask(native_engine, "alpha", "ann", session=f"s{number}")
+    assert 8 < len(monitored(native_engine)) < 32 and sides(native_engine) == {True, False}
+    native_engine.erase(Selector(tenant="alpha"))
+    assert sides(native_engine) == set()
+    assert native_engine.check() == native_engine.scan() == []
+    native_engine.close()
 
 
 def test_a_tenant_that_the_policy_does_not_know_is_served_and_recorded() -> None:
-    one = engine()
-    refused = one.submit(RequestSpec(reader("nobody-knows", "x"), WORDS))
-    one.step()
-    assert one.outcome(refused).state == REFUSED, "control"
-    order(one, MONITOR)
-    assert ask(one, "nobody-knows", "x") == 0 < ask(one, "alpha", "ann")
-    assert ask(one, "strangest", "y") > 0
-    first, _, last = monitored(one)
+    native_engine = engine()
+    refused = native_engine.submit(RequestSpec(reader("nobody-knows", "x"), WORDS))
+    native_engine.step()
+    assert native_engine.outcome(refused).state == REFUSED, "control"
+    order(native_engine, MONITOR)
+    assert ask(native_engine, "nobody-knows", "x") == 0 < ask(native_engine, "alpha", "ann")
+    assert ask(native_engine, "strangest", "y") > 0
+    first, _, last = monitored(native_engine)
     assert (first.tenant, first.effect, first.reasons) == ("(anonymous)", "would-deny", ("unknown-tenant",))
     assert last.refused_tokens == last.reused_tokens > 0
-    order(one, ENFORCE)
-    assert sides(one) == set()
-    assert one.check() == one.scan() == []
-    one.close()
+    order(native_engine, ENFORCE)
+    assert sides(native_engine) == set()
+    assert native_engine.check() == native_engine.scan() == []
+    native_engine.close()
 
 
 def test_a_misplaced_request_is_served_and_counted_while_its_tenant_is_monitored() -> None:
     rules = "placement: [{id: alpha-own, groups: [east-1], tenants: [alpha], dedicated: true}]\n"
-    one = NativeEngine(Setup(POLICY + rules, VirtualClock(), blocks=400))
-    one.governor.may_monitor, one.governor.placement_group = True, "west-1"
+    native_engine = NativeEngine(Setup(POLICY + rules, VirtualClock(), blocks=400))
+    native_engine.governor.may_monitor, native_engine.governor.placement_group = True, "west-1"
 
     def refused(tenant: str) -> bool:
-        request = one.submit(RequestSpec(reader(tenant, "ann"), WORDS))
-        while one.outcome(request).state not in OVER:
-            one.step()
-        return one.outcome(request).state == REFUSED
+        request = native_engine.submit(RequestSpec(reader(tenant, "ann"), WORDS))
+        while native_engine.outcome(request).state not in OVER:
+            native_engine.step()
+        return native_engine.outcome(request).state == REFUSED
 
     def would_deny(tenant: str) -> int:
-        return one.governor.stats().tenants[tenant].would_deny.get("misplaced", 0)
+        return native_engine.governor.stats().tenants[tenant].would_deny.get("misplaced", 0)
 
     assert refused("alpha") and not refused("beta"), "control: enforced"
-    order(one, CANARY, tenants=frozenset(("beta",)))
+    order(native_engine, CANARY, tenants=frozenset(("beta",)))
     assert not refused("alpha") and not refused("alpha") and not refused("beta")
     assert (would_deny("alpha"), would_deny("beta")) == (2, 0)
-    order(one, ENFORCE)
+    order(native_engine, ENFORCE)
     assert refused("alpha")
-    assert one.check() == one.scan() == []
-    one.close()
+    assert native_engine.check() == native_engine.scan() == []
+    native_engine.close()
 
 
 def test_an_order_ends_by_itself_and_what_runs_leaves_nothing() -> None:
-    one = engine()
-    one.governor.call(lambda governor: order(one, MONITOR))
-    one.idle(1_000_000)
-    running = one.submit(RequestSpec(reader("alpha", "ann"), WORDS, max_tokens=8))
-    one.step()
-    one.idle(3_600_000_000)
-    assert one.governor.enforcement.mode == ENFORCE
-    while one.step():
-        one.clock.advance(1_000)
-    assert one.outcome(running).state == FINISHED, "no deadline of the policy's ended it"
-    assert sides(one) == set()
-    assert one.check() == one.scan() == []
-    one.close()
+    native_engine = engine()
+    native_engine.governor.call(lambda governor: order(native_engine, MONITOR))
+    native_engine.idle(1_000_000)
+    running = native_engine.submit(RequestSpec(reader("alpha", "ann"), WORDS, max_tokens=8))
+    native_engine.step()
+    native_engine.idle(3_600_000_000)
+    assert native_engine.governor.enforcement.mode == ENFORCE
+    while native_engine.step():
+        native_engine.clock.advance(1_000)
+    assert native_engine.outcome(running).state == FINISHED, "no deadline of the policy's ended it"
+    assert sides(native_engine) == set()
+    assert native_engine.check() == native_engine.scan() == []
+    native_engine.close()

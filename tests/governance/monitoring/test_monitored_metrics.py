@@ -21,23 +21,23 @@ from standins.governance.monitored_workload import POLICY, requests, serve
 
 @pytest.mark.parametrize("kind", [NativeEngine, ReferenceEngine])
 def test_every_figure_of_monitored_requests_is_what_a_recount_says(kind: type[Any]) -> None:
-    one = kind(Setup(POLICY, VirtualClock(), blocks=400))
-    facade = one.governor if kind is NativeEngine else one.port
+    engine = kind(Setup(POLICY, VirtualClock(), blocks=400))
+    facade = engine.governor if kind is NativeEngine else engine.port
 
     def said() -> dict[str, float]:
         return worker_status(facade.stats(), BLOCK_TOKENS)
 
     assert said()["monitors"] == 0
     facade.may_monitor = True
-    until_us = one.clock.utc_us() + 3_600_000_000
+    until_us = engine.clock.utc_us() + 3_600_000_000
     facade.order_enforcement(
         Enforcement(CANARY, Stage(frozenset({"alpha"}), Fraction(0)), "5eed" * 8, until_us, "olga")
     )
     asks = requests(120)
-    cached = serve(one, asks)
+    cached = serve(engine, asks)
     facade.counts()
     own = sum(got for ask, got in zip(asks, cached, strict=True) if ask.identity.tenant == "alpha")
-    leaves = [event for event in one.ledger() if isinstance(event, RequestMonitored)]
+    leaves = [event for event in engine.ledger() if isinstance(event, RequestMonitored)]
     status = said()
     assert status["monitors"] == 1
     assert status["monitored_requests"] == len(leaves) == sum(ask.identity.tenant != "alpha" for ask in asks)
@@ -47,10 +47,10 @@ def test_every_figure_of_monitored_requests_is_what_a_recount_says(kind: type[An
     assert status["hit_tokens"] == own > 0, "what is monitored is in no other figure of hits"
     denied = sum(
         event.requests
-        for event in one.ledger()
+        for event in engine.ledger()
         if isinstance(event, HitCounted) and event.effect == "would-deny" and event.rule == "no-gamma"
     )
     assert status["would_deny.no-gamma"] == denied > 0 and "denials" not in status
     facade.order_enforcement(Enforcement(ENFORCE))
     assert said()["monitors"] == 0
-    one.close()
+    engine.close()

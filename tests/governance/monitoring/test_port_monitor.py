@@ -119,22 +119,24 @@ def test_requests_that_would_wait_for_their_tenants_quota_wait_in_the_forecast(
 
 
 def test_who_would_wait_is_recorded_once_it_is_known_what_it_would_find() -> None:
-    one = engine(400)
-    order(one, MONITOR)
+    reference_engine = engine(400)
+    order(reference_engine, MONITOR)
     tokens = tuple(range(10, 210))
-    handles = [one.submit(RequestSpec(reader("gamma", f"u{number}"), tokens, max_tokens=4)) for number in range(4)]
-    one.step()
-    assert {one.outcome(handle).state for handle in handles} == {RUNNING}, "nothing is enforced"
-    one.port.stats()
-    assert one.port._forecast.waiting == 1, "three fit under its cap"
-    one.step()
-    assert len([event for event in one.ledger() if isinstance(event, RequestMonitored)]) == 3
-    one.abort(handles[3])
-    assert one.port._forecast.waiting == 0, "whoever leaves while it would wait is given up"
-    while one.step():
-        one.clock.advance(1_000)
-    assert len(monitored(one)) == 4
-    one.close()
+    handles = [
+        reference_engine.submit(RequestSpec(reader("gamma", f"u{number}"), tokens, max_tokens=4)) for number in range(4)
+    ]
+    reference_engine.step()
+    assert {reference_engine.outcome(handle).state for handle in handles} == {RUNNING}, "nothing is enforced"
+    reference_engine.port.stats()
+    assert reference_engine.port._forecast.waiting == 1, "three fit under its cap"
+    reference_engine.step()
+    assert len([event for event in reference_engine.ledger() if isinstance(event, RequestMonitored)]) == 3
+    reference_engine.abort(handles[3])
+    assert reference_engine.port._forecast.waiting == 0, "whoever leaves while it would wait is given up"
+    while reference_engine.step():
+        reference_engine.clock.advance(1_000)
+    assert len(monitored(reference_engine)) == 4
+    reference_engine.close()
 
 
 @pytest.mark.parametrize(
@@ -162,54 +164,56 @@ def test_the_forecast_is_what_enforcing_then_gives(load: str, blocks: int) -> No
 
 
 def test_a_hit_that_the_policy_refuses_is_recorded_as_one_and_as_no_reuse() -> None:
-    one = engine()
-    order(one, MONITOR)
-    assert ask(one, "alpha", "ann") == 0
-    assert ask(one, "gamma", "eve") > 0, "the engine's own keys know no tenant"
-    first, second = monitored(one)
+    reference_engine = engine()
+    order(reference_engine, MONITOR)
+    assert ask(reference_engine, "alpha", "ann") == 0
+    assert ask(reference_engine, "gamma", "eve") > 0, "the engine's own keys know no tenant"
+    first, second = monitored(reference_engine)
     assert (first.effect, first.refused_tokens) == ("would-permit", 0)
     assert second.effect == "would-deny" and second.reasons == ("no-gamma",)
     assert second.refused_tokens == second.reused_tokens > 0 == second.forecast_tokens
-    opened = [event for event in one.ledger() if isinstance(event, ResidencyOpened)]
+    opened = [event for event in reference_engine.ledger() if isinstance(event, ResidencyOpened)]
     assert all(event.reasons[0] == "(monitored)" for event in opened)
     attached = opened[1].attached
     assert attached and len(opened[1].domains) == 2, "whose they are stands in the leaf"
-    counted = [event for event in one.ledger() if isinstance(event, HitCounted)]
+    counted = [event for event in reference_engine.ledger() if isinstance(event, HitCounted)]
     assert {event.effect for event in counted} == {"would-deny"}
-    one.close()
+    reference_engine.close()
 
 
 def test_a_request_whom_the_policy_does_not_admit_is_served_and_recorded() -> None:
-    one = engine()
-    order(one, MONITOR)
-    ask(one, "nobody-knows", "x")
-    serve(one, [RequestSpec(None, WORDS)])
-    found = monitored(one)
+    reference_engine = engine()
+    order(reference_engine, MONITOR)
+    ask(reference_engine, "nobody-knows", "x")
+    serve(reference_engine, [RequestSpec(None, WORDS)])
+    found = monitored(reference_engine)
     assert [(event.tenant, event.effect) for event in found] == [("(anonymous)", "would-deny")] * 2
     assert [event.reasons for event in found] == [("unknown-tenant",), ("no-identity",)]
-    one.close()
+    reference_engine.close()
 
 
 def test_blocks_of_the_two_sides_never_meet() -> None:
-    one = engine()
-    order(one, MONITOR)
-    ask(one, "alpha", "ann")
-    ask(one, "beta", "bob")
-    order(one, CANARY, tenants=frozenset({"alpha"}))
-    assert ask(one, "alpha", "ann") == 0, "what it left while it was monitored is out of its reach"
-    assert ask(one, "alpha", "ann") > 0, "its own"
-    indexed = np.flatnonzero(one.pool.indexed)
-    sides = {label_of(one.pool.domains[tag]).is_monitored for tag in one.pool.tag[indexed].tolist()}
+    reference_engine = engine()
+    order(reference_engine, MONITOR)
+    ask(reference_engine, "alpha", "ann")
+    ask(reference_engine, "beta", "bob")
+    order(reference_engine, CANARY, tenants=frozenset({"alpha"}))
+    assert ask(reference_engine, "alpha", "ann") == 0, "what it left while it was monitored is out of its reach"
+    assert ask(reference_engine, "alpha", "ann") > 0, "its own"
+    indexed = np.flatnonzero(reference_engine.pool.indexed)
+    sides = {
+        label_of(reference_engine.pool.domains[tag]).is_monitored for tag in reference_engine.pool.tag[indexed].tolist()
+    }
     assert sides == {False}, "alpha's monitored blocks, and what stood behind them, have ended"
-    assert ask(one, "gamma", "eve") == 0, "an enforced tenant's blocks are out of a monitored one's reach"
-    assert ask(one, "gamma", "eva") > 0
-    order(one, ENFORCE)
-    assert ask(one, "gamma", "eve") == 0
-    assert ask(one, "alpha", "ann") > 0, "whoever was enforced before keeps what it had"
-    order(one, MONITOR)
-    assert ask(one, "gamma", "eve") == 0, "nothing of alpha's is reached under the engine's own keys"
-    assert one.check() == one.scan() == []
-    one.close()
+    assert ask(reference_engine, "gamma", "eve") == 0, "an enforced tenant's blocks are out of a monitored one's reach"
+    assert ask(reference_engine, "gamma", "eva") > 0
+    order(reference_engine, ENFORCE)
+    assert ask(reference_engine, "gamma", "eve") == 0
+    assert ask(reference_engine, "alpha", "ann") > 0, "whoever was enforced before keeps what it had"
+    order(reference_engine, MONITOR)
+    assert ask(reference_engine, "gamma", "eve") == 0, "nothing of alpha's is reached under the engine's own keys"
+    assert reference_engine.check() == reference_engine.scan() == []
+    reference_engine.close()
 
 
 def _keyed_by(state: HashState, chain: Callable[..., Chain], *which: Any) -> Chain:
@@ -219,36 +223,41 @@ def _keyed_by(state: HashState, chain: Callable[..., Chain], *which: Any) -> Cha
 def test_a_monitored_key_is_none_that_an_enforced_request_can_ask_for() -> None:
     """With a control: were the keys the policy's own, the very same look-up would find the block."""
     for keyed_alike in (False, True):
-        one = engine()
-        order(one, MONITOR)
-        plan = one.port.plan_of(reader("alpha", "ann"), _MODEL, None, NO_HINTS)
+        reference_engine = engine()
+        order(reference_engine, MONITOR)
+        plan = reference_engine.port.plan_of(reader("alpha", "ann"), _MODEL, None, NO_HINTS)
         assert plan is not None and plan.own.state is not None
         if keyed_alike:
-            keyed = partial(_keyed_by, plan.own.state, one.port._monitor.chain)
-            one.port._monitor.chain = keyed  # type: ignore[method-assign]
-        one.port._end_monitored = lambda before: None  # type: ignore[method-assign]
-        ask(one, "alpha", "ann")
-        order(one, ENFORCE)
-        residency = one.port.admit(reader("alpha", "ann"), _MODEL, list(WORDS), request_id="probe")
+            keyed = partial(_keyed_by, plan.own.state, reference_engine.port._monitor.chain)
+            reference_engine.port._monitor.chain = keyed  # type: ignore[method-assign]
+        reference_engine.port._end_monitored = lambda before: None  # type: ignore[method-assign]
+        ask(reference_engine, "alpha", "ann")
+        order(reference_engine, ENFORCE)
+        residency = reference_engine.port.admit(reader("alpha", "ann"), _MODEL, list(WORDS), request_id="probe")
         assert isinstance(residency, ExternalResidency)
-        found = [one.blocks.find(key) for key in one.port.look_up(residency, one.blocks.find).keys]
+        found = [
+            reference_engine.blocks.find(key)
+            for key in reference_engine.port.look_up(residency, reference_engine.blocks.find).keys
+        ]
         assert any(block >= 0 for block in found) is keyed_alike
         there = [block for block in found if block >= 0]
-        assert one.port.attachable(residency, there) == 0, "and its domain is another one, whatever its key is"
-        one.close()
+        assert reference_engine.port.attachable(residency, there) == 0, (
+            "and its domain is another one, whatever its key is"
+        )
+        reference_engine.close()
 
 
 def test_what_was_monitored_ends_with_the_order_that_enforces() -> None:
     """With a control: where nothing ends it, it stays."""
     for is_ended in (True, False):
-        one = engine()
+        reference_engine = engine()
         if not is_ended:
-            one.port._end_monitored = lambda before: None  # type: ignore[method-assign]
-        order(one, MONITOR)
-        ask(one, "alpha", "ann")
-        order(one, ENFORCE)
-        assert bool(one.pool.indexed.any()) is not is_ended
-        one.close()
+            reference_engine.port._end_monitored = lambda before: None  # type: ignore[method-assign]
+        order(reference_engine, MONITOR)
+        ask(reference_engine, "alpha", "ann")
+        order(reference_engine, ENFORCE)
+        assert bool(reference_engine.pool.indexed.any()) is not is_ended
+        reference_engine.close()
 
 
 def test_a_canary_of_sessions_is_steady_and_only_grows() -> None:
@@ -264,41 +273,47 @@ def test_a_canary_of_sessions_is_steady_and_only_grows() -> None:
 
 
 def test_a_share_of_sessions_is_enforced_and_the_others_are_not() -> None:
-    one = engine()
-    order(one, CANARY, share="1/2")
+    reference_engine = engine()
+    order(reference_engine, CANARY, share="1/2")
     for number in range(40):
-        ask(one, "alpha", "ann", session=f"s{number}")
-    assert 8 < len(monitored(one)) < 32
-    assert one.check() == one.scan() == []
-    one.close()
+        ask(reference_engine, "alpha", "ann", session=f"s{number}")
+    assert 8 < len(monitored(reference_engine)) < 32
+    assert reference_engine.check() == reference_engine.scan() == []
+    reference_engine.close()
 
 
 def test_an_order_ends_by_itself_and_reaches_an_engine_that_sleeps() -> None:
-    one = engine()
-    one.port.call(lambda port: order(one, MONITOR))
-    one.idle(1_000_000)
-    assert one.port.enforcement.mode == MONITOR
-    ask(one, "alpha", "ann")
-    one.idle(3_600_000_000)
-    assert one.port.enforcement.mode == ENFORCE and one.port.enforcement_refused == "its time is over"
-    assert not one.pool.indexed.any()
-    assert ask(one, "gamma", "eve") == 0
-    changes = [event for event in one.ledger() if isinstance(event, EnforcementChanged)]
+    reference_engine = engine()
+    reference_engine.port.call(lambda port: order(reference_engine, MONITOR))
+    reference_engine.idle(1_000_000)
+    assert reference_engine.port.enforcement.mode == MONITOR
+    ask(reference_engine, "alpha", "ann")
+    reference_engine.idle(3_600_000_000)
+    assert (
+        reference_engine.port.enforcement.mode == ENFORCE
+        and reference_engine.port.enforcement_refused == "its time is over"
+    )
+    assert not reference_engine.pool.indexed.any()
+    assert ask(reference_engine, "gamma", "eve") == 0
+    changes = [event for event in reference_engine.ledger() if isinstance(event, EnforcementChanged)]
     assert [(event.mode, event.actor, event.refused) for event in changes] == [
         ("monitor", "olga", ""),
         ("enforce", "olga", "its time is over"),
     ]
-    one.close()
+    reference_engine.close()
 
 
 def test_nothing_is_monitored_by_accident() -> None:
-    one = engine()
-    one.port.may_monitor = False
-    order(one, MONITOR)
-    assert one.port.enforcement.mode == ENFORCE and one.port.enforcement_refused == "not allowed here"
-    ask(one, "alpha", "ann")
-    assert ask(one, "gamma", "eve") == 0 and not monitored(one)
-    one.close()
+    reference_engine = engine()
+    reference_engine.port.may_monitor = False
+    order(reference_engine, MONITOR)
+    assert (
+        reference_engine.port.enforcement.mode == ENFORCE
+        and reference_engine.port.enforcement_refused == "not allowed here"
+    )
+    ask(reference_engine, "alpha", "ann")
+    assert ask(reference_engine, "gamma", "eve") == 0 and not monitored(reference_engine)
+    reference_engine.close()
     dedicated = engine(
         policy=POLICY.replace("profile: shared", "profile: strict")
         .replace(POLICY[POLICY.index("grants:") : POLICY.index("rules:")], "")
@@ -311,27 +326,30 @@ def test_nothing_is_monitored_by_accident() -> None:
 
 
 def test_a_monitored_tenants_blocks_end_with_its_erasure() -> None:
-    one = engine()
-    order(one, MONITOR)
-    ask(one, "alpha", "ann")
-    one.erase(Selector(tenant="alpha"))
-    assert not one.pool.indexed.any()
-    assert ask(one, "gamma", "eve") == 0
-    one.close()
+    reference_engine = engine()
+    order(reference_engine, MONITOR)
+    ask(reference_engine, "alpha", "ann")
+    reference_engine.erase(Selector(tenant="alpha"))
+    assert not reference_engine.pool.indexed.any()
+    assert ask(reference_engine, "gamma", "eve") == 0
+    reference_engine.close()
 
 
 def test_what_runs_when_its_tenant_is_enforced_leaves_nothing() -> None:
-    one = engine()
-    order(one, MONITOR)
-    running = one.submit(RequestSpec(reader("alpha", "ann"), WORDS, max_tokens=8))
-    waiting = one.submit(RequestSpec(reader("alpha", "ann"), WORDS, max_tokens=8))
-    one.step()
-    order(one, ENFORCE)
-    late = one.submit(RequestSpec(reader("alpha", "ann"), WORDS))
-    while one.step():
-        one.clock.advance(1_000)
-    assert {one.outcome(each).state for each in (running, waiting, late)} == {FINISHED}
-    sides = [label_of(one.pool.domains[tag]).is_monitored for tag in one.pool.tag[one.pool.indexed].tolist()]
+    reference_engine = engine()
+    order(reference_engine, MONITOR)
+    running = reference_engine.submit(RequestSpec(reader("alpha", "ann"), WORDS, max_tokens=8))
+    waiting = reference_engine.submit(RequestSpec(reader("alpha", "ann"), WORDS, max_tokens=8))
+    reference_engine.step()
+    order(reference_engine, ENFORCE)
+    late = reference_engine.submit(RequestSpec(reader("alpha", "ann"), WORDS))
+    while reference_engine.step():
+        reference_engine.clock.advance(1_000)
+    assert {reference_engine.outcome(each).state for each in (running, waiting, late)} == {FINISHED}
+    sides = [
+        label_of(reference_engine.pool.domains[tag]).is_monitored
+        for tag in reference_engine.pool.tag[reference_engine.pool.indexed].tolist()
+    ]
     assert sides and not any(sides)
-    assert BLOCK_TOKENS and one.check() == one.scan() == []
-    one.close()
+    assert BLOCK_TOKENS and reference_engine.check() == reference_engine.scan() == []
+    reference_engine.close()

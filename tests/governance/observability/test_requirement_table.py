@@ -47,8 +47,8 @@ ROWS = rows_of(PAGE.read_text(encoding="utf-8"))
 
 def faults(row: RequirementRow) -> list[str]:
     """What a row names that is not there, and verdicts that are none."""
-    found = [path for path in row.lives if not (ROOT / path).is_file()]
-    found += [name for name in row.metrics if name not in BY_NAME]
+    wrong = [path for path in row.lives if not (ROOT / path).is_file()]
+    wrong += [name for name in row.metrics if name not in BY_NAME]
     for test in row.tests:
         path, _, function = test.partition("::")
         file = ROOT / "tests" / path
@@ -57,12 +57,12 @@ def faults(row: RequirementRow) -> list[str]:
             if file.is_file()
             else set()
         )
-        found += [] if function.startswith("test_") and function in names else [test]
+        wrong += [] if function.startswith("test_") and function in names else [test]
     verdicts = (row.own_pool, row.transformers, row.vllm)
-    found += [one for one in verdicts if one != "yes" and not re.fullmatch(r"absent: \S.+", one)]
+    wrong += [one for one in verdicts if one != "yes" and not re.fullmatch(r"absent: \S.+", one)]
     if "yes" in verdicts and not (row.lives and row.tests):
-        found.append(f"{row.what}: a `yes` that nothing shows")
-    return found
+        wrong.append(f"{row.what}: a `yes` that nothing shows")
+    return wrong
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.requirement} {row.what}")

@@ -173,7 +173,7 @@ class Counted:
 
     def _watch_times(self) -> None:
         """When blocks were written, first tokens came, and too few blocks were clean."""
-        computed, said, end = self.engine.computed, self.engine._said, self.engine.end
+        computed, emitted, end = self.engine.computed, self.engine._said, self.engine.end
 
         def landed(request: ToyRequest) -> None:
             if self.is_native:
@@ -185,7 +185,7 @@ class Counted:
             if request.state == "running" and request.epoch == epoch:
                 took_us = self.clock.now_us() - self.asked_us[request.number]
                 self.spoke.setdefault(request.number, (request.cached_tokens > 0, took_us))
-            said(request, epoch, token)
+            emitted(request, epoch, token)
 
         def ended(request: ToyRequest, state: str, cause: str) -> None:
             self.cancelled += cause == "aborted" and request.state == "running"
@@ -283,8 +283,8 @@ class Counted:
         states = np.bincount(self.pool.state, minlength=len(BlockState)).tolist()
         dues = [hold.deadline_us for hold in self._holds()]
         overdue = [due for due in dues if due <= now_us]
-        found: dict[str, float] = {f"blocks.{state.name.lower()}": states[state] for state in BlockState}
-        found |= {
+        figures: dict[str, float] = {f"blocks.{state.name.lower()}": states[state] for state in BlockState}
+        figures |= {
             "blocks.total": BLOCKS,
             "usage_ratio": (states[BlockState.ACTIVE] + states[BlockState.CACHED]) / BLOCKS,
             "block_tokens": BLOCK_TOKENS,
@@ -310,33 +310,33 @@ class Counted:
             "refused.no-delta": self.forbidden,
             "identity.unknown-tenant": self.strangers,
         }
-        found |= {f"deferred.{reason}": count for reason, count in self.told.items()}
-        found |= self._waits_by_hand()
+        figures |= {f"deferred.{reason}": count for reason, count in self.told.items()}
+        figures |= self._waits_by_hand()
         slots = sum(len(one.table) for one in self.engine.running) * BLOCK_TOKENS
         tokens = sum(len(one.tokens) for one in self.engine.running)
-        found |= {"active_tokens": tokens, "waste_tokens": slots - tokens, "clean_waits": self.clean_waits}
-        found |= {"stalled": self.stalled, "recomputed": self.computed_again}
-        found["absent_stores"] = 0  # this policy offloads nothing
-        found["fragmentation"] = (slots - tokens) / slots if slots else 0
+        figures |= {"active_tokens": tokens, "waste_tokens": slots - tokens, "clean_waits": self.clean_waits}
+        figures |= {"stalled": self.stalled, "recomputed": self.computed_again}
+        figures["absent_stores"] = 0  # this policy offloads nothing
+        figures["fragmentation"] = (slots - tokens) / slots if slots else 0
         ages = self._cached_ages()
-        found["cached_age_seconds"] = sum(ages) / len(ages) if ages else 0
-        found["cached_age_seconds_max"] = max(ages, default=0)
+        figures["cached_age_seconds"] = sum(ages) / len(ages) if ages else 0
+        figures["cached_age_seconds_max"] = max(ages, default=0)
         for event in self.engine.ledger():
             if isinstance(event, CustodyEnded) and event.cause in EVICTIONS:
                 key = f"evicted.{event.cause}"
-                found[key] = found.get(key, 0) + sum(len(run.blocks) for run in event.runs)
+                figures[key] = figures.get(key, 0) + sum(len(run.blocks) for run in event.runs)
         if self.is_native:
             tree = self.engine.governor.managers[0].tree
-            found["nodes"] = sum(1 for _ in tree.nodes())
-            found["depth_blocks"] = max((depth_of(node) for node in tree.nodes()), default=0)
+            figures["nodes"] = sum(1 for _ in tree.nodes())
+            figures["depth_blocks"] = max((depth_of(node) for node in tree.nodes()), default=0)
             used = Counter(block for one in self.engine.running for block in one.table)
-            found["shared_tokens"] = sum(count - 1 for count in used.values()) * BLOCK_TOKENS
-        return {key: value for key, value in found.items() if value or key in ALWAYS}
+            figures["shared_tokens"] = sum(count - 1 for count in used.values()) * BLOCK_TOKENS
+        return {key: value for key, value in figures.items() if value or key in ALWAYS}
 
     def _waits_by_hand(self) -> dict[str, float]:
         hits = [blocks for blocks in self.cached if blocks]
         spoke = list(self.spoke.values())
-        found = {"hit_blocks.unverified": sum(hits) / BLOCK_TOKENS}
+        figures = {"hit_blocks.unverified": sum(hits) / BLOCK_TOKENS}
         for name, bounds, values in (
             ("queue", SECONDS, [us / 1e6 for us in self.waited_us]),
             ("hit_age", AGES, [us / 1e6 for us in self.ages_us]),
@@ -346,9 +346,9 @@ class Counted:
             ("cancel", SECONDS, [0.0] * self.cancelled),
         ):
             if values:
-                found |= {f"{name}.le.{bound:g}": sum(one <= bound for one in values) for bound in bounds}
-                found |= {f"{name}.le.inf": len(values), f"{name}.sum": sum(values)}
-        return found
+                figures |= {f"{name}.le.{bound:g}": sum(one <= bound for one in values) for bound in bounds}
+                figures |= {f"{name}.le.inf": len(values), f"{name}.sum": sum(values)}
+        return figures
 
     def _cached_ages(self) -> list[float]:
         """Of blocks that nobody uses and that can be found: since when they are."""
@@ -382,14 +382,14 @@ def person(tenant: str, subject: str | None = None, session: str | None = None) 
 
 def differing(world: Counted) -> dict[str, tuple[float, float]]:
     """Keys whose values differ, and both values. A wheel's tick is what `overdue_seconds` may be off by."""
-    said = {key: value for key, value in world.said().items() if value or key in ALWAYS}
+    shown = {key: value for key, value in world.said().items() if value or key in ALWAYS}
     hand = world.recount()
-    keys = (said.keys() | hand.keys()) - UNSURE
-    assert said["overdue_seconds"] == pytest.approx(hand["overdue_seconds"], abs=0.2)
+    keys = (shown.keys() | hand.keys()) - UNSURE
+    assert shown["overdue_seconds"] == pytest.approx(hand["overdue_seconds"], abs=0.2)
     return {
-        key: (said.get(key, 0), hand.get(key, 0))
+        key: (shown.get(key, 0), hand.get(key, 0))
         for key in keys
-        if said.get(key, 0) != pytest.approx(hand.get(key, 0), rel=1e-6, abs=1e-5)
+        if shown.get(key, 0) != pytest.approx(hand.get(key, 0), rel=1e-6, abs=1e-5)
     }
 
 
@@ -412,7 +412,7 @@ def test_every_metric_of_an_engine_is_what_a_recount_says(world: Counted) -> Non
     assert differing(world) == {}, "at boot"
     world.work()
     assert differing(world) == {}, "idle"
-    said = world.said()
+    shown = world.said()
     for key in (
         "first_request_hits",
         "granted_hit_blocks",
@@ -420,8 +420,8 @@ def test_every_metric_of_an_engine_is_what_a_recount_says(world: Counted) -> Non
         "deferred.over-quota",
         "refused.no-delta",
     ):
-        assert said[key] > 0, f"void: nothing of {key} happened"
-    assert any(said.get(f"evicted.{cause}") for cause in EVICTIONS)
+        assert shown[key] > 0, f"void: nothing of {key} happened"
+    assert any(shown.get(f"evicted.{cause}") for cause in EVICTIONS)
     for at in range(2):
         world.ask(person("beta", "eve", "s3"), [*range(100 + 40 * at, 120 + 40 * at)], 6)
     for _ in range(4):
@@ -449,16 +449,16 @@ def test_every_metric_of_a_worker_has_a_recount(world: Counted) -> None:
     absent = OF_THE_AGENT if world.is_native else OF_THE_AGENT | OURS_ALONE
     keys = set(of_workers.values()) - {""}
     assert keys >= OF_THE_AGENT | OURS_ALONE
-    said, hand = world.said(), world.recount()
+    shown, hand = world.said(), world.recount()
     world.ask(person("beta"), [*range(400, 420)], 6)
     for _ in range(4):
         world.engine.step()
-    said |= world.said()
+    shown |= world.said()
     hand |= world.recount()
     for key in keys - absent - UNSURE - OF_TIERS - OF_MONITORED - OF_LEASES - OF_EVENTS:
         assert any(_names(key, name) for name in hand), f"`{key}` has no recount here"
-        assert any(_names(key, name) for name in said), f"`{key}` is not said"
-    for name in said:
+        assert any(_names(key, name) for name in shown), f"`{key}` is not said"
+    for name in shown:
         assert any(_names(key, name) for key in keys - absent), f"no metric of this engine shows `{name}`"
 
 

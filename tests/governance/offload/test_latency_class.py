@@ -127,16 +127,16 @@ def test_a_class_that_there_is_not_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_explanation_says_the_class_and_what_it_changed() -> None:
-    one = {
+    decision = {
         "action": "restore", "tier": "host", "blocks": 8, "bytes": SIZE, "transfer_us": 900, "recompute_us": 1000,
         "choice": "recompute", "outcome": "", "actual_us": 0, "reason": "uncertain", "part_blocks": 0,
         "latency_class": "interactive",
     }  # fmt: skip
     request = {
         "residency": 9, "tenant": "acme", "classification": "internal", "attached_blocks": 0, "written_blocks": 8,
-        "decisions": [one],
+        "decisions": [decision],
     }  # fmt: skip
     said = "\n".join(lines_of(request))
     assert "its latency class: interactive" in said
     assert "by less than predictions were wrong, and the request is interactive" in said
-    assert "latency class" not in "\n".join(lines_of(request | {"decisions": [one | {"latency_class": ""}]}))
+    assert "latency class" not in "\n".join(lines_of(request | {"decisions": [decision | {"latency_class": ""}]}))

@@ -22,16 +22,16 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     made.worker.close()
 
 
-def run(world: World, tokens: list[int], made: list[int], whose: str = "acme") -> Admission:
-    """A request that has decoded `made`, of which the last has no K/V yet; every byte it computed says what it is."""
+def run(world: World, tokens: list[int], generated: list[int], whose: str = "acme") -> Admission:
+    """A request that has decoded `generated`, the last of which has no K/V yet; each computed byte says what it is."""
     governor = world.worker.governor
     admitted = governor.admit(who(whose), MODEL, tokens)
     assert isinstance(admitted, Admission)
     governor.commit([admitted.request_id], [len(tokens)])
-    for token in made:
+    for token in generated:
         assert governor.extend_many([admitted.request_id], [token]) == ()
     for block, index in enumerate(governor.blocks(admitted.request_id).tolist()):
-        world.memory.write(0, np.array([index]), memoryview(bytearray(content(world, tokens + made, block))))
+        world.memory.write(0, np.array([index]), memoryview(bytearray(content(world, tokens + generated, block))))
     return admitted
 
 
@@ -75,48 +75,50 @@ def test_without_swap_the_last_block_is_computed_again(world: World) -> None:
 
 
 def test_nobody_else_gets_the_tail_and_no_prompt_finds_it(world: World) -> None:
-    tokens, made = prompt(1, 6, 3), prompt(2, 0, 5)
-    request = run(world, tokens, made)
+    tokens, generated = prompt(1, 6, 3), prompt(2, 0, 5)
+    request = run(world, tokens, generated)
     assert world.worker.governor.preempt(request.request_id, swap=True)
     world.crowd()
-    assert resumed(world, tokens + made, "beta") == 0
-    assert resumed(world, tokens + made, partial=False) == 6 * TOKENS
-    assert resumed(world, [*tokens, *made[:-1], made[-1] + 1]) == len(tokens) + 4, "the last has none yet"
-    assert resumed(world, [*tokens, *made[:-2], made[-2] + 1, 7]) == 6 * TOKENS, "other tokens"
+    assert resumed(world, tokens + generated, "beta") == 0
+    assert resumed(world, tokens + generated, partial=False) == 6 * TOKENS
+    assert resumed(world, [*tokens, *generated[:-1], generated[-1] + 1]) == len(tokens) + 4, "the last has none yet"
+    assert resumed(world, [*tokens, *generated[:-2], generated[-2] + 1, 7]) == 6 * TOKENS, "other tokens"
 
 
 def test_an_erasure_ends_what_was_swapped_out(world: World) -> None:
-    tokens, made = prompt(1, 6, 3), prompt(2, 0, 5)
-    request = run(world, tokens, made)
+    tokens, generated = prompt(1, 6, 3), prompt(2, 0, 5)
+    request = run(world, tokens, generated)
     assert world.worker.governor.preempt(request.request_id, swap=True)
     world.crowd()
     world.worker.governor.erase(Selector("acme"))
     world.worker.governor.step()
-    assert resumed(world, tokens + made) == 0
+    assert resumed(world, tokens + generated) == 0
 
 
 @pytest.mark.parametrize("tokens", [5, 4 * TOKENS + 5])
 def test_no_number_of_swaps_prolongs_what_was_computed_first(world: World, tokens: int) -> None:
     """At most an hour, swapped out and in every nine minutes, decoding on; a partial block without a parent, too."""
-    text, made, minute = prompt(1, 0, tokens), prompt(2, 0, 40), 60_000_000
+    text, generated, minute = prompt(1, 0, tokens), prompt(2, 0, 40), 60_000_000
     governor, at = world.worker.governor, 1
-    request = run(world, text, made[:at])
+    request = run(world, text, generated[:at])
     for trip in range(8):
         governor.preempt(request.request_id, swap=True)
         world.crowd(trip)
         world.clock.advance(9 * minute)
         governor.step()
-        admitted = governor.admit(who("acme"), MODEL, text + made[:at], is_resumed=True, takes_partial=True)
+        admitted = governor.admit(who("acme"), MODEL, text + generated[:at], is_resumed=True, takes_partial=True)
         assert isinstance(admitted, Admission)
         if 9 * (trip + 1) >= 60:
             assert admitted.hit_tokens == 0, f"after {9 * (trip + 1)} minutes"
             break
         assert admitted.hit_tokens == tokens + at - 1
         governor.commit([admitted.request_id], [tokens + at])
-        for token in made[at : at + 5]:
+        for token in generated[at : at + 5]:
             assert governor.extend_many([admitted.request_id], [token]) == ()
         at += 5
         request = admitted
         for block, index in enumerate(governor.blocks(request.request_id).tolist()):
-            world.memory.write(0, np.array([index]), memoryview(bytearray(content(world, text + made[:at], block))))
+            world.memory.write(
+                0, np.array([index]), memoryview(bytearray(content(world, text + generated[:at], block)))
+            )
     assert trip == 6

@@ -24,16 +24,16 @@ def offloading(world: World) -> Offloading:
 
 def watched(offload: Offloading) -> list[TransferDecided]:
     """What is decided from now on, as the ledger gets it."""
-    found: list[TransferDecided] = []
+    decided: list[TransferDecided] = []
     take = offload.transfers.take_decisions
 
     def taking() -> list[TransferDecided]:
         taken = take()
-        found.extend(taken)
+        decided.extend(taken)
         return taken
 
     offload.transfers.take_decisions = taking  # type: ignore[method-assign]
-    return found
+    return decided
 
 
 def restores(decided: list[TransferDecided]) -> list[TransferDecided]:

@@ -46,16 +46,16 @@ def ledger(decided: DecidedWorld) -> Iterator[Engine]:
 
 def every(ledger: Engine, wanted: TransferFilter, limit: int, *, newest: bool = True) -> list[RecordedTransfer]:
     """Page after page."""
-    found: list[RecordedTransfer] = []
+    listed: list[RecordedTransfer] = []
     after, pages = None, 0
     with ledger.connect() as connection:
         while pages == 0 or after is not None:
             page = transfers(connection, wanted, after=after, limit=limit, newest=newest)
             assert len(page.transfers) <= limit
-            found += page.transfers
+            listed += page.transfers
             after, pages = page.next, pages + 1
-    assert pages == max(1, -(-len(found) // limit))
-    return found
+    assert pages == max(1, -(-len(listed) // limit))
+    return listed
 
 
 def test_the_world_has_what_there_is_to_ask(decided: DecidedWorld) -> None:
@@ -83,10 +83,10 @@ def test_oldest_first_is_newest_first_turned_round(
 
 @pytest.mark.parametrize("limit", [7, 1000])
 def test_every_decision_is_there_newest_first(decided: DecidedWorld, ledger: Engine, limit: int) -> None:
-    found = every(ledger, TransferFilter(), limit)
-    assert [one.at_us for one in found] == sorted((one.at_us for one in found), reverse=True)
-    said = Counter(tuple(one)[1:] for one in found)
-    made = Counter(
+    transfers = every(ledger, TransferFilter(), limit)
+    assert [one.at_us for one in transfers] == sorted((one.at_us for one in transfers), reverse=True)
+    counted = Counter(tuple(one)[1:] for one in transfers)
+    expected = Counter(
         (
             one.tenant, one.action, one.tier, one.residency, one.blocks, one.bytes, one.transfer_us,
             one.recompute_us, one.choice, one.outcome, one.actual_us, one.reason, one.part_blocks,
@@ -95,7 +95,7 @@ def test_every_decision_is_there_newest_first(decided: DecidedWorld, ledger: Eng
         )
         for one in decided.decisions
     )  # fmt: skip
-    assert said == made and {one.incarnation for one in found} == {decided.incarnation}
+    assert counted == expected and {one.incarnation for one in transfers} == {decided.incarnation}
 
 
 @pytest.mark.parametrize(
@@ -140,13 +140,13 @@ def of_size(done: list[tuple[int, int, int]], at: int) -> TransferSize:
 @pytest.mark.parametrize("tenant", [None, "acme", "beta", "nobody"])
 def test_a_summary_is_what_a_recount_says(decided: DecidedWorld, ledger: Engine, tenant: str | None) -> None:
     with ledger.connect() as connection:
-        found = {row.action: row for row in transfer_summary(connection, *ALL, tenant=tenant)}
+        rows = {row.action: row for row in transfer_summary(connection, *ALL, tenant=tenant)}
     for action in ("store", "restore"):
         mine = [one for one in decided.of(action) if tenant in (None, one.tenant)]
         if not mine:
-            assert action not in found
+            assert action not in rows
             continue
-        row, moved = found[action], [one for one in mine if one.choice == "transfer"]
+        row, moved = rows[action], [one for one in mine if one.choice == "transfer"]
         done = [one for one in moved if one.outcome == "done"]
         known = [one for one in done if one.transfer_us]
         assert (row.tier, row.decisions, row.transfers) == ("host", len(mine), len(moved))
@@ -207,13 +207,13 @@ def test_one_request_is_explained(decided: DecidedWorld, ledger: Engine) -> None
             }
             assert words[one.reason] in text
             if one.outcome in ("partial", "failed"):
-                said = "nothing came"
+                expected = "nothing came"
                 if one.outcome == "partial":
                     assert 0 < one.part_blocks < one.blocks
-                    said = f"{one.part_blocks} blocks were restored; the missing ones"
+                    expected = f"{one.part_blocks} blocks were restored; the missing ones"
                 [own] = [each for each in row["decisions"] if each["bytes"] == one.bytes]
                 words_of = "\n".join(decision_lines(own))
-                assert said in words_of and "saved" not in words_of and words_of in text
+                assert expected in words_of and "saved" not in words_of and words_of in text
         assert explain_request(connection, one.residency, tenant="nobody") == ()
         other = "beta" if one.tenant == "acme" else "acme"
         assert explain_request(connection, one.residency, tenant=other) == ()

@@ -143,25 +143,25 @@ def test_the_command_line_makes_signs_and_verifies_every_format(ledger: RecordLe
     (folder / "log.vkey").write_text(str(ledger.key.verifier))
     url = ledger.store.url.render_as_string(hide_password=False)
     url = f"sqlite:///{folder}/ledger.db" if ledger.store.dialect.name == "sqlite" else url
-    made = ["report", "ropa", "--ledger", url, "--since", "2026-02-01", "--until", "2026-02-15", "--format"]
+    arguments = ["report", "ropa", "--ledger", url, "--since", "2026-02-01", "--until", "2026-02-15", "--format"]
     formats = [
         "csv",
         "html",
         "json",
         *(["pdf"] if ledger.store.dialect.name == "sqlite" else []),
     ]  # printed once
-    made += [",".join(formats), "--signing-key", str(folder / "report.key"), "--out", str(folder / "ropa")]
-    found = CliRunner().invoke(app, [*made, "--role", "processor", "--controller-of", "hodler=Example AG"])
-    assert found.exit_code == 2 and "knows no tenant" in found.output, "a name that the ledger never saw"
-    found = CliRunner().invoke(app, [*made, "--json"])
-    assert found.exit_code == 0, found.output
+    arguments += [",".join(formats), "--signing-key", str(folder / "report.key"), "--out", str(folder / "ropa")]
+    answer = CliRunner().invoke(app, [*arguments, "--role", "processor", "--controller-of", "hodler=Example AG"])
+    assert answer.exit_code == 2 and "knows no tenant" in answer.output, "a name that the ledger never saw"
+    answer = CliRunner().invoke(app, [*arguments, "--json"])
+    assert answer.exit_code == 0, answer.output
     verifying = ["report", "verify", str(folder / "ropa"), "--key", str(folder / "log.vkey"), "--ledger", url]
     checked = json.loads(CliRunner().invoke(app, [*verifying, "--json"]).stdout)
     assert checked["ok"] and checked["formats"] == [f"ropa.{name}" for name in formats]
     alone = [*verifying[:-2], "--export", str(ledger.exported()), "--json"]
     from_export = json.loads(CliRunner().invoke(app, alone).stdout)
     assert from_export["ok"] and from_export["source"] == "the export"
-    assert checked["digest"] == json.loads(found.stdout)["digest"]
+    assert checked["digest"] == json.loads(answer.stdout)["digest"]
     page = (folder / "ropa" / "ropa.html").read_text()
     (folder / "ropa" / "ropa.html").write_text(page.replace("reader", "nobody"))
     bad = CliRunner().invoke(app, verifying)

@@ -49,14 +49,14 @@ def answer(*people: RestrictedSubject) -> Answers:
     }
 
 
-def start(path: Path | None, said: Answers | None = None) -> tuple[RemoteInbox, Facade]:
-    """A new process of the worker; without `said` nobody answers at the control plane's address."""
+def start(path: Path | None, answers: Answers | None = None) -> tuple[RemoteInbox, Facade]:
+    """A new process of the worker; without `answers` nobody answers at the control plane's address."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{taken.getsockname()[1]}"
     connection = ControlPlaneConnection(address, "key")
-    if said is not None:
-        connection.get = said  # type: ignore[method-assign]
+    if answers is not None:
+        connection.get = answers  # type: ignore[method-assign]
     inbox, facade = RemoteInbox(connection, 0, path, clock=VirtualClock(), lease_seconds=300), Facade()
     try:
         inbox.recover_pending(facade)  # type: ignore[arg-type]

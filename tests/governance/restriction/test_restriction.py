@@ -44,13 +44,13 @@ def of(*people: tuple[str, str]) -> RestrictedSubjects:
 
 @pytest.fixture(params=["subject", "tenant"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path, "host")
-    made.worker.close()
-    made.set["tier_transfers"] = "always"
-    made.policy = made.policy.replace("scope: tenant", f"scope: {request.param}")
-    made.open()
-    yield made
-    made.worker.close()
+    world = World(tmp_path, "host")
+    world.worker.close()
+    world.set["tier_transfers"] = "always"
+    world.policy = world.policy.replace("scope: tenant", f"scope: {request.param}")
+    world.open()
+    yield world
+    world.worker.close()
 
 
 def crowd(world: World, seed: int = 0) -> None:
@@ -171,23 +171,23 @@ def test_a_leaf_of_another_subjects_request_says_why_it_found_less(world: World)
 
 
 def test_it_is_on_record_once_with_the_subject_and_explained(tmp_path: Path) -> None:
-    one = ReferenceEngine(Setup(SUBJECTS, VirtualClock(), blocks=200))
-    ask(one, "alpha", "ann")
-    one.port.restrict(of(("alpha", "ann")))
-    one.port.restrict(of(("alpha", "ann")))
-    assert ask(one, "alpha", "ann") == 0
-    one.port.restrict(NOBODY_RESTRICTED)
-    one.port.counts()
-    said = [event for event in one.ledger() if isinstance(event, ProcessingRestricted)]
+    reference_engine = ReferenceEngine(Setup(SUBJECTS, VirtualClock(), blocks=200))
+    ask(reference_engine, "alpha", "ann")
+    reference_engine.port.restrict(of(("alpha", "ann")))
+    reference_engine.port.restrict(of(("alpha", "ann")))
+    assert ask(reference_engine, "alpha", "ann") == 0
+    reference_engine.port.restrict(NOBODY_RESTRICTED)
+    reference_engine.port.counts()
+    said = [event for event in reference_engine.ledger() if isinstance(event, ProcessingRestricted)]
     assert [(event.case_id, event.tenant, event.subject, event.change) for event in said] == [
         ("case-alpha-ann", "alpha", "ann", "restricted"),
         ("case-alpha-ann", "alpha", "ann", "lifted"),
     ]
-    opened = [event for event in one.ledger() if isinstance(event, ResidencyOpened)]
+    opened = [event for event in reference_engine.ledger() if isinstance(event, ResidencyOpened)]
     assert [event.reasons for event in opened] == [("own",), (RESTRICTED,)]
-    denied = [event for event in one.ledger() if isinstance(event, HitCounted) and event.effect == "deny"]
+    denied = [event for event in reference_engine.ledger() if isinstance(event, HitCounted) and event.effect == "deny"]
     assert {(event.rule, event.action) for event in denied} == {(RESTRICTED, "reuse")}
-    one.close()
+    reference_engine.close()
 
 
 # -- an engine's own pool ---------------------------------------------------------------------------------------------
@@ -198,30 +198,32 @@ def ask(one: ReferenceEngine, tenant: str, subject: str) -> int:
 
 
 def test_an_engine_on_the_port_reuses_nothing_and_all_again() -> None:
-    one = ReferenceEngine(Setup(SUBJECTS, VirtualClock(), blocks=200))
-    ask(one, "alpha", "ann")
-    hit = ask(one, "alpha", "ann")
+    reference_engine = ReferenceEngine(Setup(SUBJECTS, VirtualClock(), blocks=200))
+    ask(reference_engine, "alpha", "ann")
+    hit = ask(reference_engine, "alpha", "ann")
     assert hit > 0, "control"
-    one.port.restrict(of(("alpha", "ann")))
-    assert [ask(one, "alpha", who_) for who_ in ("ann", "bob", "bob")] == [0, 0, hit]
-    one.port.restrict(NOBODY_RESTRICTED)
-    assert ask(one, "alpha", "ann") == hit
-    assert one.check() == one.scan() == []
-    one.close()
+    reference_engine.port.restrict(of(("alpha", "ann")))
+    assert [ask(reference_engine, "alpha", who_) for who_ in ("ann", "bob", "bob")] == [0, 0, hit]
+    reference_engine.port.restrict(NOBODY_RESTRICTED)
+    assert ask(reference_engine, "alpha", "ann") == hit
+    assert reference_engine.check() == reference_engine.scan() == []
+    reference_engine.close()
 
 
 def test_a_grant_opens_nothing_of_it() -> None:
-    one = ReferenceEngine(Setup(SUBJECTS.replace("scope: subject", "scope: tenant"), VirtualClock(), blocks=200))
+    reference_engine = ReferenceEngine(
+        Setup(SUBJECTS.replace("scope: subject", "scope: tenant"), VirtualClock(), blocks=200)
+    )
 
     def through() -> int:
-        ask(one, "beta", "eve")  # the first use is put on record
-        one.port.settle()
-        return ask(one, "beta", "eve")
+        ask(reference_engine, "beta", "eve")  # the first use is put on record
+        reference_engine.port.settle()
+        return ask(reference_engine, "beta", "eve")
 
-    ask(one, "alpha", "ann")
-    one.port.restrict(of(("alpha", "ann")))
+    ask(reference_engine, "alpha", "ann")
+    reference_engine.port.restrict(of(("alpha", "ann")))
     assert through() > 0, "its own by now"
-    one.close()
+    reference_engine.close()
     two = ReferenceEngine(Setup(SUBJECTS.replace("scope: subject", "scope: tenant"), VirtualClock(), blocks=200))
     ask(two, "alpha", "ann")
     residency = two.port.admit(
@@ -246,38 +248,40 @@ def test_a_grant_opens_nothing_of_it() -> None:
 
 
 def test_an_order_to_monitor_does_not_open_it() -> None:
-    one = ReferenceEngine(Setup(SUBJECTS, VirtualClock(), blocks=200))
-    one.port.may_monitor = True
-    until_us = one.clock.utc_us() + 3_600_000_000
-    one.port.order_enforcement(Enforcement(MONITOR, seed="5eed" * 8, until_utc_us=until_us, actor="olga", order=1))
-    ask(one, "alpha", "ann")
-    assert ask(one, "beta", "bob") > 0, "control: the engine's own keys know no tenant"
-    one.port.restrict(of(("alpha", "ann")))
-    assert ask(one, "alpha", "ann") == 0
-    assert ask(one, "beta", "cid") == 0, "nor does anybody whom the engine's own keys lead to it"
+    reference_engine = ReferenceEngine(Setup(SUBJECTS, VirtualClock(), blocks=200))
+    reference_engine.port.may_monitor = True
+    until_us = reference_engine.clock.utc_us() + 3_600_000_000
+    reference_engine.port.order_enforcement(
+        Enforcement(MONITOR, seed="5eed" * 8, until_utc_us=until_us, actor="olga", order=1)
+    )
+    ask(reference_engine, "alpha", "ann")
+    assert ask(reference_engine, "beta", "bob") > 0, "control: the engine's own keys know no tenant"
+    reference_engine.port.restrict(of(("alpha", "ann")))
+    assert ask(reference_engine, "alpha", "ann") == 0
+    assert ask(reference_engine, "beta", "cid") == 0, "nor does anybody whom the engine's own keys lead to it"
     other = RequestSpec(reader("beta", "cid"), tuple(range(50, 82)))
-    assert serve(one, [other])[0] == 0 < serve(one, [other])[0], "others are monitored still"
-    one.close()
+    assert serve(reference_engine, [other])[0] == 0 < serve(reference_engine, [other])[0], "others are monitored still"
+    reference_engine.close()
 
 
 def test_beside_a_connector_that_copies_whatever_is_computed_they_are_refused_by_name() -> None:
-    one = ReferenceEngine(
+    reference_engine = ReferenceEngine(
         Setup(SUBJECTS.replace("low: never", "low: {tiers: [host], encrypt: required}"), VirtualClock())
     )
-    one.port.tiers.copies_leave, one.port.tiers.are_copies_sealed = True, lambda: True
+    reference_engine.port.tiers.copies_leave, reference_engine.port.tiers.are_copies_sealed = True, lambda: True
     ann = identify(issuer="idp", tenant="alpha", verified={"subject": "ann"})
 
     def answer(request_id: str) -> object:
-        return one.port.admit(ann, _MODEL, list(WORDS), request_id=request_id)
+        return reference_engine.port.admit(ann, _MODEL, list(WORDS), request_id=request_id)
 
     assert not isinstance(answer("a"), AdmissionRefused), "control"
-    one.port.restrict(of(("alpha", "ann")))
+    reference_engine.port.restrict(of(("alpha", "ann")))
     refused = answer("b")
     assert isinstance(refused, AdmissionRefused) and RESTRICTED in str(refused.reason)
-    one.port.tiers.copies_leave = False
+    reference_engine.port.tiers.copies_leave = False
     residency = answer("c")
-    assert not isinstance(residency, AdmissionRefused) and not one.port.may_offload(residency)
-    one.close()
+    assert not isinstance(residency, AdmissionRefused) and not reference_engine.port.may_offload(residency)
+    reference_engine.close()
 
 
 @pytest.mark.parametrize("size", [1, 4])

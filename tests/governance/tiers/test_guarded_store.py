@@ -161,13 +161,13 @@ def test_a_store_that_fails_is_left_alone_for_longer_each_time(hanging: Hanging)
 def bring_three(place: Place, begun: threading.Event) -> int:
     """Bring three objects back; the first waits on its way to the device until the second is being read."""
     acme, keys = place.label("acme"), keys_of("p", 12)
-    found = place.tier.lookup(acme, keys, 0)
+    objects = place.tier.lookup(acme, keys, 0)
 
     def write(first: int, count: int, skip: int, data: memoryview) -> None:
         if not first:
             assert begun.wait(10), "the next is not read while this one is opened"
 
-    return sum(one.blocks for one in place.tier.load(acme, keys, 0, found, write))
+    return sum(one.blocks for one in place.tier.load(acme, keys, 0, objects, write))
 
 
 def test_one_is_written_while_the_next_is_sealed(
@@ -279,14 +279,14 @@ def test_what_is_read_ahead_and_not_wanted_is_let_go(
     """The first does not open, or the device fails: the second, which the thread has, holds no memory afterwards."""
     acme = place.label("acme")
     assert place.keep(acme, "p", 12) == 12
-    found = place.tier.lookup(acme, keys_of("p", 12), 0)
+    objects = place.tier.lookup(acme, keys_of("p", 12), 0)
 
     def fails(*_: object) -> None:
         raise DeviceError("gone")
 
     with pytest.raises(DeviceError):
-        place.tier.load(acme, keys_of("p", 12), 0, found, fails)
-    hanging._view[hanging._placed[found[0].name].start + 100] ^= 1
+        place.tier.load(acme, keys_of("p", 12), 0, objects, fails)
+    hanging._view[hanging._placed[objects[0].name].start + 100] ^= 1
     assert place.bring(acme, "p", 12) == 0 and place.ends() == ["broken"]
     assert place.bring(acme, "p", 12, 4) == 8
     assert place.tier.erase("e", Selector("acme"), 0).done

@@ -177,14 +177,14 @@ def test_a_worker_stores_where_the_labels_agree_and_brings_it_back(
     """`beta` has no label: it may go anywhere. What came back is checked block by block."""
     there = server("valkey")
     assert isinstance(there, ValkeyServer)
-    said = {
+    options = {
         "remote_tier_url": f"valkey://127.0.0.1:{there.port}/0/{tmp_path.name}",
         "remote_tier_bytes": 1 << 20,
         "remote_tier_labels": labels,
         "worker_name": "gpu-1",
         "labels": True,
     }
-    world = RemoteWorld(tmp_path, "[remote]", **said)
+    world = RemoteWorld(tmp_path, "[remote]", **options)
     with world.worker:
         assert world.serve("acme", prompt(1, 8)) == 0 == world.serve("beta", prompt(2, 8))
         world.crowd()

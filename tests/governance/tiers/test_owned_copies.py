@@ -45,20 +45,20 @@ def test_every_key_is_wiped_when_they_close(open_copies: Callable[[], OwnedCopie
 def test_what_was_open_is_closed_where_the_rest_cannot_be(
     open_copies: Callable[[], OwnedCopies], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[object] = []
+    opened: list[object] = []
     for kind in (Keyring, FileStore):
         begin = kind.__init__
 
         def noted(self: object, *given: object, begin: Callable[..., None] = begin, **named: object) -> None:
             begin(self, *given, **named)
-            made.append(self)
+            opened.append(self)
 
         monkeypatch.setattr(kind, "__init__", noted)
     opens = ShredKeys.open.__func__  # type: ignore[attr-defined]
 
     def open_noted(cls: type[ShredKeys], *given: object) -> ShredKeys:
-        made.append(opens(cls, *given))
-        return made[-1]  # type: ignore[return-value]
+        opened.append(opens(cls, *given))
+        return opened[-1]  # type: ignore[return-value]
 
     monkeypatch.setattr(ShredKeys, "open", classmethod(open_noted))
 
@@ -69,7 +69,7 @@ def test_what_was_open_is_closed_where_the_rest_cannot_be(
         failing.setattr("kvcustody.governance.tiers.owned_copies.Staging", fail)
         with pytest.raises(ConfigError, match="no memory"):
             open_copies()
-    keyring, shred, store = made
+    keyring, shred, store = opened
     assert isinstance(keyring, Keyring) and not keyring._secrets
     assert isinstance(shred, ShredKeys) and isinstance(store, FileStore)
     for descriptor in (shred._file, store._root, store._mark):

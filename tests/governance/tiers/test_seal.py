@@ -62,14 +62,14 @@ def test_the_published_vectors(secret: bytes, bound: bytes, expected: str) -> No
 
 def test_the_published_accumulated_vectors() -> None:
     """10,000 random messages, hashed (c2sp.org/XAES-256-GCM, accumulated randomized tests)."""
-    stream, found = Shake(), hashlib.shake_128()
+    stream, accumulated = Shake(), hashlib.shake_128()
     for _ in range(10_000):
         secret, nonce = stream.take(32), stream.take(24)
         plain = stream.take(stream.take(1)[0])
         bound = stream.take(stream.take(1)[0])
         cipher, last = key(secret).of_message(nonce)
-        found.update(cipher.encrypt(last, plain, bound))
-    assert found.hexdigest(32) == "e6b9edf2df6cec60c8cbd864e2211b597fb69a529160cd040d56c0c210081939"
+        accumulated.update(cipher.encrypt(last, plain, bound))
+    assert accumulated.hexdigest(32) == "e6b9edf2df6cec60c8cbd864e2211b597fb69a529160cd040d56c0c210081939"
 
 
 class Shake:
@@ -97,16 +97,16 @@ def test_a_closed_key_makes_no_other() -> None:
 @pytest.mark.parametrize("enclosed", [False, True])
 @pytest.mark.parametrize("size", [0, 1, 4096, 70_001])
 def test_what_was_sealed_comes_back(size: int, enclosed: bool, checked: bool) -> None:
-    one, two, what, content = key(), key(), facts(), os.urandom(size)
-    data = sealed(one, NAME, what, content, facts_key=two if enclosed else None, checked=checked)
+    object_key, two, what, content = key(), key(), facts(), os.urandom(size)
+    data = sealed(object_key, NAME, what, content, facts_key=two if enclosed else None, checked=checked)
     assert len(data) == object_bytes(size, enclosed=enclosed, checked=checked)
     into = bytearray(size)
-    open_into(one, NAME, what, memoryview(data), memoryview(into))
+    open_into(object_key, NAME, what, memoryview(data), memoryview(into))
     assert into == content and is_sound(memoryview(data)) == (True if checked else None)
     if enclosed:
         assert read_facts(two, NAME, memoryview(data)) == what
         with pytest.raises(SealError, match="do not open"):
-            read_facts(one, NAME, memoryview(data))
+            read_facts(object_key, NAME, memoryview(data))
     else:
         with pytest.raises(SealError, match="encloses no facts"):
             read_facts(two, NAME, memoryview(data))
@@ -114,13 +114,13 @@ def test_what_was_sealed_comes_back(size: int, enclosed: bool, checked: bool) ->
 
 
 def test_what_no_index_knows_opens_by_the_facts_that_it_encloses_and_by_nothing_else() -> None:
-    one, two, what, content = key(), key(), facts(), os.urandom(512)
-    data, other = (sealed(one, NAME, what, each, facts_key=two) for each in (content, os.urandom(512)))
-    told: list[ObjectFacts] = []
+    object_key, two, what, content = key(), key(), facts(), os.urandom(512)
+    data, other = (sealed(object_key, NAME, what, each, facts_key=two) for each in (content, os.urandom(512)))
+    seen: list[ObjectFacts] = []
 
     def opened(name: bytes, given: bytes, with_key: ExtendedNonceKey | None = None) -> bool:
         def key_of(found: ObjectFacts) -> ExtendedNonceKey:
-            told.append(found)
+            seen.append(found)
             if with_key is None:
                 raise SealError("its time is over")
             return with_key
@@ -134,29 +134,29 @@ def test_what_no_index_knows_opens_by_the_facts_that_it_encloses_and_by_nothing_
         assert into == content
         return True
 
-    assert opened(NAME, data, one) and told == [what], "control"
-    assert opened(NAME, bytes(data) + b"behind it", one), "a buffer that goes on is no other object"
+    assert opened(NAME, data, object_key) and seen == [what], "control"
+    assert opened(NAME, bytes(data) + b"behind it", object_key), "a buffer that goes on is no other object"
     assert not opened(NAME, data), "whoever is told the facts may refuse"
-    assert not opened(NAME, data, two) and not opened(os.urandom(32), data, one)
+    assert not opened(NAME, data, two) and not opened(os.urandom(32), data, object_key)
     spliced = bytes(data[: -512 - TAG_BYTES]) + bytes(other[-512 - TAG_BYTES :])
-    assert not opened(NAME, spliced, one), "another object's content behind these facts"
-    assert not opened(NAME, sealed(one, NAME, what, content), one), "it encloses none"
+    assert not opened(NAME, spliced, object_key), "another object's content behind these facts"
+    assert not opened(NAME, sealed(object_key, NAME, what, content), object_key), "it encloses none"
     for at in range(0, len(data), 7):
         flipped = bytearray(data)
         flipped[at] ^= 1
-        assert not opened(NAME, bytes(flipped), one), at
+        assert not opened(NAME, bytes(flipped), object_key), at
 
 
 def test_every_fact_and_the_name_are_bound() -> None:
-    one, what, content = key(), facts(), os.urandom(512)
-    data = sealed(one, NAME, what, content)
-    assert opens(one, NAME, what, data, 512), "control"
+    object_key, what, content = key(), facts(), os.urandom(512)
+    data = sealed(object_key, NAME, what, content)
+    assert opens(object_key, NAME, what, data, 512), "control"
     assert not opens(key(), NAME, what, data, 512)
-    assert not opens(one, os.urandom(32), what, data, 512)
+    assert not opens(object_key, os.urandom(32), what, data, 512)
     for field in ObjectFacts._fields:
         value = getattr(what, field)
         other = value + 1 if isinstance(value, int) else "public" if isinstance(value, str) else value[::-1]
-        assert not opens(one, NAME, what._replace(**{field: other}), data, 512), field
+        assert not opens(object_key, NAME, what._replace(**{field: other}), data, 512), field
 
 
 def test_a_renamed_object_does_not_open_even_with_its_header_rewritten() -> None:
@@ -169,24 +169,24 @@ def test_a_renamed_object_does_not_open_even_with_its_header_rewritten() -> None
 
 
 def test_older_swapped_cut_and_longer_ones_do_not_open() -> None:
-    one, what, content = key(), facts(), os.urandom(4096)
-    data = sealed(one, NAME, what, content)
-    older = sealed(one, NAME, what._replace(born_us=1), content)
-    assert not opens(one, NAME, what, older, 4096)
+    object_key, what, content = key(), facts(), os.urandom(4096)
+    data = sealed(object_key, NAME, what, content)
+    older = sealed(object_key, NAME, what._replace(born_us=1), content)
+    assert not opens(object_key, NAME, what, older, 4096)
     half = len(data) // 2
-    assert not opens(one, NAME, what, data[:half] + sealed(one, NAME, what, content)[half:], 4096)
+    assert not opens(object_key, NAME, what, data[:half] + sealed(object_key, NAME, what, content)[half:], 4096)
     for size in (0, 1, HEADER_BYTES - 1, HEADER_BYTES, len(data) - 1):
-        assert not opens(one, NAME, what, data[:size], 4096), size
-    assert not opens(one, NAME, what, data + b"\0", 4096)
-    assert not opens(one, NAME, what, os.urandom(len(data)), 4096)
-    assert not opens(one, NAME, what, data, 4095)
+        assert not opens(object_key, NAME, what, data[:size], 4096), size
+    assert not opens(object_key, NAME, what, data + b"\0", 4096)
+    assert not opens(object_key, NAME, what, os.urandom(len(data)), 4096)
+    assert not opens(object_key, NAME, what, data, 4095)
 
 
 def test_every_flipped_bit_is_found() -> None:
     """Of a small object each bit, in its header and tag too; and by the checksum alone, but in unused room: none."""
-    one, two, what, content = key(), key(), facts(), os.urandom(64)
-    data = sealed(one, NAME, what, content, facts_key=two, checked=True)
-    assert opens(one, NAME, what, data, 64) and is_sound(memoryview(data)), "control"
+    object_key, two, what, content = key(), key(), facts(), os.urandom(64)
+    data = sealed(object_key, NAME, what, content, facts_key=two, checked=True)
+    assert opens(object_key, NAME, what, data, 64) and is_sound(memoryview(data)), "control"
     for bit in range(len(data) * 8):
         data[bit // 8] ^= 1 << bit % 8
         assert is_sound(memoryview(data)) is not True, bit
@@ -196,19 +196,19 @@ def test_every_flipped_bit_is_found() -> None:
             with pytest.raises(SealError):
                 read_facts(two, NAME, memoryview(data))
         elif not in_sum:
-            assert not opens(one, NAME, what, data, 64), bit
+            assert not opens(object_key, NAME, what, data, 64), bit
         data[bit // 8] ^= 1 << bit % 8
-    assert opens(one, NAME, what, data, 64)
+    assert opens(object_key, NAME, what, data, 64)
 
 
 def test_random_flips_of_large_ones_are_found() -> None:
-    drawn, one, what = random.Random(1), key(), facts()
-    data = sealed(one, NAME, what, os.urandom(1 << 20))
-    assert opens(one, NAME, what, data, 1 << 20), "control"
+    drawn, object_key, what = random.Random(1), key(), facts()
+    data = sealed(object_key, NAME, what, os.urandom(1 << 20))
+    assert opens(object_key, NAME, what, data, 1 << 20), "control"
     for _ in range(200):
         bit = drawn.randrange(len(data) * 8)
         data[bit // 8] ^= 1 << bit % 8
-        assert not opens(one, NAME, what, data, 1 << 20), bit
+        assert not opens(object_key, NAME, what, data, 1 << 20), bit
         data[bit // 8] ^= 1 << bit % 8
 
 
@@ -234,19 +234,19 @@ def test_what_does_not_fit_is_said() -> None:
 
 def nonces(count: int, threads: int = 1) -> list[bytes]:
     """The message nonces of so many objects under one key and one name: what must never repeat."""
-    one, what, found = key(bytes(range(32))), facts(), list[bytes]()
+    object_key, what, drawn = key(bytes(range(32))), facts(), list[bytes]()
 
     def run() -> None:
         for _ in range(count):
-            header = read_header(memoryview(sealed(one, NAME, what, b"x")))
-            found.append(sealer._nonce(header.nonce, NAME, sealer._CONTENT))
+            header = read_header(memoryview(sealed(object_key, NAME, what, b"x")))
+            drawn.append(sealer._nonce(header.nonce, NAME, sealer._CONTENT))
 
     workers = [threading.Thread(target=run) for _ in range(threads)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    return found
+    return drawn
 
 
 def test_no_nonce_repeats_over_processes_forks_and_threads() -> None:
@@ -284,7 +284,7 @@ def test_each_key_ends_what_needs_it_and_nothing_else(world: World) -> None:
             held[spec, bucket] = (what, sealed(world.keys.of(spec, subject, bucket), NAME, what, b"content"))
 
     def opening() -> set[tuple[str, str]]:
-        found = set()
+        readable = set()
         for (spec, bucket), (what, data) in held.items():
             try:
                 one = world.keys.of(spec, what.subject, what.bucket)
@@ -292,8 +292,8 @@ def test_each_key_ends_what_needs_it_and_nothing_else(world: World) -> None:
                 assert "destroyed" in str(error)
                 continue
             assert opens(one, NAME, what, data, 7)
-            found.add((spec.subject or "beta", "early" if bucket == early else "late"))
-        return found
+            readable.add((spec.subject or "beta", "early" if bucket == early else "late"))
+        return readable
 
     every = {(who, when) for who in ("ada", "bob", "beta") for when in ("early", "late")}
     assert opening() == every

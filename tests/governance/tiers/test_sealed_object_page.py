@@ -35,7 +35,7 @@ def cipher(secret: bytes, data: bytes, use: bytes) -> tuple[AESGCM, bytes]:
 
 def packed(values: dict[str, object]) -> bytes:
     """Facts as the table says."""
-    made = bytearray(328)
+    packet = bytearray(328)
     for at, code, name in (
         (0, "32s", "domain"), (32, "32s", "classification"), (64, "32s", "model"), (96, "32s", "layout"),
         (128, "32s", "parent"), (160, "32s", "first"), (192, "32s", "last"),
@@ -45,8 +45,8 @@ def packed(values: dict[str, object]) -> bytes:
         (292, "<Q", "due_us"), (300, "16s", "tenant"),
     ):  # fmt: skip
         value = values[name]
-        struct.pack_into(code, made, at, value.encode() if isinstance(value, str) else value)
-    return bytes(made)
+        struct.pack_into(code, packet, at, value.encode() if isinstance(value, str) else value)
+    return bytes(packet)
 
 
 def read(data: bytes, plain: bytes, object_key: bytes, catalogue: bytes) -> tuple[bytes, bytes]:
@@ -56,13 +56,13 @@ def read(data: bytes, plain: bytes, object_key: bytes, catalogue: bytes) -> tupl
     at = 72
     enclosed = b""
     if flags & 1:
-        one, nonce = cipher(catalogue, data, b"kvso/1 facts")
-        enclosed, at = one.decrypt(nonce, data[at : at + 344], data[:72]), at + 344
+        opener, nonce = cipher(catalogue, data, b"kvso/1 facts")
+        enclosed, at = opener.decrypt(nonce, data[at : at + 344], data[:72]), at + 344
     if flags & 2:
         assert zlib.crc32(data[:-4]) == int.from_bytes(data[-4:], "little")
     assert len(data) == at + size + 16 + (4 if flags & 2 else 0)
-    one, nonce = cipher(object_key, data, b"kvso/1 content")
-    return one.decrypt(nonce, data[at : at + size + 16], data[:72] + plain), enclosed
+    opener, nonce = cipher(object_key, data, b"kvso/1 content")
+    return opener.decrypt(nonce, data[at : at + size + 16], data[:72] + plain), enclosed
 
 
 def of_the_page() -> ObjectFacts:

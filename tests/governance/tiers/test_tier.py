@@ -21,17 +21,17 @@ from standins.governance.tier_place import ABSOLUTE_US, BLOCK, STEP, Place, cont
 
 @pytest.fixture(params=["host", "nvme", *MOST])
 def place(request: pytest.FixtureRequest, tmp_path: Path, server: Callable[[str], StoreServer]) -> Iterator[Place]:
-    made = Place(tmp_path, request.param, server=server(request.param) if request.param in KINDS else None)
-    yield made
-    live, there = made.counted()
-    assert live == there == len(made.tier), "copies begun, less those ended, are those in the store"
-    gone = {one.number for one in made.seen if one.step == "destroyed"}
-    assert gone == {one.number for one in made.seen if one.step == "ended"}, "and what ended is destroyed"
-    counts = made.tier.counts
+    place = Place(tmp_path, request.param, server=server(request.param) if request.param in KINDS else None)
+    yield place
+    live, there = place.counted()
+    assert live == there == len(place.tier), "copies begun, less those ended, are those in the store"
+    gone = {one.number for one in place.seen if one.step == "destroyed"}
+    assert gone == {one.number for one in place.seen if one.step == "ended"}, "and what ended is destroyed"
+    counts = place.tier.counts
     assert counts.stored == counts.ended + counts.living and counts.ended == counts.destroyed == len(gone)
-    made.tier.close()
-    made.staging.close()
-    made.world.close()
+    place.tier.close()
+    place.staging.close()
+    place.world.close()
 
 
 @pytest.mark.parametrize("blocks", [1, 3, 4, 5, 11])
@@ -169,18 +169,18 @@ def test_an_object_with_more_than_is_wanted_is_of_use(place: Place) -> None:
     """A prompt's last block is computed always: the object that ends with it brings those before it."""
     acme, keys, wrote = place.label("acme"), keys_of("p", 8), list[int]()
     assert place.keep(acme, "p", 8) == 8
-    found = place.tier.lookup(acme, keys, 0, 7)
-    assert [(one.blocks, one.spare) for one in found] == [(4, 0), (3, 1)]
-    assert place.tier.lookup(acme, keys[: 32 * 7], 0) == found[:1], "control: what ends behind is not known"
+    objects = place.tier.lookup(acme, keys, 0, 7)
+    assert [(one.blocks, one.spare) for one in objects] == [(4, 0), (3, 1)]
+    assert place.tier.lookup(acme, keys[: 32 * 7], 0) == objects[:1], "control: what ends behind is not known"
 
     def write(first: int, count: int, skip: int, data: memoryview) -> None:
         expected = b"".join(content(keys, first + at) for at in range(count))
         assert data[BLOCK * skip : BLOCK * (skip + count)] == expected
         wrote.extend(range(first, first + count))
 
-    came = place.tier.load(acme, keys, 0, found, write)
+    came = place.tier.load(acme, keys, 0, objects, write)
     assert wrote == list(range(7)) and sum(one.blocks for one in came) == 7
-    assert place.tier.lookup(acme, keys, 6, 7)[0][1:] == (1, found[1].size, 1)
+    assert place.tier.lookup(acme, keys, 6, 7)[0][1:] == (1, objects[1].size, 1)
 
 
 def test_after_an_epoch_nothing_is_found_and_nothing_fails(place: Place) -> None:

@@ -46,7 +46,7 @@ class Fleet(World):
         super().open()
 
 
-def left_behind(folder: Path, death: str, *, is_killed: bool, **said: object) -> None:
+def left_behind(folder: Path, death: str, *, is_killed: bool, **options: object) -> None:
     """A worker in a process of its own stores copies, and is killed, or stops in order."""
     child = os.fork()
     if child:
@@ -55,7 +55,7 @@ def left_behind(folder: Path, death: str, *, is_killed: bool, **said: object) ->
         assert ended == (-signal.SIGKILL if is_killed else 0)
         return
     try:
-        world = Fleet(folder, death, **said)
+        world = Fleet(folder, death, **options)
         world.serve("acme", STORED)
         world.crowd()
         assert len(world.tiers[0]) > 0
@@ -118,11 +118,11 @@ def test_copies_of_a_dead_worker_go_to_an_heir_or_end(
         assert (world.serve("acme", STORED) >= 4 * TOKENS) is is_kept
         worker.governor.step()
         worker.writer.flush()
-    said = leaves(tmp_path)
-    assert {leaf["outcome"] for leaf in said} == ({outcome} if outcome else set())
+    recorded = leaves(tmp_path)
+    assert {leaf["outcome"] for leaf in recorded} == ({outcome} if outcome else set())
     if outcome:
-        assert sum(len(leaf["copies"]) for leaf in said) == len(before)
-        assert {(leaf["left_by_worker"], leaf["log"]) for leaf in said} <= {
+        assert sum(len(leaf["copies"]) for leaf in recorded) == len(before)
+        assert {(leaf["left_by_worker"], leaf["log"]) for leaf in recorded} <= {
             (first["worker_name"], f"tenant/{tenant}") for tenant in ("acme", "beta")
         }
     as_of_us = world.clock.utc_us() + 3 * 3_600_000_000
@@ -130,7 +130,7 @@ def test_copies_of_a_dead_worker_go_to_an_heir_or_end(
         if first["worker_name"] != second["worker_name"]:
             [row] = coverage(tmp_path, as_of_us)
             assert (row.open, row.covered) == (len(before), 0), "a worker that nobody saw die may be at work"
-            put_on_record(tmp_path, said[0]["left_by_process"])
+            put_on_record(tmp_path, recorded[0]["left_by_process"])
         rows = coverage(tmp_path, as_of_us)
         assert [(row.due, row.covered, row.unlinked) for row in rows] == [(len(before),) * 3]
     engine = open_store(tmp_path / "ledger.db")
@@ -171,24 +171,24 @@ def test_in_a_shared_store_the_heir_that_settings_name_takes_them_over(
     world = Fleet(tmp_path, "restore", worker_name="gpu-2", remote_tier_heir_of=heir_of, **said)
     is_heir = heir_of == "gpu-1"
     with world.worker as worker:
-        found = world.tiers[0].found_at_start
-        assert (found > 0) is is_heir
+        taken_over = world.tiers[0].found_at_start
+        assert (taken_over > 0) is is_heir
         assert world.serve("acme", STORED) >= 4 * TOKENS, "also a stranger finds what another stored"
         for tenant in ("acme", "beta") if is_heir else ():
             assert worker.governor.erase(Selector(tenant)).erasure
         worker.governor.step()
         assert worker.governor.check() == []
         worker.writer.flush()
-    told = leaves(tmp_path)
-    assert {(leaf["outcome"], leaf["left_by_worker"]) for leaf in told} == (
+    recorded = leaves(tmp_path)
+    assert {(leaf["outcome"], leaf["left_by_worker"]) for leaf in recorded} == (
         {("restored", "gpu-1")} if is_heir else set()
     )
-    assert sum(len(leaf["copies"]) for leaf in told) == found
+    assert sum(len(leaf["copies"]) for leaf in recorded) == taken_over
     if is_heir:
-        put_on_record(tmp_path, told[0]["left_by_process"])
+        put_on_record(tmp_path, recorded[0]["left_by_process"])
         rows = coverage(tmp_path, world.clock.utc_us() + 3 * 3_600_000_000)
         assert [(row.due, row.open) for row in rows] == [(row.covered, 0) for row in rows]
-        assert sum(row.due for row in rows) >= 2 * found, "of the dead one's process, and of its heir's"
+        assert sum(row.due for row in rows) >= 2 * taken_over, "of the dead one's process, and of its heir's"
     engine = open_store(tmp_path / "ledger.db")
     with engine.connect() as connection:
         assert fsck(connection).problems == []
@@ -196,13 +196,13 @@ def test_in_a_shared_store_the_heir_that_settings_name_takes_them_over(
 
 
 def test_who_is_an_heir() -> None:
-    one, same, other = TierHolder("a", "g", "1"), TierHolder("a", "default", "2"), TierHolder("b", "g", "3")
-    assert death_before(one.written(is_stopped=True), other) is None
-    assert death_before(one.written(), same) == WorkerDeath(one, True)
-    assert death_before(one.written(), other) == WorkerDeath(one, True)
+    holder, same, other = TierHolder("a", "g", "1"), TierHolder("a", "default", "2"), TierHolder("b", "g", "3")
+    assert death_before(holder.written(is_stopped=True), other) is None
+    assert death_before(holder.written(), same) == WorkerDeath(holder, True)
+    assert death_before(holder.written(), other) == WorkerDeath(holder, True)
     assert death_before(same.written(), other) == WorkerDeath(same, False)
     nobody = TierHolder("c", "default", "4")
     assert death_before(same.written(), nobody) == WorkerDeath(same, False), "the group without a name is none"
-    odd = [one._replace(worker=name).written() for name in ("a\0", "a\x1b[2J", "a" * 257)]
-    for torn in (b"", b"{", one.written()[:-3], b"[]", b"{}", *odd):
-        assert death_before(torn, one) == WorkerDeath(UNKNOWN, False)
+    odd = [holder._replace(worker=name).written() for name in ("a\0", "a\x1b[2J", "a" * 257)]
+    for torn in (b"", b"{", holder.written()[:-3], b"[]", b"{}", *odd):
+        assert death_before(torn, holder) == WorkerDeath(UNKNOWN, False)

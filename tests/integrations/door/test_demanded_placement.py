@@ -129,13 +129,13 @@ def status_of(fleet: FleetEdge, headers: dict[str, str] | None = None) -> int:
 @pytest.mark.parametrize("has_named", [True, False])
 def test_past_its_lease_a_door_acts_by_the_last_rules_that_it_heard(edge: Edge, has_named: bool) -> None:
     """Whether or not it has named anybody by them. The control: one that heard none sends nobody anywhere."""
-    said: list[KnownEpochs | None] = [KnownEpochs(EraseEpochs(), EpochTags(bytes(32)), None, scopes())]
+    known: list[KnownEpochs | None] = [KnownEpochs(EraseEpochs(), EpochTags(bytes(32)), None, scopes())]
     fleet, deaf = (
-        edge(NameScopes(), placement=FOUR, scopes=None, epochs=epochs) for epochs in (lambda: said[0], lambda: None)
+        edge(NameScopes(), placement=FOUR, scopes=None, epochs=epochs) for epochs in (lambda: known[0], lambda: None)
     )
     assert status_of(fleet, HIGH) == 403
     if has_named:
         fleet.send(fleet.clients.acme)
-    said[0] = None
+    known[0] = None
     assert fleet.send(fleet.clients.acme).forwarded.group == "g1" and status_of(fleet, HIGH) == 403
     assert status_of(deaf) == 503

@@ -91,14 +91,14 @@ def exchange(
 
             async def one(sent: Sequence[Any]) -> Answers:
                 """Envoy waits for each answer, and sends nothing after a refusal."""
-                call, found = stub.Process(), list[Any]()
+                call, answers = stub.Process(), list[Any]()
                 for message in sent:
                     await call.write(message)
-                    found.append(await call.read())
-                    if found[-1].WhichOneof("response") == "immediate_response":
+                    answers.append(await call.read())
+                    if answers[-1].WhichOneof("response") == "immediate_response":
                         break
                 await call.done_writing()
-                return Answers(found, gate.metrics)
+                return Answers(answers, gate.metrics)
 
             asked = [one(sent) for sent in streams]
             found = list(await asyncio.gather(*asked)) if at_once else [await each for each in asked]
@@ -205,13 +205,13 @@ def test_an_error_of_ours_is_a_500_and_never_a_pass(fleet: FleetEdge, monkeypatc
 
 
 def test_a_response_says_nothing_of_workers(fleet: FleetEdge) -> None:
-    told = ("x-smg-routed-worker-id", "x-llm-d-pod", "x-kvcustody-found", "x-a-router-of-tomorrow", "server")
-    names = (":status", "content-type", "transfer-encoding", *told, "x-request-id")
+    headers = ("x-smg-routed-worker-id", "x-llm-d-pod", "x-kvcustody-found", "x-a-router-of-tomorrow", "server")
+    names = (":status", "content-type", "transfer-encoding", *headers, "x-request-id")
     fields = [base_pb2.HeaderValue(key=name, raw_value=b"1") for name in names]
     sent = messages.ProcessingRequest(response_headers=messages.HttpHeaders(headers=base_pb2.HeaderMap(headers=fields)))
     answer = exchange(fleet.edge, [request(fleet.clients.acme), body({"prompt": "p"}), sent])[0].messages[-1]
     removed = set(answer.response_headers.response.header_mutation.remove_headers)
-    assert removed == {*told}
+    assert removed == {*headers}
 
 
 def test_requests_at_once_do_not_meet(fleet: FleetEdge) -> None:

@@ -70,18 +70,18 @@ def test_an_erasure_ends_the_name_of_its_subject(
 ) -> None:
     """The feed asks once as it starts, and here when it is told to: its thread does not run."""
     monkeypatch.setattr(epoch_feed.EpochFeed, "start", lambda self: self._try(wait_seconds=0))
-    plane, metrics, made = ControlPlane(), DoorMetrics(), list[epoch_feed.EpochFeed]()
+    plane, metrics, feeds = ControlPlane(), DoorMetrics(), list[epoch_feed.EpochFeed]()
     began = epoch_feed.EpochFeed.__init__
 
     def kept(self: epoch_feed.EpochFeed, *given: Any, **more: Any) -> None:
         began(self, *given, spread=float, **more)
-        made.append(self)
+        feeds.append(self)
 
     monkeypatch.setattr(epoch_feed.EpochFeed, "__init__", kept)
     clock = VirtualClock()
     with ExitStack() as stack:
         epochs = follow_epochs(plane, clock, metrics, stack, lease_seconds=300)  # type: ignore[arg-type]
-        (feed,) = made
+        (feed,) = feeds
         fleet = FleetEdge(tmp_path, signers, epochs=epochs, metrics=metrics, scopes=None)
         before = fleet.send(fleet.clients.alice).json["cache_salt"]
         assert fleet.send(fleet.clients.alice).json["cache_salt"] == before and shown(metrics, "version") == 0

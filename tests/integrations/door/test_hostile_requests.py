@@ -122,7 +122,7 @@ async def _answers(processor: ExternalProcessor, sent: list[Any]) -> list[Any]:
 def _attack(fleet: FleetEdge, seed: int, count: int) -> dict[str, int]:
     """How the requests ended, by status; 0 is passed on."""
     processor = ExternalProcessor(fleet.edge, body_bytes_max=BODY_MAX, under_way_bytes_max=1 << 20)
-    found: dict[str, int] = {}
+    statuses: dict[str, int] = {}
 
     async def run() -> None:
         for is_known, sent in Hostile(fleet, seed).streams(count):
@@ -133,10 +133,10 @@ def _attack(fleet: FleetEdge, seed: int, count: int) -> dict[str, int]:
                 "body_mutation"
             )
             assert is_known or not changed, sent
-            found[str(status)] = found.get(str(status), 0) + 1
+            statuses[str(status)] = statuses.get(str(status), 0) + 1
 
     asyncio.run(run())
-    return found
+    return statuses
 
 
 @pytest.mark.parametrize("count", [1_000, pytest.param(100_000, marks=pytest.mark.soak)])

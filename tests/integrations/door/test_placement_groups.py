@@ -148,8 +148,8 @@ def test_a_proxy_sends_each_request_to_its_groups_router(tmp_path: Path, signers
 def test_envoy_has_a_route_for_each_group_and_none_for_another() -> None:
     places = {name: ListenPlace("127.0.0.1", 1000 + number) for number, name in enumerate(GROUPS)}
     door, listen = ListenPlace("127.0.0.1", 1), ListenPlace("127.0.0.1", 2)
-    made = yaml.safe_load(envoy_configuration(listen, door, places, body_bytes_max=1 << 20))["static_resources"]
-    (chain,) = made["listeners"][0]["filter_chains"]
+    envoy = yaml.safe_load(envoy_configuration(listen, door, places, body_bytes_max=1 << 20))["static_resources"]
+    (chain,) = envoy["listeners"][0]["filter_chains"]
     (host,) = chain["filters"][0]["typed_config"]["route_config"]["virtual_hosts"]
     *grouped, unknown, rest = host["routes"]
     matched = {each["route"]["cluster"]: each["match"]["headers"] for each in grouped}
@@ -159,4 +159,4 @@ def test_envoy_has_a_route_for_each_group_and_none_for_another() -> None:
     assert unknown["direct_response"] == {"status": 503}
     assert unknown["match"]["headers"] == [{"name": PLACEMENT_HEADER, "present_match": True}]
     assert rest == {"match": {"prefix": "/"}, "route": {"cluster": "router", "timeout": "0s"}}
-    assert {f"router-{name}" for name in GROUPS} < {cluster["name"] for cluster in made["clusters"]}
+    assert {f"router-{name}" for name in GROUPS} < {cluster["name"] for cluster in envoy["clusters"]}

@@ -62,13 +62,13 @@ def test_a_half_that_is_lost_is_a_finding_and_never_a_zero(store: Engine, tmp_pa
     fleet.ask(key, "ann", "acme", 60, status=503)
     fleet.close()
     assert without_door and without_worker and both
-    found = joined(store)
-    wrong = {(one.problem, one.receipt) for one in found.findings if one.problem != ReceiptProblem.NOT_FOUND}
+    routes = joined(store)
+    wrong = {(one.problem, one.receipt) for one in routes.findings if one.problem != ReceiptProblem.NOT_FOUND}
     assert wrong == {
         (ReceiptProblem.NO_DOOR, without_door.receipt),
         (ReceiptProblem.NO_WORKER, without_worker.receipt),
     }
-    assert measure(found.receipts).requests == 2, "no figure of a half that is not there"
+    assert measure(routes.receipts).requests == 2, "no figure of a half that is not there"
     early = joined(store, now_us=both.at_us + GRACE_US // 2)
     assert early.awaited == 2 and not by_problem(early.findings)[ReceiptProblem.NO_WORKER]
     running = joined(store, now_us=both.at_us + GRACE_US)

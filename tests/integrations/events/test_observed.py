@@ -325,7 +325,7 @@ ops = st.lists(
 @given(script=ops)
 def test_leaves_add_up_to_what_is_held(script: list[tuple[Any, ...]]) -> None:
     """Whatever happens: stored - removed = held, per residency, and `remaining` is right in every last leaf."""
-    engine, model, made = Engine(), Counter[int](), list[Event]()
+    engine, model, events = Engine(), Counter[int](), list[Event]()
     for op, *args in script:
         if op == "store":
             number, parent, salt = args
@@ -338,14 +338,14 @@ def test_leaves_add_up_to_what_is_held(script: list[tuple[Any, ...]]) -> None:
         elif op == "wait":
             engine.clock.advance(args[0] * MINUTE)
         elif op == "drain":
-            made += engine.observed.drain()
+            events += engine.observed.drain()
         else:
             engine.clear() if op == "clear" else engine.observed.arrive(Restarted(1))
             model.clear()
         assert engine.observed.stats().blocks == model.total()
-    made += engine.observed.drain()
+    events += engine.observed.drain()
     held: dict[int, int] = {}
-    for event in made:
+    for event in events:
         if isinstance(event, ObservedStored):
             held[event.residency] = held.get(event.residency, 0) + event.blocks
         elif isinstance(event, ObservedRemoved):

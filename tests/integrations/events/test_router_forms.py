@@ -66,14 +66,14 @@ def mooncake() -> NamedWire:
 
 
 def test_a_namespace_is_of_one_tenant_of_one_issuer_under_one_secret() -> None:
-    made = {
+    distinct = {
         NS_ACME,
         NS_GLOBEX,
         NAMES.of("https://other.example", "acme"),
         namespaces(2).of(ISSUER, "acme"),
         NAMES.of(ISSUER + "acme", ""),
     }
-    assert len(made) == 5 and all(len(one) == 32 and "acme" not in one for one in made)
+    assert len(distinct) == 5 and all(len(one) == 32 and "acme" not in one for one in distinct)
     assert namespaces().of(ISSUER, "acme") == NS_ACME
 
 

@@ -78,19 +78,19 @@ def test_messages_that_the_wire_dropped_come_by_replay() -> None:
             publisher.publish([some_stored(number, 200, block_tokens=0, tokens=())])
             until(lambda: publisher.stats().waiting < 100)
         until(lambda: publisher.stats().waiting == 0, 30)
-        found: list[Arrival] = []
+        arrivals: list[Arrival] = []
         last = 0
         for _ in range(100):
             last = publisher.publish([some_stored()])
-            found += subscriber.poll(100)
-            if found and isinstance(found[-1], Delivered) and found[-1].sequence == last:
+            arrivals += subscriber.poll(100)
+            if arrivals and isinstance(arrivals[-1], Delivered) and arrivals[-1].sequence == last:
                 break
         expected = 1
-        for item in found:
+        for item in arrivals:
             first = item.first if isinstance(item, Missed) else item.sequence  # type: ignore[union-attr]
             assert first == expected, "nothing is skipped in silence"
             expected = item.last + 1 if isinstance(item, Missed) else first + 1
-        assert any(isinstance(item, Delivered) and item.replayed for item in found), "the control: some were dropped"
+        assert any(isinstance(item, Delivered) and item.replayed for item in arrivals), "the control: some were dropped"
 
 
 def test_a_gap_that_no_replay_fills_is_reported() -> None:
@@ -202,18 +202,18 @@ def test_a_replay_socket_that_lies_costs_a_counter(answer: str) -> None:
             liar = threading.Thread(target=lie)
             liar.start()
             started = time.monotonic()
-            found = subscriber.poll(50)
+            arrivals = subscriber.poll(50)
             assert time.monotonic() - started < 30
             liar.join()
             stats = subscriber.stats()
             if answer == "nothing":
-                assert found == [] and stats.failed_replays == 1
+                assert arrivals == [] and stats.failed_replays == 1
             elif answer == "garbage":
-                assert found == [] and stats.malformed >= 2
+                assert arrivals == [] and stats.malformed >= 2
             elif answer == "no end":
-                assert numbers(found) == [0]
+                assert numbers(arrivals) == [0]
             else:
-                assert numbers(found) == [
+                assert numbers(arrivals) == [
                     Missed(0, 2, "before observation began"),
                     3,
                     Missed(4, 6, "not to be replayed"),

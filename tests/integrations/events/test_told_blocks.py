@@ -101,14 +101,14 @@ class Index:
 
     def overlap(self, name: str, path: tuple[int, ...]) -> int:
         """Blocks of a prompt, from its first on, that a request of this name is told."""
-        before, found = b"", 0
+        before, matched = b"", 0
         for number in path:
             wanted = (name, before, (number,) * BLOCK)
             held = next((one for one, block in self.blocks.items() if block == wanted), None)
             if held is None:
                 break
-            before, found = held, found + 1
-        return found
+            before, matched = held, matched + 1
+        return matched
 
 
 def name(place: NamedRequester, known: KnownEpochs | None = None) -> str:
@@ -279,7 +279,7 @@ def test_every_worker_of_a_fleet_tells_one_hash_for_equal_tokens() -> None:
 
 def test_a_fleet_hash_is_of_one_name_one_secret_and_one_place_in_a_chain() -> None:
     of_globex = EventScope("globex", "subject", "internal", 9, 1, GLOBEX)
-    told = [
+    hashes = [
         World(fleet_hashes=True).hashes(event)
         for event in (
             store(OF_ANN, (1,), (1, 1)),
@@ -290,7 +290,7 @@ def test_a_fleet_hash_is_of_one_name_one_secret_and_one_place_in_a_chain() -> No
     ]
     other = ToldBlocks(lasting_names(bytes(32)), fleet_hashes=True)
     [foreign] = other.tell([store(OF_ANN, (1,), (1, 1))])
-    every = [*told, set(split_keys(foreign.keys))]
+    every = [*hashes, set(split_keys(foreign.keys))]
     assert len(set[bytes]().union(*every)) == 10
 
 

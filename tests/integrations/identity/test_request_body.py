@@ -49,19 +49,19 @@ CLIENT_SALTS = st.text("abcXYZ 019!@/", min_size=9, max_size=40)
 
 def problems(sent: dict[str, Any], got: dict[str, Any], deployment: Deployment) -> list[str]:
     """Everything that is wrong with what the engine got, for acme's key."""
-    found = []
+    wrong = []
     outcome = deployment.verify(got)
     if isinstance(outcome, Rejected):
         return [f"the engine rejects the token: {outcome.reason}"]
     if outcome.principal.tenant != "acme":
-        found.append("the engine sees another tenant")
+        wrong.append("the engine sees another tenant")
     if (outcome.hints.salt is None) != (sent.get("cache_salt") is None):
-        found.append("the client's salt does not narrow")
+        wrong.append("the client's salt does not narrow")
     if isinstance(sent.get("cache_salt"), str) and sent["cache_salt"] in json.dumps(got["cache_salt"]):
-        found.append("the client's salt reaches the engine")
+        wrong.append("the client's salt reaches the engine")
     if {k: v for k, v in got.items() if k not in OURS} != {k: v for k, v in sent.items() if k not in OURS}:
-        found.append("something else changed")
-    return found
+        wrong.append("something else changed")
+    return wrong
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -103,34 +103,34 @@ def test_events_reach_their_tenants_readers_alone_and_erasures_purge(server: Nat
         (every, all_index), (own, own_index) = reader(server, "router"), reader(server, "acme-index", ACME)
         async with beside(keeper.run(), every.run(), own.run()):
             await until(lambda: keeper.stats.rounds)
-            told = await publisher(server)
+            stream = await publisher(server)
             try:
-                told.take_epochs(epochs())
-                told.publish([store(ANN, 0, 3), store(BOB, 0), store(EVE, 0, 2)])
+                stream.take_epochs(epochs())
+                stream.publish([store(ANN, 0, 3), store(BOB, 0), store(EVE, 0, 2)])
                 await until(lambda: every.streams.is_usable("gpu-1", ACME) and len(held(all_index)) == 4)
                 await until(lambda: len(held(all_index, GLOBEX)) == 2)
                 await until(lambda: own.streams.is_usable("gpu-1", ACME) and len(held(own_index)) == 4)
                 for number in range(3, 100):  # by the stream, not by snapshots alone, once consumers are there
-                    told.publish([store(ANN, number)])
+                    stream.publish([store(ANN, number)])
                     await until(lambda number=number: len(held(all_index)) == number + 2 == len(held(own_index)))
                     if all(one.streams.counts["messages"] for one in (every, own)):
                         break
                 assert own.streams.counts["messages"], "it has a consumer of its own"
-                told.publish([remove(ANN, *range(3, number + 1))])
+                stream.publish([remove(ANN, *range(3, number + 1))])
                 await until(lambda: len(held(all_index)) == 4 == len(held(own_index)))
                 await until(lambda: every.streams.is_usable("gpu-1", ACME) and own.streams.is_usable("gpu-1", ACME))
                 assert set(own_index.blocks) == {("gpu-1", ACME)}, "nothing of another tenant"
                 await kept(keeper)
                 before = keeper.stats.messages
                 known = epochs(EpochScope(ISSUER, "acme", "ann"))
-                told.take_epochs(known)
+                stream.take_epochs(known)
                 await until(lambda: held(all_index) == {key(BOB, 0)} == held(own_index))
                 keeper.take(known)
                 await until(lambda: keeper.stats.purged_subjects == 1)
                 await kept(keeper)
                 assert keeper.stats.purged_messages == before - 2 and keeper.stats.age_seconds == 600
             finally:
-                await asyncio.to_thread(told.close)
+                await asyncio.to_thread(stream.close)
 
     asyncio.run(run())
 
@@ -142,29 +142,29 @@ def test_an_operator_sees_what_workers_tell(server: NatsServer) -> None:
         reader = StreamReader(server.reader("operator"), index)
         async with beside(keeper.run(), reader.run()):
             await until(lambda: keeper.stats.rounds)
-            told = await publisher(server)
+            stream = await publisher(server)
             try:
-                told.take_epochs(epochs())
-                told.publish([store(ANN, 0, 3), store(BOB, 0), store(EVE, 0, 2)])
+                stream.take_epochs(epochs())
+                stream.publish([store(ANN, 0, 3), store(BOB, 0), store(EVE, 0, 2)])
                 counts = {ACME: 4, GLOBEX: 2}
                 await until(lambda: {row.tenant: row.blocks for row in index.rows(reader)} == counts)
                 assert all(row.worker == "gpu-1" and row.is_usable for row in index.rows(reader))
-                told.publish([remove(ANN, 1, 2)])
+                stream.publish([remove(ANN, 1, 2)])
                 await until(lambda: {row.tenant: row.blocks for row in index.rows(reader)}[ACME] == 2)
-                told.take_epochs(epochs(EpochScope(ISSUER, "globex")))
+                stream.take_epochs(epochs(EpochScope(ISSUER, "globex")))
                 await until(lambda: {row.tenant: row.blocks for row in index.rows(reader)}[GLOBEX] == 0)
             finally:
-                await asyncio.to_thread(told.close)
+                await asyncio.to_thread(stream.close)
 
     asyncio.run(run())
 
 
 async def refusals(place: NatsPlace, act: Callable[[Client], Any]) -> list[str]:
     """What the server refused of what a user did."""
-    said: list[str] = []
+    errors: list[str] = []
 
     async def note(error: Exception) -> None:
-        said.append(str(error))
+        errors.append(str(error))
 
     client = await open_connection(place)
     client._error_cb = note
@@ -174,7 +174,7 @@ async def refusals(place: NatsPlace, act: Callable[[Client], Any]) -> list[str]:
         await asyncio.sleep(0.1)
     finally:
         await client.close()
-    return said
+    return errors
 
 
 @pytest.mark.system("a worker, reader or door does what its credentials do not allow")
@@ -353,13 +353,13 @@ def test_tls_cannot_be_talked_away(server: NatsServer, tmp_path: Path) -> None:
 @pytest.mark.system("a publisher waits for a server that reads nothing")
 def test_a_stopped_server_keeps_no_publisher(server: NatsServer) -> None:
     async def run() -> None:
-        told = await publisher(server)
-        told.take_epochs(epochs())
+        stream = await publisher(server)
+        stream.take_epochs(epochs())
         server.signal(signal.SIGSTOP)
         try:
             for place in range(1_000):
-                told.publish([store(ANN, place * 256, 256)])
-            closing = asyncio.ensure_future(asyncio.to_thread(told.close))
+                stream.publish([store(ANN, place * 256, 256)])
+            closing = asyncio.ensure_future(asyncio.to_thread(stream.close))
             done, _ = await asyncio.wait({closing}, timeout=20)
             assert done, "it waits until the server goes on"
         finally:
@@ -376,17 +376,17 @@ def test_a_killed_or_stopped_server_costs_time_alone(server: NatsServer) -> None
         every, index = reader(server, "router")
         async with beside(keeper.run(), every.run()):
             await until(lambda: keeper.stats.rounds)
-            told = await publisher(server)
+            stream = await publisher(server)
             try:
-                told.take_epochs(epochs())
-                told.publish([store(ANN, 0, 4)])
+                stream.take_epochs(epochs())
+                stream.publish([store(ANN, 0, 4)])
                 await until(lambda: len(held(index)) == 4 and every.streams.is_usable("gpu-1", ACME))
                 for fault in ("kill", "stop"):
                     if fault == "kill":
                         server.kill()
                     else:
                         server.signal(signal.SIGSTOP)
-                    told.publish([remove(ANN, 3)] if fault == "kill" else [remove(ANN, 2)])
+                    stream.publish([remove(ANN, 3)] if fault == "kill" else [remove(ANN, 2)])
                     await asyncio.sleep(1)
                     if fault == "kill":
                         await asyncio.to_thread(server.start)
@@ -396,7 +396,7 @@ def test_a_killed_or_stopped_server_costs_time_alone(server: NatsServer) -> None
                     await until(lambda wanted=wanted: every.streams.is_usable("gpu-1", ACME) and held(index) == wanted)
                 assert keeper.stats.made >= 2, "its memory was gone: the stream was made anew"
             finally:
-                await asyncio.to_thread(told.close)
+                await asyncio.to_thread(stream.close)
 
     asyncio.run(run())
 

@@ -250,13 +250,13 @@ def test_a_snapshot_that_nobody_asked_for_changes_nothing() -> None:
 
 
 def test_a_tenants_reader_is_given_its_tenants_snapshot_and_one_a_second() -> None:
-    told = told_stream()
-    told.messages([store(ANN, 0), store(EVE, 0)], epochs(), 1.0)
-    [part] = told.answer(f"ask.{GLOBEX}.r1.gpu-1", f"q {ACME}".encode(), 1.0, 1.0)
+    stream = told_stream()
+    stream.messages([store(ANN, 0), store(EVE, 0)], epochs(), 1.0)
+    [part] = stream.answer(f"ask.{GLOBEX}.r1.gpu-1", f"q {ACME}".encode(), 1.0, 1.0)
     assert part.headers["Kvc-Tenant"] == GLOBEX and b"ann" not in part.payload, "what it says is not looked at"
-    assert told.answer(f"ask.{GLOBEX}.r1.gpu-1", b"q", 1.5, 1.0) == []
-    assert len(told.answer(f"ask.{GLOBEX}.r1.gpu-1", b"q", 2.1, 1.0)) == 1
-    assert told.answer("ask.ff.r1.gpu-1", b"q", 9.0, 1.0) == told.answer("ask", b"q", 9.0, 1.0) == []
+    assert stream.answer(f"ask.{GLOBEX}.r1.gpu-1", b"q", 1.5, 1.0) == []
+    assert len(stream.answer(f"ask.{GLOBEX}.r1.gpu-1", b"q", 2.1, 1.0)) == 1
+    assert stream.answer("ask.ff.r1.gpu-1", b"q", 9.0, 1.0) == stream.answer("ask", b"q", 9.0, 1.0) == []
 
 
 def test_a_snapshot_of_a_bounded_book_lacks_the_oldest_alone() -> None:

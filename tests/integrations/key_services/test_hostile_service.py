@@ -36,13 +36,13 @@ class Answering:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.says: dict[str, list[tuple[int, Any]]] = {}
-        told = self
+        service = self
 
         class Handler(BaseHTTPRequestHandler):
             def _answer(self) -> None:
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                told.asked.append(f"{self.command} {self.path}")
-                answers = told.says.get(self.command, [(200, {})])
+                service.asked.append(f"{self.command} {self.path}")
+                answers = service.says.get(self.command, [(200, {})])
                 status, body = answers.pop(0) if len(answers) > 1 else answers[0]
                 content = b"" if body is None else json.dumps(body).encode()
                 self.send_response_only(status)

@@ -59,14 +59,14 @@ def opened() -> Iterator[Callable[..., CustodyThread]]:
 
 def kill(folder: Path) -> None:
     """A worker that kept two copies, and is killed."""
-    made = subprocess.run(
+    child = subprocess.run(
         [sys.executable, chunk_site.__file__, str(folder)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         timeout=60,
         check=False,
         capture_output=True,
     )
-    assert made.returncode == -signal.SIGKILL, made.stderr.decode()[-2000:]
+    assert child.returncode == -signal.SIGKILL, child.stderr.decode()[-2000:]
 
 
 @pytest.mark.system

@@ -40,18 +40,18 @@ def test_a_grant_opens_the_owners_chain_and_what_is_added_is_the_readers():
     longer = [*PROMPT, 90, 91]
     for _ in range(100):  # until its first use is durable
         rid = shared.ask("beta", "eve", longer)
-        one = shared.waiting[rid]
-        one.who = ("alpha", "ann", "")  # what it may read there is the owner's
+        waiting = shared.waiting[rid]
+        waiting.who = ("alpha", "ann", "")  # what it may read there is the owner's
         assert shared.start(rid)
         if shared.hits:
             break
         shared.finish(rid, "aborted")
         time.sleep(0.005)
     assert shared.hits == len(PROMPT)
-    one.who = ("beta", "eve", "")
+    waiting.who = ("beta", "eve", "")
     shared.chunk(rid, 99)
     shared.finish(rid)
-    owners = {shared.port.pool.domains[tag].owner.name for tag in shared.port.pool.tag[one.request.found]}
+    owners = {shared.port.pool.domains[tag].owner.name for tag in shared.port.pool.tag[waiting.request.found]}
     assert owners == {"alpha"}
     assert shared.run("alpha", "ann", longer) == len(PROMPT), "what the reader added is not in the owner's chain"
     assert shared.problems() == []

@@ -158,24 +158,24 @@ def test_a_removal_that_is_not_told_is_noticed(monkeypatch, missed):
 
 @pytest.mark.parametrize("how", ["expiry", "erasure", "reset", "room"])
 def test_every_way_out_of_the_tree_is_told(how):
-    one = listened()
+    engine = listened()
     for tenant in ("alpha", "beta"):
-        one.run(tenant, "x", PROMPT)
-    compare(one)
-    assert len(one.router.index) == 2 * len(PROMPT)
+        engine.run(tenant, "x", PROMPT)
+    compare(engine)
+    assert len(engine.router.index) == 2 * len(PROMPT)
     if how == "expiry":
-        one.clock.advance(IDLE_US + 10_000)
+        engine.clock.advance(IDLE_US + 10_000)
     elif how == "erasure":
-        one.port.erase(Selector("alpha"))
+        engine.port.erase(Selector("alpha"))
     elif how == "reset":
-        one.custody.clear()
+        engine.custody.clear()
     else:
-        one.custody.make_room(63)
-    before = len(one.router.events)
-    one.custody.step()
-    compare(one)
-    assert {told.tenant for told in one.router.index.values()} == ({"beta"} if how == "erasure" else set())
-    last = one.router.events[before:]
+        engine.custody.make_room(63)
+    before = len(engine.router.events)
+    engine.custody.step()
+    compare(engine)
+    assert {told.tenant for told in engine.router.index.values()} == ({"beta"} if how == "erasure" else set())
+    last = engine.router.events[before:]
     assert {event.cause for event in last} == {{"reset": "reset", "room": "evicted"}.get(how, "ended")}
     assert {event.kind for event in last} == {CLEARED if how == "reset" else REMOVED}
 
@@ -184,21 +184,21 @@ def test_keys_do_not_depend_on_how_the_chain_came():
     """The same prompt at once, in chunks, behind a split and after an eviction: the same keys, other tenants' none."""
     keys = []
     for chunks in ((13,), (2, 5, 6)):
-        one = listened()
-        rid = one.ask("alpha", "ann", PROMPT)
-        one.start(rid)
+        engine = listened()
+        rid = engine.ask("alpha", "ann", PROMPT)
+        engine.start(rid)
         for count in chunks:
-            one.chunk(rid, count)
-        one.finish(rid)
-        one.run("alpha", "ann", [*PROMPT[:6], 40, 41])  # splits
-        compare(one)
-        first = {told.tokens: key for key, told in one.router.index.items()}
-        one.custody.make_room(63)
-        one.run("alpha", "ann", PROMPT)
-        one.run("beta", "ann", PROMPT)
-        compare(one)
-        again = {told.tokens: key for key, told in one.router.index.items() if told.tenant == "alpha"}
-        others = {told.tokens: key for key, told in one.router.index.items() if told.tenant == "beta"}
+            engine.chunk(rid, count)
+        engine.finish(rid)
+        engine.run("alpha", "ann", [*PROMPT[:6], 40, 41])  # splits
+        compare(engine)
+        first = {told.tokens: key for key, told in engine.router.index.items()}
+        engine.custody.make_room(63)
+        engine.run("alpha", "ann", PROMPT)
+        engine.run("beta", "ann", PROMPT)
+        compare(engine)
+        again = {told.tokens: key for key, told in engine.router.index.items() if told.tenant == "alpha"}
+        others = {told.tokens: key for key, told in engine.router.index.items() if told.tenant == "beta"}
         assert again.keys() == others.keys() and not set(again.values()) & set(others.values())
         assert all(first[tokens] == key for tokens, key in again.items())
         keys.append(len(again))
@@ -216,18 +216,18 @@ def test_what_is_narrowed_or_shared_is_no_tenants_whole(tmp_path):
 
 
 def test_a_segment_is_told_in_its_own_domain_and_what_follows_in_its_readers(tmp_path):
-    one = ListenedSegments(tmp_path, "host", text=POLICY, pages=300)
-    one.run("alpha", "ann", [9, 9, 9])
-    one.share("alpha", "beta")
+    engine = ListenedSegments(tmp_path, "host", text=POLICY, pages=300)
+    engine.run("alpha", "ann", [9, 9, 9])
+    engine.share("alpha", "beta")
     for tenant in ("alpha", "beta", "alpha", "beta"):
-        one.run(tenant, "s", [*SHARED[:COVERED], 7, 8, 7])
-    compare(one)
+        engine.run(tenant, "s", [*SHARED[:COVERED], 7, 8, 7])
+    compare(engine)
     whole = (*SHARED[:COVERED], 7, 8, 7)
-    shared = [told for told in one.router.index.values() if told.domain in _domains(one, "segment")]
+    shared = [told for told in engine.router.index.values() if told.domain in _domains(engine, "segment")]
     assert sorted(len(told.tokens) for told in shared) == list(range(1, COVERED + 1)), "once, whoever computed it"
-    behind = {event.scope.tenant for event in one.router.events if one.router.index.get(event.parent) in shared}
+    behind = {event.scope.tenant for event in engine.router.events if engine.router.index.get(event.parent) in shared}
     assert behind == {"alpha", "beta"}
-    assert {told.tenant for told in one.router.index.values() if told.tokens == whole} == {"alpha", "beta"}
+    assert {told.tenant for told in engine.router.index.values() if told.tokens == whole} == {"alpha", "beta"}
 
 
 def _domains(engine: ListenedEngine, scope: str) -> set[int]:
@@ -248,14 +248,14 @@ def test_each_form_takes_every_event(form, tmp_path):
     """Through the publisher that the settings open; what cannot be encoded would be lost there, and counted."""
     names = lasting_names(bytes(32))
     with EventPublisher(f"ipc://{tmp_path}/events", form=form, namespaces=names, tokens_published=True) as publisher:
-        one = listened(4, scope="tenant")
-        one.custody.events._publisher = publisher
+        engine = listened(4, scope="tenant")
+        engine.custody.events._publisher = publisher
         for number in range(12):
-            one.run("alpha" if number % 3 else "beta", "x", [*PROMPT[: number + 1], *range(20, 30)])
-            one.custody.make_room(number)
-            one.custody.step()
-        one.custody.clear()
-        one.custody.step()
+            engine.run("alpha" if number % 3 else "beta", "x", [*PROMPT[: number + 1], *range(20, 30)])
+            engine.custody.make_room(number)
+            engine.custody.step()
+        engine.custody.clear()
+        engine.custody.step()
         until = time.monotonic() + 20
         while publisher.stats().waiting and time.monotonic() < until:
             time.sleep(0.01)

@@ -29,16 +29,16 @@ TAIL = prompt(2, 41)
 
 def ready(folder: Path, tiers: str, size: int, tokens: list[int] = SHARED) -> SegmentedEngine:
     """Alpha and beta have used the segment, and nothing of it is on the device any more."""
-    made = SegmentedEngine(folder, tiers, text=POLICY, page_tokens=size, pages=300 // size)
-    made.run("alpha", "ann", prompt(90, 40))  # its keys
-    made.share("alpha", "beta", tokens=tokens)
+    engine = SegmentedEngine(folder, tiers, text=POLICY, page_tokens=size, pages=300 // size)
+    engine.run("alpha", "ann", prompt(90, 40))  # its keys
+    engine.share("alpha", "beta", tokens=tokens)
     covered = len(tokens) - 8
     for tenant in ("alpha", "beta", "alpha", "beta"):  # first uses are put on record, and computed
-        made.run(tenant, "s", [*tokens[:covered], *prompt(100, 30)])
-    found = made.run("beta", "other", [*tokens[:covered], *prompt(101, 30)])
+        engine.run(tenant, "s", [*tokens[:covered], *prompt(100, 30)])
+    found = engine.run("beta", "other", [*tokens[:covered], *prompt(101, 30)])
     assert found == covered // size, "on the device"
-    made.crowd()
-    return made
+    engine.crowd()
+    return engine
 
 
 def settled(engine: SegmentedEngine) -> None:

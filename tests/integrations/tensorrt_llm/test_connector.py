@@ -267,16 +267,16 @@ def test_a_claim_that_is_gone_stops_the_engine_and_changes_nothing(
 @pytest.fixture
 def claimed(monkeypatch: pytest.MonkeyPatch) -> list[bytearray]:
     """The memory of every claim from now on."""
-    made: list[bytearray] = []
+    buffers: list[bytearray] = []
     real = transfer_thread._OpenClaim
 
     def opened(content: list[bytearray]) -> Any:
-        made.extend(content)
+        buffers.extend(content)
         assert any(any(part) for part in content), "control: it had content"
         return real(content)
 
     monkeypatch.setattr(transfer_thread, "_OpenClaim", opened)
-    return made
+    return buffers
 
 
 def test_claims_are_zeroed_when_they_were_used(world: TrtllmWorld, claimed: list[bytearray]) -> None:

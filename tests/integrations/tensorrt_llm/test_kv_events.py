@@ -153,7 +153,7 @@ def test_ours_in_its_form_say_whose_they_are() -> None:
     wire = TensorRtLlmWire(4096)
     keys = bytes(range(32)) + bytes(range(32, 64))
     tokens = list(range(16))
-    made = wire.events_of(
+    batch = wire.events_of(
         [
             stored(SCOPE, keys, residency=5, block_tokens=8, tokens=tokens),
             removed(SCOPE, keys[:32], cause="erased"),
@@ -162,15 +162,15 @@ def test_ours_in_its_form_say_whose_they_are() -> None:
         ],
         "one",
     )
-    told = msgspec.to_builtins(made)
-    assert [one["event_id"] for one in told] == [0, 1, 2]
-    assert [one["data"]["type"] for one in told] == ["stored", "removed", "removed"]
-    first = told[0]["data"]
+    events = msgspec.to_builtins(batch)
+    assert [one["event_id"] for one in events] == [0, 1, 2]
+    assert [one["data"]["type"] for one in events] == ["stored", "removed", "removed"]
+    first = events[0]["data"]
     assert first["parent_hash"] is None
     assert [one["tokens"] for one in first["blocks"]] == [[], []], "withheld"
-    assert told[1]["data"]["block_hashes"] == [first["blocks"][0]["block_hash"]]
-    assert told[2]["data"]["block_hashes"] == [first["blocks"][1]["block_hash"]]
-    for one in told:
+    assert events[1]["data"]["block_hashes"] == [first["blocks"][0]["block_hash"]]
+    assert events[2]["data"]["block_hashes"] == [first["blocks"][1]["block_hash"]]
+    for one in events:
         assert (one["kvcustody"]["tenant"], one["kvcustody"]["revision"]) == ("acme", 7)
     published = TensorRtLlmWire(4096, tokens_published=True).events_of(
         [stored(SCOPE, keys, residency=5, block_tokens=8, tokens=tokens)]

@@ -59,74 +59,74 @@ class Told:
 
 
 def test_what_a_load_did_not_bring_is_no_orphan_and_is_found_again() -> None:
-    told = Told()
-    told.stored(X, Y, Z)
-    assert told.found((X, Y, Z)) == 3 * STEP
-    told.directory.pass_over(Y, 2 * SECOND)
-    assert told.found((X, Y, Z)) == STEP, "the next request does not fail on it too"
-    assert not told.directory.has(Y, 2 * SECOND) and told.directory.has(Z, 2 * SECOND)
-    assert told.scan() == [] and told.jobs == []
-    assert told.found((X, Y, Z), 13 * SECOND) == 3 * STEP
-    told.directory.pass_over(Y, 2 * SECOND)
-    told.ended(Y)
-    told.stored(Y)
-    assert told.found((X, Y, Z)) == 3 * STEP, "a new copy of that name"
+    world = Told()
+    world.stored(X, Y, Z)
+    assert world.found((X, Y, Z)) == 3 * STEP
+    world.directory.pass_over(Y, 2 * SECOND)
+    assert world.found((X, Y, Z)) == STEP, "the next request does not fail on it too"
+    assert not world.directory.has(Y, 2 * SECOND) and world.directory.has(Z, 2 * SECOND)
+    assert world.scan() == [] and world.jobs == []
+    assert world.found((X, Y, Z), 13 * SECOND) == 3 * STEP
+    world.directory.pass_over(Y, 2 * SECOND)
+    world.ended(Y)
+    world.stored(Y)
+    assert world.found((X, Y, Z)) == 3 * STEP, "a new copy of that name"
 
 
 @pytest.mark.parametrize("way", ["destroyed", "erased"])
 def test_an_end_that_is_on_its_way_is_no_orphan(way: str) -> None:
-    told = Told()
-    told.stored(X, Y)
+    world = Told()
+    world.stored(X, Y)
     if way == "destroyed":
-        assert told.directory.destroy([X]) == 1
+        assert world.directory.destroy([X]) == 1
     else:
-        assert not told.directory.erase("e1", Selector(tenant="acme"), SECOND).done
-    assert told.found((X, Y)) == 0
-    assert told.scan() == [] and len(told.jobs) == 1
-    told.stored(X)  # made by the worker before the order reached it
-    assert told.found((X,)) == 0, "the order ends it"
-    assert told.scan() == []
-    told.ended(X)
-    told.directory.job_is_over(1)
-    assert X not in told.directory.objects()
+        assert not world.directory.erase("e1", Selector(tenant="acme"), SECOND).done
+    assert world.found((X, Y)) == 0
+    assert world.scan() == [] and len(world.jobs) == 1
+    world.stored(X)  # made by the worker before the order reached it
+    assert world.found((X,)) == 0, "the order ends it"
+    assert world.scan() == []
+    world.ended(X)
+    world.directory.job_is_over(1)
+    assert X not in world.directory.objects()
 
 
 def test_a_copy_made_after_its_end_is_no_orphan_while_another_shard_has_not_answered() -> None:
-    told = Told(shards=2)
-    told.stored(X)
-    told.directory.destroy([X])
-    told.ended(X)  # the first shard; the other has its own part of that order to do
-    told.stored(X)
-    assert told.scan() == [] and told.directory.has(X)
-    told.directory.job_is_over(1)
-    assert told.scan() == [] and told.directory.has(X)
+    world = Told(shards=2)
+    world.stored(X)
+    world.directory.destroy([X])
+    world.ended(X)  # the first shard; the other has its own part of that order to do
+    world.stored(X)
+    assert world.scan() == [] and world.directory.has(X)
+    world.directory.job_is_over(1)
+    assert world.scan() == [] and world.directory.has(X)
 
 
 def test_a_copy_that_every_worker_was_told_to_end_and_none_has_is_found_and_ended() -> None:
     """The control: what nothing can find and a worker still has is an orphan."""
-    told = Told()
-    told.stored(X, Y)
-    told.directory.erase("e1", Selector(tenant="acme"), SECOND)
-    told.ended(X)
-    told.directory.answered(1, 0, TierErased(1, 400))
-    told.directory.job_is_over(1)
-    assert isinstance(told.jobs[0], EraseCopies)
-    assert told.scan() == ["tier object without index"]
-    assert told.jobs[1:] == [DestroyCopies(0, "host", (Y,))]
-    assert told.scan() == [], "that end is on its way"
-    told.ended(Y)
-    told.directory.job_is_over(2)
-    assert told.scan() == [] and len(told.directory) == 0
+    world = Told()
+    world.stored(X, Y)
+    world.directory.erase("e1", Selector(tenant="acme"), SECOND)
+    world.ended(X)
+    world.directory.answered(1, 0, TierErased(1, 400))
+    world.directory.job_is_over(1)
+    assert isinstance(world.jobs[0], EraseCopies)
+    assert world.scan() == ["tier object without index"]
+    assert world.jobs[1:] == [DestroyCopies(0, "host", (Y,))]
+    assert world.scan() == [], "that end is on its way"
+    world.ended(Y)
+    world.directory.job_is_over(2)
+    assert world.scan() == [] and len(world.directory) == 0
 
 
 def test_a_copy_past_its_ceiling_is_one_whose_end_the_workers_would_have_told() -> None:
-    told = Told()
-    told.stored(X)
+    world = Told()
+    world.stored(X)
     late_us = DUE_US + 10 * SECOND
-    assert told.scan(late_us) == [], "the worker ended it in time; no step has fetched what it says"
-    told.directory.expire(late_us)
-    assert told.scan(late_us + SECOND) == []
-    told.directory.job_is_over(1)
-    assert told.scan(late_us + SECOND) == [PAST_CEILING], "they were asked, have answered, and it is there"
-    told.ended(X)
-    assert told.scan(late_us + SECOND) == []
+    assert world.scan(late_us) == [], "the worker ended it in time; no step has fetched what it says"
+    world.directory.expire(late_us)
+    assert world.scan(late_us + SECOND) == []
+    world.directory.job_is_over(1)
+    assert world.scan(late_us + SECOND) == [PAST_CEILING], "they were asked, have answered, and it is there"
+    world.ended(X)
+    assert world.scan(late_us + SECOND) == []

@@ -44,7 +44,7 @@ def found(
     tools: Sequence[str] = (),
 ) -> dict[str, list[str]]:
     """The text of each span, by kind."""
-    made = jinja2.Environment(autoescape=False).from_string(template)
+    compiled = jinja2.Environment(autoescape=False).from_string(template)
 
     async def render(some: Sequence[Message], with_tools: bool) -> str | None:
         flat = [
@@ -53,7 +53,7 @@ def found(
             else each
             for each in some
         ]
-        return made.render(messages=flat, tools=tools if with_tools else None)
+        return compiled.render(messages=flat, tools=tools if with_tools else None)
 
     async def run() -> tuple[str, list[TextSpan]]:
         prompt = await render(messages, True)

@@ -60,14 +60,14 @@ def test_equal_weights_are_equal_in_every_process(weights: Path, adapter: Any) -
 
 def test_weights_that_were_loaded_anew_are_nobody_elses(weights: Path, adapter: Any) -> None:
     """A number that counts would be the same in the next process, and find in files what others computed."""
-    one, other = process(weights), process(weights)
-    for each in (one, other):
+    identity, other = process(weights), process(weights)
+    for each in (identity, other):
         each.reloaded()
-    found = [each.of(of).digest for each in (one, other, process(weights)) for of in (None, adapter)]
+    found = [each.of(of).digest for each in (identity, other, process(weights)) for of in (None, adapter)]
     assert len(set(found)) == len(found)
-    again = one.of(None).digest
-    one.reloaded()
-    assert one.of(None).digest != again
+    again = identity.of(None).digest
+    identity.reloaded()
+    assert identity.of(None).digest != again
 
 
 def test_an_adapter_that_was_loaded_anew_is_nobody_elses(weights: Path, adapter: Any) -> None:
@@ -80,14 +80,14 @@ def test_an_adapter_that_was_loaded_anew_is_nobody_elses(weights: Path, adapter:
 
 
 def test_files_that_changed_are_other_weights_to_the_next_process(weights: Path, adapter: Any) -> None:
-    one = process(weights)
+    identity = process(weights)
     changed(adapter.lora_path)
     next_one = process(weights)
-    assert next_one.of(None).digest == one.of(None).digest, "control: nothing else has changed"
+    assert next_one.of(None).digest == identity.of(None).digest, "control: nothing else has changed"
     first = process(weights).of(adapter).digest
     assert next_one.of(adapter).digest == first
     changed(weights)
-    assert process(weights).of(None).digest != one.of(None).digest
+    assert process(weights).of(None).digest != identity.of(None).digest
 
 
 def read(models: Models, adapter: Any) -> None:
@@ -96,16 +96,16 @@ def read(models: Models, adapter: Any) -> None:
 
 
 def test_an_adapter_whose_files_are_rewritten_is_another_from_the_next_request_on(weights: Path, adapter: Any) -> None:
-    one = process(weights)
-    before = one.of(adapter)
-    read(one, adapter)
-    assert one.of(adapter) == before, "control: nothing has changed"
+    identity = process(weights)
+    before = identity.of(adapter)
+    read(identity, adapter)
+    assert identity.of(adapter) == before, "control: nothing has changed"
     changed(adapter.lora_path)
-    first, second = one.of(adapter), one.of(adapter)
+    first, second = identity.of(adapter), identity.of(adapter)
     assert len({before, first, second}) == 3, "whose weights a step has is not known: each is alone"
-    read(one, adapter)
-    after = one.of(adapter)
-    assert after == one.of(adapter) and after not in {before, first, second}
+    read(identity, adapter)
+    after = identity.of(adapter)
+    assert after == identity.of(adapter) and after not in {before, first, second}
 
 
 def test_files_of_the_same_size_and_time_are_told_apart_while_the_engine_runs(weights: Path, adapter: Any) -> None:
@@ -119,14 +119,14 @@ def test_files_of_the_same_size_and_time_are_told_apart_while_the_engine_runs(we
 
 def test_an_adapter_that_a_worker_reads_anew_is_reached_by_no_earlier_key(weights: Path, adapter: Any) -> None:
     """Files are rewritten between a request and the step that reads them: what the request left is found by nobody."""
-    one = process(weights)
-    before, changes = one.of(adapter), one.changes
+    identity = process(weights)
+    before, changes = identity.of(adapter), identity.changes
     changed(adapter.lora_path)
-    read(one, adapter)
-    assert one.of(adapter) != before and one.changes > changes, "those that wait are admitted again"
-    same = one.of(adapter)
-    read(one, adapter)
-    assert one.of(adapter) == same, "control: read again, unchanged"
+    read(identity, adapter)
+    assert identity.of(adapter) != before and identity.changes > changes, "those that wait are admitted again"
+    same = identity.of(adapter)
+    read(identity, adapter)
+    assert identity.of(adapter) == same, "control: read again, unchanged"
 
 
 def test_files_that_change_while_they_are_read_are_nobodys(

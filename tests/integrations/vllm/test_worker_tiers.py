@@ -78,16 +78,16 @@ def open_tiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
 @pytest.fixture
 def keys(monkeypatch: pytest.MonkeyPatch) -> list[WorkerKeys]:
     """Whatever a worker opens."""
-    made: list[WorkerKeys] = []
+    opened: list[WorkerKeys] = []
     opens = worker_tiers.open_worker_keys
 
     def noted(*given: object) -> WorkerKeys:
-        made.append(opens(*given))  # type: ignore[arg-type]
-        made[-1].shred.of_subject(b"somebody")  # so that there is a secret in memory
-        return made[-1]
+        opened.append(opens(*given))  # type: ignore[arg-type]
+        opened[-1].shred.of_subject(b"somebody")  # so that there is a secret in memory
+        return opened[-1]
 
     monkeypatch.setattr(worker_tiers, "open_worker_keys", noted)
-    return made
+    return opened
 
 
 RULE = CopyRule(CopyLimit(ABSOLUTE_US, ABSOLUTE_US // 16), TierShare())
@@ -127,8 +127,8 @@ ADA, ACME = Selector(tenant="acme", subject="ada"), Selector(tenant="acme")
 
 
 @pytest.mark.parametrize("selector", [ADA, ACME], ids=["subject", "tenant"])
-@pytest.mark.parametrize("told", [True, False], ids=["told", "control: nobody tells the worker"])
-def test_what_an_erasure_destroyed_ends_again_before_a_load(tmp_path: Path, selector: Selector, told: bool) -> None:
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "control: nobody tells the worker"])
+def test_what_an_erasure_destroyed_ends_again_before_a_load(tmp_path: Path, selector: Selector, is_told: bool) -> None:
     """Tier, keys and receipts are put back. The scheduler tells its workers; it cannot name a tenant's subjects."""
     site, copy = tmp_path / "site", tmp_path / "copy"
     site.mkdir()
@@ -147,13 +147,13 @@ def test_what_an_erasure_destroyed_ends_again_before_a_load(tmp_path: Path, sele
     place.world.clock.advance(1_000_000)
     place.world.open()
     complete = CompletedErasure("e-1", selector, place.world.clock.utc_us())
-    replies = _replies(place, [complete] if told else [])
+    replies = _replies(place, [complete] if is_told else [])
     assert replies[0].opened is not None and replies[0].opened.returned_keys == 0, "the receipts went back too"
-    assert sum(reply.returned_keys for reply in replies) == 2 * told
+    assert sum(reply.returned_keys for reply in replies) == 2 * is_told
     place.open()
     brought = [place.bring(label, "prompt", STEP) for label in labels]
     place.world.close()
-    assert brought == ([0, 0] if told else [STEP, STEP])
+    assert brought == ([0, 0] if is_told else [STEP, STEP])
 
 
 @pytest.fixture(scope="module")

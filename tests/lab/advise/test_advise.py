@@ -83,14 +83,14 @@ def test_a_tier_is_told_by_what_it_moved() -> None:
     ],
 )
 def test_what_was_not_said_is_unknown(missing: str, at: tuple[int, ...], named: str) -> None:
-    whole, found = advise([seen(STATUS)]), advise([seen({k: v for k, v in STATUS.items() if k != missing})])
-    for number, (one, control) in enumerate(zip(found, whole, strict=True)):
+    whole, advice = advise([seen(STATUS)]), advise([seen({k: v for k, v in STATUS.items() if k != missing})])
+    for number, (one, control) in enumerate(zip(advice, whole, strict=True)):
         assert any(named in why for why in one.unknown) == (number in at), one.question
         assert not any(named in why for why in control.unknown)
         assert named not in values(one)
     if 4 in at:
-        assert ("tokens computed again after their eviction" in values(found[4])) == (missing != "hit_tokens")
-        assert "faster: unknown" in found[4].answer and not any("GB/s" in name for name in values(found[4]))
+        assert ("tokens computed again after their eviction" in values(advice[4])) == (missing != "hit_tokens")
+        assert "faster: unknown" in advice[4].answer and not any("GB/s" in name for name in values(advice[4]))
 
 
 def test_a_cost_of_nothing_gives_no_rate() -> None:
@@ -129,8 +129,8 @@ def test_the_keys_parts_are_the_fields_that_are_encoded() -> None:
     parts = dict(key_parts())
     model = {spec.name for spec in fields(ModelIdentity) if spec.init}
     assert {name.removeprefix("the model: ") for name in parts if name.startswith("the model: ")} == model
-    found = [name.removeprefix("the domain: ") for name in parts if name.startswith("the domain: ")]
-    one = DomainSpec(
+    names = [name.removeprefix("the domain: ") for name in parts if name.startswith("the domain: ")]
+    domain = DomainSpec(
         scope=ScopeKind.TENANT,
         classification="internal",
         model=bytes(32),
@@ -139,8 +139,8 @@ def test_the_keys_parts_are_the_fields_that_are_encoded() -> None:
         tenant="acme",
         tenant_name="called",
     )
-    assert {"tenant", "classification", "subject", "key_epoch", "salt"} <= set(found)
-    assert len(found) == len(one.encoded_fields()) and "called" not in str(one.encoded_fields())
+    assert {"tenant", "classification", "subject", "key_epoch", "salt"} <= set(names)
+    assert len(names) == len(domain.encoded_fields()) and "called" not in str(domain.encoded_fields())
     assert [module for module in parts.values() if not (ROOT / module).is_file()] == []
 
 

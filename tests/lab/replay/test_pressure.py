@@ -82,13 +82,13 @@ def test_the_pool_that_is_advised_counts_in_what_the_tenant_may_have_of_it(repla
 
 def test_requests_without_room_wait_stall_and_are_preempted(replayed: Replayed) -> None:
     arguments = ("--trace-format", "oom", "--policy", "single-org")
-    said = replayed(*arguments)
-    total = said["totals"]
-    assert said["pressure"]["stalls"] > 0 and total["preempted"] > 0
+    result = replayed(*arguments)
+    total = result["totals"]
+    assert result["pressure"]["stalls"] > 0 and total["preempted"] > 0
     assert sum(total["deferrals"].values()) > 0 and total["refused"] == 0
-    assert said["pressure"]["queue_seconds"] > 0.1, "a request that is offered again came when it first came"
+    assert result["pressure"]["queue_seconds"] > 0.1, "a request that is offered again came when it first came"
     for part in ("requests waited (", "in the queue together", f"{total['preempted']} preempted"):
-        assert part in finding(said, "out of memory")
+        assert part in finding(result, "out of memory")
     wide = replayed(*arguments, "--pool-blocks", "2048")
     assert wide["pressure"]["findings"] == [] and wide["pressure"]["stalls"] == 0
     assert (

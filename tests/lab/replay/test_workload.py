@@ -21,13 +21,13 @@ def large():
 
 def test_a_seed_is_a_workload() -> None:
     spec = WorkloadSpec(seed=5, conversations=50)
-    one, other = generate(spec), generate(spec)
-    assert one.labels == other.labels
+    first, other = generate(spec), generate(spec)
+    assert first.labels == other.labels
     assert all(
         a.at_us == b.at_us and a.input_tokens == b.input_tokens and (a.blocks == b.blocks).all()
-        for a, b in zip(one.requests, other.requests, strict=True)
+        for a, b in zip(first.requests, other.requests, strict=True)
     )
-    assert generate(replace(spec, seed=6)).labels != one.labels
+    assert generate(replace(spec, seed=6)).labels != first.labels
 
 
 @pytest.mark.system("a generated workload lacks the statistics that it promises")

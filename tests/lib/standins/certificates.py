@@ -44,13 +44,13 @@ class Authority:
         builder = self._builder(subject, key.public_key(), ended=ended)
         builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
         builder = builder.add_extension(here, critical=False)
-        made = Pair(self._folder / f"{name}.crt", self._folder / f"{name}.tls")
+        pair = Pair(self._folder / f"{name}.crt", self._folder / f"{name}.tls")
         signed = builder.sign(self._key, hashes.SHA256())
-        made.certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        pair.certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
         form = serialization.PrivateFormat.PKCS8
-        made.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
-        made.key.chmod(0o600)
-        return made
+        pair.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+        pair.key.chmod(0o600)
+        return pair
 
     def _builder(
         self, subject: x509.Name, key: ec.EllipticCurvePublicKey, *, ended: bool = False

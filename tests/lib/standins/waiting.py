@@ -10,13 +10,15 @@ Told = TypeVar("Told")
 _PAUSE_SECONDS = 0.01
 
 
-def until(told: Callable[[], Told], seconds: float = 60.0, *, meanwhile: Callable[[], object] = lambda: None) -> Told:
-    """What `told` says as soon as that is true; `meanwhile` is called before each look but the first.
+def until(
+    condition: Callable[[], Told], seconds: float = 60.0, *, meanwhile: Callable[[], object] = lambda: None
+) -> Told:
+    """What `condition` says as soon as that is true; `meanwhile` is called before each look but the first.
 
     Raises `AssertionError` where it never is within `seconds`.
     """
     end = time.monotonic() + seconds
-    while not (found := told()):
+    while not (found := condition()):
         assert time.monotonic() < end, f"not within {seconds:g} seconds: {found!r}"
         meanwhile()
         time.sleep(_PAUSE_SECONDS)

@@ -85,22 +85,22 @@ def _bootstrap(service, name: str) -> str:
 def test_one_bootstrap_key_gives_one_of_two_roles_that_nobody_holds_together(client, service, first) -> None:
     """By a second name, a further key and enabling alike; a second person with a key of their own gives the other."""
     second = {"author": "approver", "approver": "author"}[first]
-    one, other = (_bootstrap(service, f"boot-{first}-{number}") for number in (1, 2))
+    bootstrap_key, other = (_bootstrap(service, f"boot-{first}-{number}") for number in (1, 2))
 
     def enrol(key: str, name: str, role: str) -> int:
         body = {"name": f"{name}-{first}", "roles": [role]}
         return client("POST", "/v1/principals", key, json=body).status_code
 
-    assert enrol(one, "alice", first) == 201 and enrol(one, "amy", first) == 201
-    refused = client("POST", "/v1/principals", one, json={"name": f"alice2-{first}", "roles": [second]})
+    assert enrol(bootstrap_key, "alice", first) == 201 and enrol(bootstrap_key, "amy", first) == 201
+    refused = client("POST", "/v1/principals", bootstrap_key, json={"name": f"alice2-{first}", "roles": [second]})
     assert refused.status_code == 409 and f"`{first}`" in refused.json()["detail"]
     assert service.principals.find(f"alice2-{first}") is None
-    assert enrol(one, "dan", "dpo") == 201, "control: what may be held together is given"
+    assert enrol(bootstrap_key, "dan", "dpo") == 201, "control: what may be held together is given"
     assert enrol(other, "bob", second) == 201, "control: another key gives the other role"
-    assert client("POST", f"/v1/principals/bob-{first}/keys", one, json={"days": 1}).status_code == 409
+    assert client("POST", f"/v1/principals/bob-{first}/keys", bootstrap_key, json={"days": 1}).status_code == 409
     service.principals.disable(f"bob-{first}", by="test")
     named = {"name": f"bob-{first}"}
-    assert client("POST", "/v1/principals:enable", one, json=named).status_code == 409
+    assert client("POST", "/v1/principals:enable", bootstrap_key, json=named).status_code == 409
     assert service.principals.get(f"bob-{first}").disabled_us is not None
     assert client("POST", "/v1/principals:enable", other, json=named).status_code == 200
 

@@ -81,14 +81,14 @@ def test_what_an_owner_takes_back_is_denied_on_every_worker_at_once(plane: Contr
 
 def proposed(folder: Path) -> ControlPlane:
     """Proposed: `mine`, `also` and `last` of holder, `theirs` of reader."""
-    made = ControlPlane(folder)
-    with made.connect("ada") as author:
-        desk(made, author).propose(
+    plane = ControlPlane(folder)
+    with plane.connect("ada") as author:
+        desk(plane, author).propose(
             grants(mine="holder", theirs="reader", also="holder", last="holder"),
-            made.signers["ada"],
+            plane.signers["ada"],
             note="both",
         )
-    return made
+    return plane
 
 
 @pytest.fixture(scope="module")

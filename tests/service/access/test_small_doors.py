@@ -178,16 +178,16 @@ def test_u0000_in_a_leaf_is_refused_with_its_place(
 ) -> None:
     """Control: the six characters of the escape are a text like any other."""
     client, people = make_client(service_on_each), make_people(service_on_each)
-    made = Worker(f"w{len(service_on_each.principals.listed()[0])}")
-    key = people.add(made.name, Role.WORKER)
-    assert register(client, key, made).status_code == 200
-    batch = made.batch([made.started(), *made.request("acme")])
-    answer = ship(client, key, made, batch._replace(body=batch.body.replace(old, new)))
+    worker = Worker(f"w{len(service_on_each.principals.listed()[0])}")
+    key = people.add(worker.name, Role.WORKER)
+    assert register(client, key, worker).status_code == 200
+    batch = worker.batch([worker.started(), *worker.request("acme")])
+    answer = ship(client, key, worker, batch._replace(body=batch.body.replace(old, new)))
     assert answer.status_code == 422 and "has the character U+0000" in answer.text, answer.text
     assert answer.json()["leaf"] == batch.body.split(b"\n").index(*_lines_with(batch.body, old)) - 1
     escaped = new.replace(b"\\u0000", b"\\\\u0000") if b"cpu" in old else b'"own\\\\u0000"'
     spelled = batch._replace(body=batch.body.replace(old, escaped))
-    assert ship(client, key, made, spelled).status_code == 200
+    assert ship(client, key, worker, spelled).status_code == 200
 
 
 def _lines_with(body: bytes, part: bytes) -> list[bytes]:

@@ -85,47 +85,47 @@ def test_a_mutating_post_needs_a_key(client, people) -> None:
 
 def test_every_changed_bit_of_a_cursor_is_refused() -> None:
     cursors = Cursors(ServiceSecret(bytes(32)))
-    question = CursorBinding("list", "alice", {"tenant": "acme", "as_of": 4})
-    cursor = cursors.write(question, [3, 7])
-    assert cursors.read(question, cursor) == [3, 7]
+    binding = CursorBinding("list", "alice", {"tenant": "acme", "as_of": 4})
+    cursor = cursors.write(binding, [3, 7])
+    assert cursors.read(binding, cursor) == [3, 7]
     raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
     for bit in range(8 * len(raw)):
         changed = bytearray(raw)
         changed[bit // 8] ^= 1 << bit % 8
         with pytest.raises(ProblemError):
-            cursors.read(question, base64.urlsafe_b64encode(changed).rstrip(b"=").decode())
+            cursors.read(binding, base64.urlsafe_b64encode(changed).rstrip(b"=").decode())
     others = [
-        question._replace(operation="other"),
-        question._replace(principal="bob"),
-        question._replace(filters={"tenant": "labs", "as_of": 4}),
-        question._replace(filters={"tenant": "acme", "as_of": 5}),
-        question._replace(filters={"tenant": "acme"}),
+        binding._replace(operation="other"),
+        binding._replace(principal="bob"),
+        binding._replace(filters={"tenant": "labs", "as_of": 4}),
+        binding._replace(filters={"tenant": "acme", "as_of": 5}),
+        binding._replace(filters={"tenant": "acme"}),
     ]
     for other in others:
         with pytest.raises(ProblemError):
             cursors.read(other, cursor)
     for text in ("", "!", cursor + "A", cursor[:-1], "A" * 2000):
         with pytest.raises(ProblemError):
-            cursors.read(question, text)
+            cursors.read(binding, text)
     with pytest.raises(ProblemError):
-        Cursors(ServiceSecret(bytes(31) + b"x")).read(question, cursor)
+        Cursors(ServiceSecret(bytes(31) + b"x")).read(binding, cursor)
 
 
 def test_pages_add_up_and_repeat_as_of_a_checkpoint(service: Service, client, people) -> None:
     key = people["auditor"]
     size = client("GET", "/v1/audit/checkpoints/latest", key).json()["size"]
     whole = client("GET", f"/v1/audit/events?as_of={size}&limit=1000", key).json()
-    found, cursor = [], None
+    items, cursor = [], None
     while True:
         more = f"&cursor={cursor}" if cursor else ""
         page = client("GET", f"/v1/audit/events?as_of={size}&limit=3{more}", key).json()
-        found += page["items"]
+        items += page["items"]
         cursor = page["next"]
         if cursor is None:
             break
         stolen = client("GET", f"/v1/audit/events?as_of={size}&limit=3&cursor={cursor}", people["dpo"])
         assert stolen.status_code == 400, "another principal's cursor"
-    assert found == whole["items"] and len(found) > 6
+    assert items == whole["items"] and len(items) > 6
     assert client("GET", f"/v1/audit/events?as_of={size}&limit=1000", key).json() == whole, "reads were added meanwhile"
     assert client("GET", "/v1/audit/events?as_of=99999999", key).status_code == 404
 

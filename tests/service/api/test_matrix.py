@@ -431,20 +431,20 @@ def test_the_page_says_what_every_operation_needs() -> None:
     needs, declared = _documented_needs(), every_operation().operations.by_name
     assert len(needs) == len(ROWS)
     for name, row in ROWS.items():
-        said = needs[f"{declared[name].method} {declared[name].path}"]
-        actions = [Permission(action) for action in re.findall(r"`([^`]+)`", said)]
+        needed = needs[f"{declared[name].method} {declared[name].path}"]
+        actions = [Permission(action) for action in re.findall(r"`([^`]+)`", needed)]
         reached = {
             role: max((reach(frozenset({role}), action) for action in actions), key=_far) for role in Role if actions
         }
         own = {role.value for role, far in reached.items() if far is not Reach.NONE and role in OF_TENANTS}
         every = {role.value for role, far in reached.items() if far is not Reach.NONE and role not in OF_TENANTS}
-        whole = said.endswith(", of all tenants")
+        whole = needed.endswith(", of all tenants")
         assert whole == bool(row.own_refused), name
         mine = set() if whole else own
         everybody = own | every if row.every == SELF["every"] else every  # what is one's own knows no tenants
-        assert everybody == set(row.every.split()), (name, said)
+        assert everybody == set(row.every.split()), (name, needed)
         if row.every != SELF["every"]:
-            assert mine == (set() if whole else set(row.own.split())), (name, said)
+            assert mine == (set() if whole else set(row.own.split())), (name, needed)
 
 
 def _far(found: Reach) -> int:

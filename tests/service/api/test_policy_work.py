@@ -47,14 +47,14 @@ def work() -> Iterator[PolicyWork]:
 
 @pytest.fixture
 def make_work() -> Iterator[Callable[..., PolicyWork]]:
-    made: list[PolicyWork] = []
+    works: list[PolicyWork] = []
 
     def make(seconds: float = 60, bytes_max: int = 2 << 30) -> PolicyWork:
-        made.append(PolicyWork(seconds=seconds, bytes_max=bytes_max))
-        return made[-1]
+        works.append(PolicyWork(seconds=seconds, bytes_max=bytes_max))
+        return works[-1]
 
     yield make
-    for one in made:
+    for one in works:
         one.close()
 
 

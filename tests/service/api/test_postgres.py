@@ -62,17 +62,17 @@ def test_a_service_on_postgres_loses_nothing_when_the_database_restarts(
     for name, role in (("w1", Role.WORKER), ("auditor", Role.AUDITOR)):
         service.principals.enrol(name, [role], by="test")
         keys[name] = service.principals.issue_key(name, days=1, by="test").key
-    made = Worker("w1")
-    assert register(client, keys["w1"], made).status_code == 200
-    batch = made.batch([made.started(), *made.request("acme")])
-    assert [ship(client, keys["w1"], made, batch).json()["added"] for _ in range(2)] == [len(batch.leaves), 0]
+    worker = Worker("w1")
+    assert register(client, keys["w1"], worker).status_code == 200
+    batch = worker.batch([worker.started(), *worker.request("acme")])
+    assert [ship(client, keys["w1"], worker, batch).json()["added"] for _ in range(2)] == [len(batch.leaves), 0]
     restarted = threading.Thread(target=_restart, args=(postgres,))
     acknowledged, refused, number = set(range(1, batch.last + 1)), 0, 0
     while number < 30 or restarted.is_alive():
         if number == 10:
             restarted.start()
-        batch = made.batch(made.request("acme"))
-        while ship(client, keys["w1"], made, batch).status_code != 200:
+        batch = worker.batch(worker.request("acme"))
+        while ship(client, keys["w1"], worker, batch).status_code != 200:
             refused += 1
             assert refused < 600
             time.sleep(0.1)
@@ -84,8 +84,8 @@ def test_a_service_on_postgres_loses_nothing_when_the_database_restarts(
         assert answer.status_code == 503 and time.monotonic() < deadline, "an audited read waits for the ledger"
         time.sleep(0.1)
     with service.reading() as connection:
-        life = select(incarnations.c.id).where(incarnations.c.uuid == made.incarnation).scalar_subquery()
+        life = select(incarnations.c.id).where(incarnations.c.uuid == worker.incarnation).scalar_subquery()
         rows = connection.scalars(select(events.c.sequence).where(events.c.incarnation == life)).all()
-        assert [gap for gap in gaps(connection) if gap.incarnation == made.incarnation] == []
+        assert [gap for gap in gaps(connection) if gap.incarnation == worker.incarnation] == []
     assert refused > 0, "void: nobody noticed the restart"
     assert len(rows) == len(set(rows)) and acknowledged == set(rows)

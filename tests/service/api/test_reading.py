@@ -66,18 +66,18 @@ def by_framework(declared: Declarations, service: Any) -> FastAPI:
     return app
 
 
-def endpoint(one: DeclaredOperation, service: Any) -> Callable[..., Any]:
+def endpoint(declared: DeclaredOperation, service: Any) -> Callable[..., Any]:
     """The function of an operation, whose parameters are stated as the document's are."""
     parts = {"desk": service, "service": service, "caller": AUDITOR, "wire": Wire({}, {}, {}, b"")}
-    asked = parameters_of(one.function, one.operation.path)
+    asked = parameters_of(declared.function, declared.operation.path)
     given = {part.name: parts[part.given] for part in asked if part.given is not None}
 
     async def called(**values: Any) -> Any:
-        found = one.function(**values | given)
+        found = declared.function(**values | given)
         found = await found if inspect.isawaitable(found) else found
         return response(found.answer()) if isinstance(found, Content) else found
 
-    called.__signature__ = inspect.signature(openapi_document._as_fastapi_says(one.function))  # type: ignore[attr-defined]
+    called.__signature__ = inspect.signature(openapi_document._as_fastapi_says(declared.function))  # type: ignore[attr-defined]
     return called
 
 
@@ -139,13 +139,13 @@ def test_what_is_read_and_refused_is_the_frameworks(service: Any) -> None:
     declared = echoing()
 
     async def asked() -> Counter[int]:
-        found: Counter[int] = Counter()
+        statuses: Counter[int] = Counter()
         framework, ours = asking(by_framework(declared, service)), asking(Ours(declared, service))
         for path in dict.fromkeys(_paths(declared)):
             theirs, mine = await framework.get(path), await ours.get(path)
             assert (mine.status_code, mine.content) == (theirs.status_code, theirs.content), path
-            found[theirs.status_code] += 1
-        return found
+            statuses[theirs.status_code] += 1
+        return statuses
 
     found = asyncio.run(asked())
     assert found[200] > 300 and found[422] > 300, found
@@ -170,7 +170,7 @@ def test_bodies_are_read_and_refused_as_the_framework_does(service: Any) -> None
     declared = echoing()
 
     async def asked() -> Counter[int]:
-        found: Counter[int] = Counter()
+        statuses: Counter[int] = Counter()
         framework, ours = asking(by_framework(declared, service)), asking(Ours(declared, service))
         for one in declared.by_name.values():
             if one.operation.method == "GET":
@@ -184,8 +184,8 @@ def test_bodies_are_read_and_refused_as_the_framework_does(service: Any) -> None
                 ]
                 theirs, mine = ((answer.status_code, answer.content) for answer in both)
                 assert mine == theirs, (one.operation.name, body, kind)
-                found[mine[0]] += 1
-        return found
+                statuses[mine[0]] += 1
+        return statuses
 
     found = asyncio.run(asked())
     assert found[200] > 20 and found[422] > 200, found

@@ -45,13 +45,13 @@ def test_every_leaf_is_given_once_while_others_commit(filled, limit: int) -> Non
     for step in range(10_000):
         assert service.writer.seal()
         with service.reading() as connection:
-            found = read_in_commit_order(connection, at, limit=limit)
-        assert len(found.rows) <= limit
-        seen += [(row.log, row.idx) for row in found.rows]
-        at = found.position
+            page = read_in_commit_order(connection, at, limit=limit)
+        assert len(page.rows) <= limit
+        seen += [(row.log, row.idx) for row in page.rows]
+        at = page.position
         if step in (1, 2):
             more(client, people, worker, "labs", "acme")
-        if not found.rows and not found.more and step > 3:
+        if not page.rows and not page.more and step > 3:
             break
     assert len(seen) == len(set(seen)) and set(seen) == everything(service)
     for log in {log for log, _ in seen}:

@@ -62,13 +62,13 @@ def test_each_alert_has_its_runbook_and_each_runbook_its_alert() -> None:
 def series_of(text: str, before: str = "") -> list[dict[str, str]]:
     """What was exposed, for an hour; a counter has risen since `before`."""
     earlier = dict(re.findall(r"^(\S+(?: [^\n]*\})?) (\S+)$", before, re.MULTILINE))
-    found = []
+    series = []
     for name, value in re.findall(r"^(kvcustody_[^\s{]+(?:\{.*\})?) (\S+)$", text, re.MULTILINE):
         if value != "NaN":
             rises = name in earlier and float(value) > float(earlier[name])
             values = f"{earlier[name]}x59 {value}" if rises else f"{value}x60"
-            found.append({"series": name, "values": values})
-    return found
+            series.append({"series": name, "values": values})
+    return series
 
 
 def firing(folder: Path, series: list[dict[str, str]]) -> set[str]:

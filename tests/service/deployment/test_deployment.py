@@ -46,15 +46,15 @@ def charted(**changed: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @pytest.mark.parametrize("made", [kustomized, charted])
 def test_it_is_whole_and_closed(made: Any) -> None:
-    found, settings = made()
-    assert found.keys() == KINDS
-    assert all({"apiVersion", "kind", "metadata"} <= one.keys() for one in found.values())
-    assert all(one["metadata"]["name"] == "kvcustody" for one in found.values())
-    pod = found["StatefulSet"]["spec"]["template"]["spec"]
-    labels = found["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
-    chosen = found["StatefulSet"]["spec"]["selector"]["matchLabels"]
-    assert chosen == labels == found["Service"]["spec"]["selector"]
-    assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
+    manifests, settings = made()
+    assert manifests.keys() == KINDS
+    assert all({"apiVersion", "kind", "metadata"} <= one.keys() for one in manifests.values())
+    assert all(one["metadata"]["name"] == "kvcustody" for one in manifests.values())
+    pod = manifests["StatefulSet"]["spec"]["template"]["spec"]
+    labels = manifests["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    chosen = manifests["StatefulSet"]["spec"]["selector"]["matchLabels"]
+    assert chosen == labels == manifests["Service"]["spec"]["selector"]
+    assert manifests["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
     assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"]
     volumes = {volume["name"] for volume in pod["volumes"]} | {"state"}
     for container in pod["initContainers"] + pod["containers"]:
@@ -144,8 +144,8 @@ def named_setting(name: str) -> None:
 
 
 def test_compose_is_closed_and_every_file_that_it_names_is_there_or_a_secret() -> None:
-    made = yaml.safe_load((COMPOSE / "compose.yaml").read_text())
-    service = made["services"]["service"]
+    compose = yaml.safe_load((COMPOSE / "compose.yaml").read_text())
+    service = compose["services"]["service"]
     assert service["read_only"] and service["cap_drop"] == ["ALL"] and service["user"] == "10001:10001"
     for name in service["environment"]:
         named_setting(name)
@@ -153,16 +153,16 @@ def test_compose_is_closed_and_every_file_that_it_names_is_there_or_a_secret() -
     published = {port.rpartition(":")[2] for port in service["ports"]}
     assert {settings.listen.rpartition(":")[2], settings.workers_listen.rpartition(":")[2]} == published
     assert settings.tls and settings.subject_keys_url
-    assert made["networks"]["ledger"]["internal"] and made["services"]["database"]["networks"] == ["ledger"]
-    assert "ports" not in made["services"]["database"]
-    for one in made["services"].values():
+    assert compose["networks"]["ledger"]["internal"] and compose["services"]["database"]["networks"] == ["ledger"]
+    assert "ports" not in compose["services"]["database"]
+    for one in compose["services"].values():
         for mount in one.get("volumes", ()):
             source = mount.split(":")[0]
-            assert source in made["volumes"] or (COMPOSE / source).exists(), source
+            assert source in compose["volumes"] or (COMPOSE / source).exists(), source
         for secret in one.get("secrets", ()):
-            assert (secret if isinstance(secret, str) else secret["source"]) in made["secrets"]
-    assert all(one["file"].startswith("secrets/") for one in made["secrets"].values())
-    assert (COMPOSE / made["services"]["service"]["build"]["context"] / "packaging" / "Containerfile").exists()
+            assert (secret if isinstance(secret, str) else secret["source"]) in compose["secrets"]
+    assert all(one["file"].startswith("secrets/") for one in compose["secrets"].values())
+    assert (COMPOSE / compose["services"]["service"]["build"]["context"] / "packaging" / "Containerfile").exists()
     scraped = yaml.safe_load((COMPOSE / "prometheus.yaml").read_text())["scrape_configs"][0]
     assert scraped["static_configs"][0]["targets"] == [f"service:{settings.listen.rpartition(':')[2]}"]
 

@@ -69,22 +69,22 @@ def test_the_chart_is_closed() -> None:
 
 
 def test_its_members_are_those_of_its_values() -> None:
-    made = charted(workers=["a", "b", "c"], doors=["front"])
+    manifests = charted(workers=["a", "b", "c"], doors=["front"])
     names = {
         environment(one)["KVCUSTODY_WORKER_NAME"]
-        for pod in pods(made)
+        for pod in pods(manifests)
         for one in pod["spec"]["containers"]
         if "KVCUSTODY_WORKER_NAME" in environment(one)
     }
     assert names == {"a", "b", "c", "front", "keeper"}
-    [router] = [pod for pod in pods(made) if part(pod) == "router"]
+    [router] = [pod for pod in pods(manifests) if part(pod) == "router"]
     urls = [word for word in router["spec"]["containers"][0]["args"] if word.startswith("http")]
     assert urls == [f"http://kvcustody-fleet-{name}:8000" for name in ("a", "b", "c")]
-    services = {one["metadata"]["name"]: one for one in made if one["kind"] == "Service"}
+    services = {one["metadata"]["name"]: one for one in manifests if one["kind"] == "Service"}
     for url in urls:
         service = services[re.sub(r"^http://(.*):8000$", r"\1", url)]
         chosen = service["spec"]["selector"].items()
-        [worker] = [pod for pod in pods(made) if chosen <= pod["metadata"]["labels"].items()]
+        [worker] = [pod for pod in pods(manifests) if chosen <= pod["metadata"]["labels"].items()]
         assert service["spec"]["ports"][0]["port"] == 8000 and part(worker) == "worker"
 
 
@@ -107,17 +107,17 @@ def ways(objects: Objects) -> set[tuple[str, str]]:
 
 
 def test_a_worker_is_reached_through_a_door_and_the_router_alone() -> None:
-    made = charted()
-    assert ways(made) == REACHES | {("clients", "door")}
-    policies = [one for one in made if one["kind"] == "NetworkPolicy"]
+    manifests = charted()
+    assert ways(manifests) == REACHES | {("clients", "door")}
+    policies = [one for one in manifests if one["kind"] == "NetworkPolicy"]
     assert {one["spec"]["podSelector"]["matchLabels"]["kvcustody.io/part"] for one in policies} == PARTS
-    ports = {part(pod): {p["name"] for c in containers(pod) for p in c.get("ports", ())} for pod in pods(made)}
+    ports = {part(pod): {p["name"] for c in containers(pod) for p in c.get("ports", ())} for pod in pods(manifests)}
     for one in policies:
         named = {port["port"] for rule in one["spec"]["ingress"] for port in rule["ports"]}
         assert named <= ports[one["spec"]["podSelector"]["matchLabels"]["kvcustody.io/part"]]
     [router] = [one for one in policies if one["metadata"]["name"].endswith("-router")]
     router["spec"]["ingress"][0]["from"].append({"namespaceSelector": {}})
-    assert ("clients", "router") in ways(made), "control"
+    assert ("clients", "router") in ways(manifests), "control"
 
 
 def test_every_file_that_a_setting_names_is_put_there() -> None:
@@ -146,8 +146,8 @@ def test_settings_of_each_member_are_accepted() -> None:
 
 
 def test_envoy_is_made_for_the_door_beside_it_and_for_the_router(tmp_path: Path) -> None:
-    made = charted()
-    [first, *_] = [pod for pod in pods(made) if part(pod) == "door"]
+    manifests = charted()
+    [first, *_] = [pod for pod in pods(manifests) if part(pod) == "door"]
     script = first["spec"]["initContainers"][0]["args"][0].replace("\\\n", " ")
     [command] = [line for line in script.splitlines() if "kvcustody door envoy" in line]
     words = command.split(">")[0].split()[1:]
@@ -157,7 +157,7 @@ def test_envoy_is_made_for_the_door_beside_it_and_for_the_router(tmp_path: Path)
     assert {("0.0.0.0", "8443"), ("127.0.0.1", "18131"), ("kvcustody-fleet-router", "30000")} == {*places}
     [door] = [one for one in first["spec"]["containers"] if one["name"] == "door"]
     assert door["args"][door["args"].index("--ext-proc") + 1] == "127.0.0.1:18131"
-    services = {one["metadata"]["name"]: one["spec"] for one in made if one["kind"] == "Service"}
+    services = {one["metadata"]["name"]: one["spec"] for one in manifests if one["kind"] == "Service"}
     assert services["kvcustody-fleet-router"]["ports"][0]["port"] == 30000
 
 
@@ -170,9 +170,9 @@ def composed() -> dict[str, Any]:
 
 
 def test_compose_has_the_same_fleet_and_every_file_that_it_names() -> None:
-    made, plane = composed(), yaml.safe_load((COMPOSE / "compose.yaml").read_text())
-    services = made["services"]
-    secrets = made["secrets"].keys() | plane["secrets"].keys()
+    compose, plane = composed(), yaml.safe_load((COMPOSE / "compose.yaml").read_text())
+    services = compose["services"]
+    secrets = compose["secrets"].keys() | plane["secrets"].keys()
     named = {services[name]["environment"]["KVCUSTODY_WORKER_NAME"] for name in PRINCIPALS}
     assert named == {*PRINCIPALS} and {"envoy-0", "envoy-1", "router", "nats"} <= services.keys()
     for name, one in services.items():
@@ -183,7 +183,7 @@ def test_compose_has_the_same_fleet_and_every_file_that_it_names() -> None:
         assert {secret["source"] for secret in one.get("secrets", ())} <= secrets
         for mount in one.get("volumes", ()):
             source = mount.split(":")[0]
-            assert source in made["volumes"] or (COMPOSE / source).exists(), source
+            assert source in compose["volumes"] or (COMPOSE / source).exists(), source
         put = {secret["target"] for secret in one.get("secrets", ())}
         put |= {mount.split(":")[1] for mount in one.get("volumes", ())}
         used = {value for value in one.get("environment", {}).values() if str(value).startswith(("/run/", "/var/lib/"))}
@@ -192,18 +192,18 @@ def test_compose_has_the_same_fleet_and_every_file_that_it_names() -> None:
 
 
 def test_in_compose_too_a_worker_is_reached_by_the_router_alone() -> None:
-    made = composed()
+    compose = composed()
     on = {
-        network: {name for name, one in made["services"].items() if network in one.get("networks", ())}
-        for network in made["networks"]
+        network: {name for name, one in compose["services"].items() if network in one.get("networks", ())}
+        for network in compose["networks"]
     }
     assert on["workers"] == {"gpu-0", "gpu-1", "router"} and on["routed"] == {"router", "door-0", "door-1"}
     assert on["clients"] == {"door-0", "door-1"}
-    assert all(made["networks"][name]["internal"] for name in ("workers", "routed", "events", "plane"))
-    published = {name for name, one in made["services"].items() if "ports" in one}
+    assert all(compose["networks"][name]["internal"] for name in ("workers", "routed", "events", "plane"))
+    published = {name for name, one in compose["services"].items() if "ports" in one}
     assert published == {"door-0", "door-1"}
     for number in (0, 1):
-        assert made["services"][f"envoy-{number}"]["network_mode"] == f"service:door-{number}"
+        assert compose["services"][f"envoy-{number}"]["network_mode"] == f"service:door-{number}"
 
 
 @pytest.mark.parametrize("name", ["worker-identity.yaml", "door-identity.yaml"])

@@ -266,13 +266,13 @@ def test_pages_give_the_same_snapshot(desk: Desk, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("kvcustody.governance.service.epochs.epoch_book.PAGE_RAISES", 3)
     for number in range(8):
         desk.erase(Selector(tenant="acme", subject=str(number)))
-    made, pages = EraseEpochs(), 0
+    epochs, pages = EraseEpochs(), 0
     while True:
-        page, pages = desk.book.page(after=made.version), pages + 1
-        made = made.extended(page.raised, version=page.version, floor=page.floor)
+        page, pages = desk.book.page(after=epochs.version), pages + 1
+        epochs = epochs.extended(page.raised, version=page.version, floor=page.floor)
         if page.digest:
             break
-    assert pages == 3 and made.digest == page.digest and len(made) == 8
+    assert pages == 3 and epochs.digest == page.digest and len(epochs) == 8
 
 
 def test_who_lacks_the_newest_and_since_when(desk: Desk) -> None:

@@ -118,17 +118,17 @@ def test_a_restored_database_ends_every_name_and_brings_none_back(
     while erased_since and plane.fleet.service.epochs.page(after=0).version < newest + erased_since - 1:
         plane.fleet.erase("ana")
     kept = plane.fleet.service.epochs.page(after=0)
-    found = worker.ask()
-    assert epochs(found).fleet > newest and found.epochs.version > kept.version
-    assert epochs_of_worker.take(found) is not None
-    assert epochs_of_worker.of("corp", "acme", ALICE) == epochs(found)
-    assert epochs(door.ask()) == epochs(found), "the door, which knew less, follows the same"
+    answer = worker.ask()
+    assert epochs(answer).fleet > newest and answer.epochs.version > kept.version
+    assert epochs_of_worker.take(answer) is not None
+    assert epochs_of_worker.of("corp", "acme", ALICE) == epochs(answer)
+    assert epochs(door.ask()) == epochs(answer), "the door, which knew less, follows the same"
     names = {first, edge.send(edge.clients.alice).json["cache_salt"]}
     assert len(names) == 2
     again = worker.ask()
-    assert again.epochs.version == door.ask().epochs.version == found.epochs.version, "once"
+    assert again.epochs.version == door.ask().epochs.version == answer.epochs.version, "once"
     plane.fleet.erase(ALICE)
-    assert epochs(worker.ask()).private > epochs(found).fleet
+    assert epochs(worker.ask()).private > epochs(answer).fleet
 
 
 def test_without_the_raise_the_older_snapshot_is_refused(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,15 +98,15 @@ def test_a_governor_that_nobody_steps_when_it_is_idle_is_known_as_it_is(
 def test_counters_that_come_late_are_as_old_as_they_are(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "_SNAPSHOT_SECONDS", 0.02)
     with plane.worker() as worker:
-        made = agents.Agent(plane.connect("gpu-0"), worker.governor, worker.writer, None, bytes_per_block=1)  # type: ignore[arg-type]
-        made._count()
-        waits = made._pending
-        made._count()
-        assert made._pending is waits and waits is not None, "asked once"
+        agent = agents.Agent(plane.connect("gpu-0"), worker.governor, worker.writer, None, bytes_per_block=1)  # type: ignore[arg-type]
+        agent._count()
+        waits = agent._pending
+        agent._count()
+        assert agent._pending is waits and waits is not None, "asked once"
         worker.governor.step()
         at = worker.governor.counted
-        made._count()
-        assert waits.done() and made._pending is not waits, "and anew, once that was answered"
+        agent._count()
+        assert waits.done() and agent._pending is not waits, "and anew, once that was answered"
         assert at is not None and worker.governor.counted is at
 
 
@@ -114,16 +114,16 @@ def test_a_worker_that_is_told_nothing_waits_longer_each_time(
     plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agents, "_WAIT_SECONDS_MAX", 60.0)
-    made = agents.Agent(plane.connect("olive"), None, None, None, bytes_per_block=1)  # type: ignore[arg-type]
+    agent = agents.Agent(plane.connect("olive"), None, None, None, bytes_per_block=1)  # type: ignore[arg-type]
     away = ServiceError("away", problem="unreachable")
-    waits = [made._refused(away) for _ in range(16)]
+    waits = [agent._refused(away) for _ in range(16)]
     # each is within a quarter of twice the one before, up to the bound
     for number, wait in enumerate(waits):
         meant = min(0.05 * 2**number, 60.0)
         assert 0.75 * meant <= wait <= 1.25 * meant
-    assert made.problem == "away"
+    assert agent.problem == "away"
     slow = ServiceError("later", problem="too-many-requests", wait_seconds=300.0)
-    assert made._refused(slow) >= 225.0
+    assert agent._refused(slow) >= 225.0
 
 
 def _shown(plane: ControlPlane, worker: Worker, *words: str) -> str:
@@ -269,14 +269,14 @@ def test_a_scan_that_the_ledger_does_not_have_is_no_answer(plane: ControlPlane) 
             assert key.put(place, {"reason": "too late"})["outcome"] == "scanned"
 
 
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("is_told", [True, False])
 def test_a_worker_forgets_a_subject_that_was_redacted(
-    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch, told: bool
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch, is_told: bool
 ) -> None:
-    if not told:  # positive control: what it kept in memory would come back as the unlinked pseudonym
+    if not is_told:  # positive control: what it kept in memory would come back as the unlinked pseudonym
         monkeypatch.setattr(ControlPlaneSink, "note_unlinkings", lambda *_: None)
     engine = open_store(plane.folder / "ledger.db", timeout_seconds=5.0)
-    ada, bob = f"ada-{told}", f"bob-{told}"
+    ada, bob = f"ada-{is_told}", f"bob-{is_told}"
     keys = SubjectKeys.open(plane.folder / "ledger-subjects.db")
 
     def names() -> list[list[str]]:
@@ -291,7 +291,7 @@ def test_a_worker_forgets_a_subject_that_was_redacted(
         redacted = unlink_subject(engine, "reader", ada, keys=keys, actor="dpo", reason="test")
         with engine.connect() as connection:
             count = unlinkings(connection)
-        if told:
+        if is_told:
             until(lambda: worker.writer._plane._unlinkings == count, worker)  # without any event of its own
         for who in (ada, bob):
             ask(worker, "reader", who)
@@ -301,4 +301,4 @@ def test_a_worker_forgets_a_subject_that_was_redacted(
     keys.close()
     assert redacted.pseudonyms == 1 and [len(found) for found in before] == [1, 1]
     assert after[1] == before[1], "nobody else gets another"
-    assert bool(after[0]) == told and after[0] != before[0]
+    assert bool(after[0]) == is_told and after[0] != before[0]

@@ -120,20 +120,23 @@ def test_what_is_absent_or_anothers_is_one_answer(client, people, custodian) -> 
 def test_the_last_who_manages_keys_stays_unless_it_is_meant(make_service, make_client, make_people) -> None:
     service = make_service()
     client, people = make_client(service), make_people(service)
-    one, two = (people.add(name, Role.KEY_CUSTODIAN) for name in ("one", "two"))
-    assert client("POST", "/v1/principals:disable", one, json={"name": "two"}).status_code == 200, "control"
-    prefix = one.split("_")[1]
+    custodian, two = (people.add(name, Role.KEY_CUSTODIAN) for name in ("one", "two"))
+    assert client("POST", "/v1/principals:disable", custodian, json={"name": "two"}).status_code == 200, "control"
+    prefix = custodian.split("_")[1]
     for path, body in (
         ("/v1/principals:disable", {"name": "one"}),
         ("/v1/principals:revoke-keys", {"name": "one"}),
         ("/v1/principals:revoke-keys", {"name": "one", "prefix": prefix}),
     ):
-        refused = client("POST", path, one, json=body)
+        refused = client("POST", path, custodian, json=body)
         assert refused.status_code == 409 and "allow_last" in refused.json()["detail"]
-    assert client("DELETE", f"/v1/keys/{prefix}", one).status_code == 409
-    assert client("GET", "/v1/whoami", one).status_code == 200 and client("GET", "/v1/whoami", two).status_code == 401
+    assert client("DELETE", f"/v1/keys/{prefix}", custodian).status_code == 409
+    assert (
+        client("GET", "/v1/whoami", custodian).status_code == 200
+        and client("GET", "/v1/whoami", two).status_code == 401
+    )
     other = service.principals.issue_key("one", days=1, by="test").key
-    assert client("DELETE", f"/v1/keys/{prefix}", one).status_code == 204, "control: another key is left"
+    assert client("DELETE", f"/v1/keys/{prefix}", custodian).status_code == 204, "control: another key is left"
     ended = client("POST", "/v1/principals:disable", other, json={"name": "one", "allow_last": True})
     assert ended.status_code == 200 and client("GET", "/v1/whoami", other).status_code == 401
 

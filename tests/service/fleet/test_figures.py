@@ -123,21 +123,21 @@ def test_the_api_counts_and_shows_hours(lived: Any) -> None:
 
 def test_the_keeper_folds_and_judges_and_goes_on_after_a_failure(lived: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     service, _, _ = lived
-    made: list[str] = []
+    calls: list[str] = []
 
     def refused(*_: Any, **__: Any) -> int:
-        made.append("fold")
-        if len(made) == 1:
+        calls.append("fold")
+        if len(calls) == 1:
             raise RuntimeError("the database is away")
         return 0
 
     monkeypatch.setattr("kvcustody.governance.service.fleet.figure_keeper.fold", refused)
-    monkeypatch.setattr(HourlyJudge, "judge", lambda *_, **__: made.append("judge"))
+    monkeypatch.setattr(HourlyJudge, "judge", lambda *_, **__: calls.append("judge"))
     keeper = FigureKeeper(service.engine, service.reader, service.clock, seconds=0.001)
-    while "judge" not in made:
+    while "judge" not in calls:
         pass
     keeper.close()
-    assert made[:3] == ["fold", "fold", "judge"]
+    assert calls[:3] == ["fold", "fold", "judge"]
 
 
 def test_what_is_left_is_folded_sooner_once_nobody_waits(lived: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,11 +144,11 @@ def world(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Any:
-    made = World(request.param, service, server, people, tmp_path)
+    world = World(request.param, service, server, people, tmp_path)
 
     class FlakyCommitter(Committer):
         def write(self, *args: Any, **named: Any) -> int:
-            lost = made.lose()
+            lost = world.lose()
             if lost == "request":
                 raise OperationalError("lost", None, Exception("lost"))
             added = super().write(*args, **named)
@@ -157,11 +157,11 @@ def world(
             return added
 
     monkeypatch.setattr(committer, "Committer", FlakyCommitter)
-    yield made
-    made.lose = lambda: ""
-    for writer in made.writers:
+    yield world
+    world.lose = lambda: ""
+    for writer in world.writers:
         writer.close()
-    made.engine.dispose()
+    world.engine.dispose()
 
 
 def started(world: World) -> Event:
@@ -193,15 +193,15 @@ def test_everything_is_recorded_and_class_a_when_it_returns(world: World) -> Non
 
 def test_a_batch_is_encoded_while_another_is_handed_in(world: World) -> None:
     writer = world.open(SETTINGS._replace(batch=10))
-    encode_ahead, found = writer._encode_ahead, list[int]()
+    encode_ahead, queued = writer._encode_ahead, list[int]()
 
     def ahead() -> None:
         encode_ahead()
-        found.append(len(writer._ahead.items))
+        queued.append(len(writer._ahead.items))
 
     writer._encode_ahead = ahead  # type: ignore[method-assign]
     last = writer.submit([opened(number) for number in range(500)])
-    assert writer.flush(30) and writer.durable_sequence == last and any(found)
+    assert writer.flush(30) and writer.durable_sequence == last and any(queued)
     assert [leaf.sequence for leaf in world.leaves(writer)] == [*range(1, last + 1)]
 
 
@@ -439,12 +439,12 @@ def test_a_control_plane_that_hangs_holds_up_no_engine(world: World, monkeypatch
     assert isinstance(writer, RemoteLedger)
     writer.issuers()
     monkeypatch.setattr(remote_ledger, "ENGINE_DURABLE_SECONDS", 0.2)
-    said: list[str] = []
+    codes: list[str] = []
 
     def ask() -> None:
         with pytest.raises(LedgerUnavailable) as refused:
             writer.issuers()
-        said.append(refused.value.code)
+        codes.append(refused.value.code)
 
     with socket.create_server(("127.0.0.1", 0)) as hangs:  # it accepts, and reads nothing
         there = writer._plane._connection
@@ -452,7 +452,7 @@ def test_a_control_plane_that_hangs_holds_up_no_engine(world: World, monkeypatch
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         asking.join(25)  # the connection's own bound is 30 seconds
-        assert said == ["KVC610"]
+        assert codes == ["KVC610"]
         writer._plane._connection = there
     assert writer.issuers() is not None
 

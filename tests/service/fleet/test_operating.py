@@ -41,16 +41,16 @@ def test_a_scan_finds_a_hole_once(client, people, worker) -> None:
     before = scanned(client, people)
     worker.sequence += 2  # two events that no batch ever had
     ship(client, people["worker"], worker, worker.batch(worker.request("acme")))
-    one, two = scanned(client, people), scanned(client, people)
-    assert (before["findings"], one["findings"], two["findings"]) == (0, 1, 0)
-    assert two["scan"] == one["scan"] + 1 == before["scan"] + 2
-    shown = client("GET", f"/v1/orphans/scans/{one['incarnation']}/{one['scan']}", people["auditor"]).json()
+    first, two = scanned(client, people), scanned(client, people)
+    assert (before["findings"], first["findings"], two["findings"]) == (0, 1, 0)
+    assert two["scan"] == first["scan"] + 1 == before["scan"] + 2
+    shown = client("GET", f"/v1/orphans/scans/{first['incarnation']}/{first['scan']}", people["auditor"]).json()
     assert shown["scan"]["mode"] == "ledger" and shown["scan"]["findings"] == 1
     [finding] = shown["findings"]
     assert finding["orphan"] == "ledger gap" and worker.incarnation in finding["cause"]
     listed = client("GET", "/v1/orphans/findings", people["auditor"]).json()["items"]
     assert finding in listed
-    gone = client("GET", f"/v1/orphans/scans/{one['incarnation']}/99", people["auditor"])
+    gone = client("GET", f"/v1/orphans/scans/{first['incarnation']}/99", people["auditor"])
     assert gone.status_code == 404
 
 
@@ -115,20 +115,20 @@ def test_what_no_checkpoint_covers_is_visible_and_a_fault_after_three_intervals(
     service.principals.enrol("olga", [Role.OPERATOR], by="test")
     key = service.principals.issue_key("olga", days=1, by="test").key
     client = make_client(service)
-    found = client("GET", "/v1/health", key).json()
-    assert found["status"] == "ok" and found["unsealed"]["leaves"] > 0 and found["unsealed"]["logs"] == 1
-    assert found["unsealed"]["age_us"] > 0 and found["unsealed"]["overdue"] is False
+    health = client("GET", "/v1/health", key).json()
+    assert health["status"] == "ok" and health["unsealed"]["leaves"] > 0 and health["unsealed"]["logs"] == 1
+    assert health["unsealed"]["age_us"] > 0 and health["unsealed"]["overdue"] is False
     with service.engine.begin() as connection:  # nobody sealed for four hours
         connection.exec_driver_sql("UPDATE unsealed_heads SET grown_us = grown_us - 14400000000")
-    found = client("GET", "/v1/health", key).json()
-    assert found["status"] == "degraded" and found["unsealed"]["overdue"] is True
+    health = client("GET", "/v1/health", key).json()
+    assert health["status"] == "degraded" and health["unsealed"]["overdue"] is True
     lines = client("GET", "/metrics", key).text.splitlines()
     figures = dict(line.rsplit(" ", 1) for line in lines if "_unsealed_" in line and not line.startswith("#"))
     assert float(figures["kvcustody_ledger_unsealed_age_seconds"]) > 14_000
     assert float(figures["kvcustody_ledger_unsealed_leaves"]) > 0
     assert service.writer.seal()
-    found = client("GET", "/v1/health", key).json()
-    assert found["status"] == "ok" and found["unsealed"]["age_us"] < 14_000_000_000
+    health = client("GET", "/v1/health", key).json()
+    assert health["status"] == "ok" and health["unsealed"]["age_us"] < 14_000_000_000
 
 
 def _held(client: Any, people: Any) -> int:

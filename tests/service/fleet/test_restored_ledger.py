@@ -161,11 +161,11 @@ class Moving(ControlPlaneConnection):
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def make_world(request: Any, tmp_path: Path, make_service: Any, make_people: Any) -> Iterator[Callable[[float], World]]:
-    made: list[World] = []
+    worlds: list[World] = []
 
     def make(seconds: float, postgres: Any = None) -> World:
-        made.append(World(tmp_path, make_service, make_people, postgres, seconds))
-        return made[-1]
+        worlds.append(World(tmp_path, make_service, make_people, postgres, seconds))
+        return worlds[-1]
 
     if request.param == "sqlite":
         yield make
@@ -176,10 +176,10 @@ def make_world(request: Any, tmp_path: Path, make_service: Any, make_people: Any
             with psycopg.connect(server.get_uri(), autocommit=True) as connection:
                 connection.execute("CREATE DATABASE live")
             yield lambda seconds: make(seconds, server)
-            for world in made:
+            for world in worlds:
                 world.end()
-            made.clear()
-    for world in made:
+            worlds.clear()
+    for world in worlds:
         world.end()
 
 

@@ -109,15 +109,15 @@ def test_an_erasure_is_received_acknowledged_and_certified(plane: ControlPlane) 
         shown = officer.get(f"/v1/erasures/{asked}")
         assert shown["outcome"] == "complete" and shown["answers"][0]["worker"] == "gpu-0", shown
         assert ask(worker, "reader", "user-7") == 0
-        found: list[bytes] = []
+        certificates: list[bytes] = []
 
         def certified() -> bool:
             with contextlib.suppress(ServiceError):  # until the next checkpoint is signed
-                found.append(officer.request("GET", f"/v1/erasures/{asked}/certificate").content)
-            return bool(found)
+                certificates.append(officer.request("GET", f"/v1/erasures/{asked}/certificate").content)
+            return bool(certificates)
 
         until(certified, worker)
-        assert asked.encode() in found[0]
+        assert asked.encode() in certificates[0]
 
 
 def test_without_the_control_plane_reuse_ends_with_the_lease_and_comes_back(plane: ControlPlane) -> None:

@@ -452,22 +452,22 @@ def test_a_server_killed_under_load_loses_no_acknowledged_batch(tmp_path: Path) 
     keys = orjson.loads((folder / "keys.json").read_bytes())
 
     def work(name: str) -> None:
-        made = Worker(name)
-        acknowledged[made.incarnation] = set()
-        waiting = [made.batch([made.started()])]
+        worker = Worker(name)
+        acknowledged[worker.incarnation] = set()
+        waiting = [worker.batch([worker.started()])]
         registered = False
         while not stop.is_set() or waiting:
             try:
                 with ControlPlaneConnection(f"unix:{folder}/api.sock", keys[name], timeout_seconds=5) as connection:
                     if not registered:
-                        connection.put(made.path, {"offset_us": OFFSET_US})
+                        connection.put(worker.path, {"offset_us": OFFSET_US})
                         registered = True
                     while waiting or not stop.is_set():
                         if not waiting:
-                            waiting.append(made.batch(made.request("acme")))
+                            waiting.append(worker.batch(worker.request("acme")))
                         batch = waiting[0]
-                        connection.put_bytes(f"{made.path}/batches/{batch.first}", batch.body, "application/x-ndjson")
-                        acknowledged[made.incarnation].update(range(batch.first, batch.last + 1))
+                        connection.put_bytes(f"{worker.path}/batches/{batch.first}", batch.body, "application/x-ndjson")
+                        acknowledged[worker.incarnation].update(range(batch.first, batch.last + 1))
                         waiting.pop(0)
             except ServiceError:
                 time.sleep(0.1)

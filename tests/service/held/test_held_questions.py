@@ -98,9 +98,9 @@ def test_a_held_question_asks_for_nothing_while_nothing_changes(
         looks(service, 2)  # the first finds what came before
         statements: list[str] = []
         watched = service.reader, service.engine
-        said = lambda *said: statements.append(said[2])  # noqa: E731
+        listener = lambda *call: statements.append(call[2])  # noqa: E731
         for engine in watched:
-            event.listen(engine, "before_cursor_execute", said)
+            event.listen(engine, "before_cursor_execute", listener)
         try:
             looks(service, 5)
             found = [one for one in statements if "scan_orders" in one and "erasures" not in one]
@@ -111,7 +111,7 @@ def test_a_held_question_asks_for_nothing_while_nothing_changes(
             held.until(lambda: any("scan_orders" in one and "erasures" not in one for one in statements))
         finally:
             for engine in watched:
-                event.remove(engine, "before_cursor_execute", said)
+                event.remove(engine, "before_cursor_execute", listener)
         assert not held.answers
     finally:
         held.end()

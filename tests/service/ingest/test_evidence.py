@@ -57,19 +57,21 @@ def test_a_certificate_verifies_with_the_public_key_alone(client, people, worker
     body = {"subject": "user-1", "deadline_seconds": 60}
     erasure = client("POST", "/v1/erasures", people["tenant-admin@acme"], json=body).json()["erasure"]
     path, admin = f"/v1/erasures/{erasure}", people["tenant-admin@acme"]
-    made = patiently(lambda: client("GET", f"{path}/certificate", admin))
-    assert made.status_code == 200, made.text
+    certificate = patiently(lambda: client("GET", f"{path}/certificate", admin))
+    assert certificate.status_code == 200, certificate.text
     opening = SelectorOpening(**client("GET", f"{path}/opening", people["dpo"]).json())
-    report = verify_certificate(made.content, [vkey], opening)
+    report = verify_certificate(certificate.content, [vkey], opening)
     assert report.ok and report.shown["opened"] and report.shown["erasure"] == erasure, report.problems
-    assert "user-1" in opening.selector and b"user-1" not in made.content
-    wrong = made.content.replace(b'"outcome":"partial"', b'"outcome":"complete"', 1)
-    assert wrong != made.content and not verify_certificate(wrong, [vkey]).ok, "control: an altered one does not verify"
+    assert "user-1" in opening.selector and b"user-1" not in certificate.content
+    wrong = certificate.content.replace(b'"outcome":"partial"', b'"outcome":"complete"', 1)
+    assert wrong != certificate.content and not verify_certificate(wrong, [vkey]).ok, (
+        "control: an altered one does not verify"
+    )
     page = client("GET", f"{path}/certificate.html", admin)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert erasure in page.text and "default-src 'none'" in page.headers["content-security-policy"]
     again = client("GET", f"{path}/certificate", people["dpo"]).json()
-    assert again["request"]["commitment"] == made.json()["request"]["commitment"]
+    assert again["request"]["commitment"] == certificate.json()["request"]["commitment"]
 
 
 def test_a_service_without_renderer_gives_no_page(client, people, worker, service, monkeypatch) -> None:
@@ -127,13 +129,13 @@ def test_a_format_that_cannot_be_made_costs_no_other(client, people, worker) -> 
 
 
 def test_a_tenants_report_names_no_other(client, people, worker) -> None:
-    found = {}
+    reports = {}
     for who in ("tenant-viewer@acme", "auditor"):
         job = client("POST", "/v1/reports", people[who], json={"framework": "soc2", "formats": ["json"]})
         assert finished(client, people[who], job.json())["state"] == "finished"
-        found[who] = client("GET", f"/v1/jobs/{job.json()['job']}/files/report.json", people[who]).content
-    assert b"labs" in found["auditor"], "void: nothing to find"
-    assert b"labs" not in found["tenant-viewer@acme"]
+        reports[who] = client("GET", f"/v1/jobs/{job.json()['job']}/files/report.json", people[who]).content
+    assert b"labs" in reports["auditor"], "void: nothing to find"
+    assert b"labs" not in reports["tenant-viewer@acme"]
 
 
 def test_an_empty_period_is_refused(client, people, worker) -> None:

@@ -171,16 +171,16 @@ def attacks(kind: type[Event]) -> list[tuple[str, dict[str, Any]]]:
         FieldMeaning.CASE: CASES[STRANGER],
         FieldMeaning.ORDER: 1 << 40,
     }
-    made = []
+    changes = []
     for field in msgspec.structs.fields(kind):
         meaning = meaning_of(field.type)
         if isinstance(meaning, OneOf):
-            made.append((field.name, {field.name: "boom"}))
+            changes.append((field.name, {field.name: "boom"}))
         elif meaning is FieldMeaning.ORDERED:
-            made.append((field.name, {field.name: "monitor" if plain_type(field.type) is str else (STRANGER,)}))
+            changes.append((field.name, {field.name: "monitor" if plain_type(field.type) is str else (STRANGER,)}))
         elif meaning in foreign:
-            made.append((field.name, {field.name: foreign[meaning]}))
-    return made
+            changes.append((field.name, {field.name: foreign[meaning]}))
+    return changes
 
 
 ATTACKS = [(kind, *attack) for kind in WORKERS for attack in attacks(kind)]

@@ -39,13 +39,13 @@ def said(engine: Engine, lives: dict[str, str]) -> dict[str, int]:
 
 @pytest.fixture
 def commits(service: Service) -> Iterator[list[Any]]:
-    found: list[Any] = []
+    connections: list[Any] = []
 
     def note(connection: Any) -> None:
-        found.append(connection)
+        connections.append(connection)
 
     event.listen(service.engine, "commit", note)
-    yield found
+    yield connections
     event.remove(service.engine, "commit", note)
 
 

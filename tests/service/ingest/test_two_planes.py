@@ -60,14 +60,14 @@ class Plane:
 
 @pytest.fixture
 def make_plane(postgres_store: Engine) -> Iterator[Any]:
-    made: list[Plane] = []
+    planes: list[Plane] = []
 
     def make() -> Plane:
-        made.append(Plane(open_store(postgres_store.url.render_as_string(False), timeout_seconds=60)))
-        return made[-1]
+        planes.append(Plane(open_store(postgres_store.url.render_as_string(False), timeout_seconds=60)))
+        return planes[-1]
 
     yield make
-    for plane in made:
+    for plane in planes:
         plane.ingest.close()
         plane.engine.dispose()
 
@@ -101,42 +101,42 @@ def sound(engine: Engine) -> None:
 
 def test_what_another_writer_has_is_left_and_the_rest_is_committed(make_plane: Any, postgres_store: Engine) -> None:
     plane = make_plane()
-    one, two = plane.worker("one", "hot", "cold"), plane.worker("two", "cold")
-    had = one.sequence
-    mixed = [*one.request("cold"), *one.request("hot"), *one.request("cold")]
+    worker, two = plane.worker("one", "hot", "cold"), plane.worker("two", "cold")
+    had = worker.sequence
+    mixed = [*worker.request("cold"), *worker.request("hot"), *worker.request("cold")]
     with holding(postgres_store, HOT):
         with plane.ingest._wake:  # both are there before either is taken
-            first, decided = plane.begin(one, mixed)
+            first, decided = plane.begin(worker, mixed)
             second, other = plane.begin(two, two.request("cold"))
         assert other.wait(60) and plane.ingest.end(second)[:2] == (4, 0)
         assert not decided.is_set(), "it is acknowledged as a whole, or not"
-        assert there(postgres_store, one) == [*range(1, had + 5)], "up to the first leaf of that log"
+        assert there(postgres_store, worker) == [*range(1, had + 5)], "up to the first leaf of that log"
         with postgres_store.connect() as connection:
             assert gaps(connection) == ()
     assert decided.wait(60) and plane.ingest.end(first)[:2] == (12, 0)
-    assert there(postgres_store, one) == [*range(1, had + 13)]
+    assert there(postgres_store, worker) == [*range(1, had + 13)]
     sound(postgres_store)
 
 
 def test_an_event_in_two_logs_is_not_divided(make_plane: Any, postgres_store: Engine) -> None:
     plane = make_plane()
-    one, two = plane.worker("one", "hot", "cold"), plane.worker("two", "cold")
-    had = one.sequence
+    worker, two = plane.worker("one", "hot", "cold"), plane.worker("two", "cold")
+    had = worker.sequence
     decisions = [
-        DecisionRecorded(one.now_us, "reuse", "permit", *who, "internal", ("rule",), 1, "grant")
+        DecisionRecorded(worker.now_us, "reuse", "permit", *who, "internal", ("rule",), 1, "grant")
         for who in (("cold", "hot"), ("hot", "cold"))
     ]
     waiting = []
     with holding(postgres_store, HOT):
         with plane.ingest._wake:
             for decision in decisions:
-                waiting.append(plane.begin(one, [*one.request("cold"), decision]))
+                waiting.append(plane.begin(worker, [*worker.request("cold"), decision]))
             _, other = plane.begin(two, two.request("cold"))
         assert other.wait(60)
-        assert there(postgres_store, one) == [*range(1, had + 5)]
+        assert there(postgres_store, worker) == [*range(1, had + 5)]
     for batch, decided in waiting:
         assert decided.wait(60) and plane.ingest.end(batch)[:2] == (6, 0)
-    sequences = there(postgres_store, one)
+    sequences = there(postgres_store, worker)
     assert [sequences.count(had + at) for at in (5, 10)] == [2, 2], "control: each is in two logs"
     sound(postgres_store)
 
@@ -144,7 +144,7 @@ def test_an_event_in_two_logs_is_not_divided(make_plane: Any, postgres_store: En
 def test_a_log_that_is_always_locked_is_waited_for(make_plane: Any, postgres_store: Engine) -> None:
     """However much else there is to commit: after three commits that met it locked."""
     plane = make_plane()
-    one, others = plane.worker("one", "hot", "cold"), [plane.worker(f"w{at}", "cold") for at in range(20)]
+    worker, others = plane.worker("one", "hot", "cold"), [plane.worker(f"w{at}", "cold") for at in range(20)]
     rounds: list[set[str]] = []
     write_free = plane.ingest._committer.write_free
     with holding(postgres_store, HOT) as writer:
@@ -159,7 +159,7 @@ def test_a_log_that_is_always_locked_is_waited_for(make_plane: Any, postgres_sto
 
         plane.ingest._committer.write_free = watched
         with plane.ingest._wake:
-            waiting, decided = plane.begin(one, [*one.request("cold"), *one.request("hot")])
+            waiting, decided = plane.begin(worker, [*worker.request("cold"), *worker.request("hot")])
             plane.begin(others[0], others[0].request("cold"))
         assert decided.wait(60) and plane.ingest.end(waiting)[:2] == (8, 0)
     assert rounds[:4] == [set(), set(), set(), {HOT}]
@@ -171,10 +171,10 @@ def test_a_batch_that_was_cut_by_a_failure_is_there_once_when_it_comes_again(
 ) -> None:
     """Half is committed, the rest waits for a log, and the session is lost: sent again, each leaf is there once."""
     plane = make_plane()
-    one = plane.worker("one", "hot", "cold")
-    had, mixed = one.sequence, [*one.request("cold"), *one.request("hot")]
+    worker = plane.worker("one", "hot", "cold")
+    had, mixed = worker.sequence, [*worker.request("cold"), *worker.request("hot")]
     with holding(postgres_store, HOT) as writer:
-        waiting, decided = plane.begin(one, mixed)
+        waiting, decided = plane.begin(worker, mixed)
         ended: Any = None
         while not ended:
             ended = writer.exec_driver_sql(
@@ -184,16 +184,16 @@ def test_a_batch_that_was_cut_by_a_failure_is_there_once_when_it_comes_again(
         assert decided.wait(60)
         with pytest.raises(ProblemError):
             plane.ingest.end(waiting)
-        assert there(postgres_store, one) == [*range(1, had + 5)]
-    one.sequence = had
-    assert sum(plane.put(one, mixed)) == 8
-    assert there(postgres_store, one) == [*range(1, had + 9)]
+        assert there(postgres_store, worker) == [*range(1, had + 5)]
+    worker.sequence = had
+    assert sum(plane.put(worker, mixed)) == 8
+    assert there(postgres_store, worker) == [*range(1, had + 9)]
     sound(postgres_store)
 
 
 def test_new_logs_of_another_writer_are_not_waited_for(make_plane: Any, postgres_store: Engine) -> None:
     plane, other = make_plane(), make_plane()
-    one, two, three = (plane.worker("one"), plane.worker("two"), other.worker("three"))
+    worker, two, three = (plane.worker("one"), plane.worker("two"), other.worker("three"))
     making, goes_on = threading.Event(), threading.Event()
     append = other.ingest._committer._appender._append
 
@@ -206,7 +206,7 @@ def test_new_logs_of_another_writer_are_not_waited_for(make_plane: Any, postgres
     _, theirs = other.begin(three, three.request("new"))
     assert making.wait(60)
     with plane.ingest._wake:
-        _, ours = plane.begin(one, one.request("new"))
+        _, ours = plane.begin(worker, worker.request("new"))
         _, free = plane.begin(two, two.request("newer"))
     assert free.wait(60) and not ours.is_set() and not theirs.is_set()
     goes_on.set()
@@ -261,7 +261,7 @@ def test_a_commit_in_turn_comes_after_the_others_with_all_that_waits_by_then(
     make_plane: Any, postgres_store: Engine
 ) -> None:
     plane = make_plane()
-    one, two = plane.worker("one", "hot"), plane.worker("two", "hot")
+    worker, two = plane.worker("one", "hot"), plane.worker("two", "hot")
     turns, commits = turns_of(plane), list[int]()
     write_free = plane.ingest._committer.write_free
 
@@ -272,7 +272,7 @@ def test_a_commit_in_turn_comes_after_the_others_with_all_that_waits_by_then(
 
     plane.ingest._committer.write_free = counted
     with having_the_turn(postgres_store) as other:
-        waiting, decided = plane.begin(one, one.request("hot"))
+        waiting, decided = plane.begin(worker, worker.request("hot"))
         again, decided_again = plane.begin(two, two.request("hot"))
         assert not decided.wait(0.5), "another has the turn"
         other.rollback()
@@ -281,7 +281,7 @@ def test_a_commit_in_turn_comes_after_the_others_with_all_that_waits_by_then(
     assert commits == [2], "what came while it waited is committed with it"
     turns._left = 0
     with having_the_turn(postgres_store):
-        assert plane.put(one, one.request("hot")) == (4, 0), "control: no turn is needed"
+        assert plane.put(worker, worker.request("hot")) == (4, 0), "control: no turn is needed"
     sound(postgres_store)
 
 

@@ -205,27 +205,27 @@ class _Objects(BaseHTTPRequestHandler):
             self._answer(200 if self.path in server.objects else 404, server.objects.get(self.path, b""))
 
     def _signed(self, body: bytes) -> bool:
-        found = re.fullmatch(
+        matched = re.fullmatch(
             r"AWS4-HMAC-SHA256 Credential=(\S+?)/(\d{8})/([a-z0-9-]+)/s3/aws4_request, ?"
             r"SignedHeaders=(\S+?), ?Signature=([0-9a-f]{64})",
             self.headers["Authorization"],
         )
         server: Any = self.server
-        if found is None or found[1] != server.key.id:
+        if matched is None or matched[1] != server.key.id:
             return False
-        names, date = found[4].split(";"), found[2]
+        names, date = matched[4].split(";"), matched[2]
         content = hashlib.sha256(body).hexdigest()
         if "host" not in names or self.headers["x-amz-content-sha256"] != content or names != sorted(names):
             return False
         said = "\n".join(f"{name}:{self.headers[name]}" for name in names)
-        canonical = f"{self.command}\n{self.path}\n\n{said}\n\n{found[4]}\n{content}"
+        canonical = f"{self.command}\n{self.path}\n\n{said}\n\n{matched[4]}\n{content}"
         digest = hashlib.sha256(canonical.encode()).hexdigest()
-        scope = f"{date}/{found[3]}/s3/aws4_request"
+        scope = f"{date}/{matched[3]}/s3/aws4_request"
         text = f"AWS4-HMAC-SHA256\n{self.headers['x-amz-date']}\n{scope}\n{digest}"
         key = b"AWS4" + server.key.secret
-        for part in (date, found[3], "s3", "aws4_request"):
+        for part in (date, matched[3], "s3", "aws4_request"):
             key = hmac.new(key, part.encode(), "sha256").digest()
-        return hmac.new(key, text.encode(), "sha256").hexdigest() == found[5]
+        return hmac.new(key, text.encode(), "sha256").hexdigest() == matched[5]
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)

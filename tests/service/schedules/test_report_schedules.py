@@ -161,16 +161,16 @@ def test_two_services_on_one_ledger_make_each_once(on_both: World, tmp_path: Pat
             thread.join()
         for _ in range(200):
             other.scheduler.turn()
-            found = reports(on_both.client, on_both.people["auditor"], schedule["schedule"])
+            listed = reports(on_both.client, on_both.people["auditor"], schedule["schedule"])
             on_both.service.scheduler.turn()
-            if all(d["state"] == "delivered" for each in found for d in each["deliveries"]) and all(
-                each["state"] == "made" for each in found
+            if all(d["state"] == "delivered" for each in listed for d in each["deliveries"]) and all(
+                each["state"] == "made" for each in listed
             ):
                 break
             threading.Event().wait(0.05)
-        assert len(found) == 5 and all(each["state"] == "made" for each in found)
+        assert len(listed) == 5 and all(each["state"] == "made" for each in listed)
         events = [each["report"] for each in on_record(other, "scheduled-report-made")]
-        assert sorted(events) == sorted(each["report"] for each in found)
+        assert sorted(events) == sorted(each["report"] for each in listed)
         delivered = [each for each in on_record(other, "report-delivery") if each["action"] == "delivered"]
         assert len(delivered) == 5 and len(list(share.iterdir())) == 5
 
@@ -346,8 +346,8 @@ def test_a_page_reads_the_leaves_of_reports_once_and_the_metric_counts_verdicts(
     """What rows say of opinions is counted nowhere."""
     schedule = world.schedule("auditor", destinations=[])
     move_back(world.service, schedule["schedule"], 100)
-    made = world.settled(schedule)
-    assert len(made) > 1
+    delivered = world.settled(schedule)
+    assert len(delivered) > 1
     set_rows(world.service, opinion="forged")
     elsewhere, asked = SignedVerdicts(), []
 
@@ -358,13 +358,13 @@ def test_a_page_reads_the_leaves_of_reports_once_and_the_metric_counts_verdicts(
     event.listen(world.service.engine, "before_cursor_execute", counted)
     try:
         with world.service.engine.connect() as connection:
-            found, _ = made_reports(connection, verdicts=elsewhere)
+            recorded, _ = made_reports(connection, verdicts=elsewhere)
             figures = report_figures(connection, elsewhere)["reports"]
     finally:
         event.remove(world.service.engine, "before_cursor_execute", counted)
     assert len(asked) == 2, asked
-    opinions = Counter(one["opinion"] for one in made)
-    assert Counter(one.opinion for one in found if one.state == "made") == opinions == figures
+    opinions = Counter(one["opinion"] for one in delivered)
+    assert Counter(one.opinion for one in recorded if one.state == "made") == opinions == figures
 
 
 def test_a_report_that_another_process_made_has_the_verdict_of_its_leaf(world: World) -> None:
@@ -374,16 +374,16 @@ def test_a_report_that_another_process_made_has_the_verdict_of_its_leaf(world: W
     [real] = world.settled(schedule)
     elsewhere = SignedVerdicts()
     with world.service.reading() as connection:
-        [found], _ = made_reports(connection, only=real["report"], verdicts=elsewhere)
-    assert (found.opinion, found.digest, found.signed_by) == (
+        [recorded], _ = made_reports(connection, only=real["report"], verdicts=elsewhere)
+    assert (recorded.opinion, recorded.digest, recorded.signed_by) == (
         real["opinion"],
         real["digest"],
         real["signed_by"],
     )
     set_rows(world.service, schedule=None)
     with world.service.reading() as connection:
-        [found], _ = made_reports(connection, only=real["report"], verdicts=elsewhere)
-    assert found.opinion is None and found.error
+        [recorded], _ = made_reports(connection, only=real["report"], verdicts=elsewhere)
+    assert recorded.opinion is None and recorded.error
 
 
 def believe_the_row(connection: Any, rows: Any) -> dict[str, Verdict]:

@@ -75,13 +75,13 @@ def test_a_schedule_from_its_making_to_its_end(opened: Any, monkeypatch: pytest.
     run, service, client, people, who = opened
     assert "there is no schedule" in run("schedules", "list") and "no report was made" in run("list")
     words = ["add", "--framework", "soc2", "--every", "monthly", "--format", "json", "--tenant", "acme"]
-    made = run.json("schedules", *words, "--zone", "Europe/Berlin", "--to", "share")
-    assert (made["principal"], made["tenant"], made["zone"]) == (who, "acme", "Europe/Berlin")
+    schedule = run.json("schedules", *words, "--zone", "Europe/Berlin", "--to", "share")
+    assert (schedule["principal"], schedule["tenant"], schedule["zone"]) == (who, "acme", "Europe/Berlin")
     [listed] = run.json("schedules", "list")["items"]
-    assert listed == made
-    assert made["schedule"] in run("schedules", "list")
-    move_back(service, made["schedule"], 31)
-    [report] = settled(service, client, people["auditor"], made["schedule"])
+    assert listed == schedule
+    assert schedule["schedule"] in run("schedules", "list")
+    move_back(service, schedule["schedule"], 31)
+    [report] = settled(service, client, people["auditor"], schedule["schedule"])
     assert report["deliveries"][0]["state"] == "delivered"
     [item] = run.json("list")["items"]
     if run.has_leaves_alone:  # a verdict is that of its leaf there, which has no reasons
@@ -94,16 +94,16 @@ def test_a_schedule_from_its_making_to_its_end(opened: Any, monkeypatch: pytest.
 
     monkeypatch.setattr(report_scheduler, "_TRIES_MAX", 1)
     (service.settings.report_destinations[0].path).chmod(0o777)
-    move_back(service, made["schedule"], 62)
-    second = settled(service, client, people["auditor"], made["schedule"])[0]
+    move_back(service, schedule["schedule"], 62)
+    second = settled(service, client, people["auditor"], schedule["schedule"])[0]
     assert second["deliveries"][0]["state"] == "given-up"
     assert run.json("retry", second["report"])["deliveries"][0]["state"] == "waiting"
     service.settings.report_destinations[0].path.chmod(0o700)
-    again = settled(service, client, people["auditor"], made["schedule"])[0]
+    again = settled(service, client, people["auditor"], schedule["schedule"])[0]
     assert again["deliveries"][0]["state"] == "delivered"
 
     for act, state in (("pause", "paused"), ("resume", "active"), ("delete", "deleted")):
-        assert run.json("schedules", act, made["schedule"], "--reason", "why")["state"] == state
+        assert run.json("schedules", act, schedule["schedule"], "--reason", "why")["state"] == state
     assert run.json("schedules", "list")["items"] == []
     changed = on_record(service, "report-schedule-changed")
     assert [each["action"] for each in changed] == ["made", "paused", "resumed", "deleted"]

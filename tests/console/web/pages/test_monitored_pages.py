@@ -28,15 +28,15 @@ def world(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Iterator[
 
 
 def pages(world: World) -> dict[str, str]:
-    found = {}
+    texts = {}
     for name, places in PAGES.items():
         with httpx.Client(base_url=world.url, timeout=60) as client:
             assert client.post("/console/login", data={"key": world.keys[name]}).status_code == 303
             for place in places:
                 answer = client.get(place)
                 assert answer.status_code == 200, answer.text[:500]
-                found[place] = answer.text
-    return found
+                texts[place] = answer.text
+    return texts
 
 
 def coverage(world: World, name: str, tenant: str = "") -> dict[str, Any]:
@@ -68,7 +68,7 @@ def test_every_page_that_says_what_is_in_effect_says_for_whom(world: World) -> N
     assert not any(SAID in text for text in before.values()), "control"
     assert "Isolation proved" in before["/console/policy"]
     until_us = world.service.clock.utc_us() + 3_600_000_000
-    made = enforcement_orders.order(
+    order = enforcement_orders.order(
         world.service,
         "canary",
         tenants=["labs"],
@@ -79,10 +79,10 @@ def test_every_page_that_says_what_is_in_effect_says_for_whom(world: World) -> N
     )
     now = world.worker.now_us
     seconds = until_us // 1_000_000
-    changed = EnforcementChanged(now, "canary", ("labs",), 25_000, seconds, 1, made["order"], "approver")
+    changed = EnforcementChanged(now, "canary", ("labs",), 25_000, seconds, 1, order["order"], "approver")
     said = ("no-restricted",)
     request = RequestMonitored(
-        now, 900, "acme", "restricted", "would-deny", said, 1, made["order"], 4_000, 3_210, 1_230, 2_340
+        now, 900, "acme", "restricted", "would-deny", said, 1, order["order"], 4_000, 3_210, 1_230, 2_340
     )
     world.worker.ship([changed, request])
     after = pages(world)
@@ -99,5 +99,5 @@ def test_every_page_that_says_what_is_in_effect_says_for_whom(world: World) -> N
     ):
         assert part in policy, part
     assert "870" in policy, "what enforcing would have prefilled again"
-    world.worker.ship([EnforcementChanged(world.worker.now_us, "enforce", (), 0, 0, 1, made["order"], "approver")])
+    world.worker.ship([EnforcementChanged(world.worker.now_us, "enforce", (), 0, 0, 1, order["order"], "approver")])
     assert not any(f"{SAID} e" in text or f"{SAID} all" in text for text in pages(world).values())

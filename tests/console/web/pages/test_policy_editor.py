@@ -62,20 +62,20 @@ def offered(page: Any, text: str) -> list[str]:
     write(page, text)
     page.keyboard.press("Control+Space")
     page.get_by_role("listbox").wait_for()
-    found: dict[str, None] = {}
+    labels: dict[str, None] = {}
     chosen = page.locator("[role=option][aria-selected]")
     first = chosen.inner_text()
     while True:  # the list shows some that are around the choice, and one in the middle only when it is chosen
         last = chosen.inner_text()
-        found |= dict.fromkeys(page.locator("[role=option] .cm-completionLabel").all_inner_texts())
+        labels |= dict.fromkeys(page.locator("[role=option] .cm-completionLabel").all_inner_texts())
         page.wait_for_timeout(100)  # an early key is not taken for a choice
         page.keyboard.press("ArrowDown")
         try:
             expect(chosen).not_to_have_text(last, timeout=1000)
         except AssertionError:
-            return list(found)  # there is one
+            return list(labels)  # there is one
         if chosen.inner_text() == first:
-            return list(found)  # round once
+            return list(labels)  # round once
 
 
 def source(page: Any) -> str:
@@ -151,19 +151,19 @@ def test_problems_are_the_validators_under_their_lines(page: Any) -> None:
     wrong = policy_source().replace("effect: permit", "effect: allow", 1)
     (problem,) = validate(wrong, name="policy").problems
     write(page, wrong)
-    said = page.locator(".says")
-    expect(said).to_have_count(1)
-    expect(said).to_contain_text(f"{problem.code} {problem.message}; {problem.hint}")
+    message = page.locator(".says")
+    expect(message).to_have_count(1)
+    expect(message).to_contain_text(f"{problem.code} {problem.message}; {problem.hint}")
     line = wrong.split("\n")[problem.line - 1]
-    caret = said.locator(".caret").evaluate("element => element.textContent.length")
+    caret = message.locator(".caret").evaluate("element => element.textContent.length")
     assert caret == problem.column and line[problem.column - 1 :].startswith("allow")
     assert page.locator(".cm-lintRange-error").inner_text() == "allow"
-    assert said.evaluate("element => element.previousElementSibling.textContent") == line
+    assert message.evaluate("element => element.previousElementSibling.textContent") == line
     status = page.locator("#editor-status")
     expect(status).to_contain_text(f"1 problem. Line {problem.line}: {problem.code}")
     write(page, policy_source())  # the opposite
     expect(status).to_have_text("No problem.")
-    expect(said).to_have_count(0)
+    expect(message).to_have_count(0)
     assert page.url.endswith("/console/policy/draft") and page.evaluate("window.refused") == []
 
 

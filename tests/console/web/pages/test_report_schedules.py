@@ -37,24 +37,24 @@ def test_a_schedule_is_made_delivers_and_is_shown_with_its_verdict(world: World,
     deadline = time.monotonic() + 120
     while True:
         page.goto("/console/reports")
-        made = page.get_by_role("region", name="Reports that were made")
-        if made.count() and "delivered" in made.inner_text():
+        region = page.get_by_role("region", name="Reports that were made")
+        if region.count() and "delivered" in region.inner_text():
             break
         assert time.monotonic() < deadline
         time.sleep(0.2)
     [report] = httpx.get(f"{world.url}/v1/reports", headers=headers).json()["items"]
-    expect(made).to_contain_text(report["opinion"])
-    expect(made).to_contain_text(report["digest"][:12])
-    expect(made).to_contain_text(report["signed_by"])
+    expect(region).to_contain_text(report["opinion"])
+    expect(region).to_contain_text(report["digest"][:12])
+    expect(region).to_contain_text(report["signed_by"])
     for reason in report["reasons"]:
-        expect(made).to_contain_text(reason["cause"])
+        expect(region).to_contain_text(reason["cause"])
     [folder] = (world.folder / "share").iterdir()
     assert orjson.loads((folder / "report.json").read_bytes())["asked"]["tenant"] == "acme"
     found = Axe().run(page).response["violations"]
     assert [item["id"] for item in found if item["impact"] in ("serious", "critical")] == []
     page.set_viewport_size({"width": 390, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth <= 390")
-    made.get_by_role("link", name="soc2").click()
+    region.get_by_role("link", name="soc2").click()
     expect(page.get_by_role("heading", name="Verdict")).to_be_visible()
 
     page.goto("/console/reports")

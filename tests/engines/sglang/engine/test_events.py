@@ -217,13 +217,13 @@ def test_dynamos_form_names_each_requester_as_doors_do(listened):
     with open_scope_key(site.folder / "scope.key") as secret:
         names = CurrentNamespaces(RouterNamespaces(secret), SystemClock())
     spaces = {names.of("api-keys", tenant, *who) for tenant in ("acme", "beta") for who in ((), ("s",))}
-    told: dict[str, list[int]] = {}
+    tokens_by_name: dict[str, list[int]] = {}
     until = time.monotonic() + 20
-    while sum(map(len, told.values())) < 4 * len(tokens):
-        assert time.monotonic() < until, {name: len(found) for name, found in told.items()}
+    while sum(map(len, tokens_by_name.values())) < 4 * len(tokens):
+        assert time.monotonic() < until, {name: len(found) for name, found in tokens_by_name.items()}
         for arrival in router.reader.poll(50):
             for event in msgspec.msgpack.decode(arrival.payload)[1]:
                 if event["type"] == "BlockStored":
-                    told.setdefault(event["cache_salt"], []).extend(event["token_ids"])
-    assert told.keys() == spaces
-    assert all(found[: len(tokens)] == tokens for found in told.values())
+                    tokens_by_name.setdefault(event["cache_salt"], []).extend(event["token_ids"])
+    assert tokens_by_name.keys() == spaces
+    assert all(found[: len(tokens)] == tokens for found in tokens_by_name.values())

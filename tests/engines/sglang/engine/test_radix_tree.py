@@ -93,25 +93,25 @@ def side_by_side(seed: int, page_size: int, slots: int, *, evicts: bool) -> Iter
     texts = [[draw.randrange(1, 300) for _ in range(draw.randrange(10, 90))] for _ in range(5)]
     asked = 0
     for _ in range(ACTS):
-        which = draw.random()
+        drawn = draw.random()
         ours.clock.advance(100)
         waiting, running = list(own.waiting), list(own.running)
         given: tuple[object, ...]
-        if which < 0.3 and len(waiting) < 6 and len(running) < 20:
+        if drawn < 0.3 and len(waiting) < 6 and len(running) < 20:
             asked += 1
             text = draw.choice(texts)
             tokens = text[: draw.randrange(1, len(text) + 1)]
             given = str(asked), tokens + [draw.randrange(1, 300) for _ in range(draw.randrange(1, 40))]
             act = "ask"
-        elif which < 0.5 and waiting:
+        elif drawn < 0.5 and waiting:
             act, given = "start", (draw.choice(waiting), draw.choice((7, 16, 40, 200)))
-        elif which < 0.75 and running:
+        elif drawn < 0.75 and running:
             act, given = "go_on", (draw.choice(running), draw.choice((7, 16, 40)))
-        elif which < 0.87 and running:
+        elif drawn < 0.87 and running:
             act, given = "finish", (draw.choice(running),)
-        elif which < 0.92 and running:
+        elif drawn < 0.92 and running:
             act, given = "preempt", (draw.choice(running),)
-        elif which < 0.95 and evicts:
+        elif drawn < 0.95 and evicts:
             act, given = "evict", (draw.randrange(1, slots // 4),)
         else:
             continue
@@ -162,12 +162,12 @@ def test_each_declared_difference_is_one(left, monkeypatch):
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_with_all_differences_as_many_tokens_are_found(page_size):
     """In a pool that is too small, within a tenth of what SGLang finds."""
-    found = [[0, 0] for _ in range(SEEDS)]
+    counts = [[0, 0] for _ in range(SEEDS)]
     for seed in range(SEEDS):
         for one in side_by_side(seed, page_size, SMALL[page_size], evicts=True):
             if one.act == "start":
-                found[seed][0] += max(0, one.own[0])
-                found[seed][1] += max(0, one.ours[0])
-    own, ours = map(sum, zip(*found, strict=True))
+                counts[seed][0] += max(0, one.own[0])
+                counts[seed][1] += max(0, one.ours[0])
+    own, ours = map(sum, zip(*counts, strict=True))
     print("tokens found: SGLang's own", own, "ours", ours)
     assert 0.9 * own <= ours <= 1.1 * own

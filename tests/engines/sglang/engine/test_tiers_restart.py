@@ -25,22 +25,22 @@ def test_files_are_found_after_a_restart_and_after_a_kill(start, new_deployment)
 
     second = start(deployment=site, settings=named, **SMALL, page_size=4)
     assert second.run(mine, site.token("beta")).cached_tokens == 0
-    found = second.run(mine, site.token("acme"))
-    assert found.cached_tokens == WHOLE and found.tokens == first.tokens
+    result = second.run(mine, site.token("acme"))
+    assert result.cached_tokens == WHOLE and result.tokens == first.tokens
     clean(second)
     second.kill()
     second.close()
 
     third = start(deployment=site, settings=named, **SMALL, page_size=4)
     assert third.run(mine, site.token("beta")).cached_tokens == 0
-    found = third.run(mine, site.token("acme"))
-    assert found.cached_tokens == WHOLE and found.tokens == first.tokens
+    result = third.run(mine, site.token("acme"))
+    assert result.cached_tokens == WHOLE and result.tokens == first.tokens
     assert third.probe("scan", recover=True) == []
     planted = site.folder / "tier" / "ab" / ("ab" * 32)  # the control: a file that nobody stored
     planted.parent.mkdir(mode=0o700, exist_ok=True)
     planted.write_bytes(bytes(4096))
-    found = third.probe("scan", recover=True)
-    assert len(found) == 1 and not planted.exists(), found
+    result = third.probe("scan", recover=True)
+    assert len(result) == 1 and not planted.exists(), result
     assert third.probe("scan", recover=True) == []
     clean(third)
     third.probe("erase", tenant="acme")

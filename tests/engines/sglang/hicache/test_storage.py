@@ -82,16 +82,16 @@ def tier(tmp_path: Path) -> str:
 
 @pytest.fixture
 def open_storage() -> Iterator[Callable[..., Any]]:
-    made: list[Any] = []
+    storages: list[Any] = []
 
     def one(**named: Any) -> Any:
-        while made:  # a folder has one engine at a time
-            made.pop().close()
-        made.append(opened(**named))
-        return made[-1]
+        while storages:  # a folder has one engine at a time
+            storages.pop().close()
+        storages.append(opened(**named))
+        return storages[-1]
 
     yield one
-    for storage in made:
+    for storage in storages:
         storage.close()
 
 

@@ -153,7 +153,7 @@ def test_settings_open_a_stream_with_scopes_and_without_tokens(tmp_path: Path) -
     subscriber.setsockopt(zmq.SUBSCRIBE, b"")
     subscriber.connect(endpoint)
     try:
-        told: list[dict[str, object]] = []
+        events: list[dict[str, object]] = []
         with GovernedBatching(
             model(), chosen, IDENTITY, generation_config=generation(), batching_config=batching()
         ) as engine:
@@ -162,12 +162,12 @@ def test_settings_open_a_stream_with_scopes_and_without_tokens(tmp_path: Path) -
                 if subscriber.poll(100):
                     break
         while subscriber.poll(1000):
-            told += msgspec.msgpack.decode(subscriber.recv_multipart()[2])[1]
+            events += msgspec.msgpack.decode(subscriber.recv_multipart()[2])[1]
     finally:
         context.destroy(linger=0)
-    kinds = [event["type"] for event in told]
+    kinds = [event["type"] for event in events]
     assert "BlockStored" in kinds and kinds[-1] == "AllBlocksCleared"
-    for event in told:
+    for event in events:
         if event["type"] == "BlockStored":
             scope = event["kvcustody"]
             assert isinstance(scope, dict) and (scope["tenant"], scope["scope"]) == ("a", "subject")

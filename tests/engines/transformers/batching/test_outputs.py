@@ -24,15 +24,15 @@ PROMPTS = [prompt(tokens, seed) for seed, tokens in enumerate(LENGTHS)] + [promp
 
 def outputs(engine: Driver, add: Any) -> dict[str, list[int]]:
     """Two rounds of all prompts, the second on a warm cache; outputs by the order of asking, forks by number."""
-    found: dict[str, list[int]] = {}
+    tokens_by_name: dict[str, list[int]] = {}
     for turn in range(2):
         names = [add(tokens) for tokens in PROMPTS]
         engine.run()
         for at, name in enumerate(names):
             for result in engine.results:
                 if result.partition("__child#")[0] == name:
-                    found[f"{turn}/{at}{result.removeprefix(name)}"] = engine.output(result)
-    return found
+                    tokens_by_name[f"{turn}/{at}{result.removeprefix(name)}"] = engine.output(result)
+    return tokens_by_name
 
 
 def both(kind: str = "llama", **values: Any) -> tuple[dict[str, list[int]], dict[str, list[int]]]:

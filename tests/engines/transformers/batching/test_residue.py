@@ -34,7 +34,7 @@ SMALL = {"num_blocks": 20, "max_batch_tokens": 32}
 
 def churn(engine: Driver, add: Callable[[list[int]], str]) -> list[int]:
     """More prompts than fit, one after another; bytes found in blocks as they are about to be written first."""
-    found: list[int] = []
+    residue: list[int] = []
     known: dict[tuple[str, str], int] = {}
 
     def look() -> None:
@@ -44,7 +44,7 @@ def churn(engine: Driver, add: Callable[[list[int]], str]) -> list[int]:
                 fresh = table[known.get(key, engine.reused.get(name, 0) // PAGE) :]
                 known[key] = len(table)
                 if fresh:
-                    found.append(engine.nonzero(fresh, allocator))
+                    residue.append(engine.nonzero(fresh, allocator))
 
     engine.before_forward = look
     for seed in range(7):
@@ -52,7 +52,7 @@ def churn(engine: Driver, add: Callable[[list[int]], str]) -> list[int]:
         add(prompt(40 + seed, seed))
         add(prompt(30, seed % 3))
         engine.run()
-    return found
+    return residue
 
 
 @pytest.mark.parametrize("kind", ["llama", "sliding", "windows", *RARE])

@@ -88,7 +88,7 @@ def test_logits_are_equal_bit_for_bit_after_a_restore(tmp_path: Path) -> None:
             scores.append(out.detach().clone())
 
         ask(engine, "a", mine)
-        found = []
+        logits = []
         for away in (False, True):
             if away:
                 crowd(engine, 1)
@@ -97,9 +97,9 @@ def test_logits_are_equal_bit_for_bit_after_a_restore(tmp_path: Path) -> None:
             reused, _ = ask(engine, "a", mine)
             handle.remove()
             assert reused == 128 and scores
-            found.append(torch.cat([one.reshape(-1, one.shape[-1]) for one in scores]))
+            logits.append(torch.cat([one.reshape(-1, one.shape[-1]) for one in scores]))
         assert restored(engine) > 0
-        assert torch.equal(*found)
+        assert torch.equal(*logits)
 
 
 @pytest.mark.system("a long run with tiers changes an answer")

@@ -151,11 +151,11 @@ def test_a_queue_that_is_full_leaves_no_claim(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_results_go_to_their_owners_handler() -> None:
-    told: dict[str, list[Any]] = {"a": [], "b": []}
+    delivered: dict[str, list[Any]] = {"a": [], "b": []}
 
     async def ask(engine: Governed, who: Principal, name: str) -> None:
         with engine.batching.acting(who):
-            engine.manager.register_result_handler("same", told[name].append)
+            engine.manager.register_result_handler("same", delivered[name].append)
             engine.manager.add_request(prompt(20), request_id="same")
 
     async def both(engine: Governed) -> None:
@@ -171,4 +171,4 @@ def test_results_go_to_their_owners_handler() -> None:
 
     with governed() as engine:
         asyncio.run(both(engine))
-    assert [len(results) for results in told.values()] == [1, 1]
+    assert [len(results) for results in delivered.values()] == [1, 1]

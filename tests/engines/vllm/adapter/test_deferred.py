@@ -29,15 +29,15 @@ def churn(one: Rig) -> None:
 
 
 def test_a_step_of_zeroed_blocks_leaves_before_the_port_hears_of_it(rig: Callable[..., Rig]) -> None:
-    one = rig(blocks=200)
-    one.ask(prompt(20), "beta")
-    one.side.run_deferred_work()
-    request = one.add(prompt(40), "alpha", n=4)
-    output = one.scheduler.schedule()
+    engine = rig(blocks=200)
+    engine.ask(prompt(20), "beta")
+    engine.side.run_deferred_work()
+    request = engine.add(prompt(40), "alpha", n=4)
+    output = engine.scheduler.schedule()
     assert output.num_scheduled_tokens[request.request_id]
-    assert one.side.state.deferred.allocations and not one.port.pool.refs.any()
-    one.side.run_deferred_work()
-    assert one.side.state.deferred.is_empty and one.port.pool.refs.sum() == 3
+    assert engine.side.state.deferred.allocations and not engine.port.pool.refs.any()
+    engine.side.run_deferred_work()
+    assert engine.side.state.deferred.is_empty and engine.port.pool.refs.sum() == 3
 
 
 def test_no_step_writes_over_what_was_not_scrubbed(rig: Callable[..., Rig]) -> None:
@@ -59,27 +59,27 @@ def test_a_near_deadline_does_not_wait_for_the_next_step(
     rig: Callable[..., Rig], step_us: int, leaves_now: bool
 ) -> None:
     """The policy scrubs within a second: an engine whose steps take 0.4 s orders what ended with the very next one."""
-    one = rig(blocks=200)
-    short, long = one.add(prompt(40), "alpha", n=3), one.add(prompt(40, 1), "beta", n=12)
-    while short.request_id in one.scheduler.requests:
-        one.clock.advance(step_us)
-        one.step()
-    assert one.side.state.deferred.has_unreported_ends
-    one.clock.advance(step_us)
-    order = one.scheduler.schedule().kv_connector_metadata.order
+    engine = rig(blocks=200)
+    short, long = engine.add(prompt(40), "alpha", n=3), engine.add(prompt(40, 1), "beta", n=12)
+    while short.request_id in engine.scheduler.requests:
+        engine.clock.advance(step_us)
+        engine.step()
+    assert engine.side.state.deferred.has_unreported_ends
+    engine.clock.advance(step_us)
+    order = engine.scheduler.schedule().kv_connector_metadata.order
     assert (order is not None) == leaves_now
-    assert long.request_id in one.scheduler.requests
+    assert long.request_id in engine.scheduler.requests
 
 
 def test_what_was_not_told_is_told_before_an_erasure(rig: Callable[..., Rig]) -> None:
-    one = rig()
-    request = one.add(prompt(40), "alpha", n=2)
-    while request.request_id in one.scheduler.requests:
-        one.step()
-    assert one.side.state.deferred.has_unreported_ends
-    assert one.port.erase(Selector("alpha")).ended_blocks > 0
-    assert one.ask(prompt(40), "alpha") == 0
-    one.verify()
+    engine = rig()
+    request = engine.add(prompt(40), "alpha", n=2)
+    while request.request_id in engine.scheduler.requests:
+        engine.step()
+    assert engine.side.state.deferred.has_unreported_ends
+    assert engine.port.erase(Selector("alpha")).ended_blocks > 0
+    assert engine.ask(prompt(40), "alpha") == 0
+    engine.verify()
 
 
 def indexed(one: Rig) -> int:
@@ -88,14 +88,14 @@ def indexed(one: Rig) -> int:
 
 
 def test_blocks_enter_the_index_when_the_step_has_left(rig: Callable[..., Rig]) -> None:
-    one = rig()
-    one.ask(prompt(10, seed=1), "beta")  # every block is zero then
-    one.side.run_deferred_work()
-    one.add(prompt(40), "alpha")
-    one.scheduler.schedule()
-    assert indexed(one) == 0
-    one.side.run_deferred_work()
-    assert indexed(one) == int(one.port.pool.indexed.sum()) == 2
+    engine = rig()
+    engine.ask(prompt(10, seed=1), "beta")  # every block is zero then
+    engine.side.run_deferred_work()
+    engine.add(prompt(40), "alpha")
+    engine.scheduler.schedule()
+    assert indexed(engine) == 0
+    engine.side.run_deferred_work()
+    assert indexed(engine) == int(engine.port.pool.indexed.sum()) == 2
 
 
 @pytest.mark.parametrize(("tenant", "cached_tokens"), [("alpha", 32), ("beta", 0)])
@@ -126,18 +126,18 @@ def test_what_has_not_entered_the_index_ends_with_its_request(
     rig: Callable[..., Rig], ends: str, kept_blocks: int
 ) -> None:
     """The full blocks of an aborted request stay its tenant's, as if they had entered at once."""
-    one = rig()
-    one.ask(prompt(10, seed=1), "beta")
-    one.side.run_deferred_work()
-    request = one.add(prompt(40), "alpha", n=12)
-    output = one.scheduler.schedule()
-    assert one.side.state.deferred.pending_inserts
+    engine = rig()
+    engine.ask(prompt(10, seed=1), "beta")
+    engine.side.run_deferred_work()
+    request = engine.add(prompt(40), "alpha", n=12)
+    output = engine.scheduler.schedule()
+    assert engine.side.state.deferred.pending_inserts
     if ends == "aborted":
-        one.scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
+        engine.scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
     else:
-        one.port.erase(Selector("alpha"))
-    one.carry_out(output)
-    assert request.is_finished() and not one.side.state.deferred.pending_inserts
-    assert indexed(one) == int(one.port.pool.indexed.sum()) == kept_blocks
-    assert one.ask(prompt(40), "alpha") == 16 * kept_blocks
-    one.verify()
+        engine.port.erase(Selector("alpha"))
+    engine.carry_out(output)
+    assert request.is_finished() and not engine.side.state.deferred.pending_inserts
+    assert indexed(engine) == int(engine.port.pool.indexed.sum()) == kept_blocks
+    assert engine.ask(prompt(40), "alpha") == 16 * kept_blocks
+    engine.verify()

@@ -108,15 +108,15 @@ def rig(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TruthRig]
 @pytest.mark.parametrize("windows", [False, True])
 def test_stored_minus_removed_is_the_index(rig: Callable[..., TruthRig], windows: bool, asynchronous: bool) -> None:
     """Chunked prefill, decode, preemption, eviction, twins, in a pool that holds few."""
-    one = rig(blocks=36, windows=windows, asynchronous=asynchronous)
+    engine = rig(blocks=36, windows=windows, asynchronous=asynchronous)
     for turn in range(30):
         ids = prompt(30 + 11 * (turn % 9), seed=turn % 7)
-        one.add(ids, "alpha" if turn % 3 else "beta", n=3 + 5 * (turn % 6))
+        engine.add(ids, "alpha" if turn % 3 else "beta", n=3 + 5 * (turn % 6))
         if turn % 4 == 3:
-            one.step()
-    one.run()
-    one.verify()
-    events = list(one.router.events)
+            engine.step()
+    engine.run()
+    engine.verify()
+    events = list(engine.router.events)
     assert {event.scope.tenant for event in events if event.kind == STORED} == {"alpha", "beta"}
     assert {event.kind for event in events} == {STORED, REMOVED}
     assert "evicted" in {event.cause for event in events}
@@ -126,23 +126,23 @@ def test_stored_minus_removed_is_the_index(rig: Callable[..., TruthRig], windows
 
 @pytest.mark.parametrize("how", ["expiry", "erasure", "reset", "vllm"])
 def test_every_way_out_of_the_index_is_told(rig: Callable[..., TruthRig], how: str) -> None:
-    one = rig()
+    engine = rig()
     for tenant in ("alpha", "beta"):
-        one.ask(prompt(100), tenant)
-    assert len(one.router.index) == 12
-    pool = one.scheduler.kv_cache_manager.block_pool
+        engine.ask(prompt(100), tenant)
+    assert len(engine.router.index) == 12
+    pool = engine.scheduler.kv_cache_manager.block_pool
     if how == "expiry":
-        one.clock.advance(61_000_000)
+        engine.clock.advance(61_000_000)
     elif how == "erasure":
-        one.port.erase(Selector("alpha"))
+        engine.port.erase(Selector("alpha"))
     elif how == "reset":
-        assert one.scheduler.kv_cache_manager.reset_prefix_cache()
+        assert engine.scheduler.kv_cache_manager.reset_prefix_cache()
     else:
         pool.evict_blocks({block.block_id for block in pool.blocks if block.block_hash is not None})
-    one.step()
+    engine.step()
     left = {"beta"} if how == "erasure" else set()
-    assert set(one.router.index.values()) == left
-    last = one.router.batches[-1]
+    assert set(engine.router.index.values()) == left
+    last = engine.router.batches[-1]
     causes = {"reset": "reset", "vllm": "evicted by the engine"}
     assert {event.cause for event in last} == {causes.get(how, "ended")}
     assert {event.kind for event in last} == {CLEARED if how == "reset" else REMOVED}
@@ -150,17 +150,17 @@ def test_every_way_out_of_the_index_is_told(rig: Callable[..., TruthRig], how: s
 
 def test_a_twin_is_told_once_and_leaves_with_the_last(rig: Callable[..., TruthRig]) -> None:
     """Two requests compute the same blocks at once: one key, two blocks."""
-    one = rig(batched_tokens=256)
-    twins = [one.add(prompt(100), "alpha", n=n) for n in (2, 30)]
-    one.run({twins[0].request_id})
-    assert sum(len(event.keys) // 32 for event in one.router.events if event.kind == STORED) == 6
-    one.clock.advance(61_000_000)
-    one.step()
-    assert len(one.router.index) >= 6  # the second still runs on its own blocks
-    one.run()
-    one.clock.advance(61_000_000)
-    one.step()
-    assert not one.router.index
+    engine = rig(batched_tokens=256)
+    twins = [engine.add(prompt(100), "alpha", n=n) for n in (2, 30)]
+    engine.run({twins[0].request_id})
+    assert sum(len(event.keys) // 32 for event in engine.router.events if event.kind == STORED) == 6
+    engine.clock.advance(61_000_000)
+    engine.step()
+    assert len(engine.router.index) >= 6  # the second still runs on its own blocks
+    engine.run()
+    engine.clock.advance(61_000_000)
+    engine.step()
+    assert not engine.router.index
 
 
 def test_tokens_leave_only_where_the_setting_says_so(
@@ -180,16 +180,16 @@ def test_the_setting_opens_a_publisher(model: Path, monkeypatch: pytest.MonkeyPa
     """On the wire, as a router asks for what it missed: every event with its scope."""
     monkeypatch.setenv("KVCUSTODY_KV_EVENTS_ENDPOINT", f"ipc://{tmp_path}/live")
     monkeypatch.setenv("KVCUSTODY_KV_EVENTS_REPLAY_ENDPOINT", f"ipc://{tmp_path}/replay")
-    one = TruthRig(model, monkeypatch)
-    one.ask(prompt(100), "alpha")
-    one.clock.advance(61_000_000)
-    one.step()
+    engine = TruthRig(model, monkeypatch)
+    engine.ask(prompt(100), "alpha")
+    engine.clock.advance(61_000_000)
+    engine.step()
     told = _replay(f"ipc://{tmp_path}/replay")
     assert [event["type"] for event in told[:2]] == ["AllBlocksCleared", "BlockStored"]
     assert told[-1]["type"] == "BlockRemoved"
     assert all(event["kvcustody"]["tenant"] == "alpha" for event in told[1:])
     assert not any(event.get("token_ids") for event in told)
-    one.side.close()
+    engine.side.close()
 
 
 @pytest.mark.parametrize("scope", ["tenant", "subject"])
@@ -206,15 +206,15 @@ def test_a_router_is_told_in_the_doors_namespaces(
     monkeypatch.setenv("KVCUSTODY_KV_EVENTS_REPLAY_ENDPOINT", f"ipc://{replayed}")
     monkeypatch.setenv("KVCUSTODY_KV_EVENTS_FORMAT", "dynamo")
     monkeypatch.setenv("KVCUSTODY_KV_EVENTS_TOKENS", "published")
-    one = TruthRig(model, monkeypatch)
+    engine = TruthRig(model, monkeypatch)
     ids = prompt(100)
     for tenant in ("alpha", "beta"):
-        one.ask(ids, tenant)
-    one.clock.advance(61_000_000)
-    one.step()
-    told = _replay(f"ipc://{replayed}")
-    one.side.close()
-    stores = [event for event in told if event["type"] == "BlockStored"]
+        engine.ask(ids, tenant)
+    engine.clock.advance(61_000_000)
+    engine.step()
+    events = _replay(f"ipc://{replayed}")
+    engine.side.close()
+    stores = [event for event in events if event["type"] == "BlockStored"]
     with open_scope_key(key) as secret:
         names = CurrentNamespaces(RouterNamespaces(secret), SystemClock())
     places = [named_requester(Principal("idp", tenant, "u"), ScopeKind(scope)) for tenant in ("alpha", "beta")]
@@ -225,7 +225,7 @@ def test_a_router_is_told_in_the_doors_namespaces(
     for namespace in expected:
         mine = [event["token_ids"] for event in stores if event["cache_salt"] == namespace]
         assert [token for each in mine for token in each] == whole
-    assert told[-1]["type"] == "BlockRemoved"
+    assert events[-1]["type"] == "BlockRemoved"
 
 
 def _replay(endpoint: str) -> list[dict[str, Any]]:
@@ -235,26 +235,26 @@ def _replay(endpoint: str) -> list[dict[str, Any]]:
         asks.setsockopt(zmq.LINGER, 0)
         asks.connect(endpoint)
         for _ in range(100):
-            told: list[dict[str, Any]] = []
+            events: list[dict[str, Any]] = []
             asks.send_multipart([b"", (0).to_bytes(8, "big")])
             while True:
                 *_, payload = asks.recv_multipart()
                 if not payload:
                     break
-                told += msgspec.msgpack.decode(payload)[1]
-            if told and told[-1]["type"] == "BlockRemoved":
-                return told
+                events += msgspec.msgpack.decode(payload)[1]
+            if events and events[-1]["type"] == "BlockRemoved":
+                return events
     raise AssertionError("the removal was never published")
 
 
 def test_nobody_listens_nothing_is_collected(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = TruthRig(model, monkeypatch)
-    one.ask(prompt(100), "alpha")
-    assert one.side.state.events is None
-    index = one.scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block
+    engine = TruthRig(model, monkeypatch)
+    engine.ask(prompt(100), "alpha")
+    assert engine.side.state.events is None
+    index = engine.scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block
     assert not isinstance(index, block_events.WatchedIndex)
     with pytest.raises(IsolationError, match="empty index"):
-        one.side.publish_to(Router())
+        engine.side.publish_to(Router())
 
 
 def test_an_event_without_scope_is_not_published(rig: Callable[..., TruthRig], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,11 +271,11 @@ def test_an_event_without_scope_is_not_published(rig: Callable[..., TruthRig], m
 @pytest.mark.parametrize("drop", ["stored", "removed"])
 def test_a_dropped_event_is_seen(rig: Callable[..., TruthRig], monkeypatch: pytest.MonkeyPatch, drop: str) -> None:
     """The control of the comparison itself."""
-    one = rig()
-    one.ask(prompt(40), "alpha")
-    publish = one.router.publish
-    monkeypatch.setattr(one.router, "publish", lambda events: publish([e for e in events if e.kind != drop]))
+    engine = rig()
+    engine.ask(prompt(40), "alpha")
+    publish = engine.router.publish
+    monkeypatch.setattr(engine.router, "publish", lambda events: publish([e for e in events if e.kind != drop]))
     with pytest.raises((AssertionError, KeyError)):
-        one.ask(prompt(100, 1), "beta")
-        one.clock.advance(61_000_000)
-        one.step()
+        engine.ask(prompt(100, 1), "beta")
+        engine.clock.advance(61_000_000)
+        engine.step()

@@ -19,14 +19,14 @@ def rig(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
     return lambda **named: Rig(model, monkeypatch, **named)
 
 
-def hot_after_scan(one: Rig, tokens: int = 300) -> int:
+def hot_after_scan(engine: Rig, tokens: int = 300) -> int:
     """Tokens that are hit of a prefix that was used six times, after more than the pool of prompts used once."""
     hot = prompt(HOT_TOKENS + 1)
-    assert [one.ask(hot, "alpha", n=2) for _ in range(6)] == [0] + [HOT_TOKENS] * 5
+    assert [engine.ask(hot, "alpha", n=2) for _ in range(6)] == [0] + [HOT_TOKENS] * 5
     for seed in range(1, 6):
-        assert one.ask(prompt(tokens, seed), "alpha", n=2) == 0
-    hit = one.ask(hot, "alpha", n=2)
-    one.verify()
+        assert engine.ask(prompt(tokens, seed), "alpha", n=2) == 0
+    hit = engine.ask(hot, "alpha", n=2)
+    engine.verify()
     return hit
 
 
@@ -43,13 +43,13 @@ def test_a_hot_prefix_survives_a_scan_where_the_policy_says_so(
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_crowded_pool_stays_right_under_each_kind(rig: Callable[..., Rig], kind: str) -> None:
     """Chunked prefill, preemption, decoding; a tenant with a guarantee beside one without."""
-    one = rig(blocks=34, eviction=KINDS[kind], asynchronous=True, defers=True, alpha=30)
+    engine = rig(blocks=34, eviction=KINDS[kind], asynchronous=True, defers=True, alpha=30)
     for round_ in range(4):
         for seed in range(6):
-            one.add(prompt(60 + 17 * seed, seed % 4), "alpha" if seed % 2 else "beta", n=9 + round_)
-        one.run()
-    one.verify()
-    assert sum(one.port.pool.evicted.values()) > 0
+            engine.add(prompt(60 + 17 * seed, seed % 4), "alpha" if seed % 2 else "beta", n=9 + round_)
+        engine.run()
+    engine.verify()
+    assert sum(engine.port.pool.evicted.values()) > 0
 
 
 def test_without_a_kind_nothing_is_ranked(rig: Callable[..., Rig]) -> None:
@@ -63,14 +63,14 @@ def test_what_a_caller_says_of_its_content_leaves_first(rig: Callable[..., Rig])
     eviction = "{policy: priority, priority: 40, kinds: {pasted_log: 0}}"
     log = prompt(HOT_TOKENS + 1)
     for kinds, kept in (([[0, 999, "pasted_log"]], 0), (None, HOT_TOKENS), ([[9, 0, 7], "x"], HOT_TOKENS)):
-        one = rig(blocks=70, eviction=eviction)
+        engine = rig(blocks=70, eviction=eviction)
         for seed in range(1, 4):
-            one.ask(prompt(300, seed), "alpha", n=2)
-        one.ask(log, "alpha", n=2, kinds=kinds)
-        one.ask(log, "alpha", n=2, kinds=kinds)
-        one.ask(prompt(300, 9), "alpha", n=2)
-        assert one.ask(log, "alpha", n=2, kinds=kinds) == kept
-        one.verify()
+            engine.ask(prompt(300, seed), "alpha", n=2)
+        engine.ask(log, "alpha", n=2, kinds=kinds)
+        engine.ask(log, "alpha", n=2, kinds=kinds)
+        engine.ask(prompt(300, 9), "alpha", n=2)
+        assert engine.ask(log, "alpha", n=2, kinds=kinds) == kept
+        engine.verify()
 
 
 def test_what_the_door_marked_stays_and_a_caller_only_lowers_it(rig: Callable[..., Rig]) -> None:
@@ -84,10 +84,10 @@ def test_what_the_door_marked_stays_and_a_caller_only_lowers_it(rig: Callable[..
         ({"kinds": mark}, 0),
         ({"marks": mark, "kinds": [[0, HOT_TOKENS, "pasted_log"]]}, 0),
     ):
-        one = rig(blocks=70, eviction=eviction)
+        engine = rig(blocks=70, eviction=eviction)
         for _ in range(2):
-            one.ask(system, "alpha", n=2, **named)
+            engine.ask(system, "alpha", n=2, **named)
         for seed in range(1, 6):
-            one.ask(prompt(300, seed), "alpha", n=2)
-        assert one.ask(system, "alpha", n=2) == kept, named
-        one.verify()
+            engine.ask(prompt(300, seed), "alpha", n=2)
+        assert engine.ask(system, "alpha", n=2) == kept, named
+        engine.verify()

@@ -43,16 +43,16 @@ def steps(histogram: Histogram) -> float:
 @pytest.mark.parametrize("defers", [False, True])
 def test_a_first_token_is_counted_once_with_a_hit_and_without(rig: Callable[..., Rig], defers: bool) -> None:
     """Two chunks of prefill without a hit, one with; it is seen when the next step is built."""
-    one = rig(defers=defers)
-    one.add(prompt(100), n=4, arrival_time=NOT_WAITED)
-    run_slowly(one)
-    hit, miss = first_tokens(one)
+    engine = rig(defers=defers)
+    engine.add(prompt(100), n=4, arrival_time=NOT_WAITED)
+    run_slowly(engine)
+    hit, miss = first_tokens(engine)
     assert (hit.total, miss.total, steps(miss)) == (0, 1, 3)
-    one.add(prompt(100), n=4, arrival_time=NOT_WAITED)
-    run_slowly(one)
-    hit, miss = first_tokens(one)
+    engine.add(prompt(100), n=4, arrival_time=NOT_WAITED)
+    run_slowly(engine)
+    hit, miss = first_tokens(engine)
     assert (hit.total, miss.total, steps(hit)) == (1, 1, 2)
-    one.verify()
+    engine.verify()
 
 
 def test_time_counts_from_when_the_request_reached_vllm(rig: Callable[..., Rig]) -> None:
@@ -76,13 +76,13 @@ def test_an_only_token_is_a_first_one(rig: Callable[..., Rig], asynchronous: boo
 def test_who_is_aborted_before_has_none(rig: Callable[..., Rig]) -> None:
     from vllm.v1.request import RequestStatus
 
-    one = rig()
-    request = one.add(prompt(200), n=4)
-    one.step()
-    one.scheduler.finish_requests([request.request_id], RequestStatus.FINISHED_ABORTED)
-    one.run()
-    one.ask(prompt(20, 1))  # positive control
-    assert [each.total for each in first_tokens(one)] == [0, 1]
+    engine = rig()
+    request = engine.add(prompt(200), n=4)
+    engine.step()
+    engine.scheduler.finish_requests([request.request_id], RequestStatus.FINISHED_ABORTED)
+    engine.run()
+    engine.ask(prompt(20, 1))  # positive control
+    assert [each.total for each in first_tokens(engine)] == [0, 1]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -97,51 +97,51 @@ def test_a_preempted_request_is_counted_once(rig: Callable[..., Rig], asynchrono
 
 def test_a_request_preempted_before_its_first_token_waits_on_for_it(rig: Callable[..., Rig]) -> None:
     """It is the second's: it prefills beside one that decodes, and finds no room for its last chunk."""
-    one = rig(blocks=12, batched_tokens=16)
-    first = one.add(prompt(94, 1), n=60, arrival_time=NOT_WAITED)
-    second = one.add(prompt(90, 2), n=4, arrival_time=NOT_WAITED)
+    engine = rig(blocks=12, batched_tokens=16)
+    first = engine.add(prompt(94, 1), n=60, arrival_time=NOT_WAITED)
+    second = engine.add(prompt(90, 2), n=4, arrival_time=NOT_WAITED)
     while not second.num_preemptions:
-        one.clock.advance(STEP_US)
-        one.step()
-    assert not second.num_output_tokens and second.request_id in one.scheduler.requests
-    assert sum(each.total for each in first_tokens(one)) == 1
-    while first.request_id in one.scheduler.requests:
-        one.clock.advance(STEP_US)
-        one.step()
-    run_slowly(one)
-    assert sum(each.total for each in first_tokens(one)) == 2
-    assert steps(first_tokens(one)[0]) + steps(first_tokens(one)[1]) > 60
-    one.verify()
+        engine.clock.advance(STEP_US)
+        engine.step()
+    assert not second.num_output_tokens and second.request_id in engine.scheduler.requests
+    assert sum(each.total for each in first_tokens(engine)) == 1
+    while first.request_id in engine.scheduler.requests:
+        engine.clock.advance(STEP_US)
+        engine.step()
+    run_slowly(engine)
+    assert sum(each.total for each in first_tokens(engine)) == 2
+    assert steps(first_tokens(engine)[0]) + steps(first_tokens(engine)[1]) > 60
+    engine.verify()
 
 
 @pytest.mark.parametrize("defers", [False, True])
 @pytest.mark.parametrize("kind", ["lru", "lfu"])
 def test_what_is_computed_again_after_an_eviction_is_counted(rig: Callable[..., Rig], kind: str, defers: bool) -> None:
     """Alpha's six whole blocks make room for beta's; the first time, and of beta, there is nothing to count."""
-    one = rig(blocks=20, eviction=KINDS[kind], defers=defers)
+    engine = rig(blocks=20, eviction=KINDS[kind], defers=defers)
     mine = prompt(6 * BLOCK_TOKENS + 4)
-    one.ask(mine, "alpha", n=2)
+    engine.ask(mine, "alpha", n=2)
     for seed in (1, 2):
-        one.ask(prompt(300, seed), "beta", n=2)
-    counters = one.port.stats().tenants
+        engine.ask(prompt(300, seed), "beta", n=2)
+    counters = engine.port.stats().tenants
     assert [counters[name].recomputed_blocks for name in ("alpha", "beta")] == [0, 0]
-    assert one.ask(mine, "alpha", n=2) == 0
-    counters = one.port.stats().tenants
+    assert engine.ask(mine, "alpha", n=2) == 0
+    counters = engine.port.stats().tenants
     assert [counters[name].recomputed_blocks for name in ("alpha", "beta")] == [6, 0]
-    one.verify()
+    engine.verify()
 
 
 def test_tokens_of_who_runs_are_told_by_tenant(rig: Callable[..., Rig]) -> None:
     """Those of nobody are in no tenant's row."""
-    one = rig(batched_tokens=200)
-    asked = [one.add(prompt(40, 1), "alpha", n=9), one.add(prompt(30, 2), "alpha", n=9)]
-    other, nobody = one.add(prompt(50, 3), "beta", n=9), one.add(prompt(20, 4), None, n=9)
+    engine = rig(batched_tokens=200)
+    asked = [engine.add(prompt(40, 1), "alpha", n=9), engine.add(prompt(30, 2), "alpha", n=9)]
+    other, nobody = engine.add(prompt(50, 3), "beta", n=9), engine.add(prompt(20, 4), None, n=9)
     for _ in range(3):
-        one.step()
+        engine.step()
     assert all(each.num_output_tokens == 3 for each in (*asked, other, nobody))
-    assert one.port.stats().tenant_tokens == {"alpha": 40 + 30 + 6, "beta": 50 + 3}
-    one.run()
-    assert not one.port.stats().tenant_tokens
+    assert engine.port.stats().tenant_tokens == {"alpha": 40 + 30 + 6, "beta": 50 + 3}
+    engine.run()
+    assert not engine.port.stats().tenant_tokens
 
 
 def test_requests_that_say_no_kind_are_counted_where_kinds_order(rig: Callable[..., Rig]) -> None:

@@ -25,31 +25,31 @@ def rig(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
 
 
 def test_own_prefix_hits_and_a_foreign_one_misses(rig: Callable[..., Rig]) -> None:
-    one = rig()
+    engine = rig()
     ids = prompt(100)
-    assert one.ask(ids, "alpha") == 0
-    assert one.ask(ids, "alpha") == 96
-    assert one.ask(ids, "beta") == 0
-    assert one.ask(ids, "beta") == 96
-    one.verify()
+    assert engine.ask(ids, "alpha") == 0
+    assert engine.ask(ids, "alpha") == 96
+    assert engine.ask(ids, "beta") == 0
+    assert engine.ask(ids, "beta") == 96
+    engine.verify()
 
 
 def test_without_a_valid_token_nothing_is_read_or_published(rig: Callable[..., Rig]) -> None:
-    one = rig()
+    engine = rig()
     ids = prompt(100)
-    one.ask(ids, "alpha")
-    used = one.token("alpha")
-    assert one.ask(ids, None, salt=used) == 96  # positive control: the same token, valid
+    engine.ask(ids, "alpha")
+    used = engine.token("alpha")
+    assert engine.ask(ids, None, salt=used) == 96  # positive control: the same token, valid
     for salt in (None, "forged", used):  # missing, forged, replayed
-        assert one.ask(ids, None, salt=salt) == 0
-    due_us = one.port.attempts.next_due_us()
-    assert due_us == one.port.next_due_us() is not None, "an idle engine is woken to put them on record"
-    late = one.token("alpha")
-    one.clock.advance(61_000_000)
-    assert one.ask(ids, None, salt=late) == 0
-    assert one.port.attempts.totals == {"missing": 1, "malformed": 1, "replayed": 1, "expired": 1}
-    assert not one.port.pool.indexed.any()
-    one.verify()
+        assert engine.ask(ids, None, salt=salt) == 0
+    due_us = engine.port.attempts.next_due_us()
+    assert due_us == engine.port.next_due_us() is not None, "an idle engine is woken to put them on record"
+    late = engine.token("alpha")
+    engine.clock.advance(61_000_000)
+    assert engine.ask(ids, None, salt=late) == 0
+    assert engine.port.attempts.totals == {"missing": 1, "malformed": 1, "replayed": 1, "expired": 1}
+    assert not engine.port.pool.indexed.any()
+    engine.verify()
 
 
 def test_the_engine_says_which_models_keys_it_makes(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,39 +76,39 @@ def test_the_token_is_taken_from_the_request(rig: Callable[..., Rig]) -> None:
 
 def test_a_requests_trace_is_on_its_leaves(rig: Callable[..., Rig]) -> None:
     """vLLM's own trace headers, which reach the scheduler; what the door put beside the token comes before them."""
-    one = rig()
+    engine = rig()
     own, door = "4bf92f3577b34da6a3ce929d0e0e4736", "ab" * 16
     headers = {"traceparent": f"00-{own}-00f067aa0ba902b7-01"}
     asked = [None, headers, {"traceparent": "x"}, headers]
-    requests = [one.add(prompt(40), "alpha", trace_headers=each, start=False) for each in asked]
+    requests = [engine.add(prompt(40), "alpha", trace_headers=each, start=False) for each in asked]
     requests[3].kv_transfer_params = {scheduler_side.TRACE: door, "theirs": 1}
     for request in requests:
-        one.scheduler.add_request(request)
+        engine.scheduler.add_request(request)
     assert requests[3].kv_transfer_params == {"theirs": 1}
-    one.run()
-    one.port.counts()  # what the adapter tells late is told by then
-    opened = [event.trace for event in one.ledger.events if isinstance(event, ResidencyOpened)]
-    released = [event.trace for event in one.ledger.events if isinstance(event, ResidencyReleased)]
+    engine.run()
+    engine.port.counts()  # what the adapter tells late is told by then
+    opened = [event.trace for event in engine.ledger.events if isinstance(event, ResidencyOpened)]
+    released = [event.trace for event in engine.ledger.events if isinstance(event, ResidencyReleased)]
     assert opened == ["", own, "", door] and sorted(released) == sorted(opened)
 
 
 @pytest.mark.parametrize("early", [False, True])
 def test_generated_tokens_are_keyed_too(rig: Callable[..., Rig], early: bool) -> None:
     """When their block enters the index or, where others may look for them, when it is full (block_hasher, H2, H3)."""
-    one = rig()
-    one.side.state.keys_early = early
+    engine = rig()
+    engine.side.state.keys_early = early
     ids = prompt(20)
-    request = one.add(ids, "alpha", n=60)
+    request = engine.add(ids, "alpha", n=60)
     keys_of = {}
     while request.num_tokens < 80:
-        one.step()
+        engine.step()
         keys_of[request.num_tokens] = len(request.block_hashes)
     assert (keys_of[31], keys_of[32], keys_of[33]) == (1, 1 + early, 2)
-    one.run()
-    whole = ids + one.outputs[request.request_id]
-    assert one.ask([*whole, 5], "alpha") == 64
-    assert one.ask([*whole, 5], "beta") == 0
-    one.verify()
+    engine.run()
+    whole = ids + engine.outputs[request.request_id]
+    assert engine.ask([*whole, 5], "alpha") == 64
+    assert engine.ask([*whole, 5], "beta") == 0
+    engine.verify()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -116,21 +116,21 @@ def test_generated_tokens_are_keyed_too(rig: Callable[..., Rig], early: bool) ->
 @pytest.mark.parametrize("defers", [False, True])
 def test_churn(rig: Callable[..., Rig], defers: bool, windows: bool, asynchronous: bool) -> None:
     """Many requests over a pool that holds few: chunked prefill, preemption, eviction; every byte and book right."""
-    one = rig(blocks=36, windows=windows, asynchronous=asynchronous, defers=defers)
+    engine = rig(blocks=36, windows=windows, asynchronous=asynchronous, defers=defers)
     plain = rig(blocks=400, windows=windows, asynchronous=asynchronous, governed=False)
     asked = []
     for turn in range(40):
         ids = prompt(30 + 11 * (turn % 9), seed=turn % 7)
         tenant = "alpha" if turn % 3 else "beta"
-        asked.append((one.add(ids, tenant, n=3 + 5 * (turn % 6)), plain.add(ids, "alpha", n=3 + 5 * (turn % 6))))
+        asked.append((engine.add(ids, tenant, n=3 + 5 * (turn % 6)), plain.add(ids, "alpha", n=3 + 5 * (turn % 6))))
         if turn % 4 == 3:
-            one.step()
+            engine.step()
             plain.step()
-    one.run()
+    engine.run()
     plain.run()
-    one.verify()
+    engine.verify()
     for ours, theirs in asked:
-        assert one.outputs[ours.request_id] == plain.outputs[theirs.request_id]
+        assert engine.outputs[ours.request_id] == plain.outputs[theirs.request_id]
     assert plain.device.residue  # positive control: the runner does find what vLLM leaves behind
 
 
@@ -146,15 +146,15 @@ def test_preempted_requests_resume_with_their_own_blocks(rig: Callable[..., Rig]
 def test_abort_while_running_and_while_waiting(rig: Callable[..., Rig]) -> None:
     from vllm.v1.request import RequestStatus
 
-    one = rig(asynchronous=True)
-    running, waiting = one.add(prompt(200), n=50), one.add(prompt(100, 1), n=50)
-    one.step()
-    one.scheduler.finish_requests([running.request_id, waiting.request_id], RequestStatus.FINISHED_ABORTED)
-    one.run()
+    engine = rig(asynchronous=True)
+    running, waiting = engine.add(prompt(200), n=50), engine.add(prompt(100, 1), n=50)
+    engine.step()
+    engine.scheduler.finish_requests([running.request_id, waiting.request_id], RequestStatus.FINISHED_ABORTED)
+    engine.run()
     for _ in range(3):
-        one.step()
-    one.verify()
-    assert not one.port.running
+        engine.step()
+    engine.verify()
+    assert not engine.port.running
 
 
 def test_caching_off(rig: Callable[..., Rig]) -> None:
@@ -167,18 +167,18 @@ def test_caching_off(rig: Callable[..., Rig]) -> None:
 
 
 def test_what_lapses_is_zeroed_without_a_request(rig: Callable[..., Rig]) -> None:
-    one = rig()
-    one.ask(prompt(100), "alpha")
-    while one.side.has_work():
-        one.step()
-    assert one.nonzero_blocks() == 6  # what is held: six whole blocks
-    one.clock.advance(61_000_000)
-    assert one.side.has_work()
-    while one.side.has_work():
-        one.step()
-    assert one.nonzero_blocks() == 0
-    assert one.ask(prompt(100), "alpha") == 0
-    one.verify()
+    engine = rig()
+    engine.ask(prompt(100), "alpha")
+    while engine.side.has_work():
+        engine.step()
+    assert engine.nonzero_blocks() == 6  # what is held: six whole blocks
+    engine.clock.advance(61_000_000)
+    assert engine.side.has_work()
+    while engine.side.has_work():
+        engine.step()
+    assert engine.nonzero_blocks() == 0
+    assert engine.ask(prompt(100), "alpha") == 0
+    engine.verify()
 
 
 def test_an_expired_prefix_is_not_served(rig: Callable[..., Rig]) -> None:
@@ -191,18 +191,18 @@ def test_an_expired_prefix_is_not_served(rig: Callable[..., Rig]) -> None:
 
 def test_over_quota_waits_alone(rig: Callable[..., Rig]) -> None:
     """Alpha may have 10 blocks: its second request waits, beta's does not, and nobody is preempted."""
-    one = rig(blocks=40, alpha_cap=25)
-    first = one.add(prompt(90, 1), "alpha", n=40)
-    second = one.add(prompt(90, 2), "alpha", n=40)
-    third = one.add(prompt(90, 3), "beta", n=40)
+    engine = rig(blocks=40, alpha_cap=25)
+    first = engine.add(prompt(90, 1), "alpha", n=40)
+    second = engine.add(prompt(90, 2), "alpha", n=40)
+    third = engine.add(prompt(90, 3), "beta", n=40)
     for _ in range(6):
-        one.step()
-    assert not one.outputs[second.request_id]
-    assert one.outputs[first.request_id] and one.outputs[third.request_id]
-    one.run()
-    assert len(one.outputs[second.request_id]) == 40
+        engine.step()
+    assert not engine.outputs[second.request_id]
+    assert engine.outputs[first.request_id] and engine.outputs[third.request_id]
+    engine.run()
+    assert len(engine.outputs[second.request_id]) == 40
     assert not any(each.num_preemptions for each in (first, second, third))
-    one.verify()
+    engine.verify()
 
 
 def test_what_can_never_fit_is_refused(rig: Callable[..., Rig]) -> None:
@@ -217,48 +217,48 @@ def test_what_can_never_fit_is_refused(rig: Callable[..., Rig]) -> None:
 
 
 def test_too_long_a_run_is_ended(rig: Callable[..., Rig]) -> None:
-    one = rig(active="5s")
-    request = one.add(prompt(40), "alpha", n=200)
+    engine = rig(active="5s")
+    request = engine.add(prompt(40), "alpha", n=200)
     for _ in range(4):
-        one.step()
-    one.clock.advance(6_000_000)
-    one.run()
-    one.step()
-    assert str(one.reasons[request.request_id][0]) == "abort"
-    assert one.reasons[request.request_id][1] == "kvcustody: active-max"
-    one.verify()
+        engine.step()
+    engine.clock.advance(6_000_000)
+    engine.run()
+    engine.step()
+    assert str(engine.reasons[request.request_id][0]) == "abort"
+    assert engine.reasons[request.request_id][1] == "kvcustody: active-max"
+    engine.verify()
 
 
 def test_erasure_ends_the_subject_alone(rig: Callable[..., Rig]) -> None:
-    one = rig()
+    engine = rig()
     for tenant in ("alpha", "beta"):
-        one.ask(prompt(100), tenant)
-    running = one.add(prompt(120, 4), "alpha", n=100)
-    one.step()
-    erased = one.port.erase(Selector("alpha"))
+        engine.ask(prompt(100), tenant)
+    running = engine.add(prompt(120, 4), "alpha", n=100)
+    engine.step()
+    erased = engine.port.erase(Selector("alpha"))
     assert erased.aborted_requests == 1
-    one.run()
-    one.step()
-    assert str(one.reasons[running.request_id][0]) == "abort"
-    assert one.ask(prompt(100), "beta") == 96
-    assert one.ask(prompt(100), "alpha") == 0
-    one.verify()
+    engine.run()
+    engine.step()
+    assert str(engine.reasons[running.request_id][0]) == "abort"
+    assert engine.ask(prompt(100), "beta") == 96
+    assert engine.ask(prompt(100), "alpha") == 0
+    engine.verify()
 
 
 def test_a_block_that_does_not_verify_is_withheld(rig: Callable[..., Rig]) -> None:
-    one = rig(blocks=20)
-    one.ask(prompt(100), "alpha")
-    memory = one.worker.worker_side.memory
+    engine = rig(blocks=20)
+    engine.ask(prompt(100), "alpha")
+    memory = engine.worker.worker_side.memory
     memory.stuck.add((0, 5))
-    one.clock.advance(61_000_000)
-    while one.side.has_work():
-        one.step()
+    engine.clock.advance(61_000_000)
+    while engine.side.has_work():
+        engine.step()
     memory.stuck.clear()
     for turn in range(8):
-        one.ask(prompt(200, turn), "beta")
-    assert one.scheduler.kv_cache_manager.block_pool.blocks[5].ref_cnt == 1
-    assert one.scheduler.kv_cache_manager.reset_prefix_cache()
-    assert not one.port.pool.indexed.any()
+        engine.ask(prompt(200, turn), "beta")
+    assert engine.scheduler.kv_cache_manager.block_pool.blocks[5].ref_cnt == 1
+    assert engine.scheduler.kv_cache_manager.reset_prefix_cache()
+    assert not engine.port.pool.indexed.any()
 
 
 def test_media_are_part_of_the_key(rig: Callable[..., Rig]) -> None:
@@ -270,19 +270,19 @@ def test_media_are_part_of_the_key(rig: Callable[..., Rig]) -> None:
 
     from kvcustody.integrations.vllm.scheduler.extra_content import extras_of
 
-    one = rig()
+    engine = rig()
     requests = [
-        one.add(prompt(100), "alpha", mm_features=image(name, at)) for name, at in (("a", 20), ("b", 20), ("a", 40))
+        engine.add(prompt(100), "alpha", mm_features=image(name, at)) for name, at in (("a", 20), ("b", 20), ("a", 40))
     ]
     keys = []
     for request in requests:
-        governed = one.side.state.requests[request.request_id]
-        keys.append(one.port.look_up(governed.residency, lambda _: -1).keys)
+        governed = engine.side.state.requests[request.request_id]
+        keys.append(engine.port.look_up(governed.residency, lambda _: -1).keys)
     assert keys[0][0] == keys[1][0] == keys[2][0]  # the image begins in the second block, or the third
     assert keys[0][1] != keys[1][1] and keys[1][1] == keys[1][1]
     assert keys[0][1] != keys[2][1]
     assert len({each[-1] for each in keys}) == 3
-    assert extras_of(one.add(prompt(100), "alpha", mm_features=image("a", 98)), BLOCK_TOKENS).begin_after(6)
+    assert extras_of(engine.add(prompt(100), "alpha", mm_features=image("a", 98)), BLOCK_TOKENS).begin_after(6)
 
 
 def test_what_acts_behind_governance_is_refused(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,12 +395,12 @@ def test_a_hit_is_not_lost_with_another_copy_of_what_it_continues(model, monkeyp
     rig.ask(whole, n=1)
     second = rig.add(whole, n=BLOCK_TOKENS + 2)
     rig.run()
-    said = rig.outputs[second.request_id][:BLOCK_TOKENS]
+    generated = rig.outputs[second.request_id][:BLOCK_TOKENS]
     table = rig.device.tables[second.request_id][0]
-    third = rig.add([*whole, *said, *prompt(19 * BLOCK_TOKENS - 2, seed=3)], n=1)
+    third = rig.add([*whole, *generated, *prompt(19 * BLOCK_TOKENS - 2, seed=3)], n=1)
     rig.run()
     hit = rig.device.tables[third.request_id][0][:5]
     assert hit[4] == table[4] and hit[3] != table[3], "control: of two copies"
     assert table[3] in rig.device.tables[third.request_id][0][5:], "control: the other copy has made room"
     rig.verify()
-    assert rig.ask([*whole, *said, 7], n=1) == 5 * BLOCK_TOKENS, "and is found afterwards"
+    assert rig.ask([*whole, *generated, 7], n=1) == 5 * BLOCK_TOKENS, "and is found afterwards"

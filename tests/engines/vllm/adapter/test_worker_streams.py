@@ -190,13 +190,13 @@ def test_positive_control_without_one_of_the_waits_residue_is_found(
     monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     monkeypatch.setattr(StreamTensorMemory, missing, lambda self, stream=None: None)
-    found = []
+    residue = []
     for seed in SEEDS:
         device = Device(seed)
         device.live()
         device.streams.drain()
-        found += device.found
-    assert sum(found) > 0
+        residue += device.found
+    assert sum(residue) > 0
 
 
 def test_an_idle_engine_takes_one_more_step_while_a_device_owes_answers(

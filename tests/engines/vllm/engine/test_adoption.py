@@ -36,13 +36,13 @@ def workload(seed: int) -> list[Ask]:
     random = Random(seed)
     systems = [[random.randrange(20, 500) for _ in range(3 * BLOCK)] for _ in range(2)]
     said: dict[tuple[str, str], list[int]] = {}
-    made = []
+    asks = []
     for _ in range(REQUESTS):
         who = random.choice(TENANTS), f"u{random.randrange(3)}"
         history = said.get(who, []) + [random.randrange(20, 500) for _ in range(20)]
         said[who] = history = history if len(history) < 200 else []
-        made.append(Ask(*who, random.choice(systems) + history + [17]))
-    return made
+        asks.append(Ask(*who, random.choice(systems) + history + [17]))
+    return asks
 
 
 def serve(
@@ -130,15 +130,15 @@ def agentic(seed: int) -> list[Ask]:
     """Agents that repeat all that was said before each turn, behind their tenant's system prompt; one is `secret`'s."""
     random = Random(seed)
     systems = {tenant: [random.randrange(20, 500) for _ in range(2 * BLOCK)] for tenant in TENANTS}
-    said: dict[tuple[str, str], list[int]] = {}
-    made: list[Ask] = []
-    while len(made) < REQUESTS:
+    conversations: dict[tuple[str, str], list[int]] = {}
+    asks: list[Ask] = []
+    while len(asks) < REQUESTS:
         who = random.choice(("red", "green", "red", "green", "secret")), f"agent{random.randrange(3)}"
         for _ in range(random.randrange(1, 4)):
-            history = said.get(who, []) + [random.randrange(20, 500) for _ in range(random.randrange(15, 40))]
-            said[who] = history = history if len(history) < 250 else []
-            made.append(Ask(*who, systems[who[0]] + history + [17]))
-    return made[:REQUESTS]
+            history = conversations.get(who, []) + [random.randrange(20, 500) for _ in range(random.randrange(15, 40))]
+            conversations[who] = history = history if len(history) < 250 else []
+            asks.append(Ask(*who, systems[who[0]] + history + [17]))
+    return asks[:REQUESTS]
 
 
 LOADS = {"mixed": workload, "agentic": agentic}

@@ -35,14 +35,14 @@ def start(scratch: Path) -> tuple[subprocess.Popen[str], str]:
 
 def alive(mark: str) -> list[int]:
     """Processes that were started with the mark in their environment, and have not ended."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
+                pids.append(int(entry.name))
         except OSError:
             continue
-    return found
+    return pids
 
 
 def ended(mark: str) -> bool:

@@ -21,13 +21,13 @@ HOT = 4 * BLOCK
 @pytest.fixture(scope="module")
 def server(model, site, new_deployment, tmp_path_factory) -> Iterator[HttpServer]:
     made = new_deployment(policy=POLICY.replace("eviction: {policy: lru}", EVICTION), identity=IDENTITY + KINDS)
-    found = HttpServer(model, site, tmp_path_factory.mktemp("server"), deployment=made)
+    started = HttpServer(model, site, tmp_path_factory.mktemp("server"), deployment=made)
     for tenant in ("alpha", "beta", "gamma"):
         made.api_key(tenant)
     try:
-        yield found.wait()
+        yield started.wait()
     finally:
-        found.close()
+        started.close()
 
 
 def text(seed: int, count: int) -> str:
@@ -102,16 +102,16 @@ def test_instructions_and_results_of_tools_are_marked_in_responses(server: HttpS
 
     The control: the same words as a user's item, as old, are gone; and as a user's item, as new, are kept.
     """
-    said = {"role": "user", "content": [{"type": "input_text", "text": text(910, 5)}]}
+    message = {"role": "user", "content": [{"type": "input_text", "text": text(910, 5)}]}
     ruled = {"instructions": text(11, HOT + 1)}
-    assert [respond(server, "alpha", [said], **ruled) for _ in range(2)][1] >= HOT - BLOCK
+    assert [respond(server, "alpha", [message], **ruled) for _ in range(2)][1] >= HOT - BLOCK
     item = {"role": "system", "content": [{"type": "input_text", "text": text(12, HOT + 1)}]}
-    assert [respond(server, "alpha", [item, said]) for _ in range(2)][1] >= HOT - BLOCK
+    assert [respond(server, "alpha", [item, message]) for _ in range(2)][1] >= HOT - BLOCK
     plain = {"role": "user", "content": text(13, HOT + 1)}
     assert [respond(server, "alpha", [plain]) for _ in range(2)][1] >= HOT - BLOCK
     crowd(server, "alpha", 300)
-    assert respond(server, "alpha", [said], **ruled) >= HOT - BLOCK
-    assert respond(server, "alpha", [item, said]) >= HOT - BLOCK
+    assert respond(server, "alpha", [message], **ruled) >= HOT - BLOCK
+    assert respond(server, "alpha", [item, message]) >= HOT - BLOCK
     assert respond(server, "alpha", [plain]) == 0
 
 

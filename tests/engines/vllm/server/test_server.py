@@ -206,22 +206,22 @@ def test_no_secret_and_no_prompt_left_the_engine(governed):
     }
     ledger = b"".join(content for sink, content in sinks.items() if sink.startswith("ledger.db"))
     assert b"alpha" in ledger, "positive control: the ledger is where it is looked for"
-    found = [
+    leaks = [
         (name, sink, spelling)
         for name, secret in secrets.items()
         for sink, content in sinks.items()
         for spelling, text in spellings(secret).items()
         if text in content
     ]
-    assert found == []
+    assert leaks == []
 
 
 def spellings(secret: bytes) -> dict[str, bytes]:
     """The same bytes as they might be written down."""
-    found = {"raw": secret, "hex": secret.hex().encode(), "HEX": secret.hex().upper().encode()}
+    forms = {"raw": secret, "hex": secret.hex().encode(), "HEX": secret.hex().upper().encode()}
     for shift in range(3):  # base64 depends on where in three bytes it starts
         coded = base64.b64encode(b"\0" * shift + secret)
-        found[f"base64+{shift}"] = coded[4 if shift else 0 : -4]
-    found["JSON"] = json.dumps(secret.decode("latin-1"))[1:-1].encode()
-    found["UTF-16"] = secret.decode("latin-1").encode("utf-16-le")
-    return found
+        forms[f"base64+{shift}"] = coded[4 if shift else 0 : -4]
+    forms["JSON"] = json.dumps(secret.decode("latin-1"))[1:-1].encode()
+    forms["UTF-16"] = secret.decode("latin-1").encode("utf-16-le")
+    return forms

@@ -67,14 +67,14 @@ def test_logits_are_the_same_bits_after_a_restore(tiered: LocalEngine):
 def likelihoods(engine: LocalEngine, tokens: list[int], tenant: str) -> list[dict[int, float]]:
     """The likeliest tokens at each place of an answer, with their log-likelihood."""
     request_id = engine.submit(tokens, tenant=tenant, max_tokens=6, logprobs=8)
-    found: list[dict[int, float]] = []
+    by_place: list[dict[int, float]] = []
     while engine.engine.has_unfinished_requests():
         for output in engine.engine.step():
             if output.finished and output.request_id == request_id:
                 places: Any = output.outputs[0].logprobs
-                found = [{token: one.logprob for token, one in place.items()} for place in places]
-    assert len(found) == 6
-    return found
+                by_place = [{token: one.logprob for token, one in place.items()} for place in places]
+    assert len(by_place) == 6
+    return by_place
 
 
 @pytest.mark.parametrize("requests", [pytest.param(90, id="90"), pytest.param(500, id="500", marks=pytest.mark.soak)])

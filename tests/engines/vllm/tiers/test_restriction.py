@@ -103,14 +103,14 @@ def moved(engine: LocalEngine, act: Callable[[], object]) -> tuple[int, int]:
 
 def settled(engine: LocalEngine) -> tuple[int, int]:
     """Both counts, when they have not moved for half a second."""
-    found = (-1, -1)
+    before = (-1, -1)
     while True:
         said = tier(engine)
         stored = sum(count for step, count in said["steps"].items() if step.startswith("stored"))
         now = (stored, said["restored_blocks"])
-        if now == found:
+        if now == before:
             return now
-        found = now
+        before = now
         time.sleep(0.5)
 
 

@@ -46,15 +46,15 @@ class Engine:
         self._requests += 1
         residency = self.pool.residency(domain.owner, domain, None, None, self._requests, self.now)
         residency.priorities = priorities
-        found = np.array([self.index[key] for key in keys[:hit]], dtype=np.int64)
+        cached = np.array([self.index[key] for key in keys[:hit]], dtype=np.int64)
         if hit:
-            assert self.pool.attachable(found, domain.tag, self.now) == hit
-            self.pool.attach(residency, found, self.now)
+            assert self.pool.attachable(cached, domain.tag, self.now) == hit
+            self.pool.attach(residency, cached, self.now)
         self.make_room(len(keys) - hit, tenant)
         new = [self.free.pop(0) for _ in keys[hit:]]
         if new:
             self.pool.hand_out(residency, np.array(new), domain, self.now)
-            self.pool.publish(np.array(new), int(found[-1]) if hit else -1)
+            self.pool.publish(np.array(new), int(cached[-1]) if hit else -1)
             self.index.update(zip(keys[hit:], new, strict=True))
         self.forget(self.pool.release(residency, "finished", self.now))
         self.check()

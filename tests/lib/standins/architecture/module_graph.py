@@ -37,15 +37,15 @@ def sources() -> dict[str, Path]:
 
 def imported(tree: ast.AST, modules: set[str]) -> set[str]:
     """The product's modules that a tree imports, wherever in the file the import stands."""
-    found = set()
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {
+            names |= {
                 name if (name := f"{node.module}.{alias.name}") in modules else node.module for alias in node.names
             }
-    return found & modules
+    return names & modules
 
 
 def graph() -> dict[str, set[str]]:
@@ -59,7 +59,7 @@ def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
     number: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: list[list[str]] = []
+    groups: list[list[str]] = []
 
     def visit(name: str) -> None:
         number[name] = low[name] = len(number)
@@ -74,9 +74,9 @@ def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
             at = stack.index(name)
             group, stack[at:] = stack[at:], []
             if len(group) > 1:
-                found.append(sorted(group))
+                groups.append(sorted(group))
 
     for name in sorted(arrows):
         if name not in number:
             visit(name)
-    return sorted(found)
+    return sorted(groups)

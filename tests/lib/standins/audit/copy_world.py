@@ -45,7 +45,7 @@ class CopyWorld:
         while not name or name in taken:
             name = hashlib.sha256(b"%d" % self._chance.randrange(60)).digest()
         chance = self._chance
-        made = Copy(
+        stored = Copy(
             self._next,
             name,
             tenant or chance.choice(["acme", "labs"]),
@@ -55,9 +55,9 @@ class CopyWorld:
             self.now + chance.randrange(SECOND, 20 * SECOND) if due_us is None else due_us,
         )
         self._next += 1
-        self.living[made.number] = made
-        self._say("stored", made)
-        return made
+        self.living[stored.number] = stored
+        self._say("stored", stored)
+        return stored
 
     def end(self, copy: Copy, cause: str = "ceiling", erasure: str = "") -> None:
         """Nothing finds it from now on."""
@@ -112,7 +112,7 @@ class CopyWorld:
 
 def expected(worlds: list[CopyWorld], now_us: int) -> dict[tuple[str, str, str], dict[str, int]]:
     """Verdicts by tier, tenant and classification, one copy after the other, from what happened alone."""
-    found: dict[tuple[str, str, str], dict[str, int]] = {}
+    rows: dict[tuple[str, str, str], dict[str, int]] = {}
     for world in worlds:
         for number in range(1, 1 + max((event.number for event in world.events), default=0)):
             steps = [event for event in world.events if event.number == number]
@@ -127,7 +127,7 @@ def expected(worlds: list[CopyWorld], now_us: int) -> dict[tuple[str, str, str],
             else:
                 in_time = max(ends[0].at_us, proofs[0].at_us) <= due_us + WITHIN_US
                 verdict = "covered" if in_time else "late"
-            row = found.setdefault((world.tier, begun.tenant, begun.classification), {})
+            row = rows.setdefault((world.tier, begun.tenant, begun.classification), {})
             row["due"] = row.get("due", 0) + 1
             row[verdict] = row.get(verdict, 0) + 1
             row["waiting"] = row.get("waiting", 0) + int(bool(ends) and not proofs)
@@ -135,4 +135,4 @@ def expected(worlds: list[CopyWorld], now_us: int) -> dict[tuple[str, str, str],
             for proof in proofs:
                 name = proof.cause.replace("-", "_")
                 row[name] = row.get(name, 0) + 1
-    return found
+    return rows

@@ -43,12 +43,12 @@ def disagreements(connection: Connection, **chosen: Any) -> list[Difference | st
     history, again = History(leaves), counted(leaves, **chosen)
     custodies = list(judge(history, Chosen(**chosen)))
     oracle = summary_of(custodies)
-    made: list[Difference | str] = [*differences(coverage(connection, **chosen), oracle)]
-    made += differences(again.figures, oracle)
+    differing: list[Difference | str] = [*differences(coverage(connection, **chosen), oracle)]
+    differing += differences(again.figures, oracle)
     if again.digest != population_digest(custodies):
-        made.append("the digest of the population")
+        differing.append("the digest of the population")
     if tuple(again.missing) != unaccounted(history):
-        made.append(f"unaccounted: {again.missing}, and the oracle says {unaccounted(history)}")
+        differing.append(f"unaccounted: {again.missing}, and the oracle says {unaccounted(history)}")
     if (again.leaves, again.as_of_us) != (history.leaves, history.last_us):
-        made.append("which leaves were read")
-    return made
+        differing.append("which leaves were read")
+    return differing

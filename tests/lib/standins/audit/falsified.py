@@ -175,14 +175,14 @@ def _binding(events: list[Event], chance: random.Random) -> tuple[HoldsNarrowed,
         if isinstance(e, CustodyEnded) and e.due_us < e.ended_us:
             due.setdefault(e.due_us, set()).update(covered.intersection(pairs(e.runs)))
     acts = [e for e in events if isinstance(e, HoldsNarrowed)]
-    found = []
+    choices = []
     for at, act in enumerate(acts):
         later = {one for other in acts[at + 1 :] if other.tenant == act.tenant for one in other.holds}
         for place, (residency, until) in enumerate(zip(act.holds, act.until_us, strict=True)):
             units = due.get(until)
             if units and residency not in later and until > act.at_us and _uses(events, residency) & units:
-                found.append((act, place))
-    return chance.choice(found) if found else None
+                choices.append((act, place))
+    return chance.choice(choices) if choices else None
 
 
 def _uses(events: list[Event], residency: int) -> set[Unit]:
@@ -205,13 +205,13 @@ def altered_narrowing(events: list[Event], unit: Unit, chance: random.Random) ->
     act, place = bound
     longer = chance.randrange(1, 1000)
     until = (*act.until_us[:place], act.until_us[place] + longer, *act.until_us[place + 1 :])
-    made = act._replace(until_us=until)
+    altered = act._replace(until_us=until)
     if chance.random() < 0.5:
-        made = act._replace(
+        altered = act._replace(
             holds=(*act.holds[:place], *act.holds[place + 1 :]),
             until_us=(*act.until_us[:place], *act.until_us[place + 1 :]),
         )
-    return [made if e is act else e for e in events]
+    return [altered if e is act else e for e in events]
 
 
 FORGERIES: dict[str, Forge] = {

@@ -271,15 +271,15 @@ def _explorer(text: str) -> Figures:
 
 
 def _expected_explorer(facts: Facts, text: str) -> Figures:
-    found: Counter[tuple[str, ...]] = Counter()
+    figures: Counter[tuple[str, ...]] = Counter()
     for (log, kind, _), events in facts.leaves.events.items():
         if kind != "access":
-            found["kind", kind] += events
+            figures["kind", kind] += events
         if log.startswith("tenant/"):
-            found["tenant", log.removeprefix("tenant/")] += events
+            figures["tenant", log.removeprefix("tenant/")] += events
     for (_, _, rule, _), requests in facts.leaves.denials.items():
-        found["rule", rule] += requests
-    return dict(found)
+        figures["rule", rule] += requests
+    return dict(figures)
 
 
 # -- pages ----------------------------------------------------------------------------------------------------------
@@ -301,21 +301,21 @@ def _ask_overview(visitor: Visitor, until_us: int) -> str:
 
 def _overview(text: str) -> Figures:
     page = text.partition("\n")[2]
-    found: Figures = {("held", html.unescape(tenant)): _number(blocks) for tenant, blocks in _BAR.findall(page)}
+    figures: Figures = {("held", html.unescape(tenant)): _number(blocks) for tenant, blocks in _BAR.findall(page)}
     for value, label in _TILE.findall(page):
         words = html.unescape(re.sub(r"<[^>]*>", "", label))
         if words.startswith("deletion coverage"):
-            found[("covered",)] = value.strip()
+            figures[("covered",)] = value.strip()
         elif words.startswith("units overdue"):
-            found[("overdue",)] = _number(value)
+            figures[("overdue",)] = _number(value)
         elif words.startswith("erasures missed"):
             late = re.search(r"(\d+) complete but late", words)
-            found["erasures", "missed"] = _number(value)
-            found["erasures", "late"] = int(late[1]) if late else 0
+            figures["erasures", "missed"] = _number(value)
+            figures["erasures", "late"] = int(late[1]) if late else 0
     if f">{_DENIED}<" in page:
         for reader, owner, rule, revision, requests in rows_of(page, _DENIED):
-            found["denied", reader, owner, rule, revision] = _number(requests)
-    return found
+            figures["denied", reader, owner, rule, revision] = _number(requests)
+    return figures
 
 
 def _number(text: str) -> int:
@@ -324,19 +324,19 @@ def _number(text: str) -> int:
 
 def _expected_overview(facts: Facts, text: str) -> Figures:
     leaves = facts.leaves
-    found: Figures = {("held", tenant): leaves.held[tenant] for tenant in leaves.totals}
+    figures: Figures = {("held", tenant): leaves.held[tenant] for tenant in leaves.totals}
     units = oracle.figures(_judged(facts, text.partition("\n")[0]))
     if units["due"]:
         share = units["covered"] * 10_000 // units["due"]
-        found[("covered",)] = f"{share // 100}.{share % 100:02d} %"
+        figures[("covered",)] = f"{share // 100}.{share % 100:02d} %"
     else:
-        found[("covered",)] = "nothing due"
-    found[("overdue",)] = units["overdue"]
+        figures[("covered",)] = "nothing due"
+    figures[("overdue",)] = units["overdue"]
     states = Counter(leaves.erasures(facts.now_us).values())
-    found |= {("erasures", state): states[state] for state in ("missed", "late")}
+    figures |= {("erasures", state): states[state] for state in ("missed", "late")}
     for (reader, owner, rule, revision), requests in sorted(leaves.denials.items(), key=_most_first)[:_DENIED_MAX]:
-        found["denied", reader, owner, rule, str(revision)] = requests
-    return found
+        figures["denied", reader, owner, rule, str(revision)] = requests
+    return figures
 
 
 def _most_first(denied: tuple[tuple[str, str, str, int], int]) -> tuple[int, tuple[str, str, str, int]]:
@@ -363,32 +363,32 @@ def _date(at_us: int) -> str:
 
 def _report(text: str) -> Figures:
     body = orjson.loads(text)
-    found = _of_rows(body["coverage"], body["total"])
-    found |= {("lag", name): body["timeliness"][f"{name}_us"] for name in ("p50", "p99", "max")}
-    found |= {("population", name): body["population"][name] for name in ("custodies", "units")}
-    found |= _reuse(body["decided"]["crossed"])
-    found |= {(row["erasure"], "state"): row["state"] for row in body["activity"]["erasures"]}
-    found |= {("leaves", row["kind"]): row["leaves"] for row in body["activity"]["kinds"]}
+    figures = _of_rows(body["coverage"], body["total"])
+    figures |= {("lag", name): body["timeliness"][f"{name}_us"] for name in ("p50", "p99", "max")}
+    figures |= {("population", name): body["population"][name] for name in ("custodies", "units")}
+    figures |= _reuse(body["decided"]["crossed"])
+    figures |= {(row["erasure"], "state"): row["state"] for row in body["activity"]["erasures"]}
+    figures |= {("leaves", row["kind"]): row["leaves"] for row in body["activity"]["kinds"]}
     board = body["board"]
-    found |= {("board", name): board[name] for name in ("erasures", "erasures_on_time", "tenants")}
-    return found
+    figures |= {("board", name): board[name] for name in ("erasures", "erasures_on_time", "tenants")}
+    return figures
 
 
 def _expected_report(facts: Facts, text: str) -> Figures:
     asked = orjson.loads(text)["asked"]
     leaves, bounds = facts.read_at(asked["checkpoint"]), (asked["since_us"], asked["until_us"])
     custodies = leaves.coverage(*bounds)
-    found = _of_custodies(custodies) | _lags(custodies) | _expected_reuse(leaves, *bounds)
-    found["population", "custodies"] = len(custodies)
-    found["population", "units"] = oracle.figures(custodies)["due"]
+    figures = _of_custodies(custodies) | _lags(custodies) | _expected_reuse(leaves, *bounds)
+    figures["population", "custodies"] = len(custodies)
+    figures["population", "units"] = oracle.figures(custodies)["due"]
     states = leaves.erasures(leaves.last_us, *bounds)
-    found |= {(erasure, "state"): state for erasure, state in states.items()}
-    found["board", "erasures"] = len(states)
-    found["board", "erasures_on_time"] = sum(state == "complete" for state in states.values())
-    found["board", "tenants"] = len(leaves.totals)
+    figures |= {(erasure, "state"): state for erasure, state in states.items()}
+    figures["board", "erasures"] = len(states)
+    figures["board", "erasures_on_time"] = sum(state == "complete" for state in states.values())
+    figures["board", "tenants"] = len(leaves.totals)
     within = (body for body in leaves.bodies if bounds[0] <= int(body["at_us"]) < bounds[1])
     kinds = Counter(body["kind"] for body in within)
-    return found | {("leaves", kind): number for kind, number in kinds.items()}
+    return figures | {("leaves", kind): number for kind, number in kinds.items()}
 
 
 # -- all of them ----------------------------------------------------------------------------------------------------

@@ -184,13 +184,13 @@ def tree_hash(hashes: list[bytes]) -> bytes:
 
 def files_below(folder: Path) -> set[str]:
     """Every path below a folder; anything but plain folders and files is none of ours."""
-    found = set()
+    files = set()
     for path in folder.rglob("*"):
         assert not path.is_symlink() and (path.is_dir() or path.is_file())
         assert path.is_file() or any(path.iterdir())
         if path.is_file():
-            found.add(path.relative_to(folder).as_posix())
-    return found
+            files.add(path.relative_to(folder).as_posix())
+    return files
 
 
 def read_head(data: bytes, vkey: str) -> tuple[str, int, bytes, str]:

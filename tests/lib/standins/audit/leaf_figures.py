@@ -121,15 +121,15 @@ class LeafFigures:
     @cached_property
     def totals(self) -> dict[str, Counter[str]]:
         """What each tenant's log has: requests, and blocks by what became of them."""
-        found: dict[str, Counter[str]] = defaultdict(Counter)
+        by_tenant: dict[str, Counter[str]] = defaultdict(Counter)
         for body in self.bodies:
             if body["log"].startswith("tenant/"):
-                found[body["log"].removeprefix("tenant/")]["leaves"] += 1
+                by_tenant[body["log"].removeprefix("tenant/")]["leaves"] += 1
         for body in self.items:
             if not body["log"].startswith("tenant/"):
                 continue
             tenant, kind = body["log"].removeprefix("tenant/"), body["kind"]
-            sums, runs = found[tenant], body.get("runs", ())
+            sums, runs = by_tenant[tenant], body.get("runs", ())
             if kind == "residency-opened":
                 sums["residencies"] += body["part"] == 1
                 sums["attached_blocks"] += _size(runs)
@@ -146,7 +146,7 @@ class LeafFigures:
             elif kind == "blocks-assigned":
                 sums["assigned_blocks"] += _size(runs) * (tenant == body["owner"])
                 sums["given_blocks"] += _size(runs) * (tenant == body["tenant"])
-        return found
+        return by_tenant
 
     def coverage(
         self, since_us: int | None, until_us: int | None, *, as_of_us: int | None = None
@@ -174,31 +174,31 @@ class LeafFigures:
     @cached_property
     def denials(self) -> Counter[tuple[str, str, str, int]]:
         """Denied requests by reader, owner, rule and revision."""
-        found: Counter[tuple[str, str, str, int]] = Counter()
+        denied: Counter[tuple[str, str, str, int]] = Counter()
         for body in self._of("hit-counters", "decision"):
             reader = body["tenant"] if body["kind"] == "hit-counters" else body["reader"]
             if body["effect"] != "deny" or body["log"] != f"tenant/{reader}":
                 continue
             rule = body["rule"] if body["kind"] == "hit-counters" else (*body["reasons"], "default-deny")[0]
-            found[reader, body["owner"], rule, int(body["revision"])] += int(body.get("requests", 1))
-        return +found
+            denied[reader, body["owner"], rule, int(body["revision"])] += int(body.get("requests", 1))
+        return +denied
 
     def showback(self, since_us: int, until_us: int, costs: Mapping[str, PrefillCost]) -> dict[str, list[float]]:
         """Tenant: block-seconds; own, taken and given hits; seconds of each."""
-        found: dict[str, list[float]] = defaultdict(lambda: [0.0] * 7)
+        shares: dict[str, list[float]] = defaultdict(lambda: [0.0] * 7)
         for uuid, life in self.history.lives.items():
             cost = costs.get(life.start.get("worker", ""), PrefillCost(0, 0.0))
             ended = {key: int(body["ended_boot_us"]) + life.offset_us for key, _, body in life.named("custody-ended")}
             stopped = min(until_us, self._end_of(uuid) or until_us)
             for key, begun_us in _begun(life).items():
                 span = min(ended.get(key, stopped), until_us) - max(begun_us + life.offset_us, since_us)
-                found[self.owners[uuid, key]][0] += max(0, span) / 1e6
+                shares[self.owners[uuid, key]][0] += max(0, span) / 1e6
             for reader, key, place in _hits(life, since_us, until_us):
                 owner, worth = self.owners[uuid, key], cost.seconds(place)
                 for party, which in [(reader, 0)] if reader == owner else [(reader, 1), (owner, 2)]:
-                    found[party][1 + which] += 1
-                    found[party][4 + which] += worth
-        return {tenant: row for tenant, row in found.items() if any(row)}
+                    shares[party][1 + which] += 1
+                    shares[party][4 + which] += worth
+        return {tenant: row for tenant, row in shares.items() if any(row)}
 
     def _end_of(self, uuid: str) -> int | None:
         period = self._periods.get(uuid)

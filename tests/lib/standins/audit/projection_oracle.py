@@ -343,20 +343,20 @@ class Opinion:
 
     def _lives(self) -> dict[str, Row]:
         """Each process as the leaves about it say, in the order of the system log."""
-        made: dict[str, Row] = {}
+        lives: dict[str, Row] = {}
         for _, body in self.leaves:
             uuid = body["incarnation"]
-            if uuid not in made:
-                made[uuid] = {
+            if uuid not in lives:
+                lives[uuid] = {
                     "worker": "unknown",
                     "offset_us": self.offsets[uuid],
                     "ended_us": None,
                     "end": None,
                 }
-                made[uuid] |= dict.fromkeys(("shards", "blocks", "bytes_per_block", "device", "software"))
+                lives[uuid] |= dict.fromkeys(("shards", "blocks", "bytes_per_block", "device", "software"))
         system = [body for stored, body in self.leaves if stored.log == SYSTEM]
         for body in system:
-            life = made.get(_about(body))
+            life = lives.get(_about(body))
             if life is None:
                 continue
             own = body["kind"] in ("worker-started", "worker-stopped", "observation-started")
@@ -370,7 +370,7 @@ class Opinion:
                 life |= {"end": body["kind"].removeprefix("worker-"), "ended_us": int(body["at_us"])}
             elif body["kind"] == "worker-returned":
                 life |= {"end": None, "ended_us": None}
-        return made
+        return lives
 
     def _tenants(self) -> dict[str, Row]:
         """A log for each tenant that has leaves, or had some that a purge dropped."""

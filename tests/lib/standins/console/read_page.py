@@ -130,15 +130,15 @@ def read_page(html: str) -> Page:
 
 def strings_of(page: Page) -> list[str]:
     """Every string that a reader of the page sees."""
-    found = [page.title, page.subtitle, page.footer, page.watermark]
-    found += [text for tile in page.tiles for text in (tile.value, tile.label)]
+    texts = [page.title, page.subtitle, page.footer, page.watermark]
+    texts += [text for tile in page.tiles for text in (tile.value, tile.label)]
     for block in page.front:
-        found += _strings(block)
+        texts += _strings(block)
     for section in page.sections:
-        found.append(section.title)
+        texts.append(section.title)
         for block in section.blocks:
-            found += _strings(block)
-    return found
+            texts += _strings(block)
+    return texts
 
 
 def _strings(block: Block) -> list[str]:

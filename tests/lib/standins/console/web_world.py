@@ -163,13 +163,13 @@ class FakeWorker:
 
     def ship(self, events: list[Event]) -> None:
         """One batch; it is durable when this returns."""
-        made: list[bytes] = []
+        shipped: list[bytes] = []
         for event in events:
             self.sequence += 1
-            made += [leaf.data for leaf in leaves(event, self.context, self.sequence)]
+            shipped += [leaf.data for leaf in leaves(event, self.context, self.sequence)]
         names = self.directory.fresh()
         self.directory.settle(names)
-        batch = read_batch(write_batch(names, made), self.service.fleet.sender("worker", self.incarnation))
+        batch = read_batch(write_batch(names, shipped), self.service.fleet.sender("worker", self.incarnation))
         self.service.ingest.put("worker", self.incarnation, batch)
         self.service.fleet.received(self.incarnation, batch.last_sequence)
         self.service.fleet.heard("worker", self.incarnation, revision=1)

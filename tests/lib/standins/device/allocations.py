@@ -25,13 +25,13 @@ MAKERS = {
 
 def kept(root: Path, folders: Iterable[str]) -> dict[str, list[str]]:
     """Attribute -> the files in which it is made, for every file under these folders of a package."""
-    found: dict[str, set[str]] = {}
+    places: dict[str, set[str]] = {}
     for folder in folders:
         start = root / folder
         for path in sorted(start.rglob("*.py") if start.is_dir() else [start]):
             for name in _attributes(parsed(path)):
-                found.setdefault(name, set()).add(str(path.relative_to(root)))
-    return {name: sorted(files) for name, files in sorted(found.items())}
+                places.setdefault(name, set()).add(str(path.relative_to(root)))
+    return {name: sorted(files) for name, files in sorted(places.items())}
 
 
 def _attributes(tree: ast.AST) -> Iterator[str]:

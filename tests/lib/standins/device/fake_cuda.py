@@ -343,7 +343,7 @@ class FakeCuda:
         ]
         shared = [ranges_of(entries), *([ranges_of(flags)] if read_back else [])]
         self.host("work list", writes=shared)
-        told = [ranges_of(published)] + ([ranges_of(flags)] if read_back else [])
+        signals = [ranges_of(published)] + ([ranges_of(flags)] if read_back else [])
 
         def steps() -> Iterator[Callable[[], None]]:
             for at in range(len(entries)):
@@ -371,7 +371,7 @@ class FakeCuda:
                     flags[position_of(entry) + place] = 1
 
         spans = [(start, start + length) for start, length in writes]
-        self._put(stream, "scrub", [ranges_of(entries)], [*spans, *told, ranges_of(tally)], steps)
+        self._put(stream, "scrub", [ranges_of(entries)], [*spans, *signals, ranges_of(tally)], steps)
 
     def _verify_kernel(self, stream: int, arguments: tuple[Any, ...]) -> None:
         listed, address, stride, size, flags, blocks, tiles, *_ = arguments

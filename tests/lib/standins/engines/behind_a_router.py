@@ -90,16 +90,16 @@ def opened(
         more += ["--policy", str(clients.folder / "policy.yaml")]
         _start(stack, [*ours, "proxy", *proxy, *more], folder, environment)
         client = stack.enter_context(httpx.Client(timeout=180))
-        found = Edge(f"http://127.0.0.1:{door}", keys, servers, client)
+        edge = Edge(f"http://127.0.0.1:{door}", keys, servers, client)
         until = time.monotonic() + 120
         while time.monotonic() < until:
             with contextlib.suppress(httpx.HTTPError):
-                if found.ask("alpha", [20, 21]).status == 200:
+                if edge.ask("alpha", [20, 21]).status == 200:
                     break
             time.sleep(0.5)
         else:
             raise AssertionError((folder / "log").read_text()[-4000:])
-        yield found
+        yield edge
 
 
 def _start(

@@ -25,14 +25,14 @@ class FileTier:
         self.entries[key] = TierEntry(tenant, now_us)
 
     def erase(self, erasure: str, selector: Selector, before_us: int) -> TierErased:
-        found = [
+        copies = [
             key
             for key, entry in self.entries.items()
             if selector.tenant == entry.tenant and entry.since_us <= before_us
         ]
-        self.forget(found)
+        self.forget(copies)
         waiting = self.doomed.setdefault(erasure, [])
-        waiting += found
+        waiting += copies
         now, self.doomed[erasure] = waiting[: self.at_once], waiting[self.at_once :]
         self.destroyed[erasure] = self.destroyed.get(erasure, 0) + self.destroy(now)
         return TierErased(self.destroyed[erasure], 6 * self.destroyed[erasure], len(self.doomed[erasure]))

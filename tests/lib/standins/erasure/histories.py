@@ -138,16 +138,16 @@ class Histories:
 
         An erased principal that still holds anything counts too.
         """
-        found = np.zeros(self.memory.blocks, dtype=np.bool_)
+        residue = np.zeros(self.memory.blocks, dtype=np.bool_)
         for one in inside:
             pattern = np.uint16((1 + WHO.index(one)) * 257)
             for words in self.memory.tables[0].words:
                 rows = words.view(torch.int16).numpy().view(np.uint16).reshape(words.shape[0], -1)
-                found |= (rows == pattern).any(axis=1)
+                residue |= (rows == pattern).any(axis=1)
         manager = self.governor.managers[0]
         holders = [hold for account in manager.accounts.values() for hold in manager.hold_table.of(account)]
         holders += [sequence.residency for sequence in self.governor.running.values()]
         theirs = {(hold.facts.tenant, hold.facts.principal.subject) for hold in holders}  # type: ignore[attr-defined]
         if self.scope == "tenant":
-            found &= manager.pool.generation != kept
-        return int(np.count_nonzero(found)) + len(theirs & set(inside))
+            residue &= manager.pool.generation != kept
+        return int(np.count_nonzero(residue)) + len(theirs & set(inside))

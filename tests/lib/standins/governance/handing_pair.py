@@ -67,13 +67,13 @@ class Pair:
         keys, now_ms = keys_of(prompt, blocks), self.clock.utc_us() // 1000
         assert label.spec is not None
         domain = self.prefill.world.keys.domain(label.spec)
-        made = Ticket(
+        ticket = Ticket(
             "prefill", LIFE, "decode", next(self._nonces).to_bytes(16), domain, chain_digest(keys), blocks, now_ms,
             now_ms + 30_000,
         )._replace(**changed)  # type: ignore[arg-type]  # fmt: skip
-        self.offers.put(Offer(made.nonce, (OfferedPart(label, 0, keys),), made.deadline_ms))
+        self.offers.put(Offer(ticket.nonce, (OfferedPart(label, 0, keys),), ticket.deadline_ms))
         key = self.keys["prefill"]
-        return issue(made, key.verifier.key_id, key.sign)
+        return issue(ticket, key.verifier.key_id, key.sign)
 
     def read(self, text: str) -> Ticket:
         ticket = read_ticket(text, self.peers.keys, self.clock)

@@ -48,13 +48,13 @@ def requests(count: int, seed: int = 7) -> list[RequestSpec]:
     chance = random.Random(seed)
     systems = [tuple(chance.randrange(3, 200) for _ in range(32)) for _ in range(3)]
     histories: dict[tuple[str, str], tuple[int, ...]] = {}
-    made = []
+    specs = []
     for _ in range(count):
         tenant, user = chance.choice(["alpha", "beta", "gamma"]), f"u{chance.randrange(4)}"
         said = histories.get((tenant, user), ()) + tuple(chance.randrange(3, 200) for _ in range(8))
         histories[tenant, user] = said = said[-64:] if len(said) <= 64 else ()
-        made.append(RequestSpec(reader(tenant, user), chance.choice(systems) + said, max_tokens=4))
-    return made
+        specs.append(RequestSpec(reader(tenant, user), chance.choice(systems) + said, max_tokens=4))
+    return specs
 
 
 def agentic(count: int, seed: int = 11) -> list[RequestSpec]:
@@ -62,16 +62,16 @@ def agentic(count: int, seed: int = 11) -> list[RequestSpec]:
     chance = random.Random(seed)
     systems = {tenant: tuple(chance.randrange(3, 200) for _ in range(24)) for tenant in ("alpha", "beta")}
     agents = [(tenant, f"agent{number}") for tenant in systems for number in range(3)]
-    said: dict[tuple[str, str], tuple[int, ...]] = {}
-    made: list[RequestSpec] = []
-    while len(made) < count:
+    conversations: dict[tuple[str, str], tuple[int, ...]] = {}
+    specs: list[RequestSpec] = []
+    while len(specs) < count:
         tenant, agent = chance.choice(agents)
         for _ in range(chance.randrange(1, 4)):
             turn = tuple(chance.randrange(3, 200) for _ in range(chance.randrange(6, 15)))
-            history = said.get((tenant, agent), ()) + turn
-            said[tenant, agent] = history = history if len(history) <= 64 else ()
-            made.append(RequestSpec(reader(tenant, agent), systems[tenant] + history, max_tokens=4))
-    return made[:count]
+            history = conversations.get((tenant, agent), ()) + turn
+            conversations[tenant, agent] = history = history if len(history) <= 64 else ()
+            specs.append(RequestSpec(reader(tenant, agent), systems[tenant] + history, max_tokens=4))
+    return specs[:count]
 
 
 def serve(

@@ -68,17 +68,17 @@ class World:
             tier_timeout_ms=5000,
             **self.set,  # type: ignore[arg-type]
         )
-        made: list[TensorMemory] = []
+        memories: list[TensorMemory] = []
 
         def make(blocks: int) -> TensorMemory:
-            made.append(TensorMemory.allocate(blocks, SPEC))
-            return made[-1]
+            memories.append(TensorMemory.allocate(blocks, SPEC))
+            return memories[-1]
 
         size = TensorMemory.allocate(1, SPEC).bytes_per_block
         self.worker: Worker = open_worker(settings, MemoryPlan(make, BLOCKS, 1, size), clock=self.clock)
         if self.worker.governor.offload is not None:  # nothing is computed here, and time stands still
             self.worker.governor.offload.transfers.cost = DeclaredRate(1)
-        self.memory = made[0]
+        self.memory = memories[0]
         self.size = size
 
     @property

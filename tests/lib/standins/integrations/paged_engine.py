@@ -98,73 +98,73 @@ class PagedEngine:
 
     def start(self, rid: str) -> bool:
         """Take a waiting request, where its quota lets it and there is room for its prompt."""
-        one = self.waiting[rid]
-        if not self.custody.may_start(one.request):
+        running = self.waiting[rid]
+        if not self.custody.may_start(running.request):
             return False
         size = self.page_tokens
-        last = (len(one.tokens) - 1) // size
-        node, found = self.custody.look_up(one.request, array("q", one.tokens), last)
-        for at, page in enumerate(found.tolist()):
-            assert self.content[page] == self._prefix(one, at), "what it attaches"
+        last = (len(running.tokens) - 1) // size
+        node, attached = self.custody.look_up(running.request, array("q", running.tokens), last)
+        for at, page in enumerate(attached.tolist()):
+            assert self.content[page] == self._prefix(running, at), "what it attaches"
         self.tree.lock(node)
-        if self.custody.restorable(one.request):
+        if self.custody.restorable(running.request):
             brought = self._bring(rid, node)
             self.free(self.tree.unlock(node))
             if brought is None:
                 return self.start(rid)  # as a scheduler's next turn
             node = brought
-            found = self.tree.path(node)
-            for at, page in enumerate(found.tolist()):
-                assert self.content[page] == self._prefix(one, at), "what came"
+            attached = self.tree.path(node)
+            for at, page in enumerate(attached.tolist()):
+                assert self.content[page] == self._prefix(running, at), "what came"
             self.tree.lock(node)
-        need = -(-len(one.tokens) // size) - len(found)
+        need = -(-len(running.tokens) // size) - len(attached)
         if need > len(self.free_pages):
             self.custody.make_room(need - len(self.free_pages))
         if need > len(self.free_pages):
             self.free(self.tree.unlock(node))
             return False
         del self.waiting[rid]
-        self.running[rid] = one
-        one.node, one.row, one.protected = node, found.tolist(), len(found)
-        one.computed = len(found) * size
-        self.hits += len(found)
-        if not one.request.has_begun:
-            self.custody.begin(one.request, len(found))
+        self.running[rid] = running
+        running.node, running.row, running.protected = node, attached.tolist(), len(attached)
+        running.computed = len(attached) * size
+        self.hits += len(attached)
+        if not running.request.has_begun:
+            self.custody.begin(running.request, len(attached))
         return True
 
     def _bring(self, rid: str, node):
         """As the backend does it: where what tiers have ends, the hit's own node, or None to ask again."""
-        one, custody = self.waiting[rid], self.custody
-        tokens, count = array("q", one.tokens), custody.restorable(one.request)
+        waiting, custody = self.waiting[rid], self.custody
+        tokens, count = array("q", waiting.tokens), custody.restorable(waiting.request)
         if count > len(self.free_pages):
             custody.make_room(count - len(self.free_pages))
         custody.zero()
-        if count > len(self.free_pages) or not custody.may_restore(one.request, tokens, count):
+        if count > len(self.free_pages) or not custody.may_restore(waiting.request, tokens, count):
             return node
         pages = [self.free_pages.pop(0) for _ in range(count)]
         self.handed += count
-        brought = custody.restore(one.request, tokens, np.array(pages, dtype=np.int64))
+        brought = custody.restore(waiting.request, tokens, np.array(pages, dtype=np.int64))
         if brought is None:
-            custody.preempted(one.request, one.tokens)
+            custody.preempted(waiting.request, waiting.tokens)
         return brought
 
     def chunk(self, rid: str, tokens: int) -> None:
         """Compute so many more tokens of it, and publish what is whole."""
-        one = self.running[rid]
+        running = self.running[rid]
         size = self.page_tokens
-        upto = min(one.computed + tokens, len(one.tokens))
-        while len(one.row) < -(-upto // size):
-            one.row.append(self.free_pages.pop(0))
+        upto = min(running.computed + tokens, len(running.tokens))
+        while len(running.row) < -(-upto // size):
+            running.row.append(self.free_pages.pop(0))
             self.handed += 1
         self.custody.step()  # before it writes
-        for page in one.row[one.computed // size : -(-upto // size)]:
-            at = one.row.index(page)
+        for page in running.row[running.computed // size : -(-upto // size)]:
+            at = running.row.index(page)
             whole = (at + 1) * size <= upto
-            if at * size >= one.computed:
+            if at * size >= running.computed:
                 assert page not in self.content, "a page that was not zero is written"
-            self.content[page] = self._prefix(one, at) if whole else (one.who, ("part",))
-        one.computed = upto
-        self.checkpoint(one)
+            self.content[page] = self._prefix(running, at) if whole else (running.who, ("part",))
+        running.computed = upto
+        self.checkpoint(running)
 
     def compute(self, rid: str, tokens: int) -> None:
         """A chunk, where there is room for it."""
@@ -175,41 +175,43 @@ class PagedEngine:
         if need <= len(self.free_pages):
             self.chunk(rid, tokens)
 
-    def _prefix(self, one: Running, at: int) -> Content:
+    def _prefix(self, running: Running, at: int) -> Content:
         """What the page at a place of its row holds: nobody's own, where it is of a segment for its tenant."""
-        spans = one.request.path.spans
-        shared = spans[0].last if len(spans) > 1 and not one.request.residency.granted_blocks else 0
-        assert not shared or one.who[0] in self.readers, "a segment is for others"
-        tokens = tuple(one.tokens[: (at + 1) * self.page_tokens])
-        return ("segment" if at < shared else one.who), tokens
+        spans = running.request.path.spans
+        shared = spans[0].last if len(spans) > 1 and not running.request.residency.granted_blocks else 0
+        assert not shared or running.who[0] in self.readers, "a segment is for others"
+        tokens = tuple(running.tokens[: (at + 1) * self.page_tokens])
+        return ("segment" if at < shared else running.who), tokens
 
-    def checkpoint(self, one: Running) -> None:
+    def checkpoint(self, running: Running) -> None:
         """As the backend does it."""
-        made = self.custody.publish(one.request, array("q", one.tokens), one.computed // self.page_tokens)
-        if made is None:
+        published = self.custody.publish(
+            running.request, array("q", running.tokens), running.computed // self.page_tokens
+        )
+        if published is None:
             return
-        one.row[made.first : made.first + len(made.adopted)] = made.adopted.tolist()
-        self.tree.lock(made.node)
-        self.free(self.tree.unlock(one.node))
-        one.node, one.protected = made.node, made.published
-        self.free(made.returned)
+        running.row[published.first : published.first + len(published.adopted)] = published.adopted.tolist()
+        self.tree.lock(published.node)
+        self.free(self.tree.unlock(running.node))
+        running.node, running.protected = published.node, published.published
+        self.free(published.returned)
 
     def finish(self, rid: str, cause: str = "finished") -> None:
         """It is over, or preempted."""
-        one = self.running.pop(rid)
+        running = self.running.pop(rid)
         if cause == "finished":
-            self.checkpoint(one)
-        self.custody.report(one.request)
-        rest = one.row[one.protected :]
+            self.checkpoint(running)
+        self.custody.report(running.request)
+        rest = running.row[running.protected :]
         self.free(np.array(rest, dtype=np.int64))
-        self.free(self.tree.unlock(one.node))
-        one.row = []
+        self.free(self.tree.unlock(running.node))
+        running.row = []
         if cause == "preempted":
-            self.custody.preempted(one.request, one.tokens)
-            one.node, one.protected, one.computed = None, 0, 0
-            self.waiting[rid] = one
+            self.custody.preempted(running.request, running.tokens)
+            running.node, running.protected, running.computed = None, 0, 0
+            self.waiting[rid] = running
         else:
-            self.custody.release(one.request, cause)
+            self.custody.release(running.request, cause)
 
     def run(self, tenant: str | None, subject: str, tokens: list[int], narrowed_by: str = "") -> int:
         """One request alone; how many pages it found. A first use is on record afterwards."""
@@ -263,20 +265,20 @@ class PagedEngine:
 
     def problems(self) -> list[str]:
         """Every invariant, from the engine's own books."""
-        found = self.port.check() + [str(one) for one in self.port.scan()]
+        wrong = self.port.check() + [str(one) for one in self.port.scan()]
         indexed = self.tree.indexed()
         if (indexed != self.port.pool.indexed).any():
-            found.append("the tree and the port's books list other pages")
+            wrong.append("the tree and the port's books list other pages")
         rows: set[int] = set()
         for one in self.running.values():
             rows.update(one.row)
         free = set(self.free_pages)
         if free & rows or free & set(np.flatnonzero(indexed).tolist()):
-            found.append("a free page is somebody's")
+            wrong.append("a free page is somebody's")
         if len(free | rows | set(np.flatnonzero(indexed).tolist())) != self.pages - 1:
-            found.append("a page is nobody's and not free")
+            wrong.append("a page is nobody's and not free")
         held = self.tree.held_pages + self.tree.evictable_pages
         own = sum(len(one.row) - one.protected for one in self.running.values())
         if held + own + len(free) != self.pages - 1:
-            found.append(f"{held} in the tree, {own} in rows, {len(free)} free")
-        return found
+            wrong.append(f"{held} in the tree, {own} in rows, {len(free)} free")
+        return wrong

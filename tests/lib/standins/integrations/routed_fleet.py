@@ -130,14 +130,14 @@ class RoutedFleet:
                 forwarded.receipt.answered(status, ())
             return None
         reply = worker.door.ask(forwarded)
-        found = worker.door.verify(reply.passed.json)
-        assert isinstance(found, VerifiedToken), found
-        assert found.hints.receipt is not None
+        verified = worker.door.verify(reply.passed.json)
+        assert isinstance(verified, VerifiedToken), verified
+        assert verified.hints.receipt is not None
         seed = sum(map(ord, subject + tenant))
         tokens = [(seed * 7919 + place_ * 31) % 30_000 for place_ in range(SHARED_TOKENS + words)]
         queue = len(worker.running)
-        hints = found.hints._replace(receipt=None) if mute == "worker" else found.hints
-        outcome = worker.governor.admit(found.principal, self.model, tokens, hints=hints, request_id=self._asked)
+        hints = verified.hints._replace(receipt=None) if mute == "worker" else verified.hints
+        outcome = worker.governor.admit(verified.principal, self.model, tokens, hints=hints, request_id=self._asked)
         assert isinstance(outcome, Admission), outcome
         at_us = self.clock.utc_us()
         worker.governor.commit([outcome.request_id], [len(tokens)])
@@ -152,7 +152,7 @@ class RoutedFleet:
             forwarded.receipt.answered(200, told)
         assert reply.headers[WORKER_HEADER] == worker.name
         seen = Seen(
-            found.hints.receipt.name,
+            verified.hints.receipt.name,
             tenant,
             worker.name,
             len(tokens),
@@ -205,21 +205,21 @@ class Truth(NamedTuple):
     by_tenant: dict[str, tuple[int, int, int]]
 
 
-def figures_of(made: RouteMeasures) -> Truth:
+def figures_of(measures: RouteMeasures) -> Truth:
     """Those that the recorder has, too, as they follow from the ledger."""
     return Truth(
-        made.requests,
-        made.prompt_tokens,
-        made.found_tokens,
-        made.promised_tokens,
-        made.stale_misses,
-        made.stale_tokens,
-        made.queue_deltas,
-        made.queue_delta_mean,
-        made.queue_delta_most,
-        round(made.imbalance or 0, _DIGITS),
-        {one.worker: one[1:4] for one in made.workers},
-        {one.tenant: one[1:4] for one in made.tenants},
+        measures.requests,
+        measures.prompt_tokens,
+        measures.found_tokens,
+        measures.promised_tokens,
+        measures.stale_misses,
+        measures.stale_tokens,
+        measures.queue_deltas,
+        measures.queue_delta_mean,
+        measures.queue_delta_most,
+        round(measures.imbalance or 0, _DIGITS),
+        {one.worker: one[1:4] for one in measures.workers},
+        {one.tenant: one[1:4] for one in measures.tenants},
     )
 
 

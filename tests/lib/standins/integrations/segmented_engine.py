@@ -25,7 +25,7 @@ class SegmentedEngine(TieredEngine):
         """The segment is for these from now on; for nobody, it is withdrawn."""
         text = POLICY
         if tenants:
-            made = declare(
+            segment = declare(
                 self.port.keyring,
                 tenant_owner("idp", "alpha"),
                 tokens,
@@ -34,7 +34,8 @@ class SegmentedEngine(TieredEngine):
             )
             text += (
                 f"segments: [{{id: s, owner: alpha, tenants: [{', '.join(tenants)}], "
-                f"digest: 'hmac:{made.digest}', tokens: {made.tokens}, classification: low, expires: 2099-01-01}}]\n"
+                f"digest: 'hmac:{segment.digest}', tokens: {segment.tokens}, "
+                f"classification: low, expires: 2099-01-01}}]\n"
             )
         self.readers |= set(tenants)
         table = compile_policy(load_policy(text, name="s.yaml"), revision=self.port.table.revision + 1)

@@ -111,22 +111,22 @@ def modules() -> dict[str, types.ModuleType]:
         base, f"{base}._torch", f"{base}._torch.pyexecutor", f"{base}._torch.pyexecutor.connectors",
         f"{base}._torch.pyexecutor.connectors.kv_cache_connector", f"{base}.llmapi",
     )  # fmt: skip
-    made = {name: types.ModuleType(name) for name in names}
-    connector: Any = made[names[4]]
+    fakes = {name: types.ModuleType(name) for name in names}
+    connector: Any = fakes[names[4]]
     connector.KvCacheConnectorScheduler, connector.KvCacheConnectorWorker = (
         KvCacheConnectorScheduler,
         KvCacheConnectorWorker,
     )
-    api: Any = made[names[5]]
+    api: Any = fakes[names[5]]
     api.KvCacheRetentionConfig = KvCacheRetentionConfig
-    return made
+    return fakes
 
 
 def llm_args(**changed: Any) -> types.SimpleNamespace:
     """Arguments with which the connector starts; a name with a dot changes a part."""
     from kvcustody.integrations.tensorrt_llm.open_custody import MODULE, SCHEDULER_CLASS, WORKER_CLASS
 
-    made = types.SimpleNamespace(
+    arguments = types.SimpleNamespace(
         model="stand-in",
         tensor_parallel_size=1,
         disable_overlap_scheduler=True,
@@ -142,11 +142,11 @@ def llm_args(**changed: Any) -> types.SimpleNamespace:
     )
     for name, value in changed.items():
         *path, last = name.split("__")
-        place: Any = made
+        place: Any = arguments
         for part in path:
             place = getattr(place, part)
         setattr(place, last, value)
-    return made
+    return arguments
 
 
 class LlmRequest:

@@ -103,29 +103,29 @@ def _postgres(connection: Connection) -> Catalog:
 def _sqlite(connection: Connection) -> Catalog:
     """Tables by what SQLite made of them; indexes and triggers by their text, which is all that there is of them."""
     run, see = connection.exec_driver_sql, inspect(connection)
-    found: Catalog = {}
+    catalog: Catalog = {}
     for row in run("SELECT type, name, sql FROM sqlite_master WHERE type <> 'table' AND sql IS NOT NULL").all():
-        found[f"{row.type} {row.name}"] = _plain(row.sql)
+        catalog[f"{row.type} {row.name}"] = _plain(row.sql)
     for table in run("PRAGMA table_list").all():
         name = table.name
         if table.schema != "main" or name.startswith("sqlite_"):
             continue
         text = run("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).scalar_one()
         kinds: list[Any] = [table.type, table.wr, table.strict, "AUTOINCREMENT" in text.upper()]
-        found[f"table {name}"] = repr(kinds)
+        catalog[f"table {name}"] = repr(kinds)
         for column in run(f"PRAGMA table_xinfo({name})").all():
-            found[f"column {name}.{column.name}"] = repr(tuple(column)[2:])
+            catalog[f"column {name}.{column.name}"] = repr(tuple(column)[2:])
         for index in run(f"PRAGMA index_list({name})").all():
             columns = [tuple(each)[2:] for each in run(f"PRAGMA index_xinfo({index.name})").all()]
             label = index.name if index.origin == "c" else f"{name} {index.origin} {[c[0] for c in columns if c[-1]]}"
-            found[f"index of {label}"] = repr((index.unique, index.origin, index.partial, columns))
+            catalog[f"index of {label}"] = repr((index.unique, index.origin, index.partial, columns))
         for key, parts in (
             ("primary key", [see.get_pk_constraint(name)]),
             ("check", see.get_check_constraints(name)),
             ("foreign key", see.get_foreign_keys(name)),
         ):
-            found[f"{key} {name}"] = repr(sorted(repr(sorted(dict(part).items())) for part in parts))
-    return found
+            catalog[f"{key} {name}"] = repr(sorted(repr(sorted(dict(part).items())) for part in parts))
+    return catalog
 
 
 def _plain(sql: str) -> str:

@@ -95,17 +95,17 @@ def _command(line: str, url: str) -> Any:
 
     answer = CliRunner().invoke(app, [*shlex.split(line), "--ledger", url, "--json"])
     assert answer.exit_code == 0, (line, answer.output, answer.exception)
-    said: dict[str, Any] = json.loads(answer.stdout)
+    document: dict[str, Any] = json.loads(answer.stdout)
     if line.startswith("audit query"):
-        events = [{"log": one["log"], "idx": one["idx"], "event": one["leaf"]} for one in said["items"]]
-        said = {"events": events, "next": said["next"]}
+        events = [{"log": one["log"], "idx": one["idx"], "event": one["leaf"]} for one in document["items"]]
+        document = {"events": events, "next": document["next"]}
     elif line.startswith("audit prove"):
-        place = {name: said["event"][name] for name in ("log", "idx")}
-        said = {**place, "leaf": said["canonical"], "proof": said["proof"]}
+        place = {name: document["event"][name] for name in ("log", "idx")}
+        document = {**place, "leaf": document["canonical"], "proof": document["proof"]}
     elif line.startswith("showback"):
-        said["tenants"] = said.pop("items")
-    in_one_order(said)
-    return said
+        document["tenants"] = document.pop("items")
+    in_one_order(document)
+    return document
 
 
 def _tables(engine: Engine) -> list[str]:
@@ -139,8 +139,8 @@ def _plain(value: Any) -> Any:
 
 def recorded_answers() -> dict[str, Any]:
     """What commit f6818e1f answered, by database; each command is called as it is now."""
-    found: dict[str, Any] = json.loads(lzma.decompress((RECORDED / "answers.json.xz").read_bytes()))
-    for of_database in found.values():
+    documents: dict[str, Any] = json.loads(lzma.decompress((RECORDED / "answers.json.xz").read_bytes()))
+    for of_database in documents.values():
         said = of_database["commands"]
         for answer in said.values():
             in_one_order(answer)
@@ -150,7 +150,7 @@ def recorded_answers() -> dict[str, Any]:
             of_kind = [leaf for leaf in both["events"] if leaf["event"]["kind"] == kind]
             commands[f"audit query --kind {kind} --all"] = {**both, "events": of_kind}
         of_database["commands"] = commands
-    return found
+    return documents
 
 
 def in_one_order(answer: dict[str, Any]) -> None:
@@ -202,11 +202,11 @@ def record(folder: Path) -> None:
 
     from kvcustody.audit.store.database.engine import open_store
 
-    found = {}
+    recorded = {}
     url = f"sqlite:///{folder / 'ledger.db'}"
     engine = open_store(url, timeout_seconds=20)
     _write(engine, folder / "sqlite")
-    found["sqlite"] = answers(engine, url)
+    recorded["sqlite"] = answers(engine, url)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
     engine.dispose()
@@ -214,11 +214,11 @@ def record(folder: Path) -> None:
     with postgres_server() as server:
         engine = open_store(server.get_uri(), timeout_seconds=20)
         _write(engine, folder / "postgresql")
-        found["postgresql"] = answers(engine, server.get_uri())
+        recorded["postgresql"] = answers(engine, server.get_uri())
         engine.dispose()
         dump = subprocess.check_output([_program("pg_dump"), "--no-owner", "-d", server.get_uri()])
     _compress(folder / "ledger.sql.xz", dump)
-    _compress(folder / "answers.json.xz", json.dumps(found, sort_keys=True).encode())
+    _compress(folder / "answers.json.xz", json.dumps(recorded, sort_keys=True).encode())
 
 
 def _compress(path: Path, content: bytes) -> None:

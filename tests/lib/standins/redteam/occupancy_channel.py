@@ -113,7 +113,7 @@ def measure(setting: Setting, trials: int, *, running: bool, shuffles: int = 200
     random = Random(7)
     amounts = [random.randrange(AMOUNTS) for _ in range(trials)]
     seen = [trial(setting, amount, 1000 + at, running) for at, amount in enumerate(amounts)]
-    found: dict[str, Channel] = {}
+    channels: dict[str, Channel] = {}
     for way in WAYS:
         symbols = [view[way] for view in seen]
         by_chance = []
@@ -122,5 +122,5 @@ def measure(setting: Setting, trials: int, *, running: bool, shuffles: int = 200
             random.shuffle(shuffled)
             by_chance.append(mutual_information(shuffled, symbols))
         chance = sorted(by_chance)[int(0.95 * shuffles)]
-        found[way] = Channel(mutual_information(amounts, symbols), chance)
-    return found
+        channels[way] = Channel(mutual_information(amounts, symbols), chance)
+    return channels

@@ -76,10 +76,10 @@ def key_of(world: World) -> tuple[ExtendedNonceKey, ObjectFacts]:
 
 def seal_often(key: ExtendedNonceKey, what: ObjectFacts, count: int) -> list[bytes]:
     """Seal `count` objects on `THREADS` threads; their fingerprints."""
-    found: list[list[bytes]] = [[] for _ in range(THREADS)]
+    sealed: list[list[bytes]] = [[] for _ in range(THREADS)]
 
     def run(number: int) -> None:
-        printing = _Printing(key, found[number])
+        printing = _Printing(key, sealed[number])
         into = memoryview(bytearray(object_bytes(16, enclosed=False, checked=False)))
         for at in range(number, count, THREADS):
             seal_into(printing, NAMES[at % len(NAMES)], what, bytes(16), into)  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ def seal_often(key: ExtendedNonceKey, what: ObjectFacts, count: int) -> list[byt
         thread.start()
     for thread in threads:
         thread.join()
-    return [one for each in found for one in each]
+    return [one for each in sealed for one in each]
 
 
 def live(folder: Path, number: int, count: int, counts: bool, prints: Path) -> None:
@@ -103,13 +103,13 @@ def live(folder: Path, number: int, count: int, counts: bool, prints: Path) -> N
         world.clock.step_utc(drawn.randrange(-HOUR_US, HOUR_US))
         key, what = key_of(world)
         part = count // 4
-        found = seal_often(key, what, count - 3 * part)
+        sealed = seal_often(key, what, count - 3 * part)
         child = os.fork()
-        found = seal_often(key, what, part) + (found if child else [])
+        sealed = seal_often(key, what, part) + (sealed if child else [])
         if not child:  # it has its parent's key still; and as one that begins, it opens what is there
-            found += seal_often(*key_of(World(folder)), part)
+            sealed += seal_often(*key_of(World(folder)), part)
         path = prints / f"{number}-{'parent' if child else 'child'}"
-        path.write_bytes(b"".join(found))
+        path.write_bytes(b"".join(sealed))
         if child and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
             os._exit(1)
         if counting is not None and child and drawn.random() < 0.5:  # the others are killed

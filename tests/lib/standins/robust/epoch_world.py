@@ -132,15 +132,15 @@ class PortWorker:
             return
         keys = self.facade.look_up(residency, lambda key: self.engine.index.get(key, -1))
         self.world.pause()
-        found = [self.engine.index[key] for key in list(keys.keys)[: keys.readable] if key in self.engine.index]
-        found = found[: self.facade.attachable(residency, found)]
-        self.world.reused(principal, [self.writer_of[block] for block in found], epochs)
-        self.facade.attached(residency, found)
-        new = list(range(self._next, self._next + 4 - len(found)))
+        cached = [self.engine.index[key] for key in list(keys.keys)[: keys.readable] if key in self.engine.index]
+        cached = cached[: self.facade.attachable(residency, cached)]
+        self.world.reused(principal, [self.writer_of[block] for block in cached], epochs)
+        self.facade.attached(residency, cached)
+        new = list(range(self._next, self._next + 4 - len(cached)))
         self._next += len(new)
         self.facade.handed_out(residency, new)
         self.writer_of |= dict.fromkeys(new, epochs)
-        self.running.append((residency, found + new, list(keys.keys)))
+        self.running.append((residency, cached + new, list(keys.keys)))
 
     def publish(self) -> None:
         """Its oldest running request is computed, published and ends."""

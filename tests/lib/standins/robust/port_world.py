@@ -183,24 +183,24 @@ class PortWorld:
             self.seen["deferred"] += 1
             return False
         looked = self.port.look_up(residency, lambda key: self.index.get(key, -1))
-        found = []
+        cached = []
         for key in looked.keys[: looked.readable]:
             block = self.index.get(key)
             if block is None:
                 break
-            found.append(block)
-        found = found[: self.port.attachable(residency, found)]
-        need = -(-len(request.tokens) // BLOCK) - len(found)
-        revived = [block for block in found if block in self.unused]
+            cached.append(block)
+        cached = cached[: self.port.attachable(residency, cached)]
+        need = -(-len(request.tokens) // BLOCK) - len(cached)
+        revived = [block for block in cached if block in self.unused]
         if len(self.free) + len(self.unused) - len(revived) < need:
             return False
         for block in revived:
             del self.unused[block]
-        self.refs[found] += 1
-        self.port.attached(residency, found)
-        request.hit = len(found)
-        request.table, request.keys, request.published = list(found), list(looked.keys), len(found)
-        self.seen["hits"] += len(found)
+        self.refs[cached] += 1
+        self.port.attached(residency, cached)
+        request.hit = len(cached)
+        request.table, request.keys, request.published = list(cached), list(looked.keys), len(cached)
+        self.seen["hits"] += len(cached)
         self.seen["granted"] += residency.granted_blocks
         self.grow(request, need)
         request.waiting = False

@@ -74,18 +74,18 @@ def _pieces(template: str) -> Iterator[tuple[bool, str]]:
 
 def _filled(pieces: list[tuple[bool, str]], at: int, dot: Any, scopes: list[dict[str, Any]]) -> tuple[str, int]:
     """The text from `at` to the `end` of this block, and where that stands."""
-    made: list[str] = []
+    parts: list[str] = []
     while at < len(pieces):
         action, text = pieces[at]
         if not action:
-            made.append(text)
+            parts.append(text)
         elif text == "end":
-            return "".join(made), at
+            return "".join(parts), at
         elif block := re.match(r"(range|with|if) (.+)", text, re.DOTALL):
             value = _value(block[2], dot, scopes)
             inner = (value or []) if block[1] == "range" else [value] if value else []
             for item in inner:
-                made.append(_filled(pieces, at + 1, dot if block[1] == "if" else item, [*scopes, {}])[0])
+                parts.append(_filled(pieces, at + 1, dot if block[1] == "if" else item, [*scopes, {}])[0])
             at = _end(pieces, at + 1)
         elif assigned := re.match(r"(\$\w+) (:?=) (.+)", text, re.DOTALL):
             name, value = assigned[1], _value(assigned[3], dot, scopes)
@@ -95,9 +95,9 @@ def _filled(pieces: list[tuple[bool, str]], at: int, dot: Any, scopes: list[dict
             value = _value(text, dot, scopes)
             if value is None:
                 raise KeyError(text)
-            made.append(str(value))
+            parts.append(str(value))
         at += 1
-    return "".join(made), at
+    return "".join(parts), at
 
 
 def _end(pieces: list[tuple[bool, str]], at: int) -> int:

@@ -58,18 +58,18 @@ def settled(service: Service, client: Any, key: str, schedule: str) -> list[dict
     deadline = time.monotonic() + 120
     while True:
         service.scheduler.turn()
-        found = reports(client, key, schedule)
+        listed = reports(client, key, schedule)
         open_ = [
             each
-            for each in found
+            for each in listed
             if each["state"] in ("waiting", "making") and "ended before" in (each["error"] or "ended before")
         ]
         untried = [
-            each for item in found for each in item["deliveries"] if each["state"] == "waiting" and not each["tries"]
+            each for item in listed for each in item["deliveries"] if each["state"] == "waiting" and not each["tries"]
         ]
-        if found and not open_ and not untried:
-            return found
-        assert time.monotonic() < deadline, found
+        if listed and not open_ and not untried:
+            return listed
+        assert time.monotonic() < deadline, listed
         time.sleep(0.02)
 
 

@@ -128,13 +128,13 @@ class Worker:
 
     def batch(self, events: list[Event]) -> Batch:
         first = self.sequence + 1
-        made: list[bytes] = []
+        lines: list[bytes] = []
         for event in events:
             self.sequence += 1
-            made += [leaf.data for leaf in leaves(event, self.context, self.sequence)]
+            lines += [leaf.data for leaf in leaves(event, self.context, self.sequence)]
         names = self.directory.fresh()
         self.directory.settle(names)
-        return Batch(write_batch(names, made), made, first, self.sequence)
+        return Batch(write_batch(names, lines), lines, first, self.sequence)
 
 
 def ship(client: Any, key: str, worker: Worker, batch: Batch) -> Any:

@@ -49,14 +49,14 @@ def test_without_governance_hints_reach_the_tiers(rig: Callable[..., Rig]) -> No
 
 
 def test_hints_prolong_nothing(rig: Callable[..., Rig]) -> None:
-    one = rig()
-    one.add(prompt(40), "alpha", kv_hints=hints())
-    one.run()
-    one.clock.advance(59_000_000)
-    assert one.ask(prompt(40), "beta") == 0
-    assert one.ask(prompt(40), "alpha") == 32
-    one.clock.advance(61_000_000)
-    assert one.ask(prompt(40), "alpha") == 0
+    engine = rig()
+    engine.add(prompt(40), "alpha", kv_hints=hints())
+    engine.run()
+    engine.clock.advance(59_000_000)
+    assert engine.ask(prompt(40), "beta") == 0
+    assert engine.ask(prompt(40), "alpha") == 32
+    engine.clock.advance(61_000_000)
+    assert engine.ask(prompt(40), "alpha") == 0
 
 
 def sessions_of(one: Rig, name: str = "s1") -> list[str | None]:
@@ -65,17 +65,17 @@ def sessions_of(one: Rig, name: str = "s1") -> list[str | None]:
 
 
 def test_a_session_is_its_owners_however_it_came(rig: Callable[..., Rig]) -> None:
-    one = rig()
-    alpha, beta, nobody = sessions_of(one)
+    engine = rig()
+    alpha, beta, nobody = sessions_of(engine)
     assert alpha != beta and nobody is None
     assert str(alpha).endswith("-s1") and "alpha" not in str(alpha)
-    assert sessions_of(one)[0] == alpha, "a router finds the session again"
-    assert one.add(prompt(40), "alpha", session_id=alpha).session_id == alpha, "the door had bound it"
-    assert str(one.add(prompt(40), "beta", session_id=alpha).session_id).startswith(str(beta)[:17])
-    assert one.add(prompt(40), "alpha", session_id="jane doe").session_id is None
-    assert one.add(prompt(40), "alpha").session_id is None
-    one.run()
-    assert one.ask(prompt(40), "beta", session_id="s1") == 32, "its own, whatever the session"
+    assert sessions_of(engine)[0] == alpha, "a router finds the session again"
+    assert engine.add(prompt(40), "alpha", session_id=alpha).session_id == alpha, "the door had bound it"
+    assert str(engine.add(prompt(40), "beta", session_id=alpha).session_id).startswith(str(beta)[:17])
+    assert engine.add(prompt(40), "alpha", session_id="jane doe").session_id is None
+    assert engine.add(prompt(40), "alpha").session_id is None
+    engine.run()
+    assert engine.ask(prompt(40), "beta", session_id="s1") == 32, "its own, whatever the session"
 
 
 def test_unbound_sessions_would_meet(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,15 +17,15 @@ def rig(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
 
 
 def test_a_second_request_under_an_id_is_dropped_and_the_first_goes_on(rig: Callable[..., Rig]) -> None:
-    one = rig()
-    first = one.add(prompt(100), "alpha", n=8)
-    one.step()
-    second = one.add(prompt(50, seed=3), "beta", start=False)
+    engine = rig()
+    first = engine.add(prompt(100), "alpha", n=8)
+    engine.step()
+    second = engine.add(prompt(50, seed=3), "beta", start=False)
     second.request_id = first.request_id
-    one.scheduler.add_request(second)
-    assert one.scheduler.requests[first.request_id] is first
-    assert not one.side.control.has_outputs, "an answer would reach the first one's client"
-    assert one.port.attempts.totals["id-in-use"] == 1
-    one.run()
-    assert len(one.outputs[first.request_id]) == 8
-    one.verify()
+    engine.scheduler.add_request(second)
+    assert engine.scheduler.requests[first.request_id] is first
+    assert not engine.side.control.has_outputs, "an answer would reach the first one's client"
+    assert engine.port.attempts.totals["id-in-use"] == 1
+    engine.run()
+    assert len(engine.outputs[first.request_id]) == 8
+    engine.verify()

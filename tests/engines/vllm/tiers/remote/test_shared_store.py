@@ -35,13 +35,13 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
 
 def remote(server: ValkeyServer, prefix: str, **settings: Any) -> dict[str, Any]:
     """What an engine with nothing but the shared store is started with."""
-    said = {
+    defaults = {
         "host_tier_bytes": 0,
         "remote_tier_url": f"valkey://127.0.0.1:{server.port}/0/{prefix}",
         "remote_tier_bytes": 256 << 20,
         "remote_tier_timeout_ms": 2000,
     }
-    return options(**(said | settings))
+    return options(**(defaults | settings))
 
 
 def deployment(folder: Path, worker: str, policy: str = POLICY) -> Deployment:

@@ -88,7 +88,7 @@ def lives(store: Engine, folder: Path, fault: str | None = None) -> Iterator[Liv
 def kill_often(store: Engine, folder: Path, kills: int, seed: int = 0) -> list[Kill]:
     """Start a writer, kill it, and again; each start replays and closes what the one before it left."""
     chance = random.Random(kills + seed)
-    made: list[Kill] = []
+    killed: list[Kill] = []
     with lives(store, folder) as those:
         for number in range(kills):
             child, progress = those.start(number, "steady")
@@ -105,21 +105,21 @@ def kill_often(store: Engine, folder: Path, kills: int, seed: int = 0) -> list[K
             time.sleep(0.1 * chance.random())
             os.kill(child, signal.SIGKILL)
             those.reap(child)
-            made += progress_of(progress, number)
-    return made
+            killed += progress_of(progress, number)
+    return killed
 
 
 def inject(
     store: Engine, folder: Path, fault: str, seeds: Sequence[int], *, pace: str = "steady", seconds: float
 ) -> list[Kill]:
     """Run writers one after the other, each with the fault; one that it does not kill is killed when its time is up."""
-    made: list[Kill] = []
+    killed: list[Kill] = []
     with lives(store, folder, fault) as those:
         for seed in seeds:
             child, progress = those.start(seed, pace)
             those.reap(child, seconds)
-            made += progress_of(progress, seed)
-    return made
+            killed += progress_of(progress, seed)
+    return killed
 
 
 def progress_of(path: Path, seed: int) -> list[Kill]:
@@ -130,7 +130,7 @@ def progress_of(path: Path, seed: int) -> list[Kill]:
     return [Kill(seed, words[0], int(words[1]), int(words[2]), tuple(map(int, words[3:])))]
 
 
-def check_exactly_once(store: Engine, make_writer: Any, folder: Path, made: list[Kill]) -> int:
+def check_exactly_once(store: Engine, make_writer: Any, folder: Path, kills: list[Kill]) -> int:
     """Replay what is left, then: nothing acknowledged is missing, nothing is there twice, each life's record is what it
     did, in its order, and the trees agree.
 
@@ -140,16 +140,16 @@ def check_exactly_once(store: Engine, make_writer: Any, folder: Path, made: list
     assert last.flush(60)
     last.close()
     assert not list((folder / "spill").glob("*.spill"))
-    assert [kill for kill in made if missing(store, kill, kill.durable)] == []
+    assert [kill for kill in kills if missing(store, kill, kill.durable)] == []
     with store.connect() as connection:
         assert {name: connection.execute(query).all() for name, query in _twice()} == {name: [] for name, _ in _twice()}
         assert [gap for gap in gaps(connection) if "continuation" in gap.cause] == []
         # a life ends blocks that nobody had, so that what tenants hold does not add up
         problems = [found for found in fsck(connection).problems if " holds " not in found.what]
         assert problems == [], problems
-        for kill in made:
+        for kill in kills:
             check_content(connection, kill.seed, kill.incarnation)
-        assert unknown_operations(connection, [*(kill.incarnation for kill in made), last.incarnation]) == 0
+        assert unknown_operations(connection, [*(kill.incarnation for kill in kills), last.incarnation]) == 0
         query = select(incarnations.c.uuid, incarnations.c.end, workers.c.name == "victim")
         ends = connection.execute(query.join(workers, workers.c.id == incarnations.c.worker)).all()
         assert {end for uuid, end, victim in ends if victim and uuid != last.incarnation} <= {"died"}

@@ -93,17 +93,17 @@ class Indexer:
 @contextmanager
 def indexer(endpoint: str, log: Path) -> Iterator[Indexer]:
     """Dynamo's indexer, subscribed to `endpoint`."""
-    made = Indexer(free_port())
+    indexer = Indexer(free_port())
     command = [
-        *(sys.executable, "-m", "dynamo.indexer", "--block-size", str(BLOCK), "--port", str(made.port)),
+        *(sys.executable, "-m", "dynamo.indexer", "--block-size", str(BLOCK), "--port", str(indexer.port)),
         *("--workers", f"1={endpoint}", "--model-name", "m"),
     ]
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
-            assert made.settles(lambda: process.poll() is not None or _answers(made)), log.read_text()
+            assert indexer.settles(lambda: process.poll() is not None or _answers(indexer)), log.read_text()
             assert process.poll() is None, log.read_text()
-            yield made
+            yield indexer
         finally:
             process.terminate()
             process.wait(20)

@@ -38,15 +38,15 @@ class ChunkWorld(ChunkSite):
             raise
         self.adapter.set_backend_identity("plugin")
 
-    def done(self, which: int, task: int, seconds: float = 20.0) -> Any:
+    def done(self, task_kind: int, task: int, seconds: float = 20.0) -> Any:
         """The result of a task, when its event has come."""
         adapter = self.adapter
-        fd = (adapter.get_store_event_fd, adapter.get_lookup_and_lock_event_fd, adapter.get_load_event_fd)[which]()
+        fd = (adapter.get_store_event_fd, adapter.get_lookup_and_lock_event_fd, adapter.get_load_event_fd)[task_kind]()
         take = (
             lambda number: adapter.pop_completed_store_tasks().get(number),
             adapter.query_lookup_and_lock_result,
             adapter.query_load_result,
-        )[which]
+        )[task_kind]
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             select.select([fd], [], [], 0.05)

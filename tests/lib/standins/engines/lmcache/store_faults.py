@@ -117,13 +117,13 @@ class FaultyStores(DiscoverableModule):  # type: ignore[misc]
             if not is_hooked and custody.is_open:
                 custody.run(self._hook).result(_SECONDS)
                 is_hooked = True
-            told = _read(self._folder / "told")
+            order = _read(self._folder / "told")
             before, answer = answer, {"number": answer["number"], "counts": dict(self._counts)}
             answer["first tier"] = sum(len(one._objects) for one in self._first)
-            if told.get("number", 0) > answer["number"]:
-                self._faults = {tier: tuple(how) for tier, how in told["faults"].items()}
-                answer["number"] = told["number"]
-                if told["do"] == "scan":
+            if order.get("number", 0) > answer["number"]:
+                self._faults = {tier: tuple(how) for tier, how in order["faults"].items()}
+                answer["number"] = order["number"]
+                if order["do"] == "scan":
                     scanned = custody.run(lambda chunks: chunks.worker.recover()).result(_SECONDS)
                     answer["found"] = [one.orphan for one in scanned.findings]
             if answer != before:

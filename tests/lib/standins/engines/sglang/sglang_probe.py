@@ -197,14 +197,14 @@ def _declare(scheduler: Any, owner: str, tokens: list[int]) -> dict[str, Any]:
     from kvcustody.governance.identity.domain_spec import tenant_owner
 
     cache = scheduler.tree_cache
-    made = declare(
+    segment = declare(
         _port(scheduler).keyring,
         tenant_owner("api-keys", owner),
         tokens,
         model=cache.model.identity.digest,
         block_tokens=cache.page_size,
     )
-    return {"digest": made.digest, "tokens": made.tokens, "covered": made.blocks * cache.page_size}
+    return {"digest": segment.digest, "tokens": segment.tokens, "covered": segment.blocks * cache.page_size}
 
 
 def _pid(scheduler: Any) -> int:
@@ -219,16 +219,16 @@ def _held(scheduler: Any) -> dict[str, int]:
 def _indexed(scheduler: Any) -> list[tuple[str, int, list[int]]]:
     """Every page of the tree: its tenant, its domain, and every token up to its end."""
     tree, pool = scheduler.tree_cache.tree, _port(scheduler).pool
-    found, waiting = [], [(tree.root, list[int]())]
+    chains, waiting = [], [(tree.root, list[int]())]
     while waiting:
         node, before = waiting.pop()
         whole = before + node.tokens.tolist()
         for at, page in enumerate(node.pages.tolist(), 1):
             tag = int(pool.tag[page])
             end = len(before) + at * tree.page_tokens
-            found.append((pool.domains[tag].owner.name, tag, whole[:end]))
+            chains.append((pool.domains[tag].owner.name, tag, whole[:end]))
         waiting += [(child, whole) for child in node.children.values()]
-    return found
+    return chains
 
 
 def _conservation(scheduler: Any) -> list[str]:
@@ -250,10 +250,10 @@ def _conservation(scheduler: Any) -> list[str]:
 def _tiers(scheduler: Any) -> dict[str, Any]:
     """By tier: copies, whose they are, and what it brought."""
     tiers = scheduler.tree_cache.custody.tiers
-    found = {}
+    by_tier = {}
     for way in tiers.transfers.ways:
         copies = way.tier.copies()
-        found[way.tier.name] = {
+        by_tier[way.tier.name] = {
             "copies": len(copies),
             "tenants": sorted({copy.tenant for copy in copies}),
             "stored": way.link.stored_blocks,
@@ -263,7 +263,7 @@ def _tiers(scheduler: Any) -> dict[str, Any]:
             "refused": way.tier.counts.refused,
             "is_asked": getattr(way.tier._index.store, "is_open", True),
         }
-    return found
+    return by_tier
 
 
 def _copies_of(scheduler: Any, tenant: str) -> list[str]:

@@ -12,15 +12,15 @@ def requests(count: int, seed: int = 5) -> list[tuple[str, list[int]]]:
     """(tenant, prompt) pairs; a function of the seed."""
     draw = random.Random(seed)
     beginnings = [[draw.randrange(16, 500) for _ in range(draw.randrange(20, 140))] for _ in range(6)]
-    made: list[tuple[str, list[int]]] = []
+    asks: list[tuple[str, list[int]]] = []
     for _ in range(count):
         tenant = draw.choice(TENANTS)
-        if made and draw.random() < 0.2:
-            made.append((tenant, draw.choice(made)[1]))
+        if asks and draw.random() < 0.2:
+            asks.append((tenant, draw.choice(asks)[1]))
             continue
         tail = [draw.randrange(16, 500) for _ in range(draw.randrange(1, 60))]
-        made.append((tenant, draw.choice(beginnings) + tail))
-    return made
+        asks.append((tenant, draw.choice(beginnings) + tail))
+    return asks
 
 
 def run(engine, work, token: Callable[[str], str], *, at_once: int = 6, count: int = 12) -> list[list[int]]:

@@ -274,7 +274,7 @@ def governed(
     **options: Any,
 ) -> Iterator[Governed]:
     clock = clock or VirtualClock()
-    one = GovernedBatching(
+    governed_batching = GovernedBatching(
         model(kind),
         govern(text or policy(), clock, tiers=tiers, **(pool or {})),
         IDENTITY,
@@ -284,12 +284,12 @@ def governed(
         **options,
     )
     try:
-        engine = Governed(one, clock)
+        engine = Governed(governed_batching, clock)
         yield engine
         engine.sound()
     finally:
-        one.close()
-        one.custody.governor.close()
+        governed_batching.close()
+        governed_batching.custody.governor.close()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-made: list[ClearWorker] = []  # of this process, for eyes on it
+workers: list[ClearWorker] = []  # of this process, for eyes on it
 
 
 class ClearWorker(OffloadingWorker):
@@ -40,7 +40,7 @@ class ClearWorker(OffloadingWorker):
         ]
         self.bytes = {"store": 0, "load": 0}
         self._done: list[TransferResult] = []
-        made.append(self)
+        workers.append(self)
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         """From the cache."""

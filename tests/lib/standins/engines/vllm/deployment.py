@@ -159,7 +159,7 @@ class Desk:
     def order(self, mode: str, tenants: tuple[str, ...] = (), share: str = "") -> None:
         """Put an order on record, and wait for nothing."""
         until_us = None if mode == "enforce" else CLOCK.utc_us() + 3_600_000_000
-        made: Event = enforcement_order(
+        event: Event = enforcement_order(
             self.read(newest_order),
             mode,
             at_us=CLOCK.now_us(),
@@ -172,7 +172,7 @@ class Desk:
         )
         store = open_store(self._deployment.ledger_url)
         writer = builders.writer(store, self._spill, worker="desk", clock=CLOCK)
-        writer.submit_durable(made)
+        writer.submit_durable(event)
         writer.close()
         store.dispose()
 

@@ -236,7 +236,7 @@ class WorkerProbe:
         """How often some bytes are in the arena of vLLM's own host tier."""
         from standins.engines.vllm import clear_offload
 
-        (worker,) = clear_offload.made
+        (worker,) = clear_offload.workers
         return sum(arena.numpy().tobytes().count(content) for arena in worker.arena)
 
     def block_content(self, block: int, size: int = 64) -> bytes:

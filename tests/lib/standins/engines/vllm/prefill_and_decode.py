@@ -46,18 +46,18 @@ def free_port() -> int:
 
 def two_workers(folder: Path) -> dict[str, WorkerDeployment]:
     """Deployments of both workers, and of a third that has a key and no engine; they hand over by TLS."""
-    made: dict[str, WorkerDeployment] = {}
+    workers: dict[str, WorkerDeployment] = {}
     folder.mkdir(parents=True, exist_ok=True)
     fleet = Authority(folder, "fleet")
     lines = ["schema: kvcustody/handover-peers@1", "workers:"]
     for worker in (PREFILL, DECODE, OTHER):
         address = f"127.0.0.1:{free_port()}"
-        made[worker] = WorkerDeployment(folder, policy=TIER_POLICY, worker=worker, address=address)
+        workers[worker] = WorkerDeployment(folder, policy=TIER_POLICY, worker=worker, address=address)
         key = create_signing_key(folder / f"{worker}.key", worker)
         fleet.issue(worker, both=True)
         lines.append(f"  {worker}: {{address: '{address}', key: '{key.verifier}'}}")
     (folder / "peers.yaml").write_text("\n".join(lines) + "\n")
-    return made
+    return workers
 
 
 class Handing:

@@ -110,9 +110,9 @@ class Device:
             sampled_token_ids=sampled,
         )
 
-    def _sequence(self, one: str, start: int, count: int) -> list[int]:
-        tokens = self._tokens[one]
-        for group, blocks in enumerate(self.tables[one]):
+    def _sequence(self, request_id: str, start: int, count: int) -> list[int]:
+        tokens = self._tokens[request_id]
+        for group, blocks in enumerate(self.tables[request_id]):
             for position in range(start, min(start + count, len(tokens))):
                 block, at = blocks[position // BLOCK_TOKENS], position % BLOCK_TOKENS
                 if at == 0 and any(bool(layer[block].any()) for layer in self.layers):
@@ -122,7 +122,7 @@ class Device:
             first = 0
             if self._windows[group] is not None:
                 first = max(0, start + 1 - self._windows[group])
-            self._read_back(one, blocks, first, min(start + count, len(tokens)))
+            self._read_back(request_id, blocks, first, min(start + count, len(tokens)))
         if start + count < len(tokens):
             return []
         tokens.append((sum(tokens) * 31 + len(tokens)) % 500 + 2)

@@ -103,11 +103,11 @@ class LlmdIndex:
     def matched(self, worker: str, tenant: str, namespace: str, prompt: Sequence[int]) -> int:
         """Tokens of a prompt that a worker has under a namespace, from its first block on."""
         held = self.blocks.get((worker, tenant), {})
-        parent, found = None, 0
+        parent, covered = None, 0
         for first in range(0, len(prompt) - BLOCK + 1, BLOCK):
             wanted = (parent, tuple(prompt[first : first + BLOCK]), namespace)
             parent = next((one for one, has in held.items() if has == wanted), None)
             if parent is None:
-                return found
-            found += BLOCK
-        return found
+                return covered
+            covered += BLOCK
+        return covered
