@@ -96,15 +96,15 @@ class Extension(NamedTuple):
     def make(self, contract: type[Any], *given: object) -> Any:
         """What the factory gives, once it has every public name of `contract`; raises `ConfigError`."""
         try:
-            made = self.factory(*given)
+            extension = self.factory(*given)
         except ConfigError:
             raise
         except Exception as error:
             raise self._unusable(f"its factory failed: {type(error).__name__}: {error}") from error
-        missing = sorted(name for name in _public(contract) if not hasattr(made, name))
+        missing = sorted(name for name in _public(contract) if not hasattr(extension, name))
         if missing:
             raise self._unusable(f"what it gives has no `{'`, `'.join(missing)}` ({self.point.contract})")
-        return made
+        return extension
 
     def _unusable(self, reason: str) -> ConfigError:
         return ConfigError(f"extension `{PREFIX}{self.name}` of {self}: {reason}", extension=self.name)
@@ -118,9 +118,9 @@ def names_extension(text: str) -> bool:
 def load(point: ExtensionPoint, text: str) -> Extension:
     """The extension that `text`, a name with or without `plugin:`, means at `point`; raises `ConfigError`."""
     name = text.removeprefix(PREFIX)
-    found = [entry for entry in entry_points(group=point.group) if entry.name == name]
-    origins = sorted({_origin(entry) for entry in found})
-    if not found:
+    entries = [entry for entry in entry_points(group=point.group) if entry.name == name]
+    origins = sorted({_origin(entry) for entry in entries})
+    if not entries:
         raise ConfigError(
             f"no extension `{name}` is installed for `{point.group}`{_suggestion(point, name)}",
             extension=name,
@@ -132,11 +132,11 @@ def load(point: ExtensionPoint, text: str) -> Extension:
         )
     (distribution, version) = origins[0]
     try:
-        factory = found[0].load()
+        factory = entries[0].load()
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"extension `{name}` of {distribution} {version} cannot be loaded: {reason}", extension=name
+            f"extension `{name}` of {distribution} {version} cannot be entries: {reason}", extension=name
         ) from error
     return Extension(point, name, factory, distribution, version)
 

@@ -10,11 +10,11 @@ def several(number: int, one: str, more: str = "") -> str:
     return f"{number:,} {one if number == 1 else more or plural(one)}"
 
 
-def plural(one: str) -> str:
+def plural(singular: str) -> str:
     """More than one of something."""
-    before, space, noun = one.rpartition(" ")
+    before, space, noun = singular.rpartition(" ")
     if noun in _IRREGULAR:
         return f"{before}{space}{_IRREGULAR[noun]}"
     if noun.endswith("y") and noun[-2] not in "aeiou":
-        return f"{one[:-1]}ies"
-    return f"{one}es" if noun.endswith(("s", "sh", "ch", "x")) else f"{one}s"
+        return f"{singular[:-1]}ies"
+    return f"{singular}es" if noun.endswith(("s", "sh", "ch", "x")) else f"{singular}s"

@@ -54,24 +54,24 @@ class Issuers(NamedTuple):
             return name
         return f"{name}{SEPARATOR}{self.home}"
 
-    def resolve(self, said: str, known: Collection[str] = ()) -> TenantId:
+    def resolve(self, written: str, known: Collection[str] = ()) -> TenantId:
         """The name behind what somebody typed; `known` names are shown where it could be several tenants.
 
         Raises `ConfigError` for an id alone where there are several issuers, and for an issuer that is none.
         """
-        tenant, separated, issuer = said.partition(SEPARATOR)
+        tenant, separated, issuer = written.partition(SEPARATOR)
         if separated and not self.knows(issuer):
             listed = ", ".join(f"`{one}`" for one in self.all[:_SHOWN_MAX]) or "none"
-            raise ConfigError(f"tenant `{said}`: `{issuer}` is no issuer here; there are {listed}", tenant=said)
+            raise ConfigError(f"tenant `{written}`: `{issuer}` is no issuer here; there are {listed}", tenant=written)
         if separated:
             return self.name(issuer, tenant)
         if len(self.all) < 2:
-            return TenantId(said)
+            return TenantId(written)
         candidates = [one for one in self.all if self.name(one, tenant) in known] or list(self.all)
         listed = " or ".join(f"`{tenant}{SEPARATOR}{one}`" for one in candidates[:_SHOWN_MAX])
         raise ConfigError(
-            f"tenant `{said}`: {len(self.all)} issuers name tenants here; say whose it is: {listed}",
-            tenant=said,
+            f"tenant `{written}`: {len(self.all)} issuers name tenants here; say whose it is: {listed}",
+            tenant=written,
         )
 
 

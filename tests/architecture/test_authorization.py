@@ -45,13 +45,13 @@ def actions(node: ast.AST) -> set[str]:
 @cache
 def asked(source: str) -> set[str]:
     """The actions that some function has authorized, or makes the request of that a reuse is decided by."""
-    found: set[str] = set()
+    operations: set[str] = set()
     for function in functions(parsed_text(source)):
         if "authorize" in calls(function):
-            found |= actions(function)
+            operations |= actions(function)
         if "AccessRequest" in calls(function):
-            found |= actions(function) & {"REUSE"}
-    return found
+            operations |= actions(function) & {"REUSE"}
+    return operations
 
 
 def runtime() -> Iterator[tuple[str, str]]:
@@ -103,7 +103,7 @@ def called_past_the_gate(source: str) -> set[str]:
             for one in node.names:
                 modules[one.asname or one.name] = f"{node.module}.{one.name}"
                 functions_here[one.asname or one.name] = (node.module, one.name)
-    found = set()
+    calls = set()
     for call in (node.func for node in ast.walk(tree) if isinstance(node, ast.Call)):
         if isinstance(call, ast.Name):
             place = functions_here.get(call.id)
@@ -112,18 +112,18 @@ def called_past_the_gate(source: str) -> set[str]:
         else:
             continue
         if place in operation_functions():
-            found.add(f"{place[0]}.{place[1]}")
-    return found
+            calls.add(f"{place[0]}.{place[1]}")
+    return calls
 
 
 def test_no_command_or_page_calls_an_operation_past_the_gate() -> None:
-    found = {}
+    calls = {}
     for room in ("console", "governance", "integrations", "lab", "testkit"):
         for path in sorted((ROOT / room).rglob("*.py")):
             name = path.relative_to(ROOT).as_posix()
             if not name.startswith("governance/api/operations/"):
-                found[name] = called_past_the_gate(path.read_text(encoding="utf-8"))
-    assert {name: called for name, called in found.items() if called} == {}
+                calls[name] = called_past_the_gate(path.read_text(encoding="utf-8"))
+    assert {name: called for name, called in calls.items() if called} == {}
     assert len(operation_functions()) > 100
 
 

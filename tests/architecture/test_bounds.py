@@ -39,7 +39,7 @@ _MADE = {"CapacityLimiter", "Semaphore", "BoundedSemaphore", "Queue", "LifoQueue
 
 def bounds(source: str) -> set[str]:
     """The names of constants, fields, parameters and makers that bound something."""
-    found: set[str] = set()
+    constants: set[str] = set()
     for node in ast.walk(parsed_text(source)):
         if isinstance(node, ast.Assign):
             names = [name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
@@ -50,12 +50,12 @@ def bounds(source: str) -> set[str]:
         elif isinstance(node, ast.Call):
             function = node.func
             called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-            found |= {called} & _MADE
+            constants |= {called} & _MADE
             continue
         else:
             continue
-        found |= {name for name in names if _NAMED.search(name)}
-    return found
+        constants |= {name for name in names if _NAMED.search(name)}
+    return constants
 
 
 def in_code() -> dict[str, set[str]]:

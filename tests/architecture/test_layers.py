@@ -78,18 +78,18 @@ def imports(path: Path, tree: ast.AST) -> set[str]:
 
 def violations(room: str, path: Path, source: str) -> list[str]:
     """Imports of one file that its room must not have."""
-    found = []
+    arrows = []
     for name in imports(path, parsed_text(source)):
         parts = name.split(".")
         if parts[0] == "kvcustody" and len(parts) > 1:
             target = parts[1]
             if target != room and target not in LAYERS[room] and target not in FOUNDATION:
-                found.append(f"{path.relative_to(ROOT)} imports {name}")
+                arrows.append(f"{path.relative_to(ROOT)} imports {name}")
         elif parts[0] in LAYERS or parts[0] == "benchmarks":
-            found.append(f"{path.relative_to(ROOT)} imports `{name}` without the kvcustody namespace")
+            arrows.append(f"{path.relative_to(ROOT)} imports `{name}` without the kvcustody namespace")
         elif parts[0] in FORBIDDEN.get(room, ()):
-            found.append(f"{path.relative_to(ROOT)} imports {name}")
-    return found
+            arrows.append(f"{path.relative_to(ROOT)} imports {name}")
+    return arrows
 
 
 def files(room: str) -> list[Path]:
@@ -179,13 +179,13 @@ def asks_for_the_dialect(source: str) -> bool:
 
 
 def test_one_file_knows_which_database_it_has() -> None:
-    found = [
+    mentions = [
         path.relative_to(ROOT).as_posix()
         for room in LAYERS
         for path in files(room)
         if "versions" not in path.parts and asks_for_the_dialect(path.read_text(encoding="utf-8"))
     ]
-    assert found == ["audit/store/database/dialect.py"]
+    assert mentions == ["audit/store/database/dialect.py"]
     assert asks_for_the_dialect('if connection.dialect.name == "sqlite":'), "void: it would not be seen"
 
 
@@ -217,7 +217,7 @@ PERSONS = (b"kvcustody-key", b"kvc-api-key", b"kvc-scope-token")
 
 def strangers(name: str, tree: ast.AST) -> list[str]:
     """What a module imports, or which key's digest it makes, that is another module's to do."""
-    found = []
+    imports = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             imported = [alias.name for alias in node.names]
@@ -228,10 +228,10 @@ def strangers(name: str, tree: ast.AST) -> list[str]:
         for module in imported:
             homes = HOMES.get(module.split(".")[0])
             if homes is not None and not name.startswith(tuple(homes)):
-                found.append(f"{name} imports {module}")
+                imports.append(f"{name} imports {module}")
         if isinstance(node, ast.Constant) and node.value in PERSONS and not name.startswith(CREDENTIALS):
-            found.append(f"{name} makes a digest of a key")
-    return found
+            imports.append(f"{name} makes a digest of a key")
+    return imports
 
 
 def test_no_module_does_what_another_room_does() -> None:

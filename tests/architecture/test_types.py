@@ -57,7 +57,7 @@ ANYTHING = {
 
 def open_annotations(source: str) -> list[str]:
     """Parameters, results and attributes that are annotated with `Any` or `object`."""
-    found = []
+    places = []
     for node in ast.walk(parsed_text(source)):
         named: list[tuple[str, ast.expr | None]] = []
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -67,12 +67,12 @@ def open_annotations(source: str) -> list[str]:
             named.append((f"{node.name} returns", node.returns))
         elif isinstance(node, ast.AnnAssign):
             named = [(ast.unparse(node.target), node.annotation)]
-        found += [
+        places += [
             name
             for name, annotation in named
             if annotation is not None and re.search(r"\b(Any|object)\b", ast.unparse(annotation))
         ]
-    return found
+    return places
 
 
 @pytest.mark.parametrize("path", WAY)

@@ -211,7 +211,7 @@ def config_of(*types: str, **more: object) -> Any:
         (config_of("full_attention", "moe"), {"kind": "offloaded"}, "may share another's"),
         (config_of("full_attention"), {"kind": "imaginary"}, "use one of dynamic, static"),
         (config_of("full_attention"), {"max_tokens": 0}, "must be at least 1"),
-        (config_of("full_attention"), {"device": "meta"}, "wait for the streams"),
+        (config_of("full_attention"), {"device": "meta"}, "only CPUs and CUDA devices"),
     ],
 )
 def test_what_has_no_governed_form_is_an_error(world: World, config: Any, options: Any, words: str) -> None:
