@@ -22,7 +22,7 @@ def test_triton_kernels_agree_with_the_oracle():
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     cases = Path(__file__).with_name("test_kernels.py")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(cases)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)],
         env=environment | {"TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
