@@ -28,9 +28,9 @@ Examples:
 
     kvcustody up
 
-    kvcustody up --tour
-
     kvcustody up --folder demo --port 8080
+
+    kvcustody up --tour
 
     kvcustody up --seconds 60 --json
 

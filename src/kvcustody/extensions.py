@@ -136,7 +136,7 @@ def load(point: ExtensionPoint, text: str) -> Extension:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"extension `{name}` of {distribution} {version} cannot be entries: {reason}", extension=name
+            f"extension `{name}` of {distribution} {version} cannot be loaded: {reason}", extension=name
         ) from error
     return Extension(point, name, factory, distribution, version)
 

@@ -174,7 +174,7 @@ def test_a_process_asks_once_for_its_root_and_once_for_each_epoch_whatever_it_se
 def test_a_service_that_is_away_stops_tiers_after_its_bound_and_opened_epochs_go_on(
     bao: OpenBao, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deployment = on_bao(bao, tmp_path, timeout_ms=20_000, outage_seconds=60)  # being away is said by the clock
+    deployment = on_bao(bao, tmp_path, timeout_ms=200, outage_seconds=60)
     port = deployment.port()
     ring = deployment.ring(port)
     ring.ensure([ACME, LABS])
