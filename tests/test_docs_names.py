@@ -145,8 +145,8 @@ def test_each_command_of_the_runbook_can_be_typed() -> None:
     calls = [call for call in commands(text) if call != "apikey rotate"]  # named, not spelt out
     assert len(calls) > 10
     assert {call: wrong for call in calls if (wrong := unlike_its_command(call))} == {}
-    wrong = ("coverage --tenant TENANT", "scan show", "scan order WORKER", "audit sink retry NAME", "inbox more")
-    assert all(unlike_its_command(call) for call in wrong), "the control"
+    mistyped = ("coverage --tenant TENANT", "scan show", "scan order WORKER", "audit sink retry NAME", "inbox more")
+    assert all(unlike_its_command(call) for call in mistyped), "the control"
 
 
 # Files of an operator, a plugin's own names, entry point groups.
