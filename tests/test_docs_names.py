@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from kvcustody.console.command_table import every_command
@@ -118,6 +119,34 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     assert missing_files(text) == []
     assert [one for one in missing_modules(text) if one not in NO_MODULES] == []
     assert [call for call in commands(text) if unknown_of_command(call)] == []
+
+
+def unlike_its_command(call: str) -> str:
+    """What a whole call has too much or too little, by its command's arguments; empty if nothing."""
+    words = call.split()
+    found = next((" ".join(words[:n]) for n in (3, 2, 1) if " ".join(words[:n]) in COMMANDS), None)
+    if found is None:
+        return "no command"
+    command, given = COMMANDS[found], words[len(found.split()) :]
+    try:
+        values, extra, _ = command.make_parser(click.Context(command)).parse_args(args=given)
+    except click.UsageError as error:
+        return str(error)
+    lacks = [one.name for one in command.params if one.required and values.get(one.name) is None and not one.envvar]
+    shown = {one.metavar or one.name: values[one.name] for one in command.params if one.name in values and one.required}
+    other = [
+        f"{value} for {name}" for name, value in shown.items() if str(value).isupper() and value not in ("WHY", name)
+    ]
+    return " ".join([*extra, *lacks, *other])
+
+
+def test_each_command_of_the_runbook_can_be_typed() -> None:
+    text = (ROOT / "docs/how-to/fleet/answer-an-alert.md").read_text(encoding="utf-8")
+    calls = [call for call in commands(text) if call != "apikey rotate"]  # named, not spelt out
+    assert len(calls) > 10
+    assert {call: wrong for call in calls if (wrong := unlike_its_command(call))} == {}
+    mistyped = ("coverage --tenant TENANT", "scan show", "scan order WORKER", "audit sink retry NAME", "inbox more")
+    assert all(unlike_its_command(call) for call in mistyped), "the control"
 
 
 # Files of an operator, a plugin's own names, entry point groups.

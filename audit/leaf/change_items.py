@@ -50,7 +50,7 @@ def runs_of_items(body: Mapping[str, Any], kinds: Collection[str]) -> dict[int, 
 
 
 def _values(schema: ItemSchema, item: Sequence[Any], moment: int) -> dict[str, Any]:
-    made = dict(zip(schema.keys, item, strict=True))
+    made = schema.absent | dict(zip(schema.keys, item, strict=False))  # an earlier version's item is shorter
     for key in ("boot_us", *(schema.moments - {"boot_us"})):
         made[key] = 0 if made[key] is None else (moment if key == "boot_us" else made["boot_us"]) - int(made[key])
     return made

@@ -10,7 +10,8 @@
 4. A leaf of several events of one tenant (`custody-changed`) has a list for each kind that it holds; an item is the
    values of its event in the order of `ItemSchema.keys`, as the event's own leaf has them. Its own moment is in
    microseconds before the leaf's `boot_us`, and every other in it before its own (negative: after it); null where the
-   event has none. An event with a trace, or of another incarnation, has a leaf of its own.
+   event has none. An item that lacks its last values says their defaults (rule 2). An event with a trace, or of
+   another incarnation, has a leaf of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, Meta
+from msgspec import NODEFAULT, UNSET, Meta
 
 from kvcustody.audit.kinds.block_runs import EXACT, Runs
 from kvcustody.audit.kinds.custody_events import (
@@ -67,6 +68,7 @@ class ItemSchema(NamedTuple):
     name: str
     keys: tuple[str, ...]
     moments: frozenset[str]  # which of them are moments
+    absent: dict[str, Any]  # what a shorter item says of these keys (rule 2)
     said: type[msgspec.Struct]  # an array
 
 
@@ -256,12 +258,15 @@ def _item_of(kind: type[Event]) -> ItemSchema:
     every = [(_key(field.name, kind.__struct_fields__), VALUES[plain_type(field.type)].said) for field in fields]
     item_fields = [(key, said) for key, said in every if key not in _OF_LEAF]
     moments = frozenset(key for key, _ in item_fields if key.endswith("boot_us"))
-    typed = [(key, said | None if key in moments else said) for key, said in item_fields]
+    defaults = {_key(field.name, kind.__struct_fields__): field.default for field in fields if not field.required}
+    absent = {key: None if key in moments else defaults[key] for key, _ in item_fields if key in defaults}
+    typed = [(key, said | None if key in moments else said, absent.get(key, NODEFAULT)) for key, said in item_fields]
     return ItemSchema(
         kind,
         str(kind.__struct_config__.tag),
         tuple(key for key, _ in item_fields),
         moments,
+        absent,
         msgspec.defstruct(f"{kind.__name__}Item", typed, array_like=True, gc=False),
     )
 

@@ -2,7 +2,8 @@
 
 A line of it is an event of some kind (`fields`; a run as generation, pool, first block, step, count, modulus) with its
 leaves (long ones by size and SHA-256), or a leaf as an earlier version wrote it; and the rows that are made of them.
-Where a kind has a new field, `python tests/audit/leaf/test_recorded.py` records it anew: look at what differs.
+Where a kind has a new field, `PYTHONPATH=tests/lib python tests/audit/leaf/test_recorded.py` records it anew:
+look at what differs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import pytest
 
 from kvcustody.audit.leaf import leaves
 from kvcustody.audit.leaf.batch import read_leaves
+from kvcustody.audit.leaf.change_items import plain_bodies
 from kvcustody.audit.project import COUNTED_KEYS, IncarnationRow, count_events, project, rows_of
+from kvcustody.errors import LedgerError
 from standins.audit.recorded_events import CONTEXT, KIND_OF, OLDER, PLACE, RECORDED, WRITTEN, event_of
 
 
@@ -44,6 +47,23 @@ def test_an_event_is_written_as_it_was_recorded(recorded: dict[str, Any]) -> Non
 @pytest.mark.parametrize("recorded", OLDER, ids=lambda each: json.loads(each["leaf"])["kind"])
 def test_a_leaf_of_an_earlier_version_is_read_as_it_was(recorded: dict[str, Any]) -> None:
     assert projected([recorded["leaf"].encode()]) == recorded["rows"]
+
+
+def test_an_item_that_lacks_its_last_values_says_their_defaults() -> None:
+    """A field that is added to a kind of items leaves items of earlier versions readable; one without default not."""
+
+    def read(body: dict[str, Any]) -> tuple[Any, ...]:
+        data = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+        return projected([data]), [*plain_bodies(body)]
+
+    bodies = [json.loads(line) for each in WRITTEN for line in each.get("leaves", ())]
+    body = next(each for each in bodies if each.get("ended") and each["ended"][0][-1] is None)
+    whole = read(body)
+    body["ended"][0].pop()
+    assert read(body) == whole
+    body["ended"][0].pop()
+    with pytest.raises(LedgerError):
+        read(body)
 
 
 def test_every_kind_that_has_a_leaf_is_recorded_with_every_field_and_without() -> None:
