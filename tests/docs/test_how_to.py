@@ -39,9 +39,7 @@ from standins.postgres import database_like
 from standins.service.service_world import settings_in
 from standins.waiting import until
 
-RUNBOOK = "answer-an-alert"  # looked up, not played: `tests/test_docs_names.py` types its commands
 PAGES = {page.stem: page for page in (Path(__file__).parents[2] / "docs" / "how-to").glob("*.md")}
-PAGES.pop(RUNBOOK)
 BINDS = {"CASE": "opened: ([0-9a-f]{32})", "ERASURE": "requested: ([0-9a-f]{32})"}
 MODEL = "5f0c" * 16
 IDENTITY = tiny_model(
